@@ -1,0 +1,68 @@
+# Every target makes .venv and installs what it needs; .venv/.installed says that this was done for this pyproject.toml.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help demo test check bench soak spec clean java
+
+VENV := .venv
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.installed
+
+# Outside an activated environment Spark's workers would run the system's Python, which has none of our packages.
+export PYSPARK_PYTHON := $(CURDIR)/$(PY)
+export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(PY)
+
+# The first that runs and is new enough: a name on PATH may be a shim with nothing behind it.
+FIND_PYTHON = for python in $(PYTHON) python3.13 python3.12 python3.11 python3; do \
+	    "$$python" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && break; \
+	    python=; \
+	done; \
+	if [ -z "$$python" ]; then \
+	    echo 'error: Python 3.11 or newer with venv is needed (Debian: apt install python3 python3-venv);' \
+	         'or say which: make PYTHON=/path/to/python3' >&2; \
+	    exit 1; \
+	fi
+
+FIND_JAVA = JAVA_HOME="$$($(PY) tools/java_home.py)" || exit 1; export JAVA_HOME
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+demo: java $(STAMP) ## Orders through the embedded server and Spark into a Key-Value view
+	@$(FIND_JAVA); $(PY) -m examples.demo
+
+test: java $(STAMP) check ## Lint, types and all tests but the long ones
+	@$(FIND_JAVA); $(PY) -m pytest -m "not soak"
+
+check: $(STAMP) ## Lint, formatting, types, generated code
+	$(PY) -m ruff check
+	$(PY) -m ruff format --check
+	$(PY) -m mypy
+	$(PY) tools/unasync.py --check
+
+bench: java $(STAMP) ## Compare with nats-py on the same server, as ratios
+	@$(FIND_JAVA); $(PY) -m benchmarks
+
+soak: java $(STAMP) ## The long fault runs
+	@$(FIND_JAVA); $(PY) -m pytest -m soak
+
+spec: $(STAMP) ## Which rows of docs/requirements.md the last test results prove
+	@$(PY) tools/spec.py
+
+clean: ## Remove the environment, caches and results
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage htmlcov .spec-results.json
+	rm -rf spark-warehouse metastore_db artifacts derby.log
+	find src tests tools benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+# Before the long installation, so that a machine without Java hears of it at once.
+java:
+	@$(FIND_PYTHON); "$$python" tools/java_home.py >/dev/null
+
+$(STAMP): pyproject.toml
+	@$(FIND_PYTHON); \
+	set -e; \
+	echo "installing into $(VENV); this takes a minute or two, once"; \
+	$(PY) -c '' 2>/dev/null || "$$python" -m venv --clear $(VENV); \
+	$(PY) -m pip install --quiet --upgrade 'pip>=25.1'; \
+	$(PY) -m pip install --quiet --editable '.[spark]' --group dev
+	@touch $@

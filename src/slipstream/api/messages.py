@@ -1,0 +1,96 @@
+"""The small JSON bodies that travel once per message: publish acks, get requests, error objects. msgspec at C speed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from slipstream.api.times import parse_time
+from slipstream.errors import ApiError
+
+
+class PubAck(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The stream has the message, as its `seq`; `duplicate`: it had it already, by its message id."""
+
+    stream: str
+    seq: int
+    domain: str = ""
+    duplicate: bool = False
+    batch: str = ""
+    count: int = 0
+
+
+class GetRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The body of a Message Get or Direct Get."""
+
+    seq: int = 0
+    last_by_subj: str = ""
+    next_by_subj: str = ""
+    batch: int = 0
+    max_bytes: int = 0
+    start_time: str | None = None
+    multi_last: tuple[str, ...] = ()
+    up_to_seq: int = 0
+    up_to_time: str | None = None
+    no_hdr: bool = False
+    min_last_seq: int = 0
+
+
+class ErrorBody(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Why the API said no."""
+
+    code: int = 0
+    err_code: int = 0
+    description: str = ""
+
+    def exception(self) -> ApiError:
+        """The exception it stands for."""
+        return ApiError.of(self.code, self.err_code, self.description)
+
+
+class _PubReply(msgspec.Struct, frozen=True):
+    stream: str = ""
+    seq: int = 0
+    domain: str = ""
+    duplicate: bool = False
+    batch: str = ""
+    count: int = 0
+    error: ErrorBody | None = None
+
+
+class StoredBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A message inside a Message Get response; `hdrs` and `data` are base64 on the wire."""
+
+    subject: str
+    seq: int
+    hdrs: bytes = b""
+    data: bytes = b""
+    time: str = ""
+
+    @property
+    def time_ns(self) -> int:
+        """When it was stored, in nanoseconds since the epoch."""
+        return parse_time(self.time)
+
+
+_decode_pub_reply = msgspec.json.Decoder(_PubReply).decode
+decode_get_request = msgspec.json.Decoder(GetRequest).decode
+encode_json = msgspec.json.Encoder().encode
+
+
+def decode_pub_ack(data: bytes) -> PubAck:
+    """The ack in a stream's reply; an error in it is raised."""
+    reply = _decode_pub_reply(data)
+    if reply.error is not None:
+        raise reply.error.exception()
+    return PubAck(reply.stream, reply.seq, reply.domain, reply.duplicate, reply.batch, reply.count)
+
+
+def decode_response(data: bytes) -> dict[str, Any]:
+    """The object of any other API response; an error in it is raised."""
+    body: dict[str, Any] = msgspec.json.decode(data, type=dict[str, Any])
+    error = body.get("error")
+    if error is not None:
+        raise msgspec.convert(error, ErrorBody).exception()
+    return body

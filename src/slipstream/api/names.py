@@ -1,0 +1,41 @@
+"""Names of the JetStream API: its subjects, its headers, its response types. Both sides take them from here."""
+
+from __future__ import annotations
+
+API_PREFIX = "$JS.API"
+RESPONSE_TYPE = "io.nats.jetstream.api.v1."
+
+# What a publisher may ask of the stream.
+MSG_ID = "Nats-Msg-Id"
+EXPECTED_STREAM = "Nats-Expected-Stream"
+EXPECTED_LAST_SEQ = "Nats-Expected-Last-Sequence"
+EXPECTED_LAST_SUBJECT_SEQ = "Nats-Expected-Last-Subject-Sequence"
+EXPECTED_LAST_SUBJECT_SEQ_SUBJECT = "Nats-Expected-Last-Subject-Sequence-Subject"
+EXPECTED_LAST_MSG_ID = "Nats-Expected-Last-Msg-Id"
+ROLLUP = "Nats-Rollup"
+ROLLUP_SUBJECT = "sub"
+ROLLUP_ALL = "all"
+TTL = "Nats-TTL"
+MARKER_REASON = "Nats-Marker-Reason"
+REQUIRED_API_LEVEL = "Nats-Required-Api-Level"
+
+# What a Direct Get reply carries.
+STREAM = "Nats-Stream"
+SUBJECT = "Nats-Subject"
+SEQUENCE = "Nats-Sequence"
+TIME_STAMP = "Nats-Time-Stamp"
+NUM_PENDING = "Nats-Num-Pending"
+PENDING_MESSAGES = "Nats-Pending-Messages"
+LAST_SEQUENCE = "Nats-Last-Sequence"
+UP_TO_SEQUENCE = "Nats-UpTo-Sequence"
+
+KV_OPERATION = "KV-Operation"
+KV_DELETE = "DEL"
+KV_PURGE = "PURGE"
+
+
+def api_prefix(*, prefix: str = "", domain: str = "") -> str:
+    """The subject prefix of the API: the default, a domain's, or the user's own."""
+    if prefix:
+        return prefix.rstrip(".")
+    return f"$JS.{domain}.API" if domain else API_PREFIX

@@ -1,0 +1,164 @@
+"""Streams in the API's words: configuration, state and info, as both sides exchange them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from enum import StrEnum
+from typing import Any
+
+from slipstream.api.model import NANOS, TIME, JsonModel, always, nested, nested_list, via
+from slipstream.api.times import ZERO
+
+
+class Retention(StrEnum):
+    """When messages leave a stream."""
+
+    LIMITS = "limits"
+    INTEREST = "interest"
+    WORK_QUEUE = "workqueue"
+
+
+class Discard(StrEnum):
+    """What a full stream does: drop its oldest message, or refuse the new one."""
+
+    OLD = "old"
+    NEW = "new"
+
+
+class Storage(StrEnum):
+    """Where a stream is kept."""
+
+    FILE = "file"
+    MEMORY = "memory"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement(JsonModel):
+    """Which servers of a cluster may hold the stream."""
+
+    cluster: str = ""
+    tags: tuple[str, ...] = ()
+    preferred: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubjectTransform(JsonModel):
+    """Subjects that match `src` become `dest`."""
+
+    src: str = ""
+    dest: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Republish(JsonModel):
+    """Stored messages are published again on `dest`."""
+
+    src: str = ""
+    dest: str = ""
+    headers_only: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExternalStream(JsonModel):
+    """A stream of another account, domain or server."""
+
+    api: str = ""
+    deliver: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamSource(JsonModel):
+    """Another stream that this one mirrors or takes messages from."""
+
+    name: str = ""
+    opt_start_seq: int = 0
+    opt_start_time: int | None = via(TIME, default=None)
+    filter_subject: str = ""
+    subject_transforms: tuple[SubjectTransform, ...] = via(nested_list(SubjectTransform), default=())
+    external: ExternalStream | None = via(nested(ExternalStream), default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerLimits(JsonModel):
+    """Defaults and bounds for the consumers of a stream."""
+
+    inactive_threshold: timedelta = via(NANOS, default=timedelta(0))
+    max_ack_pending: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamConfig(JsonModel):
+    """How a stream is set up. A limit of -1 is no limit; a `max_age` of 0 keeps messages forever."""
+
+    name: str
+    description: str = ""
+    subjects: tuple[str, ...] = ()
+    retention: str = always(Retention.LIMITS.value)
+    max_consumers: int = always(-1)
+    max_msgs: int = always(-1)
+    max_bytes: int = always(-1)
+    max_age: timedelta = via(NANOS, default=timedelta(0), always=True)
+    max_msgs_per_subject: int = always(-1)
+    max_msg_size: int = always(-1)
+    discard: str = always(Discard.OLD.value)
+    storage: str = always(Storage.FILE.value)
+    num_replicas: int = always(1)
+    no_ack: bool = False
+    duplicate_window: timedelta = via(NANOS, default=timedelta(0))
+    placement: Placement | None = via(nested(Placement), default=None)
+    mirror: StreamSource | None = via(nested(StreamSource), default=None)
+    sources: tuple[StreamSource, ...] = via(nested_list(StreamSource), default=())
+    compression: str = always("none")
+    first_seq: int = 0
+    subject_transform: SubjectTransform | None = via(nested(SubjectTransform), default=None)
+    republish: Republish | None = via(nested(Republish), default=None)
+    allow_direct: bool = always(False)
+    mirror_direct: bool = always(False)
+    discard_new_per_subject: bool = False
+    sealed: bool = always(False)
+    deny_delete: bool = always(False)
+    deny_purge: bool = always(False)
+    allow_rollup_hdrs: bool = always(False)
+    consumer_limits: ConsumerLimits = via(nested(ConsumerLimits), default=ConsumerLimits(), always=True)
+    allow_msg_ttl: bool = always(False)
+    subject_delete_marker_ttl: timedelta = via(NANOS, default=timedelta(0))
+    allow_msg_counter: bool = False
+    allow_atomic: bool = False
+    allow_msg_schedules: bool = False
+    persist_mode: str = ""
+    allow_batched: bool = False
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamState(JsonModel):
+    """A stream's figures."""
+
+    messages: int = always(0)
+    bytes: int = always(0)
+    first_seq: int = always(0)
+    first_ts: int = via(TIME, default=ZERO, always=True)
+    last_seq: int = always(0)
+    last_ts: int = via(TIME, default=ZERO, always=True)
+    num_subjects: int = 0
+    subjects: Mapping[str, int] = field(default_factory=dict)
+    num_deleted: int = 0
+    deleted: tuple[int, ...] = ()
+    consumer_count: int = always(0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamInfo(JsonModel):
+    """A stream's configuration and state, as the server reports them. Times are nanoseconds since the epoch."""
+
+    config: StreamConfig = via(nested(StreamConfig), default=StreamConfig(name=""), always=True)
+    created: int = via(TIME, default=ZERO, always=True)
+    state: StreamState = via(nested(StreamState), default=StreamState(), always=True)
+    domain: str = ""
+    cluster: Mapping[str, Any] = field(default_factory=dict)
+    mirror: Mapping[str, Any] = field(default_factory=dict)
+    sources: tuple[Mapping[str, Any], ...] = ()
+    alternates: tuple[Mapping[str, Any], ...] = ()
+    ts: int = via(TIME, default=ZERO, always=True)

@@ -1,0 +1,231 @@
+"""What can go wrong, as one family of exceptions: branches by who must act.
+
+`UsageError` is for the caller to mend, `RemoteProtocolError` for whoever runs the peer, `ConnectionLostError` for the
+network, `ApiError` is the server's considered "no" with its code, `RequestTimeoutError` is silence. Messages say what was
+seen and what was allowed. An error of the JetStream API is declared once, here: the embedded server raises it and sends
+it as JSON, the client raises the same class again.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class Error(Exception):
+    """Root of everything Slipstream raises on purpose."""
+
+
+class UsageError(Error, ValueError):
+    """The call cannot be carried out as it was made; nothing was sent."""
+
+
+class RemoteProtocolError(Error):
+    """The peer sent something the protocol does not allow."""
+
+
+class ConnectionLostError(Error, ConnectionError):
+    """There is no connection (any more) to a server."""
+
+
+class ConnectionClosedError(ConnectionLostError):
+    """The client was closed; it cannot be used again."""
+
+
+class ServerError(Error):
+    """The server reported an error with `-ERR`."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(f"the server said: {text}")
+        self.text = text
+
+
+class AuthorizationError(ServerError):
+    """The server refused the credentials, or a subject that they do not allow."""
+
+
+class SlowConsumerError(Error):
+    """Messages arrived faster than they were taken; the bound was reached and some were dropped."""
+
+
+class RequestTimeoutError(Error, TimeoutError):
+    """No answer arrived in time."""
+
+
+class NoRespondersError(Error):
+    """Nobody listens on the subject of the request."""
+
+    def __init__(self, subject: str, hint: str = "") -> None:
+        super().__init__(f"nobody answers on {subject!r}" + (f": {hint}" if hint else ""))
+        self.subject = subject
+
+
+class MessageNotFoundError(Error):
+    """The stream holds no message that fits the request."""
+
+
+class StaleReadError(Error):
+    """The responder's last sequence is below the wanted one, and no better answer came in time."""
+
+    def __init__(self, message: str, *, stream: str = "", min_last_seq: int = 0) -> None:
+        super().__init__(message)
+        self.stream = stream
+        self.min_last_seq = min_last_seq
+
+
+class BadRequestError(Error):
+    """The server did not understand the request (status 408 of a Direct Get)."""
+
+
+class DirectGetNotAllowedError(NoRespondersError):
+    """The stream does not offer Direct Get: its `allow_direct` is off, or there is no such stream."""
+
+
+class KeyNotFoundError(Error, KeyError):
+    """The bucket has no value for the key, or its last entry is a delete or purge."""
+
+    def __init__(self, bucket: str, key: str, detail: str = "") -> None:
+        super().__init__(f"no value for key {key!r} in bucket {bucket!r}" + (f": {detail}" if detail else ""))
+        self.bucket = bucket
+        self.key = key
+
+    def __str__(self) -> str:  # KeyError shows the repr of its argument otherwise
+        return str(self.args[0])
+
+
+class KeyExistsError(Error):
+    """`create` found a value for the key."""
+
+    def __init__(self, bucket: str, key: str, revision: int) -> None:
+        super().__init__(f"key {key!r} in bucket {bucket!r} already has a value (revision {revision})")
+        self.bucket = bucket
+        self.key = key
+        self.revision = revision
+
+
+class BucketNotFoundError(Error):
+    """No bucket has the requested name."""
+
+
+class StoreError(Error):
+    """The server's store could not keep or return what it was asked to."""
+
+
+class CorruptRecordError(StoreError):
+    """A stored record does not match its checksum; its content is never returned."""
+
+
+class ApiError(Error):
+    """The JetStream API said no. `code` is HTTP-like, `err_code` names the reason, `description` is the server's text."""
+
+    code: int = 500
+    err_code: int = 0
+    default_description: ClassVar[str] = "JetStream API error"
+    _by_err_code: ClassVar[dict[int, type[ApiError]]] = {}
+
+    def __init_subclass__(cls, *, code: int = 500, err_code: int = 0, description: str = "") -> None:
+        super().__init_subclass__()
+        cls.code, cls.err_code = code, err_code
+        cls.default_description = description
+        if err_code:
+            ApiError._by_err_code[err_code] = cls
+
+    def __init__(self, description: str = "", *, code: int | None = None, err_code: int | None = None) -> None:
+        self.description = description or type(self).default_description
+        if code is not None:
+            self.code = code
+        if err_code is not None:
+            self.err_code = err_code
+        super().__init__(f"{self.description} (code {self.code}, err_code {self.err_code})")
+
+    @staticmethod
+    def of(code: int, err_code: int, description: str) -> ApiError:
+        """The exception for an error object of the API; an unknown `err_code` gives a plain `ApiError`."""
+        cls = ApiError._by_err_code.get(err_code, ApiError)
+        return cls(description, code=code, err_code=err_code)
+
+
+class BadApiRequestError(ApiError, code=400, err_code=10003, description="bad request"):
+    """The request's body was not understood."""
+
+
+class InvalidJsonError(ApiError, code=400, err_code=10025, description="invalid JSON"):
+    """The request's body is not the JSON the call expects."""
+
+
+class JetStreamNotEnabledError(ApiError, code=503, err_code=10076, description="JetStream not enabled"):
+    """The server runs without JetStream."""
+
+
+class MessageNotFoundApiError(ApiError, MessageNotFoundError, code=404, err_code=10037, description="no message found"):
+    """Message Get found nothing."""
+
+
+class StreamInvalidConfigError(ApiError, code=500, err_code=10052):
+    """The configuration of the stream is not acceptable; the description says why."""
+
+
+class StreamNameInUseError(
+    ApiError, code=400, err_code=10058, description="stream name already in use with a different configuration"
+):
+    """A stream of that name exists with another configuration."""
+
+
+class StreamNotFoundError(ApiError, code=404, err_code=10059, description="stream not found"):
+    """No stream has the requested name."""
+
+
+class StreamSubjectOverlapError(
+    ApiError, code=400, err_code=10065, description="subjects overlap with an existing stream"
+):
+    """Another stream already listens on one of the subjects."""
+
+
+class StreamMessageTooLargeError(
+    ApiError, code=400, err_code=10054, description="message size exceeds maximum allowed"
+):
+    """The message is larger than the stream's `max_msg_size`."""
+
+
+class StreamNotMatchError(ApiError, code=400, err_code=10060, description="expected stream does not match"):
+    """The message was meant for another stream (`Nats-Expected-Stream`)."""
+
+
+class WrongLastMsgIdError(ApiError, code=400, err_code=10070):
+    """The last message id is not the expected one."""
+
+
+class WrongLastSequenceError(ApiError, code=400, err_code=10071):
+    """The last sequence is not the expected one."""
+
+
+class WrongLastSequenceConstantError(
+    WrongLastSequenceError, code=400, err_code=10164, description="wrong last sequence"
+):
+    """The last sequence is not the expected one; this form does not say which it is."""
+
+
+class StreamStoreFailedError(ApiError, code=503, err_code=10077):
+    """The store could not keep the message; the description says why."""
+
+
+class StreamNameMismatchError(
+    ApiError, code=400, err_code=10056, description="stream name in subject does not match request"
+):
+    """The name in the API subject and the name in the body differ."""
+
+
+class ReplicasNotSupportedError(
+    ApiError, code=500, err_code=10074, description="replicas > 1 not supported in non-clustered mode"
+):
+    """The server is a single one."""
+
+
+class MinLastSequenceError(ApiError, StaleReadError, code=412, err_code=10180, description="min last sequence"):
+    """Message Get was answered by a server that has not yet seen the wanted sequence."""
+
+    stream: str = ""
+    min_last_seq: int = 0
+
+
+class NoStreamError(NoRespondersError):
+    """No stream listens on the subject of the publish."""

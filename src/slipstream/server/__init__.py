@@ -1,0 +1,1 @@
+"""The embedded JetStream server: `Server` for programs and tests, `slipstream server` for a command line."""

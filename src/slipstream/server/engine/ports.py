@@ -1,0 +1,154 @@
+"""What the engine asks of a store: streams as logs of messages, changed in groups that become durable together.
+
+Two views of every log. The **writer's** view is the engine's own: it sees each change at once, so that the next command
+can be judged by it. The **reader's** view moves only when a group was committed: nobody is ever shown a message that a
+crash could still take back. `seq` counts from 1 and never goes back; times are nanoseconds since the epoch.
+
+A group is what arrived in one turn of the server's loop. The engine seals it, the driver carries it through
+`begin` (may block: in a thread), `write_some` (on the loop, in slices, until it says True), `commit` (blocks on the disk: in the same thread
+as `begin`) and `finish` (on the loop; moves the reader's view). Groups are carried through one at a time, in order; the next one
+is open for changes meanwhile. When `begin`, `write_some` or `commit` raises, the driver calls `abandon`: every unfinished
+group, the open one too, is dropped and both views are as of the last commit again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+# Which filter covers which subject is part of the contract: a store takes the rule from here.
+from slipstream.wire.subjects import has_wildcard as has_wildcard
+from slipstream.wire.subjects import matcher as matcher
+
+
+class Record(NamedTuple):
+    """One stored message."""
+
+    seq: int
+    time: int
+    subject: str
+    header: bytes
+    payload: bytes
+
+
+class LogState(NamedTuple):
+    """The figures of a log. Of an empty log `first_seq` is `last_seq + 1`, and both times are as they were last."""
+
+    messages: int = 0
+    bytes: int = 0  # by `record_size`, the same for every store
+    first_seq: int = 1
+    last_seq: int = 0
+    first_time: int = 0
+    last_time: int = 0
+    subjects: int = 0
+
+
+class StreamLog(Protocol):
+    """One stream's messages."""
+
+    # The writer's view.
+
+    @property
+    def state(self) -> LogState:
+        """The figures, uncommitted changes included."""
+
+    def append(self, time: int, subject: str, header: bytes, payload: bytes) -> int:
+        """Add a message; returns its sequence, which is `state.last_seq + 1`."""
+
+    def remove(self, seq: int) -> bool:
+        """Take one message out, wherever it is; False if it is not there."""
+
+    def purge(self, *, pattern: str = "", below: int = 0, keep: int = 0) -> int:
+        """Take out the messages that match `pattern` (all, if empty) with a sequence under `below` (any, if 0), but for the
+        newest `keep` of them; returns how many. An emptied log goes on counting where it was; a purge of everything
+        under `below` beyond the last sequence moves the next sequence to `below`."""
+
+    def last_seq_of(self, subject: str) -> int:
+        """Sequence of the newest message on a subject (a filter with wildcards works too, slower); 0 if there is none."""
+
+    def first_seq_of(self, subject: str) -> int:
+        """Sequence of the oldest message on a literal subject; 0 if there is none."""
+
+    def count_of(self, subject: str) -> int:
+        """How many messages a literal subject has."""
+
+    # The reader's view.
+
+    @property
+    def committed(self) -> LogState:
+        """The figures as of the last commit."""
+
+    def get(self, seq: int) -> Record | None:
+        """The message with that sequence. A record that fails its checksum raises CorruptRecordError."""
+
+    def last(self, pattern: str) -> Record | None:
+        """The newest message that matches the filter."""
+
+    def scan(self, pattern: str, seq: int, *, limit: int, max_bytes: int = 0) -> list[Record]:
+        """Up to `limit` messages from `seq` on that match the filter (`>` or empty: all), in order; stops early, but not before the first, once
+        payloads and headers exceed `max_bytes` (if not 0). Each call is a fresh look: no reader stays open between calls."""
+
+    def count(self, pattern: str, seq: int) -> int:
+        """How many messages from `seq` on match the filter."""
+
+    def time_to_seq(self, time: int) -> int:
+        """The lowest sequence stored at or after `time`; `last_seq + 1` if there is none."""
+
+    def multi_last(self, patterns: Sequence[str], *, up_to: int = 0, limit: int = 1024) -> list[int] | None:
+        """Sequences, in order, of the newest message at or below `up_to` (any, if 0) of each subject that matches one of the
+        filters; None when there are more than `limit` subjects."""
+
+    def subjects(self, pattern: str) -> Iterator[tuple[str, int]]:
+        """Subjects that match the filter, sorted, each with its number of messages."""
+
+
+class Group(Protocol):
+    """Changes on their way to the disk together."""
+
+    @property
+    def size(self) -> int:
+        """How many changes it holds."""
+
+
+class Store(Protocol):
+    """All streams of a server."""
+
+    def streams(self) -> Iterable[tuple[str, bytes]]:
+        """Name and configuration of every stream, as the writer sees it."""
+
+    def create(self, name: str, config: bytes) -> StreamLog:
+        """A new, empty stream; its configuration is opaque here."""
+
+    def configure(self, name: str, config: bytes) -> None:
+        """Replace a stream's configuration."""
+
+    def delete(self, name: str) -> None:
+        """Forget a stream and all its messages; the space is given back in the background of later groups."""
+
+    def log(self, name: str) -> StreamLog:
+        """The log of an existing stream (the same object each time)."""
+
+    @property
+    def pending(self) -> int:
+        """How many changes the open group holds."""
+
+    def seal(self) -> Group:
+        """Close the open group and open the next."""
+
+    def begin(self, group: Group) -> None: ...
+
+    def write_some(self, group: Group) -> bool: ...
+
+    def commit(self, group: Group) -> None: ...
+
+    def finish(self, group: Group) -> None: ...
+
+    def abandon(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def record_size(subject: str, header: bytes, payload: bytes) -> int:
+    """What a message counts against `max_bytes`: nats-server's formula for its file store, so that limits mean the same."""
+    fixed = 22 + len(subject) + len(payload) + 8
+    return fixed + 4 + len(header) if header else fixed

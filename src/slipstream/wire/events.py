@@ -1,0 +1,85 @@
+"""What the parser makes of a peer's bytes: one small tuple per protocol line, with its payload where it has one.
+
+Per-message values stay as they came: `header` is the raw block (`NATS/1.0…\\r\\n\\r\\n`, empty when there is none), to be
+read by `Headers.parse` only by those who want it. `sid` is the token as the subscriber chose it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from slipstream.wire.handshake import ConnectOptions, ServerInfo
+
+
+class Msg(NamedTuple):
+    """MSG or HMSG: a message for one subscription. `reply` is empty when nobody waits for an answer."""
+
+    subject: str
+    sid: bytes
+    reply: str
+    header: bytes
+    payload: bytes
+
+
+class Pub(NamedTuple):
+    """PUB or HPUB: a client publishes."""
+
+    subject: str
+    reply: str
+    header: bytes
+    payload: bytes
+
+
+class Sub(NamedTuple):
+    """SUB: a client subscribes, as a member of `queue` if that is not empty."""
+
+    subject: str
+    queue: str
+    sid: bytes
+
+
+class Unsub(NamedTuple):
+    """UNSUB: at once, or after `max_msgs` messages in all if that is not zero."""
+
+    sid: bytes
+    max_msgs: int
+
+
+class Info(NamedTuple):
+    """INFO: the server describes itself."""
+
+    info: ServerInfo
+
+
+class Connect(NamedTuple):
+    """CONNECT: the client describes itself."""
+
+    options: ConnectOptions
+
+
+class Ping(NamedTuple):
+    """PING: answer with PONG."""
+
+
+class Pong(NamedTuple):
+    """PONG: everything sent before the PING was processed."""
+
+
+class Ok(NamedTuple):
+    """+OK: a verbose server took the last line."""
+
+
+class Err(NamedTuple):
+    """-ERR: the server's complaint, without its quotes."""
+
+    text: str
+
+
+class Violation(NamedTuple):
+    """The peer broke the protocol: `reason` says how, `err` is the text for its `-ERR`. Nothing comes after it."""
+
+    reason: str
+    err: str = "Parser Error"
+
+
+Event = Msg | Pub | Sub | Unsub | Info | Connect | Ping | Pong | Ok | Err | Violation

@@ -1,0 +1,146 @@
+"""A message's header block as an ordered multi-map, and the inline status line that servers use instead of a message.
+
+Names are case-sensitive and keep their case; a name may occur several times and every value is kept, in order. What the
+caller puts in is checked (no line can be smuggled in); what a peer sent is read leniently: only a block without the
+`NATS/1.0` line is an error.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from slipstream.errors import RemoteProtocolError, UsageError
+
+VERSION = b"NATS/1.0"
+_NAME = re.compile(r"[!-9;-~]+")  # printable ASCII but space and colon
+_BREAK = re.compile(r"[\r\n\0]")
+
+HeaderValues = Mapping[str, "str | Iterable[str]"] | Iterable[tuple[str, str]]
+
+
+class Status(NamedTuple):
+    """The status in a header block's first line: `NATS/1.0 404 No Messages`."""
+
+    code: int
+    description: str
+
+
+class Headers:
+    """Names with one or more values each. `headers["A"]` is the first value of A, `get_all("A")` all of them."""
+
+    __slots__ = ("_items",)
+
+    def __init__(self, values: HeaderValues | None = None) -> None:
+        self._items: list[tuple[str, str]] = []
+        if values is None:
+            return
+        pairs: Iterable[tuple[str, str | Iterable[str]]] = values.items() if isinstance(values, Mapping) else values
+        for name, value in pairs:
+            if isinstance(value, str):
+                self.add(name, value)
+            else:
+                for one in value:
+                    self.add(name, one)
+
+    def add(self, name: str, value: str) -> None:
+        """Add a value after those the name already has."""
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise UsageError(f"bad header name {name!r}: printable ASCII without space and colon is allowed")
+        if not isinstance(value, str) or _BREAK.search(value):
+            raise UsageError(f"bad value for header {name!r}: {value!r}: a string without line breaks is allowed")
+        self._items.append((name, value))
+
+    def set(self, name: str, value: str) -> None:
+        """Replace all values of the name by one."""
+        kept = [item for item in self._items if item[0] != name]
+        self.add(name, value)
+        self._items = [*kept, self._items[-1]]
+
+    def get(self, name: str, default: str | None = None) -> str | None:
+        """The first value of the name."""
+        for key, value in self._items:
+            if key == name:
+                return value
+        return default
+
+    def get_all(self, name: str) -> list[str]:
+        """Every value of the name, in order."""
+        return [value for key, value in self._items if key == name]
+
+    def last(self, name: str) -> str | None:
+        """The last value of the name: a server appends its own headers behind those a message was stored with."""
+        for key, value in reversed(self._items):
+            if key == name:
+                return value
+        return None
+
+    def items(self) -> list[tuple[str, str]]:
+        """Every name and value, in order."""
+        return list(self._items)
+
+    def __getitem__(self, name: str) -> str:
+        value = self.get(name)
+        if value is None:
+            raise KeyError(name)
+        return value
+
+    def __setitem__(self, name: str, value: str) -> None:
+        self.set(name, value)
+
+    def __contains__(self, name: object) -> bool:
+        return any(key == name for key, _ in self._items)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys(key for key, _ in self._items))
+
+    def __len__(self) -> int:
+        return len({key for key, _ in self._items})
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Headers) and self._items == other._items
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Headers({self._items!r})"
+
+    def encode(self) -> bytes:
+        """The block as it goes over the wire; empty when there are no headers."""
+        if not self._items:
+            return b""
+        lines = "".join(f"{name}: {value}\r\n" for name, value in self._items)
+        return b"NATS/1.0\r\n%b\r\n" % lines.encode()
+
+    @classmethod
+    def parse(cls, block: bytes) -> Headers:
+        """Read a block; the status line is left to `parse_status`. An empty block has no headers."""
+        headers = cls()
+        if not block:
+            return headers
+        if not block.startswith(VERSION):
+            raise RemoteProtocolError(f"header block starts with {block[:24]!r}, expected {VERSION.decode()}")
+        items = headers._items
+        for line in block.decode(errors="replace").split("\r\n")[1:]:
+            name, colon, value = line.partition(":")
+            if colon:
+                items.append((name, value.strip()))
+        return headers
+
+
+def parse_status(block: bytes) -> Status | None:
+    """The inline status of a header block, or None for an ordinary message."""
+    if block[8:9] != b" " or not block.startswith(VERSION):
+        return None
+    line = block[9 : block.find(b"\r\n")].decode(errors="replace").strip()
+    code, _, description = line.partition(" ")
+    if not (code.isascii() and code.isdigit() and len(code) <= 4):
+        return None
+    return Status(int(code), description.strip())
+
+
+def status_block(code: int, description: str, headers: Iterable[tuple[str, str]] = ()) -> bytes:
+    """A block with an inline status, for servers."""
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers)
+    return f"NATS/1.0 {code} {description}\r\n{lines}\r\n".encode()

@@ -1,0 +1,105 @@
+"""Subject rules: which names are subjects, which are filters, and which filter matches which subject.
+
+A subject is tokens joined by dots; a token is not empty and holds no white space. In a filter a token may be `*` (one
+token) and the last may be `>` (one or more).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from slipstream.errors import UsageError
+
+_SUBJECT = re.compile(r"[^\s.\0]+(?:\.[^\s.\0]+)*")
+
+
+def is_valid_filter(subject: str) -> bool:
+    """Whether `subject` can be subscribed to."""
+    if not _SUBJECT.fullmatch(subject):
+        return False
+    return ">" not in subject.split(".")[:-1]
+
+
+def is_valid_subject(subject: str) -> bool:
+    """Whether `subject` can be published to: a filter without wildcards."""
+    return _SUBJECT.fullmatch(subject) is not None and not has_wildcard(subject)
+
+
+def has_wildcard(subject: str) -> bool:
+    """Whether a token of `subject` is `*` or `>`. (`a*` is an ordinary token.)"""
+    if "*" not in subject and ">" not in subject:
+        return False
+    return any(token in ("*", ">") for token in subject.split("."))
+
+
+def check_subject(subject: str) -> str:
+    """Return `subject`, or raise a UsageError that says what is wrong with it."""
+    if not isinstance(subject, str) or not is_valid_subject(subject):
+        raise UsageError(
+            f"bad subject {subject!r}: tokens joined by dots are allowed, without white space and without wildcards"
+        )
+    return subject
+
+
+def check_filter(subject: str) -> str:
+    """Return `subject`, or raise a UsageError that says why it cannot be subscribed to."""
+    if not isinstance(subject, str) or not is_valid_filter(subject):
+        raise UsageError(
+            f"bad subject filter {subject!r}: tokens joined by dots are allowed, without white space, a whole token may be "
+            "'*', the last one may be '>'"
+        )
+    return subject
+
+
+def matches(pattern: str, subject: str) -> bool:
+    """Whether the filter `pattern` covers the literal `subject`."""
+    return _covers(pattern.split("."), subject.split("."))
+
+
+def subset_of(inner: str, outer: str) -> bool:
+    """Whether every subject that the filter `inner` covers is covered by `outer` as well."""
+    inside, outside = inner.split("."), outer.split(".")
+    if inside[-1] == ">" and outside[-1] != ">":
+        return False
+    return _covers(outside, inside)
+
+
+def _covers(pattern: list[str], tokens: list[str]) -> bool:
+    count = len(tokens)
+    for i, want in enumerate(pattern):
+        if want == ">":
+            return i < count
+        if i >= count:
+            return False
+        have = tokens[i]
+        if want != have and want != "*":
+            return False
+        if have == ">" and want == "*":  # `*` is one token, `>` may be more
+            return False
+    return len(pattern) == count
+
+
+def overlaps(one: str, other: str) -> bool:
+    """Whether some subject is covered by both filters."""
+    left, right = one.split("."), other.split(".")
+    for a, b in zip(left, right, strict=False):
+        if a == ">" or b == ">":
+            return True
+        if a != b and a != "*" and b != "*":
+            return False
+    return len(left) == len(right)
+
+
+def matcher(pattern: str) -> Callable[[str], bool]:
+    """A fast predicate for one filter and many subjects."""
+    if pattern == ">":
+        return bool
+    if not has_wildcard(pattern):
+        return pattern.__eq__
+    tokens = pattern.split(".")
+    tail = tokens[-1] == ">"
+    parts = [r"[^.]+" if t == "*" else re.escape(t) for t in (tokens[:-1] if tail else tokens)]
+    regex = r"\.".join(parts) + (r"\..+" if tail else "")
+    match = re.compile(regex, re.DOTALL).fullmatch
+    return lambda subject: match(subject) is not None
