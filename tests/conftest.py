@@ -1,3 +1,63 @@
-"""What every test shares."""
+"""What every test shares: asyncio tests, the two servers to compare, fresh names."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import itertools
+from collections.abc import Iterator
+
+import pytest
+
+from tests.servers import real_server
 
 pytest_plugins = ["tests.spec_plugin"]
+
+ASYNC_TIMEOUT = 60.0
+_counter = itertools.count(1)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run an `async def` test on a loop of its own; nothing may hang."""
+    if not inspect.iscoroutinefunction(pyfuncitem.function):
+        return None
+    names = inspect.signature(pyfuncitem.function).parameters
+    arguments = {name: pyfuncitem.funcargs[name] for name in names}
+    asyncio.run(asyncio.wait_for(pyfuncitem.function(**arguments), ASYNC_TIMEOUT))
+    return True
+
+
+@pytest.fixture(scope="session")
+def real_url() -> Iterator[str]:
+    """The oracle, one for the whole run."""
+    with real_server() as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def our_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Our server with its durable store, one for the whole run."""
+    from slipstream.server.net import Server
+
+    with Server(data_dir=tmp_path_factory.mktemp("slipstream")) as server:
+        yield server.url
+
+
+@pytest.fixture(params=["ours", "real"])
+def any_server(request: pytest.FixtureRequest) -> str:
+    """The same test on our server and on the real one; gives its URL. The parameter decides which side is proven."""
+    url: str = request.getfixturevalue("our_url" if request.param == "ours" else "real_url")
+    return url
+
+
+@pytest.fixture
+def is_real(request: pytest.FixtureRequest) -> bool:
+    """Whether `any_server` is the real one, for the few differences that docs/compatibility.md lists."""
+    return bool(request.node.callspec.params["any_server"] == "real")
+
+
+@pytest.fixture
+def fresh() -> str:
+    """A name that no other test uses."""
+    return f"T{next(_counter)}"

@@ -39,7 +39,7 @@ EDGES: dict[str, set[str]] = {
     "cli": {ROOT},
 }
 EXTRA_EDGES = {"slipstream/server/upstream.py": {CLIENT, JETSTREAM}}  # mirrors of streams on another server
-LAZY_EDGES = {ROOT: {SERVER}}  # only inside a function: `import slipstream` must stay light
+LAZY_EDGES = {ROOT: {SERVER}}  # only inside a function or for types: `import slipstream` must stay light
 
 # Third-party module -> the files that may import it, as patterns below src/ (`*` also crosses directories).
 CORE_ROOMS = (API, CLIENT, JETSTREAM, KV, OBJECTS, SERVER, WIRE, FACADE)
@@ -84,7 +84,7 @@ class Import(NamedTuple):
     file: str  # below src/
     line: int
     module: str
-    in_function: bool
+    in_function: bool  # or for types only: not run when the module is imported
 
 
 def matches(file: str, patterns: tuple[str, ...]) -> bool:
@@ -145,7 +145,11 @@ def imports_of(src: Path, path: Path) -> Iterator[Import]:
                     yield Import(file, child.lineno, module, in_function)
             elif isinstance(child, ast.Attribute) and isinstance(child.value, ast.Name) and child.value.id == "asyncio":
                 yield Import(file, child.lineno, f"asyncio.{child.attr}", in_function)
-            inside = in_function or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            inside = (
+                in_function
+                or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+                or (isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING")
+            )
             yield from walk(child, inside)
 
     yield from walk(ast.parse(path.read_text("utf-8"), file), False)

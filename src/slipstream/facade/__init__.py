@@ -1,0 +1,10 @@
+"""What a user holds: a client with `jetstream()`, JetStream with `key_value()`, and the values they take and give.
+
+Lower rooms know nothing of it; the package re-exports it.
+"""
+
+from slipstream.api import PubAck, StreamConfig
+from slipstream.kv.bucket import BucketConfig
+from slipstream.wire import Headers
+
+__all__ = ["BucketConfig", "Headers", "PubAck", "StreamConfig"]

@@ -1,0 +1,221 @@
+"""What a caller asks of JetStream becomes a request and a decoder for its answer. Pure: drivers only send and wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from slipstream.api import (
+    GetRequest,
+    PubAck,
+    StoredBody,
+    StreamConfig,
+    StreamInfo,
+    decode_pub_ack,
+    decode_response,
+    encode_json,
+    names,
+)
+from slipstream.errors import (
+    ApiError,
+    BadRequestError,
+    Error,
+    MessageNotFoundError,
+    NoRespondersError,
+    NoStreamError,
+    RemoteProtocolError,
+    UsageError,
+)
+from slipstream.jetstream.direct import StoredMessage, decode_one
+from slipstream.wire import Headers, Msg, check_filter, check_subject, parse_status
+from slipstream.wire.headers import HeaderValues
+
+T = TypeVar("T")
+Ready = Callable[[], bool]
+
+_BAD_NAME = frozenset(" \t\r\n\f.*>/\\\0")
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[T]):
+    """One request: where it goes, what it carries, and what its answer means (`decode` returns it or raises)."""
+
+    subject: str
+    payload: bytes
+    decode: Callable[[Msg], T]
+    header: bytes = b""
+
+
+def check_name(name: str, what: str = "stream") -> str:
+    """Return `name`, or raise: names of streams and consumers are single tokens of a subject and of a path."""
+    if not isinstance(name, str) or not name or len(name) > 255 or not _BAD_NAME.isdisjoint(name):
+        raise UsageError(
+            f"bad {what} name {name!r}: 1 to 255 characters are allowed, without white space and . * > / \\"
+        )
+    return name
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """The requests of the JetStream API below one subject prefix."""
+
+    prefix: str = names.API_PREFIX
+
+    def create_stream(self, config: StreamConfig) -> Call[StreamInfo]:
+        """Make a stream, or find it made with the same configuration."""
+        return self._stream_call("CREATE", check_name(config.name), config.to_json(), _stream_info)
+
+    def update_stream(self, config: StreamConfig) -> Call[StreamInfo]:
+        """Change a stream's configuration."""
+        return self._stream_call("UPDATE", check_name(config.name), config.to_json(), _stream_info)
+
+    def stream_info(self, name: str, *, subjects_filter: str = "", deleted_details: bool = False) -> Call[StreamInfo]:
+        """Configuration and state; with the subjects that match a filter, with the deleted sequences."""
+        body: dict[str, Any] = {}
+        if subjects_filter:
+            body["subjects_filter"] = check_filter(subjects_filter)
+        if deleted_details:
+            body["deleted_details"] = True
+        return self._stream_call("INFO", check_name(name), encode_json(body) if body else b"", _stream_info)
+
+    def delete_stream(self, name: str) -> Call[None]:
+        """Remove a stream and all its messages."""
+        return self._stream_call("DELETE", check_name(name), b"", _success)
+
+    def message_get(self, name: str, request: GetRequest) -> Call[StoredMessage]:
+        """One message, by the stream's leader."""
+
+        def decode(msg: Msg) -> StoredMessage:
+            return _stored(name, api_body(msg))
+
+        return self._stream_call("MSG.GET", check_name(name), encode_json(request), decode)
+
+    def direct_subject(self, name: str, subject: str = "") -> str:
+        """Where Direct Gets go; with a subject, those for its last message alone."""
+        base = f"{self.prefix}.DIRECT.GET.{check_name(name)}"
+        return f"{base}.{check_subject(subject)}" if subject else base
+
+    def probe_min_last_seq(self, name: str) -> Call[bool]:
+        """Whether servers here know `min_last_seq`: one that does refuses a value that is no number, others ignore it.
+
+        (The document's way, a sequence far beyond the last, is answered only after the delay of a rejection.)
+        """
+
+        def decode(msg: Msg) -> bool:
+            try:
+                decode_one(msg, asked=subject)
+            except BadRequestError:
+                return True
+            except MessageNotFoundError:
+                pass
+            return False
+
+        subject = self.direct_subject(name)
+        return Call(subject, b'{"last_by_subj":"_probe","min_last_seq":"?"}', decode)
+
+    def _stream_call(self, verb: str, name: str, payload: bytes, decode: Callable[[Msg], T]) -> Call[T]:
+        return Call(f"{self.prefix}.STREAM.{verb}.{name}", payload, decode)
+
+
+def publish(
+    subject: str,
+    payload: bytes,
+    *,
+    headers: Headers | HeaderValues | None = None,
+    msg_id: str | None = None,
+    expected_stream: str | None = None,
+    expected_last_seq: int | None = None,
+    expected_last_subject_seq: int | None = None,
+    expected_last_msg_id: str | None = None,
+    ttl: timedelta | None = None,
+    rollup: str | None = None,
+) -> Call[PubAck]:
+    """Store one message. What is expected of the stream, and the message id, travel as headers."""
+    wanted = {
+        names.MSG_ID: msg_id,
+        names.EXPECTED_STREAM: expected_stream,
+        names.EXPECTED_LAST_SEQ: expected_last_seq,
+        names.EXPECTED_LAST_SUBJECT_SEQ: expected_last_subject_seq,
+        names.EXPECTED_LAST_MSG_ID: expected_last_msg_id,
+        names.TTL: None if ttl is None else _ttl(ttl),
+        names.ROLLUP: rollup,
+    }
+    return Call(check_subject(subject), payload, decode_publish, _header(headers, wanted))
+
+
+def decode_publish(msg: Msg) -> PubAck:
+    """The ack of a publish; raises what the stream or the server said instead."""
+    status = parse_status(msg.header) if msg.header else None
+    if status is not None:
+        if status.code == 503:
+            raise NoStreamError(_asked_subject(msg), "no stream listens on it")
+        raise RemoteProtocolError(f"publish was answered with status {status.code} {status.description}")
+    try:
+        return decode_pub_ack(msg.payload)
+    except msgspec.MsgspecError as exc:
+        raise RemoteProtocolError(f"publish was answered with {msg.payload[:64]!r}, expected a JSON ack") from exc
+
+
+def api_body(msg: Msg) -> dict[str, Any]:
+    """The JSON object of an API answer; raises what the server said instead."""
+    status = parse_status(msg.header) if msg.header else None
+    if status is not None:
+        if status.code == 503:
+            raise NoRespondersError(_asked_subject(msg), "JetStream is not enabled there, or the API prefix is wrong")
+        raise RemoteProtocolError(f"the API answered with status {status.code} {status.description}")
+    try:
+        return decode_response(msg.payload)
+    except msgspec.MsgspecError as exc:
+        raise RemoteProtocolError(f"the API answered with {msg.payload[:64]!r}, expected a JSON object") from exc
+
+
+def _asked_subject(msg: Msg) -> str:
+    """What was asked: newer servers name it in the 503 itself."""
+    return Headers.parse(msg.header).get(names.SUBJECT) or msg.subject
+
+
+def _header(headers: Headers | HeaderValues | None, wanted: Mapping[str, str | int | None]) -> bytes:
+    extra = [(name, str(value)) for name, value in wanted.items() if value is not None]
+    if headers is None and not extra:
+        return b""
+    given = headers if isinstance(headers, Headers) else Headers(headers)
+    return Headers([*given.items(), *extra]).encode()
+
+
+def _ttl(ttl: timedelta) -> str:
+    if ttl < timedelta(seconds=1):
+        raise UsageError(f"bad ttl {ttl!r}: at least one second is allowed")
+    return f"{ttl // timedelta(milliseconds=1)}ms"
+
+
+def _stream_info(msg: Msg) -> StreamInfo:
+    body = api_body(msg)
+    for name in ("type", "did_create", "total", "offset", "limit"):  # of the response, not of the stream
+        body.pop(name, None)
+    return _checked(StreamInfo.from_dict, body)
+
+
+def _success(msg: Msg) -> None:
+    if not api_body(msg).get("success"):
+        raise RemoteProtocolError(f"the API answered {msg.payload[:64]!r}, expected success")
+
+
+def _stored(stream: str, body: dict[str, Any]) -> StoredMessage:
+    found = _checked(lambda value: msgspec.convert(value, StoredBody), body.get("message"))
+    return StoredMessage(found.subject, found.seq, found.time_ns, found.hdrs, found.data, stream)
+
+
+def _checked(read: Callable[[Any], T], value: Any) -> T:
+    try:
+        return read(value)
+    except (ValueError, msgspec.MsgspecError) as exc:
+        raise RemoteProtocolError(f"an answer of the API cannot be read: {exc}") from exc
+
+
+def is_absence(error: Error) -> bool:
+    """Whether the API's error means that there is no such message (503 / 10008 only means: ask again)."""
+    return isinstance(error, ApiError) and error.err_code == 10037

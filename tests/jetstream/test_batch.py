@@ -1,0 +1,148 @@
+"""Range reads without a server: pages come as bytes would, in any pieces."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipstream.errors import ConnectionLostError, RemoteProtocolError
+from slipstream.jetstream.batch import Page, RangeReader, State
+from tests.jetstream.test_direct import batched, reply
+
+
+def eob(pending: int) -> bytes:
+    return b"NATS/1.0 204 EOB\r\nNats-Num-Pending: %d\r\nNats-Last-Sequence: 1\r\n\r\n" % pending
+
+
+def page_of(*headers: bytes) -> Page:
+    page = Page("x")
+    for header in headers:
+        page.deliver(reply(header))
+    return page
+
+
+def seqs(reader: RangeReader, page: Page) -> list[int]:
+    return [message.seq for message in reader.feed(page).messages]
+
+
+def test_a_page_is_finished_by_a_status_line_and_only_by_it() -> None:
+    page = Page("x")
+    assert page.deliver(reply(batched(1))) is False
+    assert page.deliver(reply(eob(0))) is True
+    assert page.ready()
+    assert page.finished
+
+
+@pytest.mark.spec("DG-21", on="C")
+def test_a_server_without_batches_is_read_message_by_message() -> None:
+    old = (
+        b"NATS/1.0\r\nNats-Stream: S\r\nNats-Subject: a\r\nNats-Sequence: %d\r\n"
+        b"Nats-Time-Stamp: 2026-11-15T08:03:38Z\r\n\r\n"
+    )
+    reader = RangeReader(start=1, end=2)
+    for seq in (1, 2):
+        assert reader.state is State.READING
+        assert reader.request().seq == seq
+        page = Page("x")
+        assert page.deliver(reply(old % seq)) is True
+        progress = reader.feed(page)
+        assert [m.seq for m in progress.messages] == [seq]
+        assert progress.page_over
+    assert reader.state is State.DONE
+
+
+def test_the_end_seen_is_the_end_of_the_range() -> None:
+    reader = RangeReader(start=3, end=4)
+    assert seqs(reader, page_of(batched(3), batched(4), eob(5))) == [3, 4]
+    assert reader.state is State.DONE
+
+
+def test_a_message_beyond_the_end_proves_that_nothing_is_missing() -> None:
+    reader = RangeReader(start=1, end=4)
+    assert seqs(reader, page_of(batched(2), batched(7))) == [2]
+    assert reader.state is State.DONE
+
+
+def test_a_responder_that_ends_early_leaves_the_range_in_doubt() -> None:
+    reader = RangeReader(start=1, end=4)
+    assert seqs(reader, page_of(batched(2), eob(0))) == [2]
+    assert reader.state is State.DOUBTFUL
+    reader.settle(last_seq_of_leader=3, next_message=0)
+    assert reader.state is State.DOUBTFUL
+    reader.settle(last_seq_of_leader=4, next_message=4)
+    assert reader.state is State.READING
+    assert reader.request().seq == 3
+    seqs(reader, page_of(eob(0)))
+    reader.settle(last_seq_of_leader=9, next_message=6)
+    assert reader.state is State.DONE
+
+
+def test_a_server_that_keeps_min_last_seq_is_believed() -> None:
+    reader = RangeReader(start=1, end=4, trusting=True)
+    assert reader.request().min_last_seq == 4
+    assert seqs(reader, page_of(batched(2), eob(0))) == [2]
+    assert reader.state is State.DONE
+
+
+def test_without_an_end_the_read_goes_on_until_nothing_is_pending() -> None:
+    reader = RangeReader()
+    assert seqs(reader, page_of(batched(1), eob(3))) == [1]
+    assert reader.state is State.READING
+    assert seqs(reader, page_of(batched(5), eob(0))) == [5]
+    assert reader.state is State.DONE
+
+
+def test_without_an_end_a_wanted_sequence_must_have_been_seen() -> None:
+    reader = RangeReader(at_least=6)
+    assert seqs(reader, page_of(batched(5), eob(0))) == [5]
+    assert reader.state is State.DOUBTFUL
+
+
+def test_an_empty_range_asks_nothing() -> None:
+    assert RangeReader(start=5, end=4).state is State.DONE
+
+
+def test_sequences_that_go_back_are_a_protocol_error() -> None:
+    with pytest.raises(RemoteProtocolError, match="sequence 2 came after 3"):
+        RangeReader().feed(page_of(batched(3), batched(2)))
+
+
+def test_a_lost_connection_is_raised_to_the_reader() -> None:
+    page = page_of(batched(1))
+    page.fail(ConnectionLostError("gone"))
+    assert page.ready()
+    with pytest.raises(ConnectionLostError):
+        RangeReader().feed(page)
+
+
+@given(
+    stored=st.sets(st.integers(1, 60), max_size=40),
+    start=st.integers(1, 60),
+    end=st.integers(1, 60),
+    size=st.integers(1, 7),
+    cut=st.integers(1, 5),
+)
+def test_any_paging_gives_the_messages_of_the_range(
+    stored: set[int], start: int, end: int, size: int, cut: int
+) -> None:
+    reader = RangeReader(start=start, end=end)
+    last = max(stored, default=0)
+    got: list[int] = []
+    while reader.state is not State.DONE:
+        if reader.state is State.DOUBTFUL:
+            following = [s for s in sorted(stored) if s >= reader.next_seq]
+            reader.settle(max(last, end), following[0] if following else 0)
+            continue
+        rest = [s for s in sorted(stored) if s >= reader.request().seq]
+        headers = [batched(s) for s in rest[:size]] + [eob(max(len(rest) - size, 0))]
+        page = Page("x")
+        over = False
+        while not over:
+            for header in headers[:cut]:
+                page.deliver(reply(header))
+            del headers[:cut]
+            progress = reader.feed(page)
+            got += [message.seq for message in progress.messages]
+            over = progress.page_over or reader.state is State.DONE
+    assert got == [s for s in sorted(stored) if start <= s <= end]
