@@ -122,7 +122,7 @@ async def test_keys_lists_what_has_a_value(any_server: str, fresh: str) -> None:
         keys = await kv.keys(min_last_revision=revision)
         assert sorted(keys) == sorted(f"k.{n}" for n in range(1_000) if n not in (7, 8))
         with pytest.raises(StaleReadError):
-            await kv.keys(min_last_revision=revision + 1, timeout=0.3)
+            await kv.keys(min_last_revision=revision + 1, timeout=1.2)
 
 
 @pytest.mark.spec("KV-12")

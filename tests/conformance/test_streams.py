@@ -152,9 +152,9 @@ async def test_the_documents_recipe_too_high_a_sequence_then_publish_then_the_sa
         stream = await js.create_stream(config(fresh))
         await js.publish(f"{fresh}.a", b"old")
         reads = (
-            lambda: stream.get_last(f"{fresh}.a", min_last_seq=2, timeout=0.3),
-            lambda: stream.get_last(f"{fresh}.*", min_last_seq=2, timeout=0.3),
-            lambda: stream.get_next(f"{fresh}.a", seq=2, min_last_seq=2, timeout=0.3),
+            lambda: stream.get_last(f"{fresh}.a", min_last_seq=2, timeout=1.2),
+            lambda: stream.get_last(f"{fresh}.*", min_last_seq=2, timeout=1.2),
+            lambda: stream.get_next(f"{fresh}.a", seq=2, min_last_seq=2, timeout=1.2),
         )
         for read in reads:
             with pytest.raises(StaleReadError):
@@ -175,10 +175,10 @@ async def test_absence_is_proven_too(any_server: str, fresh: str) -> None:
         with pytest.raises(MessageNotFoundError):
             await stream.get(5, min_last_seq=seq)
         with pytest.raises(StaleReadError):
-            await stream.get_last(f"{fresh}.missing", min_last_seq=seq + 1, timeout=0.3)
+            await stream.get_last(f"{fresh}.missing", min_last_seq=seq + 1, timeout=1.2)
         assert [m.seq async for m in stream.read(min_last_seq=seq)] == [1]
         with pytest.raises(StaleReadError):
-            assert [m.seq async for m in stream.read(end=seq + 1, timeout=0.3)] == [1]
+            assert [m.seq async for m in stream.read(end=seq + 1, timeout=1.2)] == [1]
 
 
 async def test_a_publisher_raises_what_the_stream_refused(any_server: str, fresh: str) -> None:
@@ -206,4 +206,4 @@ def test_the_blocking_client_does_the_same(any_server: str, fresh: str) -> None:
         assert stream.get_last(f"{fresh}.last", min_last_seq=seq).data == b"z"
         assert [m.seq for m in stream.read()] == list(range(1, seq + 1))
         with pytest.raises(StaleReadError):
-            stream.get_last(f"{fresh}.last", min_last_seq=seq + 1, timeout=0.3)
+            stream.get_last(f"{fresh}.last", min_last_seq=seq + 1, timeout=1.2)

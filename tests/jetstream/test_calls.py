@@ -14,6 +14,8 @@ from slipstream.errors import (
     NoRespondersError,
     NoStreamError,
     RemoteProtocolError,
+    RequestTimeoutError,
+    StaleReadError,
     StreamNotFoundError,
     UsageError,
     WrongLastSequenceError,
@@ -208,11 +210,14 @@ def test_patience_pauses_longer_each_time_and_ends_at_the_deadline() -> None:
     clock = [0.0]
     patience = Patience(1.0, lambda: clock[0])
     pauses = []
-    while (pause := patience.next_pause()) is not None:
+    silence, stale = RequestTimeoutError("silence"), StaleReadError("stale")
+    assert patience.why(silence) is silence
+    while (pause := patience.next_pause(stale)) is not None:
         pauses.append(pause)
         clock[0] += pause
     assert pauses == sorted(pauses)
     assert max(pauses) <= LONGEST_PAUSE
     assert clock[0] < 1.0
+    assert patience.why(silence) is stale
     clock[0] = 5.0
     assert 0 < patience.left() < 0.01

@@ -121,7 +121,10 @@ class JetStream:
 
     async def _ask(self, subject: str, request: GetRequest | None, patience: Patience) -> Msg:
         body = encode_json(request) if request is not None else b""
-        return await self.run(calls.Call(subject, body, lambda msg: msg), timeout=patience.left())
+        try:
+            return await self.run(calls.Call(subject, body, lambda msg: msg), timeout=patience.left())
+        except RequestTimeoutError as error:
+            raise patience.why(error) from error
 
 
 class Publisher:
@@ -302,15 +305,15 @@ class Stream:
             try:
                 over = False
                 while not over:
-                    await self._client.wait(page.ready, timeout=patience.whole, what=f"messages of {self.name}")
+                    await self._wait(page.ready, patience)
                     try:
                         messages, over = reader.feed(page)
                     except StaleReadError as error:
                         await self._pause(patience, error)
                         break
                     if messages:
-                        patience = self._patience(timeout)
                         yield messages
+                        patience = self._patience(timeout)
                     if reader.is_done:
                         break
             finally:
@@ -375,7 +378,7 @@ class Stream:
             body = encode_json(GetRequest(multi_last=wanted_subjects, batch=len(wanted_subjects)))
             token = self._client.start(asked, body, page)
             try:
-                await self._client.wait(page.is_finished, timeout=patience.left(), what=f"{subject} of {self.name}")
+                await self._wait(page.is_finished, patience)
             finally:
                 self._client.cancel(token)
             messages, end = decode_many(page.take(), asked=asked)
@@ -408,9 +411,15 @@ class Stream:
     def _patience(self, timeout: float | None) -> Patience:
         return Patience(self._js._timeout if timeout is None else timeout, self._client.now)
 
+    async def _wait(self, ready: calls.Ready, patience: Patience) -> None:
+        try:
+            await self._client.wait(ready, timeout=patience.left(), what=f"messages of {self.name}")
+        except RequestTimeoutError as error:
+            raise patience.why(error) from error
+
     async def _pause(self, patience: Patience, error: StaleReadError) -> None:
         """Wait a little before asking again; raises `error` when the time is up."""
-        delay = patience.next_pause()
+        delay = patience.next_pause(error)
         if delay is None:
             raise error
         try:
