@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 import pytest
 
 from slipstream import StreamConfig, connect, connect_blocking
@@ -17,6 +19,7 @@ from slipstream.errors import (
     WrongLastSequenceError,
 )
 from slipstream.facade.aio import JetStream
+from slipstream.jetstream.direct import StoredMessage
 
 
 def config(name: str, **changes: object) -> StreamConfig:
@@ -151,11 +154,11 @@ async def test_the_documents_recipe_too_high_a_sequence_then_publish_then_the_sa
         js = nc.jetstream()
         stream = await js.create_stream(config(fresh))
         await js.publish(f"{fresh}.a", b"old")
-        reads = (
+        reads: list[Callable[[], Awaitable[StoredMessage]]] = [
             lambda: stream.get_last(f"{fresh}.a", min_last_seq=2, timeout=1.2),
             lambda: stream.get_last(f"{fresh}.*", min_last_seq=2, timeout=1.2),
             lambda: stream.get_next(f"{fresh}.a", seq=2, min_last_seq=2, timeout=1.2),
-        )
+        ]
         for read in reads:
             with pytest.raises(StaleReadError):
                 await read()

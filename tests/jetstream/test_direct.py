@@ -11,7 +11,7 @@ from slipstream.errors import (
     RemoteProtocolError,
     StaleReadError,
 )
-from slipstream.jetstream.direct import BatchItem, EndOfBatch, decode, decode_many, decode_one
+from slipstream.jetstream.direct import BatchItem, EndOfBatch, decode, decode_one
 from slipstream.wire import Msg
 
 DOCUMENT = (
@@ -36,7 +36,7 @@ def batched(seq: int, *, own: bytes = b"", time: bytes = b"2026-11-15T08:03:38.8
 @pytest.mark.parametrize("time", [b"2022-08-06T00:29:27.587861324Z", b"2022-08-06 00:29:27.587861324 +0000 UTC"])
 def test_both_time_formats_are_read_to_the_nanosecond(time: bytes) -> None:
     for header in (DOCUMENT.replace(b"2022-08-06 00:29:27.587861324 +0000 UTC", time), batched(4, time=time)):
-        found = decode_many([reply(header, b"hello")], asked="x")[0][0]
+        found = decode_one(reply(header, b"hello"), asked="x")
         assert found.time == 1659745767587861324
         assert found.data == b"hello"
 
@@ -50,10 +50,7 @@ def test_the_example_of_the_document_is_read() -> None:
 
 def test_trailing_zeros_of_a_time_may_be_cut_or_missing() -> None:
     for text, nanos in ((b"2026-11-15T08:03:38.88Z", 880_000_000), (b"2026-11-15T08:03:38Z", 0)):
-        one = decode_one(reply(batched(1, time=text)), asked="x")
-        many = decode_many([reply(batched(1, time=text))], asked="x")[0][0]
-        assert one == many
-        assert one.time % 1_000_000_000 == nanos
+        assert decode_one(reply(batched(1, time=text)), asked="x").time % 1_000_000_000 == nanos
 
 
 def test_a_message_keeps_its_own_headers_and_only_those() -> None:
@@ -127,12 +124,11 @@ def test_the_end_of_a_batch_is_no_answer_to_a_single_get() -> None:
         decode_one(reply(EOB), asked="x")
 
 
-def test_many_replies_are_the_same_as_each_alone() -> None:
-    replies = [reply(batched(n, own=b"A: 1\r\n" if n % 3 == 0 else b""), bytes(n)) for n in range(1, 20)]
-    messages, end = decode_many([*replies, reply(EOB), reply(batched(99))], asked="x")
-    assert messages == [decode_one(one, asked="x") for one in replies]
-    assert end == EndOfBatch(7, 3, -1)
+def test_a_subject_that_is_not_utf_8_does_not_stop_the_reader() -> None:
+    header = batched(5).replace(b"orders.5", b"orders.\xff")
+    assert decode_one(reply(header), asked="x").subject == "orders.\ufffd"
 
 
-def test_a_404_is_the_end_of_an_empty_batch() -> None:
-    assert decode_many([reply(b"NATS/1.0 404 Message Not Found\r\n\r\n")], asked="x") == ([], EndOfBatch(0, -1, -1))
+def test_a_time_that_is_none_is_a_protocol_error() -> None:
+    with pytest.raises(RemoteProtocolError, match="bad time"):
+        decode_one(reply(batched(5, time=b"tomorrow")), asked="x")

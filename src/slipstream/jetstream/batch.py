@@ -8,56 +8,14 @@ must find out before it may call the range complete.
 from __future__ import annotations
 
 import enum
+from bisect import bisect_right
 from typing import NamedTuple
 
 from slipstream.api import GetRequest
-from slipstream.errors import Error, RemoteProtocolError
-from slipstream.jetstream.direct import StoredMessage, decode_many
-from slipstream.wire import Msg
+from slipstream.jetstream.columns import ColumnPage, Columns
 
 PAGE_MESSAGES = 20_000
 PAGE_BYTES = 16 * 1024 * 1024
-
-
-class Page:
-    """One request's replies, in order of arrival; a `ReplySink` of the client."""
-
-    __slots__ = ("asked", "error", "finished", "min_last_seq", "replies")
-
-    def __init__(self, asked: str, *, min_last_seq: int = 0) -> None:
-        self.asked = asked
-        self.min_last_seq = min_last_seq
-        self.replies: list[Msg] = []
-        self.finished = False
-        self.error: Error | None = None
-
-    def deliver(self, msg: Msg) -> bool:
-        """Take a reply; True once it is the last. A status line ends a page, whatever it says."""
-        self.replies.append(msg)
-        header = msg.header
-        if header[8:9] == b" " or b"\r\nNats-Num-Pending: " not in header:  # an old server sends one message and no end
-            self.finished = True
-        return self.finished
-
-    def fail(self, error: Error) -> None:
-        """The connection is gone."""
-        self.error = error
-        self.finished = True
-
-    def is_finished(self) -> bool:
-        """Whether nothing more will come."""
-        return self.finished
-
-    def ready(self) -> bool:
-        """Whether there is anything to take."""
-        return bool(self.replies) or self.finished
-
-    def take(self) -> list[Msg]:
-        """What arrived since the last time; raises once the connection is lost."""
-        if self.error is not None:
-            raise self.error
-        replies, self.replies = self.replies, []
-        return replies
 
 
 class State(enum.Enum):
@@ -69,9 +27,9 @@ class State(enum.Enum):
 
 
 class Progress(NamedTuple):
-    """What a chunk of replies brought."""
+    """What came of a page so far, cut to the range; `page_over`: nothing more will come of it."""
 
-    messages: list[StoredMessage]
+    columns: Columns
     page_over: bool
 
 
@@ -106,23 +64,24 @@ class RangeReader:
             min_last_seq=self.goal if self._trusting else 0,
         )
 
-    def feed(self, page: Page) -> Progress:
-        """Turn the page's new replies into messages and move on."""
-        messages, over = decode_many(page.take(), asked=page.asked, min_last_seq=page.min_last_seq)
-        last = self.next_seq - 1
-        for message in messages:
-            if message.seq <= last:
-                raise RemoteProtocolError(f"{page.asked}: sequence {message.seq} came after {last}")
-            last = message.seq
+    def page(self, asked: str) -> ColumnPage:
+        """Where the replies to `request` go."""
+        return ColumnPage(asked, after=self.next_seq - 1, min_last_seq=self.goal)
+
+    def feed(self, page: ColumnPage) -> Progress:
+        """Take what arrived and move on."""
+        columns = page.take()
+        over = page.finished
+        last = columns.seqs[-1] if columns.seqs else self.next_seq - 1
         self.next_seq = last + 1
         end = self.end
         if end and last >= end:  # the end or something beyond it was seen: nothing can be missing before it
             self.state = State.DONE
-            while messages and messages[-1].seq > end:
-                messages.pop()
-        elif over is not None and over.pending <= 0:
+            if last > end:
+                columns = columns.cut(bisect_right(columns.seqs, end))
+        elif over and page.end is not None and page.end.pending <= 0:
             self.state = State.DONE if self._trusting or last >= self.goal else State.DOUBTFUL
-        return Progress(messages, page.finished and not page.replies)
+        return Progress(columns, over)
 
     def settle(self, last_seq_of_leader: int, next_message: int) -> None:
         """The leader's word on a doubtful range: its last sequence, and the next message it has (0: none)."""

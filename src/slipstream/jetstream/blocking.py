@@ -24,8 +24,9 @@ from slipstream.errors import (
     UsageError,
 )
 from slipstream.jetstream import calls
-from slipstream.jetstream.batch import Page, RangeReader, State
-from slipstream.jetstream.direct import StoredMessage, decode_many, decode_one
+from slipstream.jetstream.batch import RangeReader, State
+from slipstream.jetstream.columns import ColumnPage, Columns
+from slipstream.jetstream.direct import StoredMessage, decode_one
 from slipstream.jetstream.patience import Patience
 from slipstream.jetstream.window import AckWindow, FailedPublish
 from slipstream.wire import Headers, Msg, check_filter, has_wildcard
@@ -103,13 +104,13 @@ class JetStream:
 
     def run(self, call: calls.Call[T], *, timeout: float | None = None) -> T:
         """Send a request and decode its answer."""
-        sink = Page(call.subject)
-        token = self._client.start(call.subject, call.payload, sink, header=call.header)
+        answer = calls.Answer()
+        token = self._client.start(call.subject, call.payload, answer, header=call.header)
         try:
-            self._client.wait(sink.ready, timeout=timeout or self._timeout, what=f"an answer on {call.subject}")
+            self._client.wait(answer.ready, timeout=timeout or self._timeout, what=f"an answer on {call.subject}")
         finally:
             self._client.cancel(token)
-        return call.decode(sink.take()[0])
+        return call.decode(answer.take())
 
     def _keeps_min_last_seq(self, stream: str, patience: Patience) -> bool:
         """Whether the server in front of us honours `min_last_seq`; asked once per server, of the server itself."""
@@ -285,38 +286,41 @@ class Stream:
     def read_chunks(
         self, *, start: int = 1, end: int = 0, subject: str = "", min_last_seq: int = 0, timeout: float | None = None
     ) -> Iterator[list[StoredMessage]]:
-        """The same in lists, as they arrive: the fast way. The next page is under way while a list is handled.
+        """The same in lists, as they arrive."""
+        chunks = self.read_columns(start=start, end=end, subject=subject, min_last_seq=min_last_seq, timeout=timeout)
+        for columns in chunks:
+            yield columns.messages()
+
+    def read_columns(
+        self, *, start: int = 1, end: int = 0, subject: str = "", min_last_seq: int = 0, timeout: float | None = None
+    ) -> Iterator[Columns]:
+        """The same in columns, as they arrive: the fast way.
 
         `timeout` is for each wait, not for the whole read. A range with an `end` is complete, whichever replica
         answered: one that is behind is asked again, not believed.
         """
         if subject:
             check_filter(subject)
-        goal = end or min_last_seq
-        trusting = bool(goal) and self._js._keeps_min_last_seq(self.name, self._patience(timeout))
-        reader = RangeReader(start=start, end=end, subject=subject, at_least=min_last_seq, trusting=trusting)
         patience = self._patience(timeout)
+        trusting = bool(end or min_last_seq) and self._js._keeps_min_last_seq(self.name, patience)
+        reader = RangeReader(start=start, end=end, subject=subject, at_least=min_last_seq, trusting=trusting)
         asked = self._api.direct_subject(self.name)
         while not reader.is_done:
             if reader.state is State.DOUBTFUL:
                 self._settle(reader, patience)
                 continue
-            page = Page(asked, min_last_seq=goal)
+            page = reader.page(asked)
             token = self._client.start(asked, encode_json(reader.request()), page)
             try:
                 over = False
-                while not over:
+                while not over and not reader.is_done:
                     self._wait(page.ready, patience)
-                    try:
-                        messages, over = reader.feed(page)
-                    except StaleReadError as error:
-                        self._pause(patience, error)
-                        break
-                    if messages:
-                        yield messages
+                    columns, over = reader.feed(page)
+                    if columns.seqs:
+                        yield columns
                         patience = self._patience(timeout)
-                    if reader.is_done:
-                        break
+            except StaleReadError as error:
+                self._pause(patience, error)
             finally:
                 self._client.cancel(token)
 
@@ -375,21 +379,21 @@ class Stream:
         anchor = ""
         while True:
             wanted_subjects = (subject, anchor) if anchor and anchor != subject else (subject,)
-            page = Page(asked)
+            page = ColumnPage(asked)
             body = encode_json(GetRequest(multi_last=wanted_subjects, batch=len(wanted_subjects)))
             token = self._client.start(asked, body, page)
             try:
                 self._wait(page.is_finished, patience)
             finally:
                 self._client.cancel(token)
-            messages, end = decode_many(page.take(), asked=asked)
-            seen = -1 if end is None else end.up_to_seq
+            found = page.take()
+            seen = -1 if page.end is None else page.end.up_to_seq
             if seen >= wanted:
-                for message in messages:
+                for message in found.messages():
                     if message.subject == subject:
                         return message
                 raise MessageNotFoundError(f"{asked}: no message on {subject}")
-            if not messages and not anchor:
+            if not found.seqs and not anchor:
                 anchor = self._find_anchor(wanted, patience)
                 if not anchor:
                     raise MessageNotFoundError(f"{asked}: the stream is empty")

@@ -50,6 +50,35 @@ class Call(Generic[T]):
     header: bytes = b""
 
 
+class Answer:
+    """The one reply to a request; a `ReplySink` of the client."""
+
+    __slots__ = ("_error", "_msg")
+
+    def __init__(self) -> None:
+        self._msg: Msg | None = None
+        self._error: Error | None = None
+
+    def deliver(self, msg: Msg) -> bool:
+        """Take the reply; there is no second one."""
+        self._msg = msg
+        return True
+
+    def fail(self, error: Error) -> None:
+        """The connection is gone."""
+        self._error = error
+
+    def ready(self) -> bool:
+        """Whether the reply or an error is there."""
+        return self._msg is not None or self._error is not None
+
+    def take(self) -> Msg:
+        """The reply; raises if the connection was lost instead."""
+        if self._msg is None:
+            raise self._error or RemoteProtocolError("there is no answer yet")
+        return self._msg
+
+
 def check_name(name: str, what: str = "stream") -> str:
     """Return `name`, or raise: names of streams and consumers are single tokens of a subject and of a path."""
     if not isinstance(name, str) or not name or len(name) > 255 or not _BAD_NAME.isdisjoint(name):

@@ -3,7 +3,7 @@
 The server's own headers are the last ones of a reply: a stored message may carry the same names in front of them, and
 even `Status: 204`. Only an inline status line is a status (DG-22), only what stands last is the server's word.
 
-This is a hot path: a batched read handles each reply here, see `benchmarks/`.
+Whole batches have a quicker way, `columns.py`, which leaves to this module whatever is unusual.
 """
 
 from __future__ import annotations
@@ -29,15 +29,6 @@ _TAIL = re.compile(
     rb"(?:Nats-Num-Pending: (\d{1,20})\r\nNats-Last-Sequence: (\d{1,20})\r\n)?\r\n"
 )
 _UNKNOWN = -1
-
-# The usual reply of a batch, to the letter: a message without headers of its own from a current server.
-_USUAL = re.compile(
-    rb"NATS/1\.0\r\nNats-Stream: ([^\r]*)\r\nNats-Subject: ([^\r]*)\r\nNats-Sequence: (\d{1,19})\r\n"
-    rb"Nats-Time-Stamp: (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\.?(\d{0,9})Z\r\n"
-    rb"Nats-Num-Pending: \d{1,20}\r\nNats-Last-Sequence: \d{1,20}\r\n\r\n"
-)
-_SCALE = tuple(10 ** (9 - digits) for digits in range(10))
-_new = tuple.__new__
 
 
 class StoredMessage(NamedTuple):
@@ -86,45 +77,10 @@ def decode(msg: Msg, *, asked: str, min_last_seq: int = 0) -> BatchItem | EndOfB
     tail = _TAIL.fullmatch(header, at) if at >= 0 else None
     if tail is None:
         return _unusual(msg, asked)
-    stream, subject, seq, time, pending, _ = tail.groups()
+    stream, subject, seq, time, pending, _ = (_text(part) for part in tail.groups(default=b""))
     own = header[: at + 2] + b"\r\n" if at > 8 else b""
-    message = StoredMessage(subject.decode(), int(seq), parse_time(time.decode()), own, msg.payload, stream.decode())
-    return BatchItem(message, int(pending) if pending is not None else _UNKNOWN)
-
-
-def decode_many(
-    replies: list[Msg], *, asked: str, min_last_seq: int = 0
-) -> tuple[list[StoredMessage], EndOfBatch | None]:
-    """The messages of a batch's replies, and its end if that is among them. A 404 is the end of an empty batch.
-
-    Flat, with what neighbours share (stream, second) looked up instead of read again: 1.2 µs a message against 3 µs.
-    """
-    messages: list[StoredMessage] = []
-    append = messages.append
-    usual = _USUAL.fullmatch
-    scale = _SCALE
-    seconds: dict[bytes, int] = {}
-    streams: dict[bytes, str] = {}
-    for reply in replies:
-        found = usual(reply.header)
-        if found is None:
-            try:
-                item = decode(reply, asked=asked, min_last_seq=min_last_seq)
-            except MessageNotFoundError:
-                return messages, EndOfBatch(0, _UNKNOWN, _UNKNOWN)
-            if isinstance(item, EndOfBatch):
-                return messages, item
-            append(item.message)
-            continue
-        stream, subject, seq, second, fraction = found.groups()
-        try:
-            name, base = streams[stream], seconds[second]
-        except KeyError:
-            name = streams[stream] = stream.decode()
-            base = seconds[second] = parse_time(second.decode() + "Z")
-        nanos = base + int(fraction) * scale[len(fraction)] if fraction else base
-        append(_new(StoredMessage, (subject.decode(), int(seq), nanos, b"", reply.payload, name)))
-    return messages, None
+    message = StoredMessage(subject, int(seq), _time(time, asked), own, msg.payload, stream)
+    return BatchItem(message, _number(pending))
 
 
 def decode_one(msg: Msg, *, asked: str, min_last_seq: int = 0) -> StoredMessage:
@@ -167,12 +123,21 @@ def _unusual(msg: Msg, asked: str) -> BatchItem:
         at = next((i for i in range(len(own) - 1, -1, -1) if own[i][0] == name), None)
         if at is not None:
             del own[at]
+    header = Headers(own).encode()
+    message = StoredMessage(subject, _number(seq), _time(time, asked), header, msg.payload, stream or "")
+    return BatchItem(message, _number(headers.last(names.NUM_PENDING)))
+
+
+def _text(raw: bytes) -> str:
+    """A server passes any bytes on, so a subject need not be UTF-8; it must not cost the reader the rest."""
+    return raw.decode(errors="replace")
+
+
+def _time(text: str, asked: str) -> int:
     try:
-        moment = parse_time(time)
+        return parse_time(text)
     except ValueError as exc:
         raise RemoteProtocolError(f"{asked}: {exc}") from exc
-    message = StoredMessage(subject, _number(seq), moment, Headers(own).encode(), msg.payload, stream or "")
-    return BatchItem(message, _number(headers.last(names.NUM_PENDING)))
 
 
 def _number(text: str | None) -> int:

@@ -1,0 +1,214 @@
+"""JetStream through nats-py and through us, on one real nats-server: acked publish, drains, gets, keys.
+
+Each measurement runs in a process of its own (`python -m benchmarks.jetstream NAME URL`), with uvloop on both sides, on
+the same stream of 128-byte messages over 1,000 subjects.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+
+import nats
+import nats.js.api
+import uvloop
+
+import slipstream
+from benchmarks.report import Row, row, table
+from slipstream.kv import BucketConfig
+from tests.servers import real_server
+
+MESSAGES = 200_000
+PEER_MESSAGES = 100_000
+WINDOW = 4_000
+GETS = 32_000
+IN_FLIGHT = 64
+KEYS = 10_000
+PAYLOAD = b"x" * 128
+SUBJECTS = [f"bench.{n}" for n in range(1000)]
+
+Measure = Callable[[str], Awaitable[float]]
+
+
+async def publish_ours(url: str) -> float:
+    async with slipstream.connect(url) as nc:
+        js = nc.jetstream()
+        await js.create_stream(slipstream.StreamConfig(name="P1", subjects=("p1.>",)))
+        begin = time.perf_counter()
+        async with js.publisher(max_in_flight=WINDOW, timeout=30) as publisher:
+            for n in range(MESSAGES):
+                await publisher.publish("p1.a", PAYLOAD)
+        assert publisher.acked == MESSAGES
+        return n / (time.perf_counter() - begin)
+
+
+async def publish_peer(url: str) -> float:
+    nc = await nats.connect(url)
+    js = nc.jetstream(publish_async_max_pending=WINDOW)
+    await js.add_stream(name="P2", subjects=["p2.>"])
+    begin = time.perf_counter()
+    for _ in range(PEER_MESSAGES):
+        await js.publish_async("p2.a", PAYLOAD, wait_stall=30)
+    await js.publish_async_completed()
+    rate = PEER_MESSAGES / (time.perf_counter() - begin)
+    assert (await js.stream_info("P2")).state.messages == PEER_MESSAGES
+    await nc.close()
+    return rate
+
+
+async def fill(url: str) -> float:
+    """The stream and the bucket that the reads below share."""
+    async with slipstream.connect(url) as nc:
+        js = nc.jetstream()
+        await js.create_stream(slipstream.StreamConfig(name="BENCH", subjects=("bench.>",), allow_direct=True))
+        async with js.publisher() as publisher:
+            for n in range(MESSAGES):
+                await publisher.publish(SUBJECTS[n % 1000], PAYLOAD)
+        kv = await js.create_key_value(BucketConfig(bucket="bench"))
+        async with kv.writer() as writer:
+            for n in range(KEYS):
+                await writer.put(f"key.{n}", PAYLOAD)
+    return 0.0
+
+
+async def read_ours(url: str) -> float:
+    async with slipstream.connect(url) as nc:
+        stream = nc.jetstream().stream("BENCH")
+        count = 0
+        begin = time.perf_counter()
+        async for chunk in stream.read_chunks():
+            count += len(chunk)
+        assert count == MESSAGES
+        return count / (time.perf_counter() - begin)
+
+
+async def pull_peer(url: str) -> float:
+    nc = await nats.connect(url)
+    js = nc.jetstream()
+    sub = await js.pull_subscribe("bench.>", stream="BENCH")
+    begin = time.perf_counter()
+    count = 0
+    while count < PEER_MESSAGES:
+        messages = await sub.fetch(1000, timeout=5)
+        for message in messages:
+            await message.ack()
+        count += len(messages)
+    rate = count / (time.perf_counter() - begin)
+    await nc.close()
+    return rate
+
+
+async def ordered_peer(url: str) -> float:
+    nc = await nats.connect(url)
+    js = nc.jetstream()
+    sub = await js.subscribe("bench.>", stream="BENCH", ordered_consumer=True)
+    begin = time.perf_counter()
+    for _ in range(PEER_MESSAGES):
+        await sub.next_msg(timeout=5)
+    rate = PEER_MESSAGES / (time.perf_counter() - begin)
+    await nc.close()
+    return rate
+
+
+async def gets_ours(url: str) -> float:
+    async with slipstream.connect(url) as nc:
+        stream = nc.jetstream().stream("BENCH")
+
+        async def work(first: int) -> None:
+            for seq in range(first, first + GETS // IN_FLIGHT):
+                await stream.get(seq)
+
+        begin = time.perf_counter()
+        await asyncio.gather(*(work(1 + k * (GETS // IN_FLIGHT)) for k in range(IN_FLIGHT)))
+        return GETS / (time.perf_counter() - begin)
+
+
+async def gets_peer(url: str) -> float:
+    nc = await nats.connect(url)
+    js = nc.jetstream()
+
+    async def work(first: int) -> None:
+        for seq in range(first, first + GETS // IN_FLIGHT):
+            await js.get_msg("BENCH", seq, direct=True)
+
+    begin = time.perf_counter()
+    await asyncio.gather(*(work(1 + k * (GETS // IN_FLIGHT)) for k in range(IN_FLIGHT)))
+    rate = GETS / (time.perf_counter() - begin)
+    await nc.close()
+    return rate
+
+
+async def keys_ours(url: str) -> float:
+    async with slipstream.connect(url) as nc:
+        kv = await nc.jetstream().key_value("bench")
+        begin = time.perf_counter()
+        keys = await kv.keys()
+        assert len(keys) == KEYS
+        return KEYS / (time.perf_counter() - begin)
+
+
+async def keys_peer(url: str) -> float:
+    nc = await nats.connect(url)
+    kv = await nc.jetstream().key_value("bench")
+    begin = time.perf_counter()
+    keys = await kv.keys()
+    assert len(keys) == KEYS
+    rate = KEYS / (time.perf_counter() - begin)
+    await nc.close()
+    return rate
+
+
+MEASURES: dict[str, Measure] = {
+    measure.__name__: measure
+    for measure in (
+        publish_ours, publish_peer, fill, read_ours, pull_peer, ordered_peer, gets_ours, gets_peer, keys_ours, keys_peer,
+    )
+}  # fmt: skip
+
+
+def measure(name: str, url: str) -> float:
+    """One measurement in a fresh process."""
+    command = [sys.executable, "-m", "benchmarks.jetstream", name, url]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
+    rate: float = json.loads(done.stdout.splitlines()[-1])
+    return rate
+
+
+def run() -> list[Row]:
+    """All rows, on a server of their own."""
+    with real_server() as url:
+        publish_peer_rate = measure("publish_peer", url)
+        rows = [
+            row("JetStream publish, acked, 4,000 in flight", measure("publish_ours", url), publish_peer_rate, target=3)
+        ]
+        measure("fill", url)
+        drained = measure("read_ours", url)
+        rows += [
+            row(
+                "batched Direct Get against nats-py's pull, every message acked",
+                drained,
+                measure("pull_peer", url),
+                target=10,
+            ),
+            row(
+                "batched Direct Get against nats-py's ordered consumer", drained, measure("ordered_peer", url), target=7
+            ),
+            row("single Direct Get, 64 in flight", measure("gets_ours", url), measure("gets_peer", url), target=2),
+            row("KV keys() of 10,000 keys", measure("keys_ours", url), measure("keys_peer", url), target=4),
+        ]
+    return rows
+
+
+def main() -> None:
+    if len(sys.argv) == 3:
+        print(json.dumps(uvloop.run(MEASURES[sys.argv[1]](sys.argv[2]))))
+    else:
+        print(table(run()))
+
+
+if __name__ == "__main__":
+    main()
