@@ -1,18 +1,27 @@
 """What can go wrong, as one family of exceptions: branches by who must act.
 
 `UsageError` is for the caller to mend, `RemoteProtocolError` for whoever runs the peer, `ConnectionLostError` for the
-network, `ApiError` is the server's considered "no" with its code, `RequestTimeoutError` is silence. Messages say what was
-seen and what was allowed. An error of the JetStream API is declared once, here: the embedded server raises it and sends
-it as JSON, the client raises the same class again.
+network, `ApiError` is the server's considered "no" with its code, `RequestTimeoutError` is silence. Messages say what
+was seen and what was allowed. An error of the JetStream API is declared once, here: the embedded server raises it and
+sends it as JSON, the client raises the same class again. Every error can be pickled (Spark's workers are processes).
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class Error(Exception):
     """Root of everything Slipstream raises on purpose."""
+
+    def __reduce__(self) -> tuple[Any, ...]:  # Exception would call the class with `args`, the finished message
+        return _restore, (type(self), self.args, self.__dict__)
+
+
+def _restore(cls: type[Error], args: tuple[Any, ...], fields: dict[str, Any]) -> Error:
+    error = cls.__new__(cls, *args)
+    error.__dict__.update(fields)
+    return error
 
 
 class UsageError(Error, ValueError):
@@ -115,18 +124,21 @@ class CorruptRecordError(StoreError):
 
 
 class ApiError(Error):
-    """The JetStream API said no. `code` is HTTP-like, `err_code` names the reason, `description` is the server's text."""
+    """The JetStream API said no: `code` is HTTP-like, `err_code` the reason, `description` the server's text."""
 
     code: int = 500
     err_code: int = 0
     default_description: ClassVar[str] = "JetStream API error"
     _by_err_code: ClassVar[dict[int, type[ApiError]]] = {}
 
-    def __init_subclass__(cls, *, code: int = 500, err_code: int = 0, description: str = "") -> None:
+    def __init_subclass__(cls, *, code: int = 0, err_code: int = 0, description: str = "") -> None:
         super().__init_subclass__()
-        cls.code, cls.err_code = code, err_code
-        cls.default_description = description
+        if code:
+            cls.code = code
+        if description:
+            cls.default_description = description
         if err_code:
+            cls.err_code = err_code
             ApiError._by_err_code[err_code] = cls
 
     def __init__(self, description: str = "", *, code: int | None = None, err_code: int | None = None) -> None:

@@ -142,5 +142,5 @@ def test_any_paging_gives_the_messages_of_the_range(
             del headers[:cut]
             progress = reader.feed(page)
             got += progress.columns.seqs
-            over = progress.page_over or reader.state is State.DONE
+            over = progress.page_over or reader.is_done
     assert got == [s for s in sorted(stored) if start <= s <= end]

@@ -132,3 +132,11 @@ def test_a_subject_that_is_not_utf_8_does_not_stop_the_reader() -> None:
 def test_a_time_that_is_none_is_a_protocol_error() -> None:
     with pytest.raises(RemoteProtocolError, match="bad time"):
         decode_one(reply(batched(5, time=b"tomorrow")), asked="x")
+
+
+def test_a_message_that_was_stored_with_a_status_line_is_a_message() -> None:
+    forged = batched(5).replace(b"NATS/1.0\r\n", b"NATS/1.0 204 EOB\r\nNats-UpTo-Sequence: 99\r\n", 1)
+    for header in (forged, forged.replace(b"Nats-Last-Sequence: 4\r\n", b"Nats-Last-Sequence: 4\r\nNew: 1\r\n")):
+        item = decode(reply(header, b"x"), asked="x")
+        assert isinstance(item, BatchItem)
+        assert (item.message.seq, item.message.data) == (5, b"x")

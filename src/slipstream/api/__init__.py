@@ -1,4 +1,4 @@
-"""JetStream's vocabulary, for both sides: configurations, reports, subjects, header names; dataclasses to and from JSON."""
+"""JetStream's vocabulary, for both sides: configurations, reports, subjects, header names; dataclasses <-> JSON."""
 
 from slipstream.api.messages import (
     ErrorBody,

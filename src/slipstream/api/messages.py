@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from slipstream.api.times import parse_time
-from slipstream.errors import ApiError
+from slipstream.errors import ApiError, RemoteProtocolError
 
 
 class PubAck(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -74,23 +74,46 @@ class StoredBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return parse_time(self.time)
 
 
+# What msgspec raises for bytes that are not the JSON they should be; ValueError is for text that is not UTF-8.
+NOT_JSON = (msgspec.DecodeError, ValueError, RecursionError)
+
 _decode_pub_reply = msgspec.json.Decoder(_PubReply).decode
-decode_get_request = msgspec.json.Decoder(GetRequest).decode
+_decode_get_request = msgspec.json.Decoder(GetRequest).decode
 encode_json = msgspec.json.Encoder().encode
 
 
+def decode_get_request(data: bytes) -> GetRequest:
+    """The request; raises msgspec.DecodeError (a ValidationError where JSON has the wrong types), and nothing else."""
+    try:
+        return _decode_get_request(data)
+    except (ValueError, RecursionError) as exc:
+        raise msgspec.DecodeError(str(exc)) from exc
+
+
 def decode_pub_ack(data: bytes) -> PubAck:
-    """The ack in a stream's reply; an error in it is raised."""
-    reply = _decode_pub_reply(data)
+    """The ack in a stream's reply; an error in it is raised.
+
+    Raises RemoteProtocolError for anything else: who answers on the subject need not be a stream.
+    """
+    try:
+        reply = _decode_pub_reply(data)
+    except NOT_JSON as exc:
+        raise RemoteProtocolError(f"expected a publish ack, got {data[:64]!r}: {exc}") from exc
     if reply.error is not None:
         raise reply.error.exception()
+    if not reply.stream:
+        raise RemoteProtocolError(f"expected a publish ack that names its stream, got {data[:64]!r}")
     return PubAck(reply.stream, reply.seq, reply.domain, reply.duplicate, reply.batch, reply.count)
 
 
 def decode_response(data: bytes) -> dict[str, Any]:
-    """The object of any other API response; an error in it is raised."""
-    body: dict[str, Any] = msgspec.json.decode(data, type=dict[str, Any])
-    error = body.get("error")
-    if error is not None:
-        raise msgspec.convert(error, ErrorBody).exception()
+    """The object of any other API response; an error in it is raised, RemoteProtocolError if it is no response."""
+    try:
+        body: dict[str, Any] = msgspec.json.decode(data, type=dict[str, Any])
+        error = body.get("error")
+        refusal = None if error is None else msgspec.convert(error, ErrorBody)
+    except NOT_JSON as exc:
+        raise RemoteProtocolError(f"expected a JetStream API response, got {data[:64]!r}: {exc}") from exc
+    if refusal is not None:
+        raise refusal.exception()
     return body

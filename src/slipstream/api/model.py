@@ -2,7 +2,7 @@
 
 Three rules: attribute names are the JSON names; units change in a codec (`via`); fields this version does not know are
 kept in `unknown` and written out again, so that a read-modify-write by an older client never strips a newer server's
-configuration. A value of the wrong type is a ValueError that names the field.
+configuration. A value of the wrong type is a ValueError that names the field; a null is an absent field, as in Go.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from functools import cache
 from typing import Any, NamedTuple, Self, TypeVar, get_type_hints
 
 import msgspec
@@ -27,14 +26,32 @@ class Codec(NamedTuple):
     encode: Callable[[Any], Any]
 
 
+class _Exact(timedelta):
+    """A duration that is finer than a timedelta can tell: shown in microseconds, written out as it was read.
+
+    It is rounded away from zero, because 0 has a meaning of its own ("forever", "the default").
+    """
+
+    nanos: int
+
+    @classmethod
+    def of(cls, nanos: int) -> _Exact:
+        exact = cls(microseconds=-(-nanos // 1000) if nanos > 0 else nanos // 1000)
+        exact.nanos = nanos
+        return exact
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Exact.of, (self.nanos,)
+
+
 def _from_nanos(value: Any) -> timedelta:
     if not isinstance(value, int) or isinstance(value, bool):
         raise ValueError(f"expected nanoseconds as a whole number, got {value!r}")
-    return timedelta(microseconds=value // 1000)
+    return _Exact.of(value) if value % 1000 else timedelta(microseconds=value // 1000)
 
 
 def _to_nanos(value: timedelta) -> int:
-    return (value // timedelta(microseconds=1)) * 1000
+    return value.nanos if isinstance(value, _Exact) else (value // timedelta(microseconds=1)) * 1000
 
 
 NANOS = Codec(_from_nanos, _to_nanos)
@@ -43,15 +60,18 @@ TIME = Codec(parse_time, format_time)
 
 def nested(model: type[M]) -> Codec:
     """A field that is an object of its own."""
-    return Codec(lambda value: None if value is None else model.from_dict(value), lambda value: value and value.to_dict())
+    return Codec(model.from_dict, lambda value: value and value.to_dict())
 
 
 def nested_list(model: type[M]) -> Codec:
     """A field that is a list of objects."""
-    return Codec(
-        lambda values: tuple(model.from_dict(value) for value in values or ()),
-        lambda values: [value.to_dict() for value in values],
-    )
+
+    def decode(values: Any) -> tuple[M, ...]:
+        if not isinstance(values, list):
+            raise ValueError(f"expected a list of {model.__name__}, got {type(values).__name__}")
+        return tuple(model.from_dict(value) for value in values)
+
+    return Codec(decode, lambda values: [value.to_dict() for value in values])
 
 
 def via(codec: Codec, *, default: Any, always: bool = False) -> Any:
@@ -77,17 +97,24 @@ class _Field(NamedTuple):
     default: Any
 
 
-@cache
+_layouts: dict[type[JsonModel], dict[str, _Field]] = {}
+
+
 def _layout(cls: type[JsonModel]) -> dict[str, _Field]:
+    """The fields of a model, looked up once per class."""
+    known = _layouts.get(cls)
+    if known is not None:
+        return known
     hints = get_type_hints(cls)
-    layout = {}
+    layout: dict[str, _Field] = {}
     for field in dataclasses.fields(cls):
         if field.name != "unknown":
-            has_factory = field.default_factory is not dataclasses.MISSING
-            default = field.default_factory() if has_factory else field.default  # type: ignore[misc]
+            factory = field.default_factory
+            default = field.default if factory is dataclasses.MISSING else factory()
             layout[field.name] = _Field(
                 field.name, hints[field.name], field.metadata.get("codec"), field.metadata.get("always", False), default
             )
+    _layouts[cls] = layout
     return layout
 
 
@@ -100,7 +127,11 @@ class JsonModel:
     @classmethod
     def from_json(cls, data: bytes) -> Self:
         """Read a JSON object."""
-        return cls.from_dict(msgspec.json.decode(data))
+        try:
+            value = msgspec.json.decode(data)
+        except (msgspec.DecodeError, ValueError, RecursionError) as exc:  # ValueError: not UTF-8
+            raise ValueError(f"bad JSON for {cls.__name__}: {exc}") from exc
+        return cls.from_dict(value)
 
     @classmethod
     def from_dict(cls, value: Any) -> Self:
@@ -115,14 +146,11 @@ class JsonModel:
             if field is None:
                 unknown[name] = item
                 continue
+            if item is None:  # Go writes null for an empty list or map, and reads null as nothing
+                continue
             try:
-                if field.codec is not None:
-                    known[name] = field.codec.decode(item)
-                elif item is None:  # Go writes null for an empty list or map
-                    continue
-                else:
-                    known[name] = msgspec.convert(item, field.hint)
-            except (ValueError, TypeError, msgspec.ValidationError) as exc:
+                known[name] = field.codec.decode(item) if field.codec else msgspec.convert(item, field.hint)
+            except (ValueError, OverflowError, msgspec.ValidationError) as exc:
                 raise ValueError(f"bad value for {cls.__name__}.{name}: {exc}") from exc
         try:
             return cls(**known, unknown=unknown)

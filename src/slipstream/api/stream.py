@@ -1,5 +1,7 @@
 """Streams in the API's words: configuration, state and info, as both sides exchange them."""
 
+# ruff: noqa: RUF009 -- `via` and `always` return a dataclasses.field
+
 from __future__ import annotations
 
 from collections.abc import Mapping

@@ -1,13 +1,18 @@
-"""Times of the API: RFC 3339 text, or Go's own format in old Direct Get replies, to nanoseconds since the epoch and back."""
+"""Times of the API: RFC 3339 text, or Go's own format in old Direct Get replies, to nanoseconds since 1970 and back."""
 
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 
-_RFC3339 = re.compile(
-    r"(\d{4}-\d\d-\d\d)[Tt ](\d\d:\d\d:\d\d)(?:\.(\d{1,9}))? ?(Z|z|[+-]\d\d:?\d\d)(?: [A-Z]{1,5})?(?: m=\S+)?"
+from slipstream.errors import UsageError
+
+# Go's own format ends with the name of the zone (or its offset again), and with a clock reading within one process.
+_TIME = re.compile(
+    r"(\d{4}-\d\d-\d\d)[Tt ](\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?"
+    r" ?([Zz]|[+-](?:[01]\d|2[0-3]):?[0-5]\d)(?: [A-Za-z0-9+-]{1,6})?(?: m=\S+)?",
+    re.ASCII,
 )
 ZERO_TEXT = "0001-01-01T00:00:00Z"
 ZERO = -62135596800 * 1_000_000_000  # Go's zero time, "never"
@@ -18,18 +23,17 @@ _SECOND = 1_000_000_000
 @lru_cache(maxsize=256)
 def _seconds(date: str, clock: str, zone: str) -> int:
     """A stream's messages share their seconds: the slow part is done once per second."""
-    moment = datetime.fromisoformat(f"{date}T{clock}")
+    moment = datetime.fromisoformat(f"{date}T{clock}+00:00")
     offset = timedelta(0)
     if zone not in ("Z", "z"):
-        digits = zone[1:].replace(":", "")
-        offset = timedelta(hours=int(digits[:2]), minutes=int(digits[2:]))
+        offset = timedelta(hours=int(zone[1:3]), minutes=int(zone[-2:]))
         offset = -offset if zone[0] == "-" else offset
-    return (moment.replace(tzinfo=timezone(timedelta(0))) - _EPOCH - offset) // timedelta(seconds=1)
+    return (moment - _EPOCH - offset) // timedelta(seconds=1)
 
 
 def parse_time(text: str) -> int:
     """Nanoseconds since the epoch; raises ValueError for anything that is not a time."""
-    found = _RFC3339.fullmatch(text) if isinstance(text, str) else None
+    found = _TIME.fullmatch(text) if isinstance(text, str) else None
     if found is None:
         raise ValueError(f"bad time {text!r}, expected RFC 3339 such as 2022-08-06T00:29:27.587861324Z")
     date, clock, fraction, zone = found.groups()
@@ -38,13 +42,16 @@ def parse_time(text: str) -> int:
 
 @lru_cache(maxsize=256)
 def _whole(second: int) -> str:
-    return (_EPOCH + timedelta(seconds=second)).strftime("%Y-%m-%dT%H:%M:%S")
+    try:
+        return (_EPOCH + timedelta(seconds=second)).isoformat()[:19]  # strftime does not pad years before 1000
+    except OverflowError as exc:
+        raise UsageError(f"bad time {second} s since 1970: years 1 to 9999 are allowed") from exc
 
 
 def format_time(nanos: int) -> str:
-    """RFC 3339 in UTC, as Go writes it: trailing zeros of the fraction cut."""
-    second, fraction = divmod(nanos, _SECOND)
-    if second <= ZERO // _SECOND:
+    """RFC 3339 in UTC, as Go writes it: trailing zeros of the fraction cut. Before the year 1 it is Go's zero time."""
+    if nanos <= ZERO:
         return ZERO_TEXT
+    second, fraction = divmod(nanos, _SECOND)
     text = _whole(second)
     return f"{text}.{fraction:09d}".rstrip("0") + "Z" if fraction else f"{text}Z"

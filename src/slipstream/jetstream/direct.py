@@ -69,13 +69,12 @@ class EndOfBatch(NamedTuple):
 def decode(msg: Msg, *, asked: str, min_last_seq: int = 0) -> BatchItem | EndOfBatch:
     """What a reply means; `asked` names the request in errors."""
     header = msg.header
-    if header[8:9] == b" ":
-        status = parse_status(header)
-        if status is not None:
-            return _status(status, header, asked, min_last_seq)
     at = header.rfind(_MARK)
     tail = _TAIL.fullmatch(header, at) if at >= 0 else None
-    if tail is None:
+    if tail is None:  # a message may have been stored with a status line: only what the server did not sign is a status
+        status = parse_status(header)
+        if status is not None and Headers.parse(header).last(names.SEQUENCE) is None:
+            return _status(status, header, asked, min_last_seq)
         return _unusual(msg, asked)
     stream, subject, seq, time, pending, _ = (_text(part) for part in tail.groups(default=b""))
     own = header[: at + 2] + b"\r\n" if at > 8 else b""
@@ -123,7 +122,7 @@ def _unusual(msg: Msg, asked: str) -> BatchItem:
         at = next((i for i in range(len(own) - 1, -1, -1) if own[i][0] == name), None)
         if at is not None:
             del own[at]
-    header = Headers(own).encode()
+    header = Headers.received(own).encode()
     message = StoredMessage(subject, _number(seq), _time(time, asked), header, msg.payload, stream or "")
     return BatchItem(message, _number(headers.last(names.NUM_PENDING)))
 

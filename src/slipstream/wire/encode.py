@@ -14,6 +14,7 @@ PING = b"PING\r\n"
 PONG = b"PONG\r\n"
 OK = b"+OK\r\n"
 
+_INFO_ALWAYS = ("server_id", "server_name", "version", "proto", "go", "host", "port", "headers", "max_payload")
 _encode_json = msgspec.json.Encoder().encode
 
 
@@ -61,13 +62,14 @@ def connect(options: ConnectOptions) -> bytes:
 
 
 def info(server: ServerInfo) -> bytes:
-    """INFO."""
-    return b"INFO %b\r\n" % _encode_json(server)
+    """INFO. Other clients take an absent `max_payload` for 0: what nats-server always sends is never left out."""
+    body = {name: getattr(server, name) for name in _INFO_ALWAYS} | msgspec.to_builtins(server)
+    return b"INFO %b\r\n" % _encode_json(body)
 
 
 def err(text: str) -> bytes:
-    """-ERR with the text in quotes, as clients expect it."""
-    return b"-ERR '%b'\r\n" % text.encode()
+    """-ERR with the text in quotes, as clients expect it; the text may quote a peer and stays one line."""
+    return b"-ERR '%b'\r\n" % " ".join(text.splitlines()).encode(errors="replace")
 
 
 def ping() -> bytes:

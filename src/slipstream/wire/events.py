@@ -1,7 +1,7 @@
 """What the parser makes of a peer's bytes: one small tuple per protocol line, with its payload where it has one.
 
-Per-message values stay as they came: `header` is the raw block (`NATS/1.0…\\r\\n\\r\\n`, empty when there is none), to be
-read by `Headers.parse` only by those who want it. `sid` is the token as the subscriber chose it.
+Per-message values stay as they came: `header` is the raw block (`NATS/1.0…\\r\\n\\r\\n`, empty when there is none), to
+be read by `Headers.parse` only by those who want it. `sid` is the token as the subscriber chose it.
 """
 
 from __future__ import annotations

@@ -53,3 +53,14 @@ class ConnectOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     nkey: str | None = None
     headers: bool = False
     no_responders: bool = False
+
+    def __repr__(self) -> str:
+        """Without the secrets: events are logged."""
+        shown = (
+            f"{name}={'***' if name in _SECRETS and value else repr(value)}"
+            for name, value in ((name, getattr(self, name)) for name in self.__struct_fields__)
+        )
+        return f"ConnectOptions({', '.join(shown)})"
+
+
+_SECRETS = frozenset(("auth_token", "password", "sig", "jwt"))

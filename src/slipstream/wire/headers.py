@@ -2,22 +2,22 @@
 
 Names are case-sensitive and keep their case; a name may occur several times and every value is kept, in order. What the
 caller puts in is checked (no line can be smuggled in); what a peer sent is read leniently: only a block without the
-`NATS/1.0` line is an error.
+`NATS/1.0` line is an error. Spaces and tabs around a value do not survive the wire.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Union
 
 from slipstream.errors import RemoteProtocolError, UsageError
 
 VERSION = b"NATS/1.0"
 _NAME = re.compile(r"[!-9;-~]+")  # printable ASCII but space and colon
-_BREAK = re.compile(r"[\r\n\0]")
+_BREAK = re.compile(r"[\r\n\0\ud800-\udfff]")  # a lone surrogate has no UTF-8 form
 
-HeaderValues = Mapping[str, "str | Iterable[str]"] | Iterable[tuple[str, str]]
+HeaderValues = Union[Mapping[str, "str | Iterable[str]"], Iterable[tuple[str, str]], "Headers"]
 
 
 class Status(NamedTuple):
@@ -36,13 +36,21 @@ class Headers:
         self._items: list[tuple[str, str]] = []
         if values is None:
             return
-        pairs: Iterable[tuple[str, str | Iterable[str]]] = values.items() if isinstance(values, Mapping) else values
+        pairs: Iterable[tuple[str, str | Iterable[str]]]
+        pairs = values.items() if isinstance(values, Mapping | Headers) else values
         for name, value in pairs:
-            if isinstance(value, str):
+            if isinstance(value, str) or not isinstance(value, Iterable):
                 self.add(name, value)
             else:
                 for one in value:
                     self.add(name, one)
+
+    @classmethod
+    def received(cls, items: Iterable[tuple[str, str]]) -> Headers:
+        """Headers that came from a peer (`parse`, `items`), as they are: a reader cannot refuse what is stored."""
+        headers = cls()
+        headers._items.extend(items)
+        return headers
 
     def add(self, name: str, value: str) -> None:
         """Add a value after those the name already has."""
@@ -124,8 +132,8 @@ class Headers:
         items = headers._items
         for line in block.decode(errors="replace").split("\r\n")[1:]:
             name, colon, value = line.partition(":")
-            if colon:
-                items.append((name, value.strip()))
+            if colon and name:
+                items.append((name, value.strip(" \t")))
         return headers
 
 
@@ -133,7 +141,7 @@ def parse_status(block: bytes) -> Status | None:
     """The inline status of a header block, or None for an ordinary message."""
     if block[8:9] != b" " or not block.startswith(VERSION):
         return None
-    line = block[9 : block.find(b"\r\n")].decode(errors="replace").strip()
+    line = block[9:].partition(b"\r\n")[0].decode(errors="replace").strip(" \t")
     code, _, description = line.partition(" ")
     if not (code.isascii() and code.isdigit() and len(code) <= 4):
         return None
@@ -143,4 +151,4 @@ def parse_status(block: bytes) -> Status | None:
 def status_block(code: int, description: str, headers: Iterable[tuple[str, str]] = ()) -> bytes:
     """A block with an inline status, for servers."""
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers)
-    return f"NATS/1.0 {code} {description}\r\n{lines}\r\n".encode()
+    return f"NATS/1.0 {f'{code} {description}'.rstrip()}\r\n{lines}\r\n".encode()

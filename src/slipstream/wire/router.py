@@ -1,8 +1,8 @@
 """A subject becomes the subscribers that want it: a tree of tokens with a cache in front.
 
 The tree holds any number of subscriptions; a lookup costs one step per token and matching branch. Answers for literal
-subjects are cached: a literal subscription that comes or goes forgets one entry, a wildcard forgets all. Reply subjects,
-each used once, are looked up with `match_once`, which leaves the cache alone.
+subjects are cached: a literal subscription that comes or goes forgets one entry, a wildcard forgets all. Reply
+subjects, each used once, are looked up with `match_once`, which leaves the cache alone.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from slipstream.wire.subjects import has_wildcard
 T = TypeVar("T", bound=Hashable)
 
 CACHE_LIMIT = 16 * 1024
+CACHE_MEMBERS = 1024 * 1024  # subscribers in all cached answers: subjects times wildcards must not fill memory
 
 
 class Match(NamedTuple, Generic[T]):
@@ -44,6 +45,7 @@ class Router(Generic[T]):
     def __init__(self) -> None:
         self._root: _Node[T] = _Node()
         self._cache: dict[str, Match[T]] = {}
+        self._cached_members = 0  # at least as many as there are: what is forgotten singly is not taken off
         self._size = 0
 
     def __len__(self) -> int:
@@ -87,9 +89,11 @@ class Router(Generic[T]):
         found = self._cache.get(subject)
         if found is None:
             found = self.match_once(subject)
-            if len(self._cache) >= CACHE_LIMIT:
-                self._cache.clear()
+            members = len(found.plain) + sum(len(group) for _, group in found.queues)
+            if len(self._cache) >= CACHE_LIMIT or self._cached_members + members > CACHE_MEMBERS:
+                self._forget_all()
             self._cache[subject] = found
+            self._cached_members += members
         return found
 
     def match_once(self, subject: str) -> Match[T]:
@@ -148,9 +152,13 @@ class Router(Generic[T]):
 
     def _forget(self, pattern: str) -> None:
         if has_wildcard(pattern):
-            self._cache.clear()
+            self._forget_all()
         else:
             self._cache.pop(pattern, None)
+
+    def _forget_all(self) -> None:
+        self._cache.clear()
+        self._cached_members = 0
 
     def __iter__(self) -> Iterator[T]:
         """Every value, once per subscription."""

@@ -1,7 +1,7 @@
 """Subject rules: which names are subjects, which are filters, and which filter matches which subject.
 
-A subject is tokens joined by dots; a token is not empty and holds no white space. In a filter a token may be `*` (one
-token) and the last may be `>` (one or more).
+A subject is tokens joined by dots; a token is not empty and holds no white space (of ASCII: others are characters like
+any other to a server) and no NUL. In a filter a token may be `*` (one token) and the last may be `>` (one or more).
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from collections.abc import Callable
 
 from slipstream.errors import UsageError
 
-_SUBJECT = re.compile(r"[^\s.\0]+(?:\.[^\s.\0]+)*")
+_TOKEN = r"[^ \t\n\v\f\r.\0\ud800-\udfff]+"  # a lone surrogate has no UTF-8 form
+_SUBJECT = re.compile(rf"{_TOKEN}(?:\.{_TOKEN})*")
 
 
 def is_valid_filter(subject: str) -> bool:
@@ -46,8 +47,8 @@ def check_filter(subject: str) -> str:
     """Return `subject`, or raise a UsageError that says why it cannot be subscribed to."""
     if not isinstance(subject, str) or not is_valid_filter(subject):
         raise UsageError(
-            f"bad subject filter {subject!r}: tokens joined by dots are allowed, without white space, a whole token may be "
-            "'*', the last one may be '>'"
+            f"bad subject filter {subject!r}: tokens joined by dots are allowed, without white space, a whole token "
+            "may be '*', the last one may be '>'"
         )
     return subject
 
@@ -60,7 +61,7 @@ def matches(pattern: str, subject: str) -> bool:
 def subset_of(inner: str, outer: str) -> bool:
     """Whether every subject that the filter `inner` covers is covered by `outer` as well."""
     inside, outside = inner.split("."), outer.split(".")
-    if inside[-1] == ">" and outside[-1] != ">":
+    if inside[-1] == ">" and outside[-1] != ">":  # `*` is one token, `>` may be more
         return False
     return _covers(outside, inside)
 
@@ -70,12 +71,7 @@ def _covers(pattern: list[str], tokens: list[str]) -> bool:
     for i, want in enumerate(pattern):
         if want == ">":
             return i < count
-        if i >= count:
-            return False
-        have = tokens[i]
-        if want != have and want != "*":
-            return False
-        if have == ">" and want == "*":  # `*` is one token, `>` may be more
+        if i >= count or want not in ("*", tokens[i]):
             return False
     return len(pattern) == count
 
