@@ -1,0 +1,45 @@
+"""Every benchmark, one table: `python -m benchmarks [wire core jetstream server spark]`.
+
+Ratios are what counts; the figures themselves differ from machine to machine. A ratio below its target is marked, and
+the run ends with 1 only if a benchmark itself failed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import sys
+import time
+import traceback
+
+from benchmarks.report import Row, table
+
+SECTIONS = ("wire", "core", "jetstream", "server", "spark")
+
+
+def main(sections: list[str]) -> int:
+    """Run the sections named, all of them if none is."""
+    unknown = [name for name in sections if name not in SECTIONS]
+    if unknown:
+        print(f"unknown section {unknown[0]!r}: {', '.join(SECTIONS)} are there", file=sys.stderr)
+        return 2
+    print(
+        f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, {time.strftime('%Y-%m-%d')}"
+    )
+    failed = 0
+    for name in sections or SECTIONS:
+        begin = time.monotonic()
+        try:
+            rows: list[Row] = importlib.import_module(f"benchmarks.{name}").run()
+        except Exception:  # the other sections are still worth having
+            failed += 1
+            print(f"\n{name}: failed", flush=True)
+            traceback.print_exc()
+            continue
+        print(f"\n{name} ({time.monotonic() - begin:.0f} s)\n{table(rows)}", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
