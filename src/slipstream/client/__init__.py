@@ -1,0 +1,1 @@
+"""Core NATS: `protocol` is the pure state machine, `aio` and `blocking` give it a socket, a clock and randomness."""

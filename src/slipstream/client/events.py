@@ -1,0 +1,87 @@
+"""The small values that pass between the protocol, the drivers and the user: notices, effects, figures, ports."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from slipstream.errors import Error
+from slipstream.wire import Msg
+
+
+class ReplySink(Protocol):
+    """Where the replies of one request go. Called from the reader's loop: both methods must be quick and not raise."""
+
+    def deliver(self, msg: Msg) -> bool:
+        """Take one reply; True when it was the last one, and the token is forgotten."""
+        ...
+
+    def fail(self, error: Error) -> None:
+        """The connection is gone; no reply will come."""
+        ...
+
+
+class EventKind(enum.StrEnum):
+    """What can happen to a client beside the messages."""
+
+    DISCONNECTED = "disconnected"
+    RECONNECTED = "reconnected"
+    LAME_DUCK = "lame_duck"
+    ERROR = "error"
+    CLOSED = "closed"
+
+
+class ClientEvent(NamedTuple):
+    """One thing that happened, for `on_event`. `server` is the address without credentials."""
+
+    kind: EventKind
+    server: str = ""
+    error: Exception | None = None
+
+
+EventHandler = Callable[[ClientEvent], None]
+
+
+class Stats(NamedTuple):
+    """Figures since the client was made. Messages as the user counts them, bytes as they went over the wire."""
+
+    in_msgs: int
+    in_bytes: int
+    out_msgs: int
+    out_bytes: int
+    reconnects: int
+
+
+class Ready(NamedTuple):
+    """The handshake is done: the connection can be used."""
+
+
+class Drop(NamedTuple):
+    """Cut the transport now; then tell the protocol with `lost(error)`."""
+
+    error: Error
+
+
+class Ended(NamedTuple):
+    """The client is closed for good; `error` says why."""
+
+    error: Error
+
+
+class Report(NamedTuple):
+    """Tell the user."""
+
+    event: ClientEvent
+
+
+Effect = Ready | Drop | Ended | Report
+
+
+class Pong:
+    """The answer to one PING that somebody waits for."""
+
+    __slots__ = ("is_here",)
+
+    def __init__(self) -> None:
+        self.is_here = False

@@ -1,0 +1,160 @@
+"""Messages of one subscription wait here between the reader of the socket and the reader of the messages.
+
+Invariant: bounded, and never a silent loss. What does not fit is counted in a gap that stands in the queue where the
+messages would have stood; whoever reads gets everything before it, then a `SlowConsumerError`, then what came after.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from slipstream.errors import Error, SlowConsumerError, UsageError
+from slipstream.wire import Msg
+
+
+class _Gap:
+    """Messages that were dropped at one place of the queue."""
+
+    __slots__ = ("dropped",)
+
+    def __init__(self) -> None:
+        self.dropped = 0
+
+
+def _nobody() -> None:
+    """Nobody waits."""
+
+
+class Mailbox:
+    """One subscription: what it is for the server (`sid`, `subject`, `queue`) and what arrived for it."""
+
+    __slots__ = (
+        "_gaps", "_size", "_wake", "before", "error", "is_ended", "items", "limit", "max_bytes", "max_msgs", "on_gap",
+        "queue", "received", "sid", "subject",
+    )  # fmt: skip
+
+    def __init__(self, sid: bytes, subject: str, *, queue: str, max_msgs: int, max_bytes: int) -> None:
+        if max_msgs < 1 or max_bytes < 1:
+            raise UsageError(f"max_pending_msgs {max_msgs} and max_pending_bytes {max_bytes}: at least 1 is allowed")
+        self.sid = sid
+        self.subject = subject
+        self.queue = queue
+        self.max_msgs = max_msgs
+        self.max_bytes = max_bytes
+        self.limit = 0  # auto-unsubscribe after that many messages in all; 0 for never
+        self.received = 0
+        self.before = 0  # of these, those of earlier connections
+        self.is_ended = False
+        self.error: Error | None = None  # why it ended, if not by order
+        self.on_gap: Callable[[SlowConsumerError], None] | None = None
+        self.items: deque[Msg | _Gap] = deque()  # for `take`; outside, only whether it is empty is of interest
+        self._size = 0
+        self._gaps = 0
+        self._wake: Callable[[], None] = _nobody
+
+    @property
+    def pending(self) -> int:
+        """Messages that wait to be taken."""
+        return len(self.items) - self._gaps
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a reader has something to take: a message, an error, or the end."""
+        return bool(self.items) or self.is_ended
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it ended by order and everything was taken: iteration stops. (An error is raised by `take`.)"""
+        return self.is_ended and not self.items and self.error is None
+
+    def wake_with(self, wake: Callable[[], None]) -> None:
+        """Call `wake` once, when there is something to take: one call per chunk, not per message."""
+        self._wake = wake
+
+    def add(self, msg: Msg) -> bool:
+        """Keep a message or count it as dropped; True when it was the last of the subscription."""
+        items = self.items
+        size = self._size + len(msg[4]) + len(msg[3])
+        if size > self.max_bytes or len(items) >= self.max_msgs:
+            self._drop()
+        else:
+            items.append(msg)
+            self._size = size
+        if self._wake is not _nobody:
+            self._call_wake()
+        self.received += 1
+        if self.received == self.limit:
+            self.end()
+            return True
+        return False
+
+    def add_all(self, msgs: list[Msg]) -> bool:
+        """As `add` for each: what fits as a whole is taken over as a whole."""
+        size = self._size + sum([len(msg[4]) + len(msg[3]) for msg in msgs])
+        if size > self.max_bytes or len(self.items) + len(msgs) > self.max_msgs or self.limit:
+            return any(self.add(msg) for msg in msgs)
+        self.items.extend(msgs)
+        self._size = size
+        self.received += len(msgs)
+        if self._wake is not _nobody:
+            self._call_wake()
+        return False
+
+    def take(self) -> Msg:
+        """The oldest message; only when there is one (`is_ready`). Raises the gap or the end that stands there."""
+        try:
+            item = self.items.popleft()
+        except IndexError:
+            raise self.ending() from None
+        if item.__class__ is Msg:
+            self._size -= len(item[4]) + len(item[3])
+            return item
+        self._gaps -= 1
+        raise self._gap_error(item.dropped)  # type: ignore[union-attr]
+
+    def take_all(self) -> list[Msg]:
+        """Every message up to the next gap, at least one. Raises the gap or the end that stands there."""
+        if self._gaps:
+            first = [self.take()]
+            while self.items and self.items[0].__class__ is not _Gap:
+                first.append(self.take())
+            return first
+        if not self.items:
+            raise self.ending()
+        chunk: list[Msg] = list(self.items)  # type: ignore[arg-type]
+        self.items.clear()
+        self._size = 0
+        return chunk
+
+    def end(self, error: Error | None = None) -> None:
+        """Nothing comes any more; what is here can still be taken."""
+        if not self.is_ended:
+            self.is_ended = True
+            self.error = error
+            self._call_wake()
+
+    def ending(self) -> Error:
+        """What a reader gets that wants a message after the end."""
+        return self.error or UsageError(f"the subscription of {self.subject!r} ended after {self.received} messages")
+
+    def _call_wake(self) -> None:
+        wake, self._wake = self._wake, _nobody
+        wake()
+
+    def _drop(self) -> None:
+        if self.items and self.items[-1].__class__ is _Gap:
+            gap = self.items[-1]
+        else:
+            gap = _Gap()
+            self.items.append(gap)
+            self._gaps += 1
+            if self.on_gap is not None:
+                self.on_gap(self._gap_error(1))
+        gap.dropped += 1
+
+    def _gap_error(self, dropped: int) -> SlowConsumerError:
+        return SlowConsumerError(
+            f"subscription of {self.subject!r}: {dropped} message(s) or more dropped, {self.max_msgs} messages and "
+            f"{self.max_bytes} bytes may wait to be taken"
+        )

@@ -1,0 +1,136 @@
+"""What the caller of `connect` asked for becomes checked values: server addresses and one frozen set of options.
+
+Invariant: no secret is part of any text made here; `repr` and `str` of an address and of the options leave them out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from urllib.parse import unquote, urlsplit
+
+from slipstream.errors import UsageError
+from slipstream.wire import ConnectOptions, ServerInfo, check_subject
+from slipstream.wire.inbox import DEFAULT_PREFIX
+
+LANG = "python-slipstream"
+VERSION = "0.1.0"
+DEFAULT_SERVER = "nats://127.0.0.1:4222"
+DEFAULT_PORT = 4222
+MAX_PENDING_OUT = 256 * 1024  # unsent bytes at which a publisher waits: 2 ms of work, so that readers get their turn
+RECONNECT_BUFFER = 8 * 1024 * 1024
+MAX_PENDING_MSGS = 512 * 1024
+MAX_PENDING_BYTES = 128 * 1024 * 1024
+PING_INTERVAL = 20.0
+
+Servers = str | Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a server listens, and the credentials that its URL carried."""
+
+    host: str
+    port: int = DEFAULT_PORT
+    user: str = field(default="", repr=False, compare=False)
+    password: str = field(default="", repr=False, compare=False)
+    token: str = field(default="", repr=False, compare=False)
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"nats://{host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How a client behaves; the meaning of each field is in the documentation of `connect`."""
+
+    servers: tuple[Address, ...]
+    name: str = ""
+    user: str = field(default="", repr=False)
+    password: str = field(default="", repr=False)
+    token: str = field(default="", repr=False)
+    echo: bool = True
+    timeout: float = 5.0
+    inbox_prefix: str = DEFAULT_PREFIX
+    max_pending_bytes: int = MAX_PENDING_OUT
+    ping_interval: float = PING_INTERVAL
+    max_pings_out: int = 2
+    reconnect: bool = True
+    reconnect_wait: float = 0.1
+    reconnect_max_wait: float = 5.0
+    max_reconnects: int | None = None
+    reconnect_buffer_bytes: int = RECONNECT_BUFFER
+
+    def __post_init__(self) -> None:
+        if not self.servers:
+            raise UsageError("no server given, at least one address is needed")
+        check_subject(self.inbox_prefix)
+        for name in ("timeout", "ping_interval", "max_pings_out", "max_pending_bytes", "reconnect_wait"):
+            if not getattr(self, name) > 0:
+                raise UsageError(f"{name} is {getattr(self, name)!r}, more than 0 is allowed")
+        if self.token and (self.user or self.password):
+            raise UsageError("both a token and a user were given, one of them is allowed")
+
+
+def parse_servers(servers: Servers) -> tuple[Address, ...]:
+    """Every address of a list, or of one string with commas."""
+    if isinstance(servers, str):
+        servers = servers.split(",")
+    return tuple(parse_address(one.strip()) for one in servers)
+
+
+def parse_address(url: str, *, like: Address | None = None) -> Address:
+    """`host`, `host:port` or `nats://user:password@host:port`; `like` lends its credentials to an address without."""
+    scheme, mark, _ = url.partition("://")
+    # The URL may hold a password, also one that broke the parsing: no message repeats it.
+    if mark and scheme.lower() != "nats":
+        seen = scheme if scheme.isalpha() else "..."
+        raise UsageError(f"bad server URL {seen}://...: nats:// is allowed")
+    try:
+        parts = urlsplit(url if mark else f"nats://{url}")
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        raise UsageError("bad server URL: the part behind the host is not a port number 0..65535") from None
+    if not host or parts.path.strip("/") or parts.query or parts.fragment:
+        raise UsageError("bad server URL: nats://[user:password@]host[:port] is allowed")
+    user, password = unquote(parts.username or ""), unquote(parts.password or "")
+    token = ""
+    if user and parts.password is None:
+        user, token = "", user
+    if not user and not token and like is not None:
+        user, password, token = like.user, like.password, like.token
+    return Address(host, DEFAULT_PORT if port is None else port, user, password, token)
+
+
+def learned_addresses(urls: Iterable[str], *, like: Address) -> list[Address]:
+    """The addresses a server told us of; what we cannot read is left out, it is not our caller's mistake."""
+    found = []
+    for url in urls:
+        try:
+            found.append(parse_address(url, like=like))
+        except UsageError:
+            continue
+    return found
+
+
+def connect_options(options: Options, address: Address, info: ServerInfo) -> ConnectOptions:
+    """What we say in CONNECT. Credentials in the URL go before those of the options: they are the closer ones."""
+    if address.user or address.token:
+        user, password, token = address.user, address.password, address.token
+    else:
+        user, password, token = options.user, options.password, options.token
+    return ConnectOptions(
+        verbose=False,
+        pedantic=False,
+        user=user or None,
+        password=password or None,
+        auth_token=token or None,
+        name=options.name,
+        lang=LANG,
+        version=VERSION,
+        protocol=1,
+        echo=options.echo,
+        headers=info.headers,
+        no_responders=info.headers,
+    )

@@ -1,0 +1,588 @@
+"""Bytes of a server, orders of the user and the time become frames to send, deliveries and effects: core NATS, no I/O.
+
+Invariants: `_move` alone changes the state, along `_TABLE`; a request is answered, failed or cancelled, never forgotten
+by the connection that carried it; what the server knows of us (subscriptions) can be told again to the next one.
+
+A driver dials the server that `dial` names, reports `opened`, `received`, `lost` and (at `timer`) `tick`, carries out
+the effects it gets back, and sends what `take` returns. One `Session` lives as long as its client.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import re
+from collections import deque
+
+from slipstream.client.events import (
+    ClientEvent,
+    Drop,
+    Effect,
+    Ended,
+    EventKind,
+    Pong,
+    Ready,
+    ReplySink,
+    Report,
+    Stats,
+)
+from slipstream.client.mailbox import Mailbox
+from slipstream.client.options import Address, Options, connect_options, learned_addresses
+from slipstream.client.servers import Pool, backoff
+from slipstream.errors import (
+    AuthorizationError,
+    ConnectionClosedError,
+    ConnectionLostError,
+    Error,
+    RemoteProtocolError,
+    RequestTimeoutError,
+    ServerError,
+    SlowConsumerError,
+    UsageError,
+)
+from slipstream.wire import (
+    Err,
+    Event,
+    Inbox,
+    Info,
+    Msg,
+    Parser,
+    Ping,
+    ServerInfo,
+    Side,
+    Violation,
+    check_filter,
+    check_subject,
+    connect,
+    ping,
+    pong,
+    pub,
+    sub,
+    unsub,
+)
+from slipstream.wire import (
+    Pong as PongEvent,
+)
+
+__all__ = ["ReplySink", "Session", "State", "Step"]
+
+MAX_INCOMING = 65 * 1024 * 1024  # nats-server allows max_payload up to 64 MiB; a JetStream reply adds headers to that
+MAX_LINE = 4096 - 64  # of a PUB without its sizes; the server cuts us off at 4,096
+BIG_PAYLOAD = 16 * 1024  # from here on a copy costs more than two more entries in the list
+KNOWN_SUBJECTS = 4096
+INBOX_SID = b"1"
+
+_AUTHORIZATION = (
+    "authorization", "authentication", "permissions violation", "user authentication", "account authentication",
+)  # fmt: skip
+_DENIED_SUB = re.compile(r'permissions violation for subscription to "([^"]*)"(?: using queue "([^"]*)")?', re.I)
+
+
+class State(enum.Enum):
+    """Where the client stands."""
+
+    IDLE = "no server was tried yet"
+    DIALING = "a transport is being opened"
+    GREETING = "the server's INFO is awaited"
+    HANDSHAKE = "CONNECT and PING are sent, the PONG is awaited"
+    CONNECTED = "in use"
+    WAITING = "the connection is lost, the next try comes at `timer`"
+    CLOSED = "for good"
+
+
+class Step(enum.Enum):
+    """What can happen to the state."""
+
+    DIAL = "the driver opens a transport"
+    OPENED = "the transport is open"
+    INFO = "the server greeted"
+    PONG = "the server accepted us"
+    LOST = "the transport is gone"
+    CLOSE = "the user or the last error ended it"
+
+
+_TABLE = {
+    (State.IDLE, Step.DIAL): State.DIALING,
+    (State.WAITING, Step.DIAL): State.DIALING,
+    (State.DIALING, Step.OPENED): State.GREETING,
+    (State.GREETING, Step.INFO): State.HANDSHAKE,
+    (State.HANDSHAKE, Step.PONG): State.CONNECTED,
+    **{(s, Step.LOST): State.WAITING for s in (State.DIALING, State.GREETING, State.HANDSHAKE, State.CONNECTED)},
+    **{(s, Step.CLOSE): State.CLOSED for s in State if s is not State.CLOSED},
+}
+
+
+class Session:
+    """The state of one client."""
+
+    def __init__(self, options: Options, *, nonce: str) -> None:
+        self.options = options
+        self.state = State.IDLE
+        self.info = ServerInfo()
+        self.max_payload = self.info.max_payload
+        self.server: Address = options.servers[0]
+        self.error: Error | None = None  # why it is closed
+        self.last_error: Error | None = None  # the last one reported, as `on_event` got it
+        self.timer = math.inf  # when `tick` (or, while WAITING, `dial`) is due
+        self.epoch = 0  # how many connections were lost while in use
+        self.out: list[bytes] = []
+        self.out_size = 0
+        self._is_open = False  # state is CONNECTED
+        self._was_open = False  # it was once
+        self._pool = Pool(options.servers)
+        self._failed = 0  # tries since the last connection, its loss included,
+        self._failures: deque[Error] = deque(maxlen=8)  # and how the last of them ended
+        self._complaint: Error | None = None  # an -ERR: the reason, should the server hang up next
+        self._parser = Parser(Side.SERVER, max_payload=MAX_INCOMING)
+        self._effects: list[Effect] = []
+        self._prefixes: dict[str, bytes] = {}  # subjects checked lately -> the beginning of their PUB
+        self._kept: list[bytes] = []  # frames for the next connection
+        self._kept_size = 0
+        self._boxes: dict[bytes, Mailbox] = {}
+        self._last_sid = int(INBOX_SID)
+        self._inbox = Inbox(nonce, prefix=options.inbox_prefix)
+        self._own_inboxes = Inbox(f"{nonce}u", prefix=options.inbox_prefix)  # not below the shared wildcard
+        self._is_inbox_used = False
+        self._sinks: dict[str, ReplySink] = {}
+        self._pongs: deque[Pong | None] = deque()  # None: a PING of our own
+        self._unanswered = 0  # PINGs of our own since the server was last heard
+        self._in_msgs = self._in_bytes = self._out_msgs = self._out_bytes = self._reconnects = 0
+
+    def _move(self, step: Step) -> None:
+        """The only place where the state changes."""
+        state = _TABLE.get((self.state, step))
+        if state is None:
+            raise UsageError(f"{step.name} is not possible in state {self.state.name}: {self.state.value}")
+        self.state = state
+        self._is_open = state is State.CONNECTED
+
+    # Connecting
+
+    def dial(self, now: float) -> Address:
+        """The server to open a transport to; it has until `timer`."""
+        self._move(Step.DIAL)
+        self.server = self._pool.next()
+        self.timer = now + self.options.timeout
+        return self.server
+
+    def opened(self) -> None:
+        """The transport is open; the server speaks first."""
+        self._move(Step.OPENED)
+        self._parser = Parser(Side.SERVER, max_payload=MAX_INCOMING)
+
+    def lost(self, error: Error, *, now: float, random: float) -> list[Effect]:
+        """The transport could not be opened, or is gone. The state says what comes next: WAITING or CLOSED."""
+        was_open = self._is_open
+        self._move(Step.LOST)
+        reason = self._complaint or error
+        self._complaint = None
+        self.out, self.out_size = [], 0
+        self._failed += 1
+        self._failures.append(reason)
+        if was_open:
+            self.epoch += 1
+            self._fail_waiting(_lost_error(self.server, reason))
+            self._report(EventKind.DISCONNECTED, reason)
+        if isinstance(reason, AuthorizationError):
+            self._pool.refused(self.server)
+        if self._may_retry():
+            self.timer = now + self._backoff(random) if self._was_open else now
+        else:
+            self._end(self._final_error())
+        return self._take_effects()
+
+    def _may_retry(self) -> bool:
+        if not len(self._pool):
+            return False
+        if not self._was_open:
+            return self._failed < len(self._pool)
+        limit = self.options.max_reconnects
+        return self.options.reconnect and (limit is None or self._failed <= limit)
+
+    def _backoff(self, random: float) -> float:
+        options, round_ = self.options, (self._failed - 1) // len(self._pool)
+        return backoff(round_, wait=options.reconnect_wait, max_wait=options.reconnect_max_wait, random=random)
+
+    def _final_error(self) -> Error:
+        last = self._failures[-1]
+        if isinstance(last, AuthorizationError) or (self._failed == 1 and not self._was_open):
+            return last
+        if self._failed == 1:
+            return _lost_error(self.server, last)
+        seen = "; ".join(dict.fromkeys(str(failure) for failure in self._failures))
+        error = ConnectionLostError(f"no server could be reached in {self._failed} tries: {seen}")
+        error.__cause__ = last
+        return error
+
+    def _end(self, error: Error) -> None:
+        self._move(Step.CLOSE)
+        self.error = error
+        self.timer = math.inf
+        self.out, self.out_size = [], 0
+        self._kept, self._kept_size = [], 0
+        self._fail_waiting(error)
+        for box in self._boxes.values():
+            box.end(error)
+        self._boxes = {}
+        self._effects.append(Ended(error))
+        self._report(EventKind.CLOSED, error)
+
+    def close(self) -> list[Effect]:
+        """The user wants no more. What is in `out` may still be sent; subscriptions end after what they hold."""
+        if self.state is State.CLOSED:
+            return []
+        self._move(Step.CLOSE)
+        self.error = ConnectionClosedError("the client was closed")
+        self.timer = math.inf
+        self._fail_waiting(self.error)
+        for box in self._boxes.values():
+            box.end(None)
+        self._boxes = {}
+        self._report(EventKind.CLOSED, None)
+        return self._take_effects()
+
+    def _fail_waiting(self, error: Error) -> None:
+        """Requests and flushes get no answer any more."""
+        sinks, self._sinks = self._sinks, {}
+        self._pongs.clear()
+        for sink in sinks.values():
+            sink.fail(error)
+
+    def check(self) -> None:
+        """Raise the reason if the client is closed."""
+        if self.state is State.CLOSED:
+            raise self.closed_error()
+
+    def closed_error(self) -> ConnectionClosedError:
+        """For a call on a closed client."""
+        if isinstance(self.error, ConnectionClosedError):
+            return ConnectionClosedError(*self.error.args)
+        error = ConnectionClosedError(f"the client is closed: {self.error}")
+        error.__cause__ = self.error
+        return error
+
+    # The time
+
+    def tick(self, now: float) -> list[Effect]:
+        """`timer` has passed: a PING is due, or the server was silent for too long."""
+        if now < self.timer:
+            return []
+        if self._is_open:
+            self._keep_alive(now)
+        elif self.state in (State.DIALING, State.GREETING, State.HANDSHAKE):
+            self.timer = math.inf
+            awaited = {State.DIALING: "connection", State.GREETING: "INFO"}.get(self.state, "PONG")
+            self._effects.append(
+                Drop(RequestTimeoutError(f"{self.server}: no {awaited} within {self.options.timeout:g} s"))
+            )
+        return self._take_effects()
+
+    def _keep_alive(self, now: float) -> None:
+        if self._unanswered >= self.options.max_pings_out:
+            self.timer = math.inf
+            count, interval = self._unanswered, self.options.ping_interval
+            stale = f"{self.server} is silent, {count} PINGs {interval:g} s apart were not answered"
+            self._effects.append(Drop(ConnectionLostError(stale)))
+            return
+        self.timer = now + self.options.ping_interval
+        self._unanswered += 1
+        self._pongs.append(None)
+        self._send(ping())
+
+    # What the server says
+
+    def received(self, data: bytes, now: float) -> list[Effect]:
+        """Handle a chunk: messages go to their sinks and mailboxes, the rest becomes effects and answers in `out`."""
+        events = self._parser.feed(data)
+        self._unanswered = 0
+        self._complaint = None  # the server went on after it
+        self._in_bytes += len(data)
+        self._in_msgs += len(events)
+        sinks, cut = self._sinks, len(self._inbox.base)
+        runs: list[tuple[bytes, list[Msg]]] = []  # messages in a row for one subscription, handed over together
+        run_sid, run = b"", list[Msg]()
+        push = run.append
+        for event in events:
+            if event.__class__ is not Msg:
+                self._in_msgs -= 1
+                self._control(event, now)
+                sinks = self._sinks
+                continue
+            sid: bytes = event[1]
+            if sid == INBOX_SID:
+                token: str = event[0][cut:]
+                sink = sinks.get(token)
+                if sink is not None and sink.deliver(event):
+                    sinks.pop(token, None)
+                continue
+            if sid != run_sid:
+                run_sid, run = sid, []
+                push = run.append
+                runs.append((sid, run))
+            push(event)
+        for sid, run in runs:
+            box = self._boxes.get(sid)
+            if box is not None and box.add_all(run):
+                self._boxes.pop(sid, None)
+        return self._take_effects() if self._effects else []
+
+    def _control(self, event: Event, now: float) -> None:
+        if isinstance(event, Ping):
+            self._send(pong())
+        elif isinstance(event, PongEvent):
+            self._ponged(now)
+        elif isinstance(event, Info):
+            self._informed(event.info)
+        elif isinstance(event, Err):
+            self._complained(event.text)
+        elif isinstance(event, Violation):
+            self._effects.append(Drop(RemoteProtocolError(f"{self.server} broke the protocol: {event.reason}")))
+        # +OK says nothing; the operations of clients are violations when a server sends them.
+
+    def _informed(self, info: ServerInfo) -> None:
+        self.info, was_lame = info, self.info.ldm
+        self.max_payload = info.max_payload
+        if info.connect_urls:
+            self._pool.learn(learned_addresses(info.connect_urls, like=self.server))
+        if self.state is State.GREETING:
+            if info.tls_required:
+                self._effects.append(Drop(ConnectionLostError(f"{self.server} requires TLS, which is not supported")))
+                return
+            self._move(Step.INFO)
+            self._send(connect(connect_options(self.options, self.server, info)))
+            self._send(ping())
+        elif info.ldm and not was_lame:
+            self._report(EventKind.LAME_DUCK, None)
+
+    def _ponged(self, now: float) -> None:
+        if self.state is State.HANDSHAKE:
+            self._move(Step.PONG)
+            self._resume(now)
+        elif self._pongs:
+            waiting = self._pongs.popleft()
+            if waiting is not None:
+                waiting.is_here = True
+
+    def _resume(self, now: float) -> None:
+        """The server accepted us: tell it what it must know, then send what was kept."""
+        self.timer = now + self.options.ping_interval
+        self._unanswered = 0
+        self._failed = 0
+        self._failures.clear()
+        self._pool.accepted(self.server)
+        if self._is_inbox_used:
+            self._send(sub(self._inbox.wildcard, INBOX_SID))
+        for box in self._boxes.values():
+            self._send(sub(box.subject, box.sid, box.queue))
+            box.before = box.received
+            if box.limit:
+                self._send(unsub(box.sid, box.limit - box.before))
+        self.out += self._kept
+        self.out_size += self._kept_size
+        self._kept, self._kept_size = [], 0
+        self._effects.append(Ready())
+        if self._was_open:
+            self._reconnects += 1
+            self._report(EventKind.RECONNECTED, None)
+        self._was_open = True
+
+    def _complained(self, text: str) -> None:
+        error = AuthorizationError(text) if text.lower().startswith(_AUTHORIZATION) else ServerError(text)
+        if not self._is_open:
+            self._effects.append(Drop(error))
+            return
+        denied = _DENIED_SUB.match(text)
+        if denied is not None:
+            self._denied(denied[1], denied[2] or "", error)
+        elif not text.lower().startswith("permissions violation"):
+            self._complaint = error  # it mostly hangs up now, and this is why
+        self._report(EventKind.ERROR, error)
+
+    def _denied(self, subject: str, queue: str, error: Error) -> None:
+        """The server did not take a subscription: whoever waits on it would wait forever."""
+        if subject == self._inbox.wildcard:
+            self._is_inbox_used = False
+            sinks, self._sinks = self._sinks, {}
+            for sink in sinks.values():
+                sink.fail(error)
+        for box in [box for box in self._boxes.values() if (box.subject, box.queue) == (subject, queue)]:
+            del self._boxes[box.sid]
+            box.end(error)
+
+    # What the user wants
+
+    def publish(self, subject: str, payload: bytes, reply: str = "", header: bytes = b"") -> None:
+        """Append a message to what is to be sent."""
+        prefix = self._prefixes.get(subject) or self._check(subject)
+        if payload.__class__ is not bytes:
+            payload = _as_bytes(payload)
+        size = len(payload)
+        if size + len(header) > self.max_payload:
+            raise _too_large(size + len(header), self.max_payload)
+        if size > BIG_PAYLOAD:
+            self._publish_big(subject, payload, reply, header)
+            return
+        if reply or header:
+            frame = self._headed(subject, payload, reply, header)
+        else:
+            frame = b"%b%d\r\n%b\r\n" % (prefix, size, payload)
+        if not self._is_open:
+            self._keep(frame)
+            return
+        self._out_msgs += 1
+        self.out.append(frame)
+        self.out_size += len(frame)
+
+    def _publish_big(self, subject: str, payload: bytes, reply: str, header: bytes) -> None:
+        """As `publish`; the payload is not copied into the frame."""
+        total = b"%d" % (len(header) + len(payload))
+        head = self._headed(subject, b"", reply, header) if reply or header else pub(subject, b"")
+        line = head[: -len(header) - 4].rpartition(b" ")[0]
+        frame = [line, b" ", total, b"\r\n", header, payload, b"\r\n"]
+        if not self._is_open:
+            self._keep(b"".join(frame))
+            return
+        self._out_msgs += 1
+        self.out += frame
+        self.out_size += len(line) + len(total) + len(header) + len(payload) + 5
+
+    def _headed(self, subject: str, payload: bytes, reply: str, header: bytes) -> bytes:
+        if reply and not reply.startswith(self._inbox.base):
+            check_subject(reply)
+        if header and not self.info.headers:
+            raise UsageError(f"{self.server} does not support headers")
+        return pub(subject, payload, reply, header)
+
+    def _check(self, subject: str) -> bytes:
+        """A subject not seen lately: once checked, publishing to it again costs a look-up."""
+        prefix = b"PUB %b " % check_subject(subject).encode()
+        if len(prefix) > MAX_LINE:
+            raise UsageError(f"a subject of {len(prefix) - 5} bytes, at most {MAX_LINE - 5} are allowed")
+        if len(self._prefixes) >= KNOWN_SUBJECTS:
+            self._prefixes.clear()
+        self._prefixes[subject] = prefix
+        return prefix
+
+    def _keep(self, frame: bytes) -> None:
+        """There is no connection at the moment: the frame goes to the next one, if there is room."""
+        self.check()
+        limit = self.options.reconnect_buffer_bytes
+        if self._kept_size + len(frame) > limit:
+            raise ConnectionLostError(
+                f"not connected, and {self._kept_size} bytes wait for the next connection already, {limit} are allowed"
+            )
+        self._out_msgs += 1
+        self._kept.append(frame)
+        self._kept_size += len(frame)
+
+    def start(self, subject: str, payload: bytes, sink: ReplySink, header: bytes = b"") -> str:
+        """Send a request whose replies go to `sink`; the token is for `cancel`."""
+        if not self._is_inbox_used:
+            self.check()
+            self._is_inbox_used = True
+            if self._is_open:
+                self._send(sub(self._inbox.wildcard, INBOX_SID))
+        reply = self._inbox.next()
+        self.publish(subject, payload, reply, header)
+        token = self._inbox.token(reply)
+        self._sinks[token] = sink
+        return token
+
+    def cancel(self, token: str) -> None:
+        """Forget a request; replies that still come are dropped."""
+        self._sinks.pop(token, None)
+
+    def ping(self) -> Pong:
+        """Ask for a sign that everything sent so far was processed."""
+        answer = Pong()
+        if self._is_open:
+            self._send(ping())
+        else:
+            self.check()
+            self._kept.append(ping())
+            self._kept_size += len(ping())
+        self._pongs.append(answer)
+        return answer
+
+    def subscribe(self, subject: str, *, queue: str = "", max_msgs: int, max_bytes: int) -> Mailbox:
+        """Ask for the messages of a subject; they arrive in the mailbox."""
+        self.check()
+        check_filter(subject)
+        if queue:
+            check_subject(queue)
+        sid = b"%d" % (self._last_sid + 1)
+        box = Mailbox(sid, subject, queue=queue, max_msgs=max_msgs, max_bytes=max_bytes)
+        box.on_gap = self._overflowed
+        self._last_sid += 1
+        self._boxes[sid] = box
+        if self._is_open:
+            self._send(sub(subject, sid, queue))
+        return box
+
+    def unsubscribe(self, box: Mailbox, max_msgs: int = 0) -> None:
+        """End a subscription, at once or after `max_msgs` messages in all."""
+        if max_msgs < 0:
+            raise UsageError(f"max_msgs is {max_msgs}, 0 or more is allowed")
+        if self._boxes.get(box.sid) is not box:
+            return
+        if max_msgs > box.received:
+            box.limit = max_msgs
+        else:
+            del self._boxes[box.sid]
+            box.end()
+        if self._is_open:  # the server counts from the SUB it got
+            self._send(unsub(box.sid, 0 if box.is_ended else box.limit - box.before))
+
+    def new_inbox(self) -> str:
+        """A subject nobody else has."""
+        return self._own_inboxes.next()
+
+    def take(self) -> bytes:
+        """Everything to be sent now."""
+        data = b"".join(self.out)
+        self.out.clear()
+        self.out_size = 0
+        self._out_bytes += len(data)
+        return data
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether a server is there right now."""
+        return self._is_open
+
+    @property
+    def stats(self) -> Stats:
+        """The figures so far."""
+        return Stats(self._in_msgs, self._in_bytes, self._out_msgs, self._out_bytes, self._reconnects)
+
+    def _send(self, frame: bytes) -> None:
+        self.out.append(frame)
+        self.out_size += len(frame)
+
+    def _overflowed(self, error: SlowConsumerError) -> None:
+        self._report(EventKind.ERROR, error)
+
+    def _report(self, kind: EventKind, error: Error | None) -> None:
+        if error is not None:
+            self.last_error = error
+        self._effects.append(Report(ClientEvent(kind, str(self.server), error)))
+
+    def _take_effects(self) -> list[Effect]:
+        effects, self._effects = self._effects, []
+        return effects
+
+
+def _lost_error(server: Address, reason: Error) -> ConnectionLostError:
+    error = ConnectionLostError(f"the connection to {server} was lost: {reason}")
+    error.__cause__ = reason
+    return error
+
+
+def _too_large(size: int, limit: int) -> UsageError:
+    return UsageError(f"a message of {size} bytes (headers and payload), the server allows {limit}")
+
+
+def _as_bytes(payload: object) -> bytes:
+    if isinstance(payload, bytes | bytearray | memoryview):
+        return bytes(payload)
+    raise UsageError(f"a payload of type {type(payload).__name__}: bytes are allowed")
