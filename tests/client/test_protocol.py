@@ -612,3 +612,50 @@ def test_a_mailbox_without_a_reporter_counts_all_the_same() -> None:
     for _ in range(3):
         box.add(Msg("a", b"2", "", b"", b"x"))
     assert (box.pending, box.received) == (1, 3)
+
+
+class Bulk(Sink):
+    """Takes its whole frames of three payload bytes out of the received bytes."""
+
+    def __init__(self, last: int = 99) -> None:
+        super().__init__(last)
+        self.prefix = b""
+        self.scanned: list[bytes] = []
+
+    def attach(self, prefix: bytes) -> None:
+        self.prefix = prefix
+
+    def scan(self, data: bytes, pos: int) -> tuple[int, int]:
+        had = len(self.scanned)
+        while data.startswith(self.prefix, pos) and (end := data.find(b"!\r\n", pos)) >= 0:
+            self.scanned.append(data[end - 2 : end + 1])
+            pos = end + 3
+        return pos, len(self.scanned) - had
+
+
+def test_bulk_sinks_read_their_frames_and_get_the_rest_delivered() -> None:
+    session = connected()
+    one, two = Bulk(), Bulk(last=1)
+    tokens = [session.start_bulk("ask", b"", sink) for sink in (one, two)]
+    frames = {token: b"%b4 7\r\nHHHHab!\r\n" % sink.prefix for token, sink in zip(tokens, (one, two), strict=True)}
+    session.received(frames[tokens[0]] + frames[tokens[1]] + frames[tokens[0]] + b"PING\r\n", now=1.0)
+    assert one.scanned == [b"ab!"] * 2
+    assert two.scanned == [b"ab!"]
+    assert session.stats.in_msgs == 3
+    reply = two.prefix.split()[1]
+    session.received(b"MSG %b 1 1\r\nx\r\n" % reply, now=1.0)
+    assert two.got == [b"x"]
+    assert tokens[1] not in session._bulk
+    session.cancel(tokens[0])
+    session.received(frames[tokens[0]], now=1.0)
+    assert len(one.scanned) == 2
+
+
+def test_a_bulk_request_made_while_disconnected_reads_for_itself_later() -> None:
+    session = connected()
+    session.lost(ConnectionLostError("gone"), now=1.0, random=0.5)
+    sink = Bulk()
+    session.start_bulk("ask", b"", sink)
+    connect(session, now=5.0)
+    session.received(sink.prefix + b"4 7\r\nHHHHab!\r\n", now=6.0)
+    assert sink.scanned == [b"ab!"]

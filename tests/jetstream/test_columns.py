@@ -22,7 +22,9 @@ def frame(header: bytes, payload: bytes = b"", *, prefix: bytes = PREFIX) -> byt
 def scanned(data: bytes, *, after: int = 0) -> tuple[ColumnPage, int]:
     page = ColumnPage("x", after=after)
     page.attach(PREFIX)
-    return page, page.scan(data, 0)
+    pos, count = page.scan(data, 0)
+    assert count == len(page._seqs)
+    return page, pos
 
 
 def delivered(data: bytes) -> Columns:
@@ -154,7 +156,7 @@ def test_what_is_remembered_of_neighbours_is_bounded() -> None:
     for n in range(1, 10_000):
         time = b"2026-11-15T%02d:%02d:%02dZ" % (n // 3600, n // 60 % 60, n % 60)
         data = frame(batched(n, time=time), b"x" * n)
-        assert page.scan(data, 0) == len(data)
+        assert page.scan(data, 0) == (len(data), 1)
     assert len(page._seconds) <= 4096
     assert len(page._sizes) <= 4096
     assert len(page.take().cut(3).messages()) == 3

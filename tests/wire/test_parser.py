@@ -410,9 +410,9 @@ class CountingParser(Parser):
 
     looked_at = 0
 
-    def _frames(self, data: bytes, events: list[Event]) -> tuple[int, int]:
+    def _frames(self, data: bytes, pos: int, events: list[Event]) -> tuple[int, int]:
         self.looked_at += len(data)
-        return super()._frames(data, events)
+        return super()._frames(data, pos, events)
 
 
 @pytest.mark.parametrize("step", [1, 64, 4096])
@@ -461,3 +461,28 @@ def test_good_events_before_a_violation_are_kept() -> None:
     assert events[:2] == [Ping(), Pub("a", "", b"", b"hi")]
     assert isinstance(events[2], Violation)
     assert len(events) == 3
+
+
+@given(st.lists(st.integers(1, 40), max_size=6))
+def test_a_lane_takes_frames_from_the_front_and_the_parser_goes_on_behind_them(cuts: list[int]) -> None:
+    taken: list[bytes] = []
+
+    def lane(data: bytes) -> int:
+        pos = 0
+        while data.startswith(b"MSG lane ", pos) and (end := data.find(b"!\r\n", pos)) >= 0:
+            taken.append(data[pos : end + 3])
+            pos = end + 3
+        return pos
+
+    fast, slow = b"MSG lane 1 2\r\nx!\r\n", b"MSG other 2 2\r\ny!\r\n"
+    parser = Parser(Side.SERVER)
+    parser.lane = lane
+    stream = fast * 2 + slow + fast + slow
+    subjects: list[str] = []
+    for cut in [*cuts, len(stream)]:
+        chunk, stream = stream[:cut], stream[cut:]
+        subjects += [event.subject for event in parser.feed(chunk) if isinstance(event, Msg)]
+    assert [s for s in subjects if s == "other"] == ["other"] * 2
+    assert len(taken) + subjects.count("lane") == 3
+    assert all(frame == fast for frame in taken)
+    assert parser.buffered == 0

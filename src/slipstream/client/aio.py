@@ -23,6 +23,7 @@ from slipstream.client.base import (
     timed_out,
 )
 from slipstream.client.events import (
+    BulkSink,
     Drop,
     Effect,
     Ended,
@@ -383,6 +384,12 @@ class Client(BaseClient):
         token = self._core.start(subject, payload, sink, header)
         if not self._is_write_due:
             self._write_soon()
+        return token
+
+    def start_bulk(self, subject: str, payload: bytes, sink: BulkSink) -> str:
+        """The same for a sink that takes many replies at once."""
+        token = self._core.start_bulk(subject, payload, sink)
+        self._write_soon()
         return token
 
     def cancel(self, token: str) -> None:

@@ -31,7 +31,7 @@ from slipstream.client.base import (
     is_no_responders,
     timed_out,
 )
-from slipstream.client.events import ClientEvent, Drop, Effect, Ended, EventHandler, Ready, ReplySink, Report
+from slipstream.client.events import BulkSink, ClientEvent, Drop, Effect, Ended, EventHandler, Ready, ReplySink, Report
 from slipstream.client.mailbox import Mailbox
 from slipstream.client.options import (
     DEFAULT_SERVER,
@@ -346,6 +346,13 @@ class Client(BaseClient):
             token = core.start(subject, payload, sink, header)
             if not self._is_write_due or core.out_size > WRITE_SIZE:
                 self._write_soon()
+        return token
+
+    def start_bulk(self, subject: str, payload: bytes, sink: BulkSink) -> str:
+        """The same for a sink that takes many replies at once."""
+        with self._lock:
+            token = self._core.start_bulk(subject, payload, sink)
+            self._write_soon()
         return token
 
     def cancel(self, token: str) -> None:

@@ -22,6 +22,19 @@ class ReplySink(Protocol):
         ...
 
 
+class BulkSink(ReplySink, Protocol):
+    """A sink that reads its replies out of the received bytes by itself, where there are many of them."""
+
+    def attach(self, prefix: bytes) -> None:
+        """Every reply is an HMSG frame that begins with `prefix`."""
+        ...
+
+    def scan(self, data: bytes, pos: int) -> tuple[int, int]:
+        """Take the whole frames at `pos`; returns where they end and how many they were. What it leaves there, and
+        only that, comes to `deliver`."""
+        ...
+
+
 class EventKind(enum.StrEnum):
     """What can happen to a client beside the messages."""
 

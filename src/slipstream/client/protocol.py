@@ -15,6 +15,7 @@ import re
 from collections import deque
 
 from slipstream.client.events import (
+    BulkSink,
     ClientEvent,
     Drop,
     Effect,
@@ -144,6 +145,7 @@ class Session:
         self._own_inboxes = Inbox(f"{nonce}u", prefix=options.inbox_prefix)  # not below the shared wildcard
         self._is_inbox_used = False
         self._sinks: dict[str, ReplySink] = {}
+        self._bulk: dict[str, BulkSink] = {}  # those of them that read for themselves
         self._pongs: deque[Pong | None] = deque()  # None: a PING of our own
         self._unanswered = 0  # PINGs of our own since the server was last heard
         self._in_msgs = self._in_bytes = self._out_msgs = self._out_bytes = self._reconnects = 0
@@ -169,6 +171,7 @@ class Session:
         """The transport is open; the server speaks first."""
         self._move(Step.OPENED)
         self._parser = Parser(Side.SERVER, max_payload=MAX_INCOMING)
+        self._parser.lane = self._scan if self._bulk else None  # asked for while there was no connection
 
     def lost(self, error: Error, *, now: float, random: float) -> list[Effect]:
         """The transport could not be opened, or is gone. The state says what comes next: WAITING or CLOSED."""
@@ -244,6 +247,7 @@ class Session:
     def _fail_waiting(self, error: Error) -> None:
         """Requests and flushes get no answer any more."""
         sinks, self._sinks = self._sinks, {}
+        self._bulk = {}
         self._pongs.clear()
         for sink in sinks.values():
             sink.fail(error)
@@ -313,7 +317,7 @@ class Session:
                 token: str = event[0][cut:]
                 sink = sinks.get(token)
                 if sink is not None and sink.deliver(event):
-                    sinks.pop(token, None)
+                    self.cancel(token)
                 continue
             if sid != run_sid:
                 run_sid, run = sid, []
@@ -488,9 +492,29 @@ class Session:
         self._sinks[token] = sink
         return token
 
+    def start_bulk(self, subject: str, payload: bytes, sink: BulkSink) -> str:
+        """The same for a sink that takes many replies at once."""
+        token = self.start(subject, payload, sink)
+        sink.attach(b"HMSG %b%b %b " % (self._inbox.base.encode(), token.encode(), INBOX_SID))
+        self._bulk[token] = sink
+        self._parser.lane = self._scan
+        return token
+
     def cancel(self, token: str) -> None:
         """Forget a request; replies that still come are dropped."""
         self._sinks.pop(token, None)
+        if self._bulk.pop(token, None) is not None and not self._bulk:
+            self._parser.lane = None
+
+    def _scan(self, data: bytes) -> int:
+        """Let the bulk sinks take what is theirs from the front of `data`, in turns, until none takes anything."""
+        pos, before = 0, -1
+        while pos != before:
+            before = pos
+            for sink in self._bulk.values():
+                pos, count = sink.scan(data, pos)
+                self._in_msgs += count
+        return pos
 
     def ping(self) -> Pong:
         """Ask for a sign that everything sent so far was processed."""

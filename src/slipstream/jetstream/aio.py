@@ -309,7 +309,7 @@ class Stream:
                 await self._settle(reader, patience)
                 continue
             page = reader.page(asked)
-            token = self._client.start(asked, encode_json(reader.request()), page)
+            token = self._client.start_bulk(asked, encode_json(reader.request()), page)
             try:
                 over = False
                 while not over and not reader.is_done:
@@ -380,7 +380,7 @@ class Stream:
             wanted_subjects = (subject, anchor) if anchor and anchor != subject else (subject,)
             page = ColumnPage(asked)
             body = encode_json(GetRequest(multi_last=wanted_subjects, batch=len(wanted_subjects)))
-            token = self._client.start(asked, body, page)
+            token = self._client.start_bulk(asked, body, page)
             try:
                 await self._wait(page.is_finished, patience)
             finally:

@@ -80,8 +80,9 @@ class ColumnPage:
         """Every frame of ours begins with `prefix`: `HMSG <reply> <sid> `."""
         self._prefix = prefix
 
-    def scan(self, data: bytes, pos: int) -> int:
-        """Take the whole frames at `pos`; returns where they end. What is left there is for the parser to judge."""
+    def scan(self, data: bytes, pos: int) -> tuple[int, int]:
+        """Take the whole frames at `pos`; returns where they end, and their number. What is left is for the parser."""
+        had = len(self._seqs)
         prefix, match, scale, seconds, sizes = self._prefix, _FRAME.match, _SCALE, self._seconds, self._sizes
         size, skip = len(data), len(self._prefix)
         last, name = self.last_seq, self._stream
@@ -122,7 +123,7 @@ class ColumnPage:
             payloads(data[body:end])
             pos = end + 2
         self.last_seq = last
-        return pos
+        return pos, len(self._seqs) - had
 
     def _size(self, line: bytes) -> tuple[int, int] | None:
         """Header size and total size; None if they are no sizes."""

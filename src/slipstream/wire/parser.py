@@ -12,6 +12,7 @@ errors) takes the careful way, with the same result.
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
@@ -52,6 +53,9 @@ _decode_object = msgspec.json.Decoder(dict[str, Any]).decode
 _Handshake = TypeVar("_Handshake", ServerInfo, ConnectOptions)
 
 
+Lane = Callable[[bytes], int]
+
+
 class Side(enum.Enum):
     """Who sent the bytes."""
 
@@ -63,7 +67,8 @@ class Parser:
     """Bytes from one peer become events; a `Violation` is always the last one.
 
     `max_payload` may be changed at any time (INFO names it). From a server somewhat more is taken, for the headers that
-    it adds. `max_control_line` bounds the arguments of a line.
+    it adds. `max_control_line` bounds the arguments of a line. A `lane` may take whole frames from the front of what
+    was received and make no events of them; it returns where they end.
     """
 
     def __init__(self, sender: Side, *, max_payload: int = 1024 * 1024, max_control_line: int = 0) -> None:
@@ -73,6 +78,7 @@ class Parser:
         self._held = bytearray()  # one incomplete frame; not a list of pieces, which cost 40 bytes each
         self._need = 0  # the size the frame will have; 0 while its line is incomplete
         self._broken = False
+        self.lane: Lane | None = None
 
     @property
     def buffered(self) -> int:
@@ -94,7 +100,8 @@ class Parser:
             held.clear()
         events: list[Event] = []
         try:
-            rest, self._need = self._frames(data, events)
+            first = self.lane(data) if self.lane is not None else 0
+            rest, self._need = self._frames(data, first, events)
         except _BrokenError as broken:
             events.append(Violation(broken.reason, broken.err))
         except (ValueError, msgspec.MsgspecError, RecursionError) as exc:
@@ -109,8 +116,8 @@ class Parser:
         """A line feed must be among this many bytes."""
         return self.max_control_line + _OPERATION_ROOM
 
-    def _frames(self, data: bytes, events: list[Event]) -> tuple[int, int]:
-        """Append the events of `data`; return where the incomplete rest begins, and the size it must reach if known."""
+    def _frames(self, data: bytes, pos: int, events: list[Event]) -> tuple[int, int]:
+        """Append the events from `pos` on; return where the incomplete rest begins, and its whole size if known."""
         append = events.append
         find = data.find
         known_total, known_head = _TOTALS.get, _HEADS.get
@@ -120,7 +127,6 @@ class Parser:
         cap = self._line_cap()
         plain, headed = (b"MSG", b"HMSG") if server else (b"PUB", b"HPUB")
         fixed = 2 if server else 1  # subject and sid; subject
-        pos = 0
         while pos < size:
             eol = find(b"\n", pos)
             if eol < 0 or eol - pos >= cap:
