@@ -1,1 +1,5 @@
 """The embedded JetStream server: `Server` for programs and tests, `slipstream server` for a command line."""
+
+from slipstream.server.net import Server
+
+__all__ = ["Server"]

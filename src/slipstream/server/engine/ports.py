@@ -4,11 +4,12 @@ Two views of every log. The **writer's** view is the engine's own: it sees each 
 can be judged by it. The **reader's** view moves only when a group was committed: nobody is ever shown a message that a
 crash could still take back. `seq` counts from 1 and never goes back; times are nanoseconds since the epoch.
 
-A group is what arrived in one turn of the server's loop. The engine seals it, the driver carries it through
-`begin` (may block: in a thread), `write_some` (on the loop, in slices, until it says True), `commit` (blocks on the disk: in the same thread
-as `begin`) and `finish` (on the loop; moves the reader's view). Groups are carried through one at a time, in order; the next one
-is open for changes meanwhile. When `begin`, `write_some` or `commit` raises, the driver calls `abandon`: every unfinished
-group, the open one too, is dropped and both views are as of the last commit again.
+A group is what arrived in one turn of the server's loop. The engine seals it, the driver carries it through `begin`
+(may block: in a thread), `write_some` (on the loop, in slices, until it says True), `commit` (blocks on the disk: in
+the same thread as `begin`, always the same one) and `finish` (on the loop; moves the reader's view). Groups are
+carried through one at a time, in order: the next one is open for changes meanwhile, and is sealed when this one is
+finished. When `begin`, `write_some` or `commit` raises, the driver calls `abandon`: every uncommitted group, the open
+one too, is dropped and both views are as of the last commit.
 """
 
 from __future__ import annotations
@@ -32,7 +33,11 @@ class Record(NamedTuple):
 
 
 class LogState(NamedTuple):
-    """The figures of a log. Of an empty log `first_seq` is `last_seq + 1`, and both times are as they were last."""
+    """The figures of a log. Of an empty log `first_seq` is `last_seq + 1`, and both times are as they were last.
+
+    `last_time` is that of the message added last, even if it is removed. After a purge of very many messages, but not
+    of all, `subjects` may count some that have none left, until the store has swept them out.
+    """
 
     messages: int = 0
     bytes: int = 0  # by `record_size`, the same for every store
@@ -59,12 +64,12 @@ class StreamLog(Protocol):
         """Take one message out, wherever it is; False if it is not there."""
 
     def purge(self, *, pattern: str = "", below: int = 0, keep: int = 0) -> int:
-        """Take out the messages that match `pattern` (all, if empty) with a sequence under `below` (any, if 0), but for the
-        newest `keep` of them; returns how many. An emptied log goes on counting where it was; a purge of everything
-        under `below` beyond the last sequence moves the next sequence to `below`."""
+        """Take out the messages that match `pattern` (all, if empty or `>`) with a sequence under `below` (any, if
+        0), but for the newest `keep` of them; returns how many. An emptied log goes on counting where it was; a purge
+        of everything under `below` beyond the last sequence, without `keep`, moves the next sequence to `below`."""
 
     def last_seq_of(self, subject: str) -> int:
-        """Sequence of the newest message on a subject (a filter with wildcards works too, slower); 0 if there is none."""
+        """Sequence of the newest message on a subject (or a filter with wildcards, slower); 0 if there is none."""
 
     def first_seq_of(self, subject: str) -> int:
         """Sequence of the oldest message on a literal subject; 0 if there is none."""
@@ -85,18 +90,21 @@ class StreamLog(Protocol):
         """The newest message that matches the filter."""
 
     def scan(self, pattern: str, seq: int, *, limit: int, max_bytes: int = 0) -> list[Record]:
-        """Up to `limit` messages from `seq` on that match the filter (`>` or empty: all), in order; stops early, but not before the first, once
-        payloads and headers exceed `max_bytes` (if not 0). Each call is a fresh look: no reader stays open between calls."""
+        """Up to `limit` messages from `seq` on that match the filter (`>` or empty: all), in order; stops early, but
+        not before the first, once payloads and headers exceed `max_bytes` (if not 0). A record that fails its
+        checksum ends the answer before it; if it would be the first, CorruptRecordError is raised. Each call is a
+        fresh look: no reader stays open between calls."""
 
     def count(self, pattern: str, seq: int) -> int:
         """How many messages from `seq` on match the filter."""
 
     def time_to_seq(self, time: int) -> int:
-        """The lowest sequence stored at or after `time`; `last_seq + 1` if there is none."""
+        """The lowest sequence stored at or after `time`; `last_seq + 1` if there is none. Times are taken to ascend;
+        where they do not, the answer is some place where they pass `time`."""
 
     def multi_last(self, patterns: Sequence[str], *, up_to: int = 0, limit: int = 1024) -> list[int] | None:
-        """Sequences, in order, of the newest message at or below `up_to` (any, if 0) of each subject that matches one of the
-        filters; None when there are more than `limit` subjects."""
+        """Sequences, in order, of the newest message at or below `up_to` (any, if 0) of each subject that matches one
+        of the filters; None when there are more than `limit` of them."""
 
     def subjects(self, pattern: str) -> Iterator[tuple[str, int]]:
         """Subjects that match the filter, sorted, each with its number of messages."""
@@ -149,6 +157,7 @@ class Store(Protocol):
 
 
 def record_size(subject: str, header: bytes, payload: bytes) -> int:
-    """What a message counts against `max_bytes`: nats-server's formula for its file store, so that limits mean the same."""
-    fixed = 22 + len(subject) + len(payload) + 8
+    """What a message counts against `max_bytes`: by nats-server's formula for its file store, so that limits mean the
+    same."""
+    fixed = 22 + (len(subject) if subject.isascii() else len(subject.encode())) + len(payload) + 8
     return fixed + 4 + len(header) if header else fixed

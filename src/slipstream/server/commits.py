@@ -1,0 +1,133 @@
+"""Sealed groups become durable ones: begun and committed in one thread of their own, written in slices on the loop.
+
+One group at a time; the next one fills meanwhile. A store that keeps nothing on the disk is carried through at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+
+from slipstream.server.engine.engine import Engine
+from slipstream.server.engine.journal import Batch, Journal
+from slipstream.server.engine.ports import Group
+
+log = logging.getLogger("slipstream.server")
+
+Step = Callable[[Group], None]
+Then = Callable[[BaseException | None], None]
+
+
+class Worker:
+    """The one thread that may block on the disk. LMDB ties a write transaction to its thread."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._queue: SimpleQueue[tuple[Step, Group, Then] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="slipstream-commit", daemon=True)
+        self._thread.start()
+
+    def submit(self, step: Step, group: Group, then: Then) -> None:
+        """Run `step(group)` there, then `then(error)` on the loop."""
+        self._queue.put((step, group, then))
+
+    def stop(self) -> None:
+        self._queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            step, group, then = item
+            error: BaseException | None = None
+            try:
+                step(group)
+            except BaseException as exc:
+                error = exc
+            self._loop.call_soon_threadsafe(then, error)
+
+
+class Committer:
+    """Carries the groups of one journal through its store."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        journal: Journal,
+        *,
+        worker: Worker | None,
+        clock: Callable[[], int],
+        wake: Callable[[], None],
+    ) -> None:
+        """Without a worker, groups are carried through at once. `wake` asks for a turn of the driver."""
+        self.journal = journal
+        self.sealed: Callable[[], None] = lambda: None  # called whenever the open group is empty again
+        self._engine, self._worker, self._clock, self._wake = engine, worker, clock, wake
+        self._loop = asyncio.get_running_loop()
+        self._batch: Batch | None = None
+
+    def turn(self) -> None:
+        """Start on the open group, if it is time."""
+        if not self.journal.ready:
+            return
+        batch = self.journal.seal()
+        self.sealed()
+        if batch.group is None:
+            self._engine.committed(batch, self._clock())
+        elif self._worker is None:
+            self._carry_through(batch, batch.group)
+        else:
+            self._batch = batch
+            self._worker.submit(self.journal.store.begin, batch.group, self._begun)
+
+    def _carry_through(self, batch: Batch, group: Group) -> None:
+        store = self.journal.store
+        try:
+            store.begin(group)
+            while not store.write_some(group):
+                pass
+            store.commit(group)
+        except Exception as exc:
+            self._fail(exc)
+        else:
+            self._engine.committed(batch, self._clock())
+
+    def _begun(self, error: BaseException | None) -> None:
+        if error is not None:
+            self._fail(error)
+        else:
+            self._write()
+
+    def _write(self) -> None:
+        assert self._batch is not None
+        assert self._batch.group is not None
+        assert self._worker is not None
+        try:
+            done = self.journal.store.write_some(self._batch.group)
+        except Exception as exc:
+            self._fail(exc)
+            return
+        if done:
+            self._worker.submit(self.journal.store.commit, self._batch.group, self._committed)
+        else:
+            self._loop.call_soon(self._write)  # whoever waits for a read gets in between
+
+    def _committed(self, error: BaseException | None) -> None:
+        if error is not None:
+            self._fail(error)
+            return
+        batch, self._batch = self._batch, None
+        assert batch is not None
+        self._engine.committed(batch, self._clock())
+        self._wake()
+
+    def _fail(self, error: BaseException) -> None:
+        log.error("a group of changes could not be stored: %s", error, exc_info=error)
+        self._batch = None
+        self._engine.failed(
+            self.journal, error if isinstance(error, Exception) else RuntimeError(str(error)), self._clock()
+        )
+        self.sealed()
+        self._wake()

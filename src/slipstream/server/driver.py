@@ -1,0 +1,265 @@
+"""Sockets and the clock around the engine: bytes of clients go in, once per turn of the loop output goes out.
+
+A turn does what has come due, lets batch jobs send a chunk, starts a commit, and writes to each client once. Reading
+from a client stops while the group it fills is full, so that a flood of publishes neither starves readers nor grows
+memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import cast
+
+from slipstream.server.commits import Committer
+from slipstream.server.engine.engine import Engine
+from slipstream.wire import Event, Parser, Side, err
+
+log = logging.getLogger("slipstream.server")
+
+SLICE = 48 * 1024  # bytes of one client per turn: about a millisecond of publishes, then others get in
+GROUP_CHANGES = 4096
+GROUP_BYTES = 8 * 1024 * 1024
+WRITE_HIGH = 512 * 1024  # bytes unsent at which batches for a client wait
+LINGER = 2.0  # seconds a client that is cut off has to read why
+
+
+class Clock:
+    """Nanoseconds since the epoch that never go back."""
+
+    def __init__(self) -> None:
+        self._last = 0
+
+    def __call__(self) -> int:
+        self._last = now = max(self._last, time.time_ns())
+        return now
+
+
+class Connection(asyncio.Protocol):
+    """One client's socket."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._parser = Parser(
+            Side.CLIENT, max_payload=driver.engine.settings.max_payload, max_control_line=driver.max_control_line
+        )
+        self.cid = 0
+        self.transport: asyncio.Transport | None = None
+        self._full = False  # the group that it fills is full
+        self._rest = b""  # bytes that were read and wait for their turn
+        self._at = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = tcp = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
+        high = min(WRITE_HIGH, self._driver.engine.settings.max_pending // 4)
+        tcp.set_write_buffer_limits(high=high, low=high // 4)
+        self._driver.accept(self)
+
+    def data_received(self, data: bytes) -> None:
+        if not self.cid:
+            return
+        if len(data) <= SLICE and not self._rest:
+            self._driver.data(self, self._parser.feed(data), len(data))
+            return
+        self._rest = self._rest[self._at :] + data
+        self._at = 0
+        self._reading(False)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Handle the next slice of what was read."""
+        if self._full or not self._rest:
+            return
+        piece = self._rest[self._at : self._at + SLICE]
+        self._at += len(piece)
+        self._driver.data(self, self._parser.feed(piece), len(piece))
+        if self._at < len(self._rest):
+            self._driver.soon(self._go_on)
+        else:
+            self._rest, self._at = b"", 0
+            self._reading(not self._full)
+
+    def hold(self) -> bool:
+        """Take nothing more from the client until `resume`; False if that is so already."""
+        if self._full:
+            return False
+        self._full = True
+        self._reading(False)
+        return True
+
+    def resume(self) -> None:
+        self._full = False
+        if self._rest:
+            self._driver.soon(self._go_on)
+        else:
+            self._reading(True)
+
+    def _reading(self, yes: bool) -> None:
+        transport = self.transport
+        if transport is None or transport.is_closing() or transport.is_reading() == yes:
+            return
+        if yes:
+            transport.resume_reading()
+        else:
+            transport.pause_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        self._rest = b""
+        self._driver.lost(self)
+
+    def pause_writing(self) -> None:
+        self._driver.engine.congested(self.cid, True)
+
+    def resume_writing(self) -> None:
+        self._driver.engine.congested(self.cid, False)
+        self._driver.wake()
+
+    def close(self) -> None:
+        """Send what is queued, but do not wait for it for long."""
+        transport = self.transport
+        if transport is None or transport.is_closing():
+            return
+        transport.close()
+        if transport.get_write_buffer_size():
+            asyncio.get_running_loop().call_later(LINGER, transport.abort)
+
+
+class Driver:
+    """Runs an engine on a loop."""
+
+    def __init__(
+        self, engine: Engine, *, clock: Clock, max_connections: int = 65536, max_control_line: int = 4096
+    ) -> None:
+        self.engine = engine
+        self.max_control_line = max_control_line
+        self._clock = clock
+        self._max_connections = max_connections
+        self._loop = asyncio.get_running_loop()
+        self._connections: dict[int, Connection] = {}
+        self._committers: Sequence[Committer] = ()
+        self._held: list[Connection] = []
+        self._group_bytes = 0
+        self._last_cid = 0
+        self._scheduled = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0
+
+    def use(self, committers: Sequence[Committer]) -> None:
+        """The carriers of the engine's journals."""
+        self._committers = committers
+        for committer in committers:
+            committer.sealed = self._resume
+        self.wake()
+
+    # Connections.
+
+    def accept(self, connection: Connection) -> None:
+        transport = connection.transport
+        assert transport is not None
+        if len(self._connections) >= self._max_connections:
+            transport.write(err("maximum connections exceeded"))
+            connection.close()
+            return
+        self._last_cid += 1
+        connection.cid = self._last_cid
+        self._connections[connection.cid] = connection
+        peer = transport.get_extra_info("peername")
+        self.engine.connect(connection.cid, str(peer[0]) if isinstance(peer, tuple) else "", self._clock())
+        self.wake()
+
+    def data(self, connection: Connection, events: Sequence[Event], size: int) -> None:
+        before = self._pending()
+        try:
+            self.engine.receive(connection.cid, events, self._clock())
+        except Exception:  # whatever one client sends, the others go on
+            log.exception("an error in handling what client %d sent", connection.cid)
+            self.engine.close(connection.cid, "Internal Server Error")
+        after = self._pending()
+        if after > before:
+            self._group_bytes += size
+            if (after >= GROUP_CHANGES or self._group_bytes >= GROUP_BYTES) and connection.hold():
+                self._held.append(connection)
+        self.wake()
+
+    def lost(self, connection: Connection) -> None:
+        if self._connections.pop(connection.cid, None) is not None:
+            self.engine.disconnect(connection.cid)
+            self.wake()
+
+    def close_all(self) -> None:
+        """Cut every client off."""
+        for connection in list(self._connections.values()):
+            connection.close()
+
+    def _pending(self) -> int:
+        return sum(committer.journal.store.pending for committer in self._committers)
+
+    def _resume(self) -> None:
+        """The open group is empty again."""
+        self._group_bytes = 0
+        held, self._held = self._held, []
+        for connection in held:
+            connection.resume()
+
+    # Turns.
+
+    def wake(self) -> None:
+        """Have a turn soon."""
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._turn)
+
+    def soon(self, callback: Callable[[], None]) -> None:
+        """Call back in the loop's next round."""
+        self._loop.call_soon(callback)
+
+    def _turn(self) -> None:
+        self._scheduled = False
+        now = self._clock()
+        try:
+            deadline = self.engine.next_deadline()
+            if deadline is not None and deadline <= now:
+                self.engine.tick(now)
+            if self.engine.step(now):
+                self.wake()
+            for committer in self._committers:
+                committer.turn()
+        except Exception:  # the timer or job that failed is gone; everything else goes on
+            log.exception("an error in the server's own work")
+            self.wake()
+        self._flush()
+        self._arm()
+
+    def _flush(self) -> None:
+        bound = self.engine.settings.max_pending
+        for session in self.engine.take_output():
+            connection = self._connections.get(session.cid)
+            if connection is None or connection.transport is None:
+                continue
+            transport = connection.transport
+            if session.out:
+                transport.write(b"".join(session.out))
+                session.out.clear()
+                session.room = bound - transport.get_write_buffer_size()
+            if session.closed:
+                connection.close()
+
+    def _arm(self) -> None:
+        deadline = self.engine.next_deadline()
+        if deadline is None or (self._timer is not None and self._timer_at <= deadline):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = deadline
+        self._timer = self._loop.call_later(max(0.0, (deadline - self._clock()) / 1e9), self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        self._turn()
+
+    def stop(self) -> None:
+        """No more turns by the clock."""
+        if self._timer is not None:
+            self._timer.cancel()

@@ -1,0 +1,74 @@
+"""Message ids become the sequence they were first stored as, for the length of the duplicate window.
+
+Two bounds, of which the nearer one counts: the window's time, and `MAX_DISTANCE` messages. The second keeps the memory
+of a flood bounded; it is a distance in sequences, so that a window that was rebuilt from the log after a restart holds
+exactly what the old one held.
+"""
+
+from __future__ import annotations
+
+from slipstream.errors import CorruptRecordError
+from slipstream.server.engine.ports import StreamLog
+
+MAX_DISTANCE = 1_000_000
+_CHUNK = 4096
+
+
+class DuplicateWindow:
+    """The ids of one stream."""
+
+    def __init__(self, window: int) -> None:
+        self.window = window  # nanoseconds; 0: off
+        self._seen: dict[str, tuple[int, int]] = {}  # id -> sequence, time; oldest first
+
+    def __len__(self) -> int:
+        return len(self._seen)
+
+    def find(self, msg_id: str, now: int) -> int:
+        """The sequence the id was stored as; 0 if the window does not hold it."""
+        self._forget(now, 0)
+        found = self._seen.get(msg_id)
+        return found[0] if found is not None else 0
+
+    def add(self, msg_id: str, seq: int, now: int) -> None:
+        if self.window:
+            self._forget(now, seq)
+            self._seen.pop(msg_id, None)
+            self._seen[msg_id] = (seq, now)
+
+    def rebuild(self, log: StreamLog, now: int) -> None:
+        """Take the ids from the stored messages that the window reaches back to."""
+        self._seen.clear()
+        last = log.committed.last_seq
+        if not self.window or not log.committed.messages:
+            return
+        seq = max(log.time_to_seq(now - self.window + 1), last - MAX_DISTANCE + 1)
+        limit = _CHUNK
+        while seq <= last:
+            try:
+                records = log.scan("", seq, limit=limit)
+            except CorruptRecordError:  # step over it; its id is lost with it
+                seq, limit = (seq, limit // 2) if limit > 1 else (seq + 1, _CHUNK)
+                continue
+            for record in records:
+                if record.header and (msg_id := message_id(record.header)):
+                    self.add(msg_id, record.seq, record.time)
+            seq = records[-1].seq + 1 if records else last + 1
+
+    def _forget(self, now: int, seq: int) -> None:
+        seen, oldest = self._seen, now - self.window
+        while seen:
+            key = next(iter(seen))
+            at, time = seen[key]
+            if time > oldest and at > seq - MAX_DISTANCE:
+                return
+            del seen[key]
+
+
+def message_id(header: bytes) -> str:
+    """The message id in a header block; empty if it has none."""
+    at = header.find(b"\r\nNats-Msg-Id:")
+    if at < 0:
+        return ""
+    begin = at + 14
+    return header[begin : header.find(b"\r\n", begin)].decode(errors="replace").strip()

@@ -1,0 +1,431 @@
+"""The server without its sockets: events of clients and the time go in, frames for clients come out.
+
+Deterministic: no clock, no randomness, no I/O of its own; the same calls give the same output and state. Everything
+that receives messages, clients' subscriptions as well as streams, the API and the responders of Direct Get, is a
+subscriber on one router, so that queue groups, echo and no-responders follow the same rules for all.
+
+A driver calls `connect`, `receive` and `disconnect` as clients do; once per turn of its loop `tick` and `step`, carries
+the journals' groups to the disk and reports them with `committed` or `failed`, and writes what `take_output` gives it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from slipstream.api import Storage, StreamConfig, encode_json
+from slipstream.api.names import API_PREFIX
+from slipstream.errors import StreamStoreFailedError
+from slipstream.server.engine.auth import Credentials
+from slipstream.server.engine.direct import PREFIX, QUEUE
+from slipstream.server.engine.host import Job, Progress, Waiter
+from slipstream.server.engine.journal import Batch, Journal, Source
+from slipstream.server.engine.jsapi import Api
+from slipstream.server.engine.ports import Store
+from slipstream.server.engine.session import ClientSub, Session, State
+from slipstream.server.engine.stream import Stored, Stream
+from slipstream.server.engine.switch import INBOX, Dice, Switch
+from slipstream.server.engine.timers import Timers
+from slipstream.wire import (
+    Connect,
+    Event,
+    Ping,
+    Pong,
+    Pub,
+    Sub,
+    Unsub,
+    Violation,
+    err,
+    has_wildcard,
+    is_valid_filter,
+)
+from slipstream.wire.encode import OK, PING, PONG
+
+MAX_PARKED = 10_000
+MAX_JOBS = 10_000
+STEP_MESSAGES = 1024  # what all jobs together send per turn
+CHECKED_SUBJECTS = 16 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What the server is told when it starts. Times in nanoseconds, sizes in bytes."""
+
+    server_id: str = "SLIPSTREAM"
+    server_name: str = "slipstream"
+    # Clients switch features on by this: it names the nats-server release whose behaviour is implemented. Our own
+    # version is in a field of its own, `slipstream`.
+    version: str = "2.15.1"
+    slipstream: str = ""
+    host: str = "127.0.0.1"
+    port: int = 4222
+    jetstream: bool = True
+    max_payload: int = 1024 * 1024
+    max_pending: int = 64 * 1024 * 1024
+    max_subscriptions: int = 100_000  # of one client
+    credentials: Credentials = field(default_factory=Credentials)
+    auth_timeout: int = 2_000_000_000
+    ping_interval: int = 120_000_000_000
+    max_pings_out: int = 2
+
+
+class Engine:
+    """Sessions, routing, streams, timers, jobs."""
+
+    def __init__(self, settings: Settings, *, file: Store, memory: Store, dice: Dice, now: int) -> None:
+        """`file` and `memory` keep the streams of that storage; they may be the same store."""
+        self.settings = settings
+        self.timers = Timers()
+        self.max_pending = settings.max_pending
+        self.streams: dict[str, Stream] = {}
+        self.leader_name = settings.server_name
+        journal = Journal(file)
+        self._by_storage = {
+            Storage.FILE.value: journal,
+            Storage.MEMORY.value: journal if memory is file else Journal(memory),
+        }
+        self.journals = tuple(dict.fromkeys(self._by_storage.values()))
+        self.switch = Switch(dice, now)
+        self._sessions: dict[int, Session] = {}
+        self._checked: set[str] = set()  # subjects that were found valid
+        self._jobs: deque[Job] = deque()
+        self._parked = 0
+        self._waiters: dict[Waiter, int] = {}
+        self.api = Api(self)
+        if settings.jetstream:
+            self.switch.add(f"{API_PREFIX}.>", self.api)
+            for journal in self.journals:
+                self._load(journal, now)
+
+    # Clients.
+
+    def connect(self, cid: int, client_ip: str, now: int) -> None:
+        """A client is there; greet it."""
+        session = self._sessions[cid] = Session(cid, self.settings.max_pending)
+        self.switch.push(session, b"INFO %b\r\n" % self._info(cid, client_ip))
+        if self.settings.credentials.required:
+            session.timer = self.timers.at(
+                now + self.settings.auth_timeout, lambda _: self.close(cid, "Authentication Timeout")
+            )
+        else:
+            self._keep_alive(session, now)
+
+    def disconnect(self, cid: int) -> None:
+        """A client is gone."""
+        session = self._sessions.pop(cid, None)
+        if session is not None:
+            self.switch.drop(session)
+            session.close()
+
+    def close(self, cid: int, text: str = "") -> None:
+        """Tell a client why, and have the driver cut it off."""
+        session = self._sessions.get(cid)
+        if session is not None:
+            self.switch.close(session, text)
+
+    def receive(self, cid: int, events: Iterable[Event], now: int) -> None:
+        """Handle what a client sent."""
+        session = self._sessions.get(cid)
+        if session is None or session.closed:
+            return
+        self.switch.now = now
+        session.pings_out = 0
+        locked = session.state is State.GREETED and self.settings.credentials.required
+        straight = self.switch.straight
+        for event in events:
+            if type(event) is Pub and not locked:
+                subject, reply, header, payload = event
+                stream = straight.get(subject)
+                if stream is not None and not session.verbose and (session.headers or not header):
+                    stream.receive(subject, reply, header, payload, now)
+                    continue
+                if session.verbose:
+                    self.switch.push(session, OK)
+                self._publish(session, event)
+            elif locked and type(event) is not Connect and type(event) is not Violation:
+                self.switch.close(session, "Authorization Violation")
+            else:
+                self._control(session, event)
+                locked = session.state is State.GREETED and self.settings.credentials.required
+            if session.closed:
+                return
+
+    def congested(self, cid: int, yes: bool) -> None:
+        """The driver's buffer for a client is full (or not any more): batches for it wait."""
+        session = self._sessions.get(cid)
+        if session is not None:
+            session.congested = yes
+
+    def take_output(self) -> list[Session]:
+        """The sessions with output (or to be closed); the driver takes `out` and sets `room`."""
+        return self.switch.take_output()
+
+    @property
+    def has_output(self) -> bool:
+        return self.switch.has_output
+
+    # Time and work.
+
+    def next_deadline(self) -> int | None:
+        """When `tick` is wanted next."""
+        return self.timers.next_deadline()
+
+    def tick(self, now: int) -> None:
+        """Do what the time demands."""
+        self.switch.now = now
+        self.timers.due(now)
+
+    def step(self, now: int) -> bool:
+        """Let every job do a chunk, round robin; True if there is more to do at once."""
+        self.switch.now = now
+        jobs = self._jobs
+        budget, more = STEP_MESSAGES, False
+        for _ in range(len(jobs)):
+            if budget <= 0:
+                return True
+            job = jobs.popleft()
+            progress, sent = job.run()
+            budget -= sent
+            if progress is not Progress.DONE:
+                jobs.append(job)
+                more = more or progress is Progress.MORE
+        return more
+
+    def committed(self, batch: Batch, now: int) -> None:
+        """A group is durable: readers see it, its answers go out."""
+        self.switch.now = now
+        self.switch.answer_all(batch.journal.finish(batch))
+        for waiter in list(self._waiters):
+            waiter.release()
+
+    def failed(self, journal: Journal, error: Exception, now: int) -> None:
+        """A group could not be kept: everything unfinished is as if it had not been, and its senders are told."""
+        self.switch.now = now
+        reason = StreamStoreFailedError(str(error) or type(error).__name__)
+        lost = journal.abandon()
+        self._load(journal, now)
+        for reply, _, source, _ in lost:
+            self.send(reply, b"", source.failure(reason))
+
+    # What its parts ask of the engine (`host.Host`, `jsapi.Catalog`).
+
+    def send(self, subject: str, header: bytes, payload: bytes) -> bool:
+        return self.switch.send(subject, header, payload)
+
+    def listeners(self, subject: str) -> tuple[bool, bool]:
+        return self.switch.listeners(subject)
+
+    def sole_client(self, subject: str) -> ClientSub | None:
+        return self.switch.sole_client(subject)
+
+    def push(self, sub: ClientSub, frames: bytes, count: int) -> None:
+        self.switch.push_to(sub, frames, count)
+
+    def start(self, job: Job) -> bool:
+        if len(self._jobs) >= MAX_JOBS:
+            return False
+        self._jobs.append(job)
+        return True
+
+    def wait(self, waiter: Waiter, count: int) -> bool:
+        if self._parked + count > MAX_PARKED:
+            return False
+        self._parked += count
+        now = self._waiters.get(waiter, 0) + count
+        if now > 0:
+            self._waiters[waiter] = now
+        else:
+            self._waiters.pop(waiter, None)
+        return True
+
+    def journal_for(self, storage: str) -> Journal:
+        return self._by_storage[storage]
+
+    def answer(self, journal: Journal | None, reply: str, payload: bytes, source: Source) -> None:
+        if journal is None:
+            journal = next((j for j in self.journals if j.catalog_unfinished), None)
+        if journal is not None and journal.unfinished:
+            journal.answers.append((reply, 0, source, payload))
+        else:
+            self.send(reply, b"", payload)
+
+    def add_stream(self, config: StreamConfig, now: int) -> Stream:
+        journal = self.journal_for(config.storage)
+        stored = encode_json(Stored(now, config.to_dict()))
+        journal.store.create(config.name, stored)
+        journal.catalog = True
+        stream = Stream(self, journal, config, created=now, now=now)
+        if config.first_seq > 1:
+            stream.log.purge(below=config.first_seq)
+        self._attach(stream)
+        return stream
+
+    def change_stream(self, stream: Stream, config: StreamConfig, now: int) -> None:
+        self._detach(stream)
+        stream.configure(config)
+        self._attach(stream)
+        stream.journal.store.configure(stream.name, stream.stored())
+        stream.journal.catalog = True
+        stream.enforce(now)
+
+    def delete_stream(self, stream: Stream) -> None:
+        self._detach(stream)
+        stream.stop()
+        stream.journal.store.delete(stream.name)
+        stream.journal.catalog = True
+
+    # Streams.
+
+    def _attach(self, stream: Stream) -> None:
+        self.streams[stream.name] = stream
+        for subject in stream.config.subjects:
+            self.switch.add(subject, stream)
+        if stream.config.allow_direct:
+            self.switch.add(f"{PREFIX}{stream.name}", stream.leader, QUEUE)
+            self.switch.add(f"{PREFIX}{stream.name}.>", stream.leader, QUEUE)
+
+    def _detach(self, stream: Stream) -> None:
+        del self.streams[stream.name]
+        for subject in stream.config.subjects:
+            self.switch.discard(subject, stream)
+        if stream.config.allow_direct:
+            self.switch.discard(f"{PREFIX}{stream.name}", stream.leader, QUEUE)
+            self.switch.discard(f"{PREFIX}{stream.name}.>", stream.leader, QUEUE)
+
+    def _load(self, journal: Journal, now: int) -> None:
+        """Make the streams those of the store: at the start, and after a group was lost."""
+        kept: dict[str, Stored] = {
+            name: msgspec.json.decode(data, type=Stored) for name, data in journal.store.streams()
+        }
+        for stream in [stream for stream in self.streams.values() if stream.journal is journal]:
+            self._detach(stream)
+            entry = kept.get(stream.name)
+            if entry is None or entry.created != stream.created or stream.log is not journal.store.log(stream.name):
+                stream.stop()
+            else:
+                del kept[stream.name]
+                stream.configure(StreamConfig.from_dict(entry.config))
+                stream.restore(now)
+                self._attach(stream)
+        for entry in kept.values():
+            config = StreamConfig.from_dict(entry.config)
+            self._attach(Stream(self, journal, config, created=entry.created, now=now))
+
+    # The protocol.
+
+    def _info(self, cid: int, client_ip: str) -> bytes:
+        settings = self.settings
+        info: dict[str, object] = {
+            "server_id": settings.server_id,
+            "server_name": settings.server_name,
+            "version": settings.version,
+            "slipstream": settings.slipstream,
+            "proto": 1,
+            "host": settings.host,
+            "port": settings.port,
+            "headers": True,
+            "max_payload": settings.max_payload,
+            "jetstream": settings.jetstream,
+            "client_id": cid,
+            "client_ip": client_ip,
+        }
+        if settings.credentials.required:
+            info["auth_required"] = True
+        return encode_json(info)
+
+    def _control(self, session: Session, event: Event) -> None:
+        if isinstance(event, Sub):
+            self._subscribe(session, event)
+        elif isinstance(event, Unsub):
+            self._unsubscribe(session, event)
+        elif isinstance(event, Ping):
+            self.switch.push(session, PONG)
+            return
+        elif isinstance(event, Pong):
+            return
+        elif isinstance(event, Connect):
+            self._introduce(session, event)
+        elif isinstance(event, Violation):
+            self.switch.close(session, event.err)
+        else:  # INFO, +OK, -ERR and MSG are a server's words; the parser for clients gives none of them
+            self.switch.close(session, "Unknown Protocol Operation")
+        if session.verbose and not session.closed:
+            self.switch.push(session, OK)
+
+    def _introduce(self, session: Session, event: Connect) -> None:
+        if not self.settings.credentials.allow(event.options):
+            self.switch.close(session, "Authorization Violation")
+        elif event.options.no_responders and not event.options.headers:
+            self.switch.close(session, "no responders requires headers support")
+        else:
+            session.introduce(event.options)
+            if session.timer is not None:
+                session.timer.cancel()
+            self._keep_alive(session, self.switch.now)
+
+    def _subscribe(self, session: Session, event: Sub) -> None:
+        subject, queue, sid = event
+        if not is_valid_filter(subject):
+            self.switch.push(session, err("Invalid Subject"))
+        elif queue == QUEUE:  # its members answer for streams; a client that joined could answer in their name
+            text = f'Permissions Violation for Subscription to "{subject}" using queue "{queue}"'
+            self.switch.push(session, err(text))
+        elif len(session.subs) >= self.settings.max_subscriptions:
+            self.switch.push(session, err("maximum subscriptions exceeded"))
+        elif sid not in session.subs:
+            sub = session.subs[sid] = ClientSub(session, subject, queue, sid)
+            self.switch.add(subject, sub, queue)
+
+    def _unsubscribe(self, session: Session, event: Unsub) -> None:
+        sub = session.subs.get(event.sid)
+        if sub is None:
+            return
+        if event.max_msgs:
+            self.switch.end_after(sub, event.max_msgs)
+        else:
+            self.switch.remove(sub)
+
+    def _publish(self, session: Session, event: Pub) -> None:
+        subject, reply, header, payload = event
+        if header and not session.headers:
+            self.switch.close(session, "message headers not supported")
+            return
+        if subject not in self._checked and not self._check(subject):
+            if session.pedantic:
+                self.switch.push(session, err("Invalid Publish Subject"))
+            return
+        if session.pedantic and has_wildcard(subject):
+            self.switch.push(session, err("Invalid Publish Subject"))
+        # A reply inbox is used once: it would only push others out of the router's memory.
+        if subject.startswith(INBOX):
+            found = self.switch.router.match_once(subject)
+        else:
+            found = self.switch.router.match(subject)
+            if len(found.plain) == 1 and not found.queues and isinstance(found.plain[0], Stream):
+                self.switch.remember(subject, found.plain[0])
+        delivered = self.switch.route(found, subject, reply, header, payload, session)
+        if not delivered and reply and session.no_responders:
+            self.switch.tell_nobody(session, subject, reply)
+
+    def _check(self, subject: str) -> bool:
+        if not is_valid_filter(subject):
+            return False
+        if len(self._checked) >= CHECKED_SUBJECTS:
+            self._checked.clear()
+        self._checked.add(subject)
+        return True
+
+    def _keep_alive(self, session: Session, now: int) -> None:
+        def check(now: int) -> None:
+            if session.pings_out >= self.settings.max_pings_out:
+                self.switch.close(session, "Stale Connection")
+                return
+            session.pings_out += 1
+            self.switch.push(session, PING)
+            self._keep_alive(session, now)
+
+        if not session.closed:
+            session.timer = self.timers.at(now + self.settings.ping_interval, check)

@@ -1,0 +1,64 @@
+"""What the parts of the engine ask of the whole: to route, to wait, to work in chunks. `engine.Engine` is the host."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Hashable
+from typing import Protocol
+
+from slipstream.server.engine.session import ClientSub
+from slipstream.server.engine.timers import Timers
+
+
+class Progress(enum.Enum):
+    """How a job stands after a chunk."""
+
+    DONE = "done"
+    MORE = "more"
+    BLOCKED = "blocked"  # whoever it sends to does not keep up: try again later
+
+
+class Job(Protocol):
+    """Work that is done in chunks, so that others get their turn between."""
+
+    def run(self) -> tuple[Progress, int]:
+        """Do one chunk; how it stands now, and how many messages it sent."""
+
+
+class Target(Hashable, Protocol):
+    """A subscriber inside the server."""
+
+    def receive(self, subject: str, reply: str, header: bytes, payload: bytes, now: int) -> bool:
+        """Take a message; False if it is none of its business after all."""
+
+
+class Waiter(Hashable, Protocol):
+    """Somebody whose requests wait for a commit."""
+
+    def release(self) -> None:
+        """Look again which of them can be answered."""
+
+
+class Host(Protocol):
+    """The engine, as its parts see it."""
+
+    timers: Timers
+    max_pending: int  # bytes that may be unsent to a client
+
+    def send(self, subject: str, header: bytes, payload: bytes) -> bool:
+        """Publish from within the server; whether anybody got it."""
+
+    def sole_client(self, subject: str) -> ClientSub | None:
+        """The one client subscription on a subject, if it is the only subscriber and takes any number of messages."""
+
+    def push(self, sub: ClientSub, frames: bytes, count: int) -> None:
+        """Queue `count` encoded messages for a subscription."""
+
+    def listeners(self, subject: str) -> tuple[bool, bool]:
+        """Whether anybody listens on a subject, and whether one of them does not keep up."""
+
+    def start(self, job: Job) -> bool:
+        """Take on a job; False when there are too many."""
+
+    def wait(self, waiter: Waiter, count: int) -> bool:
+        """Count `count` more (or fewer) waiting requests; False when there would be too many."""

@@ -1,0 +1,87 @@
+"""Answers wait for their changes: a store, what its open group will answer, and the group that is under way.
+
+The invariant of the server is kept here: an answer that reports a change is sent when the group that holds the change
+was committed, never before. An answer without a change of its own (a duplicate, a refusal, a look at the catalog) joins
+the open group all the same as long as something is unfinished: it may rest on what is not durable yet.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from slipstream.errors import ApiError
+from slipstream.server.engine.ports import Group, Store
+
+
+class Source(Protocol):
+    """Who answers."""
+
+    def ack(self, seq: int) -> tuple[str, int]:
+        """The text of a publish's ack, and its size in bytes."""
+
+    def failure(self, error: ApiError) -> bytes:
+        """The payload instead, if the group is lost."""
+
+
+# Reply subject, sequence, who answers, payload. A publish that was stored has a sequence and no payload: there are many
+# of them, and their acks are written together when they go.
+Answer = tuple[str, int, Source, bytes]
+
+
+class Batch:
+    """A sealed group with its answers. `group` is None when nothing changed: there is nothing to write then."""
+
+    __slots__ = ("answers", "catalog", "group", "journal")
+
+    def __init__(self, journal: Journal, group: Group | None, answers: list[Answer], catalog: bool) -> None:
+        self.journal = journal
+        self.group = group
+        self.answers = answers
+        self.catalog = catalog
+
+
+class Journal:
+    """One store and the answers that wait for it."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.answers: list[Answer] = []  # of the open group, in order
+        self.catalog = False  # whether the open group made, changed or deleted a stream
+        self.under_way: Batch | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is a group to seal and none on its way."""
+        return self.under_way is None and bool(self.answers or self.store.pending)
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether anything is not durable yet."""
+        return self.under_way is not None or bool(self.answers or self.store.pending)
+
+    @property
+    def catalog_unfinished(self) -> bool:
+        """Whether the list of streams or a configuration is not durable yet."""
+        return self.catalog or (self.under_way is not None and self.under_way.catalog)
+
+    def seal(self) -> Batch:
+        """Close the open group; the driver carries it through the store."""
+        group = self.store.seal() if self.store.pending else None
+        batch = Batch(self, group, self.answers, self.catalog)
+        self.answers, self.catalog = [], False
+        self.under_way = batch
+        return batch
+
+    def finish(self, batch: Batch) -> list[Answer]:
+        """The batch is durable: readers see it, and its answers may go."""
+        if batch.group is not None:
+            self.store.finish(batch.group)
+        self.under_way = None
+        return batch.answers
+
+    def abandon(self) -> list[Answer]:
+        """Everything unfinished is lost; its answers come back to be answered with an error."""
+        lost = [*(self.under_way.answers if self.under_way is not None else ()), *self.answers]
+        self.answers, self.catalog, self.under_way = [], False, None
+        self.store.abandon()
+        return lost

@@ -1,0 +1,471 @@
+"""Requests on `$JS.API.…` become changes of the catalog, reports, and nats-server's answers to both.
+
+A handler returns the fields of its response or raises an ApiError. The answer to a change waits in the journal of the
+stream's store until the change is durable; a report waits as well while the catalog has changes under way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from slipstream.api import GetRequest, Storage, StoredBody, StreamConfig, encode_json, format_time, parse_time
+from slipstream.api.names import API_PREFIX, REQUIRED_API_LEVEL, RESPONSE_TYPE
+from slipstream.errors import (
+    ApiError,
+    BadApiRequestError,
+    CorruptRecordError,
+    InvalidJsonError,
+    MessageNotFoundApiError,
+    MinLastSequenceError,
+    StoreError,
+    StreamNameInUseError,
+    StreamNameMismatchError,
+    StreamNotFoundError,
+    StreamStoreFailedError,
+    StreamSubjectOverlapError,
+)
+from slipstream.server.engine import config as rules
+from slipstream.server.engine.direct import find
+from slipstream.server.engine.host import Host
+from slipstream.server.engine.journal import Journal, Source
+from slipstream.server.engine.reports import MAX_SUBJECTS, UNLIMITED, stream_info, subject_page
+from slipstream.server.engine.stream import Stream, error_body
+from slipstream.wire import Headers, overlaps
+
+T = TypeVar("T")
+
+API_LEVEL = 0  # nats-server counts its newer abilities by levels; none of those is here yet
+MAX_NAMES = 1024
+MAX_LIST = 256
+_CUT = len(API_PREFIX) + 1
+_GET = "stream_msg_get_response"
+
+# Nobody answers these here but those who subscribe to them: without one the requester is told so (no responders).
+_OTHERS = ("DIRECT.GET.", "CONSUMER.MSG.NEXT.")
+# Fields that a response has even when it is an error.
+_ALWAYS: dict[str, dict[str, Any]] = {
+    "stream_info_response": {"total": 0, "offset": 0, "limit": 0},
+    "stream_purge_response": {"purged": 0},
+    "stream_names_response": {"total": 0, "offset": 0, "limit": 0, "streams": None},
+    "stream_list_response": {"total": 0, "offset": 0, "limit": 0, "streams": []},
+}
+
+
+class InfoRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of STREAM.INFO."""
+
+    offset: int = 0
+    deleted_details: bool = False
+    subjects_filter: str = ""
+
+
+class PageRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of STREAM.NAMES and STREAM.LIST."""
+
+    offset: int = 0
+    subject: str = ""
+
+
+class PurgeRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of STREAM.PURGE."""
+
+    filter: str = ""
+    seq: int = 0
+    keep: int = 0
+
+
+class DeleteRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of STREAM.MSG.DELETE. There is nothing to overwrite in a file here: `no_erase` makes no difference."""
+
+    seq: int = 0
+    no_erase: bool = False
+
+
+class Catalog(Host, Protocol):
+    """The engine, as the API sees it."""
+
+    streams: dict[str, Stream]
+    leader_name: str
+
+    def journal_for(self, storage: str) -> Journal: ...
+
+    def add_stream(self, config: StreamConfig, now: int) -> Stream: ...
+
+    def change_stream(self, stream: Stream, config: StreamConfig, now: int) -> None: ...
+
+    def delete_stream(self, stream: Stream) -> None: ...
+
+    def answer(self, journal: Journal | None, reply: str, payload: bytes, source: Source) -> None:
+        """Send when the journal's open group is durable; without a journal, when the catalog has nothing under way."""
+
+
+class Outcome(msgspec.Struct):
+    """What a handler did: the response's fields, and the journal whose open group it waits for."""
+
+    fields: dict[str, Any]
+    journal: Journal | None = None
+
+
+Handler = Callable[[str, bytes, int], Outcome]
+
+
+class _Response:
+    """The response to one request."""
+
+    __slots__ = ("_api", "_kind")
+
+    def __init__(self, api: Api, kind: str) -> None:
+        self._api = api
+        self._kind = kind
+
+    def encode(self, error: dict[str, object] | None, fields: dict[str, Any]) -> bytes:
+        body: dict[str, Any] = {"type": RESPONSE_TYPE + self._kind}
+        if error is not None:
+            body["error"] = error
+        return encode_json(body | fields)
+
+    def failure(self, error: ApiError) -> bytes:
+        self._api.errors += 1
+        return self.encode(error_body(error), _ALWAYS.get(self._kind, {}))
+
+    def ack(self, seq: int) -> tuple[str, int]:
+        raise NotImplementedError  # a request is no publish
+
+
+class Api:
+    """The handlers of the administrative API."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self.total = self.errors = 0
+        self._plain: dict[str, tuple[str, Handler]] = {
+            "INFO": ("account_info_response", self._account),
+            "STREAM.NAMES": ("stream_names_response", self._names),
+            "STREAM.LIST": ("stream_list_response", self._list),
+        }
+        # With the stream's name behind, as the last token or (consumers) followed by the consumer's.
+        self._named: dict[str, tuple[str, Handler]] = {
+            "STREAM.CREATE": ("stream_create_response", self._create),
+            "STREAM.UPDATE": ("stream_update_response", self._update),
+            "STREAM.INFO": ("stream_info_response", self._info),
+            "STREAM.DELETE": ("stream_delete_response", self._delete),
+            "STREAM.PURGE": ("stream_purge_response", self._purge),
+            "STREAM.MSG.GET": (_GET, _refusal("", 500, 0)),  # may be answered later: see `_get_message`
+            "STREAM.MSG.DELETE": ("stream_msg_delete_response", self._delete_message),
+            "STREAM.SNAPSHOT": ("stream_snapshot_response", _refusal("snapshots are not supported yet", 500, 10064)),
+            "STREAM.RESTORE": ("stream_restore_response", _refusal("restore is not supported yet", 500, 10062)),
+            "STREAM.LEADER.STEPDOWN": ("stream_leader_stepdown_response", _CLUSTER),
+            "STREAM.PEER.REMOVE": ("stream_remove_peer_response", _CLUSTER),
+            "CONSUMER.NAMES": ("consumer_names_response", self._no_consumer_names),
+            "CONSUMER.LIST": ("consumer_list_response", self._no_consumer_list),
+        }
+        create = ("consumer_create_response", _refusal("consumers are not supported yet by this server", 500, 10012))
+        missing = _refusal("consumer not found", 404, 10014)
+        self._consumers: dict[str, tuple[str, Handler]] = {
+            "CREATE": create,
+            "DURABLE": create,
+            "INFO": ("consumer_info_response", missing),
+            "DELETE": ("consumer_delete_response", missing),
+        }
+
+    def receive(self, subject: str, reply: str, header: bytes, payload: bytes, now: int) -> bool:
+        """Carry out a request. One that no handler knows is taken and not answered, as on nats-server."""
+        rest = subject[_CUT:]
+        if rest.startswith(_OTHERS):
+            return False
+        self.total += 1
+        kind, handler, stream = self._find(rest)
+        if not handler:
+            return True
+
+        source = _Response(self, kind)
+        if kind == _GET:
+            self._get_message(stream, payload, reply, source.failure, now)
+            return True
+        journal: Journal | None = None
+        try:
+            _check_level(header)
+            outcome = handler(stream, payload, now)
+            journal = outcome.journal
+            answer = source.encode(None, outcome.fields)
+        except ApiError as exc:
+            answer = source.failure(exc)
+        except StoreError as exc:
+            answer = source.failure(StreamStoreFailedError(str(exc)))
+        if reply:
+            self._catalog.answer(journal, reply, answer, source)
+        return True
+
+    def _find(self, rest: str) -> tuple[str, Handler | None, str]:
+        if (entry := self._plain.get(rest)) is not None:
+            return *entry, ""
+        head, _, name = rest.rpartition(".")
+        if (entry := self._named.get(head)) is not None:
+            return *entry, name
+        tokens = rest.split(".")
+        if tokens[0] == "CONSUMER" and len(tokens) > 2 and (entry := self._consumers.get(tokens[1])) is not None:
+            return *entry, tokens[2]
+        return "", None, ""
+
+    def _stream(self, name: str) -> Stream:
+        stream = self._catalog.streams.get(name)
+        if stream is None:
+            raise StreamNotFoundError
+        return stream
+
+    # Reports.
+
+    def _account(self, _: str, __: bytes, ___: int) -> Outcome:
+        sizes = {Storage.MEMORY.value: 0, Storage.FILE.value: 0}
+        reserved = dict(sizes)
+        for stream in self._catalog.streams.values():
+            sizes[stream.config.storage] += stream.log.committed.bytes
+            reserved[stream.config.storage] += max(stream.config.max_bytes, 0)
+        return Outcome({
+            "memory": sizes["memory"],
+            "storage": sizes["file"],
+            "reserved_memory": reserved["memory"],
+            "reserved_storage": reserved["file"],
+            "streams": len(self._catalog.streams),
+            "consumers": 0,
+            "limits": UNLIMITED,
+            "api": {"level": API_LEVEL, "total": self.total, "errors": self.errors},
+        })  # fmt: skip
+
+    def _chosen(self, payload: bytes, limit: int) -> tuple[dict[str, Any], list[Stream]]:
+        request = _optional(payload, PageRequest)
+        chosen = [
+            stream
+            for name, stream in sorted(self._catalog.streams.items())
+            if not request.subject or any(overlaps(subject, request.subject) for subject in stream.config.subjects)
+        ]
+        offset = min(max(request.offset, 0), len(chosen))
+        page = {"total": len(chosen), "offset": offset, "limit": limit}
+        return page, chosen[offset : offset + limit]
+
+    def _names(self, _: str, payload: bytes, __: int) -> Outcome:
+        page, streams = self._chosen(payload, MAX_NAMES)
+        return Outcome(page | {"streams": [stream.name for stream in streams] or None})
+
+    def _list(self, _: str, payload: bytes, now: int) -> Outcome:
+        page, streams = self._chosen(payload, MAX_LIST)
+        return Outcome(page | {"streams": [stream_info(stream, now) for stream in streams]})
+
+    def _info(self, name: str, payload: bytes, now: int) -> Outcome:
+        request = _optional(payload, InfoRequest)
+        stream = self._stream(name)
+        page, subjects = {"total": 0, "offset": 0, "limit": 0}, None
+        if request.subjects_filter:
+            offset = max(request.offset, 0)
+            total, subjects = subject_page(stream, request.subjects_filter, offset)
+            if total:
+                page = {"total": total, "offset": offset, "limit": MAX_SUBJECTS}
+        info = stream_info(stream, now, subjects=subjects, details=request.deleted_details)
+        when = info.pop("ts")
+        return Outcome(page | info | {"cluster": {"leader": self._catalog.leader_name}, "ts": when})
+
+    def _no_consumer_names(self, name: str, _: bytes, __: int) -> Outcome:
+        self._stream(name)
+        return Outcome({"total": 0, "offset": 0, "limit": MAX_NAMES, "consumers": []})
+
+    def _no_consumer_list(self, name: str, _: bytes, __: int) -> Outcome:
+        self._stream(name)
+        return Outcome({"total": 0, "offset": 0, "limit": MAX_LIST, "consumers": []})
+
+    # Changes.
+
+    def _create(self, name: str, payload: bytes, now: int) -> Outcome:
+        requested = _config(payload, name)
+        rules.check_create(requested)
+        config = rules.normalise(requested)
+        rules.check_replicas(config)
+        stream = self._catalog.streams.get(name)
+        if stream is None:
+            self._check_overlap(config)
+            stream = self._catalog.add_stream(config, now)
+        elif stream.config != config:
+            raise StreamNameInUseError
+        return Outcome(stream_info(stream, now) | {"did_create": True}, stream.journal)
+
+    def _update(self, name: str, payload: bytes, now: int) -> Outcome:
+        config = rules.normalise(_config(payload, name))
+        stream = self._stream(name)
+        config = rules.updated(stream.config, config)
+        self._check_overlap(config)
+        if config != stream.config:
+            self._catalog.change_stream(stream, config, now)
+        return Outcome(stream_info(stream, now), stream.journal)
+
+    def _check_overlap(self, config: StreamConfig) -> None:
+        for other in self._catalog.streams.values():
+            if other.name != config.name and any(
+                overlaps(mine, theirs) for mine in config.subjects for theirs in other.config.subjects
+            ):
+                raise StreamSubjectOverlapError
+
+    def _delete(self, name: str, payload: bytes, _: int) -> Outcome:
+        if not _is_empty(payload):
+            raise ApiError("expected an empty request payload", code=400, err_code=10038)
+        stream = self._stream(name)
+        self._catalog.delete_stream(stream)
+        return Outcome({"success": True}, stream.journal)
+
+    def _purge(self, name: str, payload: bytes, _: int) -> Outcome:
+        request = _optional(payload, PurgeRequest)
+        if (request.seq and request.keep) or request.seq < 0 or request.keep < 0:
+            raise BadApiRequestError
+        stream = self._stream(name)
+        if stream.config.sealed:
+            raise ApiError("invalid operation on sealed stream", code=400, err_code=10109)
+        if stream.config.deny_purge:
+            raise ApiError("stream purge not permitted", code=500, err_code=10110)
+        purged = stream.log.purge(pattern=request.filter, below=request.seq, keep=request.keep)
+        return Outcome({"success": True, "purged": purged}, stream.journal)
+
+    def _delete_message(self, name: str, payload: bytes, _: int) -> Outcome:
+        if _is_empty(payload):
+            raise BadApiRequestError
+        request = _decode(payload, DeleteRequest)
+        stream = self._stream(name)
+        if stream.config.sealed:
+            raise ApiError("invalid operation on sealed stream", code=400, err_code=10109)
+        if stream.config.deny_delete:
+            raise ApiError("message delete not permitted", code=500, err_code=10057)
+        if not stream.log.remove(request.seq):
+            beyond = request.seq > stream.log.state.last_seq
+            raise ApiError("stream store EOF" if beyond else "no message found", code=500, err_code=10057)
+        return Outcome({"success": True}, stream.journal)
+
+    # Message Get: the leader answers, from what is committed; every acknowledged write is.
+
+    def _get_message(
+        self, name: str, payload: bytes, reply: str, failure: Callable[[ApiError], bytes], now: int
+    ) -> None:
+        if not reply:
+            return
+        send = self._catalog.send
+        try:
+            request = _get_request(payload)
+            stream = self._stream(name)
+        except ApiError as exc:
+            send(reply, b"", failure(exc))
+            return
+
+        def ready() -> None:
+            try:
+                send(reply, b"", self._message(stream, request))
+            except ApiError as exc:
+                send(reply, b"", failure(exc))
+
+        if request.min_last_seq <= stream.log.committed.last_seq:
+            ready()
+            return
+        stream.leader.park(
+            request.min_last_seq,
+            ready=ready,
+            reject=lambda: send(reply, b"", failure(MinLastSequenceError())),
+            now=now,
+        )
+
+    def _message(self, stream: Stream, request: GetRequest) -> bytes:
+        try:
+            record = find(stream.log, request)
+        except CorruptRecordError as exc:
+            raise ApiError(str(exc), code=500, err_code=10051) from exc
+        if record is None:
+            raise MessageNotFoundApiError
+        body = StoredBody(
+            subject=record.subject,
+            seq=record.seq,
+            hdrs=b"" if request.no_hdr else record.header,
+            data=record.payload,
+            time=format_time(record.time),
+        )
+        return encode_json({"type": RESPONSE_TYPE + _GET, "message": body})
+
+
+def _refusal(text: str, code: int, err_code: int) -> Handler:
+    def refuse(_: str, __: bytes, ___: int) -> Outcome:
+        raise ApiError(text, code=code, err_code=err_code)
+
+    return refuse
+
+
+_CLUSTER = _refusal("JetStream clustering support required", 503, 10010)
+
+
+class _StrictGet(GetRequest, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Message Get refuses fields that it does not know; Direct Get overlooks them."""
+
+
+def _get_request(payload: bytes) -> GetRequest:
+    if _is_empty(payload):
+        raise BadApiRequestError
+    request = _decode(payload, _StrictGet)
+    by_time = request.start_time is not None
+    try:
+        if request.start_time is not None:
+            parse_time(request.start_time)
+    except ValueError as exc:
+        raise InvalidJsonError(f"invalid JSON: {exc}") from exc
+    if (
+        request.batch > 0
+        or request.max_bytes > 0
+        or (request.last_by_subj and (request.seq or by_time or request.next_by_subj))
+        or not (request.seq or request.last_by_subj or request.next_by_subj or by_time)
+        or (request.seq and by_time)
+    ):
+        raise BadApiRequestError
+    if request.seq < 0 or request.min_last_seq < 0:
+        raise InvalidJsonError("invalid JSON: a sequence cannot be negative")
+    return request
+
+
+def _check_level(header: bytes) -> None:
+    if header and b"Nats-Required-Api-Level" in header:
+        wanted = Headers.parse(header).get(REQUIRED_API_LEVEL) or "0"
+        if not wanted.isascii() or not wanted.isdigit() or int(wanted) > API_LEVEL:
+            raise ApiError("JetStream minimum api level required", code=412, err_code=10185)
+
+
+def _is_empty(payload: bytes) -> bool:
+    stripped = payload.strip()
+    if stripped in (b"", b"{}"):
+        return True
+    try:
+        return stripped[:1] == b"{" and msgspec.json.decode(stripped) == {}
+    except msgspec.DecodeError:
+        return False
+
+
+def _decode(payload: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(payload, type=kind)
+    except msgspec.DecodeError as exc:
+        raise InvalidJsonError(_json_text(exc)) from exc
+
+
+def _optional(payload: bytes, kind: type[T]) -> T:
+    """A body that may be left out; one that is no JSON object counts as left out, as on nats-server."""
+    return _decode(payload, kind) if payload.lstrip()[:1] in (b"{", b"[") else kind()
+
+
+def _config(payload: bytes, name: str) -> StreamConfig:
+    body: dict[str, Any] = _decode(payload, dict) if payload.strip() else {}
+    config = rules.parse(body)
+    if config.name != name:
+        raise StreamNameMismatchError
+    if "\\" in name or "/" in name:
+        raise ApiError("Stream name can not contain path separators", code=400, err_code=10128)
+    return config
+
+
+def _json_text(error: Exception) -> str:
+    text = str(error)
+    if text.startswith("Object contains unknown field"):
+        field = text.split("`")[1]
+        return f'invalid JSON: json: unknown field "{field}"'
+    return f"invalid JSON: {text}"

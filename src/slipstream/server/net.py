@@ -1,0 +1,257 @@
+"""`Server`: the engine with its stores on a TCP port, for programs and tests.
+
+    async with Server() as server:            # in a running loop
+        client = await connect(server.url)
+
+    with Server(data_dir="data") as server:   # from blocking code: a thread with a loop of its own
+        ...
+
+Streams with `storage: file` are kept in LMDB below `data_dir`; without a `data_dir` they are kept in memory like the
+others, and end with the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import importlib.metadata
+import logging
+import os
+import random
+import secrets
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from slipstream.errors import UsageError
+from slipstream.server.commits import Committer, Worker
+from slipstream.server.driver import Clock, Connection, Driver
+from slipstream.server.engine.auth import Credentials
+from slipstream.server.engine.engine import Engine, Settings
+from slipstream.server.engine.ports import Store
+from slipstream.server.store.memory import MemoryStore
+
+log = logging.getLogger("slipstream.server")
+
+STOP_TIMEOUT = 10.0
+
+
+class Server:
+    """A JetStream server in this process."""
+
+    def __init__(
+        self,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        data_dir: str | os.PathLike[str] | None = None,
+        name: str = "",
+        jetstream: bool = True,
+        user: str = "",
+        password: str = "",
+        token: str = "",
+        max_payload: int = 1024 * 1024,
+        max_control_line: int = 4096,
+        max_connections: int = 65536,
+        max_subscriptions: int = 100_000,
+        max_pending_bytes: int = 64 * 1024 * 1024,
+        ping_interval: float = 120.0,
+        auth_timeout: float = 2.0,
+    ) -> None:
+        """Port 0 takes a free one; `port` and `url` tell which once the server runs."""
+        self.host = host
+        self.port = port
+        self._data_dir = Path(data_dir) if data_dir is not None else None
+        self._max_control_line = max_control_line
+        self._max_connections = max_connections
+        server_id = secrets.token_hex(16).upper()
+        self._settings = Settings(
+            server_id=server_id,
+            server_name=name or server_id,
+            slipstream=_own_version(),
+            host=host,
+            port=port,
+            jetstream=jetstream,
+            max_payload=max_payload,
+            max_pending=max_pending_bytes,
+            max_subscriptions=max_subscriptions,
+            credentials=Credentials(user=user, password=password, token=token),
+            ping_interval=round(ping_interval * 1e9),
+            auth_timeout=round(auth_timeout * 1e9),
+        )
+        self._listener: asyncio.Server | None = None
+        self._driver: Driver | None = None
+        self._worker: Worker | None = None
+        self._stores: list[Store] = []
+        self._committers: list[Committer] = []
+        self._thread: _Thread | None = None
+
+    @property
+    def url(self) -> str:
+        """Where clients connect to."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"nats://{host}:{self.port}"
+
+    # On a running loop.
+
+    async def start(self) -> None:
+        """Open the stores and listen."""
+        if self._driver is not None:
+            raise UsageError("the server runs already")
+        loop = asyncio.get_running_loop()
+        clock = Clock()
+        memory = MemoryStore()
+        file: Store = memory
+        self._stores = [memory]
+        if self._data_dir is not None:
+            file = await loop.run_in_executor(None, _open, self._data_dir)
+            self._stores.append(file)
+        try:
+            await self._listen(loop, clock, file, memory)
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _listen(self, loop: asyncio.AbstractEventLoop, clock: Clock, file: Store, memory: Store) -> None:
+        listener = await loop.create_server(
+            lambda: Connection(self._running), self.host, self.port, start_serving=False
+        )
+        self._listener = listener
+        self.port = listener.sockets[0].getsockname()[1]
+        settings = dataclasses.replace(self._settings, port=self.port)
+        engine = Engine(settings, file=file, memory=memory, dice=random.Random(), now=clock())
+        self._driver = driver = Driver(
+            engine, clock=clock, max_connections=self._max_connections, max_control_line=self._max_control_line
+        )
+        if file is not memory:
+            self._worker = Worker(loop)
+        self._committers = [
+            Committer(
+                engine,
+                journal,
+                worker=self._worker if journal.store is not memory else None,
+                clock=clock,
+                wake=driver.wake,
+            )
+            for journal in engine.journals
+        ]
+        driver.use(self._committers)
+        await listener.start_serving()
+        log.info("listening on %s", self.url)
+
+    async def stop(self) -> None:
+        """Stop listening, carry through what is under way, close."""
+        if self._listener is not None:
+            self._listener.close()
+        if self._driver is not None:
+            await self._settle()
+            self._driver.close_all()
+            await asyncio.sleep(0)
+            self._driver.stop()
+        if self._worker is not None:
+            await asyncio.get_running_loop().run_in_executor(None, self._worker.stop)
+        for store in self._stores:
+            store.close()
+        self._listener = self._driver = self._worker = None
+        self._stores, self._committers = [], []
+
+    async def _settle(self) -> None:
+        assert self._driver is not None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STOP_TIMEOUT):
+                while any(committer.journal.unfinished for committer in self._committers):
+                    self._driver.wake()
+                    await asyncio.sleep(0.001)
+        await asyncio.sleep(0)
+
+    @property
+    def _running(self) -> Driver:
+        assert self._driver is not None
+        return self._driver
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    # From blocking code.
+
+    def __enter__(self) -> Self:
+        self._thread = _Thread(self)
+        self._thread.begin()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._thread is not None
+        self._thread.end()
+        self._thread = None
+
+
+class _Thread:
+    """A server on a loop of its own."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._loop = new_loop()
+        self._started = threading.Event()
+        self._ending = asyncio.Event()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="slipstream-server", daemon=True)
+
+    def begin(self) -> None:
+        self._thread.start()
+        self._started.wait()
+        if self._error is not None:
+            self._thread.join()
+            raise self._error
+
+    def end(self) -> None:
+        self._loop.call_soon_threadsafe(self._ending.set)
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_until_complete(self._serve())
+        except BaseException as exc:
+            self._error = exc
+        finally:
+            self._loop.run_until_complete(self._loop.shutdown_default_executor())
+            self._loop.close()
+            self._started.set()
+
+    async def _serve(self) -> None:
+        async with self._server:
+            self._started.set()
+            await self._ending.wait()
+
+
+def new_loop() -> asyncio.AbstractEventLoop:
+    """uvloop's, where there is one: about twice as fast."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+def _open(path: Path) -> Store:
+    from slipstream.server.store.lmdb import LmdbStore
+
+    return LmdbStore(path)
+
+
+def _own_version() -> str:
+    try:
+        return importlib.metadata.version("slipstream-jetstream")
+    except importlib.metadata.PackageNotFoundError:
+        return "0"
