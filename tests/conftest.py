@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from slipstream.server.net import Server
 from tests.servers import real_server
 
 pytest_plugins = ["tests.spec_plugin"]
@@ -22,9 +23,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Run an `async def` test on a loop of its own; nothing may hang."""
     if not inspect.iscoroutinefunction(pyfuncitem.function):
         return None
-    names = inspect.signature(pyfuncitem.function).parameters
+    names = inspect.signature(pyfuncitem.obj).parameters  # of a method: without self
     arguments = {name: pyfuncitem.funcargs[name] for name in names}
-    asyncio.run(asyncio.wait_for(pyfuncitem.function(**arguments), ASYNC_TIMEOUT))
+    asyncio.run(asyncio.wait_for(pyfuncitem.obj(**arguments), ASYNC_TIMEOUT))
     return True
 
 
@@ -38,8 +39,6 @@ def real_url() -> Iterator[str]:
 @pytest.fixture(scope="session")
 def our_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Our server with its durable store, one for the whole run."""
-    from slipstream.server.net import Server
-
     with Server(data_dir=tmp_path_factory.mktemp("slipstream")) as server:
         yield server.url
 

@@ -136,6 +136,15 @@ async def test_any_number_of_messages_is_paged_through_in_order(any_server: str,
         assert all(message.data == b"payload %d" % (message.seq - 1) for message in part)
 
 
+async def test_a_filtered_range_whose_last_match_lies_before_its_end_is_complete(any_server: str, fresh: str) -> None:
+    async with connect(any_server) as nc:
+        js = nc.jetstream()
+        stream = await js.create_stream(config(fresh))
+        await fill(js, fresh, 10, subjects=5)
+        assert [m.seq async for m in stream.read(start=1, end=10, subject=f"{fresh}.1", timeout=2)] == [2, 7]
+        assert [m.seq async for m in stream.read(start=1, end=10, subject=f"{fresh}.no", timeout=2)] == []
+
+
 async def test_a_range_whose_end_is_gone_is_still_complete(any_server: str, fresh: str) -> None:
     async with connect(any_server) as nc:
         js = nc.jetstream()

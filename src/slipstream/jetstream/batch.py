@@ -46,7 +46,7 @@ class RangeReader:
         self.next_seq = max(start, 1)
         self.end = end
         self.goal = end or at_least
-        self._subject = subject
+        self.pattern = subject or ">"
         self._trusting = trusting
 
     @property
@@ -55,11 +55,14 @@ class RangeReader:
         return self.state is State.DONE
 
     def request(self) -> GetRequest:
-        """The next page's body. `next_by_subj` also without a filter: a server then skips deleted messages."""
+        """The next page's body. `next_by_subj` also without a filter: a server then skips deleted messages.
+
+        A range asks for no more than it can hold: what comes beyond it would only delay the next request.
+        """
         return GetRequest(
             seq=self.next_seq,
-            next_by_subj=self._subject or ">",
-            batch=PAGE_MESSAGES,
+            next_by_subj=self.pattern,
+            batch=min(PAGE_MESSAGES, self.end - self.next_seq + 1) if self.end else PAGE_MESSAGES,
             max_bytes=PAGE_BYTES,
             min_last_seq=self.goal if self._trusting else 0,
         )

@@ -326,7 +326,7 @@ class Stream:
 
     def _settle(self, reader: RangeReader, patience: Patience) -> None:
         """A responder ended early: find out from the leader whether it lagged or the rest of the range is gone."""
-        request = GetRequest(seq=reader.next_seq, next_by_subj=">")
+        request = GetRequest(seq=reader.next_seq, next_by_subj=reader.pattern)
         try:
             following = (self.get_from_leader(request, timeout=patience.left())).seq
         except MessageNotFoundError:

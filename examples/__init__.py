@@ -1,0 +1,1 @@
+"""Short programs to run and to copy from."""

@@ -1,0 +1,31 @@
+"""A streaming query in update mode becomes a Key-Value view, by `foreachBatch`.
+
+Spark 4.3 lets no Python sink take part in update mode, the one in which a query hands over just the rows that changed;
+`foreachBatch` may. Each micro-batch is written as a batch write of `jetstream_kv`, acknowledged before it commits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from slipstream.spark.options import JETSTREAM_KV, sink_options
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+def into_bucket(bucket: str, options: Mapping[str, str] | None = None) -> Callable[[DataFrame, int], None]:
+    """A function for `foreachBatch` that puts the rows of each micro-batch into the bucket; `options` are the format's.
+
+        view.writeStream.outputMode("update").foreachBatch(into_bucket("customers", {"servers": url})).start()
+
+    A micro-batch that is tried again writes the same values again, so the view comes out the same.
+    """
+    given = {**(options or {}), "bucket": bucket}
+    sink_options(given)  # a mistake is known now, not in the first micro-batch
+
+    def write(batch: DataFrame, batch_id: int) -> None:  # noqa: ARG001 - Spark gives both
+        batch.write.format(JETSTREAM_KV).mode("append").options(**given).save()
+
+    return write

@@ -1,0 +1,32 @@
+"""Connections of drivers and executors: their secrets come from the environment only."""
+
+from __future__ import annotations
+
+import pytest
+
+from slipstream.errors import Error
+from slipstream.spark.link import open_jetstream
+from slipstream.spark.options import Connection
+from tests.servers import real_server
+
+
+@pytest.mark.parametrize(
+    ("config", "environ"),
+    [
+        ("authorization { token: hush }", {"NATS_TOKEN": "hush"}),
+        ("authorization { user: me, password: hush }", {"NATS_USER": "me", "NATS_PASSWORD": "hush"}),
+    ],
+)
+def test_a_server_with_secrets_is_reached_by_the_environment(config: str, environ: dict[str, str]) -> None:
+    with real_server(config=config) as url:
+        connection = Connection(servers=(url,), timeout=5.0)
+        with open_jetstream(connection, environ) as js:
+            assert js.client.server_info.max_payload > 0
+        with pytest.raises(Error) as caught, open_jetstream(connection, dict.fromkeys(environ, "wrong")):
+            pass
+        assert "hush" not in str(caught.value)
+
+
+def test_a_server_that_is_not_there_is_named() -> None:
+    with pytest.raises(Error, match=r"127\.0\.0\.1:1"), open_jetstream(Connection(servers=("nats://127.0.0.1:1",)), {}):
+        pass

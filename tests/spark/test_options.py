@@ -1,0 +1,172 @@
+"""Options of the formats: what is taken, and what each refusal says."""
+
+from __future__ import annotations
+
+import pytest
+
+from slipstream.errors import UsageError
+from slipstream.spark.options import (
+    EARLIEST,
+    LATEST,
+    At,
+    Connection,
+    Position,
+    SinkOptions,
+    SourceOptions,
+    batch_options,
+    secrets_of,
+    sink_options,
+    source_options,
+    stream_options,
+    table_options,
+)
+
+
+def test_a_stream_is_enough() -> None:
+    assert source_options({"stream": "ORDERS"}) == SourceOptions(stream="ORDERS")
+    assert source_options({"path": "ORDERS"}) == SourceOptions(stream="ORDERS")
+    assert source_options({"path": "ORDERS", "stream": "ORDERS"}) == SourceOptions(stream="ORDERS")
+
+
+def test_every_option_arrives_whatever_its_case() -> None:
+    given = {
+        "STREAM": "ORDERS",
+        "servers": "nats://a:4222, b",
+        "Subjects": "orders.*.new",
+        "starting": "17",
+        "ending": "2026-01-31T12:00:00.5Z",
+        "maxmessagespertrigger": "1000",
+        "partitions": "4",
+        "includeHeaders": "False",
+        "failondataloss": "false",
+        "domain": "hub",
+        "timeout": "2.5",
+    }
+    assert source_options(given) == SourceOptions(
+        stream="ORDERS",
+        connection=Connection(servers=("nats://a:4222", "b"), domain="hub", timeout=2.5),
+        subjects=("orders.*.new",),
+        starting=Position(At.SEQUENCE, 17),
+        ending=Position(At.TIME, 1769860800_500_000_000),
+        max_messages_per_trigger=1000,
+        partitions=4,
+        include_headers=False,
+        fail_on_data_loss=False,
+    )
+    assert source_options(given).subject == "orders.*.new"
+    assert source_options({"stream": "S"}).subject == ""
+
+
+def test_positions_by_name() -> None:
+    assert stream_options({"stream": "S", "starting": "Latest"}).starting == LATEST
+    assert batch_options({"stream": "S", "starting": "earliest", "ending": "latest"}).starting == EARLIEST
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("starting", "yesterday", "'earliest', 'latest', a sequence of at least 1 or an RFC 3339 time"),
+        ("starting", "0", "a sequence of at least 1"),
+        ("ending", "-5", "'earliest', 'latest'"),
+        ("ending", "٣", "'earliest', 'latest'"),
+        ("maxMessagesPerTrigger", "0", "a whole number of at least 1"),
+        ("maxMessagesPerTrigger", "many", "a whole number of at least 1"),
+        ("partitions", "1.5", "a whole number of at least 1"),
+        ("partitions", str(2**63), "a whole number of at least 1"),
+        ("includeHeaders", "yes", "'true' or 'false'"),
+        ("failOnDataLoss", "", "a value that is not empty"),
+        ("timeout", "0", "a number of seconds above 0"),
+        ("timeout", "soon", "a number of seconds above 0"),
+        ("timeout", "nan", "a number of seconds above 0"),
+        ("subjects", "a..b", "tokens joined by dots"),
+        ("subjects", "a.>.b", "the last one may be '>'"),
+        ("subjects", "a,b", "one filter is allowed for now"),
+        ("servers", "nats://a,,nats://b", "nats://host:port is allowed"),
+        ("stream", "a.b", "bad stream name 'a.b'"),
+    ],
+)
+def test_a_bad_value_names_the_option_and_what_is_allowed(name: str, value: str, allowed: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        source_options({"stream": "S", name: value})
+    assert name in str(caught.value)
+    assert allowed in str(caught.value)
+
+
+def test_a_stream_is_needed_and_only_one() -> None:
+    with pytest.raises(UsageError, match=r"needs the option 'stream'.*load\(\)"):
+        source_options({})
+    with pytest.raises(UsageError, match="two names, option 'stream' 'A' and path 'B'"):
+        source_options({"stream": "A", "path": "B"})
+
+
+def test_an_unknown_option_is_named_but_its_value_is_not() -> None:
+    with pytest.raises(UsageError, match=r"does not know the option 'steam'; allowed are stream, subjects") as caught:
+        source_options({"stream": "S", "steam": "hush"})
+    assert "hush" not in str(caught.value)
+    with pytest.raises(UsageError, match="does not know the options 'a', 'b'"):
+        source_options({"stream": "S", "b": "1", "a": "2"})
+
+
+@pytest.mark.parametrize("name", ["password", "token", "user"])
+def test_a_secret_as_an_option_is_refused_with_advice(name: str) -> None:
+    with pytest.raises(UsageError, match=f"'{name}'.*NATS_USER and NATS_PASSWORD, or NATS_TOKEN") as caught:
+        source_options({"stream": "S", name: "hush"})
+    assert "hush" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["nats://me:hush@host:4222", "nats://hush@host", "a,me:hush@host"])
+def test_user_info_inside_a_url_is_refused_without_repeating_it(url: str) -> None:
+    with pytest.raises(UsageError, match=r"'servers' has user info in a URL.*NATS_TOKEN") as caught:
+        source_options({"stream": "S", "servers": url})
+    assert "hush" not in str(caught.value)
+
+
+def test_a_domain_and_a_prefix_exclude_each_other() -> None:
+    assert source_options({"stream": "S", "apiPrefix": "$JS.X.API"}).connection.api_prefix == "$JS.X.API"
+    with pytest.raises(UsageError, match=r"'domain'.*'apiPrefix'"):
+        source_options({"stream": "S", "apiPrefix": "x", "domain": "y"})
+
+
+def test_a_batch_does_not_start_at_the_latest_and_a_stream_has_no_end() -> None:
+    with pytest.raises(UsageError, match=r"'starting' is 'latest'.*readStream"):
+        batch_options({"stream": "S", "starting": "latest"})
+    with pytest.raises(UsageError, match="'ending' lies before 'starting'"):
+        batch_options({"stream": "S", "starting": "11", "ending": "10"})
+    assert batch_options({"stream": "S", "starting": "10", "ending": "10"}).ending.value == 10
+    with pytest.raises(UsageError, match=r"'ending' is set.*availableNow"):
+        stream_options({"stream": "S", "ending": "10"})
+
+
+def test_a_bucket_is_enough_for_the_sink_and_sparks_own_options_pass() -> None:
+    expected = SinkOptions(bucket="view")
+    assert sink_options({"bucket": "view"}) == expected
+    assert sink_options({"path": "view", "checkpointLocation": "/x", "queryName": "q"}) == expected
+    renamed = sink_options({"bucket": "view", "keyColumn": "k", "valueColumn": "v", "deletedColumn": "gone"})
+    assert (renamed.key_column, renamed.value_column, renamed.deleted_column) == ("k", "v", "gone")
+
+
+def test_the_sink_refuses_what_it_cannot_use() -> None:
+    with pytest.raises(UsageError, match="needs the option 'bucket'"):
+        sink_options({})
+    with pytest.raises(UsageError, match=r"'bucket'.*bad bucket name 'a.b'"):
+        sink_options({"bucket": "a.b"})
+    with pytest.raises(UsageError, match="jetstream_kv does not know the option 'stream'"):
+        sink_options({"bucket": "view", "stream": "S"})
+    with pytest.raises(UsageError, match="four different names"):
+        sink_options({"bucket": "view", "keyColumn": "value"})
+
+
+def test_a_table_keeps_the_options_its_reads_need() -> None:
+    made = {"stream": "S", "servers": "a", "option.stream": "S", "option.servers": "a", "provider": "x", "owner": "me"}
+    assert table_options(made) == {"stream": "S", "servers": "a"}
+    assert source_options(made) == source_options(table_options(made))
+    assert table_options({"stream": "S", "servers": "a"}) == {}  # no table: nothing needs to be kept
+
+
+def test_secrets_come_from_the_environment_and_hide_themselves() -> None:
+    found = secrets_of({"NATS_USER": "me", "NATS_PASSWORD": "hush"})
+    assert (found.user, found.password, found.token) == ("me", "hush", "")
+    assert "hush" not in repr(found)
+    assert secrets_of({}) == ("", "", "")
+    with pytest.raises(UsageError, match="a token or a user is allowed, not both"):
+        secrets_of({"NATS_USER": "me", "NATS_TOKEN": "hush"})
