@@ -340,3 +340,20 @@ def test_without_jetstream_nobody_answers() -> None:
     plain = Rig(jetstream=False).client()
     (nobody,) = plain.ask("$JS.API.INFO", b"")
     assert nobody.header.startswith(b"NATS/1.0 503")
+
+
+@pytest.mark.parametrize("verb", ["STREAM.CREATE.S", "STREAM.INFO.S", "STREAM.MSG.GET.S", "STREAM.PURGE.S", "INFO"])
+@pytest.mark.parametrize("body", [b'{"name":"\xff"}', b'{"a":' * 100_000, b"[" * 100_000, b'{"name":', b"\xff", b"{}x"])
+def test_no_body_of_a_request_cuts_its_client_off(client: Client, verb: str, body: bytes) -> None:
+    client.create("S")
+    client.ask(f"$JS.API.{verb}", body)
+    assert not client.closed
+    assert client.api("STREAM.INFO.S")["config"]["name"] == "S"
+
+
+def test_a_header_block_that_is_none_does_not_cut_its_client_off(client: Client) -> None:
+    client.create("S")
+    block = b"Nats-Required-Api-Level: 1\r\n\r\n"
+    client.send(b"HPUB $JS.API.STREAM.INFO.S x %d %d\r\n%b\r\n" % (len(block), len(block), block))
+    assert not client.closed
+    assert client.api("STREAM.INFO.S")["config"]["name"] == "S"

@@ -1,6 +1,7 @@
 """JetStream's vocabulary, for both sides: configurations, reports, subjects, header names; dataclasses <-> JSON."""
 
 from slipstream.api.messages import (
+    NOT_JSON,
     ErrorBody,
     GetRequest,
     PubAck,
@@ -27,6 +28,7 @@ from slipstream.api.stream import (
 from slipstream.api.times import format_time, parse_time
 
 __all__ = [
+    "NOT_JSON",
     "ConsumerLimits",
     "Discard",
     "ErrorBody",

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from slipstream.api import GetRequest, Storage, StoredBody, StreamConfig, encode_json, format_time, parse_time
+from slipstream.api import NOT_JSON, GetRequest, Storage, StoredBody, StreamConfig, encode_json, format_time, parse_time
 from slipstream.api.names import API_PREFIX, REQUIRED_API_LEVEL, RESPONSE_TYPE
 from slipstream.errors import (
     ApiError,
@@ -425,7 +425,7 @@ def _get_request(payload: bytes) -> GetRequest:
 
 
 def _check_level(header: bytes) -> None:
-    if header and b"Nats-Required-Api-Level" in header:
+    if b"Nats-Required-Api-Level" in header and header.startswith(b"NATS/1.0"):  # any bytes may come as a header block
         wanted = Headers.parse(header).get(REQUIRED_API_LEVEL) or "0"
         if not wanted.isascii() or not wanted.isdigit() or int(wanted) > API_LEVEL:
             raise ApiError("JetStream minimum api level required", code=412, err_code=10185)
@@ -437,14 +437,14 @@ def _is_empty(payload: bytes) -> bool:
         return True
     try:
         return stripped[:1] == b"{" and msgspec.json.decode(stripped) == {}
-    except msgspec.DecodeError:
+    except NOT_JSON:
         return False
 
 
 def _decode(payload: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(payload, type=kind)
-    except msgspec.DecodeError as exc:
+    except NOT_JSON as exc:
         raise InvalidJsonError(_json_text(exc)) from exc
 
 
