@@ -63,5 +63,5 @@ def test_the_duplicate_window_is_the_ttl_when_that_is_under_two_minutes(ttl: int
 )
 def test_any_operation_but_put_means_deleted(header: bytes, operation: Operation) -> None:
     message = StoredMessage("$KV.b.k", 3, 5, header, b"v", "KV_b")
-    assert operation_of(message) is operation
+    assert operation_of(header) is operation
     assert entry_of("b", "k", message).is_deleted is (operation is not Operation.PUT)

@@ -303,25 +303,32 @@ class Stream:
         patience = self._patience(timeout)
         trusting = bool(end or min_last_seq) and await self._js._keeps_min_last_seq(self.name, patience)
         reader = RangeReader(start=start, end=end, subject=subject, at_least=min_last_seq, trusting=trusting)
-        asked = self._api.direct_subject(self.name)
-        while not reader.is_done:
-            if reader.state is State.DOUBTFUL:
-                await self._settle(reader, patience)
-                continue
-            page = reader.page(asked)
-            token = self._client.start_bulk(asked, encode_json(reader.request()), page)
-            try:
-                over = False
-                while not over and not reader.is_done:
+        page, token = self._next_page(reader)
+        try:
+            while not reader.is_done:
+                try:
+                    if reader.state is State.DOUBTFUL:
+                        await self._settle(reader, patience)
+                        page, token = self._next_page(reader)
+                        continue
                     await self._wait(page.ready, patience)
                     columns, over = reader.feed(page)
-                    if columns.seqs:
-                        yield columns
-                        patience = self._patience(timeout)
-            except StaleReadError as error:
-                await self._pause(patience, error)
-            finally:
-                self._client.cancel(token)
+                except StaleReadError as error:
+                    await self._pause(patience, error)
+                    page, token = self._next_page(reader)
+                    continue
+                if over and reader.state is State.READING:
+                    page, token = self._next_page(reader)  # it is under way while this one is handled
+                if columns.seqs:
+                    yield columns
+                    patience = self._patience(timeout)
+        finally:
+            self._client.cancel(token)
+
+    def _next_page(self, reader: RangeReader) -> tuple[ColumnPage, str]:
+        asked = self._api.direct_subject(self.name)
+        page = reader.page(asked)
+        return page, self._client.start_bulk(asked, encode_json(reader.request()), page)
 
     async def _settle(self, reader: RangeReader, patience: Patience) -> None:
         """A responder ended early: find out from the leader whether it lagged or the rest of the range is gone."""

@@ -93,12 +93,12 @@ class KeyValue:
         """Every key that has a value, in the order of their last change."""
         live: dict[str, None] = {}
         cut = len(self._prefix)
-        chunks = self._stream.read_chunks(subject=f"{self._prefix}>", min_last_seq=min_last_revision, timeout=timeout)
-        async for chunk in chunks:
-            for message in chunk:
-                key = message.subject[cut:]
+        chunks = self._stream.read_columns(subject=f"{self._prefix}>", min_last_seq=min_last_revision, timeout=timeout)
+        async for columns in chunks:
+            for subject, header in zip(columns.subjects, columns.headers, strict=True):
+                key = subject[cut:]
                 live.pop(key, None)
-                if not message.header or operation_of(message) is Operation.PUT:
+                if not header or operation_of(header) is Operation.PUT:
                     live[key] = None
         return list(live)
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from slipstream.api import names
 from slipstream.jetstream.direct import StoredMessage
+from slipstream.wire import Headers
 
 _OPERATION = names.KV_OPERATION.encode()
 
@@ -39,11 +40,11 @@ class Entry(NamedTuple):
         return self.operation is not Operation.PUT
 
 
-def operation_of(message: StoredMessage) -> Operation:
-    """Any value of `KV-Operation` but PUT means deleted, also one we do not know."""
-    if not message.header or _OPERATION not in message.header:
+def operation_of(header: bytes) -> Operation:
+    """What a header block says. Any value of `KV-Operation` but PUT means deleted, also one we do not know."""
+    if _OPERATION not in header:
         return Operation.PUT
-    value = message.headers.get(names.KV_OPERATION)
+    value = Headers.parse(header).get(names.KV_OPERATION)
     if value is None or value == Operation.PUT:
         return Operation.PUT
     return Operation.PURGE if value == Operation.PURGE else Operation.DELETE
@@ -51,4 +52,4 @@ def operation_of(message: StoredMessage) -> Operation:
 
 def entry_of(bucket: str, key: str, message: StoredMessage, *, delta: int = 0) -> Entry:
     """The entry that a stored message is."""
-    return Entry(bucket, key, message.data, message.seq, message.time, delta, operation_of(message))
+    return Entry(bucket, key, message.data, message.seq, message.time, delta, operation_of(message.header))

@@ -1,0 +1,508 @@
+"""Streams kept in memory: the model of the port, and the store of streams that need not survive the process.
+
+The shelves hold the writer's view. What an unfinished group took out waits in that group's own shelf, its limbo, and
+what it added lies beyond the committed last sequence: the reader's view is both shelves together, up to that sequence.
+So nothing is copied on append, and a group that is finished only drops its limbo.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator, Sequence
+from heapq import merge
+from itertools import islice, takewhile
+
+from slipstream.errors import StoreError, UsageError
+from slipstream.server.engine.ports import Group, LogState, Record, StreamLog, has_wildcard, matcher, record_size
+
+_new = tuple.__new__
+
+
+class _Seqs:
+    """Ascending sequences of one subject; the oldest leaves in constant time."""
+
+    __slots__ = ("items", "start")
+
+    def __init__(self, items: list[int]) -> None:
+        self.items = items
+        self.start = 0  # before it: removed, not yet cut off
+
+    def __len__(self) -> int:
+        return len(self.items) - self.start
+
+    def __iter__(self) -> Iterator[int]:
+        return islice(self.items, self.start, None)
+
+    def from_on(self, seq: int) -> Iterator[int]:
+        return islice(self.items, bisect_left(self.items, seq, self.start), None)
+
+    def up_to(self, seq: int) -> int:
+        """The highest one that is at most `seq`; 0 if there is none."""
+        at = bisect_left(self.items, seq + 1, self.start)
+        return self.items[at - 1] if at > self.start else 0
+
+    def discard(self, seq: int) -> None:
+        at = bisect_left(self.items, seq, self.start)
+        if at > self.start:
+            del self.items[at]
+            return
+        self.start += 1
+        if self.start > 32 and self.start * 2 > len(self.items):
+            del self.items[: self.start]
+            self.start = 0
+
+
+class _Shelf:
+    """Messages by sequence (in that order, but for a limbo) and sequences by subject."""
+
+    __slots__ = ("by_subject", "messages", "ordered")
+
+    def __init__(self) -> None:
+        self.ordered = True
+        self.messages: dict[int, Record] = {}
+        self.by_subject: dict[str, _Seqs] = {}
+
+    def add(self, record: Record) -> None:
+        """Put a message behind all others."""
+        self.messages[record.seq] = record
+        seqs = self.by_subject.get(record.subject)
+        if seqs is None:
+            self.by_subject[record.subject] = _Seqs([record.seq])
+        else:
+            seqs.items.append(record.seq)
+
+    def take(self, seq: int) -> Record:
+        record = self.messages.pop(seq)
+        seqs = self.by_subject[record.subject]
+        if len(seqs) == 1:
+            del self.by_subject[record.subject]
+        else:
+            seqs.discard(seq)
+        return record
+
+    def insert(self, record: Record) -> None:
+        """Put a message anywhere."""
+        if self.ordered and (not self.messages or record.seq > next(reversed(self.messages))):
+            return self.add(record)
+        self.ordered = False
+        self.messages[record.seq] = record
+        seqs = self.by_subject.get(record.subject)
+        if seqs is None:
+            self.by_subject[record.subject] = _Seqs([record.seq])
+        else:
+            insort(seqs.items, record.seq, seqs.start)
+        return None
+
+    def sort(self) -> None:
+        if not self.ordered:
+            self.messages, self.ordered = dict(sorted(self.messages.items())), True
+
+    def seqs(self, seq: int) -> Iterator[int]:
+        """All sequences from `seq` on, in order."""
+        self.sort()
+        messages = self.messages
+        if not messages:
+            return iter(())
+        last = next(reversed(messages))
+        if last - seq > 4 * len(messages):  # more holes than messages
+            return (s for s in messages if s >= seq)
+        return (s for s in range(seq, last + 1) if s in messages)
+
+
+class MemoryLog:
+    """One stream in memory."""
+
+    def __init__(self, store: MemoryStore, name: str) -> None:
+        self.name = name
+        self.deleted = False
+        self._store = store
+        self._shelf = _Shelf()
+        self._bytes = 0
+        self._first_seq, self._last_seq = 1, 0
+        self._first_time = self._last_time = 0
+        self._committed = LogState()
+
+    # The writer's view.
+
+    @property
+    def state(self) -> LogState:
+        shelf = self._shelf
+        return LogState(
+            len(shelf.messages),
+            self._bytes,
+            self._first_seq,
+            self._last_seq,
+            self._first_time,
+            self._last_time,
+            len(shelf.by_subject),
+        )
+
+    def append(self, time: int, subject: str, header: bytes, payload: bytes) -> int:
+        self._store._open.touch(self)
+        messages, by_subject = self._shelf.messages, self._shelf.by_subject
+        seq = self._last_seq + 1
+        seqs = by_subject.get(subject)
+        if seqs is None:
+            by_subject[subject] = _Seqs([seq])
+        else:
+            subject = messages[seqs.items[-1]].subject  # one string for all messages of a subject
+            seqs.items.append(seq)
+        if not messages:
+            self._first_seq, self._first_time = seq, time
+        messages[seq] = _new(Record, (seq, time, subject, header, payload))
+        self._bytes += record_size(subject, header, payload)
+        self._last_seq, self._last_time = seq, time
+        return seq
+
+    def remove(self, seq: int) -> bool:
+        if seq not in self._shelf.messages:
+            return False
+        self._store._open.touch(self)
+        self._take((seq,))
+        return True
+
+    def purge(self, *, pattern: str = "", below: int = 0, keep: int = 0) -> int:
+        self._store._open.touch(self)
+        everything = pattern in ("", ">")
+        if everything and not keep and (not below or below > self._last_seq):
+            count = len(self._shelf.messages)
+            self._take_all()
+            self._last_seq = max(self._last_seq, below - 1)
+            self._first_seq = self._last_seq + 1
+            return count
+        if everything:
+            victims: Iterable[int] = self._shelf.seqs(self._first_seq)
+        elif has_wildcard(pattern):
+            fits = matcher(pattern)
+            victims = merge(*(seqs for subject, seqs in self._shelf.by_subject.items() if fits(subject)))
+        else:
+            victims = self._shelf.by_subject.get(pattern, ())
+        chosen = list(victims if not below else takewhile(below.__gt__, victims))
+        if keep:
+            del chosen[-keep:]
+        self._take(chosen)
+        return len(chosen)
+
+    def last_seq_of(self, subject: str) -> int:
+        by_subject = self._shelf.by_subject
+        if not has_wildcard(subject):
+            seqs = by_subject.get(subject)
+            return seqs.items[-1] if seqs is not None else 0
+        fits = matcher(subject)
+        return max((seqs.items[-1] for name, seqs in by_subject.items() if fits(name)), default=0)
+
+    def first_seq_of(self, subject: str) -> int:
+        seqs = self._shelf.by_subject.get(subject)
+        return seqs.items[seqs.start] if seqs is not None else 0
+
+    def count_of(self, subject: str) -> int:
+        seqs = self._shelf.by_subject.get(subject)
+        return len(seqs) if seqs is not None else 0
+
+    def _take(self, seqs: Iterable[int]) -> None:
+        shelf, limbo = self._shelf, self._store._open.limbo(self)
+        visible = self._store._sealed_last(self)
+        for seq in seqs:
+            record = shelf.take(seq)
+            self._bytes -= record_size(record.subject, record.header, record.payload)
+            if seq <= visible:  # otherwise no reader was ever to see it
+                limbo.insert(record)
+        self._find_first()
+
+    def _take_all(self) -> None:
+        if not self._store._open.limbo(self).messages and self._store._sealed_last(self) == self._last_seq:
+            self._store._open.limbos[self], self._shelf = self._shelf, _Shelf()
+            self._bytes = 0
+            return
+        self._take(list(self._shelf.messages))
+
+    def _find_first(self) -> None:
+        messages, seq = self._shelf.messages, self._first_seq
+        if not messages:
+            self._first_seq = self._last_seq + 1
+            return
+        while seq not in messages:
+            seq += 1
+        self._first_seq, self._first_time = seq, messages[seq].time
+
+    # The reader's view.
+
+    @property
+    def committed(self) -> LogState:
+        return self._committed
+
+    def get(self, seq: int) -> Record | None:
+        if seq > self._committed.last_seq:
+            return None
+        record = self._shelf.messages.get(seq)
+        if record is None:
+            for limbo in self._limbos():
+                record = record or limbo.messages.get(seq)
+        return record
+
+    def last(self, pattern: str) -> Record | None:
+        if pattern in ("", ">"):
+            seq = self._committed.last_seq
+            if seq in self._shelf.messages:
+                return self._shelf.messages[seq]
+            return max((r for shelf in self._shelves() if (r := self._newest(shelf))), default=None)
+        up_to = self._committed.last_seq
+        if not has_wildcard(pattern):
+            seqs = self._shelf.by_subject.get(pattern)
+            if seqs is not None and seqs.items[-1] <= up_to and not self._limbos():
+                return self._shelf.messages[seqs.items[-1]]
+            seq = self._last_of(pattern, up_to)
+        else:
+            seq = max((self._last_of(subject, up_to) for subject in self._names(pattern)), default=0)
+        return self.get(seq) if seq else None
+
+    def scan(self, pattern: str, seq: int, *, limit: int, max_bytes: int = 0) -> list[Record]:
+        found: list[Record] = []
+        size, end = 0, self._committed.last_seq
+        for at in self._matching(pattern, seq):
+            if at > end or len(found) >= limit:
+                break
+            record = self.get(at)
+            assert record is not None
+            size += len(record.header) + len(record.payload)
+            if max_bytes and size > max_bytes and found:
+                break
+            found.append(record)
+        return found
+
+    def count(self, pattern: str, seq: int) -> int:
+        state = self._committed
+        if pattern in ("", ">"):
+            if seq <= state.first_seq:
+                return state.messages
+            if state.messages == state.last_seq - state.first_seq + 1:  # no holes
+                return max(0, state.last_seq - seq + 1)
+        return sum(1 for at in self._matching(pattern, seq) if at <= state.last_seq)
+
+    def time_to_seq(self, time: int) -> int:
+        state = self._committed
+        if not state.messages or time <= state.first_time:
+            return state.first_seq
+        seqs = [seq for seq in self._matching("", 0) if seq <= state.last_seq]
+        at = bisect_left(seqs, time, key=lambda seq: record.time if (record := self.get(seq)) else 0)
+        return seqs[at] if at < len(seqs) else state.last_seq + 1
+
+    def multi_last(self, patterns: Sequence[str], *, up_to: int = 0, limit: int = 1024) -> list[int] | None:
+        end = min(up_to, self._committed.last_seq) if up_to else self._committed.last_seq
+        found: set[int] = set()
+        for pattern in patterns:
+            for subject in self._names(pattern):
+                if seq := self._last_of(subject, end):
+                    found.add(seq)
+                    if len(found) > limit:
+                        return None
+        return sorted(found)
+
+    def subjects(self, pattern: str) -> Iterator[tuple[str, int]]:
+        for subject in sorted(self._names(pattern)):
+            if count := sum(1 for seq in self._of(subject, 0) if seq <= self._committed.last_seq):
+                yield subject, count
+
+    def _limbos(self) -> list[_Shelf]:
+        store = self._store
+        if not store._open.limbos and (store._sealed is None or not store._sealed.limbos):
+            return []
+        groups = (store._sealed, store._open) if store._sealed else (store._open,)
+        return [limbo for group in groups if (limbo := group.limbos.get(self)) and limbo.messages]
+
+    def _shelves(self) -> list[_Shelf]:
+        return [self._shelf, *self._limbos()]
+
+    def _newest(self, shelf: _Shelf) -> Record | None:
+        shelf.sort()
+        end = self._committed.last_seq
+        return next((record for seq, record in reversed(shelf.messages.items()) if seq <= end), None)
+
+    def _last_of(self, subject: str, up_to: int) -> int:
+        return max(s.by_subject[subject].up_to(up_to) if subject in s.by_subject else 0 for s in self._shelves())
+
+    def _of(self, subject: str, seq: int) -> Iterator[int]:
+        parts = [s.by_subject[subject].from_on(seq) for s in self._shelves() if subject in s.by_subject]
+        return parts[0] if len(parts) == 1 else merge(*parts)
+
+    def _names(self, pattern: str) -> list[str]:
+        """Subjects that match; some may be ahead of the reader's view."""
+        if pattern not in ("", ">") and not has_wildcard(pattern):
+            return [pattern]
+        fits = matcher(pattern or ">")
+        shelves = self._shelves()
+        names: Iterable[str] = (
+            shelves[0].by_subject if len(shelves) == 1 else {n for s in shelves for n in s.by_subject}
+        )
+        return [name for name in names if fits(name)]
+
+    def _matching(self, pattern: str, seq: int) -> Iterator[int]:
+        """Sequences from `seq` on that match, in order; some may be ahead of the reader's view."""
+        if pattern in ("", ">"):
+            seq = max(seq, self._committed.first_seq)
+            parts = [shelf.seqs(seq) for shelf in self._shelves()]
+            return parts[0] if len(parts) == 1 else merge(*parts)
+        if not has_wildcard(pattern):
+            return self._of(pattern, seq)
+        return self._filtered(pattern, seq)
+
+    def _filtered(self, pattern: str, seq: int) -> Iterator[int]:
+        """One message after the other while many match; by subject from where few do."""
+        fits, shelves = matcher(pattern), self._shelves()
+        messages = shelves[0].messages
+        hits, at, probe = 0, seq, self._store.probe
+        for seen, at in enumerate(self._matching("", seq), 1):
+            record = messages.get(at) or next(s.messages[at] for s in shelves if at in s.messages)
+            if fits(record.subject):
+                hits += 1
+                yield at
+            if seen % probe == 0 and hits * 8 < seen:
+                break
+        else:
+            return
+        yield from merge(*(self._of(subject, at + 1) for subject in self._names(pattern)))
+
+    # For the store.
+
+    def _finish(self, state: LogState) -> None:
+        self._committed = state
+
+    def _abandon(self, limbos: Iterable[_Shelf]) -> None:
+        """Back to the committed state: what was added goes, what was removed returns."""
+        self.deleted = False
+        state = self._committed
+        for seq in [seq for seq in reversed(self._shelf.messages) if seq > state.last_seq]:
+            self._shelf.take(seq)
+        for limbo in limbos:
+            for seq, record in limbo.messages.items():
+                if seq <= state.last_seq:
+                    self._shelf.insert(record)
+        self._shelf.sort()
+        self._bytes = state.bytes
+        self._first_seq, self._last_seq = state.first_seq, state.last_seq
+        self._first_time, self._last_time = state.first_time, state.last_time
+
+
+class MemoryGroup:
+    """What one group changed: for each stream the state at its end and the messages that it took out."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self.committed = False
+        self.limbos: dict[MemoryLog, _Shelf] = {}
+        self.touched: dict[MemoryLog, LogState] = {}
+        self.deleted: list[MemoryLog] = []
+        self.streams: dict[str, tuple[MemoryLog, bytes]] = {}  # as they are at its end; filled when it is sealed
+
+    def touch(self, log: MemoryLog) -> None:
+        if log.deleted:
+            raise StoreError(f"stream {log.name!r} was deleted")
+        self.size += 1
+        if log not in self.touched:
+            self.touched[log] = log._committed
+
+    def limbo(self, log: MemoryLog) -> _Shelf:
+        return self.limbos.setdefault(log, _Shelf())
+
+
+class MemoryStore:
+    """All streams of a server that keeps nothing on the disk."""
+
+    def __init__(self, *, probe: int = 512) -> None:
+        self.probe = probe  # messages that a filtered scan looks at before it goes by subject
+        self._streams: dict[str, tuple[MemoryLog, bytes]] = {}
+        self._committed: dict[str, tuple[MemoryLog, bytes]] = {}
+        self._open = MemoryGroup()
+        self._sealed: MemoryGroup | None = None
+
+    def streams(self) -> list[tuple[str, bytes]]:
+        return [(name, config) for name, (_, config) in self._streams.items()]
+
+    def create(self, name: str, config: bytes) -> StreamLog:
+        if name in self._streams:
+            raise UsageError(f"stream {name!r} exists already")
+        log = MemoryLog(self, name)
+        self._streams[name] = (log, config)
+        self._open.touch(log)
+        return log
+
+    def configure(self, name: str, config: bytes) -> None:
+        log = self._entry(name)[0]
+        self._streams[name] = (log, config)
+        self._open.touch(log)
+
+    def delete(self, name: str) -> None:
+        log = self._entry(name)[0]
+        del self._streams[name]
+        self._open.touch(log)
+        self._open.deleted.append(log)
+        log.deleted = True
+
+    def log(self, name: str) -> StreamLog:
+        return self._entry(name)[0]
+
+    def _entry(self, name: str) -> tuple[MemoryLog, bytes]:
+        entry = self._streams.get(name)
+        if entry is None:
+            raise StoreError(f"there is no stream {name!r} in the store")
+        return entry
+
+    # Groups.
+
+    @property
+    def pending(self) -> int:
+        return self._open.size
+
+    def seal(self) -> Group:
+        if self._sealed is not None:
+            raise UsageError("a sealed group is still under way; finish or abandon it first")
+        group, self._open = self._open, MemoryGroup()
+        for log in group.touched:
+            group.touched[log] = log.state
+        group.streams = dict(self._streams)
+        self._sealed = group
+        return group
+
+    def begin(self, group: Group) -> None:
+        self._check(group)
+
+    def write_some(self, group: Group) -> bool:
+        self._check(group)
+        return True
+
+    def commit(self, group: Group) -> None:
+        self._check(group).committed = True
+
+    def finish(self, group: Group) -> None:
+        sealed = self._check(group)
+        self._sealed = None
+        self._committed = sealed.streams
+        for log, state in sealed.touched.items():
+            log._finish(state)
+        for log in sealed.deleted:
+            log._shelf = _Shelf()
+            log._finish(LogState())
+            self._open.limbos.pop(log, None)
+
+    def abandon(self) -> None:
+        if self._sealed is not None and self._sealed.committed:
+            self.finish(self._sealed)
+        groups = [self._open] if self._sealed is None else [self._sealed, self._open]
+        self._sealed, self._open = None, MemoryGroup()
+        self._streams = dict(self._committed)
+        for log in {log: None for group in groups for log in group.touched}:
+            log._abandon([limbo for group in groups if (limbo := group.limbos.get(log))])
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+    def _check(self, group: Group) -> MemoryGroup:
+        if group is not self._sealed or not isinstance(group, MemoryGroup):
+            raise UsageError("only the group that was sealed last can be carried through, and only once")
+        return group
+
+    def _sealed_last(self, log: MemoryLog) -> int:
+        """The last sequence that a reader has seen or will see before the open group is finished."""
+        if self._sealed is not None and log in self._sealed.touched:
+            return self._sealed.touched[log].last_seq
+        return log._committed.last_seq

@@ -1,0 +1,218 @@
+"""What is known of a log without asking the disk: the committed base, and the changes of a group on top of it.
+
+A log is cut into segments of so many sequences. Of a segment that is full the disk has an index (subject -> offsets);
+of the others the same is kept here, as the tail. Index entries are hints: a message may have been removed since, so
+whoever follows one asks whether it is still there. A sequence never gets a second message, so being there is enough.
+
+Three marks divide a log: below `swept` nothing exists; from there to `first_seq` lie messages that a large purge took
+out and that still await removal (they are counted in their subjects' rows, and nowhere else); the rest is alive.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from slipstream.server.engine.ports import LogState
+
+
+class Tuning(NamedTuple):
+    """Sizes that decide about speed only; tests make them tiny."""
+
+    segment: int = 16_384  # sequences to a segment; fixed when the store is made, 65,536 at most
+    slice: int = 1_000  # units of work in one `write_some`, one sweep
+    dirty: int = 65_536  # changed subject rows that start a flush
+    journal: int = 131_072  # journaled rows that start a flush: what a crash leaves to be read
+    cache: int = 32_768  # subject rows to keep in memory after a flush
+    probe: int = 512  # messages that a filtered scan looks at before it asks whether the index would be quicker
+    page: int = 4_096  # subjects to list at once
+
+
+Figures = tuple[int, int, int]  # of a subject: number of messages; none is older than this one; none is younger
+Tail = dict[int, dict[str, Sequence[int]]]  # segment -> subject -> sequences, ascending
+
+
+class Row:
+    """A subject's figures while the open group changes them. A bound is or was a message of the subject."""
+
+    __slots__ = ("count", "first", "last", "seqs")
+
+    def __init__(self, count: int, first: int, last: int) -> None:
+        self.count = count
+        self.first = first
+        self.last = last
+        self.seqs: list[int] = []  # added by the open group in the current segment
+
+
+class Segment:
+    """How much of a segment is alive."""
+
+    __slots__ = ("bytes", "count")
+
+    def __init__(self, count: int = 0, size: int = 0) -> None:
+        self.count = count
+        self.bytes = size
+
+
+class Delta:
+    """What a group changes in one log: rows and segments in full, messages to write and to remove."""
+
+    __slots__ = (
+        "config", "current", "deletes", "end", "figures", "fresh", "messages", "rows", "segments", "sid", "start",
+        "state", "swept", "tail",
+    )  # fmt: skip
+
+    def __init__(self, sid: int, start: int, *, fresh: bool) -> None:
+        self.sid = sid
+        self.fresh = fresh  # begins with an empty log under a new id: nothing older shines through
+        self.start = start  # the first sequence that it can have added
+        self.end = start - 1
+        self.config: bytes | None = None  # if it is to be written
+        self.messages: dict[bytes, bytes] = {}
+        self.deletes: dict[bytes, str] = {}  # keys of older messages, with their subjects
+        self.rows: dict[str, Row] = {}  # while it is open
+        self.figures: dict[str, Figures] = {}  # when it is sealed
+        self.segments: dict[int, Segment] = {}
+        self.tail: dict[int, dict[str, list[int]]] = {}
+        self.current = -1  # the segment that the `seqs` of the rows belong to
+        self.state = LogState()
+        self.swept = 1
+
+    def close_segment(self) -> None:
+        """Move the sequences that were added from the rows to the tail."""
+        part = {}
+        for subject, row in self.rows.items():
+            if row.seqs:
+                part[subject] = row.seqs
+                row.seqs = []
+        if part:
+            self.tail[self.current] = part
+
+    def seal(self, state: LogState, swept: int) -> None:
+        """Nothing changes any more."""
+        self.close_segment()
+        self.state, self.swept = state, swept
+        self.figures = {subject: (row.count, row.first, row.last) for subject, row in self.rows.items()}
+        self.rows = {}
+
+    def row(self, subject: str) -> Figures | None:
+        row = self.rows.get(subject)
+        return (row.count, row.first, row.last) if row is not None else self.figures.get(subject)
+
+    def changed(self) -> dict[str, Figures]:
+        """The figures of all subjects that it touched."""
+        return self.figures or {subject: (row.count, row.first, row.last) for subject, row in self.rows.items()}
+
+    def forget(self, seq: int, segment: int, subject: str) -> None:
+        """Take a message that this group added out of its index."""
+        seqs = self.rows[subject].seqs if segment == self.current else self.tail[segment][subject]
+        del seqs[bisect_left(seqs, seq)]
+
+    def entry(self, segment: int, subject: str) -> list[int]:
+        """Sequences of a subject that this group added to a segment."""
+        row = self.rows.get(subject) if segment == self.current else None
+        return row.seqs if row is not None else self.tail.get(segment, {}).get(subject, [])
+
+
+class Base:
+    """A log as of the last commit. What it has many of are tuples of numbers: garbage collection passes over them."""
+
+    def __init__(self, sid: int, size: int) -> None:
+        self.sid = sid
+        self.size = size  # of a segment
+        self.state = LogState()
+        self.swept = 1
+        self.dirty: dict[str, Figures] = {}  # rows that the disk has not
+        self.clean: dict[str, Figures] = {}  # some that it has
+        self.segments: dict[int, Segment] = {}  # those with messages, ascending
+        self.indexed: dict[int, int] = {}  # segments with an index on the disk -> how many messages it names
+        self.tail: Tail | None = {}  # None: to be read from the disk when it is wanted
+        self.unindexed: set[int] = set()  # segments with messages and no index
+        self.dead: set[int] = set()  # full segments without messages, whose index is still there
+        self.journaled = 0  # rows in the journal
+        self.flushing = False
+        self.sealing: set[int] = set()
+        self.dropping: set[int] = set()
+
+    def row(self, subject: str) -> Figures | None:
+        return self.dirty.get(subject) or self.clean.get(subject)
+
+    def improve(self, subject: str, figures: Figures) -> None:
+        """Keep better bounds of a subject that is in memory anyway."""
+        if subject in self.dirty:
+            self.dirty[subject] = figures
+        elif subject in self.clean:
+            self.clean[subject] = figures
+
+    def merge(self, delta: Delta) -> None:
+        """Take over what a group changed; it was committed."""
+        self.state, self.swept = delta.state, delta.swept
+        self.dirty.update(delta.figures)
+        self.journaled += len(delta.figures)
+        if self.tail is not None:
+            if delta.deletes:
+                self._cut_tail(self.tail, delta)
+            self._extend_tail(self.tail, delta)
+        for number, segment in delta.segments.items():
+            if segment.count:
+                self.segments[number] = segment
+                if number not in self.indexed:
+                    self.unindexed.add(number)
+                continue
+            self.segments.pop(number, None)
+            self.unindexed.discard(number)
+            if (number + 1) * self.size <= self.state.last_seq + 1:
+                self.dead.add(number)
+
+    def _cut_tail(self, tail: Tail, delta: Delta) -> None:
+        gone: dict[tuple[int, str], set[int]] = {}
+        for key, subject in delta.deletes.items():
+            seq = int.from_bytes(key[4:], "big")
+            number = seq // self.size
+            if number in tail:
+                gone.setdefault((number, subject), set()).add(seq)
+        for (number, subject), seqs in gone.items():
+            part = tail[number]
+            if left := tuple(seq for seq in part.get(subject, ()) if seq not in seqs):
+                part[subject] = left
+            else:
+                part.pop(subject, None)
+
+    def _extend_tail(self, tail: Tail, delta: Delta) -> None:
+        for number, added in delta.tail.items():
+            part = tail.setdefault(number, {})
+            for subject, seqs in added.items():
+                known = part.get(subject)
+                part[subject] = tuple(seqs) if known is None else (*known, *seqs)
+
+    def flushed(self, subjects: Iterable[str], room: int) -> None:
+        """The disk has these rows now; some stay in memory while there is room for them."""
+        dirty, clean = self.dirty, self.clean
+        room -= len(clean)
+        for subject in subjects:
+            figures = dirty.pop(subject)
+            if figures[0] and (room > 0 or subject in clean):
+                clean[subject] = figures
+                room -= 1
+            else:
+                clean.pop(subject, None)
+
+    def sealable(self) -> list[int]:
+        """Segments that are full and have no index yet."""
+        end = self.state.last_seq + 1
+        return [n for n in self.unindexed if (n + 1) * self.size <= end and n not in self.sealing]
+
+    def bury(self) -> list[int]:
+        """Segments whose index (if they have one) can go: no message is left, not even one that awaits its sweep."""
+        if not self.dead:
+            return []
+        first, swept, size = self.state.first_seq, self.swept, self.size
+        gone = [n for n in self.dead if (n + 1) * size <= swept or n * size >= first or swept >= first]
+        self.dead.difference_update(gone)
+        for number in gone:
+            if self.tail is not None:
+                self.tail.pop(number, None)
+        gone = [n for n in gone if self.indexed.pop(n, None) is not None or n in self.sealing]
+        self.dropping.update(gone)
+        return gone
