@@ -11,7 +11,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 
 import nats
 import nats.js.api
@@ -32,7 +32,7 @@ PAYLOAD = b"x" * 128
 DRAINS = ("read_ours", "pull_peer", "ordered_peer")
 SUBJECTS = [f"bench.{n}" for n in range(1000)]
 
-Measure = Callable[[str], Awaitable[float]]
+Measure = Callable[[str], Coroutine[None, None, float]]
 
 
 async def publish_ours(url: str) -> float:
@@ -170,7 +170,8 @@ async def keys_peer(url: str) -> float:
 MEASURES: dict[str, Measure] = {
     measure.__name__: measure
     for measure in (
-        publish_ours, publish_peer, fill, read_ours, pull_peer, ordered_peer, gets_ours, gets_peer, keys_ours, keys_peer,
+        publish_ours, publish_peer, fill, read_ours, pull_peer, ordered_peer,
+        gets_ours, gets_peer, keys_ours, keys_peer,
     )
 }  # fmt: skip
 

@@ -349,6 +349,26 @@ def test_a_flood_fills_bounded_groups_and_every_message_is_acknowledged(
     assert sum(sizes) >= count
 
 
+def test_what_a_purge_left_to_do_is_done_while_nobody_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cleared = threading.Event()
+    real = Engine.committed
+
+    def committed(engine: Engine, batch: Any, now: int) -> None:
+        real(engine, batch, now)
+        if not batch.journal.store.backlog:
+            cleared.set()
+
+    with Server(data_dir=tmp_path) as server:
+        raw = stream_of(server)
+        raw.send(b"PUB b 4\r\nxxxx\r\n" * 20_000)
+        assert ack(raw) == b'{"stream":"B","seq":20001}\r\n'
+        monkeypatch.setattr(Engine, "committed", committed)
+        raw.send(b"PUB $JS.API.STREAM.PURGE.B in.2 0\r\n\r\n")
+        raw.until(b'"purged":20001', b"}\r\n")
+        assert cleared.wait(10)
+        raw.close()
+
+
 def stream_of(server: Server) -> Raw:
     """A client with a stream B on the subject b."""
     raw = Raw(server)

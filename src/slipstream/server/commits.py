@@ -67,10 +67,15 @@ class Committer:
         self._engine, self._worker, self._clock, self._wake = engine, worker, clock, wake
         self._loop = asyncio.get_running_loop()
         self._batch: Batch | None = None
+        self._stopping = False
+
+    def stop(self) -> None:
+        """Carry through what waits, and start on nothing else: what the store has left to do, it finds again."""
+        self._stopping = True
 
     def turn(self) -> None:
         """Start on the open group, if it is time."""
-        if not self.journal.ready:
+        if not self.journal.ready or (self._stopping and not self.journal.unfinished):
             return
         batch = self.journal.seal()
         self.sealed()

@@ -143,6 +143,7 @@ class Driver:
         self._group_bytes = 0
         self._last_cid = 0
         self._scheduled = False
+        self._quiet = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0
 
@@ -188,6 +189,12 @@ class Driver:
             self.engine.disconnect(connection.cid)
             self.wake()
 
+    def quiet(self) -> None:
+        """Take nothing more from anybody; what was taken is carried out and answered."""
+        self._quiet = True
+        for connection in self._connections.values():
+            connection.hold()
+
     def close_all(self) -> None:
         """Cut every client off."""
         for connection in list(self._connections.values()):
@@ -199,6 +206,8 @@ class Driver:
     def _resume(self) -> None:
         """The open group is empty again."""
         self._group_bytes = 0
+        if self._quiet:
+            return
         held, self._held = self._held, []
         for connection in held:
             connection.resume()

@@ -152,13 +152,23 @@ class Server:
             self._driver.stop()
         if self._worker is not None:
             await asyncio.get_running_loop().run_in_executor(None, self._worker.stop)
+        stuck = {id(committer.journal.store) for committer in self._committers if committer.journal.unfinished}
         for store in self._stores:
-            store.close()
+            if (
+                id(store) in stuck
+            ):  # its transaction belongs to a thread that does not come back; nothing of it was told
+                log.error("a group was still on its way to the disk after %g s; it is given up", STOP_TIMEOUT)
+            else:
+                store.close()
         self._listener = self._driver = self._worker = None
         self._stores, self._committers = [], []
 
     async def _settle(self) -> None:
+        """No new work; what was taken in becomes durable and is answered."""
         assert self._driver is not None
+        self._driver.quiet()
+        for committer in self._committers:
+            committer.stop()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STOP_TIMEOUT):
                 while any(committer.journal.unfinished for committer in self._committers):

@@ -51,8 +51,8 @@ class Journal:
 
     @property
     def ready(self) -> bool:
-        """Whether there is a group to seal and none on its way."""
-        return self.under_way is None and bool(self.answers or self.store.pending)
+        """Whether there is a group to seal and none on its way; an empty one, if the store has work left to do."""
+        return self.under_way is None and bool(self.answers or self.store.pending or self.store.backlog)
 
     @property
     def unfinished(self) -> bool:
@@ -66,7 +66,7 @@ class Journal:
 
     def seal(self) -> Batch:
         """Close the open group; the driver carries it through the store."""
-        group = self.store.seal() if self.store.pending else None
+        group = self.store.seal() if self.store.pending or self.store.backlog else None
         batch = Batch(self, group, self.answers, self.catalog)
         self.answers, self.catalog = [], False
         self.under_way = batch

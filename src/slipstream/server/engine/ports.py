@@ -140,6 +140,10 @@ class Store(Protocol):
     def pending(self) -> int:
         """How many changes the open group holds."""
 
+    @property
+    def backlog(self) -> bool:
+        """Whether work is left from earlier groups (space to give back, indexes to write); empty groups get it done."""
+
     def seal(self) -> Group:
         """Close the open group and open the next."""
 

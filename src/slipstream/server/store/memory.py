@@ -453,6 +453,10 @@ class MemoryStore:
     def pending(self) -> int:
         return self._open.size
 
+    @property
+    def backlog(self) -> bool:
+        return False
+
     def seal(self) -> Group:
         if self._sealed is not None:
             raise UsageError("a sealed group is still under way; finish or abandon it first")
