@@ -7,9 +7,11 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from slipstream import StreamConfig, connect, connect_blocking
+from slipstream.api import GetRequest
 from slipstream.errors import (
     DirectGetNotAllowedError,
     MessageNotFoundError,
+    MinLastSequenceError,
     NoRespondersError,
     NoStreamError,
     StaleReadError,
@@ -155,7 +157,6 @@ async def test_a_range_whose_end_is_gone_is_still_complete(any_server: str, fres
         assert [m.seq async for m in stream.read(start=1, end=12)] == []
 
 
-@pytest.mark.spec("RW-18", "RW-02")
 async def test_the_documents_recipe_too_high_a_sequence_then_publish_then_the_same_read(
     any_server: str, fresh: str
 ) -> None:
@@ -176,7 +177,32 @@ async def test_the_documents_recipe_too_high_a_sequence_then_publish_then_the_sa
             assert (await read()).data == b"new"
 
 
-@pytest.mark.spec("RW-19")
+@pytest.mark.spec("RW-02", "RW-04", on="E C")
+async def test_message_get_keeps_min_last_seq_on_our_server(our_url: str, fresh: str) -> None:
+    async with connect(our_url) as nc:
+        js = nc.jetstream()
+        stream = await js.create_stream(config(fresh))
+        await js.publish(f"{fresh}.a", b"old")
+        request = GetRequest(last_by_subj=f"{fresh}.a", min_last_seq=2)
+        with pytest.raises(MinLastSequenceError) as caught:
+            await stream.get_from_leader(request)
+        assert (caught.value.code, caught.value.err_code) == (412, 10180)
+        assert isinstance(caught.value, StaleReadError)
+        await js.publish(f"{fresh}.a", b"new")
+        assert (await stream.get_from_leader(request)).data == b"new"
+
+
+@pytest.mark.spec("DG-08")
+async def test_message_get_sees_every_acknowledged_write(any_server: str, fresh: str) -> None:
+    async with connect(any_server) as nc:
+        js = nc.jetstream()
+        stream = await js.create_stream(config(fresh))
+        for n in range(50):
+            ack = await js.publish(f"{fresh}.a", b"%d" % n, headers={"N": str(n)})
+            found = await stream.get_from_leader(GetRequest(last_by_subj=f"{fresh}.a"))
+            assert (found.seq, found.data, found.headers["N"]) == (ack.seq, b"%d" % n, str(n))
+
+
 async def test_absence_is_proven_too(any_server: str, fresh: str) -> None:
     async with connect(any_server) as nc:
         js = nc.jetstream()

@@ -125,7 +125,6 @@ def test_a_rollup_raises_the_last_sequence_and_a_delete_or_purge_does_not(client
     assert client.api("STREAM.INFO.S")["state"]["messages"] == 1
 
 
-@pytest.mark.spec("RW-18")
 def test_the_recipe_too_high_a_sequence_then_publish_then_the_same_read(client: Client) -> None:
     body = {"seq": 4, "min_last_seq": 4}
     client.ask(DIRECT_GET, body)
