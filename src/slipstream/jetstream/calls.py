@@ -178,28 +178,26 @@ def publish(
 
 def decode_publish(msg: Msg) -> PubAck:
     """The ack of a publish; raises what the stream or the server said instead."""
-    status = parse_status(msg.header) if msg.header else None
-    if status is not None:
-        if status.code == 503:
-            raise NoStreamError(_asked_subject(msg), "no stream listens on it")
-        raise RemoteProtocolError(f"publish was answered with status {status.code} {status.description}")
-    try:
-        return decode_pub_ack(msg.payload)
-    except msgspec.MsgspecError as exc:
-        raise RemoteProtocolError(f"publish was answered with {msg.payload[:64]!r}, expected a JSON ack") from exc
+    if msg.header:
+        _refuse_status(msg, NoStreamError, "no stream listens on it")
+    return decode_pub_ack(msg.payload)
 
 
 def api_body(msg: Msg) -> dict[str, Any]:
     """The JSON object of an API answer; raises what the server said instead."""
-    status = parse_status(msg.header) if msg.header else None
-    if status is not None:
-        if status.code == 503:
-            raise NoRespondersError(_asked_subject(msg), "JetStream is not enabled there, or the API prefix is wrong")
-        raise RemoteProtocolError(f"the API answered with status {status.code} {status.description}")
-    try:
-        return decode_response(msg.payload)
-    except msgspec.MsgspecError as exc:
-        raise RemoteProtocolError(f"the API answered with {msg.payload[:64]!r}, expected a JSON object") from exc
+    if msg.header:
+        _refuse_status(msg, NoRespondersError, "JetStream is not enabled there, or the API prefix is wrong")
+    return decode_response(msg.payload)
+
+
+def _refuse_status(msg: Msg, nobody: type[NoRespondersError], hint: str) -> None:
+    """An answer is a message; a status line is the server's, most often that nobody is there to answer."""
+    status = parse_status(msg.header)
+    if status is None:
+        return
+    if status.code == 503:
+        raise nobody(_asked_subject(msg), hint)
+    raise RemoteProtocolError(f"the request was answered with status {status.code} {status.description}")
 
 
 def _asked_subject(msg: Msg) -> str:
