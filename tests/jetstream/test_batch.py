@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from slipstream.errors import ConnectionLostError
 from slipstream.jetstream.batch import RangeReader, State
-from slipstream.jetstream.columns import ColumnPage
+from slipstream.jetstream.columns import ColumnPage, Columns
 from tests.jetstream.test_direct import batched, reply
 
 
@@ -144,3 +144,22 @@ def test_any_paging_gives_the_messages_of_the_range(
             got += progress.columns.seqs
             over = progress.page_over or reader.is_done
     assert got == [s for s in sorted(stored) if start <= s <= end]
+
+
+def test_what_arrives_while_a_page_is_taken_comes_with_the_next_look() -> None:
+    class Racing(ColumnPage):
+        """Another thread delivers the rest between the take and the look at the end."""
+
+        def take(self) -> Columns:
+            columns = super().take()
+            if not self.finished:
+                self.deliver(reply(batched(2)))
+                self.deliver(reply(eob(0)))
+            return columns
+
+    page, reader = Racing("x"), RangeReader()
+    page.deliver(reply(batched(1)))
+    first = reader.feed(page)
+    assert (first.columns.seqs, first.page_over, reader.is_done) == ([1], False, False)
+    second = reader.feed(page)
+    assert (second.columns.seqs, second.page_over, reader.is_done) == ([2], True, True)

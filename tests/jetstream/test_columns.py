@@ -23,7 +23,7 @@ def scanned(data: bytes, *, after: int = 0) -> tuple[ColumnPage, int]:
     page = ColumnPage("x", after=after)
     page.attach(PREFIX)
     pos, count = page.scan(data, 0)
-    assert count == len(page._seqs)
+    assert count == sum(len(piece.seqs) for piece in page._pieces)
     return page, pos
 
 

@@ -1,12 +1,17 @@
-"""Reads through the client on our server, where a released one has nothing to compare."""
+"""Reads and publishes through the client on our server: what is refused, given up, and shared between threads."""
 
 from __future__ import annotations
 
+import asyncio
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
 import pytest
 
-from slipstream import connect
+from slipstream import JetStream, connect, connect_blocking
 from slipstream.api import GetRequest
-from slipstream.errors import MinLastSequenceError, StaleReadError
+from slipstream.errors import MinLastSequenceError, RequestTimeoutError, StaleReadError, UsageError
 from tests.conformance.test_streams import config
 
 
@@ -23,3 +28,90 @@ async def test_message_get_keeps_min_last_seq_on_our_server(our_url: str, fresh:
         assert isinstance(caught.value, StaleReadError)
         await js.publish(f"{fresh}.a", b"new")
         assert (await stream.get_from_leader(request)).data == b"new"
+
+
+@pytest.mark.parametrize(
+    "bad", [{"end": -1}, {"start": -5}, {"min_last_seq": -1}, {"end": 2**64}, {"subject": "a..b"}, {"subject": "a b"}]
+)
+async def test_a_range_that_cannot_be_is_refused_before_anything_is_sent(our_url: str, bad: dict[str, Any]) -> None:
+    async with connect(our_url) as nc:
+        sent = nc.stats.out_msgs
+        with pytest.raises(UsageError):
+            await anext(nc.jetstream().stream("S").read_columns(**bad))
+        assert nc.stats.out_msgs == sent
+
+
+async def test_an_empty_range_is_empty_and_asks_nothing(our_url: str) -> None:
+    async with connect(our_url) as nc:
+        assert [m async for m in nc.jetstream().stream("NO_SUCH").read(start=5, end=4)] == []
+
+
+async def test_a_timeout_of_zero_is_one(our_url: str, fresh: str) -> None:
+    async with connect(our_url) as nc:
+        js = nc.jetstream(timeout=30)
+        stream = await js.create_stream(config(fresh, no_ack=True))
+        begin = nc.now()
+        for wait in (js.publish(f"{fresh}.a", timeout=0), stream.info(timeout=0)):
+            with pytest.raises(RequestTimeoutError):
+                await wait
+        publisher = js.publisher(timeout=0)
+        await publisher.publish(f"{fresh}.a")
+        with pytest.raises(RequestTimeoutError):
+            await publisher.flush()
+        assert nc.now() - begin < 10
+
+
+async def publish_and_fail(js: JetStream, subject: str) -> None:
+    async with js.publisher() as publisher:
+        await publisher.publish(subject)
+        raise ZeroDivisionError
+
+
+async def test_a_publisher_that_is_given_up_leaves_nothing_behind(our_url: str, fresh: str) -> None:
+    """A stream without acks is a server that never answers."""
+    async with connect(our_url) as nc:
+        js = nc.jetstream()
+        await js.create_stream(config(fresh, no_ack=True))
+        publisher = js.publisher(timeout=30)
+        for _ in range(10):
+            await publisher.publish(f"{fresh}.a")
+        flush = asyncio.ensure_future(publisher.flush())
+        await asyncio.sleep(0)
+        flush.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await flush
+        assert len(publisher.failures) == 10
+        with pytest.raises(ZeroDivisionError):
+            await publish_and_fail(js, f"{fresh}.a")
+        assert nc._core._sinks == {}
+
+
+async def test_a_flush_goes_on_as_long_as_acks_arrive(our_url: str, fresh: str) -> None:
+    async with connect(our_url) as nc:
+        js = nc.jetstream()
+        await js.create_stream(config(fresh))
+        async with js.publisher(max_in_flight=100_000, timeout=0.5) as publisher:
+            for _ in range(60_000):
+                await publisher.publish(f"{fresh}.a", b"x" * 100)
+        assert publisher.acked == 60_000
+
+
+def test_blocking_reads_and_publishes_are_whole_when_other_threads_read_the_socket(our_url: str, fresh: str) -> None:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # a thread may be interrupted almost anywhere
+    try:
+        with connect_blocking(our_url) as nc, ThreadPoolExecutor(3) as pool:
+            js = nc.jetstream()
+            stream = js.create_stream(config(fresh))
+
+            def publish(lane: int) -> int:
+                with js.publisher(max_in_flight=64) as publisher:
+                    for n in range(1_500):
+                        publisher.publish(f"{fresh}.{lane}", b"%d" % n)
+                return publisher.acked
+
+            assert list(pool.map(publish, range(3))) == [1_500] * 3
+            counts = list(pool.map(lambda _: sum(1 for _ in stream.read()), range(6)))
+            assert counts == [4_500] * 6
+    finally:
+        sys.setswitchinterval(before)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from datetime import timedelta
+from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -86,7 +87,7 @@ class JetStream:
 
     def publisher(self, *, max_in_flight: int = DEFAULT_WINDOW, timeout: float | None = None) -> Publisher:
         """Publish many messages, each acknowledged, with up to `max_in_flight` acks outstanding: the fast way."""
-        return Publisher(self, max_in_flight=max_in_flight, timeout=timeout or self._timeout)
+        return Publisher(self, max_in_flight=max_in_flight, timeout=self._timeout if timeout is None else timeout)
 
     async def create_stream(self, config: StreamConfig, *, timeout: float | None = None) -> Stream:
         """Make a stream, or find it made with the same configuration."""
@@ -104,9 +105,10 @@ class JetStream:
     async def run(self, call: calls.Call[T], *, timeout: float | None = None) -> T:
         """Send a request and decode its answer."""
         answer = calls.Answer()
+        timeout = self._timeout if timeout is None else timeout
         token = self._client.start(call.subject, call.payload, answer, header=call.header)
         try:
-            await self._client.wait(answer.ready, timeout=timeout or self._timeout, what=f"an answer on {call.subject}")
+            await self._client.wait(answer.ready, timeout=timeout, what=f"an answer on {call.subject}")
         finally:
             self._client.cancel(token)
         return call.decode(answer.take())
@@ -184,19 +186,26 @@ class Publisher:
         window.sending(self._client.start(subject, payload, window, header=header), subject)
 
     async def flush(self) -> None:
-        """Wait until every message sent so far was answered; raises the first failure."""
-        if not self._window.is_empty():
-            await self._wait(self._window.is_empty, "the acks of the publishes in flight")
+        """Wait until every message sent so far was answered; raises the first failure.
+
+        The timeout is for the next ack, not for all of them: a slow server is no silent one.
+        """
+        while waiting := self._window.in_flight:
+            await self._wait(partial(self._window.fewer_than, waiting), "the acks of the publishes in flight")
         if self._window.failures:
             raise self._failure()
 
     async def _wait(self, ready: calls.Ready, what: str) -> None:
         try:
             await self._client.wait(ready, timeout=self._timeout, what=what)
-        except Error as error:
-            for token in self._window.forget(error):
-                self._client.cancel(token)
+        except BaseException as error:
+            self._forget(error if isinstance(error, Error) else Error(f"given up while waiting for {what}"))
             raise
+
+    def _forget(self, error: Error) -> None:
+        """Whether what is in flight was stored is not known; nobody waits for it any more."""
+        for token in self._window.forget(error):
+            self._client.cancel(token)
 
     def _failure(self) -> Error:
         first = self._window.failures[0]
@@ -213,6 +222,8 @@ class Publisher:
     ) -> None:
         if kind is None:
             await self.flush()
+        else:
+            self._forget(Error("given up: the block that published it raised"))
 
 
 class Stream:
@@ -242,15 +253,14 @@ class Stream:
 
     async def get(self, seq: int, *, min_last_seq: int = 0, timeout: float | None = None) -> StoredMessage:
         """The message with that sequence. Raises MessageNotFoundError if there is none (any more)."""
-        if seq < 1:
-            raise UsageError(f"bad sequence {seq}: 1 or more is allowed")
-        return await self._get(GetRequest(seq=seq, min_last_seq=min_last_seq), timeout)
+        return await self._get(GetRequest(seq=calls.check_seq(seq, "seq", least=1), min_last_seq=min_last_seq), timeout)
 
     async def get_next(
         self, subject: str, *, seq: int = 1, min_last_seq: int = 0, timeout: float | None = None
     ) -> StoredMessage:
         """The first message at or after `seq` whose subject matches."""
-        request = GetRequest(seq=seq, next_by_subj=check_filter(subject), min_last_seq=min_last_seq)
+        start = calls.check_seq(seq, "seq")
+        request = GetRequest(seq=start, next_by_subj=check_filter(subject), min_last_seq=min_last_seq)
         return await self._get(request, timeout)
 
     async def get_last(self, subject: str, *, min_last_seq: int = 0, timeout: float | None = None) -> StoredMessage:
@@ -258,7 +268,7 @@ class Stream:
         if has_wildcard(check_filter(subject)):
             return await self._get(GetRequest(last_by_subj=subject, min_last_seq=min_last_seq), timeout)
         asked = self._api.direct_subject(self.name, subject)
-        request = GetRequest(min_last_seq=min_last_seq) if min_last_seq else None
+        request = GetRequest(min_last_seq=min_last_seq) if calls.check_seq(min_last_seq, "min_last_seq") else None
         patience = self._patience(timeout)
         if request is not None and not await self._js._keeps_min_last_seq(self.name, patience):
             return await self._prove_last(subject, min_last_seq, patience)
@@ -300,6 +310,10 @@ class Stream:
         """
         if subject:
             check_filter(subject)
+        for what, seq in (("start", start), ("end", end), ("min_last_seq", min_last_seq)):
+            calls.check_seq(seq, what)
+        if end and start > end:
+            return
         patience = self._patience(timeout)
         trusting = bool(end or min_last_seq) and await self._js._keeps_min_last_seq(self.name, patience)
         reader = RangeReader(start=start, end=end, subject=subject, at_least=min_last_seq, trusting=trusting)
@@ -346,7 +360,7 @@ class Stream:
     async def _get(self, request: GetRequest, timeout: float | None) -> StoredMessage:
         asked = self._api.direct_subject(self.name)
         patience = self._patience(timeout)
-        wanted = request.min_last_seq
+        wanted = calls.check_seq(request.min_last_seq, "min_last_seq")
         trusting = not wanted or await self._js._keeps_min_last_seq(self.name, patience)
         while True:
             reply = await self._js._ask(asked, request, patience)

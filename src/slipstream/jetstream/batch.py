@@ -73,8 +73,8 @@ class RangeReader:
 
     def feed(self, page: ColumnPage) -> Progress:
         """Take what arrived and move on."""
+        over = page.finished  # before the take: what ends the page comes behind all it holds
         columns = page.take()
-        over = page.finished
         last = columns.seqs[-1] if columns.seqs else self.next_seq - 1
         self.next_seq = last + 1
         end = self.end

@@ -37,6 +37,7 @@ from slipstream.wire.headers import HeaderValues
 T = TypeVar("T")
 Ready = Callable[[], bool]
 
+MAX_SEQ = 2**64 - 1
 _BAD_NAME = frozenset(" \t\r\n\f.*>/\\\0")
 
 
@@ -77,6 +78,13 @@ class Answer:
         if self._msg is None:
             raise self._error or RemoteProtocolError("there is no answer yet")
         return self._msg
+
+
+def check_seq(seq: int, what: str, *, least: int = 0) -> int:
+    """Return `seq`, or raise a UsageError that says what a sequence may be."""
+    if not isinstance(seq, int) or isinstance(seq, bool) or not least <= seq <= MAX_SEQ:
+        raise UsageError(f"bad {what} {seq!r}: {least} to {MAX_SEQ} is allowed")
+    return seq
 
 
 def check_name(name: str, what: str = "stream") -> str:
@@ -165,10 +173,10 @@ def publish(
 ) -> Call[PubAck]:
     """Store one message. What is expected of the stream, and the message id, travel as headers."""
     wanted = {
-        names.MSG_ID: msg_id,
+        names.MSG_ID: _not_empty(msg_id, "msg_id"),
         names.EXPECTED_STREAM: expected_stream,
-        names.EXPECTED_LAST_SEQ: expected_last_seq,
-        names.EXPECTED_LAST_SUBJECT_SEQ: expected_last_subject_seq,
+        names.EXPECTED_LAST_SEQ: _seq_or_none(expected_last_seq, "expected_last_seq"),
+        names.EXPECTED_LAST_SUBJECT_SEQ: _seq_or_none(expected_last_subject_seq, "expected_last_subject_seq"),
         names.EXPECTED_LAST_MSG_ID: expected_last_msg_id,
         names.TTL: None if ttl is None else _ttl(ttl),
         names.ROLLUP: rollup,
@@ -211,6 +219,16 @@ def _header(headers: Headers | HeaderValues | None, wanted: Mapping[str, str | i
         return b""
     given = headers if isinstance(headers, Headers) else Headers(headers)
     return Headers([*given.items(), *extra]).encode()
+
+
+def _seq_or_none(seq: int | None, what: str) -> int | None:
+    return None if seq is None else check_seq(seq, what)
+
+
+def _not_empty(value: str | None, what: str) -> str | None:
+    if value == "":
+        raise UsageError(f"bad {what} '': a text that is not empty is allowed, or None")
+    return value
 
 
 def _ttl(ttl: timedelta) -> str:

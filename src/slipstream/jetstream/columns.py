@@ -10,6 +10,7 @@ This is a hot path: 1.6 µs a message against 3.8 through parser, sink and decod
 from __future__ import annotations
 
 import re
+from collections import deque
 from typing import NamedTuple
 
 from slipstream.api.times import parse_time
@@ -65,14 +66,7 @@ class ColumnPage:
         self._prefix = b""
         self._seconds: dict[bytes, int] = {}  # what neighbours share is read once
         self._sizes: dict[bytes, tuple[int, int]] = {}
-        self._open()
-
-    def _open(self) -> None:
-        self._subjects: list[str] = []
-        self._seqs: list[int] = []
-        self._times: list[int] = []
-        self._headers: list[bytes] = []
-        self._data: list[bytes] = []
+        self._pieces: deque[Columns] = deque()
 
     # What the client calls
 
@@ -82,12 +76,12 @@ class ColumnPage:
 
     def scan(self, data: bytes, pos: int) -> tuple[int, int]:
         """Take the whole frames at `pos`; returns where they end, and their number. What is left is for the parser."""
-        had = len(self._seqs)
         prefix, match, scale, seconds, sizes = self._prefix, _FRAME.match, _SCALE, self._seconds, self._sizes
         size, skip = len(data), len(self._prefix)
         last, name = self.last_seq, self._stream
-        subjects, seqs, times = self._subjects.append, self._seqs.append, self._times.append
-        headers, payloads = self._headers.append, self._data.append
+        piece = Columns([], [], [], [], [], "")
+        subjects, seqs, times = piece.subjects.append, piece.seqs.append, piece.times.append
+        headers, payloads = piece.headers.append, piece.data.append
         starts = data.startswith
         while starts(prefix, pos):
             found = match(data, pos + skip)
@@ -123,7 +117,9 @@ class ColumnPage:
             payloads(data[body:end])
             pos = end + 2
         self.last_seq = last
-        return pos, len(self._seqs) - had
+        if piece.seqs:
+            self._pieces.append(piece)  # whole, in one step: another thread may take at any moment
+        return pos, len(piece.seqs)
 
     def _size(self, line: bytes) -> tuple[int, int] | None:
         """Header size and total size; None if they are no sizes."""
@@ -175,28 +171,38 @@ class ColumnPage:
             raise RemoteProtocolError(f"{self.asked}: answered by {self._stream.decode()} and by {message.stream}")
         self._stream = name
         self.last_seq = message.seq
-        self._subjects.append(message.subject)
-        self._seqs.append(message.seq)
-        self._times.append(message.time)
-        self._headers.append(message.header)
-        self._data.append(message.data)
+        piece = Columns([message.subject], [message.seq], [message.time], [message.header], [message.data], "")
+        self._pieces.append(piece)
 
     # What the reader calls
 
     def ready(self) -> bool:
         """Whether there is anything to take."""
-        return bool(self._seqs) or self.finished
+        return bool(self._pieces) or self.finished
 
     def is_finished(self) -> bool:
         """Whether nothing more will come."""
         return self.finished
 
     def take(self) -> Columns:
-        """What arrived since the last time; an error is raised once what came before it was taken."""
-        if self._error is not None and not self._seqs:
-            raise self._error
-        columns = Columns(
-            self._subjects, self._seqs, self._times, self._headers, self._data, self._stream.decode(errors="replace")
-        )
-        self._open()
-        return columns
+        """What arrived since the last time; an error is raised once what came before it was taken.
+
+        Look at `finished` first, then take: what is added in between comes with the next look.
+        """
+        error = self._error
+        pieces = []
+        while self._pieces:
+            pieces.append(self._pieces.popleft())
+        if not pieces and error is not None:
+            raise error
+        stream = self._stream.decode(errors="replace")
+        if len(pieces) == 1:
+            return pieces[0]._replace(stream=stream)
+        whole = Columns([], [], [], [], [], stream)
+        for piece in pieces:
+            whole.subjects.extend(piece.subjects)
+            whole.seqs.extend(piece.seqs)
+            whole.times.extend(piece.times)
+            whole.headers.extend(piece.headers)
+            whole.data.extend(piece.data)
+        return whole

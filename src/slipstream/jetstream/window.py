@@ -24,7 +24,7 @@ class FailedPublish(NamedTuple):
 class AckWindow:
     """A `ReplySink` for any number of publishes."""
 
-    __slots__ = ("_waiting", "acked", "duplicates", "failures", "last_ack", "limit", "sent")
+    __slots__ = ("_early", "_waiting", "acked", "duplicates", "failures", "last_ack", "limit", "sent")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -34,6 +34,7 @@ class AckWindow:
         self.last_ack: PubAck | None = None
         self.failures: list[FailedPublish] = []
         self._waiting: dict[str, tuple[int, str]] = {}
+        self._early: dict[str, Msg] = {}  # answers whose publish is not noted yet: another thread may be that quick
 
     @property
     def in_flight(self) -> int:
@@ -48,30 +49,48 @@ class AckWindow:
         """Whether every publish was answered."""
         return not self._waiting
 
+    def fewer_than(self, count: int) -> bool:
+        """Whether fewer publishes than that wait for their answer."""
+        return len(self._waiting) < count
+
     def sending(self, token: str, subject: str) -> None:
         """A publish went out."""
         self._waiting[token] = (self.sent, subject)
         self.sent += 1
+        early = self._early.pop(token, None)
+        if early is not None:
+            self._settle(token, early)
 
     def deliver(self, msg: Msg) -> bool:
         """Take an answer; each publish has exactly one."""
-        place = self._waiting.pop(msg.subject.rpartition(".")[2], None)
-        if place is not None:
-            try:
-                ack = decode_publish(msg)
-            except Error as error:
-                self.failures.append(FailedPublish(*place, error))
-            else:
-                self.acked += 1
-                self.duplicates += ack.duplicate
-                self.last_ack = ack
+        token = msg.subject.rpartition(".")[2]
+        if token not in self._waiting:
+            self._early[token] = msg
+        if self._settle(token, msg):
+            self._early.pop(token, None)
+        return True
+
+    def _settle(self, token: str, msg: Msg) -> bool:
+        """Count an answer, once: whoever gets the place out of the dictionary does it."""
+        place = self._waiting.pop(token, None)
+        if place is None:
+            return False
+        try:
+            ack = decode_publish(msg)
+        except Error as error:
+            self.failures.append(FailedPublish(*place, error))
+        else:
+            self.acked += 1
+            self.duplicates += ack.duplicate
+            self.last_ack = ack
         return True
 
     def fail(self, error: Error) -> None:
         """The connection is gone: whether the messages in flight were stored is not known."""
-        for place in self._waiting.values():
+        waiting, self._waiting = self._waiting, {}
+        for place in waiting.values():
             self.failures.append(FailedPublish(*place, error))
-        self._waiting.clear()
+        self._early.clear()
 
     def forget(self, error: Error) -> list[str]:
         """Give up on what is in flight; returns the tokens, to be cancelled."""

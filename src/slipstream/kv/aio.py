@@ -14,7 +14,6 @@ from slipstream.errors import (
     KeyNotFoundError,
     MessageNotFoundError,
     StreamNotFoundError,
-    UsageError,
     WrongLastSequenceError,
 )
 from slipstream.jetstream.aio import JetStream, Publisher, Stream
@@ -143,8 +142,6 @@ class KeyValue:
             return None
 
     async def _put_if(self, key: str, value: bytes, last: int, timeout: float | None) -> int:
-        if last < 0:
-            raise UsageError(f"bad revision {last}: 0 (no value yet) or more is allowed")
         ack = await self._js.publish(self._subject(key), value, expected_last_subject_seq=last, timeout=timeout)
         return ack.seq
 

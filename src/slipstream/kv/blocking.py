@@ -15,7 +15,6 @@ from slipstream.errors import (
     KeyNotFoundError,
     MessageNotFoundError,
     StreamNotFoundError,
-    UsageError,
     WrongLastSequenceError,
 )
 from slipstream.jetstream.blocking import JetStream, Publisher, Stream
@@ -142,8 +141,6 @@ class KeyValue:
             return None
 
     def _put_if(self, key: str, value: bytes, last: int, timeout: float | None) -> int:
-        if last < 0:
-            raise UsageError(f"bad revision {last}: 0 (no value yet) or more is allowed")
         ack = self._js.publish(self._subject(key), value, expected_last_subject_seq=last, timeout=timeout)
         return ack.seq
 
