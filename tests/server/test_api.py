@@ -357,3 +357,36 @@ def test_a_header_block_that_is_none_does_not_cut_its_client_off(client: Client)
     client.send(b"HPUB $JS.API.STREAM.INFO.S x %d %d\r\n%b\r\n" % (len(block), len(block), block))
     assert not client.closed
     assert client.api("STREAM.INFO.S")["config"]["name"] == "S"
+
+
+def test_an_update_answers_with_the_figures_after_it(client: Client) -> None:
+    client.create("S")
+    for n in range(5):
+        client.publish("s.1", b"%d" % n)
+    state = client.api("STREAM.UPDATE.S", client.api("STREAM.INFO.S")["config"] | {"max_msgs": 2})["state"]
+    assert (state["messages"], state["first_seq"], state["last_seq"]) == (2, 4, 5)
+    state = client.api("STREAM.CREATE.F", {"name": "F", "subjects": ["f"], "first_seq": 100})["state"]
+    assert (state["first_seq"], state["last_seq"]) == (100, 99)
+
+
+@pytest.mark.parametrize(
+    "field", [{"first_seq": -1}, {"first_seq": 2**63}, {"max_age": 2**63}, {"max_msgs": 2**63}, {"max_bytes": 10**30}]
+)
+def test_numbers_that_fit_no_field_are_refused(client: Client, field: dict[str, int]) -> None:
+    error = client.api("STREAM.CREATE.S", {"name": "S", "subjects": ["s"], **field})["error"]
+    assert error["err_code"] == 10025
+    assert next(iter(field)) in error["description"]
+
+
+def test_a_message_that_was_deleted_is_not_found_again(client: Client) -> None:
+    client.create("S")
+    for _ in range(3):
+        client.publish("s.1")
+    assert client.api("STREAM.MSG.DELETE.S", {"seq": 2})["success"]
+    error = client.api("STREAM.MSG.DELETE.S", {"seq": 2})["error"]
+    assert (error["code"], error["err_code"], error["description"]) == (400, 10043, "sequence 2 not found")
+    for seq, text in ((99, "stream store EOF"), (0, "no message found")):
+        error = client.api("STREAM.MSG.DELETE.S", {"seq": seq})["error"]
+        assert (error["err_code"], error["description"]) == (10057, text)
+    assert client.api("STREAM.MSG.DELETE.S", {"seq": 2**70})["error"]["err_code"] == 10025
+    assert client.api("STREAM.PURGE.S", {"seq": 2**70})["error"]["err_code"] == 10025

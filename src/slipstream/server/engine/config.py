@@ -35,6 +35,9 @@ def parse(data: dict[str, Any]) -> StreamConfig:
     """The configuration in a request's body; raises InvalidJsonError."""
     body = {name: value for name, value in data.items() if name != "pedantic"}
     body.setdefault("name", "")
+    for name, value in body.items():
+        if isinstance(value, int) and not (0 if name == "first_seq" else -(2**63)) <= value < 2**63:
+            raise InvalidJsonError(f"invalid JSON: {value} does not fit the field {name}")
     for name, allowed in _CHOICES.items():
         if name in body and body[name] not in allowed:
             quoted = encode_json(encode_json(body[name]).decode()).decode()

@@ -1,8 +1,8 @@
 """Message ids become the sequence they were first stored as, for the length of the duplicate window.
 
 Two bounds, of which the nearer one counts: the window's time, and `MAX_DISTANCE` messages. The second keeps the memory
-of a flood bounded; it is a distance in sequences, so that a window that was rebuilt from the log after a restart holds
-exactly what the old one held.
+of a flood bounded. It is a distance in sequences, so that a window that was rebuilt from the log after a restart is
+bounded as the old one was; ids of messages that limits have removed since are forgotten then, as on nats-server.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ stream's store until the change is durable; a report waits as well while the cat
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar
 
 import msgspec
 
@@ -54,10 +54,14 @@ _ALWAYS: dict[str, dict[str, Any]] = {
 }
 
 
+Count = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+Sequence = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+
 class InfoRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Body of STREAM.INFO."""
 
-    offset: int = 0
+    offset: Count = 0
     deleted_details: bool = False
     subjects_filter: str = ""
 
@@ -65,7 +69,7 @@ class InfoRequest(msgspec.Struct, forbid_unknown_fields=True):
 class PageRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Body of STREAM.NAMES and STREAM.LIST."""
 
-    offset: int = 0
+    offset: Count = 0
     subject: str = ""
 
 
@@ -73,14 +77,14 @@ class PurgeRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Body of STREAM.PURGE."""
 
     filter: str = ""
-    seq: int = 0
-    keep: int = 0
+    seq: Sequence = 0
+    keep: Sequence = 0
 
 
 class DeleteRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Body of STREAM.MSG.DELETE. There is nothing to overwrite in a file here: `no_erase` makes no difference."""
 
-    seq: int = 0
+    seq: Sequence = 0
     no_erase: bool = False
 
 
@@ -288,7 +292,7 @@ class Api:
             stream = self._catalog.add_stream(config, now)
         elif stream.config != config:
             raise StreamNameInUseError
-        return Outcome(stream_info(stream, now) | {"did_create": True}, stream.journal)
+        return Outcome(stream_info(stream, now, unfinished=True) | {"did_create": True}, stream.journal)
 
     def _update(self, name: str, payload: bytes, now: int) -> Outcome:
         config = rules.normalise(_config(payload, name))
@@ -297,7 +301,7 @@ class Api:
         self._check_overlap(config)
         if config != stream.config:
             self._catalog.change_stream(stream, config, now)
-        return Outcome(stream_info(stream, now), stream.journal)
+        return Outcome(stream_info(stream, now, unfinished=True), stream.journal)
 
     def _check_overlap(self, config: StreamConfig) -> None:
         for other in self._catalog.streams.values():
@@ -335,7 +339,10 @@ class Api:
         if stream.config.deny_delete:
             raise ApiError("message delete not permitted", code=500, err_code=10057)
         if not stream.log.remove(request.seq):
-            beyond = request.seq > stream.log.state.last_seq
+            state = stream.log.state
+            if state.first_seq <= request.seq <= state.last_seq:
+                raise ApiError(f"sequence {request.seq} not found", code=400, err_code=10043)
+            beyond = request.seq > state.last_seq
             raise ApiError("stream store EOF" if beyond else "no message found", code=500, err_code=10057)
         return Outcome({"success": True}, stream.journal)
 

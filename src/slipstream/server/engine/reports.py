@@ -23,9 +23,11 @@ UNLIMITED = {
 }
 
 
-def stream_state(stream: Stream, *, subjects: dict[str, int] | None = None, details: bool = False) -> dict[str, Any]:
-    """The committed figures of a stream."""
-    state = stream.log.committed
+def stream_state(
+    stream: Stream, *, subjects: dict[str, int] | None = None, details: bool = False, unfinished: bool = False
+) -> dict[str, Any]:
+    """The figures of a stream: the committed ones, or those that the answer to a change will find committed."""
+    state = stream.log.state if unfinished else stream.log.committed
     deleted = state.last_seq - state.first_seq + 1 - state.messages if state.messages else 0
     gaps = _gaps(stream) if details and deleted else ()
     return StreamState(
@@ -43,13 +45,18 @@ def stream_state(stream: Stream, *, subjects: dict[str, int] | None = None, deta
 
 
 def stream_info(
-    stream: Stream, now: int, *, subjects: dict[str, int] | None = None, details: bool = False
+    stream: Stream,
+    now: int,
+    *,
+    subjects: dict[str, int] | None = None,
+    details: bool = False,
+    unfinished: bool = False,
 ) -> dict[str, Any]:
     """Configuration and state, as create, update, info and list report them."""
     return {
         "config": stream.config.to_dict(),
         "created": format_time(stream.created),
-        "state": stream_state(stream, subjects=subjects, details=details),
+        "state": stream_state(stream, subjects=subjects, details=details, unfinished=unfinished),
         "ts": format_time(now),
     }
 
