@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from slipstream.client import blocking
+from slipstream.client import blocking_connection
 from tests.client.support import LIMIT, Driver, eventually
 
 SERVER = Path(sys.executable).with_name("nats-server")
@@ -106,7 +106,7 @@ def driver(request: pytest.FixtureRequest) -> Iterator[Driver]:
 def no_client_left_open() -> Iterator[None]:
     """Every blocking client must be closed by its test: threads and sockets would live on."""
     yield
-    left = [client for client in list(blocking._clients) if not client.is_closed]
+    left = [client for client in list(blocking_connection._clients) if not client.is_closed]
     for client in left:
         client.close()
     assert left == []

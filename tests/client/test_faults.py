@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from slipstream.client import blocking
+from slipstream.client import blocking, blocking_connection
 from slipstream.errors import (
     AuthorizationError,
     ConnectionClosedError,
@@ -242,6 +242,17 @@ def test_a_server_that_stops_reading_holds_publishers_back(driver: Driver) -> No
         assert done.is_set()
 
 
+def test_a_sink_that_raises_does_no_harm(driver: Driver, nats_url: str) -> None:
+    events: list[Any] = []
+    with driver.connect(nats_url, on_event=events.append) as nc:
+        sink = Sink()  # takes no message
+        nc.start("nobody.here", b"", sink)
+        nc.flush()
+        assert "unexpected" in str(sink.error)
+        assert nc.is_connected
+    assert [event.kind for event in events] == ["error", "closed"]
+
+
 def test_a_handler_that_raises_does_no_harm(driver: Driver, nats_url: str) -> None:
     def handler(_: object) -> None:
         raise RuntimeError("handler")
@@ -329,7 +340,7 @@ def test_a_blocking_client_that_nobody_holds_ends_its_keeper(nats_url: str) -> N
     keeper = nc._threads[0]
     nc._line.discard()  # a socket left to the collector would be a warning
     nc._kick.set()
-    blocking._clients.discard(nc)
+    blocking_connection._clients.discard(nc)
     del nc
     keeper.join(5)
     assert not keeper.is_alive()

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from slipstream.client.events import Drop, Effect, Ended, Ready, Report
 from slipstream.client.mailbox import Mailbox
 from slipstream.client.options import MAX_PENDING_BYTES, MAX_PENDING_MSGS, Options, parse_servers
-from slipstream.client.protocol import _TABLE, KNOWN_SUBJECTS, Session, State, Step
+from slipstream.client.outgoing import KNOWN_SUBJECTS
+from slipstream.client.protocol import _TABLE, Session, State, Step
 from slipstream.errors import (
     AuthorizationError,
     ConnectionClosedError,
@@ -601,7 +602,7 @@ def test_every_request_ends_exactly_once_whatever_happens(steps: list[str]) -> N
         elif step == "close":
             session.close()
         assert session.out_size == sum(map(len, session.out))
-        assert session._kept_size == sum(map(len, session._kept))
+        assert session._kept_size == sum(len(kept.frame) for kept in session._kept)
     session.close()
     for token, sink in sinks.items():
         assert len(sink.got) + len(sink.errors) == (0 if token in cancelled else 1)

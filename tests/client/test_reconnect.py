@@ -177,3 +177,18 @@ def test_a_real_server_denies_a_subscription_and_its_reader_hears_of_it(
         nc.flush()
         assert nc.is_connected
     assert [event.kind for event in events] == ["error", "error", "closed"]
+
+
+def test_a_request_to_a_subject_that_is_denied_fails_at_once(
+    driver: Driver, make_server: MakeServer, tmp_path: Path
+) -> None:
+    config = tmp_path / "server.conf"
+    config.write_text(
+        "authorization { users = [{ user: me, password: p, permissions: { publish: { deny: secret } } }] }"
+    )
+    server = make_server("-c", str(config))
+    with driver.connect(server.url, user="me", password="p", on_event=lambda _: None) as nc:
+        with pytest.raises(AuthorizationError, match='Publish to "secret"'):
+            nc.request("secret", timeout=8)
+        with pytest.raises(NoRespondersError):
+            nc.request("open")

@@ -10,7 +10,7 @@ import msgspec
 
 from slipstream.client.events import ClientEvent, EventHandler, EventKind, Stats
 from slipstream.client.protocol import Session
-from slipstream.errors import Error, RequestTimeoutError, UsageError
+from slipstream.errors import RequestTimeoutError, UsageError
 from slipstream.wire import Headers, Msg, ServerInfo, Status, parse_status
 
 log = logging.getLogger("slipstream.client")
@@ -101,7 +101,7 @@ class BaseClient:
         return self._core.stats
 
     @property
-    def last_error(self) -> Error | None:
+    def last_error(self) -> Exception | None:
         """The last error that no call could raise; `on_event` gets each of them."""
         return self._core.last_error
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit
 
 from slipstream.errors import UsageError
+from slipstream.version import VERSION
 from slipstream.wire import ConnectOptions, ServerInfo, check_subject
 from slipstream.wire.inbox import DEFAULT_PREFIX
 
 LANG = "python-slipstream"
-VERSION = "0.1.0"
 DEFAULT_SERVER = "nats://127.0.0.1:4222"
 DEFAULT_PORT = 4222
 MAX_PENDING_OUT = 256 * 1024  # unsent bytes at which a publisher waits: 2 ms of work, so that readers get their turn

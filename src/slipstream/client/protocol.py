@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import enum
 import math
-import re
 from collections import deque
 
+from slipstream.client.complaints import read_complaint
 from slipstream.client.events import (
     BulkSink,
     ClientEvent,
@@ -29,6 +29,7 @@ from slipstream.client.events import (
 )
 from slipstream.client.mailbox import Mailbox
 from slipstream.client.options import Address, Options, connect_options, learned_addresses
+from slipstream.client.outgoing import Kept, Outgoing
 from slipstream.client.servers import Pool, backoff
 from slipstream.errors import (
     AuthorizationError,
@@ -37,7 +38,6 @@ from slipstream.errors import (
     Error,
     RemoteProtocolError,
     RequestTimeoutError,
-    ServerError,
     SlowConsumerError,
     UsageError,
 )
@@ -57,7 +57,6 @@ from slipstream.wire import (
     connect,
     ping,
     pong,
-    pub,
     sub,
     unsub,
 )
@@ -68,15 +67,7 @@ from slipstream.wire import (
 __all__ = ["ReplySink", "Session", "State", "Step"]
 
 MAX_INCOMING = 65 * 1024 * 1024  # nats-server allows max_payload up to 64 MiB; a JetStream reply adds headers to that
-MAX_LINE = 4096 - 64  # of a PUB without its sizes; the server cuts us off at 4,096
-BIG_PAYLOAD = 16 * 1024  # from here on a copy costs more than two more entries in the list
-KNOWN_SUBJECTS = 4096
 INBOX_SID = b"1"
-
-_AUTHORIZATION = (
-    "authorization", "authentication", "permissions violation", "user authentication", "account authentication",
-)  # fmt: skip
-_DENIED_SUB = re.compile(r'permissions violation for subscription to "([^"]*)"(?: using queue "([^"]*)")?', re.I)
 
 
 class State(enum.Enum):
@@ -113,42 +104,31 @@ _TABLE = {
 }
 
 
-class Session:
+class Session(Outgoing):
     """The state of one client."""
 
     def __init__(self, options: Options, *, nonce: str) -> None:
-        self.options = options
+        super().__init__(options, Inbox(nonce, prefix=options.inbox_prefix))
         self.state = State.IDLE
-        self.info = ServerInfo()
-        self.max_payload = self.info.max_payload
-        self.server: Address = options.servers[0]
-        self.error: Error | None = None  # why it is closed
-        self.last_error: Error | None = None  # the last one reported, as `on_event` got it
+        self.last_error: Exception | None = None  # the last one reported, as `on_event` got it
         self.timer = math.inf  # when `tick` (or, while WAITING, `dial`) is due
         self.epoch = 0  # how many connections were lost while in use
-        self.out: list[bytes] = []
-        self.out_size = 0
-        self._is_open = False  # state is CONNECTED
-        self._was_open = False  # it was once
+        self._was_open = False  # the state was CONNECTED once
         self._pool = Pool(options.servers)
         self._failed = 0  # tries since the last connection, its loss included,
         self._failures: deque[Error] = deque(maxlen=8)  # and how the last of them ended
         self._complaint: Error | None = None  # an -ERR: the reason, should the server hang up next
         self._parser = Parser(Side.SERVER, max_payload=MAX_INCOMING)
         self._effects: list[Effect] = []
-        self._prefixes: dict[str, bytes] = {}  # subjects checked lately -> the beginning of their PUB
-        self._kept: list[bytes] = []  # frames for the next connection
-        self._kept_size = 0
         self._boxes: dict[bytes, Mailbox] = {}
         self._last_sid = int(INBOX_SID)
-        self._inbox = Inbox(nonce, prefix=options.inbox_prefix)
         self._own_inboxes = Inbox(f"{nonce}u", prefix=options.inbox_prefix)  # not below the shared wildcard
         self._is_inbox_used = False
-        self._sinks: dict[str, ReplySink] = {}
+        self._sinks: dict[str, tuple[ReplySink, str]] = {}  # token -> where replies go, what was asked
         self._bulk: dict[str, BulkSink] = {}  # those of them that read for themselves
         self._pongs: deque[Pong | None] = deque()  # None: a PING of our own
         self._unanswered = 0  # PINGs of our own since the server was last heard
-        self._in_msgs = self._in_bytes = self._out_msgs = self._out_bytes = self._reconnects = 0
+        self._in_msgs = self._in_bytes = self._reconnects = 0
 
     def _move(self, step: Step) -> None:
         """The only place where the state changes."""
@@ -179,7 +159,7 @@ class Session:
         self._move(Step.LOST)
         reason = self._complaint or error
         self._complaint = None
-        self.out, self.out_size = [], 0
+        self._drop_out()
         self._failed += 1
         self._failures.append(reason)
         if was_open:
@@ -221,8 +201,8 @@ class Session:
         self._move(Step.CLOSE)
         self.error = error
         self.timer = math.inf
-        self.out, self.out_size = [], 0
-        self._kept, self._kept_size = [], 0
+        self._drop_out()
+        self._drop_kept()
         self._fail_waiting(error)
         for box in self._boxes.values():
             box.end(error)
@@ -249,21 +229,8 @@ class Session:
         sinks, self._sinks = self._sinks, {}
         self._bulk = {}
         self._pongs.clear()
-        for sink in sinks.values():
-            sink.fail(error)
-
-    def check(self) -> None:
-        """Raise the reason if the client is closed."""
-        if self.state is State.CLOSED:
-            raise self.closed_error()
-
-    def closed_error(self) -> ConnectionClosedError:
-        """For a call on a closed client."""
-        if isinstance(self.error, ConnectionClosedError):
-            return ConnectionClosedError(*self.error.args)
-        error = ConnectionClosedError(f"the client is closed: {self.error}")
-        error.__cause__ = self.error
-        return error
+        for sink, _ in sinks.values():
+            self._fail(sink, error)
 
     # The time
 
@@ -315,9 +282,13 @@ class Session:
             sid: bytes = event[1]
             if sid == INBOX_SID:
                 token: str = event[0][cut:]
-                sink = sinks.get(token)
-                if sink is not None and sink.deliver(event):
-                    self.cancel(token)
+                entry = sinks.get(token)
+                if entry is not None:
+                    try:
+                        if entry[0].deliver(event):
+                            self.cancel(token)
+                    except Exception as exc:  # the top of code that is not ours: the connection must not break
+                        self._sink_failed(token, exc)
                 continue
             if sid != run_sid:
                 run_sid, run = sid, []
@@ -381,121 +352,80 @@ class Session:
             box.before = box.received
             if box.limit:
                 self._send(unsub(box.sid, box.limit - box.before))
-        self.out += self._kept
-        self.out_size += self._kept_size
-        self._kept, self._kept_size = [], 0
         self._effects.append(Ready())
         if self._was_open:
             self._reconnects += 1
             self._report(EventKind.RECONNECTED, None)
         self._was_open = True
+        if refused := self._send_kept():
+            lost = f"{refused} message(s) were kept for a connection, this server allows {self.max_payload} bytes each"
+            self._report(EventKind.ERROR, UsageError(lost))
 
     def _complained(self, text: str) -> None:
-        error = AuthorizationError(text) if text.lower().startswith(_AUTHORIZATION) else ServerError(text)
+        complaint = read_complaint(text)
+        error = complaint.error
         if not self._is_open:
             self._effects.append(Drop(error))
             return
-        denied = _DENIED_SUB.match(text)
-        if denied is not None:
-            self._denied(denied[1], denied[2] or "", error)
-        elif not text.lower().startswith("permissions violation"):
-            self._complaint = error  # it mostly hangs up now, and this is why
+        if complaint.is_final:
+            self._complaint = error
+        elif complaint.denied_publish:
+            self._deny_requests(error, complaint.denied_publish)
+        elif complaint.denied_subscription:
+            self._deny_subscription(error, complaint.denied_subscription, complaint.queue)
         self._report(EventKind.ERROR, error)
 
-    def _denied(self, subject: str, queue: str, error: Error) -> None:
+    def _deny_requests(self, error: Error, subject: str = "") -> None:
+        """The server did not take a request: whoever waits for its answer would wait until the timeout."""
+        for token, (sink, asked) in list(self._sinks.items()):
+            if not subject or asked == subject:
+                self.cancel(token)
+                self._fail(sink, error)
+
+    def _deny_subscription(self, error: Error, subject: str, queue: str) -> None:
         """The server did not take a subscription: whoever waits on it would wait forever."""
         if subject == self._inbox.wildcard:
             self._is_inbox_used = False
-            sinks, self._sinks = self._sinks, {}
-            for sink in sinks.values():
-                sink.fail(error)
+            self._deny_requests(error)
         for box in [box for box in self._boxes.values() if (box.subject, box.queue) == (subject, queue)]:
             del self._boxes[box.sid]
             box.end(error)
 
+    def _sink_failed(self, token: str, exc: Exception) -> None:
+        """A sink raised, which it must not: it gets no more, and its owner hears of it like everybody else."""
+        sink, subject = self._sinks[token]
+        self.cancel(token)
+        error = Error(f"the reader of the replies to {subject!r} failed: {exc!r}")
+        error.__cause__ = exc
+        self._fail(sink, error)
+        self._report(EventKind.ERROR, error)
+
+    def _fail(self, sink: ReplySink, error: Error) -> None:
+        try:
+            sink.fail(error)
+        except Exception as exc:  # as above
+            self._report(EventKind.ERROR, exc)
+
     # What the user wants
-
-    def publish(self, subject: str, payload: bytes, reply: str = "", header: bytes = b"") -> None:
-        """Append a message to what is to be sent."""
-        prefix = self._prefixes.get(subject) or self._check(subject)
-        if payload.__class__ is not bytes:
-            payload = _as_bytes(payload)
-        size = len(payload)
-        if size + len(header) > self.max_payload:
-            raise _too_large(size + len(header), self.max_payload)
-        if size > BIG_PAYLOAD:
-            self._publish_big(subject, payload, reply, header)
-            return
-        if reply or header:
-            frame = self._headed(subject, payload, reply, header)
-        else:
-            frame = b"%b%d\r\n%b\r\n" % (prefix, size, payload)
-        if not self._is_open:
-            self._keep(frame)
-            return
-        self._out_msgs += 1
-        self.out.append(frame)
-        self.out_size += len(frame)
-
-    def _publish_big(self, subject: str, payload: bytes, reply: str, header: bytes) -> None:
-        """As `publish`; the payload is not copied into the frame."""
-        total = b"%d" % (len(header) + len(payload))
-        head = self._headed(subject, b"", reply, header) if reply or header else pub(subject, b"")
-        line = head[: -len(header) - 4].rpartition(b" ")[0]
-        frame = [line, b" ", total, b"\r\n", header, payload, b"\r\n"]
-        if not self._is_open:
-            self._keep(b"".join(frame))
-            return
-        self._out_msgs += 1
-        self.out += frame
-        self.out_size += len(line) + len(total) + len(header) + len(payload) + 5
-
-    def _headed(self, subject: str, payload: bytes, reply: str, header: bytes) -> bytes:
-        if reply and not reply.startswith(self._inbox.base):
-            check_subject(reply)
-        if header and not self.info.headers:
-            raise UsageError(f"{self.server} does not support headers")
-        return pub(subject, payload, reply, header)
-
-    def _check(self, subject: str) -> bytes:
-        """A subject not seen lately: once checked, publishing to it again costs a look-up."""
-        prefix = b"PUB %b " % check_subject(subject).encode()
-        if len(prefix) > MAX_LINE:
-            raise UsageError(f"a subject of {len(prefix) - 5} bytes, at most {MAX_LINE - 5} are allowed")
-        if len(self._prefixes) >= KNOWN_SUBJECTS:
-            self._prefixes.clear()
-        self._prefixes[subject] = prefix
-        return prefix
-
-    def _keep(self, frame: bytes) -> None:
-        """There is no connection at the moment: the frame goes to the next one, if there is room."""
-        self.check()
-        limit = self.options.reconnect_buffer_bytes
-        if self._kept_size + len(frame) > limit:
-            raise ConnectionLostError(
-                f"not connected, and {self._kept_size} bytes wait for the next connection already, {limit} are allowed"
-            )
-        self._out_msgs += 1
-        self._kept.append(frame)
-        self._kept_size += len(frame)
 
     def start(self, subject: str, payload: bytes, sink: ReplySink, header: bytes = b"") -> str:
         """Send a request whose replies go to `sink`; the token is for `cancel`."""
         if not self._is_inbox_used:
-            self.check()
-            self._is_inbox_used = True
-            if self._is_open:
-                self._send(sub(self._inbox.wildcard, INBOX_SID))
-        reply = self._inbox.next()
-        self.publish(subject, payload, reply, header)
-        token = self._inbox.token(reply)
-        self._sinks[token] = sink
+            self._use_inbox()
+        token = self._ask(subject, payload, header)
+        self._sinks[token] = (sink, subject)
         return token
+
+    def _use_inbox(self) -> None:
+        self.check()
+        self._is_inbox_used = True
+        if self._is_open:
+            self._send(sub(self._inbox.wildcard, INBOX_SID))
 
     def start_bulk(self, subject: str, payload: bytes, sink: BulkSink) -> str:
         """The same for a sink that takes many replies at once."""
         token = self.start(subject, payload, sink)
-        sink.attach(b"HMSG %b%b %b " % (self._inbox.base.encode(), token.encode(), INBOX_SID))
+        sink.attach(b"HMSG %b%b %b " % (self._inbox_base, token.encode(), INBOX_SID))
         self._bulk[token] = sink
         self._parser.lane = self._scan
         return token
@@ -511,8 +441,12 @@ class Session:
         pos, before = 0, -1
         while pos != before:
             before = pos
-            for sink in self._bulk.values():
-                pos, count = sink.scan(data, pos)
+            for token, sink in list(self._bulk.items()):
+                try:
+                    pos, count = sink.scan(data, pos)
+                except Exception as exc:  # as for `deliver`
+                    self._sink_failed(token, exc)
+                    continue
                 self._in_msgs += count
         return pos
 
@@ -523,7 +457,7 @@ class Session:
             self._send(ping())
         else:
             self.check()
-            self._kept.append(ping())
+            self._kept.append(Kept(ping(), 0))
             self._kept_size += len(ping())
         self._pongs.append(answer)
         return answer
@@ -561,14 +495,6 @@ class Session:
         """A subject nobody else has."""
         return self._own_inboxes.next()
 
-    def take(self) -> bytes:
-        """Everything to be sent now."""
-        data = b"".join(self.out)
-        self.out.clear()
-        self.out_size = 0
-        self._out_bytes += len(data)
-        return data
-
     @property
     def is_connected(self) -> bool:
         """Whether a server is there right now."""
@@ -579,14 +505,10 @@ class Session:
         """The figures so far."""
         return Stats(self._in_msgs, self._in_bytes, self._out_msgs, self._out_bytes, self._reconnects)
 
-    def _send(self, frame: bytes) -> None:
-        self.out.append(frame)
-        self.out_size += len(frame)
-
     def _overflowed(self, error: SlowConsumerError) -> None:
         self._report(EventKind.ERROR, error)
 
-    def _report(self, kind: EventKind, error: Error | None) -> None:
+    def _report(self, kind: EventKind, error: Exception | None) -> None:
         if error is not None:
             self.last_error = error
         self._effects.append(Report(ClientEvent(kind, str(self.server), error)))
@@ -600,13 +522,3 @@ def _lost_error(server: Address, reason: Error) -> ConnectionLostError:
     error = ConnectionLostError(f"the connection to {server} was lost: {reason}")
     error.__cause__ = reason
     return error
-
-
-def _too_large(size: int, limit: int) -> UsageError:
-    return UsageError(f"a message of {size} bytes (headers and payload), the server allows {limit}")
-
-
-def _as_bytes(payload: object) -> bytes:
-    if isinstance(payload, bytes | bytearray | memoryview):
-        return bytes(payload)
-    raise UsageError(f"a payload of type {type(payload).__name__}: bytes are allowed")
