@@ -48,7 +48,7 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "msgspec": tuple(f"slipstream/{room}/*" for room in CORE_ROOMS),
     "lmdb": ("slipstream/server/store/lmdb*.py",),
     "uvloop": ("slipstream/client/aio.py", "slipstream/server/[!/]*.py", "slipstream/cli/*"),
-    "cryptography": ("slipstream/client/*", "slipstream/kv/*", "slipstream/server/net.py"),
+    "cryptography": ("slipstream/client/nkeys.py", "slipstream/kv/*", "slipstream/server/net.py"),
     "pyspark": ("slipstream/spark/*", "pyspark_jetstream*/*"),
     "pyarrow": ("slipstream/spark/*", "pyspark_jetstream*/*"),
     "rich": ("slipstream/cli/*",),
@@ -65,6 +65,7 @@ IO_FILES = (
     "slipstream/client/blocking*.py",
     "slipstream/client/link.py",  # a transport of asyncio
     "slipstream/client/line.py",  # a socket
+    "slipstream/client/sources.py",  # files and the environment, for secrets
     "slipstream/server/[!/]*.py",
     "slipstream/server/store/lmdb*.py",
     "slipstream/testing/*",

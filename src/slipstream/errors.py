@@ -28,6 +28,10 @@ class UsageError(Error, ValueError):
     """The call cannot be carried out as it was made; nothing was sent."""
 
 
+class CredentialsError(UsageError):
+    """A seed, a token or a credentials file that cannot be used; the message never holds what was in it."""
+
+
 class RemoteProtocolError(Error):
     """The peer sent something the protocol does not allow."""
 

@@ -14,6 +14,7 @@ from slipstream.client.mailbox import Mailbox
 from slipstream.client.options import MAX_PENDING_BYTES, MAX_PENDING_MSGS, Options, parse_servers
 from slipstream.client.outgoing import KNOWN_SUBJECTS
 from slipstream.client.protocol import _TABLE, Session, State, Step
+from slipstream.client.sources import read_login
 from slipstream.errors import (
     AuthorizationError,
     ConnectionClosedError,
@@ -48,7 +49,9 @@ class Sink:
 
 
 def make(servers: str = "nats://one:1", **options: Any) -> Session:
-    return Session(Options(servers=parse_servers(servers), **options), nonce="N")
+    session = Session(Options(servers=parse_servers(servers), **options), nonce="N")
+    session.login = read_login(session.options)
+    return session
 
 
 def connect(session: Session, *, now: float = 0.0, info: bytes = INFO) -> bytes:

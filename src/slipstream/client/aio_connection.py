@@ -18,7 +18,8 @@ from slipstream.client.events import Drop, Effect, Ended, EventHandler, Ready, R
 from slipstream.client.link import Link
 from slipstream.client.options import Options
 from slipstream.client.protocol import Session, State
-from slipstream.errors import ConnectionLostError, Error
+from slipstream.client.sources import read_login
+from slipstream.errors import ConnectionLostError, CredentialsError, Error
 from slipstream.wire import Msg
 
 
@@ -97,12 +98,15 @@ class Connection(BaseClient):
         link = self._link = Link(self)
         connected = self._connected = self._loop.create_future()
         try:
+            self._core.login = read_login(self._core.options)
             async with asyncio.timeout_at(self._core.timer):
                 await self._loop.create_connection(lambda: link, server.host, server.port)
                 await connected
         except TimeoutError:
             if link is self._link:
                 self._carry_out(self._core.tick(self._core.timer))
+        except CredentialsError as exc:
+            self._lost(link, exc)
         except OSError as exc:
             error = ConnectionLostError(f"{server}: {exc}")
             error.__cause__ = exc

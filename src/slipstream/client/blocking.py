@@ -6,6 +6,7 @@ from collections import deque
 from types import TracebackType
 from typing import Self
 
+from slipstream.client.auth import Secret
 from slipstream.client.base import HeadersLike, encode_headers, is_no_responders, timed_out
 from slipstream.client.blocking_connection import WRITE_SIZE, Connection
 from slipstream.client.blocking_subscription import Callback, Message, Subscription
@@ -64,9 +65,11 @@ class Client(Connection):
         servers: Servers = DEFAULT_SERVER,
         *,
         name: str = "",
-        user: str = "",
-        password: str = "",
-        token: str = "",
+        user: Secret = "",
+        password: Secret = "",
+        token: Secret = "",
+        nkey: Secret = "",
+        credentials: Secret | None = None,
         echo: bool = True,
         timeout: float = 5.0,
         inbox_prefix: str = DEFAULT_PREFIX,
@@ -82,6 +85,11 @@ class Client(Connection):
     ) -> Self:
         """Connect to one of `servers`: `nc = connect(...)`, or `with connect(...) as nc`.
 
+        One way to log in: `user` and `password`, a `token`, the seed of an `nkey`, or a `credentials` file with JWT
+        and seed. Each may be a path that is read, or a function that is called (`from_env("NAME")` is one), before each
+        connection; a `str` is the secret itself, but for `credentials`, where it is the path. User, password and token
+        may be in the URL as well, and go first there.
+
         `timeout` is for each server tried. A PING goes out every `ping_interval` seconds; after `max_pings_out` of them
         without a sign of life the connection counts as lost. With `reconnect`, a lost connection is made again, with
         pauses from `reconnect_wait` up to `reconnect_max_wait` seconds, at most `max_reconnects` times in a row (None:
@@ -94,6 +102,8 @@ class Client(Connection):
             user=user,
             password=password,
             token=token,
+            nkey=nkey,
+            credentials=credentials,
             echo=echo,
             timeout=timeout,
             inbox_prefix=inbox_prefix,

@@ -26,7 +26,8 @@ from slipstream.client.events import ClientEvent, Drop, Effect, Ended, EventHand
 from slipstream.client.line import FOREVER, Line
 from slipstream.client.options import Options
 from slipstream.client.protocol import Session, State
-from slipstream.errors import ConnectionLostError, Error, UsageError
+from slipstream.client.sources import read_login
+from slipstream.errors import ConnectionLostError, CredentialsError, Error, UsageError
 
 WRITE_SIZE = 64 * 1024  # frames are sent when that much has come together,
 IDLE = 0.001  # or at once when nothing was sent for that long, else by the keeper after that time
@@ -214,10 +215,15 @@ class Connection(BaseClient):
                 return
             server = core.dial(time.monotonic())
         try:
+            core.login = read_login(core.options)
             sock = socket.create_connection((server.host, server.port), timeout=core.options.timeout)
         except TimeoutError:
             with self._lock:
                 self._carry_out(core.tick(core.timer))
+            return
+        except CredentialsError as exc:
+            with self._changed:
+                self._lost(exc)
             return
         except OSError as exc:
             error = ConnectionLostError(f"{server}: {exc}")

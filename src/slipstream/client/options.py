@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit
 
+from slipstream.client.auth import Login, Secret
 from slipstream.errors import UsageError
 from slipstream.version import VERSION
 from slipstream.wire import ConnectOptions, ServerInfo, check_subject
@@ -47,9 +48,11 @@ class Options:
 
     servers: tuple[Address, ...]
     name: str = ""
-    user: str = field(default="", repr=False)
-    password: str = field(default="", repr=False)
-    token: str = field(default="", repr=False)
+    user: Secret = field(default="", repr=False)
+    password: Secret = field(default="", repr=False)
+    token: Secret = field(default="", repr=False)
+    nkey: Secret = field(default="", repr=False)
+    credentials: Secret | None = field(default=None, repr=False)
     echo: bool = True
     timeout: float = 5.0
     inbox_prefix: str = DEFAULT_PREFIX
@@ -69,8 +72,15 @@ class Options:
         for name in ("timeout", "ping_interval", "max_pings_out", "max_pending_bytes", "reconnect_wait"):
             if not getattr(self, name) > 0:
                 raise UsageError(f"{name} is {getattr(self, name)!r}, more than 0 is allowed")
-        if self.token and (self.user or self.password):
-            raise UsageError("both a token and a user were given, one of them is allowed")
+        ways = {
+            "user and password": bool(self.user or self.password),
+            "token": bool(self.token),
+            "nkey": bool(self.nkey),
+            "credentials": self.credentials is not None,
+        }
+        if sum(ways.values()) > 1:
+            given = ", ".join(name for name, is_given in ways.items() if is_given)
+            raise UsageError(f"more than one way to log in was given ({given}), one is allowed")
 
 
 def parse_servers(servers: Servers) -> tuple[Address, ...]:
@@ -114,18 +124,19 @@ def learned_addresses(urls: Iterable[str], *, like: Address) -> list[Address]:
     return found
 
 
-def connect_options(options: Options, address: Address, info: ServerInfo) -> ConnectOptions:
+def connect_options(options: Options, address: Address, info: ServerInfo, login: Login) -> ConnectOptions:
     """What we say in CONNECT. Credentials in the URL go before those of the options: they are the closer ones."""
     if address.user or address.token:
-        user, password, token = address.user, address.password, address.token
-    else:
-        user, password, token = options.user, options.password, options.token
+        login = Login(user=address.user, password=address.password, token=address.token)
     return ConnectOptions(
         verbose=False,
         pedantic=False,
-        user=user or None,
-        password=password or None,
-        auth_token=token or None,
+        user=login.user or None,
+        password=login.password or None,
+        auth_token=login.token or None,
+        jwt=login.jwt or None,
+        nkey=login.key.public_key if login.key is not None and not login.jwt else None,
+        sig=login.signature(info, address),
         name=options.name,
         lang=LANG,
         version=VERSION,

@@ -13,6 +13,7 @@ import enum
 import math
 from collections import deque
 
+from slipstream.client.auth import Login
 from slipstream.client.complaints import read_complaint
 from slipstream.client.events import (
     BulkSink,
@@ -110,6 +111,7 @@ class Session(Outgoing):
     def __init__(self, options: Options, *, nonce: str) -> None:
         super().__init__(options, Inbox(nonce, prefix=options.inbox_prefix))
         self.state = State.IDLE
+        self.login = Login()  # the driver reads it anew for each connection
         self.last_error: Exception | None = None  # the last one reported, as `on_event` got it
         self.timer = math.inf  # when `tick` (or, while WAITING, `dial`) is due
         self.epoch = 0  # how many connections were lost while in use
@@ -177,8 +179,8 @@ class Session(Outgoing):
     def _may_retry(self) -> bool:
         if not len(self._pool):
             return False
-        if not self._was_open:
-            return self._failed < len(self._pool)
+        if not self._was_open:  # what the caller must mend is not tried elsewhere
+            return self._failed < len(self._pool) and not isinstance(self._failures[-1], UsageError)
         limit = self.options.max_reconnects
         return self.options.reconnect and (limit is None or self._failed <= limit)
 
@@ -188,7 +190,7 @@ class Session(Outgoing):
 
     def _final_error(self) -> Error:
         last = self._failures[-1]
-        if isinstance(last, AuthorizationError) or (self._failed == 1 and not self._was_open):
+        if isinstance(last, AuthorizationError | UsageError) or (self._failed == 1 and not self._was_open):
             return last
         if self._failed == 1:
             return _lost_error(self.server, last)
@@ -323,11 +325,19 @@ class Session(Outgoing):
             if info.tls_required:
                 self._effects.append(Drop(ConnectionLostError(f"{self.server} requires TLS, which is not supported")))
                 return
-            self._move(Step.INFO)
-            self._send(connect(connect_options(self.options, self.server, info)))
-            self._send(ping())
+            self._log_in()
         elif info.ldm and not was_lame:
             self._report(EventKind.LAME_DUCK, None)
+
+    def _log_in(self) -> None:
+        try:
+            said = connect(connect_options(self.options, self.server, self.info, self.login))
+        except ConnectionLostError as exc:
+            self._effects.append(Drop(exc))
+            return
+        self._move(Step.INFO)
+        self._send(said)
+        self._send(ping())
 
     def _ponged(self, now: float) -> None:
         if self.state is State.HANDSHAKE:
