@@ -339,4 +339,4 @@ def test_only_what_may_wait_is_awaited() -> None:
     plain = {name for name, member in public(aio.Client).items() if inspect.isfunction(member)} - {
         name for name, member in public(aio.Client).items() if inspect.iscoroutinefunction(member)
     }
-    assert plain == {"start", "start_bulk", "cancel", "new_inbox", "now"}
+    assert plain == {"request_many", "start", "start_bulk", "cancel", "new_inbox", "now"}

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
+from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
 from slipstream.client.aio_connection import Connection, expire
 from slipstream.client.aio_subscription import Callback, Message, Subscription
 from slipstream.client.auth import Secret
-from slipstream.client.base import HeadersLike, encode_headers, is_no_responders
+from slipstream.client.base import (
+    DRAIN_LOOK,
+    DRAIN_TIMEOUT,
+    HeadersLike,
+    encode_headers,
+    is_no_responders,
+    not_taken,
+)
 from slipstream.client.events import BulkSink, EventHandler, ReplySink
 from slipstream.client.link import CLOSE_TIMEOUT
 from slipstream.client.mailbox import Mailbox
+from slipstream.client.many import Many
 from slipstream.client.options import (
     DEFAULT_SERVER,
     MAX_PENDING_BYTES,
@@ -25,7 +33,7 @@ from slipstream.client.options import (
     Servers,
     parse_servers,
 )
-from slipstream.errors import Error, NoRespondersError, SlowConsumerError
+from slipstream.errors import Error, NoRespondersError, RequestTimeoutError, SlowConsumerError
 from slipstream.wire import Msg
 from slipstream.wire.inbox import DEFAULT_PREFIX
 
@@ -151,7 +159,9 @@ class Client(Connection):
         self._write_soon()
         subscription = Subscription(self, box)
         if callback is not None:
-            task = self._loop.create_task(self._call_back(subscription, callback), name=f"callback of {subject}")
+            task = subscription._caller = self._loop.create_task(
+                self._call_back(subscription, callback), name=f"callback of {subject}"
+            )
             self._callbacks.add(task)
             task.add_done_callback(self._callbacks.discard)
         return subscription
@@ -176,11 +186,63 @@ class Client(Connection):
             raise NoRespondersError(subject)
         return Message(msg, self)
 
+    async def request_many(
+        self,
+        subject: str,
+        payload: bytes = b"",
+        *,
+        headers: HeadersLike | None = None,
+        timeout: float = 5.0,
+        max_messages: int | None = None,
+        idle_timeout: float | None = None,
+        sentinel: Callable[[Message], bool] | None = None,
+    ) -> AsyncIterator[Message]:
+        """Publish a request and iterate over all replies: `async for message in nc.request_many(...)`.
+
+        It is sent by the first step of the iteration, which ends after `timeout` seconds in all, after `max_messages`,
+        when no further reply comes for `idle_timeout` seconds, or at a reply for which `sentinel` is true (it is not
+        handed over). Raises NoRespondersError if nobody listens, ConnectionLostError if the connection goes meanwhile.
+        """
+        many = Many(subject, now=self.now(), timeout=timeout, idle_timeout=idle_timeout, max_messages=max_messages)
+        replies = Subscription(self, many.box)
+        token = self.start(subject, payload, many, header=encode_headers(headers))
+        try:
+            while not many.box.is_over:
+                try:
+                    message = await replies.next(timeout=many.patience(self.now()))
+                except RequestTimeoutError:
+                    return
+                if is_no_responders(message.raw):
+                    raise NoRespondersError(subject)
+                if sentinel is not None and sentinel(message):
+                    return
+                yield message
+        finally:
+            self.cancel(token)
+
     async def flush(self, *, timeout: float = 5.0) -> None:
         """Wait until the server has processed everything sent so far."""
         answer = self._core.ping()
         self._write_soon()
         await self.wait(lambda: answer.is_here, timeout=timeout, what="flush")
+
+    async def drain(self, *, timeout: float = DRAIN_TIMEOUT) -> None:
+        """End all subscriptions, wait until what they hold is taken or handled, send everything, then close.
+
+        Meanwhile nothing can be subscribed to, all else goes on. The client is closed in any case. Raises
+        RequestTimeoutError if not all is taken in time, ConnectionLostError if the connection goes meanwhile.
+        """
+        deadline = self.now() + timeout
+        current = asyncio.current_task()
+        try:
+            boxes = await self._drained(None, timeout)
+            while any(box.items for box in boxes) or self._callbacks - {current}:
+                if self.now() > deadline:
+                    raise not_taken(boxes, timeout)
+                await asyncio.sleep(DRAIN_LOOK)
+            await self.flush(timeout=max(0.0, deadline - self.now()))
+        finally:
+            await self.close()
 
     async def close(self) -> None:
         """Send what is pending, end all subscriptions and close the connection. Can be called again."""
@@ -217,6 +279,13 @@ class Client(Connection):
         self._core.cancel(token)
 
     # For subscriptions
+
+    async def _drained(self, box: Mailbox | None, timeout: float) -> Sequence[Mailbox]:
+        """End one subscription or all when everything the server has for them is here; returns their mailboxes."""
+        answer = self._core.drain(box)
+        self._write_soon()
+        await self.wait(lambda: answer.is_here, timeout=timeout, what=f"drain of {box.subject!r}" if box else "drain")
+        return answer.draining
 
     def _unsubscribe(self, box: Mailbox, max_msgs: int) -> None:
         self._core.unsubscribe(box, max_msgs)

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from slipstream.client.base import BaseMessage, HeadersLike, timed_out
+from slipstream.client.base import BaseMessage, HeadersLike, not_taken, timed_out
 from slipstream.client.mailbox import Mailbox
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ class Subscription:
         self._client = client
         self._box = box
         self._waiting: list[asyncio.Future[None]] = []
+        self._caller: asyncio.Task[None] | None = None  # hands the messages to a callback
 
     @property
     def subject(self) -> str:
@@ -45,6 +46,11 @@ class Subscription:
     def pending(self) -> int:
         """Messages that arrived and were not taken yet."""
         return self._box.pending
+
+    @property
+    def dropped(self) -> int:
+        """Messages that were dropped because too many waited to be taken."""
+        return self._box.dropped
 
     async def __aenter__(self) -> Self:
         return self
@@ -81,6 +87,20 @@ class Subscription:
     async def unsubscribe(self, max_msgs: int = 0) -> None:
         """End the subscription, at once or after `max_msgs` messages in all. What is there can still be taken."""
         self._client._unsubscribe(self._box, max_msgs)
+
+    async def drain(self, *, timeout: float = 5.0) -> None:
+        """End the subscription after everything that the server has sent for it.
+
+        Returns when all of it is here and, with a callback, handled; iteration ends after what is here.
+        """
+        client, box, caller = self._client, self._box, self._caller
+        deadline = client.now() + timeout
+        await client._drained(box, timeout)
+        if caller is None or caller is asyncio.current_task():
+            return
+        await asyncio.wait((caller,), timeout=max(0.0, deadline - client.now()))
+        if not caller.done():
+            raise not_taken([box], timeout)
 
     async def _ready(self, timeout: float) -> None:
         box = self._box

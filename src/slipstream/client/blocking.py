@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
 from slipstream.client.auth import Secret
-from slipstream.client.base import HeadersLike, encode_headers, is_no_responders, timed_out
+from slipstream.client.base import (
+    DRAIN_LOOK,
+    DRAIN_TIMEOUT,
+    HeadersLike,
+    encode_headers,
+    is_no_responders,
+    not_taken,
+    timed_out,
+)
 from slipstream.client.blocking_connection import WRITE_SIZE, Connection
 from slipstream.client.blocking_subscription import Callback, Message, Subscription
 from slipstream.client.events import BulkSink, EventHandler, ReplySink
 from slipstream.client.line import FOREVER
 from slipstream.client.mailbox import Mailbox
+from slipstream.client.many import Many
 from slipstream.client.options import (
     DEFAULT_SERVER,
     MAX_PENDING_BYTES,
@@ -24,7 +35,7 @@ from slipstream.client.options import (
     Servers,
     parse_servers,
 )
-from slipstream.errors import Error, NoRespondersError, SlowConsumerError
+from slipstream.errors import Error, NoRespondersError, RequestTimeoutError, SlowConsumerError
 from slipstream.wire import Msg
 from slipstream.wire.inbox import DEFAULT_PREFIX
 
@@ -57,6 +68,7 @@ class Client(Connection):
     def __init__(self, options: Options, on_event: EventHandler | None) -> None:
         super().__init__(options, on_event)
         self._callbacks: dict[bytes, tuple[Subscription, Callback]] | None = None
+        self._caller: threading.Thread | None = None  # the thread that runs them
         self._called: deque[bytes] = deque()  # the sids with something for their callback
 
     @classmethod
@@ -188,12 +200,62 @@ class Client(Connection):
             raise NoRespondersError(subject)
         return Message(reply.msg, self)
 
+    def request_many(
+        self,
+        subject: str,
+        payload: bytes = b"",
+        *,
+        headers: HeadersLike | None = None,
+        timeout: float = 5.0,
+        max_messages: int | None = None,
+        idle_timeout: float | None = None,
+        sentinel: Callable[[Message], bool] | None = None,
+    ) -> Iterator[Message]:
+        """Publish a request and iterate over all replies: `for message in nc.request_many(...)`.
+
+        It is sent by the first step of the iteration, which ends after `timeout` seconds in all, after `max_messages`,
+        when no further reply comes for `idle_timeout` seconds, or at a reply for which `sentinel` is true (it is not
+        handed over). Raises NoRespondersError if nobody listens, ConnectionLostError if the connection goes meanwhile.
+        """
+        many = Many(subject, now=self.now(), timeout=timeout, idle_timeout=idle_timeout, max_messages=max_messages)
+        replies = Subscription(self, many.box)
+        token = self.start(subject, payload, many, header=encode_headers(headers))
+        try:
+            while not many.box.is_over:
+                try:
+                    message = replies.next(timeout=many.patience(self.now()))
+                except RequestTimeoutError:
+                    return
+                if is_no_responders(message.raw):
+                    raise NoRespondersError(subject)
+                if sentinel is not None and sentinel(message):
+                    return
+                yield message
+        finally:
+            self.cancel(token)
+
     def flush(self, *, timeout: float = 5.0) -> None:
         """Wait until the server has processed everything sent so far."""
         with self._lock:
             answer, epoch = self._core.ping(), self._core.epoch
         if not self._until(lambda: answer.is_here, timeout, epoch=epoch):
             raise timed_out("flush", timeout)
+
+    def drain(self, *, timeout: float = DRAIN_TIMEOUT) -> None:
+        """End all subscriptions, wait until what they hold is taken or handled, send everything, then close.
+
+        Meanwhile nothing can be subscribed to, all else goes on. The client is closed in any case. Raises
+        RequestTimeoutError if not all is taken in time, ConnectionLostError if the connection goes meanwhile.
+        """
+        deadline = self.now() + timeout
+        try:
+            boxes = self._drained(None, timeout)
+            while not self._until(lambda: all(not box.items and self._is_handled(box) for box in boxes), DRAIN_LOOK):
+                if self.now() > deadline:
+                    raise not_taken(boxes, timeout)
+            self.flush(timeout=max(0.0, deadline - self.now()))
+        finally:
+            self.close()
 
     # For the rooms above
 
@@ -220,6 +282,18 @@ class Client(Connection):
 
     # For subscriptions
 
+    def _drained(self, box: Mailbox | None, timeout: float) -> Sequence[Mailbox]:
+        """End one subscription or all when everything the server has for them is here; returns their mailboxes."""
+        with self._lock:
+            answer, epoch = self._core.drain(box), self._core.epoch
+        if not self._until(lambda: answer.is_here, timeout, epoch=epoch):
+            raise timed_out(f"drain of {box.subject!r}" if box else "drain", timeout)
+        return answer.draining
+
+    def _is_handled(self, box: Mailbox) -> bool:
+        """Whether no callback has to do with a subscription that ended; its own thread cannot wait for itself."""
+        return not self._callbacks or box.sid not in self._callbacks or threading.current_thread() is self._caller
+
     def _unsubscribe(self, box: Mailbox, max_msgs: int) -> None:
         with self._changed:
             self._core.unsubscribe(box, max_msgs)
@@ -232,7 +306,7 @@ class Client(Connection):
         """From now on the dispatcher reads this subscription. The lock is held."""
         if self._callbacks is None:
             self._callbacks = {}
-            self._start_thread(self._dispatch, "callbacks")
+            self._caller = self._start_thread(self._dispatch, "callbacks")
         self._callbacks[subscription._box.sid] = (subscription, callback)
         self._await_call(subscription._box)
 
@@ -259,6 +333,7 @@ class Client(Connection):
                     msgs = []  # reported when the gap began
                 except Error:
                     del self._callbacks[sid]  # the end
+                    self._changed.notify_all()
                     continue
             for msg in msgs:
                 if self._closing.is_set():

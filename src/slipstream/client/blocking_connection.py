@@ -302,10 +302,11 @@ class Connection(BaseClient):
             if not self._pump(line, 0.0):
                 return
 
-    def _start_thread(self, target: Callable[[], None], name: str) -> None:
+    def _start_thread(self, target: Callable[[], None], name: str) -> threading.Thread:
         thread = threading.Thread(target=target, name=f"slipstream {name}", daemon=True)
         self._threads.append(thread)
         thread.start()
+        return thread
 
 
 class _Forked:

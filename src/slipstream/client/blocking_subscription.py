@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from slipstream.client.base import BaseMessage, HeadersLike, timed_out
+from slipstream.client.base import BaseMessage, HeadersLike, not_taken, timed_out
 from slipstream.client.line import FOREVER
 from slipstream.client.mailbox import Mailbox
 from slipstream.wire import Msg
@@ -42,6 +42,11 @@ class Subscription:
     def pending(self) -> int:
         """Messages that arrived and were not taken yet."""
         return self._box.pending
+
+    @property
+    def dropped(self) -> int:
+        """Messages that were dropped because too many waited to be taken."""
+        return self._box.dropped
 
     def __enter__(self) -> Self:
         return self
@@ -79,6 +84,17 @@ class Subscription:
     def unsubscribe(self, max_msgs: int = 0) -> None:
         """End the subscription, at once or after `max_msgs` messages in all. What is there can still be taken."""
         self._client._unsubscribe(self._box, max_msgs)
+
+    def drain(self, *, timeout: float = 5.0) -> None:
+        """End the subscription after everything that the server has sent for it.
+
+        Returns when all of it is here and, with a callback, handled; iteration ends after what is here.
+        """
+        client, box = self._client, self._box
+        deadline = client.now() + timeout
+        client._drained(box, timeout)
+        if not client._until(lambda: client._is_handled(box), max(0.0, deadline - client.now())):
+            raise not_taken([box], timeout)
 
     def _take(self, take: Callable[[], list[Msg] | None], timeout: float) -> list[Msg] | None:
         """Wait until there is something and take it, in one step under the lock: another thread may read as well."""

@@ -21,6 +21,7 @@ class Complaint(NamedTuple):
 
     error: ServerError
     is_final: bool = False  # it hangs up next, and this is why
+    is_shutdown: bool = False
     denied_publish: str = ""  # the subject
     denied_subscription: str = ""
     queue: str = ""
@@ -30,7 +31,7 @@ def read_complaint(text: str) -> Complaint:
     """What an `-ERR` with this text means."""
     lower = text.lower()
     if not lower.startswith(_AUTHORIZATION):
-        return Complaint(ServerError(text), is_final=True)
+        return Complaint(ServerError(text), is_final=True, is_shutdown="server shutdown" in lower)
     error = AuthorizationError(text)
     if not lower.startswith("permissions violation"):
         return Complaint(error, is_final=True)

@@ -113,6 +113,7 @@ class Session(Outgoing):
         self.state = State.IDLE
         self.login = Login()  # the driver reads it anew for each connection
         self.last_error: Exception | None = None  # the last one reported, as `on_event` got it
+        self.is_draining = False  # no new subscriptions
         self.timer = math.inf  # when `tick` (or, while WAITING, `dial`) is due
         self.epoch = 0  # how many connections were lost while in use
         self._was_open = False  # the state was CONNECTED once
@@ -164,6 +165,8 @@ class Session(Outgoing):
         self._drop_out()
         self._failed += 1
         self._failures.append(reason)
+        if self._was_open and not was_open:
+            self._report(EventKind.RECONNECT_FAILED, reason)
         if was_open:
             self.epoch += 1
             self._fail_waiting(_lost_error(self.server, reason))
@@ -230,7 +233,10 @@ class Session(Outgoing):
         """Requests and flushes get no answer any more."""
         sinks, self._sinks = self._sinks, {}
         self._bulk = {}
-        self._pongs.clear()
+        pongs, self._pongs = self._pongs, deque()
+        for answer in pongs:
+            if answer is not None:
+                self._drained(answer)  # what the server still had for them is gone with it
         for sink, _ in sinks.values():
             self._fail(sink, error)
 
@@ -278,6 +284,9 @@ class Session(Outgoing):
         for event in events:
             if event.__class__ is not Msg:
                 self._in_msgs -= 1
+                if runs:  # a PONG may end subscriptions, which must have what came before it
+                    self._hand_over(runs)
+                    runs, run_sid = [], b""
                 self._control(event, now)
                 sinks = self._sinks
                 continue
@@ -297,11 +306,15 @@ class Session(Outgoing):
                 push = run.append
                 runs.append((sid, run))
             push(event)
+        if runs:
+            self._hand_over(runs)
+        return self._take_effects() if self._effects else []
+
+    def _hand_over(self, runs: list[tuple[bytes, list[Msg]]]) -> None:
         for sid, run in runs:
             box = self._boxes.get(sid)
             if box is not None and box.add_all(run):
                 self._boxes.pop(sid, None)
-        return self._take_effects() if self._effects else []
 
     def _control(self, event: Event, now: float) -> None:
         if isinstance(event, Ping):
@@ -320,7 +333,9 @@ class Session(Outgoing):
         self.info, was_lame = info, self.info.ldm
         self.max_payload = info.max_payload
         if info.connect_urls:
-            self._pool.learn(learned_addresses(info.connect_urls, like=self.server))
+            is_news = self._pool.learn(learned_addresses(info.connect_urls, like=self.server))
+            if is_news and self._was_open:
+                self._report(EventKind.DISCOVERED, None)
         if self.state is State.GREETING:
             if info.tls_required:
                 self._effects.append(Drop(ConnectionLostError(f"{self.server} requires TLS, which is not supported")))
@@ -347,6 +362,7 @@ class Session(Outgoing):
             waiting = self._pongs.popleft()
             if waiting is not None:
                 waiting.is_here = True
+                self._drained(waiting)
 
     def _resume(self, now: float) -> None:
         """The server accepted us: tell it what it must know, then send what was kept."""
@@ -383,7 +399,7 @@ class Session(Outgoing):
             self._deny_requests(error, complaint.denied_publish)
         elif complaint.denied_subscription:
             self._deny_subscription(error, complaint.denied_subscription, complaint.queue)
-        self._report(EventKind.ERROR, error)
+        self._report(EventKind.SERVER_SHUTDOWN if complaint.is_shutdown else EventKind.ERROR, error)
 
     def _deny_requests(self, error: Error, subject: str = "") -> None:
         """The server did not take a request: whoever waits for its answer would wait until the timeout."""
@@ -475,6 +491,8 @@ class Session(Outgoing):
     def subscribe(self, subject: str, *, queue: str = "", max_msgs: int, max_bytes: int) -> Mailbox:
         """Ask for the messages of a subject; they arrive in the mailbox."""
         self.check()
+        if self.is_draining:
+            raise UsageError(f"the client is draining: no new subscription of {subject!r} is possible")
         check_filter(subject)
         if queue:
             check_subject(queue)
@@ -501,6 +519,28 @@ class Session(Outgoing):
         if self._is_open:  # the server counts from the SUB it got
             self._send(unsub(box.sid, 0 if box.is_ended else box.limit - box.before))
 
+    def drain(self, box: Mailbox | None = None) -> Pong:
+        """Ask for no more messages of one subscription, or of any; what was sent before the answer is still taken."""
+        self.check()
+        self.is_draining = self.is_draining or box is None
+        boxes = [one for one in self._boxes.values() if box is None or one is box]
+        if self._is_open:
+            for one in boxes:
+                self._send(unsub(one.sid))
+            answer = self.ping()
+            answer.draining = boxes
+        else:  # whatever would have come was for the connection that is lost
+            answer = Pong(boxes)
+            answer.is_here = True
+            self._drained(answer)
+        return answer
+
+    def _drained(self, answer: Pong) -> None:
+        for box in answer.draining:
+            if self._boxes.get(box.sid) is box:
+                del self._boxes[box.sid]
+                box.end()
+
     def new_inbox(self) -> str:
         """A subject nobody else has."""
         return self._own_inboxes.next()
@@ -509,6 +549,11 @@ class Session(Outgoing):
     def is_connected(self) -> bool:
         """Whether a server is there right now."""
         return self._is_open
+
+    @property
+    def servers(self) -> tuple[Address, ...]:
+        """Every server that may be tried, those learned from INFO too."""
+        return tuple(self._pool.servers)
 
     @property
     def stats(self) -> Stats:
