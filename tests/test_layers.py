@@ -66,6 +66,7 @@ IO_FILES = (
     "slipstream/client/link.py",  # a transport of asyncio
     "slipstream/client/line.py",  # a socket
     "slipstream/client/sources.py",  # files and the environment, for secrets
+    "slipstream/client/tls.py",  # certificates
     "slipstream/server/[!/]*.py",
     "slipstream/server/store/lmdb*.py",
     "slipstream/testing/*",

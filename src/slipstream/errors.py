@@ -40,6 +40,10 @@ class ConnectionLostError(Error, ConnectionError):
     """There is no connection (any more) to a server."""
 
 
+class TlsError(ConnectionLostError):
+    """The connection could not be secured: a certificate, its name or the server's settings."""
+
+
 class ConnectionClosedError(ConnectionLostError):
     """The client was closed; it cannot be used again."""
 

@@ -167,14 +167,6 @@ def test_a_complaint_during_the_handshake_ends_the_try(data: bytes, kind: type[E
     assert session.error is error
 
 
-def test_tls_is_refused_as_long_as_it_is_not_there() -> None:
-    session = make()
-    session.dial(0)
-    session.opened()
-    assert "requires TLS" in str(drop_of(session.received(b'INFO {"tls_required":true}\r\n', 0)))
-    assert session.take() == b""
-
-
 def test_a_pong_nobody_asked_for_is_ignored() -> None:
     session = make()
     session.dial(0)

@@ -14,7 +14,8 @@ from contextlib import suppress
 from typing import assert_never
 
 from slipstream.client.base import BaseClient, timed_out
-from slipstream.client.events import Drop, Effect, Ended, EventHandler, Ready, Report
+from slipstream.client.channel import Channel, channel_for
+from slipstream.client.events import Drop, Effect, Ended, EventHandler, Ready, Report, StartTls
 from slipstream.client.link import Link
 from slipstream.client.options import Options
 from slipstream.client.protocol import Session, State
@@ -99,6 +100,7 @@ class Connection(BaseClient):
         connected = self._connected = self._loop.create_future()
         try:
             self._core.login = read_login(self._core.options)
+            link.channel = channel_for(server, self._core.options, random=secrets.token_bytes)
             async with asyncio.timeout_at(self._core.timer):
                 await self._loop.create_connection(lambda: link, server.host, server.port)
                 await connected
@@ -123,10 +125,15 @@ class Connection(BaseClient):
             return
         assert link.transport is not None
         link.transport.set_write_buffer_limits(high=self._bound)
-        self._core.opened()
+        if link.channel is None:
+            self._core.opened()
+        else:
+            link.speak()
 
     def _received(self, link: Link, data: bytes) -> None:
         if link is not self._link:
+            return
+        if link.channel is not None and not (data := self._unwrapped(link, link.channel, data)):
             return
         core = self._core
         effects = core.received(data, self._loop.time())
@@ -136,6 +143,29 @@ class Connection(BaseClient):
             self._write_soon()
         if self._waiters:
             self._wake()
+
+    def _unwrapped(self, link: Link, channel: Channel, data: bytes) -> bytes:
+        """What arrived as the session understands it; empty while the channel talks to its other end."""
+        was_ready = channel.is_ready
+        try:
+            data = channel.received(data)
+            if channel.is_ready and not was_ready:
+                self._carry_out(self._core.opened())
+                self._write_soon()
+            link.speak()
+        except Error as exc:
+            link.speak()  # an alert
+            self._lost(link, exc)
+        return data if link is self._link else b""
+
+    def _secure(self, link: Link) -> None:
+        """The server greeted in plain bytes and waits for TLS."""
+        core = self._core
+        try:
+            link.channel = Channel([core.options.tls.layer(core.server)])
+            link.speak()
+        except Error as exc:
+            self._lost(link, exc)
 
     def _lost(self, link: Link, error: Error) -> None:
         """The transport is gone. Late news of a link that was given up already is no news."""
@@ -163,6 +193,9 @@ class Connection(BaseClient):
                 if self._connected is not None and not self._connected.done():
                     self._connected.set_result(None)
                 self._tick()
+            elif isinstance(effect, StartTls):
+                if self._link is not None:
+                    self._secure(self._link)
             elif isinstance(effect, Drop):
                 if self._link is not None:
                     self._lost(self._link, effect.error)
@@ -193,7 +226,10 @@ class Connection(BaseClient):
         self._is_write_due = False
         link = self._link
         if link is not None and link.transport is not None and not link.is_paused and self._core.out:
-            link.transport.write(self._core.take())
+            try:
+                link.send(self._core.take())
+            except Error as exc:  # TLS came to its end
+                self._lost(link, exc)
 
     def _resumed(self, link: Link) -> None:
         if link is self._link:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
-from slipstream.client.auth import Secret
+from slipstream.client.auth import Path, Secret
 from slipstream.client.base import (
     DRAIN_LOOK,
     DRAIN_TIMEOUT,
@@ -35,6 +36,7 @@ from slipstream.client.options import (
     Servers,
     parse_servers,
 )
+from slipstream.client.tls import tls_options
 from slipstream.errors import Error, NoRespondersError, RequestTimeoutError, SlowConsumerError
 from slipstream.wire import Msg
 from slipstream.wire.inbox import DEFAULT_PREFIX
@@ -82,6 +84,12 @@ class Client(Connection):
         token: Secret = "",
         nkey: Secret = "",
         credentials: Secret | None = None,
+        tls: bool | ssl.SSLContext = False,
+        tls_ca: str | Path | None = None,
+        tls_cert: str | Path | None = None,
+        tls_key: str | Path | None = None,
+        tls_hostname: str = "",
+        tls_first: bool = False,
         echo: bool = True,
         timeout: float = 5.0,
         inbox_prefix: str = DEFAULT_PREFIX,
@@ -102,12 +110,19 @@ class Client(Connection):
         connection; a `str` is the secret itself, but for `credentials`, where it is the path. User, password and token
         may be in the URL as well, and go first there.
 
+        URLs begin with `nats://`, `tls://`, `ws://` or `wss://` (WebSocket). A server that requires TLS gets it; `tls`,
+        any of the other TLS arguments and the schemes `tls` and `wss` make it a must. The certificate must come from
+        `tls_ca` (a file; without it: from an authority the system trusts) and be for the host or `tls_hostname`;
+        `tls_cert` and `tls_key` are ours. `tls` may be a context instead, which then decides all that. `tls_first` is
+        for servers that begin with TLS, not with INFO.
+
         `timeout` is for each server tried. A PING goes out every `ping_interval` seconds; after `max_pings_out` of them
         without a sign of life the connection counts as lost. With `reconnect`, a lost connection is made again, with
         pauses from `reconnect_wait` up to `reconnect_max_wait` seconds, at most `max_reconnects` times in a row (None:
         forever); what is published meanwhile is kept, up to `reconnect_buffer_bytes`. `on_event` is told what no call
         can raise, by whichever thread saw it.
         """
+        maker, is_tls = tls_options(tls, ca=tls_ca, cert=tls_cert, key=tls_key, hostname=tls_hostname)
         options = Options(
             servers=parse_servers(servers),
             name=name,
@@ -116,6 +131,9 @@ class Client(Connection):
             token=token,
             nkey=nkey,
             credentials=credentials,
+            tls=maker,
+            tls_required=is_tls or tls_first,
+            tls_first=tls_first,
             echo=echo,
             timeout=timeout,
             inbox_prefix=inbox_prefix,

@@ -22,7 +22,8 @@ from functools import partial
 from typing import NoReturn, assert_never
 
 from slipstream.client.base import BaseClient, timed_out
-from slipstream.client.events import ClientEvent, Drop, Effect, Ended, EventHandler, Ready, Report
+from slipstream.client.channel import Channel, channel_for
+from slipstream.client.events import ClientEvent, Drop, Effect, Ended, EventHandler, Ready, Report, StartTls
 from slipstream.client.line import FOREVER, Line
 from slipstream.client.options import Options
 from slipstream.client.protocol import Session, State
@@ -145,12 +146,43 @@ class Connection(BaseClient):
                 elif error is not None:
                     self._lost(error)
                 elif data:
-                    self._carry_out(self._core.received(data, time.monotonic()))
-                    if self._core.out:
-                        self._write()
+                    self._received(line, data)
                 self._changed.notify_all()
         self._tell_news()
         return bool(data)
+
+    def _received(self, line: Line, data: bytes) -> None:
+        """Handle what arrived. The lock is held."""
+        if line.channel is not None:
+            data = self._unwrapped(line, line.channel, data)
+        if data:
+            self._carry_out(self._core.received(data, time.monotonic()))
+        if self._core.out or self._line.unsent:
+            self._write()
+
+    def _unwrapped(self, line: Line, channel: Channel, data: bytes) -> bytes:
+        """What arrived as the session understands it; empty while the channel talks to its other end."""
+        was_ready = channel.is_ready
+        try:
+            data = channel.received(data)
+            if channel.is_ready and not was_ready:
+                self._carry_out(self._core.opened())
+            line.speak()
+        except Error as exc:
+            line.speak()  # an alert
+            self._write()
+            if line is self._line:
+                self._lost(exc)
+        return data if line is self._line else b""
+
+    def _secure(self) -> None:
+        """The server greeted in plain bytes and waits for TLS."""
+        core = self._core
+        try:
+            self._line.channel = Channel([core.options.tls.layer(core.server)])
+            self._line.speak()
+        except Error as exc:
+            self._lost(exc)
 
     def _write_soon(self) -> None:
         """At once when much has come together or the line was idle; in a burst the keeper sends what is left over."""
@@ -216,6 +248,7 @@ class Connection(BaseClient):
             server = core.dial(time.monotonic())
         try:
             core.login = read_login(core.options)
+            channel = channel_for(server, core.options, random=secrets.token_bytes)
             sock = socket.create_connection((server.host, server.port), timeout=core.options.timeout)
         except TimeoutError:
             with self._lock:
@@ -235,10 +268,12 @@ class Connection(BaseClient):
             if self.is_closed:
                 sock.close()
                 return
-            core.opened()
-            self._line = Line(sock)
-        handshake = (State.GREETING, State.HANDSHAKE)
-        if not self._until(lambda: core.state not in handshake, core.timer - time.monotonic()):
+            self._line = Line(sock, channel)
+            if channel is None:
+                core.opened()
+            else:
+                self._line.speak()
+        if not self._until(lambda: not core.is_trying, core.timer - time.monotonic()):
             with self._lock:
                 self._carry_out(core.tick(core.timer))
 
@@ -261,6 +296,8 @@ class Connection(BaseClient):
         for effect in effects:
             if isinstance(effect, Drop):
                 self._lost(effect.error)
+            elif isinstance(effect, StartTls):
+                self._secure()
             elif isinstance(effect, Report):
                 self._news.append(effect.event)
             elif isinstance(effect, Ready | Ended):

@@ -74,6 +74,10 @@ class Ready(NamedTuple):
     """The handshake is done: the connection can be used."""
 
 
+class StartTls(NamedTuple):
+    """The server greeted and waits for TLS: secure the transport, then call `opened` again."""
+
+
 class Drop(NamedTuple):
     """Cut the transport now; then tell the protocol with `lost(error)`."""
 
@@ -92,7 +96,7 @@ class Report(NamedTuple):
     event: ClientEvent
 
 
-Effect = Ready | Drop | Ended | Report
+Effect = Ready | StartTls | Drop | Ended | Report
 
 
 class Pong:

@@ -6,6 +6,8 @@ import selectors
 import socket
 from contextlib import suppress
 
+from slipstream.client.channel import Channel
+
 READ_SIZE = 64 * 1024
 FOREVER = 1e6  # seconds; what the operating system's waits take
 
@@ -13,8 +15,9 @@ FOREVER = 1e6  # seconds; what the operating system's waits take
 class Line:
     """A socket that does not block, with a way to wake whoever waits for it. Without a socket: not connected."""
 
-    def __init__(self, sock: socket.socket | None = None) -> None:
+    def __init__(self, sock: socket.socket | None = None, channel: Channel | None = None) -> None:
         self._sock = sock
+        self.channel = channel  # None: plain bytes
         self._rest = memoryview(b"")
         self._wants_room = False
         if sock is None:
@@ -37,7 +40,16 @@ class Line:
         return len(self._rest)
 
     def put(self, data: bytes) -> None:
+        """Take what the session sends; nothing else is unsent."""
+        if self.channel is not None:
+            self.channel.send(data)
+            data = self.channel.take()
         self._rest = memoryview(data)
+
+    def speak(self) -> None:
+        """Take what the channel itself has to say, behind what is unsent."""
+        if self.channel is not None and (data := self.channel.take()):
+            self._rest = memoryview(bytes(self._rest) + data)
 
     def write(self) -> bool:
         """Send the rest; False when the socket did not take all of it."""
@@ -84,6 +96,10 @@ class Line:
         if self._sock is None:
             return
         with suppress(OSError):  # it hung up hard, or not in time
+            if self.channel is not None:
+                self.channel.finish()
+                self.speak()
+                self.write()
             self._sock.shutdown(socket.SHUT_WR)
             self._sock.settimeout(timeout)
             while not is_read and self._sock.recv(READ_SIZE):

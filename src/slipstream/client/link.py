@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, cast
 
+from slipstream.client.channel import Channel
 from slipstream.errors import ConnectionLostError
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ class Link(asyncio.BufferedProtocol):
     def __init__(self, client: Connection) -> None:
         self._client = client
         self.transport: asyncio.Transport | None = None
+        self.channel: Channel | None = None  # None: plain bytes
         self.is_paused = False
         self._buffer = memoryview(bytearray(READ_SIZE))
         self.closed: asyncio.Future[None] = client._loop.create_future()
@@ -52,12 +54,28 @@ class Link(asyncio.BufferedProtocol):
         error.__cause__ = exc
         self._client._lost(self, error)
 
+    def send(self, data: bytes) -> None:
+        """Give the transport what the session sends."""
+        assert self.transport is not None
+        if self.channel is not None:
+            self.channel.send(data)
+            data = self.channel.take()
+        self.transport.write(data)
+
+    def speak(self) -> None:
+        """Give the transport what the channel itself has to say."""
+        if self.channel is not None and self.transport is not None and (data := self.channel.take()):
+            self.transport.write(data)
+
     async def finish(self, rest: bytes) -> None:
         """Send the rest and wait until the server hangs up: closing with its bytes unread could take ours with them."""
         if self.transport is None:
             return
         if rest:
-            self.transport.write(rest)
+            self.send(rest)
+        if self.channel is not None:
+            self.channel.finish()
+            self.speak()
         if self.transport.can_write_eof() and not self.transport.is_closing():
             self.transport.write_eof()
         else:

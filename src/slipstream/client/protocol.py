@@ -26,6 +26,7 @@ from slipstream.client.events import (
     Ready,
     ReplySink,
     Report,
+    StartTls,
     Stats,
 )
 from slipstream.client.mailbox import Mailbox
@@ -40,6 +41,7 @@ from slipstream.errors import (
     RemoteProtocolError,
     RequestTimeoutError,
     SlowConsumerError,
+    TlsError,
     UsageError,
 )
 from slipstream.wire import (
@@ -77,6 +79,7 @@ class State(enum.Enum):
     IDLE = "no server was tried yet"
     DIALING = "a transport is being opened"
     GREETING = "the server's INFO is awaited"
+    SECURING = "TLS is being set up, as INFO asked for"
     HANDSHAKE = "CONNECT and PING are sent, the PONG is awaited"
     CONNECTED = "in use"
     WAITING = "the connection is lost, the next try comes at `timer`"
@@ -89,18 +92,22 @@ class Step(enum.Enum):
     DIAL = "the driver opens a transport"
     OPENED = "the transport is open"
     INFO = "the server greeted"
+    SECURE = "the server greeted, and goes on in TLS"
     PONG = "the server accepted us"
     LOST = "the transport is gone"
     CLOSE = "the user or the last error ended it"
 
 
-_TABLE = {
+_TRYING = (State.DIALING, State.GREETING, State.SECURING, State.HANDSHAKE)
+_TABLE: dict[tuple[State, Step], State] = {
     (State.IDLE, Step.DIAL): State.DIALING,
     (State.WAITING, Step.DIAL): State.DIALING,
     (State.DIALING, Step.OPENED): State.GREETING,
     (State.GREETING, Step.INFO): State.HANDSHAKE,
+    (State.GREETING, Step.SECURE): State.SECURING,
+    (State.SECURING, Step.INFO): State.HANDSHAKE,
     (State.HANDSHAKE, Step.PONG): State.CONNECTED,
-    **{(s, Step.LOST): State.WAITING for s in (State.DIALING, State.GREETING, State.HANDSHAKE, State.CONNECTED)},
+    **{(s, Step.LOST): State.WAITING for s in (*_TRYING, State.CONNECTED)},
     **{(s, Step.CLOSE): State.CLOSED for s in State if s is not State.CLOSED},
 }
 
@@ -116,6 +123,7 @@ class Session(Outgoing):
         self.is_draining = False  # no new subscriptions
         self.timer = math.inf  # when `tick` (or, while WAITING, `dial`) is due
         self.epoch = 0  # how many connections were lost while in use
+        self._is_secure = False  # TLS is, or is about to be, around what we say
         self._was_open = False  # the state was CONNECTED once
         self._pool = Pool(options.servers)
         self._failed = 0  # tries since the last connection, its loss included,
@@ -147,14 +155,23 @@ class Session(Outgoing):
         """The server to open a transport to; it has until `timer`."""
         self._move(Step.DIAL)
         self.server = self._pool.next()
+        self._is_secure = self.server.scheme == "wss" or (self.options.tls_first and not self.server.is_websocket)
         self.timer = now + self.options.timeout
         return self.server
 
-    def opened(self) -> None:
-        """The transport is open; the server speaks first."""
-        self._move(Step.OPENED)
+    @property
+    def is_trying(self) -> bool:
+        """Whether a server was dialled and has not accepted us yet."""
+        return self.state in _TRYING
+
+    def opened(self) -> list[Effect]:
+        """The transport is open and the server speaks first; or it is secured, as INFO asked for."""
         self._parser = Parser(Side.SERVER, max_payload=MAX_INCOMING)
-        self._parser.lane = self._scan if self._bulk else None  # asked for while there was no connection
+        if self.state is State.SECURING:
+            self._log_in()
+        else:
+            self._move(Step.OPENED)
+        return self._take_effects()
 
     def lost(self, error: Error, *, now: float, random: float) -> list[Effect]:
         """The transport could not be opened, or is gone. The state says what comes next: WAITING or CLOSED."""
@@ -248,9 +265,10 @@ class Session(Outgoing):
             return []
         if self._is_open:
             self._keep_alive(now)
-        elif self.state in (State.DIALING, State.GREETING, State.HANDSHAKE):
+        elif self.is_trying:
             self.timer = math.inf
-            awaited = {State.DIALING: "connection", State.GREETING: "INFO"}.get(self.state, "PONG")
+            names = {State.DIALING: "connection", State.GREETING: "INFO", State.SECURING: "end of the TLS handshake"}
+            awaited = names.get(self.state, "PONG")
             self._effects.append(
                 Drop(RequestTimeoutError(f"{self.server}: no {awaited} within {self.options.timeout:g} s"))
             )
@@ -276,6 +294,8 @@ class Session(Outgoing):
         self._unanswered = 0
         self._complaint = None  # the server went on after it
         self._in_bytes += len(data)
+        if not self._is_open:
+            events = self._shake_hands(events, now)
         self._in_msgs += len(events)
         sinks, cut = self._sinks, len(self._inbox.base)
         runs: list[tuple[bytes, list[Msg]]] = []  # messages in a row for one subscription, handed over together
@@ -310,6 +330,27 @@ class Session(Outgoing):
             self._hand_over(runs)
         return self._take_effects() if self._effects else []
 
+    def _shake_hands(self, events: list[Event], now: float) -> list[Event]:
+        """Until the server has accepted us it has nothing to deliver; what comes after that is returned.
+
+        Nor may anything follow an INFO that asks for TLS: it could come from anybody on the way, to be believed later.
+        """
+        for index, event in enumerate(events):
+            if self._is_open:
+                return events[index:]
+            if event.__class__ is Msg or self.state is State.SECURING:
+                self._break(f"{event.__class__.__name__} before the handshake was done")
+                return []
+            self._control(event, now)
+            if self._effects and isinstance(self._effects[-1], Drop):
+                return []  # one reason is enough
+        if self.state is State.SECURING and self._parser.buffered:
+            self._break("more than INFO before TLS")
+        return []
+
+    def _break(self, reason: str) -> None:
+        self._effects = [Drop(RemoteProtocolError(f"{self.server} broke the protocol: {reason}"))]
+
     def _hand_over(self, runs: list[tuple[bytes, list[Msg]]]) -> None:
         for sid, run in runs:
             box = self._boxes.get(sid)
@@ -332,21 +373,30 @@ class Session(Outgoing):
     def _informed(self, info: ServerInfo) -> None:
         self.info, was_lame = info, self.info.ldm
         self.max_payload = info.max_payload
-        if info.connect_urls:
-            is_news = self._pool.learn(learned_addresses(info.connect_urls, like=self.server))
-            if is_news and self._was_open:
-                self._report(EventKind.DISCOVERED, None)
+        learned = learned_addresses(info, like=self.server)
+        if learned and self._pool.learn(learned) and self._was_open:
+            self._report(EventKind.DISCOVERED, None)
         if self.state is State.GREETING:
-            if info.tls_required:
-                self._effects.append(Drop(ConnectionLostError(f"{self.server} requires TLS, which is not supported")))
-                return
-            self._log_in()
+            self._greeted(info)
         elif info.ldm and not was_lame:
             self._report(EventKind.LAME_DUCK, None)
 
+    def _greeted(self, info: ServerInfo) -> None:
+        is_wanted = self.options.tls_required or self.server.scheme == "tls"
+        if self._is_secure or self.server.is_websocket:
+            self._log_in()
+        elif info.tls_required or (is_wanted and info.tls_available):
+            self._move(Step.SECURE)
+            self._is_secure = True
+            self._effects.append(StartTls())
+        elif is_wanted:
+            self._effects.append(Drop(TlsError(f"{self.server} does not offer TLS, and it was asked for")))
+        else:
+            self._log_in()
+
     def _log_in(self) -> None:
         try:
-            said = connect(connect_options(self.options, self.server, self.info, self.login))
+            said = connect(connect_options(self.options, self.server, self.info, self.login, is_secure=self._is_secure))
         except ConnectionLostError as exc:
             self._effects.append(Drop(exc))
             return
@@ -371,6 +421,7 @@ class Session(Outgoing):
         self._failed = 0
         self._failures.clear()
         self._pool.accepted(self.server)
+        self._parser.lane = self._scan if self._bulk else None  # asked for while there was no connection
         if self._is_inbox_used:
             self._send(sub(self._inbox.wildcard, INBOX_SID))
         for box in self._boxes.values():
@@ -453,7 +504,8 @@ class Session(Outgoing):
         token = self.start(subject, payload, sink)
         sink.attach(b"HMSG %b%b %b " % (self._inbox_base, token.encode(), INBOX_SID))
         self._bulk[token] = sink
-        self._parser.lane = self._scan
+        if self._is_open:
+            self._parser.lane = self._scan
         return token
 
     def cancel(self, token: str) -> None:
