@@ -57,6 +57,14 @@ def test_a_denied_publish_fails_the_requests_to_that_subject_and_no_others() -> 
     assert session.is_connected
 
 
+def test_a_violation_that_names_nothing_is_only_reported() -> None:
+    session = connected()
+    sink, box = Sink(), session.subscribe("a", **BOUNDS)
+    session.start("b", b"", sink)
+    assert kinds(session.received(b"-ERR 'Permissions Violation'\r\n", 0)) == ["error"]
+    assert (sink.errors, box.is_ended) == ([], False)
+
+
 def test_a_denied_inbox_fails_every_request_and_is_asked_for_again() -> None:
     session = connected()
     sinks = [Sink(), Sink()]

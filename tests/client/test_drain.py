@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slipstream.client import blocking
 from slipstream.client.events import Pong
 from slipstream.client.many import Many
 from slipstream.errors import (
@@ -125,12 +127,17 @@ def test_bounds_that_make_no_sense_are_refused(bad: dict[str, Any]) -> None:
 
 def serve(nc: Any, subject: str, *payloads: bytes) -> None:
     """Answer each request with all of `payloads`; its own payload where there are none."""
-    real = getattr(nc, "_real", nc)  # a callback runs on the loop, where nobody may wait for the loop
+    real = getattr(nc, "_real", None)  # a callback of asyncio runs on the loop, where nobody may wait for the loop
+    if real is None:
 
-    def answer(message: Any) -> None:
-        for payload in payloads or [message.data]:
-            real._core.publish(message.reply, payload)
-        real._write_soon()
+        def answer(message: Any) -> None:
+            for payload in payloads or [message.data]:
+                nc.publish(message.reply, payload)
+    else:
+
+        async def answer(message: Any) -> None:  # type: ignore[misc]
+            for payload in payloads or [message.data]:
+                await real.publish(message.reply, payload)
 
     nc.subscribe(subject, callback=answer)
 
@@ -218,9 +225,19 @@ def test_a_subscription_that_is_drained_loses_nothing(driver: Driver, nats_url: 
         assert nc.is_connected
 
 
-def test_a_callback_may_drain_its_own_subscription(nats_url: str) -> None:
-    from slipstream.client import blocking
+def test_an_unsubscribe_ends_the_iteration_of_another_thread_at_once(driver: Driver, nats_url: str) -> None:
+    with driver.connect(nats_url) as nc:
+        sub = nc.subscribe("quiet")
+        reader = threading.Thread(target=lambda: list(sub))
+        reader.start()
+        if driver.name == "blocking":
+            eventually(lambda: nc._is_pumping)  # it waits in the socket, where nothing will come
+        sub.unsubscribe()
+        reader.join(0.9)
+        assert not reader.is_alive()
 
+
+def test_a_callback_may_drain_its_own_subscription(nats_url: str) -> None:
     drained = threading.Event()
     with blocking.connect(nats_url) as nc:
 
@@ -278,8 +295,6 @@ def test_a_callback_that_does_not_end_ends_a_drain_by_its_timeout(driver: Driver
     else:
 
         async def callback(_: Any) -> None:
-            import asyncio
-
             while not go_on.is_set():
                 await asyncio.sleep(0.01)
 

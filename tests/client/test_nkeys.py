@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.client.nkeys import KeyPair, Kind, decode_public, encode_public, verify
+from slipstream.client.nkeys import KeyPair, Kind, _encode, decode_public, encode_public, verify
 from slipstream.errors import CredentialsError
 
 RAW = st.binary(min_size=32, max_size=32)
@@ -65,5 +65,8 @@ def test_keys_of_the_wrong_sort_are_told_apart() -> None:
     curve = "SXAMWQXRUVW4QGM6HSOTAGC5ZJUHL4LZTE6XHWNDZBWYPE63SZPCVRMZ7Q"  # for encryption: it cannot sign
     with pytest.raises(CredentialsError):
         KeyPair.from_seed(curve)
+    for letter in "PX":  # private keys, keys for encryption
+        with pytest.raises(CredentialsError, match="for none of ACCOUNT"):
+            decode_public(_encode(bytes((ord(letter) - ord("A") << 3,)) + bytes(32)))
     with pytest.raises(CredentialsError, match="31 bytes"):
         KeyPair(Kind.USER, bytes(31))

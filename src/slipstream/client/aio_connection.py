@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import assert_never
 
 from slipstream.client.base import BaseClient, timed_out
-from slipstream.client.channel import Channel, channel_for
+from slipstream.client.channel import Channel, channel_for, tls_layer
 from slipstream.client.events import Drop, Effect, Ended, EventHandler, Ready, Report, StartTls
 from slipstream.client.link import Link
 from slipstream.client.options import Options
@@ -162,7 +162,7 @@ class Connection(BaseClient):
         """The server greeted in plain bytes and waits for TLS."""
         core = self._core
         try:
-            link.channel = Channel([core.options.tls.layer(core.server)])
+            link.channel = Channel([tls_layer(core.server, core.options)])
             link.speak()
         except Error as exc:
             self._lost(link, exc)

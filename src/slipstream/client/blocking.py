@@ -316,7 +316,7 @@ class Client(Connection):
         with self._changed:
             self._core.unsubscribe(box, max_msgs)
             self._write()
-            self._changed.notify_all()
+            self._stir()
 
     # Callbacks
 
@@ -351,7 +351,7 @@ class Client(Connection):
                     msgs = []  # reported when the gap began
                 except Error:
                     del self._callbacks[sid]  # the end
-                    self._changed.notify_all()
+                    self._stir()
                     continue
             for msg in msgs:
                 if self._closing.is_set():

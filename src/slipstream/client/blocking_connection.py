@@ -22,7 +22,7 @@ from functools import partial
 from typing import NoReturn, assert_never
 
 from slipstream.client.base import BaseClient, timed_out
-from slipstream.client.channel import Channel, channel_for
+from slipstream.client.channel import Channel, channel_for, tls_layer
 from slipstream.client.events import ClientEvent, Drop, Effect, Ended, EventHandler, Ready, Report, StartTls
 from slipstream.client.line import FOREVER, Line
 from slipstream.client.options import Options
@@ -151,6 +151,12 @@ class Connection(BaseClient):
         self._tell_news()
         return bool(data)
 
+    def _stir(self) -> None:
+        """Something changed that did not come from the socket: whoever waits looks again, the pump included."""
+        self._changed.notify_all()
+        if self._is_pumping and self._line.is_open:
+            self._line.nudge()
+
     def _received(self, line: Line, data: bytes) -> None:
         """Handle what arrived. The lock is held."""
         if line.channel is not None:
@@ -179,7 +185,7 @@ class Connection(BaseClient):
         """The server greeted in plain bytes and waits for TLS."""
         core = self._core
         try:
-            self._line.channel = Channel([core.options.tls.layer(core.server)])
+            self._line.channel = Channel([tls_layer(core.server, core.options)])
             self._line.speak()
         except Error as exc:
             self._lost(exc)

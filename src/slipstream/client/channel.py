@@ -94,7 +94,13 @@ def channel_for(server: Address, options: Options, *, random: Callable[[int], by
     """What a connection to `server` begins with; None for plain bytes. TLS after INFO comes later, if at all."""
     layers: list[Layer] = []
     if server.scheme == "wss" or (options.tls_first and not server.is_websocket):
-        layers.append(options.tls.layer(server))
+        layers.append(tls_layer(server, options))
     if server.is_websocket:
         layers.append(WebSocket(server.netloc, server.path, random=random))
     return Channel(layers) if layers else None
+
+
+def tls_layer(server: Address, options: Options) -> Layer:
+    """The TLS of one connection. Raises CredentialsError."""
+    assert options.tls is not None, "every driver brings it"
+    return options.tls.layer(server)

@@ -69,13 +69,6 @@ class TlsMaker(Protocol):
     def layer(self, server: Address) -> Layer: ...
 
 
-class _NoTls:
-    """For a session without a driver."""
-
-    def layer(self, server: Address) -> Layer:
-        raise UsageError(f"{server}: TLS was not set up")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """How a client behaves; the meaning of each field is in the documentation of `connect`."""
@@ -87,7 +80,7 @@ class Options:
     token: Secret = field(default="", repr=False)
     nkey: Secret = field(default="", repr=False)
     credentials: Secret | None = field(default=None, repr=False)
-    tls: TlsMaker = field(default=_NoTls(), repr=False)
+    tls: TlsMaker | None = field(default=None, repr=False)  # None: a session without a driver
     tls_required: bool = False
     tls_first: bool = False
     echo: bool = True

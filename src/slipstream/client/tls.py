@@ -122,7 +122,7 @@ class TlsLayer:
             self._object.do_handshake()
         except ssl.SSLWantReadError:
             return
-        except (ssl.SSLError, ssl.CertificateError) as exc:
+        except ssl.SSLError as exc:
             raise self._error(exc) from exc
         self._is_ready = True
 
@@ -141,15 +141,13 @@ class TlsLayer:
                 raise ConnectionLostError("the server closed the connection")
         return b"".join(parts)
 
-    def _error(self, exc: Exception) -> Exception:
-        if isinstance(exc, ssl.SSLZeroReturnError):
-            return ConnectionLostError("the server closed the connection")
+    def _error(self, exc: ssl.SSLError) -> TlsError:
         if isinstance(exc, ssl.SSLCertVerificationError):
             text = f"{self._server}: the certificate of the server is not accepted: {exc.verify_message}"
             # 62 and 64: the name, the address; X509_V_ERR_HOSTNAME_MISMATCH and X509_V_ERR_IP_ADDRESS_MISMATCH
             hint = "tls_hostname" if exc.verify_code in (62, 64) else "tls_ca"
             return TlsError(f"{text} (expected {self._hostname!r}; {hint} can be given)")
-        reason = getattr(exc, "reason", None) or str(exc)
+        reason = exc.reason or str(exc)
         text = f"{self._server}: TLS failed: {reason}"
         if "ALERT" in reason and ("CERTIFICATE" in reason or "UNKNOWN_CA" in reason):
             text += " (the server does not accept our certificate, or wants one: tls_cert, tls_key)"

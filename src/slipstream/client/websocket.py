@@ -14,6 +14,7 @@ from slipstream.errors import ConnectionLostError, RemoteProtocolError
 
 MAX_RESPONSE = 16 * 1024  # bytes of the answer to the upgrade
 MAX_CONTROL = 125  # RFC 6455, 5.5
+_VERSION = b"HTTP/1.1 "
 _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # RFC 6455, 1.3
 
 CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0x0, 0x1, 0x2, 0x8, 0x9, 0xA
@@ -75,6 +76,8 @@ class WebSocket:
     # The handshake
 
     def _upgrade(self) -> bool:
+        if not self._held.startswith(_VERSION[: len(self._held)]):  # a plain NATS server does not wait for our lines
+            raise _not_upgraded(self._held)
         end = self._held.find(b"\r\n\r\n", 0, MAX_RESPONSE)
         if end < 0:
             if len(self._held) >= MAX_RESPONSE:
@@ -87,9 +90,8 @@ class WebSocket:
         return True
 
     def _check(self, lines: list[str]) -> None:
-        version, _, status = lines[0].partition(" ")
-        if version != "HTTP/1.1" or status.split(" ")[0] != "101":
-            raise RemoteProtocolError(f"the server answers {lines[0][:80]!r} to the WebSocket upgrade, 101 is needed")
+        if lines[0].split(" ")[1] != "101":
+            raise _not_upgraded(lines[0].encode())
         fields: dict[str, str] = {}
         for line in lines[1:]:
             name, _, value = line.partition(":")
@@ -188,6 +190,11 @@ def masked(payload: bytes, mask: bytes) -> bytes:
     size = len(payload)
     pattern = (mask * (size // 4 + 1))[:size]
     return (int.from_bytes(payload, "little") ^ int.from_bytes(pattern, "little")).to_bytes(size, "little")
+
+
+def _not_upgraded(seen: bytes | bytearray) -> RemoteProtocolError:
+    text = bytes(seen[:80]).decode("latin-1")
+    return RemoteProtocolError(f"the server answers {text!r} to the WebSocket upgrade, HTTP/1.1 101 is needed")
 
 
 def _closed(payload: bytes) -> ConnectionLostError:
