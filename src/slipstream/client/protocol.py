@@ -16,8 +16,6 @@ from collections import deque
 from slipstream.client.auth import Login
 from slipstream.client.complaints import read_complaint
 from slipstream.client.events import (
-    BulkSink,
-    ClientEvent,
     Drop,
     Effect,
     Ended,
@@ -25,13 +23,13 @@ from slipstream.client.events import (
     Pong,
     Ready,
     ReplySink,
-    Report,
     StartTls,
     Stats,
 )
 from slipstream.client.mailbox import Mailbox
 from slipstream.client.options import Address, Options, connect_options, learned_addresses
-from slipstream.client.outgoing import Kept, Outgoing
+from slipstream.client.outgoing import Kept
+from slipstream.client.requests import INBOX_SID, Requests, new_parser
 from slipstream.client.servers import Pool, backoff
 from slipstream.errors import (
     AuthorizationError,
@@ -50,10 +48,8 @@ from slipstream.wire import (
     Inbox,
     Info,
     Msg,
-    Parser,
     Ping,
     ServerInfo,
-    Side,
     Violation,
     check_filter,
     check_subject,
@@ -68,9 +64,6 @@ from slipstream.wire import (
 )
 
 __all__ = ["ReplySink", "Session", "State", "Step"]
-
-MAX_INCOMING = 65 * 1024 * 1024  # nats-server allows max_payload up to 64 MiB; a JetStream reply adds headers to that
-INBOX_SID = b"1"
 
 
 class State(enum.Enum):
@@ -112,14 +105,13 @@ _TABLE: dict[tuple[State, Step], State] = {
 }
 
 
-class Session(Outgoing):
+class Session(Requests):
     """The state of one client."""
 
     def __init__(self, options: Options, *, nonce: str) -> None:
         super().__init__(options, Inbox(nonce, prefix=options.inbox_prefix))
         self.state = State.IDLE
         self.login = Login()  # the driver reads it anew for each connection
-        self.last_error: Exception | None = None  # the last one reported, as `on_event` got it
         self.is_draining = False  # no new subscriptions
         self.timer = math.inf  # when `tick` (or, while WAITING, `dial`) is due
         self.epoch = 0  # how many connections were lost while in use
@@ -129,17 +121,12 @@ class Session(Outgoing):
         self._failed = 0  # tries since the last connection, its loss included,
         self._failures: deque[Error] = deque(maxlen=8)  # and how the last of them ended
         self._complaint: Error | None = None  # an -ERR: the reason, should the server hang up next
-        self._parser = Parser(Side.SERVER, max_payload=MAX_INCOMING)
-        self._effects: list[Effect] = []
         self._boxes: dict[bytes, Mailbox] = {}
         self._last_sid = int(INBOX_SID)
         self._own_inboxes = Inbox(f"{nonce}u", prefix=options.inbox_prefix)  # not below the shared wildcard
-        self._is_inbox_used = False
-        self._sinks: dict[str, tuple[ReplySink, str]] = {}  # token -> where replies go, what was asked
-        self._bulk: dict[str, BulkSink] = {}  # those of them that read for themselves
         self._pongs: deque[Pong | None] = deque()  # None: a PING of our own
         self._unanswered = 0  # PINGs of our own since the server was last heard
-        self._in_msgs = self._in_bytes = self._reconnects = 0
+        self._in_bytes = self._reconnects = 0
 
     def _move(self, step: Step) -> None:
         """The only place where the state changes."""
@@ -166,7 +153,7 @@ class Session(Outgoing):
 
     def opened(self) -> list[Effect]:
         """The transport is open and the server speaks first; or it is secured, as INFO asked for."""
-        self._parser = Parser(Side.SERVER, max_payload=MAX_INCOMING)
+        self._parser = new_parser()
         if self.state is State.SECURING:
             self._log_in()
         else:
@@ -248,14 +235,11 @@ class Session(Outgoing):
 
     def _fail_waiting(self, error: Error) -> None:
         """Requests and flushes get no answer any more."""
-        sinks, self._sinks = self._sinks, {}
-        self._bulk = {}
         pongs, self._pongs = self._pongs, deque()
         for answer in pongs:
             if answer is not None:
                 self._drained(answer)  # what the server still had for them is gone with it
-        for sink, _ in sinks.values():
-            self._fail(sink, error)
+        self._fail_requests(error)
 
     # The time
 
@@ -452,13 +436,6 @@ class Session(Outgoing):
             self._deny_subscription(error, complaint.denied_subscription, complaint.queue)
         self._report(EventKind.SERVER_SHUTDOWN if complaint.is_shutdown else EventKind.ERROR, error)
 
-    def _deny_requests(self, error: Error, subject: str = "") -> None:
-        """The server did not take a request: whoever waits for its answer would wait until the timeout."""
-        for token, (sink, asked) in list(self._sinks.items()):
-            if not subject or asked == subject:
-                self.cancel(token)
-                self._fail(sink, error)
-
     def _deny_subscription(self, error: Error, subject: str, queue: str) -> None:
         """The server did not take a subscription: whoever waits on it would wait forever."""
         if subject == self._inbox.wildcard:
@@ -468,65 +445,7 @@ class Session(Outgoing):
             del self._boxes[box.sid]
             box.end(error)
 
-    def _sink_failed(self, token: str, exc: Exception) -> None:
-        """A sink raised, which it must not: it gets no more, and its owner hears of it like everybody else."""
-        sink, subject = self._sinks[token]
-        self.cancel(token)
-        error = Error(f"the reader of the replies to {subject!r} failed: {exc!r}")
-        error.__cause__ = exc
-        self._fail(sink, error)
-        self._report(EventKind.ERROR, error)
-
-    def _fail(self, sink: ReplySink, error: Error) -> None:
-        try:
-            sink.fail(error)
-        except Exception as exc:  # as above
-            self._report(EventKind.ERROR, exc)
-
     # What the user wants
-
-    def start(self, subject: str, payload: bytes, sink: ReplySink, header: bytes = b"") -> str:
-        """Send a request whose replies go to `sink`; the token is for `cancel`."""
-        if not self._is_inbox_used:
-            self._use_inbox()
-        token = self._ask(subject, payload, header)
-        self._sinks[token] = (sink, subject)
-        return token
-
-    def _use_inbox(self) -> None:
-        self.check()
-        self._is_inbox_used = True
-        if self._is_open:
-            self._send(sub(self._inbox.wildcard, INBOX_SID))
-
-    def start_bulk(self, subject: str, payload: bytes, sink: BulkSink) -> str:
-        """The same for a sink that takes many replies at once."""
-        token = self.start(subject, payload, sink)
-        sink.attach(b"HMSG %b%b %b " % (self._inbox_base, token.encode(), INBOX_SID))
-        self._bulk[token] = sink
-        if self._is_open:
-            self._parser.lane = self._scan
-        return token
-
-    def cancel(self, token: str) -> None:
-        """Forget a request; replies that still come are dropped."""
-        self._sinks.pop(token, None)
-        if self._bulk.pop(token, None) is not None and not self._bulk:
-            self._parser.lane = None
-
-    def _scan(self, data: bytes) -> int:
-        """Let the bulk sinks take what is theirs from the front of `data`, in turns, until none takes anything."""
-        pos, before = 0, -1
-        while pos != before:
-            before = pos
-            for token, sink in list(self._bulk.items()):
-                try:
-                    pos, count = sink.scan(data, pos)
-                except Exception as exc:  # as for `deliver`
-                    self._sink_failed(token, exc)
-                    continue
-                self._in_msgs += count
-        return pos
 
     def ping(self) -> Pong:
         """Ask for a sign that everything sent so far was processed."""
@@ -614,15 +533,6 @@ class Session(Outgoing):
 
     def _overflowed(self, error: SlowConsumerError) -> None:
         self._report(EventKind.ERROR, error)
-
-    def _report(self, kind: EventKind, error: Exception | None) -> None:
-        if error is not None:
-            self.last_error = error
-        self._effects.append(Report(ClientEvent(kind, str(self.server), error)))
-
-    def _take_effects(self) -> list[Effect]:
-        effects, self._effects = self._effects, []
-        return effects
 
 
 def _lost_error(server: Address, reason: Error) -> ConnectionLostError:
