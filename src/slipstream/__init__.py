@@ -7,7 +7,7 @@ JetStream server to embed.
 from typing import TYPE_CHECKING
 
 from slipstream.errors import Error
-from slipstream.facade import BucketConfig, Headers, PubAck, StreamConfig
+from slipstream.facade import BucketConfig, Headers, PubAck, StreamConfig, from_env
 from slipstream.facade.aio import Client, JetStream, connect
 from slipstream.facade.blocking import Client as BlockingClient
 from slipstream.facade.blocking import JetStream as BlockingJetStream
@@ -29,6 +29,7 @@ __all__ = [
     "StreamConfig",
     "connect",
     "connect_blocking",
+    "from_env",
 ]
 
 

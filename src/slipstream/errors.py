@@ -28,12 +28,20 @@ class UsageError(Error, ValueError):
     """The call cannot be carried out as it was made; nothing was sent."""
 
 
+class CredentialsError(UsageError):
+    """A seed, a token or a credentials file that cannot be used; the message never holds what was in it."""
+
+
 class RemoteProtocolError(Error):
     """The peer sent something the protocol does not allow."""
 
 
 class ConnectionLostError(Error, ConnectionError):
     """There is no connection (any more) to a server."""
+
+
+class TlsError(ConnectionLostError):
+    """The connection could not be secured: a certificate, its name or the server's settings."""
 
 
 class ConnectionClosedError(ConnectionLostError):

@@ -16,18 +16,24 @@ from typing import Any
 import pytest
 import uvloop
 
-from slipstream.client import blocking
+from slipstream.client import blocking_connection
+from tests.client.certificates import Pki
 from tests.client.support import LIMIT, Driver, eventually
 
 SERVER = Path(sys.executable).with_name("nats-server")
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
 
 
 class RealServer:
     """A nats-server process on a port of its own, which it keeps when it is started again."""
 
     def __init__(self, *args: str) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         self.url = f"nats://127.0.0.1:{self.port}"
         self._args = args
         self._process: subprocess.Popen[bytes] | None = None
@@ -59,6 +65,12 @@ def nats_url() -> Iterator[str]:
     server.start()
     yield server.url
     server.stop()
+
+
+@pytest.fixture(scope="session")
+def pki(tmp_path_factory: pytest.TempPathFactory) -> Pki:
+    """Certificates for servers and clients, of two authorities that do not know each other."""
+    return Pki(tmp_path_factory.mktemp("pki"))
 
 
 @pytest.fixture
@@ -106,7 +118,7 @@ def driver(request: pytest.FixtureRequest) -> Iterator[Driver]:
 def no_client_left_open() -> Iterator[None]:
     """Every blocking client must be closed by its test: threads and sockets would live on."""
     yield
-    left = [client for client in list(blocking._clients) if not client.is_closed]
+    left = [client for client in list(blocking_connection._clients) if not client.is_closed]
     for client in left:
         client.close()
     assert left == []

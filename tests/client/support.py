@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from types import TracebackType
 from typing import Any, Self
 
@@ -103,12 +103,13 @@ class Face:
             async with asyncio.timeout(LIMIT):
                 return await awaitable
 
-        return self._wrap(asyncio.run_coroutine_threadsafe(bounded(), self._loop).result())
+        return self._wrap(asyncio.run_coroutine_threadsafe(bounded(), self._loop).result(2 * LIMIT))
 
     def _wrap(self, value: Any) -> Any:
         if isinstance(value, list):
             return [self._wrap(one) for one in value]
-        return Face(value, self._loop) if isinstance(value, aio.Client | aio.Subscription | aio.Message) else value
+        faced = (aio.Client, aio.Subscription, aio.Message, AsyncGenerator)
+        return Face(value, self._loop) if isinstance(value, faced) else value
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._real, name)

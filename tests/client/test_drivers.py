@@ -208,6 +208,17 @@ def test_callbacks_get_every_message_in_order_and_may_fail(driver: Driver, nats_
         assert len(seen) == 100
 
 
+def test_a_callback_that_fails_is_logged(driver: Driver, nats_url: str, caplog: pytest.LogCaptureFixture) -> None:
+    def callback(_: Any) -> None:
+        raise RuntimeError("three")
+
+    with driver.connect(nats_url) as nc:
+        nc.subscribe("callback.log", callback=callback)
+        nc.publish("callback.log")
+        eventually(lambda: "three" in caplog.text)
+    assert "the callback of the subscription of 'callback.log' failed" in caplog.text
+
+
 def test_start_hands_every_reply_to_the_sink_until_it_is_satisfied(driver: Driver, nats_url: str) -> None:
     with driver.connect(nats_url) as nc:
         asked = nc.subscribe("many")
@@ -339,4 +350,4 @@ def test_only_what_may_wait_is_awaited() -> None:
     plain = {name for name, member in public(aio.Client).items() if inspect.isfunction(member)} - {
         name for name, member in public(aio.Client).items() if inspect.iscoroutinefunction(member)
     }
-    assert plain == {"start", "start_bulk", "cancel", "new_inbox", "now"}
+    assert plain == {"request_many", "start", "start_bulk", "cancel", "new_inbox", "now"}

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from slipstream.client import blocking
+from slipstream.client import blocking, blocking_connection
 from slipstream.errors import (
     AuthorizationError,
     ConnectionClosedError,
@@ -76,7 +76,13 @@ def good(peer: Peer) -> None:
         (says(b"HTTP/1.1 400 Bad Request\r\n\r\n"), RemoteProtocolError, "broke the protocol: unknown operation"),
         (says(b"INFO {not json}\r\n"), RemoteProtocolError, "broke the protocol"),
         (says(b"INFO " + b"x" * 2_000_000), RemoteProtocolError, "control line"),
-        (says(b'INFO {"tls_required":true}\r\n'), ConnectionLostError, "requires TLS"),
+        (says(b'INFO {"tls_required":true}\r\n'), RequestTimeoutError, "no end of the TLS handshake within"),
+        (
+            says(b'INFO {"tls_required":true}\r\nMSG a 2 0\r\n\r\n'),
+            RemoteProtocolError,
+            "before the handshake was done",
+        ),
+        (says(b"MSG a 2 0\r\n\r\n"), RemoteProtocolError, "Msg before the handshake was done"),
         (refuses(b"Authorization Violation"), AuthorizationError, "Authorization Violation"),
         (refuses(b"maximum connections exceeded"), ServerError, "maximum connections exceeded"),
     ],
@@ -242,6 +248,17 @@ def test_a_server_that_stops_reading_holds_publishers_back(driver: Driver) -> No
         assert done.is_set()
 
 
+def test_a_sink_that_raises_does_no_harm(driver: Driver, nats_url: str) -> None:
+    events: list[Any] = []
+    with driver.connect(nats_url, on_event=events.append) as nc:
+        sink = Sink()  # takes no message
+        nc.start("nobody.here", b"", sink)
+        nc.flush()
+        assert "unexpected" in str(sink.error)
+        assert nc.is_connected
+    assert [event.kind for event in events] == ["error", "closed"]
+
+
 def test_a_handler_that_raises_does_no_harm(driver: Driver, nats_url: str) -> None:
     def handler(_: object) -> None:
         raise RuntimeError("handler")
@@ -329,7 +346,7 @@ def test_a_blocking_client_that_nobody_holds_ends_its_keeper(nats_url: str) -> N
     keeper = nc._threads[0]
     nc._line.discard()  # a socket left to the collector would be a warning
     nc._kick.set()
-    blocking._clients.discard(nc)
+    blocking_connection._clients.discard(nc)
     del nc
     keeper.join(5)
     assert not keeper.is_alive()

@@ -1,38 +1,28 @@
-"""The asyncio driver: a `Session` gets a transport, the loop's clock and randomness; the user gets awaitables.
-
-Invariants: one write per turn of the loop, one wake-up per chunk received; a wait always ends, by its timeout, its
-answer or the end of the connection; a cancelled wait takes nothing with it. Works on any event loop, uvloop included.
-"""
+"""The asyncio driver: the user gets awaitables; `aio_connection` is what carries them out."""
 
 from __future__ import annotations
 
 import asyncio
-import random
-import secrets
-from collections.abc import Awaitable, Callable, Generator
-from contextlib import suppress
+import ssl
+from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from types import TracebackType
-from typing import Generic, Self, TypeVar, assert_never, cast
+from typing import Generic, Self, TypeVar
 
+from slipstream.client.aio_connection import Connection, expire
+from slipstream.client.aio_subscription import Callback, Message, Subscription
+from slipstream.client.auth import Path, Secret
 from slipstream.client.base import (
-    BaseClient,
-    BaseMessage,
+    DRAIN_LOOK,
+    DRAIN_TIMEOUT,
     HeadersLike,
     encode_headers,
     is_no_responders,
-    timed_out,
+    not_taken,
 )
-from slipstream.client.events import (
-    BulkSink,
-    Drop,
-    Effect,
-    Ended,
-    EventHandler,
-    Ready,
-    ReplySink,
-    Report,
-)
+from slipstream.client.events import BulkSink, EventHandler, ReplySink
+from slipstream.client.link import CLOSE_TIMEOUT
 from slipstream.client.mailbox import Mailbox
+from slipstream.client.many import Many
 from slipstream.client.options import (
     DEFAULT_SERVER,
     MAX_PENDING_BYTES,
@@ -44,166 +34,12 @@ from slipstream.client.options import (
     Servers,
     parse_servers,
 )
-from slipstream.client.protocol import Session, State
-from slipstream.errors import ConnectionLostError, Error, NoRespondersError, SlowConsumerError
+from slipstream.client.tls import tls_options
+from slipstream.errors import Error, NoRespondersError, RequestTimeoutError, SlowConsumerError
 from slipstream.wire import Msg
 from slipstream.wire.inbox import DEFAULT_PREFIX
 
 __all__ = ["Client", "Message", "Subscription", "connect"]
-
-READ_SIZE = 64 * 1024
-CLOSE_TIMEOUT = 0.5  # for the last bytes to leave; a server that does not read is cut off then
-
-
-class Message(BaseMessage["Client"]):
-    """One message."""
-
-    async def respond(self, payload: bytes = b"", *, headers: HeadersLike | None = None) -> None:
-        """Publish an answer to whoever asked."""
-        await self._client.publish(self._answer_to(), payload, headers=headers)
-
-
-Callback = Callable[[Message], Awaitable[None] | None]
-
-
-class Subscription:
-    """Messages of one subject: `async for message in subscription`, `next`, or `next_chunk` for all that is there."""
-
-    def __init__(self, client: Client, box: Mailbox) -> None:
-        self._client = client
-        self._box = box
-        self._waiting: list[asyncio.Future[None]] = []
-
-    @property
-    def subject(self) -> str:
-        """The subject or filter."""
-        return self._box.subject
-
-    @property
-    def pending(self) -> int:
-        """Messages that arrived and were not taken yet."""
-        return self._box.pending
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.unsubscribe()
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Message:
-        box = self._box
-        while not box.items:
-            if box.is_over:
-                raise StopAsyncIteration
-            if box.is_ended:
-                raise box.ending()
-            await self._more()
-        return Message(box.take(), self._client)
-
-    async def next(self, *, timeout: float = 5.0) -> Message:
-        """The next message. Raises RequestTimeoutError, or SlowConsumerError where messages had to be dropped."""
-        await self._ready(timeout)
-        return Message(self._box.take(), self._client)
-
-    async def next_chunk(self, *, timeout: float = 5.0) -> list[Message]:
-        """Every message that is there, at least one. Raises as `next` does."""
-        await self._ready(timeout)
-        client = self._client
-        return [Message(msg, client) for msg in self._box.take_all()]
-
-    async def unsubscribe(self, max_msgs: int = 0) -> None:
-        """End the subscription, at once or after `max_msgs` messages in all. What is there can still be taken."""
-        self._client._unsubscribe(self._box, max_msgs)
-
-    async def _ready(self, timeout: float) -> None:
-        box = self._box
-        if box.is_ready:
-            return
-        try:
-            async with asyncio.timeout(timeout):
-                while not box.is_ready:
-                    await self._more()
-        except TimeoutError:
-            if not box.is_ready:
-                raise timed_out(f"subscription of {box.subject!r}", timeout) from None
-
-    async def _more(self) -> None:
-        """Wait for one wake-up. Nothing is taken here, so a cancelled reader loses nothing."""
-        future = self._client._loop.create_future()
-        self._waiting.append(future)
-        self._box.wake_with(self._wake)
-        try:
-            await future
-        finally:
-            if future in self._waiting:
-                self._waiting.remove(future)
-
-    def _wake(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for future in waiting:
-            if not future.done():
-                future.set_result(None)
-
-
-class _Link(asyncio.BufferedProtocol):
-    """One transport; what happens on it is handed to the client, unless the client has moved on to another.
-
-    The buffer is ours, and smaller than what loops read at once: its pages stay in the cache, which is a tenth of the
-    time a subscriber takes for a message.
-    """
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
-        self.transport: asyncio.Transport | None = None
-        self.is_paused = False
-        self._buffer = memoryview(bytearray(READ_SIZE))
-        self.closed: asyncio.Future[None] = client._loop.create_future()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
-        self._client._opened(self)
-
-    def get_buffer(self, _: int) -> memoryview:
-        return self._buffer
-
-    def buffer_updated(self, size: int) -> None:
-        self._client._received(self, bytes(self._buffer[:size]))
-
-    def pause_writing(self) -> None:
-        self.is_paused = True
-
-    def resume_writing(self) -> None:
-        self.is_paused = False
-        self._client._resumed(self)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if not self.closed.done():
-            self.closed.set_result(None)
-        error = ConnectionLostError(f"connection lost: {exc}" if exc else "the server closed the connection")
-        error.__cause__ = exc
-        self._client._lost(self, error)
-
-    async def finish(self, rest: bytes) -> None:
-        """Send the rest and wait until the server hangs up: closing with its bytes unread could take ours with them."""
-        if self.transport is None:
-            return
-        if rest:
-            self.transport.write(rest)
-        if self.transport.can_write_eof() and not self.transport.is_closing():
-            self.transport.write_eof()
-        else:
-            self.transport.close()
-        await asyncio.wait((self.closed,), timeout=CLOSE_TIMEOUT)
-
-    def cut(self) -> None:
-        """Close at once, without sending what is left."""
-        if self.transport is not None:
-            self.transport.abort()
 
 
 class _Reply:
@@ -224,23 +60,8 @@ class _Reply:
             self.future.set_exception(error)
 
 
-class Client(BaseClient):
+class Client(Connection):
     """A connection to NATS. Made by `connect`."""
-
-    def __init__(self, options: Options, on_event: EventHandler | None) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._core = Session(options, nonce=secrets.token_hex(11))
-        self._on_event = on_event
-        self._bound = options.max_pending_bytes
-        self._link: _Link | None = None
-        self._connected: asyncio.Future[None] | None = None  # while a server is being tried
-        self._is_dialing = False
-        self._dialer: asyncio.Task[None] | None = None
-        self._callbacks: set[asyncio.Task[None]] = set()
-        self._waiters: dict[asyncio.Future[None], Callable[[], bool]] = {}
-        self._writers: list[asyncio.Future[None]] = []  # wait until the transport takes bytes again
-        self._is_write_due = False
-        self._timer: asyncio.TimerHandle | None = None
 
     @classmethod
     def connect(
@@ -248,9 +69,17 @@ class Client(BaseClient):
         servers: Servers = DEFAULT_SERVER,
         *,
         name: str = "",
-        user: str = "",
-        password: str = "",
-        token: str = "",
+        user: Secret = "",
+        password: Secret = "",
+        token: Secret = "",
+        nkey: Secret = "",
+        credentials: Secret | None = None,
+        tls: bool | ssl.SSLContext = False,
+        tls_ca: str | Path | None = None,
+        tls_cert: str | Path | None = None,
+        tls_key: str | Path | None = None,
+        tls_hostname: str = "",
+        tls_first: bool = False,
         echo: bool = True,
         timeout: float = 5.0,
         inbox_prefix: str = DEFAULT_PREFIX,
@@ -266,18 +95,35 @@ class Client(BaseClient):
     ) -> Connecting[Self]:
         """Connect to one of `servers`: `nc = await connect(...)`, or `async with connect(...) as nc`.
 
+        One way to log in: `user` and `password`, a `token`, the seed of an `nkey`, or a `credentials` file with JWT
+        and seed. Each may be a path that is read, or a function that is called (`from_env("NAME")` is one), before each
+        connection; a `str` is the secret itself, but for `credentials`, where it is the path. User, password and token
+        may be in the URL as well, and go first there.
+
+        URLs begin with `nats://`, `tls://`, `ws://` or `wss://` (WebSocket). A server that requires TLS gets it; `tls`,
+        any of the other TLS arguments and the schemes `tls` and `wss` make it a must. The certificate must come from
+        `tls_ca` (a file; without it: from an authority the system trusts) and be for the host or `tls_hostname`;
+        `tls_cert` and `tls_key` are ours. `tls` may be a context instead, which then decides all that. `tls_first` is
+        for servers that begin with TLS, not with INFO.
+
         `timeout` is for each server tried. A PING goes out every `ping_interval` seconds; after `max_pings_out` of them
         without a sign of life the connection counts as lost. With `reconnect`, a lost connection is made again, with
         pauses from `reconnect_wait` up to `reconnect_max_wait` seconds, at most `max_reconnects` times in a row (None:
         forever); what is published meanwhile is kept, up to `reconnect_buffer_bytes`. `on_event` is told what no call
         can raise.
         """
+        maker, is_tls = tls_options(tls, ca=tls_ca, cert=tls_cert, key=tls_key, hostname=tls_hostname)
         options = Options(
             servers=parse_servers(servers),
             name=name,
             user=user,
             password=password,
             token=token,
+            nkey=nkey,
+            credentials=credentials,
+            tls=maker,
+            tls_required=is_tls or tls_first,
+            tls_first=tls_first,
             echo=echo,
             timeout=timeout,
             inbox_prefix=inbox_prefix,
@@ -331,7 +177,9 @@ class Client(BaseClient):
         self._write_soon()
         subscription = Subscription(self, box)
         if callback is not None:
-            task = self._loop.create_task(self._call_back(subscription, callback), name=f"callback of {subject}")
+            task = subscription._caller = self._loop.create_task(
+                self._call_back(subscription, callback), name=f"callback of {subject}"
+            )
             self._callbacks.add(task)
             task.add_done_callback(self._callbacks.discard)
         return subscription
@@ -346,7 +194,7 @@ class Client(BaseClient):
         """
         future: asyncio.Future[Msg] = self._loop.create_future()
         token = self.start(subject, payload, _Reply(future), header=encode_headers(headers))
-        expiry = self._loop.call_later(timeout, _expire, future, f"request to {subject!r}", timeout)
+        expiry = self._loop.call_later(timeout, expire, future, f"request to {subject!r}", timeout)
         try:
             msg = await future
         finally:
@@ -356,11 +204,63 @@ class Client(BaseClient):
             raise NoRespondersError(subject)
         return Message(msg, self)
 
+    async def request_many(
+        self,
+        subject: str,
+        payload: bytes = b"",
+        *,
+        headers: HeadersLike | None = None,
+        timeout: float = 5.0,
+        max_messages: int | None = None,
+        idle_timeout: float | None = None,
+        sentinel: Callable[[Message], bool] | None = None,
+    ) -> AsyncIterator[Message]:
+        """Publish a request and iterate over all replies: `async for message in nc.request_many(...)`.
+
+        It is sent by the first step of the iteration, which ends after `timeout` seconds in all, after `max_messages`,
+        when no further reply comes for `idle_timeout` seconds, or at a reply for which `sentinel` is true (it is not
+        handed over). Raises NoRespondersError if nobody listens, ConnectionLostError if the connection goes meanwhile.
+        """
+        many = Many(subject, now=self.now(), timeout=timeout, idle_timeout=idle_timeout, max_messages=max_messages)
+        replies = Subscription(self, many.box)
+        token = self.start(subject, payload, many, header=encode_headers(headers))
+        try:
+            while not many.box.is_over:
+                try:
+                    message = await replies.next(timeout=many.patience(self.now()))
+                except RequestTimeoutError:
+                    return
+                if is_no_responders(message.raw):
+                    raise NoRespondersError(subject)
+                if sentinel is not None and sentinel(message):
+                    return
+                yield message
+        finally:
+            self.cancel(token)
+
     async def flush(self, *, timeout: float = 5.0) -> None:
         """Wait until the server has processed everything sent so far."""
         answer = self._core.ping()
         self._write_soon()
         await self.wait(lambda: answer.is_here, timeout=timeout, what="flush")
+
+    async def drain(self, *, timeout: float = DRAIN_TIMEOUT) -> None:
+        """End all subscriptions, wait until what they hold is taken or handled, send everything, then close.
+
+        Meanwhile nothing can be subscribed to, all else goes on. The client is closed in any case. Raises
+        RequestTimeoutError if not all is taken in time, ConnectionLostError if the connection goes meanwhile.
+        """
+        deadline = self.now() + timeout
+        current = asyncio.current_task()
+        try:
+            boxes = await self._drained(None, timeout)
+            while any(box.items for box in boxes) or self._callbacks - {current}:
+                if self.now() > deadline:
+                    raise not_taken(boxes, timeout)
+                await asyncio.sleep(DRAIN_LOOK)
+            await self.flush(timeout=max(0.0, deadline - self.now()))
+        finally:
+            await self.close()
 
     async def close(self) -> None:
         """Send what is pending, end all subscriptions and close the connection. Can be called again."""
@@ -396,187 +296,14 @@ class Client(BaseClient):
         """Forget a request; later replies are dropped."""
         self._core.cancel(token)
 
-    async def wait(self, ready: Callable[[], bool], *, timeout: float, what: str) -> None:
-        """Return once `ready()` is true; it is asked now and after each chunk that was received.
+    # For subscriptions
 
-        Raises RequestTimeoutError, which names `what`, or ConnectionLostError if the connection goes meanwhile.
-        """
-        if ready():
-            return
-        self._core.check()
-        future: asyncio.Future[None] = self._loop.create_future()
-        expiry = self._loop.call_later(timeout, _expire, future, what, timeout)
-        self._waiters[future] = ready
-        try:
-            await future
-        finally:
-            expiry.cancel()
-            self._waiters.pop(future, None)
-
-    async def ready(self) -> None:
-        """Return when the bytes to be sent are under their bound."""
-        core = self._core
-        while core.out_size > self._bound and core.is_connected:
-            self._write()
-            if core.out_size <= self._bound:
-                await asyncio.sleep(0)  # readers get their turn between two full buffers
-                return
-            future: asyncio.Future[None] = self._loop.create_future()
-            self._writers.append(future)
-            await future
-
-    def now(self) -> float:
-        """The clock of all timeouts, in seconds."""
-        return self._loop.time()
-
-    # The transport
-
-    async def _connect(self) -> None:
-        """Try servers until one accepts us or none is left."""
-        core = self._core
-        self._is_dialing = True
-        try:
-            while core.state in (State.IDLE, State.WAITING):
-                if core.state is State.WAITING and (pause := core.timer - self._loop.time()) > 0:
-                    await asyncio.sleep(pause)  # `close` cancels it
-                await self._dial()
-        finally:
-            self._is_dialing = False
-        if core.error is not None:
-            raise core.error
-
-    async def _dial(self) -> None:
-        """Try one server; how it ended is in the state."""
-        server = self._core.dial(self._loop.time())
-        link = self._link = _Link(self)
-        connected = self._connected = self._loop.create_future()
-        try:
-            async with asyncio.timeout_at(self._core.timer):
-                await self._loop.create_connection(lambda: link, server.host, server.port)
-                await connected
-        except TimeoutError:
-            if link is self._link:
-                self._carry_out(self._core.tick(self._core.timer))
-        except OSError as exc:
-            error = ConnectionLostError(f"{server}: {exc}")
-            error.__cause__ = exc
-            self._lost(link, error)
-        except BaseException:
-            link.cut()
-            raise
-        finally:
-            self._connected = None
-
-    def _opened(self, link: _Link) -> None:
-        if link is not self._link:
-            link.cut()
-            return
-        assert link.transport is not None
-        link.transport.set_write_buffer_limits(high=self._bound)
-        self._core.opened()
-
-    def _received(self, link: _Link, data: bytes) -> None:
-        if link is not self._link:
-            return
-        core = self._core
-        effects = core.received(data, self._loop.time())
-        if effects:
-            self._carry_out(effects)
-        if core.out and not self._is_write_due:
-            self._write_soon()
-        if self._waiters:
-            self._wake()
-
-    def _lost(self, link: _Link, error: Error) -> None:
-        """The transport is gone. Late news of a link that was given up already is no news."""
-        if link is not self._link:
-            return
-        self._link = None
-        link.cut()
-        core = self._core
-        effects = core.lost(error, now=self._loop.time(), random=random.random())
-        self._carry_out(effects)
-        self._release_writers()
-        self._wake(ConnectionLostError(f"the connection to {core.server} was lost: {error}"))
-        if self._connected is not None and not self._connected.done():
-            self._connected.set_result(None)
-        elif core.state is State.WAITING and not self._is_dialing:
-            self._dialer = self._loop.create_task(self._reconnect(), name="reconnect")
-
-    async def _reconnect(self) -> None:
-        with suppress(Error):  # the session is closed, and has told so
-            await self._connect()
-
-    def _carry_out(self, effects: list[Effect]) -> None:
-        for effect in effects:
-            if isinstance(effect, Ready):
-                if self._connected is not None and not self._connected.done():
-                    self._connected.set_result(None)
-                self._tick()
-            elif isinstance(effect, Drop):
-                if self._link is not None:
-                    self._lost(self._link, effect.error)
-            elif isinstance(effect, Ended):
-                self._stop()
-            elif isinstance(effect, Report):
-                self._tell(effect.event)
-            else:
-                assert_never(effect)
-
-    def _tick(self) -> None:
-        """The protocol's timer is due, or was set for the first time."""
-        if self._timer is not None:
-            self._timer.cancel()
-        self._carry_out(self._core.tick(self._loop.time()))
-        if self._core.is_connected:
-            self._timer = self._loop.call_at(self._core.timer, self._tick)
-            if self._core.out:
-                self._write_soon()
-
-    def _write_soon(self) -> None:
-        if not self._is_write_due:
-            self._is_write_due = True
-            self._loop.call_soon(self._write)
-
-    def _write(self) -> None:
-        """Send what has come together, unless the transport has enough already."""
-        self._is_write_due = False
-        link = self._link
-        if link is not None and link.transport is not None and not link.is_paused and self._core.out:
-            link.transport.write(self._core.take())
-
-    def _resumed(self, link: _Link) -> None:
-        if link is self._link:
-            self._write()
-            self._release_writers()
-
-    def _release_writers(self) -> None:
-        writers, self._writers = self._writers, []
-        for future in writers:
-            if not future.done():
-                future.set_result(None)
-
-    def _wake(self, error: Error | None = None) -> None:
-        """Ask every waiter; with `error`, nobody who is not ready goes on waiting."""
-        for future, ready in list(self._waiters.items()):
-            if future.done():
-                continue
-            if ready():
-                future.set_result(None)
-            elif error is not None:
-                future.set_exception(error)
-
-    def _stop(self) -> list[asyncio.Task[None]]:
-        """The session is closed: nothing may go on behind it. The tasks returned are ending."""
-        if self._timer is not None:
-            self._timer.cancel()
-        current = asyncio.current_task(self._loop)
-        tasks = [task for task in (self._dialer, *self._callbacks) if task is not None and task is not current]
-        for task in tasks:
-            task.cancel()
-        self._release_writers()
-        self._wake(self._core.closed_error())
-        return tasks
+    async def _drained(self, box: Mailbox | None, timeout: float) -> Sequence[Mailbox]:
+        """End one subscription or all when everything the server has for them is here; returns their mailboxes."""
+        answer = self._core.drain(box)
+        self._write_soon()
+        await self.wait(lambda: answer.is_here, timeout=timeout, what=f"drain of {box.subject!r}" if box else "drain")
+        return answer.draining
 
     def _unsubscribe(self, box: Mailbox, max_msgs: int) -> None:
         self._core.unsubscribe(box, max_msgs)
@@ -597,11 +324,6 @@ class Client(BaseClient):
                     await result
             except Exception as exc:  # the top of the user's code
                 self._callback_failed(subscription.subject, exc)
-
-
-def _expire(future: asyncio.Future[Msg] | asyncio.Future[None], what: str, timeout: float) -> None:
-    if not future.done():
-        future.set_exception(timed_out(what, timeout))
 
 
 C = TypeVar("C", bound=Client)

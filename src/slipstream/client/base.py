@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Generic, TypeVar
 
 import msgspec
 
 from slipstream.client.events import ClientEvent, EventHandler, EventKind, Stats
+from slipstream.client.mailbox import Mailbox
 from slipstream.client.protocol import Session
-from slipstream.errors import Error, RequestTimeoutError, UsageError
+from slipstream.errors import RequestTimeoutError, UsageError
 from slipstream.wire import Headers, Msg, ServerInfo, Status, parse_status
 
 log = logging.getLogger("slipstream.client")
 
 HeadersLike = Headers | Mapping[str, str | Iterable[str]]
 NO_RESPONDERS = 503
+DRAIN_TIMEOUT = 30.0
+DRAIN_LOOK = 0.005  # readers do not report what they take, which would cost all of them: drain looks that often
+_WARNINGS = (EventKind.DISCONNECTED, EventKind.LAME_DUCK, EventKind.SERVER_SHUTDOWN, EventKind.ERROR)
 C = TypeVar("C")
 
 
@@ -86,6 +90,16 @@ class BaseClient:
         return self._core.error is not None
 
     @property
+    def is_draining(self) -> bool:
+        """Whether `drain` was called."""
+        return self._core.is_draining
+
+    @property
+    def servers(self) -> tuple[str, ...]:
+        """The servers that may be tried, those learned from INFO too; without credentials."""
+        return tuple(str(server) for server in self._core.servers)
+
+    @property
     def server_info(self) -> ServerInfo:
         """What the server said of itself last."""
         return self._core.info
@@ -101,7 +115,7 @@ class BaseClient:
         return self._core.stats
 
     @property
-    def last_error(self) -> Error | None:
+    def last_error(self) -> Exception | None:
         """The last error that no call could raise; `on_event` gets each of them."""
         return self._core.last_error
 
@@ -115,7 +129,7 @@ class BaseClient:
     def _tell(self, event: ClientEvent) -> None:
         """Hand an event to the user; a handler that raises must not harm the connection."""
         if self._on_event is None:
-            level = logging.INFO if event.kind in (EventKind.RECONNECTED, EventKind.CLOSED) else logging.WARNING
+            level = logging.WARNING if event.kind in _WARNINGS else logging.INFO
             log.log(level, "%s: %s%s", event.server, event.kind, f": {event.error}" if event.error else "")
             return
         try:
@@ -142,6 +156,12 @@ def is_no_responders(msg: Msg) -> bool:
         return False
     status = parse_status(msg[3])
     return status is not None and status.code == NO_RESPONDERS
+
+
+def not_taken(boxes: Sequence[Mailbox], timeout: float) -> RequestTimeoutError:
+    """The error of a drain that took too long."""
+    left = ", ".join(f"{box.pending} of {box.subject!r}" for box in boxes if box.pending) or "a callback still runs"
+    return RequestTimeoutError(f"drain: not everything was handed over within {timeout:g} s: {left}")
 
 
 def timed_out(what: str, timeout: float) -> RequestTimeoutError:

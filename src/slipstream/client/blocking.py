@@ -1,38 +1,30 @@
-"""The blocking driver: a `Session` gets a plain socket and the callers' own threads; no event loop, no reader thread.
-
-Invariants: one lock guards the session; one thread at a time, the pump, reads the socket, and it does so without the
-lock. Whoever waits pumps, or waits for the pump to hand it its answer or the pumping. The keeper, a thread that wakes
-once a second, pumps when nobody else did, sends PINGs and what was left unsent, and reconnects. A socket is closed by
-the pump that reads it or, when there is none, by whoever gives it up.
-"""
+"""The blocking driver: plain calls, by any thread; `blocking_connection` is what carries them out."""
 
 from __future__ import annotations
 
-import os
-import random
-import secrets
-import selectors
-import socket
+import ssl
 import threading
-import time
-import weakref
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import NoReturn, Self, assert_never
+from typing import Self
 
+from slipstream.client.auth import Path, Secret
 from slipstream.client.base import (
-    BaseClient,
-    BaseMessage,
+    DRAIN_LOOK,
+    DRAIN_TIMEOUT,
     HeadersLike,
     encode_headers,
     is_no_responders,
+    not_taken,
     timed_out,
 )
-from slipstream.client.events import BulkSink, ClientEvent, Drop, Effect, Ended, EventHandler, Ready, ReplySink, Report
+from slipstream.client.blocking_connection import WRITE_SIZE, Connection
+from slipstream.client.blocking_subscription import Callback, Message, Subscription
+from slipstream.client.events import BulkSink, EventHandler, ReplySink
+from slipstream.client.line import FOREVER
 from slipstream.client.mailbox import Mailbox
+from slipstream.client.many import Many
 from slipstream.client.options import (
     DEFAULT_SERVER,
     MAX_PENDING_BYTES,
@@ -44,98 +36,12 @@ from slipstream.client.options import (
     Servers,
     parse_servers,
 )
-from slipstream.client.protocol import Session, State
-from slipstream.errors import ConnectionLostError, Error, NoRespondersError, SlowConsumerError, UsageError
+from slipstream.client.tls import tls_options
+from slipstream.errors import Error, NoRespondersError, RequestTimeoutError, SlowConsumerError
 from slipstream.wire import Msg
 from slipstream.wire.inbox import DEFAULT_PREFIX
 
 __all__ = ["Client", "Message", "Subscription", "connect"]
-
-READ_SIZE = 64 * 1024
-WRITE_SIZE = 64 * 1024  # frames are sent when that much has come together,
-IDLE = 0.001  # or at once when nothing was sent for that long, else by the keeper after that time
-KEEPER_INTERVAL = 1.0
-CLOSE_TIMEOUT = 0.5
-FOREVER = 1e6  # seconds; what the operating system's waits take
-
-
-class Message(BaseMessage["Client"]):
-    """One message."""
-
-    def respond(self, payload: bytes = b"", *, headers: HeadersLike | None = None) -> None:
-        """Publish an answer to whoever asked."""
-        self._client.publish(self._answer_to(), payload, headers=headers)
-
-
-Callback = Callable[[Message], None]
-
-
-class Subscription:
-    """Messages of one subject: `for message in subscription`, `next`, or `next_chunk` for all that is there."""
-
-    def __init__(self, client: Client, box: Mailbox) -> None:
-        self._client = client
-        self._box = box
-
-    @property
-    def subject(self) -> str:
-        """The subject or filter."""
-        return self._box.subject
-
-    @property
-    def pending(self) -> int:
-        """Messages that arrived and were not taken yet."""
-        return self._box.pending
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.unsubscribe()
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> Message:
-        box, client = self._box, self._client
-        with client._lock:
-            if box.items:
-                return Message(box.take(), client)
-        msgs = self._take(lambda: None if box.is_over else [box.take()], FOREVER)
-        if msgs is None:
-            raise StopIteration
-        return Message(msgs[0], client)
-
-    def next(self, *, timeout: float = 5.0) -> Message:
-        """The next message. Raises RequestTimeoutError, or SlowConsumerError where messages had to be dropped."""
-        msgs = self._take(lambda: [self._box.take()], timeout)
-        assert msgs is not None
-        return Message(msgs[0], self._client)
-
-    def next_chunk(self, *, timeout: float = 5.0) -> list[Message]:
-        """Every message that is there, at least one. Raises as `next` does."""
-        msgs = self._take(self._box.take_all, timeout)
-        assert msgs is not None
-        return [Message(msg, self._client) for msg in msgs]
-
-    def unsubscribe(self, max_msgs: int = 0) -> None:
-        """End the subscription, at once or after `max_msgs` messages in all. What is there can still be taken."""
-        self._client._unsubscribe(self._box, max_msgs)
-
-    def _take(self, take: Callable[[], list[Msg] | None], timeout: float) -> list[Msg] | None:
-        """Wait until there is something and take it, in one step under the lock: another thread may read as well."""
-        taken: list[list[Msg] | None] = []
-
-        def ready() -> bool:
-            if self._box.is_ready:
-                taken.append(take())
-            return bool(taken)
-
-        if not self._client._until(ready, timeout):
-            raise timed_out(f"subscription of {self.subject!r}", timeout)
-        return taken[0]
 
 
 class _Reply:
@@ -158,27 +64,14 @@ class _Reply:
         return self.msg is not None or self.error is not None
 
 
-class Client(BaseClient):
+class Client(Connection):
     """A connection to NATS. Made by `connect`. All methods may be called from any thread."""
 
     def __init__(self, options: Options, on_event: EventHandler | None) -> None:
-        self._core = Session(options, nonce=secrets.token_hex(11))
-        self._on_event = on_event
-        self._bound = options.max_pending_bytes
-        self._lock: threading.RLock | _Forked = threading.RLock()
-        self._changed = threading.Condition(self._lock)
-        self._news: deque[ClientEvent] = deque()  # told when the lock is not held
-        self._line = _Line()
-        self._is_pumping = False
-        self._is_write_due = False  # the keeper was told
-        self._last_write = 0.0
-        self._last_drain = 0.0
-        self._kick = threading.Event()  # wakes the keeper
-        self._closing = threading.Event()
-        self._threads: list[threading.Thread] = []
+        super().__init__(options, on_event)
         self._callbacks: dict[bytes, tuple[Subscription, Callback]] | None = None
+        self._caller: threading.Thread | None = None  # the thread that runs them
         self._called: deque[bytes] = deque()  # the sids with something for their callback
-        _clients.add(self)
 
     @classmethod
     def connect(
@@ -186,9 +79,17 @@ class Client(BaseClient):
         servers: Servers = DEFAULT_SERVER,
         *,
         name: str = "",
-        user: str = "",
-        password: str = "",
-        token: str = "",
+        user: Secret = "",
+        password: Secret = "",
+        token: Secret = "",
+        nkey: Secret = "",
+        credentials: Secret | None = None,
+        tls: bool | ssl.SSLContext = False,
+        tls_ca: str | Path | None = None,
+        tls_cert: str | Path | None = None,
+        tls_key: str | Path | None = None,
+        tls_hostname: str = "",
+        tls_first: bool = False,
         echo: bool = True,
         timeout: float = 5.0,
         inbox_prefix: str = DEFAULT_PREFIX,
@@ -204,18 +105,35 @@ class Client(BaseClient):
     ) -> Self:
         """Connect to one of `servers`: `nc = connect(...)`, or `with connect(...) as nc`.
 
+        One way to log in: `user` and `password`, a `token`, the seed of an `nkey`, or a `credentials` file with JWT
+        and seed. Each may be a path that is read, or a function that is called (`from_env("NAME")` is one), before each
+        connection; a `str` is the secret itself, but for `credentials`, where it is the path. User, password and token
+        may be in the URL as well, and go first there.
+
+        URLs begin with `nats://`, `tls://`, `ws://` or `wss://` (WebSocket). A server that requires TLS gets it; `tls`,
+        any of the other TLS arguments and the schemes `tls` and `wss` make it a must. The certificate must come from
+        `tls_ca` (a file; without it: from an authority the system trusts) and be for the host or `tls_hostname`;
+        `tls_cert` and `tls_key` are ours. `tls` may be a context instead, which then decides all that. `tls_first` is
+        for servers that begin with TLS, not with INFO.
+
         `timeout` is for each server tried. A PING goes out every `ping_interval` seconds; after `max_pings_out` of them
         without a sign of life the connection counts as lost. With `reconnect`, a lost connection is made again, with
         pauses from `reconnect_wait` up to `reconnect_max_wait` seconds, at most `max_reconnects` times in a row (None:
         forever); what is published meanwhile is kept, up to `reconnect_buffer_bytes`. `on_event` is told what no call
         can raise, by whichever thread saw it.
         """
+        maker, is_tls = tls_options(tls, ca=tls_ca, cert=tls_cert, key=tls_key, hostname=tls_hostname)
         options = Options(
             servers=parse_servers(servers),
             name=name,
             user=user,
             password=password,
             token=token,
+            nkey=nkey,
+            credentials=credentials,
+            tls=maker,
+            tls_required=is_tls or tls_first,
+            tls_first=tls_first,
             echo=echo,
             timeout=timeout,
             inbox_prefix=inbox_prefix,
@@ -229,15 +147,7 @@ class Client(BaseClient):
             reconnect_buffer_bytes=reconnect_buffer_bytes,
         )
         client = cls(options, on_event)
-        try:
-            client._connect()
-        except BaseException:
-            client.close()
-            raise
-        if client._core.error is not None:
-            raise client._core.error
-        ref: weakref.ref[Client] = weakref.ref(client)
-        client._start_thread(partial(_keeper, ref, client._kick), "keeper")
+        client._open()
         return client
 
     def __enter__(self) -> Self:
@@ -308,6 +218,40 @@ class Client(BaseClient):
             raise NoRespondersError(subject)
         return Message(reply.msg, self)
 
+    def request_many(
+        self,
+        subject: str,
+        payload: bytes = b"",
+        *,
+        headers: HeadersLike | None = None,
+        timeout: float = 5.0,
+        max_messages: int | None = None,
+        idle_timeout: float | None = None,
+        sentinel: Callable[[Message], bool] | None = None,
+    ) -> Iterator[Message]:
+        """Publish a request and iterate over all replies: `for message in nc.request_many(...)`.
+
+        It is sent by the first step of the iteration, which ends after `timeout` seconds in all, after `max_messages`,
+        when no further reply comes for `idle_timeout` seconds, or at a reply for which `sentinel` is true (it is not
+        handed over). Raises NoRespondersError if nobody listens, ConnectionLostError if the connection goes meanwhile.
+        """
+        many = Many(subject, now=self.now(), timeout=timeout, idle_timeout=idle_timeout, max_messages=max_messages)
+        replies = Subscription(self, many.box)
+        token = self.start(subject, payload, many, header=encode_headers(headers))
+        try:
+            while not many.box.is_over:
+                try:
+                    message = replies.next(timeout=many.patience(self.now()))
+                except RequestTimeoutError:
+                    return
+                if is_no_responders(message.raw):
+                    raise NoRespondersError(subject)
+                if sentinel is not None and sentinel(message):
+                    return
+                yield message
+        finally:
+            self.cancel(token)
+
     def flush(self, *, timeout: float = 5.0) -> None:
         """Wait until the server has processed everything sent so far."""
         with self._lock:
@@ -315,27 +259,21 @@ class Client(BaseClient):
         if not self._until(lambda: answer.is_here, timeout, epoch=epoch):
             raise timed_out("flush", timeout)
 
-    def close(self) -> None:
-        """Send what is pending, end all subscriptions and close the connection. Can be called again."""
-        if isinstance(self._lock, _Forked):
-            return  # the parent's connection; our copy of its socket is closed already
-        core, line = self._core, self._line
-        with suppress(Error):  # closed already, or lost on the way
-            self._until(lambda: not core.is_connected or not line.unsent + core.out_size, CLOSE_TIMEOUT)
-        with self._changed:
-            self._carry_out(core.close())
-            self._line.finish(CLOSE_TIMEOUT, is_read=self._is_pumping)
-            self._closing.set()
-            self._kick.set()
-            self._changed.notify_all()
-            if not self._changed.wait_for(lambda: not self._is_pumping, CLOSE_TIMEOUT):
-                self._line.hang_up()
-                self._changed.wait_for(lambda: not self._is_pumping, CLOSE_TIMEOUT)
-            self._line.discard()
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(CLOSE_TIMEOUT)
-        self._tell_news()
+    def drain(self, *, timeout: float = DRAIN_TIMEOUT) -> None:
+        """End all subscriptions, wait until what they hold is taken or handled, send everything, then close.
+
+        Meanwhile nothing can be subscribed to, all else goes on. The client is closed in any case. Raises
+        RequestTimeoutError if not all is taken in time, ConnectionLostError if the connection goes meanwhile.
+        """
+        deadline = self.now() + timeout
+        try:
+            boxes = self._drained(None, timeout)
+            while not self._until(lambda: all(not box.items and self._is_handled(box) for box in boxes), DRAIN_LOOK):
+                if self.now() > deadline:
+                    raise not_taken(boxes, timeout)
+            self.flush(timeout=max(0.0, deadline - self.now()))
+        finally:
+            self.close()
 
     # For the rooms above
 
@@ -360,223 +298,25 @@ class Client(BaseClient):
         with self._lock:
             self._core.cancel(token)
 
-    def wait(self, ready: Callable[[], bool], *, timeout: float, what: str) -> None:
-        """Return once `ready()` is true; it is asked now and after each chunk that was received.
+    # For subscriptions
 
-        Raises RequestTimeoutError, which names `what`, or ConnectionLostError if the connection goes meanwhile.
-        """
-        if not self._until(ready, timeout, epoch=self._core.epoch):
-            raise timed_out(what, timeout)
-
-    def ready(self) -> None:
-        """Return when the bytes to be sent are under their bound."""
-        core, line, bound = self._core, self._line, self._bound
-        self._until(lambda: not core.is_connected or line.unsent + core.out_size <= bound, FOREVER)
-
-    def now(self) -> float:
-        """The clock of all timeouts, in seconds."""
-        return time.monotonic()
-
-    # The pump
-
-    def _until(self, ready: Callable[[], bool], timeout: float, *, epoch: int | None = None) -> bool:
-        """Pump, or wait for the pump, until `ready()`, which runs under the lock; False when the time is up.
-
-        Raises if the client is closed, and if the connection counted as `epoch` is lost.
-        """
-        core = self._core
-        deadline = time.monotonic() + timeout
-        while True:
-            with self._changed:
-                self._write()
-                if ready():
-                    return True
-                core.check()
-                if epoch is not None and core.epoch != epoch:
-                    raise ConnectionLostError(f"the connection to {core.server} was lost: {core.last_error}")
-                now, due = time.monotonic(), core.timer if core.is_connected else FOREVER
-                if now >= due:
-                    self._carry_out(core.tick(now))
-                    continue
-                if now >= deadline:
-                    return False
-                left = min(deadline, due) - now
-                if self._is_pumping or not self._line.is_open:
-                    self._changed.wait(left)
-                    continue
-                self._is_pumping, line = True, self._line
-            self._pump(line, left)
-
-    def _pump(self, line: _Line, left: float) -> bool:
-        """Read once, without the lock, and handle what came; whether anything did. The caller set `_is_pumping`."""
-        data: bytes | None = None
-        error: Error | None = None
-        try:
-            data = line.read(left)
-            if data == b"":
-                error = ConnectionLostError("the server closed the connection")
-        except OSError as exc:
-            error = ConnectionLostError(f"connection lost: {exc}")
-            error.__cause__ = exc
-        finally:
-            with self._changed:
-                self._is_pumping = False
-                if line is not self._line:
-                    line.discard()  # given up while we read it
-                elif error is not None:
-                    self._lost(error)
-                elif data:
-                    self._carry_out(self._core.received(data, time.monotonic()))
-                    if self._core.out:
-                        self._write()
-                self._changed.notify_all()
-        self._tell_news()
-        return bool(data)
-
-    def _write_soon(self) -> None:
-        """At once when much has come together or the line was idle; in a burst the keeper sends what is left over."""
-        if self._core.out_size > WRITE_SIZE or time.monotonic() - self._last_write > IDLE:
-            self._write()
-        else:
-            self._is_write_due = True
-            self._kick.set()
-
-    def _write(self) -> None:
-        """Give the socket what it takes; the rest stays with the line, and the pump looks out for room."""
-        line, core = self._line, self._core
-        self._is_write_due = False
-        if not line.is_open or not (core.out or line.unsent):
-            return
-        was_full = bool(line.unsent)
-        try:
-            while core.out or line.unsent:
-                if not line.unsent:
-                    line.put(core.take())
-                if not line.write():
-                    if self._is_pumping:
-                        line.nudge()
-                    break
-            else:
-                if was_full:
-                    self._changed.notify_all()  # others wait for room
-        except OSError as exc:
-            error = ConnectionLostError(f"connection lost: {exc}")
-            error.__cause__ = exc
-            self._lost(error)
-        self._last_write = time.monotonic()
-
-    # The connection
-
-    def _connect(self) -> None:
-        """Try servers until one accepts us or none is left."""
-        core = self._core
-        while core.state in (State.IDLE, State.WAITING):
-            pause = core.timer - time.monotonic()
-            if core.state is State.WAITING and pause > 0:
-                self._closing.wait(pause)
-            self._dial()
-        self._tell_news()
-
-    def _dial(self) -> None:
-        """Try one server; how it ended is in the state."""
-        core = self._core
+    def _drained(self, box: Mailbox | None, timeout: float) -> Sequence[Mailbox]:
+        """End one subscription or all when everything the server has for them is here; returns their mailboxes."""
         with self._lock:
-            if self.is_closed:
-                return
-            server = core.dial(time.monotonic())
-        try:
-            sock = socket.create_connection((server.host, server.port), timeout=core.options.timeout)
-        except TimeoutError:
-            with self._lock:
-                self._carry_out(core.tick(core.timer))
-            return
-        except OSError as exc:
-            error = ConnectionLostError(f"{server}: {exc}")
-            error.__cause__ = exc
-            with self._changed:
-                self._lost(error)
-            return
-        with self._lock:
-            if self.is_closed:
-                sock.close()
-                return
-            core.opened()
-            self._line = _Line(sock)
-        handshake = (State.GREETING, State.HANDSHAKE)
-        if not self._until(lambda: core.state not in handshake, core.timer - time.monotonic()):
-            with self._lock:
-                self._carry_out(core.tick(core.timer))
+            answer, epoch = self._core.drain(box), self._core.epoch
+        if not self._until(lambda: answer.is_here, timeout, epoch=epoch):
+            raise timed_out(f"drain of {box.subject!r}" if box else "drain", timeout)
+        return answer.draining
 
-    def _lost(self, error: Error) -> None:
-        """The socket is of no use any more. The lock is held."""
-        self._give_up_line()
-        if not self.is_closed:
-            self._carry_out(self._core.lost(error, now=time.monotonic(), random=random.random()))
-        self._kick.set()
-        self._changed.notify_all()
-
-    def _give_up_line(self) -> None:
-        line, self._line = self._line, _Line()
-        if self._is_pumping:
-            line.hang_up()  # wakes the pump, which discards it
-        else:
-            line.discard()
-
-    def _carry_out(self, effects: list[Effect]) -> None:
-        for effect in effects:
-            if isinstance(effect, Drop):
-                self._lost(effect.error)
-            elif isinstance(effect, Report):
-                self._news.append(effect.event)
-            elif isinstance(effect, Ready | Ended):
-                self._changed.notify_all()
-            else:
-                assert_never(effect)
-
-    def _tell_news(self) -> None:
-        while self._news:
-            try:
-                event = self._news.popleft()
-            except IndexError:  # another thread was quicker
-                return
-            self._tell(event)
+    def _is_handled(self, box: Mailbox) -> bool:
+        """Whether no callback has to do with a subscription that ended; its own thread cannot wait for itself."""
+        return not self._callbacks or box.sid not in self._callbacks or threading.current_thread() is self._caller
 
     def _unsubscribe(self, box: Mailbox, max_msgs: int) -> None:
         with self._changed:
             self._core.unsubscribe(box, max_msgs)
             self._write()
-            self._changed.notify_all()
-
-    # The keeper
-
-    def _keep(self) -> None:
-        """What nobody else may be there to do: send, ping, read, reconnect."""
-        with self._lock:
-            self._write()
-            self._carry_out(self._core.tick(time.monotonic()))
-            self._write()
-        if self._core.state is State.WAITING:
-            with suppress(Error):  # closed meanwhile
-                self._connect()
-        elif time.monotonic() - self._last_drain >= KEEPER_INTERVAL:
-            self._drain()
-        self._tell_news()
-
-    def _drain(self) -> None:
-        """Read all there is, unless somebody pumps anyway."""
-        while True:
-            self._last_drain = time.monotonic()
-            with self._lock:
-                if self._is_pumping or not self._line.is_open:
-                    return
-                self._is_pumping, line = True, self._line
-            if not self._pump(line, 0.0):
-                return
-
-    def _start_thread(self, target: Callable[[], None], name: str) -> None:
-        thread = threading.Thread(target=target, name=f"slipstream {name}", daemon=True)
-        self._threads.append(thread)
-        thread.start()
+            self._stir()
 
     # Callbacks
 
@@ -584,7 +324,7 @@ class Client(BaseClient):
         """From now on the dispatcher reads this subscription. The lock is held."""
         if self._callbacks is None:
             self._callbacks = {}
-            self._start_thread(self._dispatch, "callbacks")
+            self._caller = self._start_thread(self._dispatch, "callbacks")
         self._callbacks[subscription._box.sid] = (subscription, callback)
         self._await_call(subscription._box)
 
@@ -611,6 +351,7 @@ class Client(BaseClient):
                     msgs = []  # reported when the gap began
                 except Error:
                     del self._callbacks[sid]  # the end
+                    self._stir()
                     continue
             for msg in msgs:
                 if self._closing.is_set():
@@ -621,134 +362,6 @@ class Client(BaseClient):
                     self._callback_failed(subscription.subject, exc)
             with self._lock:
                 self._await_call(subscription._box)
-
-
-class _Line:
-    """A socket that does not block, with a way to wake whoever waits for it. Without a socket: not connected."""
-
-    def __init__(self, sock: socket.socket | None = None) -> None:
-        self._sock = sock
-        self._rest = memoryview(b"")
-        self._wants_room = False
-        if sock is None:
-            return
-        sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._waker, self._woken = socket.socketpair()
-        self._woken.setblocking(False)
-        self._waker.setblocking(False)
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(sock, selectors.EVENT_READ)
-        self._selector.register(self._woken, selectors.EVENT_READ)
-
-    @property
-    def is_open(self) -> bool:
-        return self._sock is not None
-
-    @property
-    def unsent(self) -> int:
-        return len(self._rest)
-
-    def put(self, data: bytes) -> None:
-        self._rest = memoryview(data)
-
-    def write(self) -> bool:
-        """Send the rest; False when the socket did not take all of it."""
-        assert self._sock is not None
-        try:
-            while self._rest:
-                self._rest = self._rest[self._sock.send(self._rest) :]
-        except BlockingIOError:
-            return False
-        return True
-
-    def read(self, timeout: float) -> bytes | None:
-        """What has arrived, after waiting for it; None when nothing has, or when it is worth looking around again."""
-        sock = self._sock
-        assert sock is not None
-        try:
-            return sock.recv(READ_SIZE)
-        except BlockingIOError:
-            pass
-        if self._wants_room != bool(self._rest):
-            self._wants_room = not self._wants_room
-            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._wants_room else 0)
-            self._selector.modify(sock, events)
-        for key, events in self._selector.select(min(timeout, FOREVER)):
-            if key.fileobj is self._woken:
-                self._woken.recv(64)
-            elif events & selectors.EVENT_READ:
-                return sock.recv(READ_SIZE)
-        return None
-
-    def nudge(self) -> None:
-        """Wake the thread in `read`."""
-        with suppress(BlockingIOError):  # plenty of wake-ups wait already
-            self._waker.send(b"!")
-
-    def hang_up(self) -> None:
-        """End the connection; the thread in `read` notices."""
-        if self._sock is not None:
-            with suppress(OSError):  # the peer was quicker
-                self._sock.shutdown(socket.SHUT_RDWR)
-
-    def finish(self, timeout: float, *, is_read: bool) -> None:
-        """Wait until the server hangs up: closing with its bytes unread could take our last ones with them."""
-        if self._sock is None:
-            return
-        with suppress(OSError):  # it hung up hard, or not in time
-            self._sock.shutdown(socket.SHUT_WR)
-            self._sock.settimeout(timeout)
-            while not is_read and self._sock.recv(READ_SIZE):
-                pass
-
-    def discard(self) -> None:
-        """Close everything; nobody reads any more."""
-        if self._sock is not None:
-            self._selector.close()
-            self._waker.close()
-            self._woken.close()
-            self._sock.close()
-            self._sock = None
-
-
-class _Forked:
-    """Takes the place of the lock in a forked child, where the connection is the parent's."""
-
-    def __enter__(self) -> NoReturn:
-        raise UsageError(
-            "this client was made before the process forked: the connection is the parent's, connect again"
-        )
-
-    def __exit__(self, *_: object) -> None: ...
-
-
-_clients: weakref.WeakSet[Client] = weakref.WeakSet()
-
-
-def _forget_after_fork() -> None:
-    for client in list(_clients):
-        client._lock = _Forked()
-        client._changed = client._lock  # type: ignore[assignment]
-        client._line.discard()  # our copies of the descriptors; the connection itself goes on in the parent
-    _clients.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_after_fork)
-
-
-def _keeper(ref: weakref.ref[Client], kick: threading.Event) -> None:
-    """The keeper's thread. It holds the client only while it works, so a client that nobody has any more can go."""
-    while True:
-        if kick.wait(KEEPER_INTERVAL):
-            kick.clear()
-            time.sleep(IDLE)  # let a burst come together
-        client = ref()
-        if client is None or client._closing.is_set() or client.is_closed:
-            return
-        client._keep()
-        del client
 
 
 connect = Client.connect

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
+from slipstream.client.mailbox import Mailbox
 from slipstream.errors import Error
 from slipstream.wire import Msg
 
@@ -39,8 +40,11 @@ class EventKind(enum.StrEnum):
     """What can happen to a client beside the messages."""
 
     DISCONNECTED = "disconnected"
+    RECONNECT_FAILED = "reconnect_failed"  # one try; the next follows
     RECONNECTED = "reconnected"
-    LAME_DUCK = "lame_duck"
+    DISCOVERED = "discovered"  # servers we had not heard of: `client.servers` has them
+    LAME_DUCK = "lame_duck"  # the server will go soon and asks its clients to look for another
+    SERVER_SHUTDOWN = "server_shutdown"  # it goes now
     ERROR = "error"
     CLOSED = "closed"
 
@@ -70,6 +74,10 @@ class Ready(NamedTuple):
     """The handshake is done: the connection can be used."""
 
 
+class StartTls(NamedTuple):
+    """The server greeted and waits for TLS: secure the transport, then call `opened` again."""
+
+
 class Drop(NamedTuple):
     """Cut the transport now; then tell the protocol with `lost(error)`."""
 
@@ -88,13 +96,14 @@ class Report(NamedTuple):
     event: ClientEvent
 
 
-Effect = Ready | Drop | Ended | Report
+Effect = Ready | StartTls | Drop | Ended | Report
 
 
 class Pong:
-    """The answer to one PING that somebody waits for."""
+    """The answer to one PING that somebody waits for; when it is here, the subscriptions in `draining` have all."""
 
-    __slots__ = ("is_here",)
+    __slots__ = ("draining", "is_here")
 
-    def __init__(self) -> None:
+    def __init__(self, draining: Sequence[Mailbox] = ()) -> None:
         self.is_here = False
+        self.draining = draining

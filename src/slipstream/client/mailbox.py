@@ -30,8 +30,8 @@ class Mailbox:
     """One subscription: what it is for the server (`sid`, `subject`, `queue`) and what arrived for it."""
 
     __slots__ = (
-        "_gaps", "_size", "_wake", "before", "error", "is_ended", "items", "limit", "max_bytes", "max_msgs", "on_gap",
-        "queue", "received", "sid", "subject",
+        "_gaps", "_size", "_wake", "before", "dropped", "error", "is_ended", "items", "limit", "max_bytes", "max_msgs",
+        "on_gap", "queue", "received", "sid", "subject",
     )  # fmt: skip
 
     def __init__(self, sid: bytes, subject: str, *, queue: str, max_msgs: int, max_bytes: int) -> None:
@@ -45,6 +45,7 @@ class Mailbox:
         self.limit = 0  # auto-unsubscribe after that many messages in all; 0 for never
         self.received = 0
         self.before = 0  # of these, those of earlier connections
+        self.dropped = 0  # for want of room
         self.is_ended = False
         self.error: Error | None = None  # why it ended, if not by order
         self.on_gap: Callable[[SlowConsumerError], None] | None = None
@@ -152,6 +153,7 @@ class Mailbox:
             if self.on_gap is not None:
                 self.on_gap(self._gap_error(1))
         gap.dropped += 1
+        self.dropped += 1
 
     def _gap_error(self, dropped: int) -> SlowConsumerError:
         return SlowConsumerError(

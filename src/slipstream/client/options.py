@@ -5,18 +5,27 @@ Invariant: no secret is part of any text made here; `repr` and `str` of an addre
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Protocol
 from urllib.parse import unquote, urlsplit
 
+from slipstream.client.auth import Login, Secret
 from slipstream.errors import UsageError
+from slipstream.version import VERSION
 from slipstream.wire import ConnectOptions, ServerInfo, check_subject
 from slipstream.wire.inbox import DEFAULT_PREFIX
 
+if TYPE_CHECKING:
+    from slipstream.client.channel import Layer
+
 LANG = "python-slipstream"
-VERSION = "0.1.0"
 DEFAULT_SERVER = "nats://127.0.0.1:4222"
 DEFAULT_PORT = 4222
+PORTS = {"nats": DEFAULT_PORT, "tls": DEFAULT_PORT, "ws": 80, "wss": 443}
+_PATH = re.compile(r"/[!-~]*")  # of a WebSocket: what may stand in a line of HTTP
 MAX_PENDING_OUT = 256 * 1024  # unsent bytes at which a publisher waits: 2 ms of work, so that readers get their turn
 RECONNECT_BUFFER = 8 * 1024 * 1024
 MAX_PENDING_MSGS = 512 * 1024
@@ -28,17 +37,36 @@ Servers = str | Sequence[str]
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a server listens, and the credentials that its URL carried."""
+    """Where a server listens, how it is spoken to, and the credentials that its URL carried."""
 
     host: str
     port: int = DEFAULT_PORT
+    scheme: str = "nats"
+    path: str = ""  # of a WebSocket
+    tls_name: str = field(default="", repr=False, compare=False)  # its certificate is for this name, if not empty
     user: str = field(default="", repr=False, compare=False)
     password: str = field(default="", repr=False, compare=False)
     token: str = field(default="", repr=False, compare=False)
 
-    def __str__(self) -> str:
+    @property
+    def netloc(self) -> str:
+        """Host and port."""
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"nats://{host}:{self.port}"
+        return f"{host}:{self.port}"
+
+    @property
+    def is_websocket(self) -> bool:
+        """Whether NATS goes through a WebSocket there."""
+        return self.scheme in ("ws", "wss")
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.netloc}{self.path}"
+
+
+class TlsMaker(Protocol):
+    """Where the TLS of a connection comes from."""
+
+    def layer(self, server: Address) -> Layer: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +75,14 @@ class Options:
 
     servers: tuple[Address, ...]
     name: str = ""
-    user: str = field(default="", repr=False)
-    password: str = field(default="", repr=False)
-    token: str = field(default="", repr=False)
+    user: Secret = field(default="", repr=False)
+    password: Secret = field(default="", repr=False)
+    token: Secret = field(default="", repr=False)
+    nkey: Secret = field(default="", repr=False)
+    credentials: Secret | None = field(default=None, repr=False)
+    tls: TlsMaker | None = field(default=None, repr=False)  # None: a session without a driver
+    tls_required: bool = False
+    tls_first: bool = False
     echo: bool = True
     timeout: float = 5.0
     inbox_prefix: str = DEFAULT_PREFIX
@@ -69,8 +102,17 @@ class Options:
         for name in ("timeout", "ping_interval", "max_pings_out", "max_pending_bytes", "reconnect_wait"):
             if not getattr(self, name) > 0:
                 raise UsageError(f"{name} is {getattr(self, name)!r}, more than 0 is allowed")
-        if self.token and (self.user or self.password):
-            raise UsageError("both a token and a user were given, one of them is allowed")
+        ways = {
+            "user and password": bool(self.user or self.password),
+            "token": bool(self.token),
+            "nkey": bool(self.nkey),
+            "credentials": self.credentials is not None,
+        }
+        if self.tls_required and any(server.scheme == "ws" for server in self.servers):
+            raise UsageError("TLS was asked for and a server URL begins with ws://: wss:// is allowed")
+        if sum(ways.values()) > 1:
+            given = ", ".join(name for name, is_given in ways.items() if is_given)
+            raise UsageError(f"more than one way to log in was given ({given}), one is allowed")
 
 
 def parse_servers(servers: Servers) -> tuple[Address, ...]:
@@ -81,32 +123,58 @@ def parse_servers(servers: Servers) -> tuple[Address, ...]:
 
 
 def parse_address(url: str, *, like: Address | None = None) -> Address:
-    """`host`, `host:port` or `nats://user:password@host:port`; `like` lends its credentials to an address without."""
+    """`host`, `host:port` or `scheme://user:password@host:port`; a URL without them gets scheme and credentials of
+    `like`."""
     scheme, mark, _ = url.partition("://")
+    scheme = scheme.lower() if mark else like.scheme if like is not None else "nats"
     # The URL may hold a password, also one that broke the parsing: no message repeats it.
-    if mark and scheme.lower() != "nats":
+    if scheme not in PORTS:
         seen = scheme if scheme.isalpha() else "..."
-        raise UsageError(f"bad server URL {seen}://...: nats:// is allowed")
+        raise UsageError(f"bad server URL {seen}://...: nats://, tls://, ws:// and wss:// are allowed")
     try:
         parts = urlsplit(url if mark else f"nats://{url}")
         host, port = parts.hostname, parts.port
     except ValueError:
         raise UsageError("bad server URL: the part behind the host is not a port number 0..65535") from None
-    if not host or parts.path.strip("/") or parts.query or parts.fragment:
-        raise UsageError("bad server URL: nats://[user:password@]host[:port] is allowed")
+    path = parts.path if scheme in ("ws", "wss") else parts.path.strip("/")
+    if not host or parts.query or parts.fragment or (path and not _PATH.fullmatch(path)):
+        raise UsageError("bad server URL: scheme://[user:password@]host[:port] is allowed, with a path for ws and wss")
     user, password = unquote(parts.username or ""), unquote(parts.password or "")
-    token = ""
+    token, tls_name = "", ""
     if user and parts.password is None:
         user, token = "", user
-    if not user and not token and like is not None:
-        user, password, token = like.user, like.password, like.token
-    return Address(host, DEFAULT_PORT if port is None else port, user, password, token)
+    if like is not None:
+        if not user and not token:
+            user, password, token = like.user, like.password, like.token
+        if _is_ip(host):
+            tls_name = like.tls_name or ("" if _is_ip(like.host) else like.host)
+    return Address(
+        host,
+        PORTS[scheme] if port is None else port,
+        scheme,
+        "" if path == "/" else path,
+        tls_name,
+        user,
+        password,
+        token,
+    )
 
 
-def learned_addresses(urls: Iterable[str], *, like: Address) -> list[Address]:
-    """The addresses a server told us of; what we cannot read is left out, it is not our caller's mistake."""
+def _is_ip(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def learned_addresses(info: ServerInfo, *, like: Address) -> list[Address]:
+    """The addresses a server told us of; what we cannot read is left out, it is not our caller's mistake.
+
+    They are mostly numbers, which certificates seldom hold: the name we know the cluster by is checked instead.
+    """
     found = []
-    for url in urls:
+    for url in info.ws_connect_urls if like.is_websocket else info.connect_urls:
         try:
             found.append(parse_address(url, like=like))
         except UsageError:
@@ -114,18 +182,22 @@ def learned_addresses(urls: Iterable[str], *, like: Address) -> list[Address]:
     return found
 
 
-def connect_options(options: Options, address: Address, info: ServerInfo) -> ConnectOptions:
+def connect_options(
+    options: Options, address: Address, info: ServerInfo, login: Login, *, is_secure: bool
+) -> ConnectOptions:
     """What we say in CONNECT. Credentials in the URL go before those of the options: they are the closer ones."""
     if address.user or address.token:
-        user, password, token = address.user, address.password, address.token
-    else:
-        user, password, token = options.user, options.password, options.token
+        login = Login(user=address.user, password=address.password, token=address.token)
     return ConnectOptions(
         verbose=False,
         pedantic=False,
-        user=user or None,
-        password=password or None,
-        auth_token=token or None,
+        user=login.user or None,
+        password=login.password or None,
+        auth_token=login.token or None,
+        jwt=login.jwt or None,
+        nkey=login.key.public_key if login.key is not None and not login.jwt else None,
+        sig=login.signature(info, address),
+        tls_required=is_secure,
         name=options.name,
         lang=LANG,
         version=VERSION,

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import enum
 import math
-import re
 from collections import deque
 
+from slipstream.client.auth import Login
+from slipstream.client.complaints import read_complaint
 from slipstream.client.events import (
-    BulkSink,
-    ClientEvent,
     Drop,
     Effect,
     Ended,
@@ -24,11 +23,13 @@ from slipstream.client.events import (
     Pong,
     Ready,
     ReplySink,
-    Report,
+    StartTls,
     Stats,
 )
 from slipstream.client.mailbox import Mailbox
 from slipstream.client.options import Address, Options, connect_options, learned_addresses
+from slipstream.client.outgoing import Kept
+from slipstream.client.requests import INBOX_SID, Requests, new_parser
 from slipstream.client.servers import Pool, backoff
 from slipstream.errors import (
     AuthorizationError,
@@ -37,8 +38,8 @@ from slipstream.errors import (
     Error,
     RemoteProtocolError,
     RequestTimeoutError,
-    ServerError,
     SlowConsumerError,
+    TlsError,
     UsageError,
 )
 from slipstream.wire import (
@@ -47,17 +48,14 @@ from slipstream.wire import (
     Inbox,
     Info,
     Msg,
-    Parser,
     Ping,
     ServerInfo,
-    Side,
     Violation,
     check_filter,
     check_subject,
     connect,
     ping,
     pong,
-    pub,
     sub,
     unsub,
 )
@@ -67,17 +65,6 @@ from slipstream.wire import (
 
 __all__ = ["ReplySink", "Session", "State", "Step"]
 
-MAX_INCOMING = 65 * 1024 * 1024  # nats-server allows max_payload up to 64 MiB; a JetStream reply adds headers to that
-MAX_LINE = 4096 - 64  # of a PUB without its sizes; the server cuts us off at 4,096
-BIG_PAYLOAD = 16 * 1024  # from here on a copy costs more than two more entries in the list
-KNOWN_SUBJECTS = 4096
-INBOX_SID = b"1"
-
-_AUTHORIZATION = (
-    "authorization", "authentication", "permissions violation", "user authentication", "account authentication",
-)  # fmt: skip
-_DENIED_SUB = re.compile(r'permissions violation for subscription to "([^"]*)"(?: using queue "([^"]*)")?', re.I)
-
 
 class State(enum.Enum):
     """Where the client stands."""
@@ -85,6 +72,7 @@ class State(enum.Enum):
     IDLE = "no server was tried yet"
     DIALING = "a transport is being opened"
     GREETING = "the server's INFO is awaited"
+    SECURING = "TLS is being set up, as INFO asked for"
     HANDSHAKE = "CONNECT and PING are sent, the PONG is awaited"
     CONNECTED = "in use"
     WAITING = "the connection is lost, the next try comes at `timer`"
@@ -97,58 +85,48 @@ class Step(enum.Enum):
     DIAL = "the driver opens a transport"
     OPENED = "the transport is open"
     INFO = "the server greeted"
+    SECURE = "the server greeted, and goes on in TLS"
     PONG = "the server accepted us"
     LOST = "the transport is gone"
     CLOSE = "the user or the last error ended it"
 
 
-_TABLE = {
+_TRYING = (State.DIALING, State.GREETING, State.SECURING, State.HANDSHAKE)
+_TABLE: dict[tuple[State, Step], State] = {
     (State.IDLE, Step.DIAL): State.DIALING,
     (State.WAITING, Step.DIAL): State.DIALING,
     (State.DIALING, Step.OPENED): State.GREETING,
     (State.GREETING, Step.INFO): State.HANDSHAKE,
+    (State.GREETING, Step.SECURE): State.SECURING,
+    (State.SECURING, Step.INFO): State.HANDSHAKE,
     (State.HANDSHAKE, Step.PONG): State.CONNECTED,
-    **{(s, Step.LOST): State.WAITING for s in (State.DIALING, State.GREETING, State.HANDSHAKE, State.CONNECTED)},
+    **{(s, Step.LOST): State.WAITING for s in (*_TRYING, State.CONNECTED)},
     **{(s, Step.CLOSE): State.CLOSED for s in State if s is not State.CLOSED},
 }
 
 
-class Session:
+class Session(Requests):
     """The state of one client."""
 
     def __init__(self, options: Options, *, nonce: str) -> None:
-        self.options = options
+        super().__init__(options, Inbox(nonce, prefix=options.inbox_prefix))
         self.state = State.IDLE
-        self.info = ServerInfo()
-        self.max_payload = self.info.max_payload
-        self.server: Address = options.servers[0]
-        self.error: Error | None = None  # why it is closed
-        self.last_error: Error | None = None  # the last one reported, as `on_event` got it
+        self.login = Login()  # the driver reads it anew for each connection
+        self.is_draining = False  # no new subscriptions
         self.timer = math.inf  # when `tick` (or, while WAITING, `dial`) is due
         self.epoch = 0  # how many connections were lost while in use
-        self.out: list[bytes] = []
-        self.out_size = 0
-        self._is_open = False  # state is CONNECTED
-        self._was_open = False  # it was once
+        self._is_secure = False  # TLS is, or is about to be, around what we say
+        self._was_open = False  # the state was CONNECTED once
         self._pool = Pool(options.servers)
         self._failed = 0  # tries since the last connection, its loss included,
         self._failures: deque[Error] = deque(maxlen=8)  # and how the last of them ended
         self._complaint: Error | None = None  # an -ERR: the reason, should the server hang up next
-        self._parser = Parser(Side.SERVER, max_payload=MAX_INCOMING)
-        self._effects: list[Effect] = []
-        self._prefixes: dict[str, bytes] = {}  # subjects checked lately -> the beginning of their PUB
-        self._kept: list[bytes] = []  # frames for the next connection
-        self._kept_size = 0
         self._boxes: dict[bytes, Mailbox] = {}
         self._last_sid = int(INBOX_SID)
-        self._inbox = Inbox(nonce, prefix=options.inbox_prefix)
         self._own_inboxes = Inbox(f"{nonce}u", prefix=options.inbox_prefix)  # not below the shared wildcard
-        self._is_inbox_used = False
-        self._sinks: dict[str, ReplySink] = {}
-        self._bulk: dict[str, BulkSink] = {}  # those of them that read for themselves
         self._pongs: deque[Pong | None] = deque()  # None: a PING of our own
         self._unanswered = 0  # PINGs of our own since the server was last heard
-        self._in_msgs = self._in_bytes = self._out_msgs = self._out_bytes = self._reconnects = 0
+        self._in_bytes = self._reconnects = 0
 
     def _move(self, step: Step) -> None:
         """The only place where the state changes."""
@@ -164,14 +142,23 @@ class Session:
         """The server to open a transport to; it has until `timer`."""
         self._move(Step.DIAL)
         self.server = self._pool.next()
+        self._is_secure = self.server.scheme == "wss" or (self.options.tls_first and not self.server.is_websocket)
         self.timer = now + self.options.timeout
         return self.server
 
-    def opened(self) -> None:
-        """The transport is open; the server speaks first."""
-        self._move(Step.OPENED)
-        self._parser = Parser(Side.SERVER, max_payload=MAX_INCOMING)
-        self._parser.lane = self._scan if self._bulk else None  # asked for while there was no connection
+    @property
+    def is_trying(self) -> bool:
+        """Whether a server was dialled and has not accepted us yet."""
+        return self.state in _TRYING
+
+    def opened(self) -> list[Effect]:
+        """The transport is open and the server speaks first; or it is secured, as INFO asked for."""
+        self._parser = new_parser()
+        if self.state is State.SECURING:
+            self._log_in()
+        else:
+            self._move(Step.OPENED)
+        return self._take_effects()
 
     def lost(self, error: Error, *, now: float, random: float) -> list[Effect]:
         """The transport could not be opened, or is gone. The state says what comes next: WAITING or CLOSED."""
@@ -179,9 +166,11 @@ class Session:
         self._move(Step.LOST)
         reason = self._complaint or error
         self._complaint = None
-        self.out, self.out_size = [], 0
+        self._drop_out()
         self._failed += 1
         self._failures.append(reason)
+        if self._was_open and not was_open:
+            self._report(EventKind.RECONNECT_FAILED, reason)
         if was_open:
             self.epoch += 1
             self._fail_waiting(_lost_error(self.server, reason))
@@ -197,8 +186,8 @@ class Session:
     def _may_retry(self) -> bool:
         if not len(self._pool):
             return False
-        if not self._was_open:
-            return self._failed < len(self._pool)
+        if not self._was_open:  # what the caller must mend is not tried elsewhere
+            return self._failed < len(self._pool) and not isinstance(self._failures[-1], UsageError)
         limit = self.options.max_reconnects
         return self.options.reconnect and (limit is None or self._failed <= limit)
 
@@ -208,7 +197,7 @@ class Session:
 
     def _final_error(self) -> Error:
         last = self._failures[-1]
-        if isinstance(last, AuthorizationError) or (self._failed == 1 and not self._was_open):
+        if isinstance(last, AuthorizationError | UsageError) or (self._failed == 1 and not self._was_open):
             return last
         if self._failed == 1:
             return _lost_error(self.server, last)
@@ -221,8 +210,8 @@ class Session:
         self._move(Step.CLOSE)
         self.error = error
         self.timer = math.inf
-        self.out, self.out_size = [], 0
-        self._kept, self._kept_size = [], 0
+        self._drop_out()
+        self._drop_kept()
         self._fail_waiting(error)
         for box in self._boxes.values():
             box.end(error)
@@ -246,24 +235,11 @@ class Session:
 
     def _fail_waiting(self, error: Error) -> None:
         """Requests and flushes get no answer any more."""
-        sinks, self._sinks = self._sinks, {}
-        self._bulk = {}
-        self._pongs.clear()
-        for sink in sinks.values():
-            sink.fail(error)
-
-    def check(self) -> None:
-        """Raise the reason if the client is closed."""
-        if self.state is State.CLOSED:
-            raise self.closed_error()
-
-    def closed_error(self) -> ConnectionClosedError:
-        """For a call on a closed client."""
-        if isinstance(self.error, ConnectionClosedError):
-            return ConnectionClosedError(*self.error.args)
-        error = ConnectionClosedError(f"the client is closed: {self.error}")
-        error.__cause__ = self.error
-        return error
+        pongs, self._pongs = self._pongs, deque()
+        for answer in pongs:
+            if answer is not None:
+                self._drained(answer)  # what the server still had for them is gone with it
+        self._fail_requests(error)
 
     # The time
 
@@ -273,9 +249,10 @@ class Session:
             return []
         if self._is_open:
             self._keep_alive(now)
-        elif self.state in (State.DIALING, State.GREETING, State.HANDSHAKE):
+        elif self.is_trying:
             self.timer = math.inf
-            awaited = {State.DIALING: "connection", State.GREETING: "INFO"}.get(self.state, "PONG")
+            names = {State.DIALING: "connection", State.GREETING: "INFO", State.SECURING: "end of the TLS handshake"}
+            awaited = names.get(self.state, "PONG")
             self._effects.append(
                 Drop(RequestTimeoutError(f"{self.server}: no {awaited} within {self.options.timeout:g} s"))
             )
@@ -301,6 +278,8 @@ class Session:
         self._unanswered = 0
         self._complaint = None  # the server went on after it
         self._in_bytes += len(data)
+        if not self._is_open:
+            events = self._shake_hands(events, now)
         self._in_msgs += len(events)
         sinks, cut = self._sinks, len(self._inbox.base)
         runs: list[tuple[bytes, list[Msg]]] = []  # messages in a row for one subscription, handed over together
@@ -309,26 +288,58 @@ class Session:
         for event in events:
             if event.__class__ is not Msg:
                 self._in_msgs -= 1
+                if runs:  # a PONG may end subscriptions, which must have what came before it
+                    self._hand_over(runs)
+                    runs, run_sid = [], b""
                 self._control(event, now)
                 sinks = self._sinks
                 continue
             sid: bytes = event[1]
             if sid == INBOX_SID:
                 token: str = event[0][cut:]
-                sink = sinks.get(token)
-                if sink is not None and sink.deliver(event):
-                    self.cancel(token)
+                entry = sinks.get(token)
+                if entry is not None:
+                    try:
+                        if entry[0].deliver(event):
+                            self.cancel(token)
+                    except Exception as exc:  # the top of code that is not ours: the connection must not break
+                        self._sink_failed(token, exc)
                 continue
             if sid != run_sid:
                 run_sid, run = sid, []
                 push = run.append
                 runs.append((sid, run))
             push(event)
+        if runs:
+            self._hand_over(runs)
+        return self._take_effects() if self._effects else []
+
+    def _shake_hands(self, events: list[Event], now: float) -> list[Event]:
+        """Until the server has accepted us it has nothing to deliver; what comes after that is returned.
+
+        Nor may anything follow an INFO that asks for TLS: it could come from anybody on the way, to be believed later.
+        """
+        for index, event in enumerate(events):
+            if self._is_open:
+                return events[index:]
+            if event.__class__ is Msg or self.state is State.SECURING:
+                self._break(f"{event.__class__.__name__} before the handshake was done")
+                return []
+            self._control(event, now)
+            if self._effects and isinstance(self._effects[-1], Drop):
+                return []  # one reason is enough
+        if self.state is State.SECURING and self._parser.buffered:
+            self._break("more than INFO before TLS")
+        return []
+
+    def _break(self, reason: str) -> None:
+        self._effects = [Drop(RemoteProtocolError(f"{self.server} broke the protocol: {reason}"))]
+
+    def _hand_over(self, runs: list[tuple[bytes, list[Msg]]]) -> None:
         for sid, run in runs:
             box = self._boxes.get(sid)
             if box is not None and box.add_all(run):
                 self._boxes.pop(sid, None)
-        return self._take_effects() if self._effects else []
 
     def _control(self, event: Event, now: float) -> None:
         if isinstance(event, Ping):
@@ -346,17 +357,36 @@ class Session:
     def _informed(self, info: ServerInfo) -> None:
         self.info, was_lame = info, self.info.ldm
         self.max_payload = info.max_payload
-        if info.connect_urls:
-            self._pool.learn(learned_addresses(info.connect_urls, like=self.server))
+        learned = learned_addresses(info, like=self.server)
+        if learned and self._pool.learn(learned) and self._was_open:
+            self._report(EventKind.DISCOVERED, None)
         if self.state is State.GREETING:
-            if info.tls_required:
-                self._effects.append(Drop(ConnectionLostError(f"{self.server} requires TLS, which is not supported")))
-                return
-            self._move(Step.INFO)
-            self._send(connect(connect_options(self.options, self.server, info)))
-            self._send(ping())
+            self._greeted(info)
         elif info.ldm and not was_lame:
             self._report(EventKind.LAME_DUCK, None)
+
+    def _greeted(self, info: ServerInfo) -> None:
+        is_wanted = self.options.tls_required or self.server.scheme == "tls"
+        if self._is_secure or self.server.is_websocket:
+            self._log_in()
+        elif info.tls_required or (is_wanted and info.tls_available):
+            self._move(Step.SECURE)
+            self._is_secure = True
+            self._effects.append(StartTls())
+        elif is_wanted:
+            self._effects.append(Drop(TlsError(f"{self.server} does not offer TLS, and it was asked for")))
+        else:
+            self._log_in()
+
+    def _log_in(self) -> None:
+        try:
+            said = connect(connect_options(self.options, self.server, self.info, self.login, is_secure=self._is_secure))
+        except ConnectionLostError as exc:
+            self._effects.append(Drop(exc))
+            return
+        self._move(Step.INFO)
+        self._send(said)
+        self._send(ping())
 
     def _ponged(self, now: float) -> None:
         if self.state is State.HANDSHAKE:
@@ -366,6 +396,7 @@ class Session:
             waiting = self._pongs.popleft()
             if waiting is not None:
                 waiting.is_here = True
+                self._drained(waiting)
 
     def _resume(self, now: float) -> None:
         """The server accepted us: tell it what it must know, then send what was kept."""
@@ -374,6 +405,7 @@ class Session:
         self._failed = 0
         self._failures.clear()
         self._pool.accepted(self.server)
+        self._parser.lane = self._scan if self._bulk else None  # asked for while there was no connection
         if self._is_inbox_used:
             self._send(sub(self._inbox.wildcard, INBOX_SID))
         for box in self._boxes.values():
@@ -381,140 +413,39 @@ class Session:
             box.before = box.received
             if box.limit:
                 self._send(unsub(box.sid, box.limit - box.before))
-        self.out += self._kept
-        self.out_size += self._kept_size
-        self._kept, self._kept_size = [], 0
         self._effects.append(Ready())
         if self._was_open:
             self._reconnects += 1
             self._report(EventKind.RECONNECTED, None)
         self._was_open = True
+        if refused := self._send_kept():
+            lost = f"{refused} message(s) were kept for a connection, this server allows {self.max_payload} bytes each"
+            self._report(EventKind.ERROR, UsageError(lost))
 
     def _complained(self, text: str) -> None:
-        error = AuthorizationError(text) if text.lower().startswith(_AUTHORIZATION) else ServerError(text)
+        complaint = read_complaint(text)
+        error = complaint.error
         if not self._is_open:
             self._effects.append(Drop(error))
             return
-        denied = _DENIED_SUB.match(text)
-        if denied is not None:
-            self._denied(denied[1], denied[2] or "", error)
-        elif not text.lower().startswith("permissions violation"):
-            self._complaint = error  # it mostly hangs up now, and this is why
-        self._report(EventKind.ERROR, error)
+        if complaint.is_final:
+            self._complaint = error
+        elif complaint.denied_publish:
+            self._deny_requests(error, complaint.denied_publish)
+        elif complaint.denied_subscription:
+            self._deny_subscription(error, complaint.denied_subscription, complaint.queue)
+        self._report(EventKind.SERVER_SHUTDOWN if complaint.is_shutdown else EventKind.ERROR, error)
 
-    def _denied(self, subject: str, queue: str, error: Error) -> None:
+    def _deny_subscription(self, error: Error, subject: str, queue: str) -> None:
         """The server did not take a subscription: whoever waits on it would wait forever."""
         if subject == self._inbox.wildcard:
             self._is_inbox_used = False
-            sinks, self._sinks = self._sinks, {}
-            for sink in sinks.values():
-                sink.fail(error)
+            self._deny_requests(error)
         for box in [box for box in self._boxes.values() if (box.subject, box.queue) == (subject, queue)]:
             del self._boxes[box.sid]
             box.end(error)
 
     # What the user wants
-
-    def publish(self, subject: str, payload: bytes, reply: str = "", header: bytes = b"") -> None:
-        """Append a message to what is to be sent."""
-        prefix = self._prefixes.get(subject) or self._check(subject)
-        if payload.__class__ is not bytes:
-            payload = _as_bytes(payload)
-        size = len(payload)
-        if size + len(header) > self.max_payload:
-            raise _too_large(size + len(header), self.max_payload)
-        if size > BIG_PAYLOAD:
-            self._publish_big(subject, payload, reply, header)
-            return
-        if reply or header:
-            frame = self._headed(subject, payload, reply, header)
-        else:
-            frame = b"%b%d\r\n%b\r\n" % (prefix, size, payload)
-        if not self._is_open:
-            self._keep(frame)
-            return
-        self._out_msgs += 1
-        self.out.append(frame)
-        self.out_size += len(frame)
-
-    def _publish_big(self, subject: str, payload: bytes, reply: str, header: bytes) -> None:
-        """As `publish`; the payload is not copied into the frame."""
-        total = b"%d" % (len(header) + len(payload))
-        head = self._headed(subject, b"", reply, header) if reply or header else pub(subject, b"")
-        line = head[: -len(header) - 4].rpartition(b" ")[0]
-        frame = [line, b" ", total, b"\r\n", header, payload, b"\r\n"]
-        if not self._is_open:
-            self._keep(b"".join(frame))
-            return
-        self._out_msgs += 1
-        self.out += frame
-        self.out_size += len(line) + len(total) + len(header) + len(payload) + 5
-
-    def _headed(self, subject: str, payload: bytes, reply: str, header: bytes) -> bytes:
-        if reply and not reply.startswith(self._inbox.base):
-            check_subject(reply)
-        if header and not self.info.headers:
-            raise UsageError(f"{self.server} does not support headers")
-        return pub(subject, payload, reply, header)
-
-    def _check(self, subject: str) -> bytes:
-        """A subject not seen lately: once checked, publishing to it again costs a look-up."""
-        prefix = b"PUB %b " % check_subject(subject).encode()
-        if len(prefix) > MAX_LINE:
-            raise UsageError(f"a subject of {len(prefix) - 5} bytes, at most {MAX_LINE - 5} are allowed")
-        if len(self._prefixes) >= KNOWN_SUBJECTS:
-            self._prefixes.clear()
-        self._prefixes[subject] = prefix
-        return prefix
-
-    def _keep(self, frame: bytes) -> None:
-        """There is no connection at the moment: the frame goes to the next one, if there is room."""
-        self.check()
-        limit = self.options.reconnect_buffer_bytes
-        if self._kept_size + len(frame) > limit:
-            raise ConnectionLostError(
-                f"not connected, and {self._kept_size} bytes wait for the next connection already, {limit} are allowed"
-            )
-        self._out_msgs += 1
-        self._kept.append(frame)
-        self._kept_size += len(frame)
-
-    def start(self, subject: str, payload: bytes, sink: ReplySink, header: bytes = b"") -> str:
-        """Send a request whose replies go to `sink`; the token is for `cancel`."""
-        if not self._is_inbox_used:
-            self.check()
-            self._is_inbox_used = True
-            if self._is_open:
-                self._send(sub(self._inbox.wildcard, INBOX_SID))
-        reply = self._inbox.next()
-        self.publish(subject, payload, reply, header)
-        token = self._inbox.token(reply)
-        self._sinks[token] = sink
-        return token
-
-    def start_bulk(self, subject: str, payload: bytes, sink: BulkSink) -> str:
-        """The same for a sink that takes many replies at once."""
-        token = self.start(subject, payload, sink)
-        sink.attach(b"HMSG %b%b %b " % (self._inbox.base.encode(), token.encode(), INBOX_SID))
-        self._bulk[token] = sink
-        self._parser.lane = self._scan
-        return token
-
-    def cancel(self, token: str) -> None:
-        """Forget a request; replies that still come are dropped."""
-        self._sinks.pop(token, None)
-        if self._bulk.pop(token, None) is not None and not self._bulk:
-            self._parser.lane = None
-
-    def _scan(self, data: bytes) -> int:
-        """Let the bulk sinks take what is theirs from the front of `data`, in turns, until none takes anything."""
-        pos, before = 0, -1
-        while pos != before:
-            before = pos
-            for sink in self._bulk.values():
-                pos, count = sink.scan(data, pos)
-                self._in_msgs += count
-        return pos
 
     def ping(self) -> Pong:
         """Ask for a sign that everything sent so far was processed."""
@@ -523,7 +454,7 @@ class Session:
             self._send(ping())
         else:
             self.check()
-            self._kept.append(ping())
+            self._kept.append(Kept(ping(), 0))
             self._kept_size += len(ping())
         self._pongs.append(answer)
         return answer
@@ -531,6 +462,8 @@ class Session:
     def subscribe(self, subject: str, *, queue: str = "", max_msgs: int, max_bytes: int) -> Mailbox:
         """Ask for the messages of a subject; they arrive in the mailbox."""
         self.check()
+        if self.is_draining:
+            raise UsageError(f"the client is draining: no new subscription of {subject!r} is possible")
         check_filter(subject)
         if queue:
             check_subject(queue)
@@ -557,17 +490,31 @@ class Session:
         if self._is_open:  # the server counts from the SUB it got
             self._send(unsub(box.sid, 0 if box.is_ended else box.limit - box.before))
 
+    def drain(self, box: Mailbox | None = None) -> Pong:
+        """Ask for no more messages of one subscription, or of any; what was sent before the answer is still taken."""
+        self.check()
+        self.is_draining = self.is_draining or box is None
+        boxes = [one for one in self._boxes.values() if box is None or one is box]
+        if self._is_open:
+            for one in boxes:
+                self._send(unsub(one.sid))
+            answer = self.ping()
+            answer.draining = boxes
+        else:  # whatever would have come was for the connection that is lost
+            answer = Pong(boxes)
+            answer.is_here = True
+            self._drained(answer)
+        return answer
+
+    def _drained(self, answer: Pong) -> None:
+        for box in answer.draining:
+            if self._boxes.get(box.sid) is box:
+                del self._boxes[box.sid]
+                box.end()
+
     def new_inbox(self) -> str:
         """A subject nobody else has."""
         return self._own_inboxes.next()
-
-    def take(self) -> bytes:
-        """Everything to be sent now."""
-        data = b"".join(self.out)
-        self.out.clear()
-        self.out_size = 0
-        self._out_bytes += len(data)
-        return data
 
     @property
     def is_connected(self) -> bool:
@@ -575,38 +522,20 @@ class Session:
         return self._is_open
 
     @property
+    def servers(self) -> tuple[Address, ...]:
+        """Every server that may be tried, those learned from INFO too."""
+        return tuple(self._pool.servers)
+
+    @property
     def stats(self) -> Stats:
         """The figures so far."""
         return Stats(self._in_msgs, self._in_bytes, self._out_msgs, self._out_bytes, self._reconnects)
 
-    def _send(self, frame: bytes) -> None:
-        self.out.append(frame)
-        self.out_size += len(frame)
-
     def _overflowed(self, error: SlowConsumerError) -> None:
         self._report(EventKind.ERROR, error)
-
-    def _report(self, kind: EventKind, error: Error | None) -> None:
-        if error is not None:
-            self.last_error = error
-        self._effects.append(Report(ClientEvent(kind, str(self.server), error)))
-
-    def _take_effects(self) -> list[Effect]:
-        effects, self._effects = self._effects, []
-        return effects
 
 
 def _lost_error(server: Address, reason: Error) -> ConnectionLostError:
     error = ConnectionLostError(f"the connection to {server} was lost: {reason}")
     error.__cause__ = reason
     return error
-
-
-def _too_large(size: int, limit: int) -> UsageError:
-    return UsageError(f"a message of {size} bytes (headers and payload), the server allows {limit}")
-
-
-def _as_bytes(payload: object) -> bytes:
-    if isinstance(payload, bytes | bytearray | memoryview):
-        return bytes(payload)
-    raise UsageError(f"a payload of type {type(payload).__name__}: bytes are allowed")

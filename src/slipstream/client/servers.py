@@ -37,9 +37,11 @@ class Pool:
         self._last = servers[index % len(servers)]
         return self._last
 
-    def learn(self, addresses: Sequence[Address]) -> None:
-        """A server listed its cluster; the list replaces the one before."""
+    def learn(self, addresses: Sequence[Address]) -> bool:
+        """A server listed its cluster; the list replaces the one before. Whether there is anything new in it."""
+        known = {*self._given, *self._learned}
         self._learned = list(dict.fromkeys(addresses))
+        return not known.issuperset(self._learned)
 
     def refused(self, server: Address) -> None:
         """The server did not accept our credentials."""

@@ -4,7 +4,8 @@ Lower rooms know nothing of it; the package re-exports it.
 """
 
 from slipstream.api import PubAck, StreamConfig
+from slipstream.client.sources import from_env
 from slipstream.kv.bucket import BucketConfig
 from slipstream.wire import Headers
 
-__all__ = ["BucketConfig", "Headers", "PubAck", "StreamConfig"]
+__all__ = ["BucketConfig", "Headers", "PubAck", "StreamConfig", "from_env"]

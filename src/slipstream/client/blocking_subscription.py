@@ -1,0 +1,110 @@
+"""What blocking readers hold: messages, and subscriptions to take them from, by any thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from slipstream.client.base import BaseMessage, HeadersLike, not_taken, timed_out
+from slipstream.client.line import FOREVER
+from slipstream.client.mailbox import Mailbox
+from slipstream.wire import Msg
+
+if TYPE_CHECKING:
+    from slipstream.client.blocking import Client
+
+
+class Message(BaseMessage["Client"]):
+    """One message."""
+
+    def respond(self, payload: bytes = b"", *, headers: HeadersLike | None = None) -> None:
+        """Publish an answer to whoever asked."""
+        self._client.publish(self._answer_to(), payload, headers=headers)
+
+
+Callback = Callable[[Message], None]
+
+
+class Subscription:
+    """Messages of one subject: `for message in subscription`, `next`, or `next_chunk` for all that is there."""
+
+    def __init__(self, client: Client, box: Mailbox) -> None:
+        self._client = client
+        self._box = box
+
+    @property
+    def subject(self) -> str:
+        """The subject or filter."""
+        return self._box.subject
+
+    @property
+    def pending(self) -> int:
+        """Messages that arrived and were not taken yet."""
+        return self._box.pending
+
+    @property
+    def dropped(self) -> int:
+        """Messages that were dropped because too many waited to be taken."""
+        return self._box.dropped
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.unsubscribe()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Message:
+        box, client = self._box, self._client
+        with client._lock:
+            if box.items:
+                return Message(box.take(), client)
+        msgs = self._take(lambda: None if box.is_over else [box.take()], FOREVER)
+        if msgs is None:
+            raise StopIteration
+        return Message(msgs[0], client)
+
+    def next(self, *, timeout: float = 5.0) -> Message:
+        """The next message. Raises RequestTimeoutError, or SlowConsumerError where messages had to be dropped."""
+        msgs = self._take(lambda: [self._box.take()], timeout)
+        assert msgs is not None
+        return Message(msgs[0], self._client)
+
+    def next_chunk(self, *, timeout: float = 5.0) -> list[Message]:
+        """Every message that is there, at least one. Raises as `next` does."""
+        msgs = self._take(self._box.take_all, timeout)
+        assert msgs is not None
+        return [Message(msg, self._client) for msg in msgs]
+
+    def unsubscribe(self, max_msgs: int = 0) -> None:
+        """End the subscription, at once or after `max_msgs` messages in all. What is there can still be taken."""
+        self._client._unsubscribe(self._box, max_msgs)
+
+    def drain(self, *, timeout: float = 5.0) -> None:
+        """End the subscription after everything that the server has sent for it.
+
+        Returns when all of it is here and, with a callback, handled; iteration ends after what is here.
+        """
+        client, box = self._client, self._box
+        deadline = client.now() + timeout
+        client._drained(box, timeout)
+        if not client._until(lambda: client._is_handled(box), max(0.0, deadline - client.now())):
+            raise not_taken([box], timeout)
+
+    def _take(self, take: Callable[[], list[Msg] | None], timeout: float) -> list[Msg] | None:
+        """Wait until there is something and take it, in one step under the lock: another thread may read as well."""
+        taken: list[list[Msg] | None] = []
+
+        def ready() -> bool:
+            if self._box.is_ready:
+                taken.append(take())
+            return bool(taken)
+
+        if not self._client._until(ready, timeout):
+            raise timed_out(f"subscription of {self.subject!r}", timeout)
+        return taken[0]

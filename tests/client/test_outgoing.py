@@ -1,0 +1,71 @@
+"""Frames are what the encoder would make of the same message, however they are built."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipstream.client.events import Report
+from slipstream.client.outgoing import BIG_PAYLOAD
+from slipstream.errors import ConnectionLostError, UsageError
+from slipstream.wire import Headers, Parser, Pub, Side
+from tests.client.test_protocol import INFO, Sink, connect, connected
+
+PAYLOADS = st.binary(max_size=50) | st.integers(BIG_PAYLOAD - 2, BIG_PAYLOAD + 2).map(lambda size: b"x" * size)
+HEADERS = st.sampled_from([b"", Headers({"A": "1"}).encode()])
+
+
+@given(st.lists(st.tuples(PAYLOADS, HEADERS, st.booleans(), st.booleans()), max_size=8))
+def test_requests_and_publishes_are_framed_as_they_were_meant(sent: list[tuple[bytes, bytes, bool, bool]]) -> None:
+    session = connected()
+    expected = []
+    for count, (payload, header, is_request, is_array) in enumerate(sent, 1):
+        given_payload: Any = bytearray(payload) if is_array else payload
+        if is_request:
+            token = session.start(f"s.{count}", given_payload, Sink(), header)
+            expected.append(Pub(f"s.{count}", f"_INBOX.N.{token}", header, payload))
+        else:
+            session.publish(f"s.{count}", given_payload, "", header)
+            expected.append(Pub(f"s.{count}", "", header, payload))
+        assert session.out_size == sum(map(len, session.out))
+    data = session.take()
+    events = [event for event in Parser(Side.CLIENT).feed(data) if isinstance(event, Pub)]
+    assert events == expected
+    assert session.stats.out_msgs == len(sent)
+    assert len({event.reply for event in events if event.reply}) == sum(event.reply != "" for event in events)
+
+
+def test_a_request_is_checked_as_a_publish_is() -> None:
+    session = connected()
+    bad: list[tuple[Any, str]] = [(b"x" * 1_000_001, "1000001 bytes"), ("text", "str: bytes"), (7, "int: bytes")]
+    for payload, text in bad:
+        with pytest.raises(UsageError, match=text):
+            session.start("a", payload, Sink())
+    with pytest.raises(UsageError, match="bad subject"):
+        session.start("a b", b"", Sink())
+    assert session._sinks == {}
+    connect_again = connected()
+    connect_again.lost(ConnectionLostError("gone"), now=0, random=0)
+    connect(connect_again, info=b'INFO {"max_payload":1000000}\r\n')
+    with pytest.raises(UsageError, match="does not support headers"):
+        connect_again.start("a", b"", Sink(), b"NATS/1.0\r\n\r\n")
+
+
+def test_what_was_kept_and_is_too_large_for_the_next_server_is_left_out_and_reported() -> None:
+    session = connected()
+    session.lost(ConnectionLostError("gone"), now=0, random=0)
+    session.publish("a", b"x" * 20_000)
+    session.publish("a", b"y" * 50)
+    session.ping()
+    session.dial(0)
+    session.opened()
+    session.received(INFO.replace(b"1000000", b"100"), 0)
+    session.take()
+    effects = session.received(b"PONG\r\n", 0)
+    reports = [str(effect.event.error) for effect in effects if isinstance(effect, Report) and effect.event.error]
+    assert reports == ["1 message(s) were kept for a connection, this server allows 100 bytes each"]
+    assert session.take() == b"PUB a 50\r\n" + b"y" * 50 + b"\r\nPING\r\n"
+    assert session.stats.out_msgs == 1
