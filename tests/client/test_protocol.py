@@ -655,3 +655,20 @@ def test_a_bulk_request_made_while_disconnected_reads_for_itself_later() -> None
     connect(session, now=5.0)
     session.received(sink.prefix + b"4 7\r\nHHHHab!\r\n", now=6.0)
     assert sink.scanned == [b"ab!"]
+
+
+def test_a_request_given_up_while_disconnected_is_never_sent() -> None:
+    session = connected()
+    session.lost(GONE, now=1.0, random=0.5)
+    kept, given_up = Sink(), Sink()
+    session.start("keep", b"1", kept)
+    token = session.start("drop", b"2", given_up)
+    session.publish("plain", b"3")
+    session.cancel(token)
+    session.cancel(token)
+    sent = connect(session, now=5.0)
+    assert b"PUB keep " in sent
+    assert b"PUB plain " in sent
+    assert b"PUB drop " not in sent
+    assert session.stats.out_msgs == 2
+    assert given_up.errors == []

@@ -173,11 +173,12 @@ class Connection(BaseClient):
             return
         self._link = None
         link.cut()
-        core = self._core
+        core, epoch = self._core, self._core.epoch
         effects = core.lost(error, now=self._loop.time(), random=random.random())
         self._carry_out(effects)
         self._release_writers()
-        self._wake(ConnectionLostError(f"the connection to {core.server} was lost: {error}"))
+        if core.epoch != epoch:  # a connection in use; whoever asked since then waits for the next one
+            self._wake(ConnectionLostError(f"the connection to {core.server} was lost: {error}"))
         if self._connected is not None and not self._connected.done():
             self._connected.set_result(None)
         elif core.state is State.WAITING and not self._is_dialing:

@@ -18,10 +18,11 @@ KNOWN_SUBJECTS = 4096
 
 
 class Kept(NamedTuple):
-    """A frame for the next connection, and how many bytes of it the server's limit is for."""
+    """A frame for the next connection, how many bytes of it the server's limit is for, and of which request it is."""
 
     frame: bytes
     size: int
+    token: str = ""
 
 
 class Outgoing:
@@ -78,6 +79,8 @@ class Outgoing:
             or (header and not self.info.headers)
         ):
             self.publish(subject, payload, f"{self._inbox.base}{count}", header)
+            if not self._is_open:
+                self._kept[-1] = self._kept[-1]._replace(token=str(count))
         else:
             if header:
                 head = len(header)
@@ -137,13 +140,22 @@ class Outgoing:
 
     def _send_kept(self) -> int:
         """Hand what was kept to the connection; returns how many messages are too large for this server."""
-        fitting = [frame for frame, size in self._kept if size <= self.max_payload]
+        fitting = [kept.frame for kept in self._kept if kept.size <= self.max_payload]
         refused = len(self._kept) - len(fitting)
         self.out += fitting
         self.out_size += sum(map(len, fitting))
         self._drop_kept()
         self._out_msgs -= refused
         return refused
+
+    def _drop_request(self, token: str) -> None:
+        """Nobody waits for it any more: sent later, it would do what its caller was told it had not done."""
+        for kept in self._kept:
+            if kept.token == token:
+                self._kept.remove(kept)
+                self._kept_size -= len(kept.frame)
+                self._out_msgs -= 1
+                return
 
     def _drop_kept(self) -> None:
         self._kept, self._kept_size = [], 0

@@ -58,8 +58,10 @@ class Requests(Outgoing):
         return token
 
     def cancel(self, token: str) -> None:
-        """Forget a request; replies that still come are dropped."""
+        """Forget a request; replies that still come are dropped, and it is not sent if it was not yet."""
         self._sinks.pop(token, None)
+        if self._kept:
+            self._drop_request(token)
         if self._bulk.pop(token, None) is not None and not self._bulk:
             self._parser.lane = None
 
