@@ -185,6 +185,13 @@ def test_a_real_server_takes_the_right_nkey_and_no_other(
             nc.flush()
     with pytest.raises(AuthorizationError, match="Authorization Violation"):
         driver.connect(server.url, nkey=new_key(Kind.USER).seed)
+    with driver.connect(server.url, nkey=file, reconnect_wait=0.02, on_event=lambda _: None) as nc:
+        sub = nc.subscribe("a")
+        server.stop()
+        eventually(lambda: not nc.is_connected)
+        server.start()  # with another nonce to sign
+        nc.publish("a", b"again")
+        assert sub.next(timeout=8).data == b"again"
 
 
 def test_a_server_without_nkeys_says_so(driver: Driver, nats_url: str) -> None:

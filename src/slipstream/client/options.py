@@ -26,7 +26,9 @@ DEFAULT_SERVER = "nats://127.0.0.1:4222"
 DEFAULT_PORT = 4222
 PORTS = {"nats": DEFAULT_PORT, "tls": DEFAULT_PORT, "ws": 80, "wss": 443}
 _PATH = re.compile(r"/[!-~]*")  # of a WebSocket: what may stand in a line of HTTP
-MAX_PENDING_OUT = 256 * 1024  # unsent bytes at which a publisher waits: 2 ms of work, so that readers get their turn
+# Unsent bytes at which a publisher waits: 1 ms of work, so that readers get their turn. What is joined to be sent stays
+# below the size (128 KiB) from which malloc may give the memory back each time: its page faults cost a tenth.
+MAX_PENDING_OUT = 120 * 1024
 RECONNECT_BUFFER = 8 * 1024 * 1024
 MAX_PENDING_MSGS = 512 * 1024
 MAX_PENDING_BYTES = 128 * 1024 * 1024
