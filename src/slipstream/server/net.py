@@ -21,6 +21,7 @@ import os
 import random
 import secrets
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -28,9 +29,9 @@ from typing import Self
 from slipstream.errors import UsageError
 from slipstream.server.commits import Committer, Worker
 from slipstream.server.driver import Clock, Connection, Driver
-from slipstream.server.engine.auth import Credentials
 from slipstream.server.engine.engine import Engine, Settings
 from slipstream.server.engine.ports import Store
+from slipstream.server.engine.users import User, check_users
 from slipstream.server.store.memory import MemoryStore
 
 log = logging.getLogger("slipstream.server")
@@ -52,6 +53,7 @@ class Server:
         user: str = "",
         password: str = "",
         token: str = "",
+        users: Iterable[User] = (),
         max_payload: int = 1024 * 1024,
         max_control_line: int = 4096,
         max_connections: int = 65536,
@@ -60,7 +62,11 @@ class Server:
         ping_interval: float = 120.0,
         auth_timeout: float = 2.0,
     ) -> None:
-        """Port 0 takes a free one; `port` and `url` tell which once the server runs."""
+        """Port 0 takes a free one; `port` and `url` tell which once the server runs.
+
+        `user` and `password`, or `token`, are for one user who may do everything; `users` for several, each with its
+        own permissions. Without any of them everyone may come in.
+        """
         self.host = host
         self.port = port
         self._data_dir = Path(data_dir) if data_dir is not None else None
@@ -77,7 +83,7 @@ class Server:
             max_payload=max_payload,
             max_pending=max_pending_bytes,
             max_subscriptions=max_subscriptions,
-            credentials=Credentials(user=user, password=password, token=token),
+            users=_users(user, password, token, users),
             ping_interval=round(ping_interval * 1e9),
             auth_timeout=round(auth_timeout * 1e9),
         )
@@ -252,6 +258,11 @@ def new_loop() -> asyncio.AbstractEventLoop:
     except ImportError:
         return asyncio.new_event_loop()
     return uvloop.new_event_loop()
+
+
+def _users(user: str, password: str, token: str, users: Iterable[User]) -> tuple[User, ...]:
+    one = [User(name=user, password=password)] if user or password else []
+    return check_users([*one, *([User(token=token)] if token else []), *users])
 
 
 def _open(path: Path) -> Store:

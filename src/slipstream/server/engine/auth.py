@@ -1,33 +1,49 @@
-"""CONNECT becomes yes or no: user and password, or a token, compared in constant time."""
+"""CONNECT becomes a user, or nobody: name and password, or a token, compared in constant time."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
 from hmac import compare_digest
 
+from slipstream.server.engine.permissions import Rules
+from slipstream.server.engine.users import User, check_users
 from slipstream.wire import ConnectOptions
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Credentials:
-    """What a client must show; nothing set lets everyone in."""
+class Member:
+    """A user, with the permissions compiled once for all connections."""
 
-    user: str = ""
-    password: str = ""
-    token: str = ""
+    __slots__ = ("rules", "user")
 
-    @property
-    def required(self) -> bool:
-        return bool(self.user or self.password or self.token)
+    def __init__(self, user: User | None) -> None:
+        self.user = user
+        self.rules = Rules(user.permissions) if user is not None and user.permissions is not None else None
 
-    def allow(self, options: ConnectOptions) -> bool:
-        """Whether the client may come in. How long the answer takes says nothing about what was wrong."""
+
+class Gate:
+    """Lets clients in; without users, everyone."""
+
+    def __init__(self, users: Iterable[User]) -> None:
+        members = [Member(user) for user in check_users(users)]
+        self.required = bool(members)
+        self._anyone = Member(None)
+        self._named = {m.user.name: m for m in members if m.user is not None and m.user.name}
+        self._tokens = [m for m in members if m.user is not None and m.user.token]
+
+    def admit(self, options: ConnectOptions) -> Member | None:
+        """Who the client is; None if it may not come in. How long that takes says nothing about what was wrong."""
         if not self.required:
-            return True
-        if self.token:
-            return _same(options.auth_token, self.token)
-        user, password = _same(options.user, self.user), _same(options.password, self.password)
-        return user and password
+            return self._anyone
+        found: Member | None = None
+        for member in self._tokens:  # all of them, whichever it is
+            assert member.user is not None
+            if _same(options.auth_token, member.user.token):
+                found = member
+        named = self._named.get(options.user or "")
+        right = _same(options.password, named.user.password if named is not None and named.user is not None else "")
+        if options.user and named is not None:
+            found = named if right else None
+        return found
 
 
 def _same(seen: str | None, wanted: str) -> bool:

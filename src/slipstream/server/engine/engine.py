@@ -12,23 +12,25 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 
 from slipstream.api import Storage, StreamConfig, encode_json
 from slipstream.api.names import API_PREFIX
 from slipstream.errors import StreamStoreFailedError
-from slipstream.server.engine.auth import Credentials
+from slipstream.server.engine.auth import Gate
 from slipstream.server.engine.direct import PREFIX, QUEUE
 from slipstream.server.engine.host import Job, Progress, Waiter
 from slipstream.server.engine.journal import Batch, Journal, Source
 from slipstream.server.engine.jsapi import Api
+from slipstream.server.engine.permissions import Grant, quoted
 from slipstream.server.engine.ports import Store
 from slipstream.server.engine.session import ClientSub, Session, State
 from slipstream.server.engine.stream import Stored, Stream
 from slipstream.server.engine.switch import INBOX, Dice, Switch
 from slipstream.server.engine.timers import Timers
+from slipstream.server.engine.users import User
 from slipstream.wire import (
     Connect,
     Event,
@@ -66,7 +68,7 @@ class Settings:
     max_payload: int = 1024 * 1024
     max_pending: int = 64 * 1024 * 1024
     max_subscriptions: int = 100_000  # of one client
-    credentials: Credentials = field(default_factory=Credentials)
+    users: tuple[User, ...] = ()  # none: everyone may come in
     auth_timeout: int = 2_000_000_000
     ping_interval: int = 120_000_000_000
     max_pings_out: int = 2
@@ -89,6 +91,7 @@ class Engine:
         }
         self.journals = tuple(dict.fromkeys(self._by_storage.values()))
         self.switch = Switch(dice, now)
+        self._gate = Gate(settings.users)
         self._sessions: dict[int, Session] = {}
         self._checked: set[str] = set()  # subjects that were found valid
         self._jobs: deque[Job] = deque()
@@ -106,7 +109,7 @@ class Engine:
         """A client is there; greet it."""
         session = self._sessions[cid] = Session(cid, self.settings.max_pending)
         self.switch.push(session, b"INFO %b\r\n" % self._info(cid, client_ip))
-        if self.settings.credentials.required:
+        if self._gate.required:
             session.timer = self.timers.at(
                 now + self.settings.auth_timeout, lambda _: self.close(cid, "Authentication Timeout")
             )
@@ -133,8 +136,8 @@ class Engine:
             return
         self.switch.now = now
         session.pings_out = 0
-        locked = session.state is State.GREETED and self.settings.credentials.required
-        straight = self.switch.straight
+        locked = session.state is State.GREETED and self._gate.required
+        straight = self.switch.straight if session.grant is None and not locked else {}
         for event in events:
             if type(event) is Pub and not locked:
                 subject, reply, header, payload = event
@@ -142,14 +145,14 @@ class Engine:
                 if stream is not None and not session.verbose and (session.headers or not header):
                     stream.receive(subject, reply, header, payload, now)
                     continue
-                if session.verbose:
-                    self.switch.push(session, OK)
                 self._publish(session, event)
             elif locked and type(event) is not Connect and type(event) is not Violation:
                 self.switch.close(session, "Authorization Violation")
             else:
                 self._control(session, event)
-                locked = session.state is State.GREETED and self.settings.credentials.required
+                locked = session.state is State.GREETED and self._gate.required
+                if type(event) is Connect:
+                    straight = self.switch.straight if session.grant is None else {}
             if session.closed:
                 return
 
@@ -332,13 +335,14 @@ class Engine:
             "client_id": cid,
             "client_ip": client_ip,
         }
-        if settings.credentials.required:
+        if self._gate.required:
             info["auth_required"] = True
         return encode_json(info)
 
     def _control(self, session: Session, event: Event) -> None:
         if isinstance(event, Sub):
-            self._subscribe(session, event)
+            if not self._subscribe(session, event):
+                return
         elif isinstance(event, Unsub):
             self._unsubscribe(session, event)
         elif isinstance(event, Ping):
@@ -356,28 +360,38 @@ class Engine:
             self.switch.push(session, OK)
 
     def _introduce(self, session: Session, event: Connect) -> None:
-        if not self.settings.credentials.allow(event.options):
+        member = self._gate.admit(event.options)
+        if member is None or session.member not in (None, member):  # who came in stays who it is
             self.switch.close(session, "Authorization Violation")
         elif event.options.no_responders and not event.options.headers:
             self.switch.close(session, "no responders requires headers support")
         else:
             session.introduce(event.options)
+            if session.member is None:
+                session.member = member
+                session.grant = Grant(member.rules) if member.rules is not None else None
             if session.timer is not None:
                 session.timer.cancel()
             self._keep_alive(session, self.switch.now)
 
-    def _subscribe(self, session: Session, event: Sub) -> None:
+    def _subscribe(self, session: Session, event: Sub) -> bool:
         subject, queue, sid = event
-        if not is_valid_filter(subject):
+        grant = session.grant
+        if queue == QUEUE or (grant is not None and not grant.rules.may_subscribe(subject, queue)):
+            # The members of that group answer for streams: a client that joined could answer in their name.
+            text = f"Permissions Violation for Subscription to {quoted(subject)}"
+            self.switch.push(session, err(f"{text} using queue {quoted(queue)}" if queue else text))
+        elif not is_valid_filter(subject):
             self.switch.push(session, err("Invalid Subject"))
-        elif queue == QUEUE:  # its members answer for streams; a client that joined could answer in their name
-            text = f'Permissions Violation for Subscription to "{subject}" using queue "{queue}"'
-            self.switch.push(session, err(text))
         elif len(session.subs) >= self.settings.max_subscriptions:
             self.switch.push(session, err("maximum subscriptions exceeded"))
-        elif sid not in session.subs:
-            sub = session.subs[sid] = ClientSub(session, subject, queue, sid)
-            self.switch.add(subject, sub, queue)
+        else:
+            if sid not in session.subs:
+                make = grant.subscription if grant is not None else ClientSub
+                sub = session.subs[sid] = make(session, subject, queue, sid)
+                self.switch.add(subject, sub, queue)
+            return True
+        return False
 
     def _unsubscribe(self, session: Session, event: Unsub) -> None:
         sub = session.subs.get(event.sid)
@@ -393,12 +407,16 @@ class Engine:
         if header and not session.headers:
             self.switch.close(session, "message headers not supported")
             return
-        if subject not in self._checked and not self._check(subject):
-            if session.pedantic:
-                self.switch.push(session, err("Invalid Publish Subject"))
-            return
-        if session.pedantic and has_wildcard(subject):
+        valid = subject in self._checked or self._check(subject)
+        if session.pedantic and (not valid or has_wildcard(subject)):
             self.switch.push(session, err("Invalid Publish Subject"))
+        if session.grant is not None and not session.grant.may_publish(subject, self.switch.now):
+            self.switch.push(session, err(f"Permissions Violation for Publish to {quoted(subject)}"))
+            return
+        if session.verbose:
+            self.switch.push(session, OK)
+        if not valid:
+            return
         # A reply inbox is used once: it would only push others out of the router's memory.
         if subject.startswith(INBOX):
             found = self.switch.router.match_once(subject)

@@ -7,10 +7,15 @@ what tells it why; a session that does not read is cut off before its output gro
 from __future__ import annotations
 
 import enum
+from typing import TYPE_CHECKING
 
 from slipstream.errors import UsageError
 from slipstream.server.engine.timers import Timer
 from slipstream.wire import ConnectOptions, err
+
+if TYPE_CHECKING:
+    from slipstream.server.engine.auth import Member
+    from slipstream.server.engine.permissions import Grant
 
 
 class State(enum.Enum):
@@ -37,7 +42,9 @@ class Session:
         "closed",
         "congested",
         "echo",
+        "grant",
         "headers",
+        "member",
         "no_responders",
         "out",
         "pedantic",
@@ -62,6 +69,8 @@ class Session:
         self.congested = False  # the driver's own buffer is full: batch jobs wait
         self.pings_out = 0
         self.timer: Timer | None = None
+        self.member: Member | None = None  # who it is, once it was let in
+        self.grant: Grant | None = None  # None: it may do everything
 
     def introduce(self, options: ConnectOptions) -> None:
         """The client was let in."""

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from slipstream.server.engine.host import Target
 from slipstream.server.engine.journal import Answer
+from slipstream.server.engine.permissions import GuardedSub
 from slipstream.server.engine.session import ClientSub, Session
 from slipstream.wire import Match, Router, has_wildcard, hmsg, matches
 
@@ -97,7 +98,7 @@ class Switch:
         if found.queues or len(found.plain) != 1:
             return None
         sub = found.plain[0]
-        if not isinstance(sub, ClientSub) or sub.max_msgs or not sub.session.headers or not sub.sid.isascii():
+        if type(sub) is not ClientSub or sub.max_msgs or not sub.session.headers or not sub.sid.isascii():
             return None
         return sub
 
@@ -116,7 +117,10 @@ class Switch:
         lead = tail = b""
         for target in found.plain:
             if type(target) is not ClientSub:
-                taken |= target.receive(subject, reply, header, payload, self.now)  # type: ignore[union-attr]
+                if type(target) is GuardedSub:
+                    taken |= self._guarded(target, subject, reply, header, payload, origin)
+                else:
+                    taken |= target.receive(subject, reply, header, payload, self.now)  # type: ignore[union-attr]
                 continue
             if header and not target.session.headers:
                 taken |= self.deliver(target, _frame(subject, target.sid, reply, payload), origin)
@@ -129,7 +133,9 @@ class Switch:
             first = int(self._dice.random() * count) if count > 1 else 0
             for i in range(count):  # a member may not take it (no echo): then the next one is asked
                 target = members[(first + i) % count]
-                if type(target) is not ClientSub:
+                if type(target) is GuardedSub:
+                    done = self._guarded(target, subject, reply, header, payload, origin)
+                elif type(target) is not ClientSub:
                     done = target.receive(subject, reply, header, payload, self.now)  # type: ignore[union-attr]
                 elif header and not target.session.headers:
                     done = self.deliver(target, _frame(subject, target.sid, reply, payload), origin)
@@ -141,6 +147,19 @@ class Switch:
                     taken = True
                     break
         return taken
+
+    def _guarded(
+        self, sub: GuardedSub, subject: str, reply: str, header: bytes, payload: bytes, origin: Session | None
+    ) -> bool:
+        """Give a message to a subscription with permissions, if it may have it."""
+        if not sub.admits(subject):
+            return False
+        lead, tail = _halves(subject, reply, header if sub.session.headers else b"", payload)
+        if not self.deliver(sub, b"".join((lead, sub.sid, tail)), origin):
+            return False
+        if reply:
+            sub.grant.expect(reply, self.now)
+        return True
 
     def deliver(self, sub: ClientSub, frame: bytes, origin: Session | None) -> bool:
         session = sub.session
