@@ -46,6 +46,17 @@ def ports() -> Iterator[tuple[int, int]]:
         yield int(url.rpartition(":")[2]), ours.port
 
 
+ACCOUNTS = """accounts {
+    A { users: [{user: a, password: pw}, {user: a2, password: pw}] }
+    B { users: [{user: b, password: pw}] }
+}"""
+MEMBERS = (
+    User(name="a", password="pw", account="A"),
+    User(name="a2", password="pw", account="A"),
+    User(name="b", password="pw", account="B"),
+)
+
+
 class Raw:
     """A connection that sends bytes and then asks whether all was handled."""
 
@@ -151,3 +162,19 @@ def test_what_is_denied_is_filtered_from_wildcards_alike(ports: tuple[int, int])
         filtered.close()
     assert seen[0] == seen[1]
     assert seen[0]
+
+
+def test_accounts_are_kept_apart_alike() -> None:
+    seen = []
+    with real_server(config=ACCOUNTS, jetstream=False) as url, Server(users=MEMBERS, jetstream=False) as ours:
+        for port in (int(url.rpartition(":")[2]), ours.port):
+            a, a2, b = (Raw(port, name, QUIET) for name in ("a", "a2", "b"))
+            for raw in (a, a2, b):
+                raw.talk(b"SUB x.> 1\r\nSUB reply 2\r\n")
+            b.talk(b"SUB service 3\r\n")
+            parts = [a.talk(b"PUB x.1 1\r\na\r\nPUB service reply 1\r\nx\r\n"), b.talk(b"PUB x.2 1\r\nb\r\n")]
+            parts += [a2.talk(b""), a.talk(b""), b.talk(b"")]
+            seen.append(parts)
+            for raw in (a, a2, b):
+                raw.close()
+    assert seen[0] == seen[1]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
+
 import msgspec
 import pytest
 
 from slipstream.errors import UsageError
 from slipstream.server.engine.session import Session
+from slipstream.server.engine.switch import Switch
 from slipstream.server.engine.users import User
 from slipstream.wire import ConnectOptions, Err, Info, Ok, Ping, Pong
 from tests.server.support import HELLO, Rig
@@ -330,7 +333,7 @@ def test_a_sid_of_odd_bytes_is_given_back_as_it_came() -> None:
 
 
 def test_a_session_moves_only_along_its_table() -> None:
-    session = Session(1, 1000)
+    session = Session(1, 1000, Switch(random.Random(1), 0, []))
     session.introduce(ConnectOptions())
     assert session.state.value == "ready"
     session.close("bye")

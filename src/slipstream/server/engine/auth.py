@@ -6,17 +6,18 @@ from collections.abc import Iterable
 from hmac import compare_digest
 
 from slipstream.server.engine.permissions import Rules
-from slipstream.server.engine.users import User, check_users
+from slipstream.server.engine.users import DEFAULT_ACCOUNT, User, check_users
 from slipstream.wire import ConnectOptions
 
 
 class Member:
     """A user, with the permissions compiled once for all connections."""
 
-    __slots__ = ("rules", "user")
+    __slots__ = ("account", "rules", "user")
 
     def __init__(self, user: User | None) -> None:
         self.user = user
+        self.account = user.account if user is not None else DEFAULT_ACCOUNT
         self.rules = Rules(user.permissions) if user is not None and user.permissions is not None else None
 
 
@@ -26,6 +27,7 @@ class Gate:
     def __init__(self, users: Iterable[User]) -> None:
         members = [Member(user) for user in check_users(users)]
         self.required = bool(members)
+        self.accounts = tuple(dict.fromkeys((DEFAULT_ACCOUNT, *(member.account for member in members))))
         self._anyone = Member(None)
         self._named = {m.user.name: m for m in members if m.user is not None and m.user.name}
         self._tokens = [m for m in members if m.user is not None and m.user.token]

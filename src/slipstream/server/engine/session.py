@@ -16,6 +16,7 @@ from slipstream.wire import ConnectOptions, err
 if TYPE_CHECKING:
     from slipstream.server.engine.auth import Member
     from slipstream.server.engine.permissions import Grant
+    from slipstream.server.engine.switch import Switch
 
 
 class State(enum.Enum):
@@ -52,12 +53,14 @@ class Session:
         "room",
         "state",
         "subs",
+        "switch",
         "timer",
         "verbose",
     )
 
-    def __init__(self, cid: int, room: int) -> None:
+    def __init__(self, cid: int, room: int, switch: Switch) -> None:
         self.cid = cid
+        self.switch = switch  # its account's; the default account's until it was let in
         self.state = State.GREETED
         self.closed = False
         # What nats-server assumes of a client that has not introduced itself.

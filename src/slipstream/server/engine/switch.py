@@ -1,4 +1,4 @@
-"""Messages become frames for those who want them: one router for all, and each client's output.
+"""Messages become frames for those who want them: the router of an account, and each client's output.
 
 Two shortcuts past the router make the difference for streams under load: a subject whose only subscriber is a stream,
 and an inbox whose only subscriber is one client. Both are forgotten whenever a subscription changes that could matter
@@ -29,7 +29,8 @@ class Dice(Protocol):
 class Switch:
     """Subscriptions of clients and of the server's own parts, and what goes out."""
 
-    def __init__(self, dice: Dice, now: int) -> None:
+    def __init__(self, dice: Dice, now: int, dirty: list[Session]) -> None:
+        """`dirty` takes the sessions that have output; the switches of all accounts share it."""
         self.now = now  # the time of what is being handled
         self.router: Router[ClientSub | Target] = Router()
         self.straight: dict[str, Target] = {}  # literal subject -> the stream that is its only subscriber
@@ -37,7 +38,7 @@ class Switch:
         self._literals: dict[str, int] = {}  # `a.b` -> how many subscriptions there are on some literal `a.b.<token>`
         self._odd: dict[str, int] = {}  # patterns such as `a.*.c`, with how often they are subscribed to
         self._dice = dice
-        self._dirty: list[Session] = []
+        self._dirty = dirty
 
     # Subscriptions.
 
@@ -217,15 +218,6 @@ class Switch:
             self.push_to(current, "".join(texts).encode(), len(texts))
 
     # Output.
-
-    def take_output(self) -> list[Session]:
-        """The sessions with output (or to be closed)."""
-        dirty, self._dirty = self._dirty, []
-        return dirty
-
-    @property
-    def has_output(self) -> bool:
-        return bool(self._dirty)
 
     def push_to(self, sub: ClientSub, frames: bytes, count: int) -> None:
         sub.delivered += count

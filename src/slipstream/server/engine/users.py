@@ -5,6 +5,7 @@ Checked when made, so that a server with a bad rule does not start; secrets are 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -13,6 +14,7 @@ from slipstream.errors import UsageError
 from slipstream.wire import check_filter, is_valid_filter
 
 DEFAULT_ACCOUNT = "$G"
+_ACCOUNT = re.compile(r"[^\s/\x00-\x1f\x7f]+")
 # A hash that is compared like a password would let in whoever has read the hash.
 _HASHES = ("$2a$", "$2b$", "$2x$", "$2y$")
 
@@ -68,6 +70,7 @@ class User:
     password: str = field(default="", repr=False)
     token: str = field(default="", repr=False)
     permissions: Permissions | None = None  # None: everything
+    account: str = DEFAULT_ACCOUNT
 
     def __post_init__(self) -> None:
         if bool(self.name or self.password) == bool(self.token):
@@ -77,6 +80,9 @@ class User:
             raise UsageError("a user has a password and no name")
         if self.name and not self.password:
             raise UsageError(f"user {self.name!r} has no password")
+        if not _ACCOUNT.fullmatch(self.account) or self.account == "$SYS":
+            raise UsageError(f"bad account {self.account!r}: printable characters without white space and slashes are "
+                             "allowed, and not the name $SYS")  # fmt: skip
         for secret in (self.password, self.token):
             if secret.startswith(_HASHES):
                 raise UsageError("a secret is a bcrypt hash: only secrets in plain text are supported")
