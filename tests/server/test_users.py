@@ -11,7 +11,7 @@ import pytest
 from slipstream.errors import UsageError
 from slipstream.server import Permissions, Responses, User
 from slipstream.server.engine import permissions
-from slipstream.server.engine.auth import Gate
+from slipstream.server.engine.auth import Gate, nobody_signs
 from slipstream.wire import ConnectOptions, Err, Ok, Pong
 from tests.server.support import Client, Rig, status
 
@@ -32,10 +32,12 @@ def rig_with(users: Iterable[User] = (), /, **settings: Any) -> Rig:
 
 
 def test_every_user_comes_in_with_its_own_secret_only() -> None:
-    gate = Gate([User(name="a", password="pa"), User(name="b", password="pb"), User(token="t"), User(token="u")])
+    gate = Gate(
+        [User(name="a", password="pa"), User(name="b", password="pb"), User(token="t"), User(token="u")], nobody_signs
+    )
 
     def admitted(**options: str) -> bool:
-        return gate.admit(ConnectOptions(**options)) is not None  # type: ignore[arg-type]
+        return gate.admit(ConnectOptions(**options), "") is not None  # type: ignore[arg-type]
 
     assert admitted(user="a", password="pa")
     assert admitted(user="b", password="pb")
@@ -50,7 +52,7 @@ def test_every_user_comes_in_with_its_own_secret_only() -> None:
     assert not admitted(auth_token="pa")
     assert not admitted(user="t", password="t")
     assert not admitted(user="a", password="wrong", auth_token="t")
-    assert Gate([]).admit(ConnectOptions()) is not None
+    assert Gate([], nobody_signs).admit(ConnectOptions(), "") is not None
 
 
 @pytest.mark.parametrize(
@@ -92,9 +94,9 @@ def test_bad_responses_and_users_twice_are_refused() -> None:
     with pytest.raises(UsageError, match="more than nothing"):
         Responses(expires=timedelta(0))
     with pytest.raises(UsageError, match="same name 'a'"):
-        Gate([User(name="a", password="1"), User(name="a", password="2")])
+        Gate([User(name="a", password="1"), User(name="a", password="2")], nobody_signs)
     with pytest.raises(UsageError, match=r"same token$"):
-        Gate([User(token="secret"), User(token="secret")])
+        Gate([User(token="secret"), User(token="secret")], nobody_signs)
 
 
 def test_secrets_are_not_shown() -> None:

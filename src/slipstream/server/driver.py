@@ -15,6 +15,7 @@ from typing import cast
 
 from slipstream.server.commits import Committer
 from slipstream.server.engine.engine import Engine
+from slipstream.server.signatures import make_nonce
 from slipstream.wire import Event, Parser, Side, err
 
 log = logging.getLogger("slipstream.server")
@@ -167,7 +168,9 @@ class Driver:
         connection.cid = self._last_cid
         self._connections[connection.cid] = connection
         peer = transport.get_extra_info("peername")
-        self.engine.connect(connection.cid, str(peer[0]) if isinstance(peer, tuple) else "", self._clock())
+        address = str(peer[0]) if isinstance(peer, tuple) else ""
+        nonce = make_nonce() if self.engine.wants_nonces else ""
+        self.engine.connect(connection.cid, address, self._clock(), nonce=nonce)
         self.wake()
 
     def data(self, connection: Connection, events: Sequence[Event], size: int) -> None:

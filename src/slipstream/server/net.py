@@ -32,6 +32,7 @@ from slipstream.server.driver import Clock, Connection, Driver
 from slipstream.server.engine.engine import Engine, Settings
 from slipstream.server.engine.ports import Store
 from slipstream.server.engine.users import User, check_users
+from slipstream.server.signatures import verify
 from slipstream.server.store.memory import MemoryStore
 
 log = logging.getLogger("slipstream.server")
@@ -127,7 +128,7 @@ class Server:
         self._listener = listener
         self.port = listener.sockets[0].getsockname()[1]
         settings = dataclasses.replace(self._settings, port=self.port)
-        engine = Engine(settings, file=file, memory=memory, dice=random.Random(), now=clock())
+        engine = Engine(settings, file=file, memory=memory, dice=random.Random(), now=clock(), verify=verify)
         self._driver = driver = Driver(
             engine, clock=clock, max_connections=self._max_connections, max_control_line=self._max_control_line
         )

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from slipstream.api import Storage, encode_json
 from slipstream.errors import StreamStoreFailedError
 from slipstream.server.engine.account import Account
-from slipstream.server.engine.auth import Gate
+from slipstream.server.engine.auth import Gate, Verify, nobody_signs
 from slipstream.server.engine.direct import QUEUE
 from slipstream.server.engine.host import Job, Progress, Waiter
 from slipstream.server.engine.journal import Answer, Batch, Home, Journal
@@ -74,8 +74,10 @@ class Settings:
 class Engine:
     """Sessions, routing, streams, timers, jobs."""
 
-    def __init__(self, settings: Settings, *, file: Store, memory: Store, dice: Dice, now: int) -> None:
-        """`file` and `memory` keep the streams of that storage; they may be the same store."""
+    def __init__(
+        self, settings: Settings, *, file: Store, memory: Store, dice: Dice, now: int, verify: Verify = nobody_signs
+    ) -> None:
+        """`file` and `memory` keep the streams of that storage; they may be the same store. `verify` is for nkeys."""
         self.settings = settings
         self.timers = Timers()
         self.max_pending = settings.max_pending
@@ -86,7 +88,7 @@ class Engine:
             Storage.MEMORY.value: journal if memory is file else Journal(memory),
         }
         self.journals = tuple(dict.fromkeys(self._by_storage.values()))
-        self._gate = Gate(settings.users)
+        self._gate = Gate(settings.users, verify)
         self._dirty: list[Session] = []
         self._accounts = {
             name: Account(self, name, Switch(dice, now, self._dirty), jetstream=settings.jetstream)
@@ -106,10 +108,16 @@ class Engine:
 
     # Clients.
 
-    def connect(self, cid: int, client_ip: str, now: int) -> None:
+    @property
+    def wants_nonces(self) -> bool:
+        """Whether `connect` needs a nonce, made for that client alone."""
+        return self._gate.nonces
+
+    def connect(self, cid: int, client_ip: str, now: int, *, nonce: str = "") -> None:
         """A client is there; greet it."""
         session = self._sessions[cid] = Session(cid, self.settings.max_pending, self._default.switch)
-        session.switch.push(session, b"INFO %b\r\n" % self._info(cid, client_ip))
+        session.switch.push(session, b"INFO %b\r\n" % self._info(cid, client_ip, nonce))
+        session.nonce = nonce
         if self._gate.required:
             session.timer = self.timers.at(
                 now + self.settings.auth_timeout, lambda _: self.close(cid, "Authentication Timeout")
@@ -257,7 +265,7 @@ class Engine:
 
     # The protocol.
 
-    def _info(self, cid: int, client_ip: str) -> bytes:
+    def _info(self, cid: int, client_ip: str, nonce: str) -> bytes:
         settings = self.settings
         info: dict[str, object] = {
             "server_id": settings.server_id,
@@ -275,6 +283,8 @@ class Engine:
         }
         if self._gate.required:
             info["auth_required"] = True
+        if nonce:
+            info["nonce"] = nonce
         return encode_json(info)
 
     def _control(self, session: Session, event: Event) -> None:
@@ -298,7 +308,7 @@ class Engine:
             session.switch.push(session, OK)
 
     def _introduce(self, session: Session, event: Connect) -> None:
-        member = self._gate.admit(event.options)
+        member = self._gate.admit(event.options, session.nonce)
         if member is None or session.member not in (None, member):  # who came in stays who it is
             session.switch.close(session, "Authorization Violation")
         elif event.options.no_responders and not event.options.headers:

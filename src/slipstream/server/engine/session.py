@@ -47,6 +47,7 @@ class Session:
         "headers",
         "member",
         "no_responders",
+        "nonce",
         "out",
         "pedantic",
         "pings_out",
@@ -72,6 +73,7 @@ class Session:
         self.congested = False  # the driver's own buffer is full: batch jobs wait
         self.pings_out = 0
         self.timer: Timer | None = None
+        self.nonce = ""  # what it was given to sign
         self.member: Member | None = None  # who it is, once it was let in
         self.grant: Grant | None = None  # None: it may do everything
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from slipstream.errors import UsageError
+from slipstream.server.engine.nkeys import public_key
 from slipstream.wire import check_filter, is_valid_filter
 
 DEFAULT_ACCOUNT = "$G"
@@ -64,18 +65,21 @@ class Permissions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class User:
-    """One who may come in: by name and password, or by a token."""
+    """One who may come in: by name and password, by a token, or by the key that only it can sign with (`nkey="U…"`)."""
 
     name: str = ""
     password: str = field(default="", repr=False)
     token: str = field(default="", repr=False)
+    nkey: str = ""  # public
     permissions: Permissions | None = None  # None: everything
     account: str = DEFAULT_ACCOUNT
 
     def __post_init__(self) -> None:
-        if bool(self.name or self.password) == bool(self.token):
-            seen = "both" if self.token else "neither"
-            raise UsageError(f"a user has a name with a password or a token; this one has {seen}")
+        ways = [bool(self.name or self.password), bool(self.token), bool(self.nkey)]
+        if sum(ways) != 1:
+            raise UsageError(f"a user has one of name with password, token and nkey; this one has {sum(ways)} of them")
+        if self.nkey:
+            public_key(self.nkey)
         if self.password and not self.name:
             raise UsageError("a user has a password and no name")
         if self.name and not self.password:
@@ -99,7 +103,7 @@ def split_queue(entry: str) -> tuple[str, str]:
 def check_users(users: Iterable[User]) -> tuple[User, ...]:
     """The users of a server, if no two of them show the same."""
     found = tuple(users)
-    for what in ("name", "token"):
+    for what in ("name", "token", "nkey"):
         shown = [getattr(user, what) for user in found if getattr(user, what)]
         if len(set(shown)) != len(shown):
             twice = next(one for one in shown if shown.count(one) > 1)
