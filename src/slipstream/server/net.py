@@ -20,6 +20,7 @@ import logging
 import os
 import random
 import secrets
+import ssl
 import threading
 from collections.abc import Iterable
 from pathlib import Path
@@ -34,6 +35,8 @@ from slipstream.server.engine.ports import Store
 from slipstream.server.engine.users import User, check_users
 from slipstream.server.signatures import verify
 from slipstream.server.store.memory import MemoryStore
+from slipstream.server.tls import PathLike
+from slipstream.server.tls import settings as tls_settings
 
 log = logging.getLogger("slipstream.server")
 
@@ -55,6 +58,13 @@ class Server:
         password: str = "",
         token: str = "",
         users: Iterable[User] = (),
+        tls: ssl.SSLContext | None = None,
+        tls_cert: PathLike | None = None,
+        tls_key: PathLike | None = None,
+        tls_ca: PathLike | None = None,
+        tls_verify: bool = False,
+        tls_first: bool = False,
+        tls_timeout: float = 2.0,
         max_payload: int = 1024 * 1024,
         max_control_line: int = 4096,
         max_connections: int = 65536,
@@ -67,12 +77,20 @@ class Server:
 
         `user` and `password`, or `token`, are for one user who may do everything; `users` for several, each with its
         own permissions. Without any of them everyone may come in.
+
+        TLS is spoken with `tls`, or with the files `tls_cert` and `tls_key`; with `tls_verify` clients must show a
+        certificate of `tls_ca`. Clients are told so in INFO, in plain text, unless `tls_first`.
         """
         self.host = host
         self.port = port
         self._data_dir = Path(data_dir) if data_dir is not None else None
         self._max_control_line = max_control_line
         self._max_connections = max_connections
+        self._tls = tls_settings(
+            tls, cert=tls_cert, key=tls_key, ca=tls_ca, verify=tls_verify, first=tls_first, timeout=tls_timeout
+        )
+        if self._tls is not None:  # the time for the handshake comes on top
+            auth_timeout += tls_timeout
         server_id = secrets.token_hex(16).upper()
         self._settings = Settings(
             server_id=server_id,
@@ -84,6 +102,8 @@ class Server:
             max_payload=max_payload,
             max_pending=max_pending_bytes,
             max_subscriptions=max_subscriptions,
+            tls_required=self._tls is not None,
+            tls_verify=self._tls is not None and self._tls.verify,
             users=_users(user, password, token, users),
             ping_interval=round(ping_interval * 1e9),
             auth_timeout=round(auth_timeout * 1e9),
@@ -99,7 +119,7 @@ class Server:
     def url(self) -> str:
         """Where clients connect to."""
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"nats://{host}:{self.port}"
+        return f"{'nats' if self._tls is None else 'tls'}://{host}:{self.port}"
 
     # On a running loop.
 
@@ -122,15 +142,25 @@ class Server:
             raise
 
     async def _listen(self, loop: asyncio.AbstractEventLoop, clock: Clock, file: Store, memory: Store) -> None:
+        first = self._tls if self._tls is not None and self._tls.first else None
         listener = await loop.create_server(
-            lambda: Connection(self._running), self.host, self.port, start_serving=False
+            lambda: Connection(self._running),
+            self.host,
+            self.port,
+            start_serving=False,
+            ssl=first.context if first is not None else None,
+            ssl_handshake_timeout=first.timeout if first is not None else None,
         )
         self._listener = listener
         self.port = listener.sockets[0].getsockname()[1]
         settings = dataclasses.replace(self._settings, port=self.port)
         engine = Engine(settings, file=file, memory=memory, dice=random.Random(), now=clock(), verify=verify)
         self._driver = driver = Driver(
-            engine, clock=clock, max_connections=self._max_connections, max_control_line=self._max_control_line
+            engine,
+            clock=clock,
+            max_connections=self._max_connections,
+            max_control_line=self._max_control_line,
+            tls=self._tls,
         )
         if file is not memory:
             self._worker = Worker(loop)

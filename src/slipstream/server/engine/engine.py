@@ -66,6 +66,8 @@ class Settings:
     max_pending: int = 64 * 1024 * 1024
     max_subscriptions: int = 100_000  # of one client
     users: tuple[User, ...] = ()  # none: everyone may come in
+    tls_required: bool = False
+    tls_verify: bool = False  # clients show certificates
     auth_timeout: int = 2_000_000_000
     ping_interval: int = 120_000_000_000
     max_pings_out: int = 2
@@ -283,6 +285,10 @@ class Engine:
         }
         if self._gate.required:
             info["auth_required"] = True
+        if settings.tls_required:
+            info["tls_required"] = True
+        if settings.tls_verify:
+            info["tls_verify"] = True
         if nonce:
             info["nonce"] = nonce
         return encode_json(info)
