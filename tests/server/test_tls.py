@@ -205,6 +205,8 @@ async def test_nats_py_comes_in_by_tls_and_a_server_stops_during_a_handshake(fil
         await client.close()
         _, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.close()
+    with suppress(ConnectionError):
+        await writer.wait_closed()
 
 
 def test_an_authentication_that_takes_too_long_is_told_through_tls(files: Files) -> None:

@@ -18,7 +18,7 @@ from slipstream.server.engine.engine import Engine
 from slipstream.server.engine.session import Session
 from slipstream.server.signatures import make_nonce
 from slipstream.server.tls import Tls
-from slipstream.wire import Event, Parser, Side, err
+from slipstream.wire import Event, Parser, Side
 
 log = logging.getLogger("slipstream.server")
 
@@ -209,10 +209,7 @@ class Driver:
         """Greet a client; False if it is one too many."""
         transport = connection.transport
         assert transport is not None
-        if len(self._connections) >= self._max_connections:
-            transport.write(err("maximum connections exceeded"))
-            connection.close()
-            return False
+        full = len(self._connections) >= self._max_connections
         self._last_cid += 1
         connection.cid = self._last_cid
         self._connections[connection.cid] = connection
@@ -220,10 +217,12 @@ class Driver:
         address = str(peer[0]) if isinstance(peer, tuple) else ""
         nonce = make_nonce() if self.engine.wants_nonces else ""
         self.engine.connect(connection.cid, address, self._clock(), nonce=nonce)
-        if self.tls is not None:  # in plain text, before TLS takes over
+        if full:
+            self.engine.close(connection.cid, "maximum connections exceeded")
+        if full or self.tls is not None:  # in plain text, before TLS takes over
             self._flush()
         self.wake()
-        return True
+        return not full
 
     def spawn(self, work: Coroutine[object, object, None]) -> None:
         task = self._loop.create_task(work)
@@ -266,6 +265,19 @@ class Driver:
         """Cut every client off."""
         for connection in list(self._connections.values()):
             connection.close()
+
+    async def retire(self, *, grace: float, duration: float) -> None:
+        """Tell clients to go elsewhere, give them time, then cut off those who stayed, one after the other."""
+        self.engine.announce_end()
+        self.wake()
+        end = self._loop.time() + grace
+        while self._connections and self._loop.time() < end:
+            await asyncio.sleep(min(0.05, grace))
+        stayed = list(self._connections.values())
+        for connection in stayed:
+            if connection.cid in self._connections:
+                connection.close()
+                await asyncio.sleep(max(0.0, duration - grace) / len(stayed))
 
     def _pending(self) -> int:
         return sum(committer.journal.store.pending for committer in self._committers)

@@ -178,6 +178,16 @@ class Server:
         await listener.start_serving()
         log.info("listening on %s", self.url)
 
+    async def lame_duck(self, *, duration: float = 120.0, grace: float = 10.0) -> None:
+        """Take nobody new, tell clients to go elsewhere, and see them off: after `grace` seconds those who stayed are
+        cut off, spread over the rest of `duration`, so that they do not all reconnect at once. Then stop the server."""
+        if self._driver is None or self._listener is None:
+            raise UsageError("the server does not run")
+        if not 0 <= grace <= duration:
+            raise UsageError(f"a grace of {grace:g} s in a duration of {duration:g} s, 0 up to the duration is allowed")
+        self._listener.close()
+        await self._driver.retire(grace=grace, duration=duration)
+
     async def stop(self) -> None:
         """Stop listening, carry through what is under way, close."""
         if self._listener is not None:

@@ -118,8 +118,8 @@ class Engine:
     def connect(self, cid: int, client_ip: str, now: int, *, nonce: str = "") -> None:
         """A client is there; greet it."""
         session = self._sessions[cid] = Session(cid, self.settings.max_pending, self._default.switch)
-        session.switch.push(session, b"INFO %b\r\n" % self._info(cid, client_ip, nonce))
-        session.nonce = nonce
+        session.client_ip, session.nonce = client_ip, nonce
+        session.switch.push(session, self._info(session))
         if self._gate.required:
             session.timer = self.timers.at(
                 now + self.settings.auth_timeout, lambda _: self.close(cid, "Authentication Timeout")
@@ -166,6 +166,12 @@ class Engine:
                     straight = session.switch.straight if session.grant is None else {}
             if session.closed:
                 return
+
+    def announce_end(self) -> None:
+        """Tell every client that understands it to go elsewhere (lame duck mode)."""
+        for session in self._sessions.values():
+            if session.protocol >= 1:
+                session.switch.push(session, self._info(session, lame_duck=True))
 
     def congested(self, cid: int, yes: bool) -> None:
         """The driver's buffer for a client is full (or not any more): batches for it wait."""
@@ -267,7 +273,7 @@ class Engine:
 
     # The protocol.
 
-    def _info(self, cid: int, client_ip: str, nonce: str) -> bytes:
+    def _info(self, session: Session, *, lame_duck: bool = False) -> bytes:
         settings = self.settings
         info: dict[str, object] = {
             "server_id": settings.server_id,
@@ -280,8 +286,8 @@ class Engine:
             "headers": True,
             "max_payload": settings.max_payload,
             "jetstream": settings.jetstream,
-            "client_id": cid,
-            "client_ip": client_ip,
+            "client_id": session.cid,
+            "client_ip": session.client_ip,
         }
         if self._gate.required:
             info["auth_required"] = True
@@ -289,9 +295,11 @@ class Engine:
             info["tls_required"] = True
         if settings.tls_verify:
             info["tls_verify"] = True
-        if nonce:
-            info["nonce"] = nonce
-        return encode_json(info)
+        if lame_duck:
+            info["ldm"] = True
+        elif session.nonce:
+            info["nonce"] = session.nonce
+        return b"INFO %b\r\n" % encode_json(info)
 
     def _control(self, session: Session, event: Event) -> None:
         if isinstance(event, Sub):

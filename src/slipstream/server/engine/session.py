@@ -40,6 +40,7 @@ class Session:
 
     __slots__ = (
         "cid",
+        "client_ip",
         "closed",
         "congested",
         "echo",
@@ -51,6 +52,7 @@ class Session:
         "out",
         "pedantic",
         "pings_out",
+        "protocol",
         "room",
         "state",
         "subs",
@@ -73,6 +75,8 @@ class Session:
         self.congested = False  # the driver's own buffer is full: batch jobs wait
         self.pings_out = 0
         self.timer: Timer | None = None
+        self.client_ip = ""
+        self.protocol = 0  # 1: it understands INFO at any time
         self.nonce = ""  # what it was given to sign
         self.member: Member | None = None  # who it is, once it was let in
         self.grant: Grant | None = None  # None: it may do everything
@@ -82,6 +86,7 @@ class Session:
         self._become(State.READY)
         self.verbose, self.pedantic, self.echo = options.verbose, options.pedantic, options.echo
         self.headers = options.headers
+        self.protocol = options.protocol
         self.no_responders = options.no_responders and options.headers
 
     def close(self, text: str = "") -> None:
