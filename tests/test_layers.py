@@ -48,7 +48,7 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "msgspec": tuple(f"slipstream/{room}/*" for room in CORE_ROOMS),
     "lmdb": ("slipstream/server/store/lmdb*.py",),
     "uvloop": ("slipstream/client/aio.py", "slipstream/server/[!/]*.py", "slipstream/cli/*"),
-    "cryptography": ("slipstream/client/nkeys.py", "slipstream/kv/*", "slipstream/server/net.py"),
+    "cryptography": ("slipstream/client/nkeys.py", "slipstream/kv/*", "slipstream/server/[!/]*.py"),
     "pyspark": ("slipstream/spark/*", "pyspark_jetstream*/*"),
     "pyarrow": ("slipstream/spark/*", "pyspark_jetstream*/*"),
     "rich": ("slipstream/cli/*",),

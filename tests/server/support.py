@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from slipstream.server.engine.auth import Verify, nobody_signs
 from slipstream.server.engine.engine import Engine, Settings
 from slipstream.server.engine.ports import Store
 from slipstream.server.store.memory import MemoryStore
@@ -86,17 +87,25 @@ class Client:
 class Rig:
     """An engine, its store, the time, and clients."""
 
-    def __init__(self, *, store: Store | None = None, seed: int = 1, now: int = START, **settings: Any) -> None:
+    def __init__(
+        self,
+        *,
+        store: Store | None = None,
+        seed: int = 1,
+        now: int = START,
+        verify: Verify = nobody_signs,
+        **settings: Any,
+    ) -> None:
         self.now = now
         self.store: Store = store if store is not None else MemoryStore()
         self.engine = Engine(
-            Settings(**settings), file=self.store, memory=self.store, dice=random.Random(seed), now=now
+            Settings(**settings), file=self.store, memory=self.store, dice=random.Random(seed), now=now, verify=verify
         )
         self._clients: dict[int, Client] = {}
 
     def client(self, hello: bytes = HELLO) -> Client:
         cid = len(self._clients) + 1
-        self.engine.connect(cid, "127.0.0.1", self.now)
+        self.engine.connect(cid, "127.0.0.1", self.now, nonce=f"nonce-{cid}" if self.engine.wants_nonces else "")
         client = self._clients[cid] = Client(self, cid)
         self.settle()
         if hello:

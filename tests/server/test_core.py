@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
+
 import msgspec
 import pytest
 
 from slipstream.errors import UsageError
-from slipstream.server.engine.auth import Credentials
 from slipstream.server.engine.session import Session
+from slipstream.server.engine.switch import Switch
+from slipstream.server.engine.users import User
 from slipstream.wire import ConnectOptions, Err, Info, Ok, Ping, Pong
 from tests.server.support import HELLO, Rig
 
@@ -178,7 +181,7 @@ def test_a_violation_of_the_protocol_is_told_and_the_connection_closed() -> None
 
 
 def test_credentials_are_asked_for_before_anything_else() -> None:
-    rig = Rig(credentials=Credentials(user="joe", password="secret"))
+    rig = Rig(users=(User(name="joe", password="secret"),))
     client = rig.client(b"")
     (greeting,) = client.take()
     assert isinstance(greeting, Info)
@@ -227,16 +230,8 @@ def test_a_member_of_a_queue_group_in_the_server_answers_among_clients() -> None
     assert [m.payload for m in answers] == [b"true"]
 
 
-def test_a_token_lets_in_too() -> None:
-    credentials = Credentials(token="t0k")
-    assert credentials.allow(ConnectOptions(auth_token="t0k"))
-    assert not credentials.allow(ConnectOptions(auth_token="t0"))
-    assert not credentials.allow(ConnectOptions())
-    assert Credentials().allow(ConnectOptions())
-
-
 def test_a_client_that_does_not_introduce_itself_in_time_is_cut_off() -> None:
-    rig = Rig(credentials=Credentials(token="t"))
+    rig = Rig(users=(User(token="t"),))
     silent, quick = rig.client(b""), rig.client(b"")
     silent.take()
     quick.send(b'CONNECT {"verbose":false,"auth_token":"t"}\r\n')
@@ -338,7 +333,7 @@ def test_a_sid_of_odd_bytes_is_given_back_as_it_came() -> None:
 
 
 def test_a_session_moves_only_along_its_table() -> None:
-    session = Session(1, 1000)
+    session = Session(1, 1000, Switch(random.Random(1), 0, []))
     session.introduce(ConnectOptions())
     assert session.state.value == "ready"
     session.close("bye")

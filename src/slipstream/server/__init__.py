@@ -1,5 +1,6 @@
 """The embedded JetStream server: `Server` for programs and tests, `slipstream server` for a command line."""
 
+from slipstream.server.engine.users import Permissions, Responses, User
 from slipstream.server.net import Server
 
-__all__ = ["Server"]
+__all__ = ["Permissions", "Responses", "Server", "User"]

@@ -1,4 +1,4 @@
-"""`python -m slipstream.server`: a server as a process of its own, until SIGTERM or SIGINT."""
+"""`python -m slipstream.server`: a server as a process of its own, until SIGTERM or SIGINT; SIGUSR2 for lame duck."""
 
 from __future__ import annotations
 
@@ -38,8 +38,22 @@ async def _serve(options: argparse.Namespace) -> None:
         password=options.password,
         token=options.token,
     ) as server:
+        retiring: list[asyncio.Task[None]] = []
+
+        async def retire() -> None:
+            await server.lame_duck()
+            ending.set()
+
+        def begin() -> None:
+            if not retiring:
+                retiring.append(loop.create_task(retire()))
+
+        if hasattr(signal, "SIGUSR2"):
+            loop.add_signal_handler(signal.SIGUSR2, begin)
         print(f"listening on {server.url}", flush=True)
         await ending.wait()
+        for task in retiring:
+            task.cancel()
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -10,12 +10,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import cast
 
 from slipstream.server.commits import Committer
 from slipstream.server.engine.engine import Engine
-from slipstream.wire import Event, Parser, Side, err
+from slipstream.server.engine.session import Session
+from slipstream.server.signatures import make_nonce
+from slipstream.server.tls import Tls
+from slipstream.wire import Event, Parser, Side
 
 log = logging.getLogger("slipstream.server")
 
@@ -46,16 +49,49 @@ class Connection(asyncio.Protocol):
             Side.CLIENT, max_payload=driver.engine.settings.max_payload, max_control_line=driver.max_control_line
         )
         self.cid = 0
-        self.transport: asyncio.Transport | None = None
+        self.transport: asyncio.Transport | None = None  # None while TLS is being agreed on
+        self._plain: asyncio.Transport | None = None  # what is below TLS
+        self._flowing = True  # whether the transport reads; not all transports can be asked
         self._full = False  # the group that it fills is full
         self._rest = b""  # bytes that were read and wait for their turn
         self._at = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = tcp = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
+        self._use(cast(asyncio.Transport, transport))  # uvloop's is none by inheritance
+        tls = self._driver.tls
+        if tls is None or tls.first:
+            self._driver.accept(self)
+        else:
+            self._driver.spawn(self._upgrade(tls))
+
+    def _use(self, transport: asyncio.Transport) -> None:
+        self.transport = transport
+        self._flowing = True
         high = min(WRITE_HIGH, self._driver.engine.settings.max_pending // 4)
-        tcp.set_write_buffer_limits(high=high, low=high // 4)
-        self._driver.accept(self)
+        transport.set_write_buffer_limits(high=high, low=high // 4)
+
+    async def _upgrade(self, tls: Tls) -> None:
+        """INFO in plain text, everything else through TLS. No wait is between the two: whatever the client answers to
+        INFO is read by TLS and not by us. (To stop reading in `connection_made` has no effect on uvloop.)"""
+        if self.transport is None or self.transport.is_closing() or not self._driver.accept(self):
+            return
+        self._plain, self.transport = self.transport, None
+        assert self._plain is not None
+        try:
+            upgraded = await asyncio.get_running_loop().start_tls(
+                self._plain, self, tls.context, server_side=True, ssl_handshake_timeout=tls.timeout
+            )
+        except Exception as exc:  # no TLS, no certificate, too slow, gone: the client's affair, whatever it is
+            log.info("client %d did not agree on TLS: %s", self.cid, exc)
+            upgraded = None
+        if upgraded is None:
+            self._plain.abort()
+            self._driver.lost(self)
+            return
+        self._use(upgraded)
+        if self._full:
+            self._reading(False)
+        self._driver.upgraded(self)
 
     def data_received(self, data: bytes) -> None:
         if not self.cid:
@@ -98,8 +134,9 @@ class Connection(asyncio.Protocol):
 
     def _reading(self, yes: bool) -> None:
         transport = self.transport
-        if transport is None or transport.is_closing() or transport.is_reading() == yes:
+        if transport is None or transport.is_closing() or self._flowing == yes:
             return
+        self._flowing = yes
         if yes:
             transport.resume_reading()
         else:
@@ -119,6 +156,9 @@ class Connection(asyncio.Protocol):
     def close(self) -> None:
         """Send what is queued, but do not wait for it for long."""
         transport = self.transport
+        if transport is None and self._plain is not None:
+            self._plain.abort()  # in plain text it can be told nothing
+            return
         if transport is None or transport.is_closing():
             return
         transport.close()
@@ -130,10 +170,19 @@ class Driver:
     """Runs an engine on a loop."""
 
     def __init__(
-        self, engine: Engine, *, clock: Clock, max_connections: int = 65536, max_control_line: int = 4096
+        self,
+        engine: Engine,
+        *,
+        clock: Clock,
+        max_connections: int = 65536,
+        max_control_line: int = 4096,
+        tls: Tls | None = None,
     ) -> None:
         self.engine = engine
         self.max_control_line = max_control_line
+        self.tls = tls
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._unsent: dict[int, Session] = {}  # output of clients that are agreeing on TLS
         self._clock = clock
         self._max_connections = max_connections
         self._loop = asyncio.get_running_loop()
@@ -156,19 +205,35 @@ class Driver:
 
     # Connections.
 
-    def accept(self, connection: Connection) -> None:
+    def accept(self, connection: Connection) -> bool:
+        """Greet a client; False if it is one too many."""
         transport = connection.transport
         assert transport is not None
-        if len(self._connections) >= self._max_connections:
-            transport.write(err("maximum connections exceeded"))
-            connection.close()
-            return
+        full = len(self._connections) >= self._max_connections
         self._last_cid += 1
         connection.cid = self._last_cid
         self._connections[connection.cid] = connection
         peer = transport.get_extra_info("peername")
-        self.engine.connect(connection.cid, str(peer[0]) if isinstance(peer, tuple) else "", self._clock())
+        address = str(peer[0]) if isinstance(peer, tuple) else ""
+        nonce = make_nonce() if self.engine.wants_nonces else ""
+        self.engine.connect(connection.cid, address, self._clock(), nonce=nonce)
+        if full:
+            self.engine.close(connection.cid, "maximum connections exceeded")
+        if full or self.tls is not None:  # in plain text, before TLS takes over
+            self._flush()
         self.wake()
+        return not full
+
+    def spawn(self, work: Coroutine[object, object, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def upgraded(self, connection: Connection) -> None:
+        """A client speaks TLS now: it gets what was waiting for that."""
+        session = self._unsent.pop(connection.cid, None)
+        if session is not None:
+            self._write(connection, session)
 
     def data(self, connection: Connection, events: Sequence[Event], size: int) -> None:
         before = self._pending()
@@ -185,6 +250,7 @@ class Driver:
         self.wake()
 
     def lost(self, connection: Connection) -> None:
+        self._unsent.pop(connection.cid, None)
         if self._connections.pop(connection.cid, None) is not None:
             self.engine.disconnect(connection.cid)
             self.wake()
@@ -199,6 +265,19 @@ class Driver:
         """Cut every client off."""
         for connection in list(self._connections.values()):
             connection.close()
+
+    async def retire(self, *, grace: float, duration: float) -> None:
+        """Tell clients to go elsewhere, give them time, then cut off those who stayed, one after the other."""
+        self.engine.announce_end()
+        self.wake()
+        end = self._loop.time() + grace
+        while self._connections and self._loop.time() < end:
+            await asyncio.sleep(min(0.05, grace))
+        stayed = list(self._connections.values())
+        for connection in stayed:
+            if connection.cid in self._connections:
+                connection.close()
+                await asyncio.sleep(max(0.0, duration - grace) / len(stayed))
 
     def _pending(self) -> int:
         return sum(committer.journal.store.pending for committer in self._committers)
@@ -242,18 +321,21 @@ class Driver:
         self._arm()
 
     def _flush(self) -> None:
-        bound = self.engine.settings.max_pending
         for session in self.engine.take_output():
             connection = self._connections.get(session.cid)
-            if connection is None or connection.transport is None:
-                continue
-            transport = connection.transport
-            if session.out:
-                transport.write(b"".join(session.out))
-                session.out.clear()
-                session.room = bound - transport.get_write_buffer_size()
-            if session.closed:
-                connection.close()
+            if connection is not None:
+                self._write(connection, session)
+
+    def _write(self, connection: Connection, session: Session) -> None:
+        transport = connection.transport
+        if transport is None:
+            self._unsent[session.cid] = session
+        elif session.out:
+            transport.write(b"".join(session.out))
+            session.out.clear()
+            session.room = self.engine.settings.max_pending - transport.get_write_buffer_size()
+        if session.closed:
+            connection.close()
 
     def _arm(self) -> None:
         deadline = self.engine.next_deadline()
@@ -269,6 +351,8 @@ class Driver:
         self._turn()
 
     def stop(self) -> None:
-        """No more turns by the clock."""
+        """No more turns by the clock, no more handshakes."""
+        for task in self._tasks:
+            task.cancel()
         if self._timer is not None:
             self._timer.cancel()

@@ -20,7 +20,9 @@ import logging
 import os
 import random
 import secrets
+import ssl
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -28,10 +30,13 @@ from typing import Self
 from slipstream.errors import UsageError
 from slipstream.server.commits import Committer, Worker
 from slipstream.server.driver import Clock, Connection, Driver
-from slipstream.server.engine.auth import Credentials
 from slipstream.server.engine.engine import Engine, Settings
 from slipstream.server.engine.ports import Store
+from slipstream.server.engine.users import User, check_users
+from slipstream.server.signatures import verify
 from slipstream.server.store.memory import MemoryStore
+from slipstream.server.tls import PathLike
+from slipstream.server.tls import settings as tls_settings
 
 log = logging.getLogger("slipstream.server")
 
@@ -52,6 +57,14 @@ class Server:
         user: str = "",
         password: str = "",
         token: str = "",
+        users: Iterable[User] = (),
+        tls: ssl.SSLContext | None = None,
+        tls_cert: PathLike | None = None,
+        tls_key: PathLike | None = None,
+        tls_ca: PathLike | None = None,
+        tls_verify: bool = False,
+        tls_first: bool = False,
+        tls_timeout: float = 2.0,
         max_payload: int = 1024 * 1024,
         max_control_line: int = 4096,
         max_connections: int = 65536,
@@ -60,12 +73,24 @@ class Server:
         ping_interval: float = 120.0,
         auth_timeout: float = 2.0,
     ) -> None:
-        """Port 0 takes a free one; `port` and `url` tell which once the server runs."""
+        """Port 0 takes a free one; `port` and `url` tell which once the server runs.
+
+        `user` and `password`, or `token`, are for one user who may do everything; `users` for several, each with its
+        own permissions. Without any of them everyone may come in.
+
+        TLS is spoken with `tls`, or with the files `tls_cert` and `tls_key`; with `tls_verify` clients must show a
+        certificate of `tls_ca`. Clients are told so in INFO, in plain text, unless `tls_first`.
+        """
         self.host = host
         self.port = port
         self._data_dir = Path(data_dir) if data_dir is not None else None
         self._max_control_line = max_control_line
         self._max_connections = max_connections
+        self._tls = tls_settings(
+            tls, cert=tls_cert, key=tls_key, ca=tls_ca, verify=tls_verify, first=tls_first, timeout=tls_timeout
+        )
+        if self._tls is not None:  # the time for the handshake comes on top
+            auth_timeout += tls_timeout
         server_id = secrets.token_hex(16).upper()
         self._settings = Settings(
             server_id=server_id,
@@ -77,7 +102,9 @@ class Server:
             max_payload=max_payload,
             max_pending=max_pending_bytes,
             max_subscriptions=max_subscriptions,
-            credentials=Credentials(user=user, password=password, token=token),
+            tls_required=self._tls is not None,
+            tls_verify=self._tls is not None and self._tls.verify,
+            users=_users(user, password, token, users),
             ping_interval=round(ping_interval * 1e9),
             auth_timeout=round(auth_timeout * 1e9),
         )
@@ -92,7 +119,7 @@ class Server:
     def url(self) -> str:
         """Where clients connect to."""
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"nats://{host}:{self.port}"
+        return f"{'nats' if self._tls is None else 'tls'}://{host}:{self.port}"
 
     # On a running loop.
 
@@ -115,15 +142,25 @@ class Server:
             raise
 
     async def _listen(self, loop: asyncio.AbstractEventLoop, clock: Clock, file: Store, memory: Store) -> None:
+        first = self._tls if self._tls is not None and self._tls.first else None
         listener = await loop.create_server(
-            lambda: Connection(self._running), self.host, self.port, start_serving=False
+            lambda: Connection(self._running),
+            self.host,
+            self.port,
+            start_serving=False,
+            ssl=first.context if first is not None else None,
+            ssl_handshake_timeout=first.timeout if first is not None else None,
         )
         self._listener = listener
         self.port = listener.sockets[0].getsockname()[1]
         settings = dataclasses.replace(self._settings, port=self.port)
-        engine = Engine(settings, file=file, memory=memory, dice=random.Random(), now=clock())
+        engine = Engine(settings, file=file, memory=memory, dice=random.Random(), now=clock(), verify=verify)
         self._driver = driver = Driver(
-            engine, clock=clock, max_connections=self._max_connections, max_control_line=self._max_control_line
+            engine,
+            clock=clock,
+            max_connections=self._max_connections,
+            max_control_line=self._max_control_line,
+            tls=self._tls,
         )
         if file is not memory:
             self._worker = Worker(loop)
@@ -140,6 +177,16 @@ class Server:
         driver.use(self._committers)
         await listener.start_serving()
         log.info("listening on %s", self.url)
+
+    async def lame_duck(self, *, duration: float = 120.0, grace: float = 10.0) -> None:
+        """Take nobody new, tell clients to go elsewhere, and see them off: after `grace` seconds those who stayed are
+        cut off, spread over the rest of `duration`, so that they do not all reconnect at once. Then stop the server."""
+        if self._driver is None or self._listener is None:
+            raise UsageError("the server does not run")
+        if not 0 <= grace <= duration:
+            raise UsageError(f"a grace of {grace:g} s in a duration of {duration:g} s, 0 up to the duration is allowed")
+        self._listener.close()
+        await self._driver.retire(grace=grace, duration=duration)
 
     async def stop(self) -> None:
         """Stop listening, carry through what is under way, close."""
@@ -252,6 +299,11 @@ def new_loop() -> asyncio.AbstractEventLoop:
     except ImportError:
         return asyncio.new_event_loop()
     return uvloop.new_event_loop()
+
+
+def _users(user: str, password: str, token: str, users: Iterable[User]) -> tuple[User, ...]:
+    one = [User(name=user, password=password)] if user or password else []
+    return check_users([*one, *([User(token=token)] if token else []), *users])
 
 
 def _open(path: Path) -> Store:

@@ -12,23 +12,22 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-import msgspec
-
-from slipstream.api import Storage, StreamConfig, encode_json
-from slipstream.api.names import API_PREFIX
+from slipstream.api import Storage, encode_json
 from slipstream.errors import StreamStoreFailedError
-from slipstream.server.engine.auth import Credentials
-from slipstream.server.engine.direct import PREFIX, QUEUE
+from slipstream.server.engine.account import Account
+from slipstream.server.engine.auth import Gate, Verify, nobody_signs
+from slipstream.server.engine.direct import QUEUE
 from slipstream.server.engine.host import Job, Progress, Waiter
-from slipstream.server.engine.journal import Batch, Journal, Source
-from slipstream.server.engine.jsapi import Api
+from slipstream.server.engine.journal import Answer, Batch, Home, Journal
+from slipstream.server.engine.permissions import Grant, quoted
 from slipstream.server.engine.ports import Store
 from slipstream.server.engine.session import ClientSub, Session, State
-from slipstream.server.engine.stream import Stored, Stream
+from slipstream.server.engine.stream import Stream
 from slipstream.server.engine.switch import INBOX, Dice, Switch
 from slipstream.server.engine.timers import Timers
+from slipstream.server.engine.users import DEFAULT_ACCOUNT, User
 from slipstream.wire import (
     Connect,
     Event,
@@ -66,7 +65,9 @@ class Settings:
     max_payload: int = 1024 * 1024
     max_pending: int = 64 * 1024 * 1024
     max_subscriptions: int = 100_000  # of one client
-    credentials: Credentials = field(default_factory=Credentials)
+    users: tuple[User, ...] = ()  # none: everyone may come in
+    tls_required: bool = False
+    tls_verify: bool = False  # clients show certificates
     auth_timeout: int = 2_000_000_000
     ping_interval: int = 120_000_000_000
     max_pings_out: int = 2
@@ -75,12 +76,13 @@ class Settings:
 class Engine:
     """Sessions, routing, streams, timers, jobs."""
 
-    def __init__(self, settings: Settings, *, file: Store, memory: Store, dice: Dice, now: int) -> None:
-        """`file` and `memory` keep the streams of that storage; they may be the same store."""
+    def __init__(
+        self, settings: Settings, *, file: Store, memory: Store, dice: Dice, now: int, verify: Verify = nobody_signs
+    ) -> None:
+        """`file` and `memory` keep the streams of that storage; they may be the same store. `verify` is for nkeys."""
         self.settings = settings
         self.timers = Timers()
         self.max_pending = settings.max_pending
-        self.streams: dict[str, Stream] = {}
         self.leader_name = settings.server_name
         journal = Journal(file)
         self._by_storage = {
@@ -88,25 +90,37 @@ class Engine:
             Storage.MEMORY.value: journal if memory is file else Journal(memory),
         }
         self.journals = tuple(dict.fromkeys(self._by_storage.values()))
-        self.switch = Switch(dice, now)
+        self._gate = Gate(settings.users, verify)
+        self._dirty: list[Session] = []
+        self._accounts = {
+            name: Account(self, name, Switch(dice, now, self._dirty), jetstream=settings.jetstream)
+            for name in self._gate.accounts
+        }
+        self._switches = tuple(account.switch for account in self._accounts.values())
+        self._default = self._accounts[DEFAULT_ACCOUNT]
+        self.streams = self._default.streams
         self._sessions: dict[int, Session] = {}
         self._checked: set[str] = set()  # subjects that were found valid
         self._jobs: deque[Job] = deque()
         self._parked = 0
         self._waiters: dict[Waiter, int] = {}
-        self.api = Api(self)
         if settings.jetstream:
-            self.switch.add(f"{API_PREFIX}.>", self.api)
             for journal in self.journals:
                 self._load(journal, now)
 
     # Clients.
 
-    def connect(self, cid: int, client_ip: str, now: int) -> None:
+    @property
+    def wants_nonces(self) -> bool:
+        """Whether `connect` needs a nonce, made for that client alone."""
+        return self._gate.nonces
+
+    def connect(self, cid: int, client_ip: str, now: int, *, nonce: str = "") -> None:
         """A client is there; greet it."""
-        session = self._sessions[cid] = Session(cid, self.settings.max_pending)
-        self.switch.push(session, b"INFO %b\r\n" % self._info(cid, client_ip))
-        if self.settings.credentials.required:
+        session = self._sessions[cid] = Session(cid, self.settings.max_pending, self._default.switch)
+        session.client_ip, session.nonce = client_ip, nonce
+        session.switch.push(session, self._info(session))
+        if self._gate.required:
             session.timer = self.timers.at(
                 now + self.settings.auth_timeout, lambda _: self.close(cid, "Authentication Timeout")
             )
@@ -117,24 +131,24 @@ class Engine:
         """A client is gone."""
         session = self._sessions.pop(cid, None)
         if session is not None:
-            self.switch.drop(session)
+            session.switch.drop(session)
             session.close()
 
     def close(self, cid: int, text: str = "") -> None:
         """Tell a client why, and have the driver cut it off."""
         session = self._sessions.get(cid)
         if session is not None:
-            self.switch.close(session, text)
+            session.switch.close(session, text)
 
     def receive(self, cid: int, events: Iterable[Event], now: int) -> None:
         """Handle what a client sent."""
         session = self._sessions.get(cid)
         if session is None or session.closed:
             return
-        self.switch.now = now
+        session.switch.now = now
         session.pings_out = 0
-        locked = session.state is State.GREETED and self.settings.credentials.required
-        straight = self.switch.straight
+        locked = session.state is State.GREETED and self._gate.required
+        straight = session.switch.straight if session.grant is None and not locked else {}
         for event in events:
             if type(event) is Pub and not locked:
                 subject, reply, header, payload = event
@@ -142,16 +156,22 @@ class Engine:
                 if stream is not None and not session.verbose and (session.headers or not header):
                     stream.receive(subject, reply, header, payload, now)
                     continue
-                if session.verbose:
-                    self.switch.push(session, OK)
                 self._publish(session, event)
             elif locked and type(event) is not Connect and type(event) is not Violation:
-                self.switch.close(session, "Authorization Violation")
+                session.switch.close(session, "Authorization Violation")
             else:
                 self._control(session, event)
-                locked = session.state is State.GREETED and self.settings.credentials.required
+                locked = session.state is State.GREETED and self._gate.required
+                if type(event) is Connect:
+                    straight = session.switch.straight if session.grant is None else {}
             if session.closed:
                 return
+
+    def announce_end(self) -> None:
+        """Tell every client that understands it to go elsewhere (lame duck mode)."""
+        for session in self._sessions.values():
+            if session.protocol >= 1:
+                session.switch.push(session, self._info(session, lame_duck=True))
 
     def congested(self, cid: int, yes: bool) -> None:
         """The driver's buffer for a client is full (or not any more): batches for it wait."""
@@ -161,13 +181,19 @@ class Engine:
 
     def take_output(self) -> list[Session]:
         """The sessions with output (or to be closed); the driver takes `out` and sets `room`."""
-        return self.switch.take_output()
+        dirty = self._dirty[:]
+        self._dirty.clear()  # the switches hold the same list
+        return dirty
 
     @property
     def has_output(self) -> bool:
-        return self.switch.has_output
+        return bool(self._dirty)
 
     # Time and work.
+
+    def _set_time(self, now: int) -> None:
+        for switch in self._switches:
+            switch.now = now
 
     def next_deadline(self) -> int | None:
         """When `tick` is wanted next."""
@@ -175,12 +201,12 @@ class Engine:
 
     def tick(self, now: int) -> None:
         """Do what the time demands."""
-        self.switch.now = now
+        self._set_time(now)
         self.timers.due(now)
 
     def step(self, now: int) -> bool:
         """Let every job do a chunk, round robin; True if there is more to do at once."""
-        self.switch.now = now
+        self._set_time(now)
         jobs = self._jobs
         budget, more = STEP_MESSAGES, False
         for _ in range(len(jobs)):
@@ -196,33 +222,29 @@ class Engine:
 
     def committed(self, batch: Batch, now: int) -> None:
         """A group is durable: readers see it, its answers go out."""
-        self.switch.now = now
-        self.switch.answer_all(batch.journal.finish(batch))
+        self._set_time(now)
+        answers = batch.journal.finish(batch)
+        if len(self._switches) == 1:
+            self._default.switch.answer_all(answers)
+        else:
+            homes: dict[Home, list[Answer]] = {}
+            for answer in answers:
+                homes.setdefault(answer[2].home, []).append(answer)
+            for home, theirs in homes.items():
+                home.answer_all(theirs)
         for waiter in list(self._waiters):
             waiter.release()
 
     def failed(self, journal: Journal, error: Exception, now: int) -> None:
         """A group could not be kept: everything unfinished is as if it had not been, and its senders are told."""
-        self.switch.now = now
+        self._set_time(now)
         reason = StreamStoreFailedError(str(error) or type(error).__name__)
         lost = journal.abandon()
         self._load(journal, now)
         for reply, _, source, _ in lost:
-            self.send(reply, b"", source.failure(reason))
+            source.home.send(reply, b"", source.failure(reason))
 
-    # What its parts ask of the engine (`host.Host`, `jsapi.Catalog`).
-
-    def send(self, subject: str, header: bytes, payload: bytes) -> bool:
-        return self.switch.send(subject, header, payload)
-
-    def listeners(self, subject: str) -> tuple[bool, bool]:
-        return self.switch.listeners(subject)
-
-    def sole_client(self, subject: str) -> ClientSub | None:
-        return self.switch.sole_client(subject)
-
-    def push(self, sub: ClientSub, frames: bytes, count: int) -> None:
-        self.switch.push_to(sub, frames, count)
+    # What its accounts ask of the engine (`account.House`).
 
     def start(self, job: Job) -> bool:
         if len(self._jobs) >= MAX_JOBS:
@@ -244,79 +266,14 @@ class Engine:
     def journal_for(self, storage: str) -> Journal:
         return self._by_storage[storage]
 
-    def answer(self, journal: Journal | None, reply: str, payload: bytes, source: Source) -> None:
-        if journal is None:
-            journal = next((j for j in self.journals if j.catalog_unfinished), None)
-        if journal is not None and journal.unfinished:
-            journal.answers.append((reply, 0, source, payload))
-        else:
-            self.send(reply, b"", payload)
-
-    def add_stream(self, config: StreamConfig, now: int) -> Stream:
-        journal = self.journal_for(config.storage)
-        stored = encode_json(Stored(now, config.to_dict()))
-        journal.store.create(config.name, stored)
-        journal.catalog = True
-        stream = Stream(self, journal, config, created=now, now=now)
-        if config.first_seq > 1:
-            stream.log.purge(below=config.first_seq)
-        self._attach(stream)
-        return stream
-
-    def change_stream(self, stream: Stream, config: StreamConfig, now: int) -> None:
-        self._detach(stream)
-        stream.configure(config)
-        self._attach(stream)
-        stream.journal.store.configure(stream.name, stream.stored())
-        stream.journal.catalog = True
-        stream.enforce(now)
-
-    def delete_stream(self, stream: Stream) -> None:
-        self._detach(stream)
-        stream.stop()
-        stream.journal.store.delete(stream.name)
-        stream.journal.catalog = True
-
-    # Streams.
-
-    def _attach(self, stream: Stream) -> None:
-        self.streams[stream.name] = stream
-        for subject in stream.config.subjects:
-            self.switch.add(subject, stream)
-        if stream.config.allow_direct:
-            self.switch.add(f"{PREFIX}{stream.name}", stream.leader, QUEUE)
-            self.switch.add(f"{PREFIX}{stream.name}.>", stream.leader, QUEUE)
-
-    def _detach(self, stream: Stream) -> None:
-        del self.streams[stream.name]
-        for subject in stream.config.subjects:
-            self.switch.discard(subject, stream)
-        if stream.config.allow_direct:
-            self.switch.discard(f"{PREFIX}{stream.name}", stream.leader, QUEUE)
-            self.switch.discard(f"{PREFIX}{stream.name}.>", stream.leader, QUEUE)
-
     def _load(self, journal: Journal, now: int) -> None:
-        """Make the streams those of the store: at the start, and after a group was lost."""
-        kept: dict[str, Stored] = {
-            name: msgspec.json.decode(data, type=Stored) for name, data in journal.store.streams()
-        }
-        for stream in [stream for stream in self.streams.values() if stream.journal is journal]:
-            self._detach(stream)
-            entry = kept.get(stream.name)
-            if entry is None or entry.created != stream.created or stream.log is not journal.store.log(stream.name):
-                stream.stop()
-            else:
-                del kept[stream.name]
-                stream.configure(StreamConfig.from_dict(entry.config))
-                stream.restore(now)
-                self._attach(stream)
-        for entry in kept.values():
-            config = StreamConfig.from_dict(entry.config)
-            self._attach(Stream(self, journal, config, created=entry.created, now=now))
+        """The streams of accounts that no user belongs to stay in the store, for the day when one does."""
+        for account in self._accounts.values():
+            account.load(journal, now)
 
     # The protocol.
 
-    def _info(self, cid: int, client_ip: str) -> bytes:
+    def _info(self, session: Session, *, lame_duck: bool = False) -> bytes:
         settings = self.settings
         info: dict[str, object] = {
             "server_id": settings.server_id,
@@ -329,86 +286,111 @@ class Engine:
             "headers": True,
             "max_payload": settings.max_payload,
             "jetstream": settings.jetstream,
-            "client_id": cid,
-            "client_ip": client_ip,
+            "client_id": session.cid,
+            "client_ip": session.client_ip,
         }
-        if settings.credentials.required:
+        if self._gate.required:
             info["auth_required"] = True
-        return encode_json(info)
+        if settings.tls_required:
+            info["tls_required"] = True
+        if settings.tls_verify:
+            info["tls_verify"] = True
+        if lame_duck:
+            info["ldm"] = True
+        elif session.nonce:
+            info["nonce"] = session.nonce
+        return b"INFO %b\r\n" % encode_json(info)
 
     def _control(self, session: Session, event: Event) -> None:
         if isinstance(event, Sub):
-            self._subscribe(session, event)
+            if not self._subscribe(session, event):
+                return
         elif isinstance(event, Unsub):
             self._unsubscribe(session, event)
         elif isinstance(event, Ping):
-            self.switch.push(session, PONG)
+            session.switch.push(session, PONG)
             return
         elif isinstance(event, Pong):
             return
         elif isinstance(event, Connect):
             self._introduce(session, event)
         elif isinstance(event, Violation):
-            self.switch.close(session, event.err)
+            session.switch.close(session, event.err)
         else:  # INFO, +OK, -ERR and MSG are a server's words; the parser for clients gives none of them
-            self.switch.close(session, "Unknown Protocol Operation")
+            session.switch.close(session, "Unknown Protocol Operation")
         if session.verbose and not session.closed:
-            self.switch.push(session, OK)
+            session.switch.push(session, OK)
 
     def _introduce(self, session: Session, event: Connect) -> None:
-        if not self.settings.credentials.allow(event.options):
-            self.switch.close(session, "Authorization Violation")
+        member = self._gate.admit(event.options, session.nonce)
+        if member is None or session.member not in (None, member):  # who came in stays who it is
+            session.switch.close(session, "Authorization Violation")
         elif event.options.no_responders and not event.options.headers:
-            self.switch.close(session, "no responders requires headers support")
+            session.switch.close(session, "no responders requires headers support")
         else:
             session.introduce(event.options)
+            if session.member is None:
+                session.member = member
+                session.switch = self._accounts[member.account].switch
+                session.switch.now = self._default.switch.now
+                session.grant = Grant(member.rules) if member.rules is not None else None
             if session.timer is not None:
                 session.timer.cancel()
-            self._keep_alive(session, self.switch.now)
+            self._keep_alive(session, session.switch.now)
 
-    def _subscribe(self, session: Session, event: Sub) -> None:
+    def _subscribe(self, session: Session, event: Sub) -> bool:
         subject, queue, sid = event
-        if not is_valid_filter(subject):
-            self.switch.push(session, err("Invalid Subject"))
-        elif queue == QUEUE:  # its members answer for streams; a client that joined could answer in their name
-            text = f'Permissions Violation for Subscription to "{subject}" using queue "{queue}"'
-            self.switch.push(session, err(text))
+        grant = session.grant
+        if queue == QUEUE or (grant is not None and not grant.rules.may_subscribe(subject, queue)):
+            # The members of that group answer for streams: a client that joined could answer in their name.
+            text = f"Permissions Violation for Subscription to {quoted(subject)}"
+            session.switch.push(session, err(f"{text} using queue {quoted(queue)}" if queue else text))
+        elif not is_valid_filter(subject):
+            session.switch.push(session, err("Invalid Subject"))
         elif len(session.subs) >= self.settings.max_subscriptions:
-            self.switch.push(session, err("maximum subscriptions exceeded"))
-        elif sid not in session.subs:
-            sub = session.subs[sid] = ClientSub(session, subject, queue, sid)
-            self.switch.add(subject, sub, queue)
+            session.switch.push(session, err("maximum subscriptions exceeded"))
+        else:
+            if sid not in session.subs:
+                make = grant.subscription if grant is not None else ClientSub
+                sub = session.subs[sid] = make(session, subject, queue, sid)
+                session.switch.add(subject, sub, queue)
+            return True
+        return False
 
     def _unsubscribe(self, session: Session, event: Unsub) -> None:
         sub = session.subs.get(event.sid)
         if sub is None:
             return
         if event.max_msgs:
-            self.switch.end_after(sub, event.max_msgs)
+            session.switch.end_after(sub, event.max_msgs)
         else:
-            self.switch.remove(sub)
+            session.switch.remove(sub)
 
     def _publish(self, session: Session, event: Pub) -> None:
         subject, reply, header, payload = event
         if header and not session.headers:
-            self.switch.close(session, "message headers not supported")
+            session.switch.close(session, "message headers not supported")
             return
-        if subject not in self._checked and not self._check(subject):
-            if session.pedantic:
-                self.switch.push(session, err("Invalid Publish Subject"))
+        valid = subject in self._checked or self._check(subject)
+        if session.pedantic and (not valid or has_wildcard(subject)):
+            session.switch.push(session, err("Invalid Publish Subject"))
+        if session.grant is not None and not session.grant.may_publish(subject, session.switch.now):
+            session.switch.push(session, err(f"Permissions Violation for Publish to {quoted(subject)}"))
             return
-        if session.pedantic and has_wildcard(subject):
-            self.switch.push(session, err("Invalid Publish Subject"))
+        if session.verbose:
+            session.switch.push(session, OK)
+        if not valid:
+            return
         # A reply inbox is used once: it would only push others out of the router's memory.
         if subject.startswith(INBOX):
-            found = self.switch.router.match_once(subject)
+            found = session.switch.router.match_once(subject)
         else:
-            found = self.switch.router.match(subject)
+            found = session.switch.router.match(subject)
             if len(found.plain) == 1 and not found.queues and isinstance(found.plain[0], Stream):
-                self.switch.remember(subject, found.plain[0])
-        delivered = self.switch.route(found, subject, reply, header, payload, session)
+                session.switch.remember(subject, found.plain[0])
+        delivered = session.switch.route(found, subject, reply, header, payload, session)
         if not delivered and reply and session.no_responders:
-            self.switch.tell_nobody(session, subject, reply)
+            session.switch.tell_nobody(session, subject, reply)
 
     def _check(self, subject: str) -> bool:
         if not is_valid_filter(subject):
@@ -421,10 +403,10 @@ class Engine:
     def _keep_alive(self, session: Session, now: int) -> None:
         def check(now: int) -> None:
             if session.pings_out >= self.settings.max_pings_out:
-                self.switch.close(session, "Stale Connection")
+                session.switch.close(session, "Stale Connection")
                 return
             session.pings_out += 1
-            self.switch.push(session, PING)
+            session.switch.push(session, PING)
             self._keep_alive(session, now)
 
         if not session.closed:

@@ -1,4 +1,4 @@
-"""What the parts of the engine ask of the whole: to route, to wait, to work in chunks. `engine.Engine` is the host."""
+"""What the parts of an account ask of it: to route, to wait, to work in chunks. `account.Account` is the host."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import enum
 from collections.abc import Hashable
 from typing import Protocol
 
+from slipstream.server.engine.journal import Home
 from slipstream.server.engine.session import ClientSub
 from slipstream.server.engine.timers import Timers
 
@@ -40,10 +41,13 @@ class Waiter(Hashable, Protocol):
 
 
 class Host(Protocol):
-    """The engine, as its parts see it."""
+    """An account, as its parts see it."""
 
     timers: Timers
     max_pending: int  # bytes that may be unsent to a client
+
+    @property
+    def switch(self) -> Home: ...
 
     def send(self, subject: str, header: bytes, payload: bytes) -> bool:
         """Publish from within the server; whether anybody got it."""

@@ -13,8 +13,19 @@ from slipstream.errors import ApiError
 from slipstream.server.engine.ports import Group, Store
 
 
+class Home(Protocol):
+    """The account's way out for answers."""
+
+    def send(self, subject: str, header: bytes, payload: bytes) -> bool: ...
+
+    def answer_all(self, answers: list[Answer]) -> None: ...
+
+
 class Source(Protocol):
     """Who answers."""
+
+    @property
+    def home(self) -> Home: ...
 
     def ack(self, seq: int) -> tuple[str, int]:
         """The text of a publish's ack, and its size in bytes."""

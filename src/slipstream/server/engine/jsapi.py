@@ -30,7 +30,7 @@ from slipstream.errors import (
 from slipstream.server.engine import config as rules
 from slipstream.server.engine.direct import find
 from slipstream.server.engine.host import Host
-from slipstream.server.engine.journal import Journal, Source
+from slipstream.server.engine.journal import Home, Journal, Source
 from slipstream.server.engine.reports import MAX_SUBJECTS, UNLIMITED, stream_info, subject_page
 from slipstream.server.engine.stream import Stream, error_body
 from slipstream.wire import Headers, overlaps
@@ -89,7 +89,7 @@ class DeleteRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Catalog(Host, Protocol):
-    """The engine, as the API sees it."""
+    """The account, as the API sees it."""
 
     streams: dict[str, Stream]
     leader_name: str
@@ -125,6 +125,10 @@ class _Response:
         self._api = api
         self._kind = kind
 
+    @property
+    def home(self) -> Home:
+        return self._api.home
+
     def encode(self, error: dict[str, object] | None, fields: dict[str, Any]) -> bytes:
         body: dict[str, Any] = {"type": RESPONSE_TYPE + self._kind}
         if error is not None:
@@ -144,6 +148,7 @@ class Api:
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
+        self.home = catalog.switch
         self.total = self.errors = 0
         self._plain: dict[str, tuple[str, Handler]] = {
             "INFO": ("account_info_response", self._account),

@@ -7,10 +7,16 @@ what tells it why; a session that does not read is cut off before its output gro
 from __future__ import annotations
 
 import enum
+from typing import TYPE_CHECKING
 
 from slipstream.errors import UsageError
 from slipstream.server.engine.timers import Timer
 from slipstream.wire import ConnectOptions, err
+
+if TYPE_CHECKING:
+    from slipstream.server.engine.auth import Member
+    from slipstream.server.engine.permissions import Grant
+    from slipstream.server.engine.switch import Switch
 
 
 class State(enum.Enum):
@@ -34,23 +40,30 @@ class Session:
 
     __slots__ = (
         "cid",
+        "client_ip",
         "closed",
         "congested",
         "echo",
+        "grant",
         "headers",
+        "member",
         "no_responders",
+        "nonce",
         "out",
         "pedantic",
         "pings_out",
+        "protocol",
         "room",
         "state",
         "subs",
+        "switch",
         "timer",
         "verbose",
     )
 
-    def __init__(self, cid: int, room: int) -> None:
+    def __init__(self, cid: int, room: int, switch: Switch) -> None:
         self.cid = cid
+        self.switch = switch  # its account's; the default account's until it was let in
         self.state = State.GREETED
         self.closed = False
         # What nats-server assumes of a client that has not introduced itself.
@@ -62,12 +75,18 @@ class Session:
         self.congested = False  # the driver's own buffer is full: batch jobs wait
         self.pings_out = 0
         self.timer: Timer | None = None
+        self.client_ip = ""
+        self.protocol = 0  # 1: it understands INFO at any time
+        self.nonce = ""  # what it was given to sign
+        self.member: Member | None = None  # who it is, once it was let in
+        self.grant: Grant | None = None  # None: it may do everything
 
     def introduce(self, options: ConnectOptions) -> None:
         """The client was let in."""
         self._become(State.READY)
         self.verbose, self.pedantic, self.echo = options.verbose, options.pedantic, options.echo
         self.headers = options.headers
+        self.protocol = options.protocol
         self.no_responders = options.no_responders and options.headers
 
     def close(self, text: str = "") -> None:

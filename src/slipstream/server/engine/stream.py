@@ -51,11 +51,14 @@ class Stored(msgspec.Struct, frozen=True):
 class Stream:
     """One stream, as its publishers meet it."""
 
-    def __init__(self, host: Host, journal: Journal, config: StreamConfig, *, created: int, now: int) -> None:
+    def __init__(self, host: Host, journal: Journal, config: StreamConfig, *, key: str, created: int, now: int) -> None:
+        """`key` is its name in the store."""
         self.name = config.name
+        self.key = key
+        self.home = host.switch
         self.created = created
         self.journal = journal
-        self.log = journal.store.log(self.name)
+        self.log = journal.store.log(key)
         self.leader = Peer(host, self.name, self.log)
         self._host = host
         self._timer: Timer | None = None

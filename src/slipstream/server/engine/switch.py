@@ -1,4 +1,4 @@
-"""Messages become frames for those who want them: one router for all, and each client's output.
+"""Messages become frames for those who want them: the router of an account, and each client's output.
 
 Two shortcuts past the router make the difference for streams under load: a subject whose only subscriber is a stream,
 and an inbox whose only subscriber is one client. Both are forgotten whenever a subscription changes that could matter
@@ -11,6 +11,7 @@ from typing import Protocol
 
 from slipstream.server.engine.host import Target
 from slipstream.server.engine.journal import Answer
+from slipstream.server.engine.permissions import GuardedSub
 from slipstream.server.engine.session import ClientSub, Session
 from slipstream.wire import Match, Router, has_wildcard, hmsg, matches
 
@@ -28,7 +29,8 @@ class Dice(Protocol):
 class Switch:
     """Subscriptions of clients and of the server's own parts, and what goes out."""
 
-    def __init__(self, dice: Dice, now: int) -> None:
+    def __init__(self, dice: Dice, now: int, dirty: list[Session]) -> None:
+        """`dirty` takes the sessions that have output; the switches of all accounts share it."""
         self.now = now  # the time of what is being handled
         self.router: Router[ClientSub | Target] = Router()
         self.straight: dict[str, Target] = {}  # literal subject -> the stream that is its only subscriber
@@ -36,7 +38,7 @@ class Switch:
         self._literals: dict[str, int] = {}  # `a.b` -> how many subscriptions there are on some literal `a.b.<token>`
         self._odd: dict[str, int] = {}  # patterns such as `a.*.c`, with how often they are subscribed to
         self._dice = dice
-        self._dirty: list[Session] = []
+        self._dirty = dirty
 
     # Subscriptions.
 
@@ -97,7 +99,7 @@ class Switch:
         if found.queues or len(found.plain) != 1:
             return None
         sub = found.plain[0]
-        if not isinstance(sub, ClientSub) or sub.max_msgs or not sub.session.headers or not sub.sid.isascii():
+        if type(sub) is not ClientSub or sub.max_msgs or not sub.session.headers or not sub.sid.isascii():
             return None
         return sub
 
@@ -116,7 +118,10 @@ class Switch:
         lead = tail = b""
         for target in found.plain:
             if type(target) is not ClientSub:
-                taken |= target.receive(subject, reply, header, payload, self.now)  # type: ignore[union-attr]
+                if type(target) is GuardedSub:
+                    taken |= self._guarded(target, subject, reply, header, payload, origin)
+                else:
+                    taken |= target.receive(subject, reply, header, payload, self.now)  # type: ignore[union-attr]
                 continue
             if header and not target.session.headers:
                 taken |= self.deliver(target, _frame(subject, target.sid, reply, payload), origin)
@@ -129,7 +134,9 @@ class Switch:
             first = int(self._dice.random() * count) if count > 1 else 0
             for i in range(count):  # a member may not take it (no echo): then the next one is asked
                 target = members[(first + i) % count]
-                if type(target) is not ClientSub:
+                if type(target) is GuardedSub:
+                    done = self._guarded(target, subject, reply, header, payload, origin)
+                elif type(target) is not ClientSub:
                     done = target.receive(subject, reply, header, payload, self.now)  # type: ignore[union-attr]
                 elif header and not target.session.headers:
                     done = self.deliver(target, _frame(subject, target.sid, reply, payload), origin)
@@ -141,6 +148,19 @@ class Switch:
                     taken = True
                     break
         return taken
+
+    def _guarded(
+        self, sub: GuardedSub, subject: str, reply: str, header: bytes, payload: bytes, origin: Session | None
+    ) -> bool:
+        """Give a message to a subscription with permissions, if it may have it."""
+        if not sub.admits(subject):
+            return False
+        lead, tail = _halves(subject, reply, header if sub.session.headers else b"", payload)
+        if not self.deliver(sub, b"".join((lead, sub.sid, tail)), origin):
+            return False
+        if reply:
+            sub.grant.expect(reply, self.now)
+        return True
 
     def deliver(self, sub: ClientSub, frame: bytes, origin: Session | None) -> bool:
         session = sub.session
@@ -198,15 +218,6 @@ class Switch:
             self.push_to(current, "".join(texts).encode(), len(texts))
 
     # Output.
-
-    def take_output(self) -> list[Session]:
-        """The sessions with output (or to be closed)."""
-        dirty, self._dirty = self._dirty, []
-        return dirty
-
-    @property
-    def has_output(self) -> bool:
-        return bool(self._dirty)
 
     def push_to(self, sub: ClientSub, frames: bytes, count: int) -> None:
         sub.delivered += count

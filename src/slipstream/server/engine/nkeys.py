@@ -1,0 +1,36 @@
+"""Public nkeys: `U…` becomes the 32 bytes of an Ed25519 key, and a signature in CONNECT becomes its 64.
+
+A key is base32 of one byte that says what it is for, the key, and a CRC-16 (low byte first).
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+
+from slipstream.errors import UsageError
+
+USER = 20 << 3
+_LENGTH = 56
+
+
+def public_key(text: str) -> bytes:
+    """The key of a user; a UsageError if `text` is none."""
+    try:
+        raw = base64.b32decode(text) if len(text) == _LENGTH else b""
+    except (binascii.Error, ValueError):
+        raw = b""
+    if not raw or binascii.crc_hqx(raw[:-2], 0) != int.from_bytes(raw[-2:], "little"):
+        raise UsageError(f"bad nkey {text[:4]!r}…: the {_LENGTH} characters of a user's public key are allowed")
+    if raw[0] != USER:
+        raise UsageError(f"nkey {text[:4]!r}… is no user's: those begin with U")
+    return raw[1:-2]
+
+
+def signature(text: str) -> bytes:
+    """The bytes of a signature, in either alphabet and with or without padding; empty if it is none."""
+    plain = text.rstrip("=").translate(str.maketrans("-_", "+/"))
+    try:
+        return base64.b64decode(plain + "=" * (-len(plain) % 4), validate=True)
+    except (binascii.Error, ValueError):
+        return b""
