@@ -21,7 +21,6 @@ from slipstream.api import (
     names,
 )
 from slipstream.errors import (
-    ApiError,
     BadRequestError,
     Error,
     MessageNotFoundError,
@@ -259,8 +258,3 @@ def _checked(read: Callable[[Any], T], value: Any) -> T:
         return read(value)
     except (ValueError, msgspec.MsgspecError) as exc:
         raise RemoteProtocolError(f"an answer of the API cannot be read: {exc}") from exc
-
-
-def is_absence(error: Error) -> bool:
-    """Whether the API's error means that there is no such message (503 / 10008 only means: ask again)."""
-    return isinstance(error, ApiError) and error.err_code == 10037

@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import importlib.metadata
 import logging
 import os
 import random
@@ -37,6 +36,7 @@ from slipstream.server.signatures import verify
 from slipstream.server.store.memory import MemoryStore
 from slipstream.server.tls import PathLike
 from slipstream.server.tls import settings as tls_settings
+from slipstream.version import VERSION
 
 log = logging.getLogger("slipstream.server")
 
@@ -95,7 +95,7 @@ class Server:
         self._settings = Settings(
             server_id=server_id,
             server_name=name or server_id,
-            slipstream=_own_version(),
+            slipstream=VERSION,
             host=host,
             port=port,
             jetstream=jetstream,
@@ -310,10 +310,3 @@ def _open(path: Path) -> Store:
     from slipstream.server.store.lmdb import LmdbStore
 
     return LmdbStore(path)
-
-
-def _own_version() -> str:
-    try:
-        return importlib.metadata.version("slipstream-jetstream")
-    except importlib.metadata.PackageNotFoundError:
-        return "0"
