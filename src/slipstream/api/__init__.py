@@ -1,5 +1,14 @@
 """JetStream's vocabulary, for both sides: configurations, reports, subjects, header names; dataclasses <-> JSON."""
 
+from slipstream.api.consumer import (
+    AckPolicy,
+    ConsumerConfig,
+    ConsumerInfo,
+    DeliverPolicy,
+    PriorityPolicy,
+    ReplayPolicy,
+    SequenceInfo,
+)
 from slipstream.api.messages import (
     NOT_JSON,
     ErrorBody,
@@ -29,15 +38,22 @@ from slipstream.api.times import format_time, parse_time
 
 __all__ = [
     "NOT_JSON",
+    "AckPolicy",
+    "ConsumerConfig",
+    "ConsumerInfo",
     "ConsumerLimits",
+    "DeliverPolicy",
     "Discard",
     "ErrorBody",
     "ExternalStream",
     "GetRequest",
     "Placement",
+    "PriorityPolicy",
     "PubAck",
+    "ReplayPolicy",
     "Republish",
     "Retention",
+    "SequenceInfo",
     "Storage",
     "StoredBody",
     "StreamConfig",

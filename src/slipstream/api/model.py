@@ -54,7 +54,14 @@ def _to_nanos(value: timedelta) -> int:
     return value.nanos if isinstance(value, _Exact) else (value // timedelta(microseconds=1)) * 1000
 
 
+def _list_from_nanos(value: Any) -> tuple[timedelta, ...]:
+    if not isinstance(value, (list, tuple)):
+        raise ValueError(f"expected a list of nanoseconds, got {value!r}")
+    return tuple(_from_nanos(each) for each in value)
+
+
 NANOS = Codec(_from_nanos, _to_nanos)
+NANOS_LIST = Codec(_list_from_nanos, lambda value: [_to_nanos(each) for each in value])
 TIME = Codec(parse_time, format_time)
 
 

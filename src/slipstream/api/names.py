@@ -29,6 +29,13 @@ PENDING_MESSAGES = "Nats-Pending-Messages"
 LAST_SEQUENCE = "Nats-Last-Sequence"
 UP_TO_SEQUENCE = "Nats-UpTo-Sequence"
 
+# What the messages and statuses of a consumer carry.
+PENDING_BYTES = "Nats-Pending-Bytes"
+LAST_CONSUMER = "Nats-Last-Consumer"
+LAST_STREAM = "Nats-Last-Stream"
+CONSUMER_STALLED = "Nats-Consumer-Stalled"
+MSG_SIZE = "Nats-Msg-Size"
+
 KV_OPERATION = "KV-Operation"
 KV_DELETE = "DEL"
 KV_PURGE = "PURGE"

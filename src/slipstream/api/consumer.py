@@ -1,0 +1,123 @@
+"""Consumers in the API's words: configuration, delivery state and info, and the body of a pull request."""
+
+# ruff: noqa: RUF009 -- `via` and `always` return a dataclasses.field
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from enum import StrEnum
+from typing import Any
+
+from slipstream.api.model import NANOS, NANOS_LIST, TIME, JsonModel, always, nested, via
+from slipstream.api.times import ZERO
+
+
+class AckPolicy(StrEnum):
+    """Which messages a consumer waits to hear of: none, each one, or one for all before it."""
+
+    NONE = "none"
+    ALL = "all"
+    EXPLICIT = "explicit"
+
+
+class DeliverPolicy(StrEnum):
+    """Where in the stream a consumer begins."""
+
+    ALL = "all"
+    LAST = "last"
+    NEW = "new"
+    BY_START_SEQUENCE = "by_start_sequence"
+    BY_START_TIME = "by_start_time"
+    LAST_PER_SUBJECT = "last_per_subject"
+
+
+class ReplayPolicy(StrEnum):
+    """How quickly stored messages are delivered: at once, or with the pauses they were stored with."""
+
+    INSTANT = "instant"
+    ORIGINAL = "original"
+
+
+class PriorityPolicy(StrEnum):
+    """How the pull requests of a group share a consumer."""
+
+    NONE = "none"
+    OVERFLOW = "overflow"
+    PINNED_CLIENT = "pinned_client"
+    PRIORITIZED = "prioritized"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerConfig(JsonModel):
+    """How a consumer is set up. Without a `deliver_subject` it is a pull consumer; 0 leaves a limit to the server."""
+
+    durable_name: str = ""
+    name: str = ""
+    description: str = ""
+    deliver_policy: str = always(DeliverPolicy.ALL.value)
+    opt_start_seq: int = 0
+    opt_start_time: int | None = via(TIME, default=None)
+    ack_policy: str = always(AckPolicy.EXPLICIT.value)
+    ack_wait: timedelta = via(NANOS, default=timedelta(0))
+    max_deliver: int = 0
+    backoff: tuple[timedelta, ...] = via(NANOS_LIST, default=())
+    filter_subject: str = ""
+    filter_subjects: tuple[str, ...] = ()
+    replay_policy: str = always(ReplayPolicy.INSTANT.value)
+    rate_limit_bps: int = 0
+    sample_freq: str = ""
+    max_waiting: int = 0
+    max_ack_pending: int = 0
+    flow_control: bool = False
+    headers_only: bool = False
+    max_batch: int = 0
+    max_expires: timedelta = via(NANOS, default=timedelta(0))
+    max_bytes: int = 0
+    deliver_subject: str = ""
+    deliver_group: str = ""
+    idle_heartbeat: timedelta = via(NANOS, default=timedelta(0))
+    inactive_threshold: timedelta = via(NANOS, default=timedelta(0))
+    num_replicas: int = always(0)
+    mem_storage: bool = False
+    direct: bool = False
+    sourcing: bool = False
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    pause_until: int | None = via(TIME, default=None)
+    priority_groups: tuple[str, ...] = ()
+    priority_policy: str = ""
+    priority_timeout: timedelta = via(NANOS, default=timedelta(0))
+    # Read-after-write: nothing is delivered before the stream has this sequence. Released servers ignore it.
+    min_last_seq: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceInfo(JsonModel):
+    """A place in a consumer's and in its stream's numbering."""
+
+    consumer_seq: int = always(0)
+    stream_seq: int = always(0)
+    last_active: int | None = via(TIME, default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerInfo(JsonModel):
+    """A consumer's configuration and state, as the server reports them. Times are nanoseconds since the epoch."""
+
+    stream_name: str = always("")
+    name: str = always("")
+    created: int = via(TIME, default=ZERO, always=True)
+    config: ConsumerConfig = via(nested(ConsumerConfig), default=ConsumerConfig(), always=True)
+    delivered: SequenceInfo = via(nested(SequenceInfo), default=SequenceInfo(), always=True)
+    ack_floor: SequenceInfo = via(nested(SequenceInfo), default=SequenceInfo(), always=True)
+    num_ack_pending: int = always(0)
+    num_redelivered: int = always(0)
+    num_waiting: int = always(0)
+    num_pending: int = always(0)
+    cluster: Mapping[str, Any] = field(default_factory=dict)
+    push_bound: bool = False
+    paused: bool = False
+    pause_remaining: timedelta = via(NANOS, default=timedelta(0))
+    ts: int = via(TIME, default=ZERO, always=True)
+    priority_groups: tuple[Mapping[str, Any], ...] = ()
