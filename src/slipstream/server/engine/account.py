@@ -20,7 +20,7 @@ from slipstream.server.engine.session import ClientSub
 from slipstream.server.engine.stream import Stored, Stream
 from slipstream.server.engine.switch import Switch
 from slipstream.server.engine.timers import Timers
-from slipstream.server.engine.users import DEFAULT_ACCOUNT
+from slipstream.server.engine.users import DEFAULT_ACCOUNT, JetStreamLimits
 
 
 class House(Protocol):
@@ -46,8 +46,11 @@ def account_of(key: str) -> str:
 class Account:
     """The `host.Host` and `jsapi.Catalog` of its streams."""
 
-    def __init__(self, house: House, name: str, switch: Switch, *, jetstream: bool) -> None:
+    def __init__(
+        self, house: House, name: str, switch: Switch, *, jetstream: bool, limits: JetStreamLimits | None = None
+    ) -> None:
         self.name = name
+        self.limits = limits or JetStreamLimits()
         self.switch = switch
         self.streams: dict[str, Stream] = {}
         self.timers, self.max_pending = house.timers, house.max_pending

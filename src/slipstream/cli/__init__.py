@@ -1,0 +1,1 @@
+"""The command line: arguments in, text out. `main.COMMANDS` lists what there is."""
