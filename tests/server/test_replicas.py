@@ -214,6 +214,16 @@ def test_the_real_leader_is_heard_first_whenever_it_catches_up(client: Client, m
 
 
 @pytest.mark.spec("RW-06")
+def test_when_nobody_has_the_sequence_the_real_leader_says_so_first(client: Client) -> None:
+    replicas(client).depose(client.rig.now, unaware=True)
+    client.ask(MESSAGE_GET, LAST | {"min_last_seq": 2})
+    client.rig.wait(DELAY)
+    assert len(client.messages()) == 1
+    client.rig.wait(DEPOSED_DELAY / SECOND)
+    assert len(client.messages()) == 1
+
+
+@pytest.mark.spec("RW-06")
 def test_a_deposed_leader_never_answers_a_direct_get_with_less_than_was_asked_for(client: Client) -> None:
     replicas(client).depose(client.rig.now, unaware=True)
     client.publish("s.1", b"2")
