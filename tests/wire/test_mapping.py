@@ -84,7 +84,7 @@ def test_a_subject_is_mapped_as_nats_server_does(
     ],
 )
 def test_a_bad_mapping_is_refused_with_the_text_of_nats_server(source: str, destination: str, text: str) -> None:
-    with pytest.raises(ValueError, match="^invalid ") as caught:
+    with pytest.raises(ValueError, match="invalid ") as caught:
         check_mapping(source, destination)
     assert str(caught.value) == text
 
