@@ -20,7 +20,8 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 PAIRS = tuple(
-    (f"src/slipstream/{room}/aio.py", f"src/slipstream/{room}/blocking.py") for room in ("jetstream", "kv", "facade")
+    (f"src/slipstream/{room}/aio.py", f"src/slipstream/{room}/blocking.py")
+    for room in ("jetstream", "kv", "objects", "facade")
 )
 
 NAMES = {

@@ -5,10 +5,15 @@ The blocking twin is generated from this file (`tools/unasync.py`).
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
 from slipstream.client import aio as core
 from slipstream.jetstream import aio as jetstream
 from slipstream.kv.aio import KeyValue
 from slipstream.kv.bucket import BucketConfig
+from slipstream.objects.aio import ObjectStore
+from slipstream.objects.info import STREAM_PREFIX as OBJECTS_PREFIX
+from slipstream.objects.info import ObjectStoreConfig
 
 
 class JetStream(jetstream.JetStream):
@@ -21,6 +26,24 @@ class JetStream(jetstream.JetStream):
     async def key_value(self, bucket: str, *, timeout: float | None = None) -> KeyValue:
         """An existing bucket; raises BucketNotFoundError if there is none."""
         return await KeyValue.open_bucket(self, bucket, timeout=timeout)
+
+    async def create_object_store(self, config: ObjectStoreConfig, *, timeout: float | None = None) -> ObjectStore:
+        """Make a bucket of objects, or find it made with the same configuration."""
+        return await ObjectStore.create_bucket(self, config, timeout=timeout)
+
+    async def object_store(self, bucket: str, *, timeout: float | None = None) -> ObjectStore:
+        """An existing bucket of objects; raises BucketNotFoundError if there is none."""
+        return await ObjectStore.open_bucket(self, bucket, timeout=timeout)
+
+    async def delete_object_store(self, bucket: str, *, timeout: float | None = None) -> None:
+        """Remove a bucket of objects and everything in it."""
+        await ObjectStore(self, bucket).destroy(timeout=timeout)
+
+    async def object_stores(self, *, timeout: float | None = None) -> AsyncIterator[str]:
+        """The names of all buckets of objects."""
+        async for name in self.stream_names(subject="$O.*.M.>", timeout=timeout):
+            if name.startswith(OBJECTS_PREFIX):
+                yield name.removeprefix(OBJECTS_PREFIX)
 
 
 class Client(core.Client):

@@ -132,7 +132,7 @@ class Api:
         return self._stream_call("DELETE", check_name(name), b"", _success)
 
     def purge_stream(self, name: str, *, subject: str = "", below: int = 0, keep: int = 0) -> Call[int]:
-        """Remove messages: all, those of a filter, those with a sequence under `below`, or all but the newest `keep`."""
+        """Remove messages: all, those of a filter, those below a sequence, or all but the newest `keep`."""
         if below and keep:
             raise UsageError(f"purge with below={below} and keep={keep}: one of them is allowed, not both")
         body: dict[str, Any] = {"filter": check_filter(subject)} if subject else {}
