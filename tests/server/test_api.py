@@ -89,7 +89,7 @@ def test_a_bad_configuration_gets_nats_servers_error(
 @pytest.mark.parametrize(
     "config",
     [
-        {"mirror": {"name": "X"}}, {"sources": [{"name": "X"}]}, {"republish": {"src": ">", "dest": "y.>"}},
+        {"republish": {"src": ">", "dest": "y.>"}},
         {"subject_transform": {"src": ">", "dest": "y.>"}}, {"retention": "interest"}, {"retention": "workqueue"},
         {"compression": "s2"}, {"allow_atomic": True}, {"allow_msg_counter": True},
         {"allow_msg_schedules": True}, {"allow_batched": True}, {"persist_mode": "async"},

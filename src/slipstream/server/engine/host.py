@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Hashable
-from typing import Protocol
+from typing import Any, Protocol
 
 from slipstream.server.engine.journal import Home
 from slipstream.server.engine.session import ClientSub
@@ -38,6 +38,13 @@ class Waiter(Hashable, Protocol):
 
     def release(self) -> None:
         """Look again which of them can be answered."""
+
+
+class Inlet(Protocol):
+    """Where messages of another stream come in."""
+
+    def info(self, now: int) -> dict[str, Any]:
+        """For the stream's info."""
 
 
 class Host(Protocol):

@@ -28,6 +28,7 @@ from slipstream.errors import (
     StreamSubjectOverlapError,
 )
 from slipstream.server.engine import config as rules
+from slipstream.server.engine import origins
 from slipstream.server.engine.direct import Peer, find
 from slipstream.server.engine.host import Host
 from slipstream.server.engine.journal import Home, Journal, Source
@@ -308,7 +309,7 @@ class Api:
     def _create(self, name: str, payload: bytes, now: int) -> Outcome:
         requested = _config(payload, name)
         rules.check_create(requested)
-        config = rules.normalise(requested)
+        config = origins.checked(rules.normalise(requested), self._catalog.streams)
         stream = self._catalog.streams.get(name)
         if stream is None:
             self._check_overlap(config)
@@ -320,7 +321,7 @@ class Api:
     def _update(self, name: str, payload: bytes, now: int) -> Outcome:
         config = rules.normalise(_config(payload, name))
         stream = self._stream(name)
-        config = rules.updated(stream.config, config)
+        config = origins.checked(rules.updated(stream.config, config), self._catalog.streams)
         self._check_overlap(config)
         if config != stream.config:
             self._catalog.change_stream(stream, config, now)
