@@ -140,7 +140,8 @@ def test_the_process_retires_on_sigusr2() -> None:
             process.send_signal(signal.SIGUSR2)
             seen = b""
             while b'"ldm":true' not in seen:
-                assert (data := sock.recv(1 << 16)), seen
+                data = sock.recv(1 << 16)
+                assert data, seen
                 seen += data
         assert process.wait(timeout=20) == 0
     finally:

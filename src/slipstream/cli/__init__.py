@@ -1,1 +1,1 @@
-"""The command line: arguments in, text out. `main.COMMANDS` lists what there is."""
+"""The command line: arguments in, text out. `slipstream.cli.main` is the entry point."""

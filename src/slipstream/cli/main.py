@@ -1,101 +1,109 @@
-"""`slipstream COMMAND …`: the first word chooses a command, which gets the rest.
+"""`slipstream …`: picks the command, runs it, and turns what goes wrong into one line and an exit code.
 
-A command is a module with a function `run(argv) -> int` (its exit code), imported when it is chosen and no sooner: the
-command line starts quickly, however many commands there are. What a command raises of ours becomes one line on stderr;
-`slipstream --debug COMMAND …` shows where it came from.
+Exit codes: 0 done; 1 refused by the server or failed; 2 wrong usage; 3 what was asked for is not there; 4 no
+connection; 5 no answer in time; 130 interrupted.
 """
 
 from __future__ import annotations
 
-import importlib
+import argparse
 import os
 import sys
-import traceback
 from collections.abc import Sequence
-from typing import NamedTuple
 
-from slipstream.errors import Error
+from slipstream.cli import bench, completion, contexts, messaging, objects, reading, server, streams
+from slipstream.cli.common import Commands, Shell, shared_options
+from slipstream.errors import (
+    ApiError,
+    AuthorizationError,
+    BucketNotFoundError,
+    ConnectionLostError,
+    Error,
+    KeyNotFoundError,
+    MessageNotFoundError,
+    NoRespondersError,
+    ObjectNotFoundError,
+    RequestTimeoutError,
+    StreamNotFoundError,
+    UsageError,
+)
 from slipstream.version import VERSION
 
-FAILED, WRONG_USE, INTERRUPTED = 1, 2, 130
+FAILED, USAGE, NOT_FOUND, NO_CONNECTION, NO_ANSWER, INTERRUPTED = 1, 2, 3, 4, 5, 130
+_NOT_FOUND = (
+    BucketNotFoundError, KeyNotFoundError, MessageNotFoundError, ObjectNotFoundError, StreamNotFoundError,
+)  # fmt: skip
 
 
-class Command(NamedTuple):
-    """One command."""
-
-    module: str  # with `run(argv: Sequence[str]) -> int`
-    summary: str
-
-
-COMMANDS: dict[str, Command] = {
-    "server": Command("slipstream.cli.server", "run a server, with the flags of nats-server"),
-}
-
-
-def usage() -> str:
-    """What `--help` shows."""
-    width = max(len(name) for name in COMMANDS)
-    lines = [f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items()]
-    return "\n".join(
-        [
-            "Usage: slipstream [--debug] COMMAND [arguments]",
-            "",
-            "Commands:",
-            *lines,
-            "",
-            "`slipstream COMMAND --help` tells more of one; `--version` is for the version, `--debug` for traces.",
-        ]
+def build_parser() -> argparse.ArgumentParser:
+    """All commands with their options."""
+    shared = shared_options()
+    parser = argparse.ArgumentParser(
+        prog="slipstream",
+        description="NATS and JetStream from the command line.",
+        parents=[shared],
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
+    parser.add_argument("--version", action="version", version=f"slipstream {VERSION}")
+    commands = Commands(parser.add_subparsers(metavar="COMMAND", dest="command"), shared)
+    for room in (messaging, streams, reading, objects, bench, contexts, server, completion):
+        room.add(commands)
+    return parser
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the result is the exit code."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    debug = False
-    while words and words[0].startswith("-"):
-        option = words.pop(0)
-        if option == "--debug":
-            debug = True
-        elif option in ("-h", "--help"):
-            print(usage())
-            return 0
-        elif option in ("-v", "--version"):
-            print(f"slipstream {VERSION}")
-            return 0
-        else:
-            return _complain(f"unknown option {option!r}; --help shows what there is", WRONG_USE)
-    if not words:
-        print(usage(), file=sys.stderr)
-        return WRONG_USE
-    name, *rest = words
-    if name == "help":
-        name, rest = (rest[0], ["--help"]) if rest else ("", [])
-        if not name:
-            print(usage())
-            return 0
-    command = COMMANDS.get(name)
-    if command is None:
-        return _complain(f"unknown command {name!r}; there are {', '.join(COMMANDS)}", WRONG_USE)
-    return _run(command, rest, debug=debug)
-
-
-def _run(command: Command, argv: list[str], *, debug: bool) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    parser = build_parser()
+    if words[:1] == [server.NAME]:  # its flags are those of nats-server, which argparse does not read
+        options = argparse.Namespace(run=server.run, arguments=words[1:], debug=False)
+    else:
+        options = parser.parse_args(words)
+    if not hasattr(options, "run"):
+        parser.print_help(sys.stderr)
+        return USAGE
     try:
-        code = importlib.import_module(command.module).run(argv)
+        options.run(Shell(options))
         sys.stdout.flush()
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:  # whoever read our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILED
+        return 0
+    except argparse.ArgumentTypeError as exc:
+        return _say(str(exc), USAGE)
     except (Error, OSError) as exc:
-        if debug:
-            traceback.print_exc()
-        return _complain(str(exc) or type(exc).__name__, FAILED)
-    return int(code)
+        if getattr(options, "debug", False):
+            raise
+        return _say(_line(exc), _code(exc))
+    return 0
 
 
-def _complain(text: str, code: int) -> int:
-    """One line, whatever is in it."""
-    print(f"slipstream: {' '.join(text.split())}", file=sys.stderr)
+def run() -> None:
+    """The `slipstream` script."""
+    sys.exit(main())
+
+
+def _code(error: Exception) -> int:
+    if isinstance(error, _NOT_FOUND) or (isinstance(error, ApiError) and error.code == 404):
+        return NOT_FOUND
+    if isinstance(error, UsageError):
+        return USAGE
+    if isinstance(error, (ConnectionLostError, AuthorizationError)):
+        return NO_CONNECTION
+    if isinstance(error, (RequestTimeoutError, NoRespondersError)):
+        return NO_ANSWER
+    return FAILED
+
+
+def _line(error: Exception) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, ConnectionLostError):
+        text += " (is a server there? slipstream server starts one; -s or a context names another)"
+    return text
+
+
+def _say(text: str, code: int) -> int:
+    print(f"slipstream: error: {text}", file=sys.stderr)
     return code
