@@ -36,6 +36,9 @@ Verify = Callable[[bytes, bytes, bytes], bool]  # public key, signature, message
 SECOND = 1_000_000_000
 MAX_EXPANSIONS = 4096  # subjects that the templates of one permission may become
 _KINDS = {"operator": (OPERATOR, OPERATOR), "account": (ACCOUNT, OPERATOR), "user": (USER, ACCOUNT)}  # and who signs
+_FIXED_BY_ROLE = (
+    "resp", "subs", "data", "payload", "src", "times", "times_location", "bearer_token", "allowed_connection_types",
+)  # fmt: skip
 _TEMPLATE = re.compile(r"\{\{([^}]*)\}\}")
 _decode_json = msgspec.json.Decoder(dict[str, Any]).decode
 
@@ -281,11 +284,9 @@ def permissions(body: Mapping[str, Any]) -> Permissions | None:
 
 def _scoped(scope: Mapping[str, Any], claims: Claims, home: AccountClaims) -> dict[str, Any]:
     """The role that goes with a signing key, its templates filled in. The user's own JWT must leave it all open."""
-    own = {name: claims.body.get(name) for name in ("pub", "sub", "resp", "src", "allowed_connection_types")}
-    if any(value for value in own.values()) and any(
-        (value.get("allow") or value.get("deny")) if isinstance(value, dict) and name in ("pub", "sub") else value
-        for name, value in own.items()
-    ):
+    own = [claims.body.get(name) for name in _FIXED_BY_ROLE]
+    own += [(claims.body.get(side) or {}).get(name) for side in ("pub", "sub") for name in ("allow", "deny")]
+    if any(own):
         raise UsageError("the user's JWT has permissions of its own, and the key that signed it fixes them")
     filled: dict[str, Any] = {
         name: scope.get(name)
