@@ -193,7 +193,7 @@ def test_the_second_info_is_told_alike() -> None:
 # JWTs.
 
 OPERATOR, ACCOUNT, OTHER, SIGNER, USER = (Key(kind) for kind in "OAAAU")
-PERMISSIONS = {"pub": {"allow": ["a.>"], "deny": ["a.no"]}, "sub": {"allow": ["a.>"]}}
+PERMISSIONS: dict[str, Any] = {"pub": {"allow": ["a.>"], "deny": ["a.no"]}, "sub": {"allow": ["a.>"]}}
 TEMPLATE = {
     "pub": {"allow": ["u.{{name()}}.{{tag(team)}}"]},
     "sub": {"allow": ["u.{{subject()}}"]},
@@ -246,7 +246,7 @@ def test_a_user_of_a_jwt_comes_in_with_its_permissions(jwt_ports: tuple[int, int
 
 
 def test_a_role_of_a_signing_key_is_filled_in_alike(jwt_ports: tuple[int, int]) -> None:
-    open_limits = {"subs": 0, "data": 0, "payload": 0}
+    open_limits: dict[str, Any] = {"subs": 0, "data": 0, "payload": 0}
     token = user_token(SIGNER, USER, name="joe", issuer_account=ACCOUNT.public, tags=["team:red"], **open_limits)
     lines = b"PUB u.joe.red 1\r\nx\r\nPUB u.joe.blue 1\r\nx\r\nSUB u.%b 1\r\nSUB u.x 1\r\n" % USER.public.encode()
     seen = jwt_answers(jwt_ports, token, lines)
