@@ -280,7 +280,7 @@ def test_purge_takes_a_filter_a_sequence_or_a_number_to_keep(client: Client) -> 
 
 
 def test_a_message_is_deleted_once(client: Client) -> None:
-    client.create("S")
+    client.create("S", storage="file")
     client.publish("s.1")
     assert client.api("STREAM.MSG.DELETE.S", {"seq": 1}) == {
         "type": TYPE + "stream_msg_delete_response",
@@ -378,7 +378,7 @@ def test_numbers_that_fit_no_field_are_refused(client: Client, field: dict[str, 
 
 
 def test_a_message_that_was_deleted_is_not_found_again(client: Client) -> None:
-    client.create("S")
+    client.create("S", storage="file")
     for _ in range(3):
         client.publish("s.1")
     assert client.api("STREAM.MSG.DELETE.S", {"seq": 2})["success"]
@@ -389,3 +389,10 @@ def test_a_message_that_was_deleted_is_not_found_again(client: Client) -> None:
         assert (error["err_code"], error["description"]) == (10057, text)
     assert client.api("STREAM.MSG.DELETE.S", {"seq": 2**70})["error"]["err_code"] == 10025
     assert client.api("STREAM.PURGE.S", {"seq": 2**70})["error"]["err_code"] == 10025
+
+
+def test_in_a_stream_in_memory_every_missing_sequence_is_named(client: Client) -> None:
+    client.create("S")
+    for seq in (0, 1, 99):
+        error = client.api("STREAM.MSG.DELETE.S", {"seq": seq})["error"]
+        assert (error["code"], error["err_code"], error["description"]) == (400, 10043, f"sequence {seq} not found")

@@ -142,7 +142,14 @@ class Stream:
             self._clock = now
         answer: bytes | None = b""
         try:
-            if header or self._choosy or len(payload) > self._max_size or "*" in subject or ">" in subject:
+            if (
+                header
+                or self._choosy
+                or len(payload) > self._max_size
+                or "*" in subject
+                or ">" in subject
+                or reply.endswith(FAST_BATCH)
+            ):
                 seq, answer = self._consider(subject, reply, header, payload, now)
             else:
                 seq = self.log.append(now, subject, header, payload)
