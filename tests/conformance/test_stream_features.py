@@ -342,7 +342,7 @@ def after_an_update(*changes: dict[str, Any], first: dict[str, Any] | None = Non
         after_an_update({"placement": {"preferred": "x"}}),
         after_an_update({"consumer_limits": {"max_ack_pending": 5, "inactive_threshold": SECOND}}),
         after_an_update({"metadata": {"a": "b", "_nats.ver": "mine"}}, {"metadata": {}}),
-        after_an_update({"max_consumers": 5, "description": "d"}, {"num_replicas": 3}),
+        after_an_update({"max_consumers": 5, "description": "d"}, {"num_replicas": 6}),
         after_an_update({"sealed": True}, {"sealed": False}),
         after_an_update({"deny_delete": True, "deny_purge": True}, {"deny_delete": False}, {"deny_delete": True}),
         after_an_update({"first_seq": 7}, first={"first_seq": 5}),

@@ -50,6 +50,7 @@ class Host(Protocol):
     domain: str  # of JetStream; empty: none
     batch_load: Load  # of batches, on the whole server
     advisories: Advisories
+    leader_name: str  # of the server, and so of the first peer of each stream
 
     @property
     def switch(self) -> Home: ...

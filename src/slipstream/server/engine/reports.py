@@ -55,6 +55,8 @@ def stream_info(
     }
     if domain:
         info["domain"] = domain
+    if len(stream.replicas.peers) > 1:
+        info["cluster"] = stream.replicas.info(now)
     return info | {"ts": format_time(now)}
 
 

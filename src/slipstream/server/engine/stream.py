@@ -1,8 +1,7 @@
 """A stream: published messages become entries of its log, or the reason why not; its limits; what its readers are told.
 
 The checks look at the writer's view of the log, so that each message is judged by all that came before it; answers wait
-in the journal until what they report is durable. The leader's log is the stream's; peers that follow it come with
-replicas.
+in the journal until what they report is durable. The leader's log is the stream's; `replicas` has those who follow it.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from slipstream.server.engine import checks
 from slipstream.server.engine.batches import Batches, Staged
 from slipstream.server.engine.counters import Counters, Total
 from slipstream.server.engine.dedupe import DuplicateWindow, message_id
-from slipstream.server.engine.direct import Peer
 from slipstream.server.engine.expiry import Expiry
 from slipstream.server.engine.host import Host
 from slipstream.server.engine.journal import Journal
 from slipstream.server.engine.ports import expires_at
 from slipstream.server.engine.publish import NOTHING, Demands, demands
+from slipstream.server.engine.replicas import Replicas
 from slipstream.wire import SubjectMapping, has_wildcard, is_valid_subject
 
 NO_LIMIT = 1 << 62
@@ -60,7 +59,7 @@ class Stream:
         self.journal = journal
         self.log = journal.store.log(key)
         self._size_of = journal.store.size_of
-        self.leader = Peer(host, self.name, self.log)
+        self.replicas = Replicas(host, self.name, self.log, now=created)
         self._host = host
         quoted = encode_json(self.name).decode()
         domain = f',"domain":{encode_json(host.domain).decode()}' if host.domain else ""
@@ -79,6 +78,7 @@ class Stream:
     def configure(self, config: StreamConfig) -> None:
         """Take over a configuration; `enforce` then makes the messages fit it."""
         self.config = config
+        self.replicas.scale(config.num_replicas, mirrors=config.mirror is not None)
         self._max_size = config.max_msg_size if config.max_msg_size > 0 else NO_LIMIT
         self._max_msgs = config.max_msgs if config.max_msgs > 0 else NO_LIMIT
         self._max_bytes = config.max_bytes if config.max_bytes > 0 else NO_LIMIT
@@ -130,7 +130,7 @@ class Stream:
         """The stream is gone."""
         self.expiry.stop()
         self._batches.stop()
-        self.leader.stop()
+        self.replicas.stop()
 
     # Publishing.
 
