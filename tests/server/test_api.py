@@ -90,8 +90,7 @@ def test_a_bad_configuration_gets_nats_servers_error(
 @pytest.mark.parametrize(
     "config",
     [
-        {"mirror": {"name": "X"}}, {"sources": [{"name": "X"}]}, {"retention": "interest"}, {"retention": "workqueue"},
-        {"allow_msg_schedules": True}, {"allow_batched": True},
+        {"retention": "interest"}, {"retention": "workqueue"}, {"allow_msg_schedules": True}, {"allow_batched": True},
     ],
     ids=str,
 )  # fmt: skip

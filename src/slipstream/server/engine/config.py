@@ -84,7 +84,7 @@ def normalise(config: StreamConfig, *, pedantic: bool = False) -> StreamConfig:
         raise _invalid("roll-ups require the purge permission")
     config = check_features(config, pedantic=pedantic)
     _check_supported(config)
-    if not config.subjects:
+    if not config.subjects and config.mirror is None and not config.sources:
         config = config.replace(subjects=(config.name,))
     _check_subjects(config)
     config = check_mappings(config, pedantic=pedantic)
@@ -113,6 +113,8 @@ def updated(old: StreamConfig, new: StreamConfig) -> StreamConfig:
         raise _invalid("stream configuration update can not change storage type")
     if new.retention != old.retention and Retention.WORK_QUEUE in (new.retention, old.retention):
         raise _invalid("stream configuration update can not change retention policy to/from workqueue")
+    if new.mirror is not None and new.mirror != old.mirror:  # without one, the mirror is promoted
+        raise ApiError("stream mirror configuration can not be updated", code=400, err_code=10055)
     for name, text in (
         ("sealed", "unseal a sealed stream"),
         ("deny_delete", "cancel deny message deletes"),
@@ -162,8 +164,6 @@ def _check_times(config: StreamConfig, *, pedantic: bool) -> StreamConfig:
 
 def _check_supported(config: StreamConfig) -> None:
     wanted = {
-        "mirror": config.mirror is not None,
-        "sources": bool(config.sources),
         f"retention {config.retention!r}": config.retention != Retention.LIMITS,
     }
     for name, asked in wanted.items():

@@ -74,6 +74,13 @@ class Counters:
         sources.setdefault(origin, {})[subject] = str(value)
         return total._replace(sources=sources), value - before
 
+    def add_message(self, subject: str, header: bytes, payload: bytes, source: str) -> tuple[Total, bytes, bytes]:
+        """The same for a counter's message out of another stream, which says where it comes from (`source`)."""
+        fields = source.split(" ")
+        origin = fields[4] if len(fields) > 4 else subject
+        total, amount = self.add_sourced(self.current(subject), fields[0], origin, parse_value(payload))
+        return self.add(total, amount, set_header(header, names.INCR, str(amount)))
+
     def stored(self, subject: str, total: Total, seq: int) -> None:
         """The message is in the log."""
         if len(self._totals) >= MAX_REMEMBERED:

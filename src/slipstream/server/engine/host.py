@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Hashable
-from typing import Protocol
+from typing import Any, Protocol
 
 from slipstream.server.engine.advisories import Advisories
 from slipstream.server.engine.batches import Load
@@ -40,6 +40,13 @@ class Waiter(Hashable, Protocol):
 
     def release(self) -> None:
         """Look again which of them can be answered."""
+
+
+class Inlet(Protocol):
+    """Where messages of another stream come in."""
+
+    def info(self, now: int) -> dict[str, Any]:
+        """For the stream's info."""
 
 
 class Host(Protocol):

@@ -28,6 +28,7 @@ from slipstream.errors import (
     StreamSubjectOverlapError,
 )
 from slipstream.server.engine import config as rules
+from slipstream.server.engine import origins
 from slipstream.server.engine.direct import Peer, find
 from slipstream.server.engine.features import API_LEVEL, server_metadata
 from slipstream.server.engine.host import Host
@@ -334,7 +335,7 @@ class Api:
     def _create(self, name: str, payload: bytes, now: int) -> Outcome:
         requested, pedantic = _config(payload, name)
         rules.check_create(requested)
-        config = rules.normalise(requested, pedantic=pedantic)
+        config = origins.checked(rules.normalise(requested, pedantic=pedantic), self._catalog.streams)
         stream = self._catalog.streams.get(name)
         if stream is None:
             check_stream(self._catalog.limits, config, self._catalog.streams.values(), new=True)
@@ -349,7 +350,7 @@ class Api:
         requested, pedantic = _config(payload, name)
         config = rules.normalise(requested, pedantic=pedantic)
         stream = self._stream(name)
-        config = rules.updated(stream.config, config)
+        config = origins.checked(rules.updated(stream.config, config), self._catalog.streams)
         others = [other for other in self._catalog.streams.values() if other is not stream]
         check_stream(self._catalog.limits, config, others, new=False)
         self._check_overlap(config)

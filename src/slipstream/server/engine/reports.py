@@ -48,7 +48,7 @@ def stream_info(
     config = stream.config.to_dict()
     if metadata is not None:
         config["metadata"] = dict(sorted((config["metadata"] | metadata).items()))
-    info = {
+    info: dict[str, Any] = {
         "config": config,
         "created": format_time(stream.created),
         "state": stream_state(stream, subjects=subjects, details=details, unfinished=unfinished),
@@ -57,6 +57,10 @@ def stream_info(
         info["domain"] = domain
     if len(stream.replicas.peers) > 1:
         info["cluster"] = stream.replicas.info(now)
+    if stream.config.mirror is not None:
+        info["mirror"] = stream.inflows[0].info(now)
+    elif stream.inflows:
+        info["sources"] = [inflow.info(now) for inflow in stream.inflows]
     return info | {"ts": format_time(now)}
 
 

@@ -24,9 +24,9 @@ from slipstream.server.engine.batches import Batches, Staged
 from slipstream.server.engine.counters import Counters, Total
 from slipstream.server.engine.dedupe import DuplicateWindow, message_id
 from slipstream.server.engine.expiry import Expiry
-from slipstream.server.engine.host import Host
+from slipstream.server.engine.host import Host, Inlet
 from slipstream.server.engine.journal import Journal
-from slipstream.server.engine.ports import expires_at
+from slipstream.server.engine.ports import Record, expires_at
 from slipstream.server.engine.publish import NOTHING, Demands, demands
 from slipstream.server.engine.replicas import Replicas
 from slipstream.wire import SubjectMapping, has_wildcard, is_valid_subject
@@ -45,6 +45,7 @@ class Stored(msgspec.Struct, frozen=True):
 
     created: int
     config: dict[str, object]
+    positions: dict[str, tuple[int, str]] = {}  # of its sources: up to where, and the upstream's identity
 
 
 class Stream:
@@ -61,6 +62,8 @@ class Stream:
         self._size_of = journal.store.size_of
         self.replicas = Replicas(host, self.name, self.log, now=created)
         self._host = host
+        self.positions: dict[str, tuple[int, str]] = {}
+        self.inflows: tuple[Inlet, ...] = ()
         quoted = encode_json(self.name).decode()
         domain = f',"domain":{encode_json(host.domain).decode()}' if host.domain else ""
         self._tail = f'"stream":{quoted},"seq":0}}'.encode()
@@ -103,7 +106,7 @@ class Stream:
 
     def stored(self) -> bytes:
         """For the store."""
-        return encode_json(Stored(self.created, self.config.to_dict()))
+        return encode_json(Stored(self.created, self.config.to_dict(), self.positions))
 
     def restore(self, now: int) -> None:
         """Take what is not in the configuration from the log: after a start, and after a group was lost."""
@@ -164,6 +167,50 @@ class Stream:
         if reply and self._acks and answer is not None:
             self.journal.answers.append((reply, seq, self, answer))
         return True
+
+    # Mirrors and sources.
+
+    def adopt(self, record: Record, now: int) -> None:
+        """Store a message of the stream that this one mirrors, as it is."""
+        log, (seq, time, subject, header, payload) = self.log, record
+        subject = self._mapped(subject)
+        before = log.last_seq_of(subject) if self._republish is not None else 0
+        log.skip(seq)
+        log.append(time, subject, header, payload)
+        self._clock = time
+        self._last_msg_id = message_id(header) if header else ""
+        if self._republish is not None:
+            self._publish_again(subject, header, payload, seq=seq, now=time, before=before)
+        if self._limited:
+            self._trim(subject)
+            self.expiry.appended(now, expires_at(time, header) if header else 0)
+
+    def take_in(self, subject: str, header: bytes, payload: bytes, now: int) -> None:
+        """Store a message of a source, unless it is a duplicate. Raises ApiError if it is refused."""
+        self._clock = now = max(now, self._clock)
+        config, subject = self.config, self._mapped(subject)
+        if config.sealed:
+            raise checks.refused(checks.SEALED)
+        wanted = demands(header) if header else NOTHING
+        if wanted.msg_id and self.duplicates.find(wanted.msg_id, now):
+            return
+        total: Total | None = None
+        if config.allow_msg_counter:
+            total, header, payload = self._counters.add_message(subject, header, payload, wanted.source)
+        checks.check_size(self._max_size, header, payload)
+        self._host.check_bytes(config.storage, self._size_of(subject, header, payload))
+        header = checks.check_lifetime(config, wanted, header)
+        if config.discard == Discard.NEW:
+            message = (subject, header, payload)
+            checks.check_room(config, self.journal.store, self.log, message, rollup=bool(wanted.rollup))
+        seq = self._keep(subject, header, payload, now, wanted)
+        if total is not None:
+            self._counters.stored(subject, total, seq)
+
+    def keep_position(self, source: str, seq: int, identity: str) -> None:
+        """A source was taken in up to there; durable with the messages."""
+        self.positions[source] = (seq, identity)
+        self.journal.store.configure(self.key, self.stored())
 
     def ack(self, seq: int) -> tuple[str, int]:
         """The ack that says yes."""
