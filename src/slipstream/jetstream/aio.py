@@ -6,7 +6,7 @@ blocking twin is generated from this file (`tools/unasync.py`).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from types import TracebackType
@@ -14,18 +14,32 @@ from typing import Self, TypeVar
 
 import msgspec
 
-from slipstream.api import GetRequest, PubAck, StreamConfig, StreamInfo, encode_json, names
+from slipstream.api import (
+    ConsumerConfig,
+    ConsumerInfo,
+    GetRequest,
+    PubAck,
+    ReplayPolicy,
+    StreamConfig,
+    StreamInfo,
+    encode_json,
+    names,
+)
 from slipstream.client.aio import Client
 from slipstream.errors import (
     Error,
     MessageNotFoundError,
     RequestTimeoutError,
     StaleReadError,
+    StreamLookupError,
     UsageError,
 )
-from slipstream.jetstream import calls
+from slipstream.jetstream import calls, ordered
+from slipstream.jetstream.aio_consumers import Consumer
+from slipstream.jetstream.aio_ordered import OrderedConsumer
 from slipstream.jetstream.batch import RangeReader, State
 from slipstream.jetstream.columns import ColumnPage, Columns
+from slipstream.jetstream.consumer_calls import Action, ConsumerApi
 from slipstream.jetstream.direct import StoredMessage, decode_one
 from slipstream.jetstream.patience import Patience
 from slipstream.jetstream.window import AckWindow, FailedPublish
@@ -44,6 +58,7 @@ class JetStream:
     def __init__(self, client: Client, *, prefix: str = "", domain: str = "", timeout: float = DEFAULT_TIMEOUT) -> None:
         self._client = client
         self._api = calls.Api(names.api_prefix(prefix=prefix, domain=domain))
+        self._consumer_api = ConsumerApi(self._api.prefix)
         self._timeout = timeout
         self._min_last_seq_kept: dict[str, bool] = {}  # by server: what it did when it was asked
 
@@ -101,6 +116,13 @@ class JetStream:
     def stream(self, name: str) -> Stream:
         """A handle on the stream of that name; nothing is asked of the server yet."""
         return Stream(self, calls.check_name(name))
+
+    async def stream_of(self, subject: str, *, timeout: float | None = None) -> Stream:
+        """The one stream that listens on a subject; raises StreamLookupError if it is none or several."""
+        found = await self.run(self._consumer_api.streams_of(subject), timeout=timeout)
+        if len(found) != 1:
+            raise StreamLookupError(subject, found)
+        return Stream(self, found[0])
 
     async def run(self, call: calls.Call[T], *, timeout: float | None = None) -> T:
         """Send a request and decode its answer."""
@@ -250,6 +272,89 @@ class Stream:
     async def delete(self, *, timeout: float | None = None) -> None:
         """Remove the stream and all its messages."""
         await self._js.run(self._api.delete_stream(self.name), timeout=timeout)
+
+    async def create_consumer(self, config: ConsumerConfig | str, *, timeout: float | None = None) -> Consumer:
+        """Make a consumer: a durable pull consumer of that name, or as configured.
+
+        Raises ConsumerExistsError if there is one of that name with another configuration.
+        """
+        return await self._make_consumer(config, Action.CREATE, timeout)
+
+    async def update_consumer(self, config: ConsumerConfig, *, timeout: float | None = None) -> Consumer:
+        """Change a consumer; raises ConsumerDoesNotExistError if there is none of that name."""
+        return await self._make_consumer(config, Action.UPDATE, timeout)
+
+    async def create_or_update_consumer(
+        self, config: ConsumerConfig | str, *, timeout: float | None = None
+    ) -> Consumer:
+        """Make a consumer, or change the one of that name."""
+        return await self._make_consumer(config, Action.CREATE_OR_UPDATE, timeout)
+
+    async def _make_consumer(self, config: ConsumerConfig | str, action: Action, timeout: float | None) -> Consumer:
+        if isinstance(config, str):
+            config = ConsumerConfig(durable_name=calls.check_name(config, "consumer"))
+        info = await self._js.run(self._js._consumer_api.create(self.name, config, action), timeout=timeout)
+        return Consumer(self._js, self.name, info.name, info)
+
+    async def consumer(self, name: str, *, timeout: float | None = None) -> Consumer:
+        """An existing consumer; raises ConsumerNotFoundError if there is none of that name."""
+        info = await self._js.run(self._js._consumer_api.info(self.name, name), timeout=timeout)
+        return Consumer(self._js, self.name, name, info)
+
+    async def delete_consumer(self, name: str, *, timeout: float | None = None) -> None:
+        """Remove a consumer; the stream keeps its messages."""
+        await self._js.run(self._js._consumer_api.delete(self.name, name), timeout=timeout)
+
+    async def consumer_names(self, *, timeout: float | None = None) -> AsyncIterator[str]:
+        """The names of all consumers, asked for page by page."""
+        seen = 0
+        while True:
+            page = await self._js.run(self._js._consumer_api.names(self.name, offset=seen), timeout=timeout)
+            for name in page.items:
+                yield name
+            seen += len(page.items)
+            if not page.items or seen >= page.total:
+                return
+
+    async def consumers(self, *, timeout: float | None = None) -> AsyncIterator[ConsumerInfo]:
+        """The infos of all consumers, asked for page by page."""
+        seen = 0
+        while True:
+            page = await self._js.run(self._js._consumer_api.list(self.name, offset=seen), timeout=timeout)
+            for info in page.items:
+                yield info
+            seen += len(page.items)
+            if not page.items or seen >= page.total:
+                return
+
+    def ordered_consumer(
+        self,
+        subjects: str | Sequence[str] = (),
+        *,
+        start_seq: int = 0,
+        start_time: int | None = None,
+        deliver_policy: str = "",
+        headers_only: bool = False,
+        replay_policy: str = ReplayPolicy.INSTANT.value,
+        metadata: Mapping[str, str] | None = None,
+        heartbeat: float = ordered.HEARTBEAT,
+    ) -> OrderedConsumer:
+        """Messages in order, each once, whatever happens to connection and server: `async for message in …`.
+
+        Those of `subjects` (one filter or several; none: all), from the beginning, from a sequence, from a time
+        (nanoseconds since the epoch), or as `deliver_policy` says (`new`, `last`, `last_per_subject`). Nothing is asked
+        of the server before the first read, `start` or `async with`.
+        """
+        config = ordered.template(
+            subjects,
+            start_seq=start_seq,
+            start_time=start_time,
+            deliver_policy=deliver_policy,
+            headers_only=headers_only,
+            replay_policy=replay_policy,
+            metadata=metadata,
+        )
+        return OrderedConsumer(self._js, self.name, config, heartbeat=heartbeat)
 
     async def get(self, seq: int, *, min_last_seq: int = 0, timeout: float | None = None) -> StoredMessage:
         """The message with that sequence. Raises MessageNotFoundError if there is none (any more)."""
