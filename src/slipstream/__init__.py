@@ -7,7 +7,18 @@ JetStream server to embed.
 from typing import TYPE_CHECKING
 
 from slipstream.errors import Error
-from slipstream.facade import BucketConfig, Headers, PubAck, StreamConfig, from_env
+from slipstream.facade import (
+    AckPolicy,
+    BucketConfig,
+    ConsumerConfig,
+    ConsumerInfo,
+    DeliverPolicy,
+    Headers,
+    PubAck,
+    ReplayPolicy,
+    StreamConfig,
+    from_env,
+)
 from slipstream.facade.aio import Client, JetStream, connect
 from slipstream.facade.blocking import Client as BlockingClient
 from slipstream.facade.blocking import JetStream as BlockingJetStream
@@ -17,14 +28,19 @@ if TYPE_CHECKING:
     from slipstream.server.net import Server
 
 __all__ = [
+    "AckPolicy",
     "BlockingClient",
     "BlockingJetStream",
     "BucketConfig",
     "Client",
+    "ConsumerConfig",
+    "ConsumerInfo",
+    "DeliverPolicy",
     "Error",
     "Headers",
     "JetStream",
     "PubAck",
+    "ReplayPolicy",
     "Server",
     "StreamConfig",
     "connect",

@@ -101,6 +101,11 @@ class Subscription:
         return self._box.take_all() if self._box.items else []
 
     @property
+    def is_ended(self) -> bool:
+        """Whether nothing more will come; what is here can still be taken."""
+        return self._box.is_ended
+
+    @property
     def is_over(self) -> bool:
         """Whether nothing is here and nothing will come."""
         return self._box.is_ended and not self._box.items

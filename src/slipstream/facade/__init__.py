@@ -3,9 +3,20 @@
 Lower rooms know nothing of it; the package re-exports it.
 """
 
-from slipstream.api import PubAck, StreamConfig
+from slipstream.api import AckPolicy, ConsumerConfig, ConsumerInfo, DeliverPolicy, PubAck, ReplayPolicy, StreamConfig
 from slipstream.client.sources import from_env
 from slipstream.kv.bucket import BucketConfig
 from slipstream.wire import Headers
 
-__all__ = ["BucketConfig", "Headers", "PubAck", "StreamConfig", "from_env"]
+__all__ = [
+    "AckPolicy",
+    "BucketConfig",
+    "ConsumerConfig",
+    "ConsumerInfo",
+    "DeliverPolicy",
+    "Headers",
+    "PubAck",
+    "ReplayPolicy",
+    "StreamConfig",
+    "from_env",
+]

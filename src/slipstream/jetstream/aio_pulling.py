@@ -48,7 +48,7 @@ class Pulling:
     async def next(self, deadline: float) -> list[Msg] | None:
         """The messages that come next; None at the end: stopped, or the client closed. Raises RequestTimeoutError at
         the deadline, and what the server says against it. Nothing is taken while it waits."""
-        kept = self._consumer._take_kept(0)
+        kept = await self._consumer._take_kept(0, deadline)
         if kept:
             return kept
         self._pulse.pause(self._client.now() - self._away_since)  # while nobody listened nothing could be heard

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 FOREVER = 1e6
 DRAIN_TIMEOUT = 30.0
+ROUND_TRIP = 1.0  # what a server may take to confirm the end of a subscription
 
 
 class Consumer:
@@ -87,12 +89,12 @@ class Consumer:
         Raises what the server says against it, and RequestTimeoutError if it says nothing at all.
         """
         pull = Fetch(batch, max_bytes=max_bytes, max_expires=self._max_expires())
-        if kept := self._take_kept(batch):
+        deadline, client = self._client.now() + timeout, self._client
+        if kept := self._take_kept(batch, deadline):
             return self._wrap(kept)
         if batch == 1 and not max_bytes:
-            single = self._single(timeout)
+            single = self._single(deadline)
             return [] if single is None else self._wrap([single])
-        deadline, client = self._client.now() + timeout, self._client
         inbox = client.subscribe(client.new_inbox(), max_pending_msgs=MAX_MSGS, max_pending_bytes=MAX_BYTES)
         is_asked = False  # a request is under way: messages may come
         try:
@@ -133,8 +135,9 @@ class Consumer:
 
     def next(self, *, timeout: float = 5.0) -> JsMessage:
         """The next message; raises RequestTimeoutError if none comes in time."""
-        kept = self._take_kept(1)
-        msg = kept[0] if kept else self._single(timeout)
+        deadline = self._client.now() + timeout
+        kept = self._take_kept(1, deadline)
+        msg = kept[0] if kept else self._single(deadline)
         if msg is None:
             raise RequestTimeoutError(f"consumer {self.name}: no message within {timeout:g} s")
         return self._wrap([msg])[0]
@@ -242,10 +245,9 @@ class Consumer:
         is_settled = info is not None and info.config.ack_policy == AckPolicy.NONE
         return [JsMessage(msg, client, is_settled) for msg in msgs]
 
-    def _single(self, timeout: float) -> Msg | None:
+    def _single(self, deadline: float) -> Msg | None:
         """One message by the shared inbox; None if none comes in time."""
         client, singles = self._client, self._singles
-        deadline = client.now() + timeout
         if self._inbox is None or self._inbox.is_over:
             self._base = client.new_inbox()
             self._inbox = client.subscribe(f"{self._base}.*", max_pending_msgs=MAX_MSGS, max_pending_bytes=MAX_BYTES)
@@ -259,7 +261,7 @@ class Consumer:
                     self._epoch = client.epoch
                 if left <= 0 and not self._inbox.pending:
                     return None
-                if not self._inbox.pending and singles.is_due(client.now()):
+                while not self._inbox.pending and singles.is_due(client.now()):  # for all who wait: any may be woken
                     singles.asked(until)
                     self._count += 1
                     client.publish(self._next_subject, body, reply=f"{self._base}.{self._count}")
@@ -290,17 +292,25 @@ class Consumer:
         """A subscription that ends, with messages on their way."""
         self._adopted.append(subscription)
 
-    def _take_kept(self, count: int) -> list[Msg]:
-        """Up to `count` messages that are here already (0: all)."""
-        if self._adopted:
-            for subscription in list(self._adopted):
-                self._kept.extend(msg for msg in subscription.take_now() if not is_status(msg))
-                if subscription.is_over:
-                    self._adopted.remove(subscription)
+    def _take_kept(self, count: int, deadline: float) -> list[Msg]:
+        """Up to `count` messages that are here already (0: all), and those on their way to calls that were given up."""
+        while self._adopted:
+            subscription = self._adopted[0]
+            self._ended(subscription, deadline)
+            self._kept.extend(msg for msg in subscription.take_now() if not is_status(msg))
+            if subscription in self._adopted:  # another reader may have been here
+                self._adopted.remove(subscription)
         taken: list[Msg] = []
         while self._kept and (not count or len(taken) < count):
             taken.append(self._kept.popleft())
         return taken
+
+    def _ended(self, subscription: Subscription, deadline: float) -> None:
+        """Wait until nothing more can come: one round trip from when it was given up."""
+        client = self._client
+        left = min(max(deadline - client.now(), 0.0), ROUND_TRIP)
+        with suppress(RequestTimeoutError, ConnectionLostError):
+            client.wait(lambda: subscription.is_ended, timeout=left, what="the end of a subscription")
 
 
 class Consuming:

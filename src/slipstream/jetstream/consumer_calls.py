@@ -12,7 +12,7 @@ import msgspec
 from slipstream.api import ConsumerConfig, ConsumerInfo, encode_json, format_time, names
 from slipstream.errors import RemoteProtocolError, UsageError
 from slipstream.jetstream.calls import Call, api_body, check_name
-from slipstream.wire import Msg, check_filter
+from slipstream.wire import Msg, check_filter, has_wildcard
 
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ class ConsumerApi:
     prefix: str = names.API_PREFIX
 
     def create(self, stream: str, config: ConsumerConfig, action: Action) -> Call[ConsumerInfo]:
-        """Make or change a consumer; its name and its filter are part of the subject, so that users can be limited.
+        """Make or change a consumer; its name and a literal filter are part of the subject: users can be limited.
 
         A consumer that has no name yet gets one from the server.
         """
@@ -55,7 +55,7 @@ class ConsumerApi:
         subject = f"{self.prefix}.CONSUMER.CREATE.{check_name(stream)}"
         if name:
             subject += f".{check_name(name, 'consumer')}"
-            if config.filter_subject:
+            if config.filter_subject and not has_wildcard(config.filter_subject):  # those cannot be published to
                 subject += f".{config.filter_subject}"
         return Call(subject, _create_body(stream, config, action), decode_info)
 
