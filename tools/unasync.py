@@ -19,7 +19,7 @@ from tokenize import TokenInfo
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-ROOMS = ("jetstream", "kv", "facade")
+ROOMS = ("jetstream", "kv", "objects", "facade")
 PAIRS = tuple(
     (path.relative_to(ROOT).as_posix(), path.relative_to(ROOT).as_posix().replace("/aio", "/blocking"))
     for room in ROOMS

@@ -4,8 +4,10 @@ Lower rooms know nothing of it; the package re-exports it.
 """
 
 from slipstream.api import AckPolicy, ConsumerConfig, ConsumerInfo, DeliverPolicy, PubAck, ReplayPolicy, StreamConfig
+from slipstream.client.contexts import Context, Contexts
 from slipstream.client.sources import from_env
 from slipstream.kv.bucket import BucketConfig
+from slipstream.objects import ObjectInfo, ObjectStoreConfig
 from slipstream.wire import Headers
 
 __all__ = [
@@ -13,8 +15,12 @@ __all__ = [
     "BucketConfig",
     "ConsumerConfig",
     "ConsumerInfo",
+    "Context",
+    "Contexts",
     "DeliverPolicy",
     "Headers",
+    "ObjectInfo",
+    "ObjectStoreConfig",
     "PubAck",
     "ReplayPolicy",
     "StreamConfig",

@@ -6,7 +6,7 @@ blocking twin is generated from this file (`tools/unasync.py`).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator
 from datetime import timedelta
 from functools import partial
 from types import TracebackType
@@ -14,17 +14,7 @@ from typing import Self, TypeVar
 
 import msgspec
 
-from slipstream.api import (
-    ConsumerConfig,
-    ConsumerInfo,
-    GetRequest,
-    PubAck,
-    ReplayPolicy,
-    StreamConfig,
-    StreamInfo,
-    encode_json,
-    names,
-)
+from slipstream.api import AccountInfo, GetRequest, PubAck, StreamConfig, StreamInfo, encode_json, names
 from slipstream.client.aio import Client
 from slipstream.errors import (
     Error,
@@ -34,12 +24,11 @@ from slipstream.errors import (
     StreamLookupError,
     UsageError,
 )
-from slipstream.jetstream import calls, ordered
-from slipstream.jetstream.aio_consumers import Consumer
-from slipstream.jetstream.aio_ordered import OrderedConsumer
+from slipstream.jetstream import calls
+from slipstream.jetstream.aio_stream import StreamConsumers
 from slipstream.jetstream.batch import RangeReader, State
 from slipstream.jetstream.columns import ColumnPage, Columns
-from slipstream.jetstream.consumer_calls import Action, ConsumerApi
+from slipstream.jetstream.consumer_calls import ConsumerApi
 from slipstream.jetstream.direct import StoredMessage, decode_one
 from slipstream.jetstream.patience import Patience
 from slipstream.jetstream.window import AckWindow, FailedPublish
@@ -66,6 +55,16 @@ class JetStream:
     def client(self) -> Client:
         """The connection beneath."""
         return self._client
+
+    @property
+    def prefix(self) -> str:
+        """The subject prefix of the API."""
+        return self._api.prefix
+
+    @property
+    def timeout(self) -> float:
+        """In seconds, for calls that do not say another."""
+        return self._timeout
 
     async def publish(
         self,
@@ -112,6 +111,36 @@ class JetStream:
     async def update_stream(self, config: StreamConfig, *, timeout: float | None = None) -> StreamInfo:
         """Change a stream's configuration."""
         return await self.run(self._api.update_stream(config), timeout=timeout)
+
+    async def delete_stream(self, name: str, *, timeout: float | None = None) -> None:
+        """Remove a stream and all its messages."""
+        await self.run(self._api.delete_stream(name), timeout=timeout)
+
+    async def stream_names(self, *, subject: str = "", timeout: float | None = None) -> AsyncIterator[str]:
+        """The names of all streams, or of those that listen on a subject; asked for page by page."""
+        seen = 0
+        while True:
+            page = await self.run(self._api.stream_names(subject=subject, offset=seen), timeout=timeout)
+            for name in page.items:
+                yield name
+            seen += len(page.items)
+            if not page.items or seen >= page.total:
+                return
+
+    async def streams(self, *, subject: str = "", timeout: float | None = None) -> AsyncIterator[StreamInfo]:
+        """The infos of all streams, or of those that listen on a subject; asked for page by page."""
+        seen = 0
+        while True:
+            page = await self.run(self._api.stream_list(subject=subject, offset=seen), timeout=timeout)
+            for info in page.items:
+                yield info
+            seen += len(page.items)
+            if not page.items or seen >= page.total:
+                return
+
+    async def account_info(self, *, timeout: float | None = None) -> AccountInfo:
+        """What this account uses of JetStream and what it may use."""
+        return await self.run(self._api.account_info(), timeout=timeout)
 
     def stream(self, name: str) -> Stream:
         """A handle on the stream of that name; nothing is asked of the server yet."""
@@ -248,7 +277,7 @@ class Publisher:
             self._forget(Error("given up: the block that published it raised"))
 
 
-class Stream:
+class Stream(StreamConsumers):
     """One stream: its info, and its messages by Direct Get.
 
     Where a call takes `min_last_seq`, the answer is at least as new as that sequence, whichever replica gives it; if
@@ -273,88 +302,16 @@ class Stream:
         """Remove the stream and all its messages."""
         await self._js.run(self._api.delete_stream(self.name), timeout=timeout)
 
-    async def create_consumer(self, config: ConsumerConfig | str, *, timeout: float | None = None) -> Consumer:
-        """Make a consumer: a durable pull consumer of that name, or as configured.
-
-        Raises ConsumerExistsError if there is one of that name with another configuration.
-        """
-        return await self._make_consumer(config, Action.CREATE, timeout)
-
-    async def update_consumer(self, config: ConsumerConfig, *, timeout: float | None = None) -> Consumer:
-        """Change a consumer; raises ConsumerDoesNotExistError if there is none of that name."""
-        return await self._make_consumer(config, Action.UPDATE, timeout)
-
-    async def create_or_update_consumer(
-        self, config: ConsumerConfig | str, *, timeout: float | None = None
-    ) -> Consumer:
-        """Make a consumer, or change the one of that name."""
-        return await self._make_consumer(config, Action.CREATE_OR_UPDATE, timeout)
-
-    async def _make_consumer(self, config: ConsumerConfig | str, action: Action, timeout: float | None) -> Consumer:
-        if isinstance(config, str):
-            config = ConsumerConfig(durable_name=calls.check_name(config, "consumer"))
-        info = await self._js.run(self._js._consumer_api.create(self.name, config, action), timeout=timeout)
-        return Consumer(self._js, self.name, info.name, info)
-
-    async def consumer(self, name: str, *, timeout: float | None = None) -> Consumer:
-        """An existing consumer; raises ConsumerNotFoundError if there is none of that name."""
-        info = await self._js.run(self._js._consumer_api.info(self.name, name), timeout=timeout)
-        return Consumer(self._js, self.name, name, info)
-
-    async def delete_consumer(self, name: str, *, timeout: float | None = None) -> None:
-        """Remove a consumer; the stream keeps its messages."""
-        await self._js.run(self._js._consumer_api.delete(self.name, name), timeout=timeout)
-
-    async def consumer_names(self, *, timeout: float | None = None) -> AsyncIterator[str]:
-        """The names of all consumers, asked for page by page."""
-        seen = 0
-        while True:
-            page = await self._js.run(self._js._consumer_api.names(self.name, offset=seen), timeout=timeout)
-            for name in page.items:
-                yield name
-            seen += len(page.items)
-            if not page.items or seen >= page.total:
-                return
-
-    async def consumers(self, *, timeout: float | None = None) -> AsyncIterator[ConsumerInfo]:
-        """The infos of all consumers, asked for page by page."""
-        seen = 0
-        while True:
-            page = await self._js.run(self._js._consumer_api.list(self.name, offset=seen), timeout=timeout)
-            for info in page.items:
-                yield info
-            seen += len(page.items)
-            if not page.items or seen >= page.total:
-                return
-
-    def ordered_consumer(
-        self,
-        subjects: str | Sequence[str] = (),
-        *,
-        start_seq: int = 0,
-        start_time: int | None = None,
-        deliver_policy: str = "",
-        headers_only: bool = False,
-        replay_policy: str = ReplayPolicy.INSTANT.value,
-        metadata: Mapping[str, str] | None = None,
-        heartbeat: float = ordered.HEARTBEAT,
-    ) -> OrderedConsumer:
-        """Messages in order, each once, whatever happens to connection and server: `async for message in …`.
-
-        Those of `subjects` (one filter or several; none: all), from the beginning, from a sequence, from a time
-        (nanoseconds since the epoch), or as `deliver_policy` says (`new`, `last`, `last_per_subject`). Nothing is asked
-        of the server before the first read, `start` or `async with`.
-        """
-        config = ordered.template(
-            subjects,
-            start_seq=start_seq,
-            start_time=start_time,
-            deliver_policy=deliver_policy,
-            headers_only=headers_only,
-            replay_policy=replay_policy,
-            metadata=metadata,
+    async def purge(self, *, subject: str = "", below: int = 0, keep: int = 0, timeout: float | None = None) -> int:
+        """Remove messages, and tell how many: all, those that match `subject`, those under the sequence `below`, or all
+        but the newest `keep`. Not covered by `min_last_seq`: the last sequence stays what it was."""
+        return await self._js.run(
+            self._api.purge_stream(self.name, subject=subject, below=below, keep=keep), timeout=timeout
         )
-        return OrderedConsumer(self._js, self.name, config, heartbeat=heartbeat)
+
+    async def delete_message(self, seq: int, *, erase: bool = True, timeout: float | None = None) -> None:
+        """Remove one message. Not covered by `min_last_seq`: the last sequence stays what it was."""
+        await self._js.run(self._api.delete_message(self.name, seq, erase=erase), timeout=timeout)
 
     async def get(self, seq: int, *, min_last_seq: int = 0, timeout: float | None = None) -> StoredMessage:
         """The message with that sequence. Raises MessageNotFoundError if there is none (any more)."""
@@ -387,6 +344,10 @@ class Stream:
     async def get_from_leader(self, request: GetRequest, *, timeout: float | None = None) -> StoredMessage:
         """Message Get: answered by the stream's leader alone."""
         return await self._js.run(self._api.message_get(self.name, request), timeout=timeout)
+
+    async def get_last_from_leader(self, subject: str, *, timeout: float | None = None) -> StoredMessage:
+        """The newest message whose subject matches, as the stream's leader has it."""
+        return await self.get_from_leader(GetRequest(last_by_subj=check_filter(subject)), timeout=timeout)
 
     async def read(
         self, *, start: int = 1, end: int = 0, subject: str = "", min_last_seq: int = 0, timeout: float | None = None

@@ -82,6 +82,8 @@ def template(
     except ValueError:
         allowed = ", ".join(DeliverPolicy)
         raise UsageError(f"bad deliver_policy {deliver_policy!r}: one of {allowed} is allowed") from None
+    if policy is DeliverPolicy.LAST_PER_SUBJECT and not filters:  # servers want to be told of which subjects
+        filters = (">",)
     return ConsumerConfig(
         filter_subject=filters[0] if len(filters) == 1 else "",
         filter_subjects=filters if len(filters) > 1 else (),
