@@ -363,6 +363,9 @@ class Client(Connection):
                 assert self._callbacks is not None
                 sid = self._called.popleft()
                 subscription, callback = self._callbacks[sid]
+                if not subscription._box.is_ready:  # woken because the connection is gone: the next one brings more
+                    self._await_call(subscription._box)
+                    continue
                 try:
                     msgs = subscription._box.take_all()
                 except SlowConsumerError:
