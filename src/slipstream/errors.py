@@ -148,6 +148,10 @@ class ObjectDamagedError(Error):
     """What the stream has of an object is not what its record says: chunks are missing, or the digest differs."""
 
 
+class SnapshotError(Error):
+    """The server ended the snapshot of a stream before it was complete."""
+
+
 class StoreError(Error):
     """The server's store could not keep or return what it was asked to."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 from tests.cli.support import Cli
@@ -124,6 +125,38 @@ def test_in_a_terminal_tables_are_framed_and_questions_asked(our_cli: Cli, fresh
     assert (code, "nothing was done" in shown) == (2, True)
     code, shown = our_cli.in_terminal("stream", "rm", fresh, typed=b"y\n")
     assert (code, f"removed {fresh}" in shown) == (0, True)
+
+
+def test_a_stream_is_kept_in_a_directory_and_made_again(real_cli: Cli, fresh: str, tmp_path: Path) -> None:
+    real_cli.ok("stream", "add", fresh, "--subjects", fresh)
+    real_cli.ok("pub", "-J", fresh, "message {{Count}}", "--count", "20")
+    kept = str(tmp_path / "kept")
+    assert "20 messages" in real_cli.ok("stream", "backup", fresh, kept).err
+    assert real_cli.run("stream", "backup", fresh, kept).code == 2  # not into a directory that holds something
+    assert real_cli.run("stream", "restore", kept).code == 1  # the stream is still there
+    real_cli.ok("stream", "rm", "-f", fresh)
+    assert "20 messages" in real_cli.ok("stream", "restore", kept).err
+    assert real_cli.ok("get", fresh, "20", "--raw").out == "message 20\n"
+    assert real_cli.run("stream", "restore", str(tmp_path)).code == 2
+
+
+def test_benchmarks_run_and_leave_nothing_behind(our_cli: Cli) -> None:
+    for kind in ("pub", "sub", "req", "js"):
+        results = our_cli.ok("bench", kind, "--msgs", "200", "--json").lines
+        assert all(each["messages"] == 200 and each["per_second"] > 0 for each in results)
+    assert not [name for name in our_cli.ok("stream", "ls", "-n", "--json").json if "BENCH" in name]
+
+
+def test_bash_completes_commands_and_options(our_cli: Cli) -> None:
+    script = our_cli.ok("completion", "bash").out
+    ask = script + 'COMP_WORDS=(slipstream stream ad); COMP_CWORD=2; _slipstream; echo "${COMPREPLY[@]}"\n'
+    ask += 'COMP_WORDS=(slipstream get X --min); COMP_CWORD=3; _slipstream; echo "${COMPREPLY[@]}"\n'
+    done = subprocess.run(["bash", "-c", ask], capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout.splitlines() == ["add", "--min-last-seq"]
+    assert (
+        "complete -c slipstream -n '__fish_seen_subcommand_from stream' -a add" in our_cli.ok("completion", "fish").out
+    )
+    assert "bashcompinit" in our_cli.ok("completion", "zsh").out
 
 
 def test_help_shows_examples(our_cli: Cli) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream import BlockingJetStream, StreamConfig
-from slipstream.cli import values
+from slipstream.cli import backup, values
 from slipstream.cli.common import Commands, Parser, Shell
 from slipstream.cli.reading import show_stored
 from slipstream.cli.values import show_duration, show_limit, show_size, show_time
@@ -81,6 +81,7 @@ def add(commands: Commands) -> None:
     get.add_argument("seq", nargs="?", type=values.count, help="its sequence")
     get.add_argument("-S", "--last-for", metavar="SUBJECT", help="the newest on that subject")
     get.add_argument("--raw", action="store_true", help="show the body only")
+    backup.add(group)
     commands.add("account", _account, "show what the account uses of JetStream")
 
 
@@ -129,7 +130,8 @@ def _from_file(shell: Shell, base: StreamConfig) -> StreamConfig:
 
 
 def _add(shell: Shell) -> None:
-    config = replace(_from_file(shell, StreamConfig(name=shell.options.name)), **_changes(shell))
+    # Direct gets are what most of this command line reads with: allowed unless told otherwise.
+    config = replace(_from_file(shell, StreamConfig(name=shell.options.name, allow_direct=True)), **_changes(shell))
     if not config.subjects and not config.mirror and not config.sources:
         config = replace(config, subjects=(config.name,))
     with shell.connect() as client:
