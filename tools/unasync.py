@@ -19,9 +19,14 @@ from tokenize import TokenInfo
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
+MODULES = (
+    *(f"jetstream/{module}" for module in ("aio_asking", "aio_reads", "aio_leader", "aio_many", "aio")),
+    "kv/aio",
+    "objects/aio",
+    "facade/aio",
+)
 PAIRS = tuple(
-    (f"src/slipstream/{room}/aio.py", f"src/slipstream/{room}/blocking.py")
-    for room in ("jetstream", "kv", "objects", "facade")
+    (f"src/slipstream/{module}.py", f"src/slipstream/{module.replace('/aio', '/blocking')}.py") for module in MODULES
 )
 
 NAMES = {
@@ -125,10 +130,11 @@ def rewrite_name(line: Sequence[TokenInfo], index: int) -> Edit | None:
         # With the gap behind it, unless what follows is on another line.
         same_line = after.start[0] == token.end[0]
         return Edit(token.start, after.start if same_line else token.end, "")
-    if word == "aio":
-        is_import = line[0].string in ("import", "from")
-        if is_import or before == "." or (after is not None and after.string == "."):
-            return Edit(token.start, token.end, "blocking")
+    is_import = line[0].string in ("import", "from")
+    if is_import and word.startswith("aio_"):
+        return Edit(token.start, token.end, "blocking_" + word.removeprefix("aio_"))
+    if word == "aio" and (is_import or before == "." or (after is not None and after.string == ".")):
+        return Edit(token.start, token.end, "blocking")
     return Edit(token.start, token.end, NAMES[word]) if word in NAMES else None
 
 

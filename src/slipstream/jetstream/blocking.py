@@ -7,33 +7,36 @@ blocking twin is generated from this file (`tools/unasync.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from types import TracebackType
-from typing import Self, TypeVar
-
-import msgspec
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from slipstream.api import AccountInfo, GetRequest, PubAck, StreamConfig, StreamInfo, encode_json, names
 from slipstream.client.blocking import Client
-from slipstream.errors import (
-    Error,
-    MessageNotFoundError,
-    RequestTimeoutError,
-    StaleReadError,
-    UsageError,
-)
+from slipstream.errors import AuthorizationError, Error, MessageNotFoundError, UsageError
 from slipstream.jetstream import calls
-from slipstream.jetstream.batch import RangeReader, State
-from slipstream.jetstream.columns import ColumnPage, Columns
+from slipstream.jetstream.batch import RangeReader
+from slipstream.jetstream.blocking_asking import Asking, ask
+from slipstream.jetstream.blocking_leader import LeaderRead
+from slipstream.jetstream.blocking_many import ManyRead
+from slipstream.jetstream.blocking_reads import TrustedRead
+from slipstream.jetstream.columns import Columns
 from slipstream.jetstream.direct import StoredMessage, decode_one
+from slipstream.jetstream.ledger import Ledger, ReadFigures, ledger_of
 from slipstream.jetstream.patience import Patience
+from slipstream.jetstream.session import SessionState
 from slipstream.jetstream.window import AckWindow, FailedPublish
-from slipstream.wire import Headers, Msg, check_filter, has_wildcard
+from slipstream.wire import Headers, check_filter, has_wildcard
 from slipstream.wire.headers import HeaderValues
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 T = TypeVar("T")
+R = TypeVar("R", bound=Asking)
 
 DEFAULT_TIMEOUT = 5.0
 DEFAULT_WINDOW = 4096
@@ -46,12 +49,26 @@ class JetStream:
         self._client = client
         self._api = calls.Api(names.api_prefix(prefix=prefix, domain=domain))
         self._timeout = timeout
-        self._min_last_seq_kept: dict[str, bool] = {}  # by server: what it did when it was asked
+        self._ledger: Ledger = ledger_of(client)
+        self._state: SessionState | None = None  # of a session
 
     @property
     def client(self) -> Client:
         """The connection beneath."""
         return self._client
+
+    @property
+    def read_figures(self) -> ReadFigures:
+        """How the reads of this connection went so far: at once, retried, with the leader's help, failed."""
+        return self._ledger.figures
+
+    def session(self, token: str = "") -> Session:
+        """Read-your-writes and monotonic reads without bookkeeping: `with js.session() as s`.
+
+        `s` does all that this object does; what is written and read through it is seen by every later read through it.
+        With the `token` of another session, also of another process, it goes on where that one was.
+        """
+        return Session(self, token)
 
     def publish(
         self,
@@ -84,7 +101,10 @@ class JetStream:
             ttl=ttl,
             rollup=rollup,
         )
-        return self.run(call, timeout=timeout)
+        ack = self.run(call, timeout=timeout)
+        if self._state is not None:
+            self._state.note(ack.stream, ack.seq)
+        return ack
 
     def publisher(self, *, max_in_flight: int = DEFAULT_WINDOW, timeout: float | None = None) -> Publisher:
         """Publish many messages, each acknowledged, with up to `max_in_flight` acks outstanding: the fast way."""
@@ -93,7 +113,13 @@ class JetStream:
     def create_stream(self, config: StreamConfig, *, timeout: float | None = None) -> Stream:
         """Make a stream, or find it made with the same configuration."""
         info = self.run(self._api.create_stream(config), timeout=timeout)
-        return Stream(self, info.config.name)
+        name = info.config.name
+        notes = self._ledger.stream(self._api.prefix, name)
+        if self._state is not None:
+            self._state.made(name, notes.created, self._state.seen(name))
+            self._state.made(name, info.created, info.state.last_seq)
+        notes.made(info, self._client.now())
+        return Stream(self, name)
 
     def update_stream(self, config: StreamConfig, *, timeout: float | None = None) -> StreamInfo:
         """Change a stream's configuration."""
@@ -135,30 +161,45 @@ class JetStream:
 
     def run(self, call: calls.Call[T], *, timeout: float | None = None) -> T:
         """Send a request and decode its answer."""
-        answer = calls.Answer()
-        timeout = self._timeout if timeout is None else timeout
-        token = self._client.start(call.subject, call.payload, answer, header=call.header)
-        try:
-            self._client.wait(answer.ready, timeout=timeout, what=f"an answer on {call.subject}")
-        finally:
-            self._client.cancel(token)
-        return call.decode(answer.take())
+        return ask(self._client, call, self._timeout if timeout is None else timeout)
 
-    def _keeps_min_last_seq(self, stream: str, patience: Patience) -> bool:
-        """Whether the server in front of us honours `min_last_seq`; asked once per server, of the server itself."""
-        server = self._client.server_info.server_id
-        known = self._min_last_seq_kept.get(server)
-        if known is None:
-            call = self._api.probe_min_last_seq(stream)
-            known = self._min_last_seq_kept[server] = self.run(call, timeout=patience.left())
-        return known
+    def _noted(self, ack: PubAck) -> None:
+        if self._state is not None:
+            self._state.note(ack.stream, ack.seq)
 
-    def _ask(self, subject: str, request: GetRequest | None, patience: Patience) -> Msg:
-        body = encode_json(request) if request is not None else b""
-        try:
-            return self.run(calls.Call(subject, body, lambda msg: msg), timeout=patience.left())
-        except RequestTimeoutError as error:
-            raise patience.why(error) from error
+
+class Session(JetStream):
+    """JetStream with a memory: every read has seen all that was written and read through it before.
+
+    Messages that are deleted or purged in place are not covered, nor is what happens outside of the session.
+    """
+
+    def __init__(self, js: JetStream, token: str = "") -> None:
+        self._client = js._client
+        self._api = js._api
+        self._timeout = js._timeout
+        self._ledger = js._ledger
+        self._state: SessionState = SessionState(token)
+
+    def seen(self, stream: str) -> int:
+        """The highest sequence that was written to or read from a stream; 0 for none."""
+        return self._state.seen(stream)
+
+    def note(self, stream: str, seq: int) -> None:
+        """A message with that sequence was seen elsewhere: by a consumer, or told by somebody."""
+        self._state.note(calls.check_name(stream), calls.check_seq(seq, "seq"))
+
+    def token(self) -> str:
+        """The session as a small text, for `js.session(token)` here or in another process."""
+        return self._state.token()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Nothing to be given back: a session is a memory, no resource."""
 
 
 class Publisher:
@@ -172,7 +213,7 @@ class Publisher:
         if max_in_flight < 1:
             raise UsageError(f"bad max_in_flight {max_in_flight}: at least 1 is allowed")
         self._client = js.client
-        self._window = AckWindow(max_in_flight)
+        self._window = AckWindow(max_in_flight, None if js._state is None else js._noted)
         self._timeout = timeout
 
     @property
@@ -262,13 +303,18 @@ class Stream:
 
     Where a call takes `min_last_seq`, the answer is at least as new as that sequence, whichever replica gives it; if
     that cannot be had in time, StaleReadError is raised and no data returned. Deletes and purges of messages do not
-    move a stream's sequence and are not covered.
+    move a stream's sequence and are not covered. With `from_leader` the leader answers, and nobody else.
+
+    Four errors say four things: MessageNotFoundError (it is not there), StaleReadError (nobody was new enough, or could
+    prove it), BadRequestError (the server did not understand), and RequestTimeoutError or DirectGetNotAllowedError
+    (nobody answers; the second says which setting is missing).
     """
 
     def __init__(self, js: JetStream, name: str) -> None:
         self._js = js
         self._client = js.client
         self._api = js._api
+        self._direct = js._api.direct_subject(name)
         self.name = name
 
     def info(
@@ -291,36 +337,99 @@ class Stream:
         """Remove one message. Not covered by `min_last_seq`: the last sequence stays what it was."""
         self._js.run(self._api.delete_message(self.name, seq, erase=erase), timeout=timeout)
 
-    def get(self, seq: int, *, min_last_seq: int = 0, timeout: float | None = None) -> StoredMessage:
+    def get(
+        self, seq: int, *, min_last_seq: int = 0, from_leader: bool = False, timeout: float | None = None
+    ) -> StoredMessage:
         """The message with that sequence. Raises MessageNotFoundError if there is none (any more)."""
-        return self._get(GetRequest(seq=calls.check_seq(seq, "seq", least=1), min_last_seq=min_last_seq), timeout)
+        calls.check_seq(seq, "seq", least=1)
+        request = GetRequest(seq=seq)
+        if from_leader:
+            return self._get_by_leader(request, min_last_seq, timeout)
+        if not self._wants(min_last_seq):
+            return self._plain(self._direct, encode_json(request), timeout)
+        read = self._read(TrustedRead, min_last_seq, timeout)
+        with self._counted(read):
+            if read.keeps_min_last_seq():
+                return read.native(self._direct, request)
+            return read.by_seq(seq)
 
     def get_next(
-        self, subject: str, *, seq: int = 1, min_last_seq: int = 0, timeout: float | None = None
+        self,
+        subject: str,
+        *,
+        seq: int = 1,
+        min_last_seq: int = 0,
+        from_leader: bool = False,
+        timeout: float | None = None,
     ) -> StoredMessage:
         """The first message at or after `seq` whose subject matches."""
-        start = calls.check_seq(seq, "seq")
-        request = GetRequest(seq=start, next_by_subj=check_filter(subject), min_last_seq=min_last_seq)
-        return self._get(request, timeout)
+        calls.check_seq(seq, "seq")
+        request = GetRequest(seq=seq, next_by_subj=check_filter(subject))
+        if from_leader:
+            return self._get_by_leader(request, min_last_seq, timeout)
+        if not self._wants(min_last_seq):
+            return self._plain(self._direct, encode_json(request), timeout)
+        read = self._read(TrustedRead, min_last_seq, timeout)
+        with self._counted(read):
+            if read.keeps_min_last_seq():
+                return read.native(self._direct, request)
+            return read.next(subject, seq)
 
-    def get_last(self, subject: str, *, min_last_seq: int = 0, timeout: float | None = None) -> StoredMessage:
+    def get_last(
+        self, subject: str, *, min_last_seq: int = 0, from_leader: bool = False, timeout: float | None = None
+    ) -> StoredMessage:
         """The newest message whose subject matches. Raises MessageNotFoundError if there is none."""
-        if has_wildcard(check_filter(subject)):
-            return self._get(GetRequest(last_by_subj=subject, min_last_seq=min_last_seq), timeout)
-        asked = self._api.direct_subject(self.name, subject)
-        request = GetRequest(min_last_seq=min_last_seq) if calls.check_seq(min_last_seq, "min_last_seq") else None
-        patience = self._patience(timeout)
-        if request is not None and not self._js._keeps_min_last_seq(self.name, patience):
-            return self._prove_last(subject, min_last_seq, patience)
-        while True:
-            reply = self._js._ask(asked, request, patience)
+        is_literal = not has_wildcard(check_filter(subject))
+        if from_leader:
+            return self._get_by_leader(GetRequest(last_by_subj=subject), min_last_seq, timeout)
+        asked = self._api.direct_subject(self.name, subject) if is_literal else self._direct
+        request = GetRequest(last_by_subj="" if is_literal else subject)
+        if not self._wants(min_last_seq):
+            return self._plain(asked, b"" if is_literal else encode_json(request), timeout)
+        read = self._read(TrustedRead, min_last_seq, timeout)
+        with self._counted(read):
             try:
-                return decode_one(reply, asked=asked, min_last_seq=min_last_seq)
-            except StaleReadError as error:
-                self._pause(patience, error)
+                if read.keeps_min_last_seq():
+                    return read.native(asked, request)
+                return read.last(subject)
+            except AuthorizationError:
+                if not is_literal:
+                    raise
+                return read.last_by_appended(asked)
+
+    def get_last_many(
+        self,
+        subjects: Sequence[str],
+        *,
+        up_to_seq: int = 0,
+        up_to_time: int | None = None,
+        min_last_seq: int = 0,
+        from_leader: bool = False,
+        timeout: float | None = None,
+    ) -> dict[str, StoredMessage]:
+        """Subject to newest message, for any number of subjects and patterns; those without a message are left out.
+
+        With `up_to_seq` or `up_to_time` (nanoseconds since the epoch) the newest up to there. It is not one state of
+        the stream: subjects are read in pieces, each of which is at or after `min_last_seq`.
+        """
+        if isinstance(subjects, str):
+            raise UsageError(f"bad subjects {subjects!r}: a sequence of subjects is allowed, not one text")
+        if (up_to_time is not None and (up_to_seq or from_leader)) or (up_to_seq and from_leader):
+            raise UsageError("up_to_seq, up_to_time and from_leader: one of them is allowed")
+        asked = tuple(check_filter(subject) for subject in subjects)
+        calls.check_seq(up_to_seq, "up_to_seq")
+        read = self._read(ManyRead, min_last_seq, timeout)
+        with self._counted(read):
+            if from_leader:
+                return read.newest_by_leader(asked)
+            read.bound(up_to_seq=up_to_seq, up_to_time=up_to_time)
+            found = read.newest(asked)
+        for message in found.values():
+            self._note(message.seq)
+        return found
 
     def get_from_leader(self, request: GetRequest, *, timeout: float | None = None) -> StoredMessage:
-        """Message Get: answered by the stream's leader alone."""
+        """Message Get as it is: answered by the stream's leader alone, or by one that does not know it was deposed."""
         return self._js.run(self._api.message_get(self.name, request), timeout=timeout)
 
     def get_last_from_leader(self, subject: str, *, timeout: float | None = None) -> StoredMessage:
@@ -328,24 +437,65 @@ class Stream:
         return self.get_from_leader(GetRequest(last_by_subj=check_filter(subject)), timeout=timeout)
 
     def read(
-        self, *, start: int = 1, end: int = 0, subject: str = "", min_last_seq: int = 0, timeout: float | None = None
+        self,
+        *,
+        start: int = 1,
+        end: int = 0,
+        subject: str = "",
+        start_time: int | None = None,
+        min_last_seq: int = 0,
+        from_leader: bool = False,
+        timeout: float | None = None,
     ) -> Iterator[StoredMessage]:
-        """Every message from `start` to `end` (inclusive; 0: to the last) that matches `subject`, in order."""
-        chunks = self.read_chunks(start=start, end=end, subject=subject, min_last_seq=min_last_seq, timeout=timeout)
-        for chunk in chunks:
-            for message in chunk:
+        """Every message that matches `subject`, in order, from `start` (or `start_time`, nanoseconds since 1970) to
+        `end` (inclusive; 0: to the last)."""
+        chunks = self.read_columns(
+            start=start,
+            end=end,
+            subject=subject,
+            start_time=start_time,
+            min_last_seq=min_last_seq,
+            from_leader=from_leader,
+            timeout=timeout,
+        )
+        for columns in chunks:
+            for message in columns.messages():
                 yield message
 
     def read_chunks(
-        self, *, start: int = 1, end: int = 0, subject: str = "", min_last_seq: int = 0, timeout: float | None = None
+        self,
+        *,
+        start: int = 1,
+        end: int = 0,
+        subject: str = "",
+        start_time: int | None = None,
+        min_last_seq: int = 0,
+        from_leader: bool = False,
+        timeout: float | None = None,
     ) -> Iterator[list[StoredMessage]]:
         """The same in lists, as they arrive."""
-        chunks = self.read_columns(start=start, end=end, subject=subject, min_last_seq=min_last_seq, timeout=timeout)
+        chunks = self.read_columns(
+            start=start,
+            end=end,
+            subject=subject,
+            start_time=start_time,
+            min_last_seq=min_last_seq,
+            from_leader=from_leader,
+            timeout=timeout,
+        )
         for columns in chunks:
             yield columns.messages()
 
     def read_columns(
-        self, *, start: int = 1, end: int = 0, subject: str = "", min_last_seq: int = 0, timeout: float | None = None
+        self,
+        *,
+        start: int = 1,
+        end: int = 0,
+        subject: str = "",
+        start_time: int | None = None,
+        min_last_seq: int = 0,
+        from_leader: bool = False,
+        timeout: float | None = None,
     ) -> Iterator[Columns]:
         """The same in columns, as they arrive: the fast way.
 
@@ -356,142 +506,76 @@ class Stream:
             check_filter(subject)
         for what, seq in (("start", start), ("end", end), ("min_last_seq", min_last_seq)):
             calls.check_seq(seq, what)
+        if start_time is not None and (start > 1 or from_leader):
+            raise UsageError("start_time together with start or from_leader: one of them is allowed")
         if end and start > end:
             return
-        patience = self._patience(timeout)
-        trusting = bool(end or min_last_seq) and self._js._keeps_min_last_seq(self.name, patience)
-        reader = RangeReader(start=start, end=end, subject=subject, at_least=min_last_seq, trusting=trusting)
-        page, token = self._next_page(reader)
-        try:
-            while not reader.is_done:
-                try:
-                    if reader.state is State.DOUBTFUL:
-                        self._settle(reader, patience)
-                        page, token = self._next_page(reader)
-                        continue
-                    self._wait(page.ready, patience)
-                    columns, over = reader.feed(page)
-                except StaleReadError as error:
-                    self._pause(patience, error)
-                    page, token = self._next_page(reader)
-                    continue
-                if over and reader.state is State.READING:
-                    page, token = self._next_page(reader)  # it is under way while this one is handled
-                if columns.seqs:
-                    yield columns
-                    patience = self._patience(timeout)
-        finally:
-            self._client.cancel(token)
+        read = self._read(LeaderRead, min_last_seq, timeout)
+        wanted = read.wanted
+        with self._counted(read):
+            goal = end or wanted
+            trusting = bool(goal) and not from_leader and read.keeps_min_last_seq()
+            reader = RangeReader(
+                start=start, end=end, subject=subject, at_least=wanted, since=start_time or 0, trusting=trusting
+            )
+            chunks = read.pages(reader) if from_leader else read.columns(reader, plain=trusting or not goal)
+            for columns in chunks:
+                read.reached = columns.seqs[-1]
+                yield columns
 
-    def _next_page(self, reader: RangeReader) -> tuple[ColumnPage, str]:
-        asked = self._api.direct_subject(self.name)
-        page = reader.page(asked)
-        return page, self._client.start_bulk(asked, encode_json(reader.request()), page)
+    # How it is read
 
-    def _settle(self, reader: RangeReader, patience: Patience) -> None:
-        """A responder ended early: find out from the leader whether it lagged or the rest of the range is gone."""
-        request = GetRequest(seq=reader.next_seq, next_by_subj=reader.pattern)
+    def _plain(self, asked: str, body: bytes, timeout: float | None) -> StoredMessage:
+        """A Direct Get of whichever replica answers."""
+        js = self._js
+        call = calls.Call(asked, body, partial(decode_one, asked=asked))
         try:
-            following = (self.get_from_leader(request, timeout=patience.left())).seq
+            found = ask(self._client, call, js._timeout if timeout is None else timeout)
         except MessageNotFoundError:
-            following = 0
-        last = (self.info(timeout=patience.left())).state.last_seq
-        reader.settle(last, following)
-        if reader.state is State.DOUBTFUL or following:
-            behind = f"{self.name}: read to {reader.next_seq - 1}, wanted {reader.goal}, its leader has {last}"
-            self._pause(patience, StaleReadError(behind, stream=self.name, min_last_seq=reader.goal))
+            js._ledger.at_once += 1
+            raise
+        except Error:
+            js._ledger.failed += 1
+            raise
+        js._ledger.at_once += 1
+        if js._state is not None:
+            js._state.note(self.name, found.seq)
+        return found
 
-    def _get(self, request: GetRequest, timeout: float | None) -> StoredMessage:
-        asked = self._api.direct_subject(self.name)
-        patience = self._patience(timeout)
-        wanted = calls.check_seq(request.min_last_seq, "min_last_seq")
-        trusting = not wanted or self._js._keeps_min_last_seq(self.name, patience)
-        while True:
-            reply = self._js._ask(asked, request, patience)
-            try:
-                found = decode_one(reply, asked=asked, min_last_seq=wanted)
-            except StaleReadError as error:
-                self._pause(patience, error)
-            except MessageNotFoundError:
-                if trusting:
-                    raise
-                return self._prove_by_leader(request, patience)
-            else:
-                # A message of a given sequence never changes; one chosen by subject may be an old one.
-                if trusting or found.seq >= wanted or not (request.last_by_subj or request.next_by_subj):
-                    return found
-                return self._prove_by_leader(request, patience)
+    def _get_by_leader(self, request: GetRequest, min_last_seq: int, timeout: float | None) -> StoredMessage:
+        read = self._read(LeaderRead, min_last_seq, timeout)
+        with self._counted(read):
+            return read.get(request)
 
-    def _prove_by_leader(self, request: GetRequest, patience: Patience) -> StoredMessage:
-        """The leader's answer, once the leader is known to have the wanted sequence; a deposed one is asked again."""
-        wanted = request.min_last_seq
-        request = msgspec.structs.replace(request, min_last_seq=0)  # a released server refuses fields it does not know
-        while True:
-            last = (self.info(timeout=patience.left())).state.last_seq
-            if last >= wanted:
-                return self.get_from_leader(request, timeout=patience.left())
-            behind = f"{self.name}: its leader has {last}, wanted {wanted}"
-            self._pause(patience, StaleReadError(behind, stream=self.name, min_last_seq=wanted))
+    def _wants(self, min_last_seq: int) -> bool:
+        """Whether the answer must be new enough, for the caller or for the session."""
+        state = self._js._state
+        return bool(calls.check_seq(min_last_seq, "min_last_seq")) or (state is not None and state.seen(self.name) > 0)
 
-    def _prove_last(self, subject: str, wanted: int, patience: Patience) -> StoredMessage:
-        """The last message of a literal subject from a server that ignores `min_last_seq`, proven to be new enough.
+    def _note(self, seq: int) -> None:
+        if self._js._state is not None:
+            self._js._state.note(self.name, seq)
 
-        The end of a multi-subject get carries the responder's own last sequence: at least `wanted`, or the answer is
-        not used. An anchor, a subject known to have a message, makes that end come also when `subject` has none.
-        """
-        asked = self._api.direct_subject(self.name)
-        anchor = ""
-        while True:
-            wanted_subjects = (subject, anchor) if anchor and anchor != subject else (subject,)
-            page = ColumnPage(asked)
-            body = encode_json(GetRequest(multi_last=wanted_subjects, batch=len(wanted_subjects)))
-            token = self._client.start_bulk(asked, body, page)
-            try:
-                self._wait(page.is_finished, patience)
-            finally:
-                self._client.cancel(token)
-            found = page.take()
-            seen = -1 if page.end is None else page.end.up_to_seq
-            if seen >= wanted:
-                for message in found.messages():
-                    if message.subject == subject:
-                        return message
-                raise MessageNotFoundError(f"{asked}: no message on {subject}")
-            if not found.seqs and not anchor:
-                anchor = self._find_anchor(wanted, patience)
-                if not anchor:
-                    raise MessageNotFoundError(f"{asked}: the stream is empty")
-                continue
-            behind = f"{self.name}: a replica with last sequence {seen} answered, wanted {wanted}"
-            self._pause(patience, StaleReadError(behind, stream=self.name, min_last_seq=wanted))
+    def _read(self, kind: type[R], min_last_seq: int, timeout: float | None) -> R:
+        js = self._js
+        wanted = calls.check_seq(min_last_seq, "min_last_seq")
+        patience = Patience(js._timeout if timeout is None else timeout, self._client.now)
+        return kind(
+            self._client, self._api, self.name, wanted=wanted, patience=patience, ledger=js._ledger, session=js._state
+        )
 
-    def _find_anchor(self, wanted: int, patience: Patience) -> str:
-        """A subject that has a message; empty if the leader, new enough, says that there is none at all."""
-        while True:
-            try:
-                return (self._get(GetRequest(last_by_subj=">"), patience.left())).subject
-            except MessageNotFoundError:
-                state = (self.info(timeout=patience.left())).state
-            if state.last_seq >= wanted and not state.messages:
-                return ""
-            behind = f"{self.name}: its leader has {state.last_seq}, wanted {wanted}"
-            self._pause(patience, StaleReadError(behind, stream=self.name, min_last_seq=wanted))
-
-    def _patience(self, timeout: float | None) -> Patience:
-        return Patience(self._js._timeout if timeout is None else timeout, self._client.now)
-
-    def _wait(self, ready: calls.Ready, patience: Patience) -> None:
+    @contextmanager
+    def _counted(self, read: Asking) -> Iterator[None]:
+        """A read belongs to the figures, and to the session, however it ends."""
+        ledger = self._js._ledger
         try:
-            self._client.wait(ready, timeout=patience.left(), what=f"messages of {self.name}")
-        except RequestTimeoutError as error:
-            raise patience.why(error) from error
-
-    def _pause(self, patience: Patience, error: StaleReadError) -> None:
-        """Wait a little before asking again; raises `error` when the time is up."""
-        delay = patience.next_pause(error)
-        if delay is None:
-            raise error
-        try:
-            self._client.wait(lambda: False, timeout=delay, what="a replica to catch up")
-        except RequestTimeoutError:
-            return
+            yield
+        except (MessageNotFoundError, GeneratorExit):
+            ledger.count(tries=read.tries, with_leader=read.with_leader)
+            self._note(read.reached)
+            raise
+        except BaseException:
+            ledger.failed += 1
+            raise
+        ledger.count(tries=read.tries, with_leader=read.with_leader)
+        self._note(read.reached)
