@@ -7,7 +7,22 @@ JetStream server to embed.
 from typing import TYPE_CHECKING
 
 from slipstream.errors import Error
-from slipstream.facade import BucketConfig, Headers, ObjectInfo, ObjectStoreConfig, PubAck, StreamConfig, from_env
+from slipstream.facade import (
+    AckPolicy,
+    BucketConfig,
+    ConsumerConfig,
+    ConsumerInfo,
+    Context,
+    Contexts,
+    DeliverPolicy,
+    Headers,
+    ObjectInfo,
+    ObjectStoreConfig,
+    PubAck,
+    ReplayPolicy,
+    StreamConfig,
+    from_env,
+)
 from slipstream.facade.aio import Client, JetStream, connect
 from slipstream.facade.blocking import Client as BlockingClient
 from slipstream.facade.blocking import JetStream as BlockingJetStream
@@ -17,16 +32,23 @@ if TYPE_CHECKING:
     from slipstream.server.net import Server
 
 __all__ = [
+    "AckPolicy",
     "BlockingClient",
     "BlockingJetStream",
     "BucketConfig",
     "Client",
+    "ConsumerConfig",
+    "ConsumerInfo",
+    "Context",
+    "Contexts",
+    "DeliverPolicy",
     "Error",
     "Headers",
     "JetStream",
     "ObjectInfo",
     "ObjectStoreConfig",
     "PubAck",
+    "ReplayPolicy",
     "Server",
     "StreamConfig",
     "connect",

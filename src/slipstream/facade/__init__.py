@@ -3,10 +3,26 @@
 Lower rooms know nothing of it; the package re-exports it.
 """
 
-from slipstream.api import PubAck, StreamConfig
+from slipstream.api import AckPolicy, ConsumerConfig, ConsumerInfo, DeliverPolicy, PubAck, ReplayPolicy, StreamConfig
+from slipstream.client.contexts import Context, Contexts
 from slipstream.client.sources import from_env
 from slipstream.kv.bucket import BucketConfig
 from slipstream.objects import ObjectInfo, ObjectStoreConfig
 from slipstream.wire import Headers
 
-__all__ = ["BucketConfig", "Headers", "ObjectInfo", "ObjectStoreConfig", "PubAck", "StreamConfig", "from_env"]
+__all__ = [
+    "AckPolicy",
+    "BucketConfig",
+    "ConsumerConfig",
+    "ConsumerInfo",
+    "Context",
+    "Contexts",
+    "DeliverPolicy",
+    "Headers",
+    "ObjectInfo",
+    "ObjectStoreConfig",
+    "PubAck",
+    "ReplayPolicy",
+    "StreamConfig",
+    "from_env",
+]
