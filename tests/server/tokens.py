@@ -51,7 +51,7 @@ def account_token(
     operator: Key, account: Key, *, name: str = "", limits: dict[str, Any] | None = None, **nats: Any
 ) -> str:
     claims = {name: nats.pop(name) for name in ("exp", "nbf", "iat") if name in nats}
-    default = {"pub": {}, "sub": {}}
+    default: dict[str, Any] = {"pub": {}, "sub": {}}
     body = {"type": "account", "default_permissions": default, "limits": LIMITS | (limits or {}), **nats}
     return token(operator, account.public, body, name=name, **claims)
 

@@ -114,6 +114,8 @@ class Connection(asyncio.Protocol):
         """Bytes of the protocol, out of whatever wrapped them."""
         if not self.cid:
             return
+        if self._driver.faults is not None:
+            data = self._driver.faults.received(self, data)
         if len(data) <= SLICE and not self._rest:
             self._driver.data(self, self._parser.feed(data), len(data))
             return
@@ -177,6 +179,22 @@ class Connection(asyncio.Protocol):
         self._rest = b""
         self._stop_clock()
         self._driver.lost(self)
+
+    @property
+    def name(self) -> str:
+        """What the client calls itself."""
+        return self._driver.engine.client_name(self.cid)
+
+    def send(self, data: bytes) -> None:
+        """Write, past the engine."""
+        if self.transport is not None and not self.transport.is_closing():
+            self.write(data)
+
+    def abort(self) -> None:
+        """End at once, without a word."""
+        transport = self.transport if self.transport is not None else self._plain
+        if transport is not None:
+            transport.abort()
 
     def write(self, data: bytes) -> int:
         """Send bytes of the protocol; how many are unsent now."""

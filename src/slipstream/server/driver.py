@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from slipstream.server.clock import Clock
 from slipstream.server.commits import Committer
 from slipstream.server.connection import Connection
 from slipstream.server.engine.engine import Check, Engine
 from slipstream.server.engine.session import Session
+from slipstream.server.faults import Faults
 from slipstream.server.signatures import fits_hash, make_nonce
 from slipstream.server.tls import Tls
 from slipstream.server.trace import Trace
@@ -27,17 +28,6 @@ log = logging.getLogger("slipstream.server")
 GROUP_CHANGES = 4096
 GROUP_BYTES = 8 * 1024 * 1024
 HASHES = 2  # secrets that are compared with hashes at a time
-
-
-class Clock:
-    """Nanoseconds since the epoch that never go back."""
-
-    def __init__(self) -> None:
-        self._last = 0
-
-    def __call__(self) -> int:
-        self._last = now = max(self._last, time.time_ns())
-        return now
 
 
 class Driver:
@@ -61,6 +51,8 @@ class Driver:
         self._hashes: ThreadPoolExecutor | None = None
         self.max_control_line = max_control_line
         self.tls = tls
+        self.faults: Faults | None = None  # by order of a test
+        self.now = clock
         self._tasks: set[asyncio.Task[None]] = set()
         self._unsent: dict[int, Session] = {}  # output of clients that are agreeing on TLS
         self._clock = clock
@@ -82,11 +74,11 @@ class Driver:
             committer.sealed = self._resume
         self.wake()
 
-    def now(self) -> int:
-        """The time, as the engine counts it."""
-        return self._clock()
-
     # Connections.
+
+    @property
+    def connections(self) -> list[Connection]:
+        return list(self._connections.values())
 
     def accept(self, connection: Connection) -> bool:
         """Greet a client; False if it is one too many."""
@@ -121,6 +113,8 @@ class Driver:
 
     def data(self, connection: Connection, events: Sequence[Event], size: int) -> None:
         before = self._pending()
+        if self.faults is not None:
+            events = self.faults.events(connection, events)
         if self._trace is not None:
             self._trace.received(connection, events)
         try:
@@ -149,6 +143,8 @@ class Driver:
 
     def lost(self, connection: Connection) -> None:
         self._unsent.pop(connection.cid, None)
+        if self.faults is not None:
+            self.faults.forget(connection)
         if self._connections.pop(connection.cid, None) is not None:
             session = self.engine.sessions.get(connection.cid)
             self.engine.disconnect(connection.cid)
@@ -245,6 +241,8 @@ class Driver:
             if self._trace is not None:
                 self._trace.sent(connection, data)
             session.out.clear()
+            if self.faults is not None:
+                data = self.faults.sent(connection, data)
             session.out_bytes += len(data)
             session.room = self.engine.settings.max_pending - connection.write(data)
         if session.closed:
@@ -252,12 +250,23 @@ class Driver:
 
     def _arm(self) -> None:
         deadline = self.engine.next_deadline()
-        if deadline is None or (self._timer is not None and self._timer_at <= deadline):
+        if deadline is None or self._clock.is_virtual or (self._timer is not None and self._timer_at <= deadline):
             return
         if self._timer is not None:
             self._timer.cancel()
         self._timer_at = deadline
         self._timer = self._loop.call_later(max(0.0, (deadline - self._clock()) / 1e9), self._ring)
+
+    async def settle(self, *, timeout: float = 10.0) -> None:
+        """Wait until everything that was taken in is carried out, durable and handed to the sockets."""
+        async with asyncio.timeout(timeout):
+            await asyncio.sleep(0)
+            while (
+                self._scheduled
+                or self.engine.has_new_jobs
+                or any(committer.journal.unfinished for committer in self._committers)
+            ):
+                await asyncio.sleep(0 if self._scheduled else 0.0005)
 
     def _ring(self) -> None:
         self._timer = None

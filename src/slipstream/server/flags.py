@@ -47,6 +47,10 @@ TLS:
       --tlscert FILE --tlskey FILE
       --tlsverify --tlscacert FILE   clients must show a certificate of that CA
 
+For tests:
+      --faults                 take orders of tests on $SLIPSTREAM.FAULTS.<order>
+      --virtual-time           a clock that only orders move
+
   -h, --help                   this text
   -v, --version                the version
 """
@@ -75,11 +79,15 @@ _SPELLINGS = {
     "tlskey": ("tlskey",),
     "tlsverify": ("tlsverify",),
     "tlscacert": ("tlscacert",),
+    "faults": ("faults",),
+    "virtual_time": ("virtual-time", "virtual_time"),
     "help": ("h", "help"),
     "version": ("v", "version"),
 }
 _NAMES = {spelling: name for name, spellings in _SPELLINGS.items() for spelling in spellings}
-_TRUTHS = frozenset(("test", "jetstream", "logtime", "debug", "trace", "both", "tls", "tlsverify", "help", "version"))
+_TRUTHS = frozenset(("test", "jetstream", "logtime", "debug", "trace", "both", "tls", "tlsverify", "help", "version",
+     "faults", "virtual_time")
+)  # fmt: skip
 _OTHERS = {
     **dict.fromkeys(
         ("routes", "cluster", "cluster_name", "cluster_listen", "cluster_advertise", "no_advertise", "client_advertise",
@@ -171,6 +179,8 @@ def apply(flags: Flags, options: ProcessOptions) -> ProcessOptions:
         tls=_tls(flags, server.tls),
         users=_users(flags) or server.users,
         trace=server.trace or flags.is_on("trace") or flags.is_on("both"),
+        faults=flags.is_on("faults"),
+        virtual_time=flags.is_on("virtual_time"),
     )
     return replace(
         options,

@@ -21,32 +21,37 @@ import random
 import secrets
 import ssl
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from slipstream.errors import UsageError
+from slipstream.server.clock import Clock, VirtualClock
 from slipstream.server.commits import Committer, Worker
 from slipstream.server.connection import Connection
-from slipstream.server.driver import Clock, Driver
+from slipstream.server.driver import Driver
 from slipstream.server.engine.auth import WEBSOCKET
 from slipstream.server.engine.engine import Engine, Settings
-from slipstream.server.engine.ports import Store
+from slipstream.server.engine.limits import AccountLimits
+from slipstream.server.engine.ports import Store, memory_size
 from slipstream.server.engine.session import Door
-from slipstream.server.engine.users import AccountOptions, User
+from slipstream.server.engine.users import DEFAULT_ACCOUNT, AccountOptions, User
 from slipstream.server.monitor import Monitor
 from slipstream.server.options import ServerOptions, TlsOptions, WebSocketOptions, free
+from slipstream.server.orders import PREFIX, Desk, Orders
 from slipstream.server.signatures import verify
 from slipstream.server.store.memory import MemoryStore
 from slipstream.server.tls import PathLike, Tls
 from slipstream.server.trace import Trace
 from slipstream.server.websocket import Origins, WebSocketConnection
 from slipstream.version import VERSION
+from slipstream.wire import is_valid_subject
 
 log = logging.getLogger("slipstream.server")
 
 STOP_TIMEOUT = 10.0
+NEVER = 1e9  # seconds
 
 
 class Server:
@@ -61,6 +66,7 @@ class Server:
         name: str = "",
         jetstream: bool = True,
         domain: str = "",
+        limits: AccountLimits | Mapping[str, AccountLimits] | None = None,
         user: str = "",
         password: str = "",
         token: str = "",
@@ -85,21 +91,30 @@ class Server:
         ping_interval: float = 120.0,
         auth_timeout: float = 2.0,
         write_deadline: float = 10.0,
+        faults: bool = False,
+        virtual_time: bool = False,
     ) -> None:
         """Port 0 takes a free one; `port` and `url` tell which once the server runs.
 
         `user` and `password`, or `token`, are for one user who may do everything; `users` for several, each with its
         own permissions and account. Without any of them everyone may come in. A client that shows nothing is
-        `no_auth_user`, if that is given. `accounts` limits what an account may have.
+        `no_auth_user`, if that is given. `accounts` says what single accounts may have.
+
+        With a `domain`, JetStream's API is answered on `$JS.<domain>.API.>` too, and answers name it. `limits` are what
+        each account may use of JetStream, or those of single accounts by name.
 
         TLS is spoken with `tls`, or with the files `tls_cert` and `tls_key`; with `tls_verify` clients must show a
         certificate of `tls_ca`, and with `tls_map` they are the user that it names. Clients are told so in INFO, in
         plain text, unless `tls_first`. `websocket` opens a second port, `http_port` one for the monitoring endpoints.
+
+        For tests: with `faults` the server takes orders to hold replicas, cut connections and the like, from everyone
+        who may publish to `$SLIPSTREAM.FAULTS.>`. With `virtual_time` its clock stands still until an order moves it.
         """
         secured = TlsOptions(
             context=tls, cert=tls_cert, key=tls_key, ca=tls_ca, verify=tls_verify, by_certificate=tls_map,
             first=tls_first, timeout=tls_timeout,
         )  # fmt: skip
+        everyone = _users(user, password, token, users)
         self._setup(
             ServerOptions(
                 host=host,
@@ -108,7 +123,8 @@ class Server:
                 jetstream=jetstream,
                 store_dir=data_dir,
                 domain=domain,
-                users=_users(user, password, token, users),
+                limits=_limits(limits, everyone),
+                users=everyone,
                 accounts=tuple(accounts),
                 no_auth_user=no_auth_user,
                 tls=secured,
@@ -122,6 +138,8 @@ class Server:
                 ping_interval=ping_interval,
                 auth_timeout=auth_timeout,
                 write_deadline=write_deadline,
+                faults=faults,
+                virtual_time=virtual_time,
             )
         )
 
@@ -154,6 +172,8 @@ class Server:
         self._stores: list[Store] = []
         self._committers: list[Committer] = []
         self._thread: _Thread | None = None
+        self._orders: Orders | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None  # where it runs
 
     @property
     def settings(self) -> Settings:
@@ -189,14 +209,13 @@ class Server:
         """Open the stores and listen."""
         if self._driver is not None:
             raise UsageError("the server runs already")
-        loop = asyncio.get_running_loop()
-        clock = Clock()
-        memory = MemoryStore()
-        file: Store = memory
-        self._stores = [memory]
+        self.loop = loop = asyncio.get_running_loop()
+        clock = VirtualClock() if self.options.virtual_time else Clock()
+        memory = MemoryStore(size_of=memory_size)
+        file: Store = MemoryStore()
         if self._data_dir is not None:
             file = await loop.run_in_executor(None, _open, self._data_dir)
-            self._stores.append(file)
+        self._stores = [memory, file]
         try:
             await self._listen(loop, clock, file, memory)
         except BaseException:
@@ -220,19 +239,22 @@ class Server:
             tls=tls,
             trace=Trace() if options.trace else None,
         )
-        if file is not memory:
+        if self._data_dir is not None:
             self._worker = Worker(loop)
         self._committers = [
             Committer(
                 engine,
                 journal,
-                worker=self._worker if journal.store is not memory else None,
+                worker=self._worker if journal.store is file else None,
                 clock=clock,
                 wake=driver.wake,
             )
             for journal in engine.journals
         ]
         driver.use(self._committers)
+        self._orders = Orders(driver, self._committers, clock) if options.faults else None
+        for account in engine.accounts:
+            account.switch.add(f"{PREFIX}>", Desk(driver, self._orders, account))
         if options.http_port is not None:
             await self._open_monitor(loop, driver, options.http_host or self.host, options.http_port)
         if options.websocket is not None:
@@ -281,6 +303,12 @@ class Server:
         await site.start_serving()
         log.info("Starting http monitor on %s", _address(host, self.http_port))
 
+    async def order(self, name: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Carry out an order of a test (see `slipstream.testing`) in the default account; its answer."""
+        if self._orders is None:
+            raise UsageError("the server takes no orders: it does not run, or not with faults=True")
+        return await self._orders.carry_out(name, body or {})
+
     async def lame_duck(self, *, duration: float = 120.0, grace: float = 10.0) -> None:
         """Take nobody new, tell clients to go elsewhere, and see them off: after `grace` seconds those who stayed are
         cut off, spread over the rest of `duration`, so that they do not all reconnect at once. Then stop the server."""
@@ -309,7 +337,7 @@ class Server:
                 log.error("a group was still on its way to the disk after %g s; it is given up", STOP_TIMEOUT)
             else:
                 store.close()
-        self._driver = self._worker = None
+        self._driver = self._worker = self._orders = self.loop = None
         self._stores, self._committers = [], []
 
     def _close_sites(self) -> None:
@@ -413,6 +441,20 @@ def _users(user: str, password: str, token: str, users: Iterable[User]) -> tuple
     return (*one, *([User(token=token)] if token else []), *users)
 
 
+def _domain(domain: str) -> str:
+    if domain and (not is_valid_subject(domain) or "." in domain or domain == "API"):
+        raise UsageError(f"bad domain {domain!r}: one token of a subject is allowed, and not 'API'")
+    return domain
+
+
+def _limits(
+    limits: AccountLimits | Mapping[str, AccountLimits] | None, users: Iterable[User]
+) -> Mapping[str, AccountLimits]:
+    if not isinstance(limits, AccountLimits):
+        return dict(limits or {})
+    return dict.fromkeys({DEFAULT_ACCOUNT, *(user.account for user in users)}, limits)
+
+
 def _settings(options: ServerOptions, tls: Tls | None) -> Settings:
     """What of the options is for the engine."""
     server_id = secrets.token_hex(16).upper()
@@ -422,7 +464,8 @@ def _settings(options: ServerOptions, tls: Tls | None) -> Settings:
         slipstream=VERSION,
         host=options.host,
         jetstream=options.jetstream,
-        domain=options.domain,
+        domain=_domain(options.domain),
+        limits=options.limits,
         max_memory=options.max_memory,
         max_storage=options.max_storage,
         max_payload=options.max_payload,
@@ -436,7 +479,8 @@ def _settings(options: ServerOptions, tls: Tls | None) -> Settings:
         operators=options.operators,
         account_tokens=options.account_tokens,
         system_account=options.system_account,
-        ping_interval=round(options.ping_interval * 1e9),
+        # Under virtual time clients still live in the machine's.
+        ping_interval=round((NEVER if options.virtual_time else options.ping_interval) * 1e9),
         max_pings_out=options.ping_max,
         # The time for the handshake comes on top.
         auth_timeout=round((options.auth_timeout + (tls.timeout if tls is not None else 0)) * 1e9),

@@ -13,6 +13,7 @@ from typing import Self
 
 from slipstream.errors import UsageError
 from slipstream.server.engine.auth import Gate
+from slipstream.server.engine.limits import AccountLimits
 from slipstream.server.engine.users import SYSTEM_ACCOUNT, AccountOptions, User, check_users
 from slipstream.server.signatures import verify
 from slipstream.server.tls import PathLike, Tls, settings
@@ -67,6 +68,7 @@ class ServerOptions:
     jetstream: bool = False
     store_dir: str | os.PathLike[str] | None = None  # without: streams are kept in memory, and end with the server
     domain: str = ""
+    limits: Mapping[str, AccountLimits] = field(default_factory=dict)  # by account; `accounts` goes before
     max_memory: int = -1
     max_storage: int = -1
     # Who may come in
@@ -95,6 +97,9 @@ class ServerOptions:
     lame_duck_duration: float = 120.0
     lame_duck_grace: float = 10.0
     trace: bool = False
+    # For tests: orders on $SLIPSTREAM.FAULTS.>, and a clock that only they move.
+    faults: bool = False
+    virtual_time: bool = False
 
     def __post_init__(self) -> None:
         check_users(self.users)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slipstream.errors import UsageError
-from slipstream.server import AccountOptions, JetStreamLimits, Permissions, Responses, User
+from slipstream.server import AccountLimits, AccountOptions, Permissions, Responses, User
 from slipstream.server.conf.load import ANYONE, ProcessOptions, load
 from slipstream.server.conf.tree import ConfigError, parse
 from slipstream.server.config_file import read_config
@@ -16,7 +16,7 @@ from slipstream.server.options import TlsOptions, WebSocketOptions
 
 
 def loaded(text: str) -> ProcessOptions:
-    return load(parse(text, "f.conf", read=str, environment={}.get), str)
+    return load(parse(text, "f.conf", read=str, environment=lambda _: None), str)
 
 
 def test_an_empty_configuration_is_the_default() -> None:
@@ -110,7 +110,7 @@ def test_users_permissions_and_accounts() -> None:
         ),
         User(name="d", password="pw", account="A"),
     )
-    limits = JetStreamLimits(max_memory=1000, max_storage=2000, max_streams=3, max_consumers=4)
+    limits = AccountLimits(max_memory=1000, max_storage=2000, max_streams=3, max_consumers=4)
     assert server.accounts == (
         AccountOptions(name="A", jetstream=limits, max_connections=1, max_subscriptions=2, max_payload=3),
         AccountOptions(name="B"),

@@ -81,7 +81,7 @@ def test_variables_come_from_the_maps_around_and_then_from_the_environment() -> 
 
 
 def test_a_variable_that_is_used_is_marked() -> None:
-    value = parse("X: 1\nY: 2\na: $X", "f", read=str, environment={}.get)
+    value = parse("X: 1\nY: 2\na: $X", "f", read=str, environment=lambda _: None)
     assert isinstance(value.data, dict)
     assert [entry.is_variable for entry in value.data.values()] == [True, False, False]
 

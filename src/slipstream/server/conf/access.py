@@ -10,12 +10,12 @@ from datetime import timedelta
 from slipstream.errors import UsageError
 from slipstream.server.conf.section import Section, seconds, text, texts, wrong
 from slipstream.server.conf.tree import ConfigError, Place, Value
+from slipstream.server.engine.limits import AccountLimits
 from slipstream.server.engine.users import (
     CONNECTION_TYPES,
     DEFAULT_ACCOUNT,
     NO_LIMIT,
     AccountOptions,
-    JetStreamLimits,
     Permissions,
     Responses,
     User,
@@ -114,18 +114,18 @@ def accounts(value: Value, access: Access, *, by_certificate: bool) -> None:
             access.users += users(members, entry.key, default, by_certificate=by_certificate)
 
 
-def jetstream(value: Value) -> JetStreamLimits | None:
+def jetstream(value: Value) -> AccountLimits | None:
     """An account's `jetstream`: on, off, or limits."""
     if isinstance(value.data, bool):
-        return JetStreamLimits() if value.data else None
+        return AccountLimits() if value.data else None
     if isinstance(value.data, str):
         if value.data.lower() in ("enabled", "enable"):
-            return JetStreamLimits()
+            return AccountLimits()
         if value.data.lower() in ("disabled", "disable"):
             return None
         raise wrong(value, "jetstream", "enabled, disabled or a map of limits")
     block = Section(value, "jetstream", {"cluster_traffic": "there is no cluster"})
-    limits = JetStreamLimits(
+    limits = AccountLimits(
         max_memory=block.integer("max_memory", "max_mem", "mem", "memory", default=NO_LIMIT, low=-1),
         max_storage=block.integer("max_store", "max_file", "max_disk", "store", "disk", default=NO_LIMIT, low=-1),
         max_streams=block.integer("max_streams", "streams", default=NO_LIMIT, low=-1),

@@ -12,16 +12,21 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from slipstream.api import Storage, encode_json
 from slipstream.errors import StreamStoreFailedError
 from slipstream.server.engine.account import Account
+from slipstream.server.engine.advisories import Advisories
 from slipstream.server.engine.auth import Certificate, Gate, Hashed, Member, Refused, Shown, nobody_signs
+from slipstream.server.engine.batches import Load
 from slipstream.server.engine.direct import QUEUE
+from slipstream.server.engine.features import API_LEVEL
 from slipstream.server.engine.host import Job, Progress, Waiter
 from slipstream.server.engine.inflow import Remote
 from slipstream.server.engine.journal import Answer, Batch, Home, Journal
 from slipstream.server.engine.jwt import Verify
+from slipstream.server.engine.limits import UNLIMITED, AccountLimits
 from slipstream.server.engine.permissions import Grant, quoted
 from slipstream.server.engine.ports import Store
 from slipstream.server.engine.session import ClientSub, Door, Peer, Session, State
@@ -66,6 +71,9 @@ class Engine:
         self.timers = Timers()
         self.max_pending = settings.max_pending
         self.leader_name = settings.server_name
+        self.version, self.domain = settings.version, settings.domain
+        self.batch_load = Load()
+        self.advisories = Advisories(settings.server_id, settings.domain)
         self.remotes: dict[Remote, None] = {}  # what the driver is to read from other servers
         journal = Journal(file)
         self._by_storage = {
@@ -105,9 +113,9 @@ class Engine:
                 name,
                 Switch(dice, now, self._dirty),
                 jetstream=self.has_jetstream(name),
-                limits=options.jetstream,
+                limits=self._limits(name),
             )
-            for name, options in self._gate.accounts.items()
+            for name in self._gate.accounts
         }
         self._switches = tuple(account.switch for account in self._accounts.values())
         self._default = self._accounts[DEFAULT_ACCOUNT]
@@ -123,6 +131,18 @@ class Engine:
         limits = self._gate.accounts[account].jetstream
         return self.settings.jetstream and limits is not None and account != self.system_account
 
+    def _limits(self, account: str) -> AccountLimits:
+        """What an account may use: its own limits, within those of the server."""
+        settings, own = self.settings, self._gate.accounts[account].jetstream
+        own = settings.limits.get(account, UNLIMITED) if own is None or own == UNLIMITED else own
+        if settings.max_memory < 0 and settings.max_storage < 0:
+            return own
+        return replace(
+            own,
+            max_memory=at_most(own.max_memory, settings.max_memory),
+            max_storage=at_most(own.max_storage, settings.max_storage),
+        )
+
     def health(self) -> list[str]:
         """What is wrong with the streams; nothing, if all is well."""
         return []
@@ -133,10 +153,6 @@ class Engine:
     def sessions(self) -> Mapping[int, Session]:
         """Every client that is connected."""
         return self._sessions
-
-    @property
-    def accounts(self) -> Mapping[str, Account]:
-        return self._accounts
 
     @property
     def account_options(self) -> Mapping[str, AccountOptions]:
@@ -257,6 +273,19 @@ class Engine:
             session.switch.push(session, OK)
         self.receive(cid, held, now)
 
+    def client_name(self, cid: int) -> str:
+        """What a client calls itself."""
+        session = self._sessions.get(cid)
+        return session.name if session is not None else ""
+
+    def account(self, name: str = "") -> Account:
+        """An account that some user belongs to; without a name the default one."""
+        return self._accounts[name or DEFAULT_ACCOUNT]
+
+    @property
+    def accounts(self) -> Iterable[Account]:
+        return self._accounts.values()
+
     def announce_end(self) -> None:
         """Tell every client that understands it to go elsewhere (lame duck mode)."""
         for session in self._sessions.values():
@@ -315,6 +344,8 @@ class Engine:
         """A group is durable: readers see it, its answers go out."""
         self._set_time(now)
         answers = batch.journal.finish(batch)
+        for home, subject, header, payload in batch.events:
+            home.send(subject, header, payload)
         if len(self._switches) == 1:
             self._default.switch.answer_all(answers)
         else:
@@ -381,6 +412,7 @@ class Engine:
             "jetstream": settings.jetstream,
             "client_id": session.cid,
             "client_ip": session.peer.host,
+            "api_lvl": API_LEVEL,
         }
         if settings.domain:
             info["domain"] = settings.domain

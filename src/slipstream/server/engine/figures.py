@@ -13,7 +13,7 @@ from slipstream.api import format_time
 from slipstream.errors import UsageError
 from slipstream.server.engine.account import Account
 from slipstream.server.engine.engine import Engine
-from slipstream.server.engine.jsapi import API_LEVEL
+from slipstream.server.engine.features import API_LEVEL
 from slipstream.server.engine.reports import stream_info
 from slipstream.server.engine.session import ClientSub, Session
 from slipstream.server.engine.users import DEFAULT_ACCOUNT
@@ -57,6 +57,10 @@ def duration(nanos: int) -> str:
         if nanos >= size:
             return f"{nanos / size:.6g}{unit}"
     return f"{nanos}ns"
+
+
+def _accounts(engine: Engine) -> dict[str, Account]:
+    return {account.name: account for account in engine.accounts}
 
 
 def varz(engine: Engine, now: int) -> dict[str, Any]:
@@ -111,7 +115,7 @@ def varz(engine: Engine, now: int) -> dict[str, Any]:
         if yes:
             seen[name] = True
     if settings.jetstream:
-        seen["jetstream"] = {"config": _jetstream_config(engine), "stats": _jetstream_stats(engine, engine.accounts)}
+        seen["jetstream"] = {"config": _jetstream_config(engine), "stats": _jetstream_stats(engine, _accounts(engine))}
     return seen
 
 
@@ -256,9 +260,9 @@ def subsz(engine: Engine, now: int, query: Query) -> dict[str, Any]:
         "server_id": engine.settings.server_id,
         "now": format_time(now),
         "num_subscriptions": len(chosen),
-        "num_cache": sum(account.switch.router.cached for account in engine.accounts.values()),
-        "num_inserts": sum(account.switch.inserts for account in engine.accounts.values()),
-        "num_removes": sum(account.switch.removes for account in engine.accounts.values()),
+        "num_cache": sum(account.switch.router.cached for account in engine.accounts),
+        "num_inserts": sum(account.switch.inserts for account in engine.accounts),
+        "num_removes": sum(account.switch.removes for account in engine.accounts),
         "num_matches": 0,
         "cache_hit_rate": 0,
         "max_fanout": 0,
@@ -284,8 +288,8 @@ def accountz(engine: Engine, now: int, query: Query) -> dict[str, Any]:
     }
     name = query.get("acc", "")
     if not name:
-        return seen | {"accounts": sorted({*engine.accounts, engine.system_account})}
-    if name not in engine.accounts:
+        return seen | {"accounts": sorted({*_accounts(engine), engine.system_account})}
+    if name not in _accounts(engine):
         raise UsageError(f"account {name[:64]!r} does not exist")
     sessions = [one for one in engine.sessions.values() if (one.account or DEFAULT_ACCOUNT) == name]
     return seen | {
@@ -312,7 +316,7 @@ def jsz(engine: Engine, now: int, query: Query) -> dict[str, Any]:
     wanted = query.get("acc", "")
     accounts = {
         name: account
-        for name, account in engine.accounts.items()
+        for name, account in _accounts(engine).items()
         if engine.has_jetstream(name) and (not wanted or name == wanted)
     }
     states = [stream.log.committed for account in accounts.values() for stream in account.streams.values()]
@@ -375,9 +379,9 @@ def healthz(engine: Engine, query: Query) -> tuple[int, dict[str, Any]]:
     if (_flag(query, "js-enabled-only") or _flag(query, "js-enabled")) and not engine.settings.jetstream:
         return 503, {"status": "unavailable", "status_code": 503, "error": "JetStream not enabled"}
     name, stream = query.get("account", "") or DEFAULT_ACCOUNT, query.get("stream", "")
-    if query.get("account") and name not in engine.accounts:
+    if query.get("account") and name not in _accounts(engine):
         return 404, {"status": "error", "status_code": 404, "error": f"account {name[:64]!r} does not exist"}
-    if stream and stream not in engine.accounts[name].streams:
+    if stream and stream not in _accounts(engine)[name].streams:
         return 404, {
             "status": "error",
             "status_code": 404,

@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 import msgspec
 
 from slipstream.errors import UsageError
+from slipstream.server.engine.limits import AccountLimits
 from slipstream.server.engine.nkeys import ACCOUNT, OPERATOR, USER, public_key
 from slipstream.server.engine.users import (
     CONNECTION_TYPES,
     NO_LIMIT,
     AccountOptions,
-    JetStreamLimits,
     Permissions,
     Responses,
     at_most,
@@ -182,7 +182,7 @@ def _limit(limits: Mapping[str, Any], name: str) -> int:
     return value if isinstance(value, int) and value >= 0 else NO_LIMIT
 
 
-def _jetstream(limits: Mapping[str, Any]) -> JetStreamLimits | None:
+def _jetstream(limits: Mapping[str, Any]) -> AccountLimits | None:
     """None if the account has no storage. Of limits by tier those of one replica count: there is no other here."""
     tier = (limits.get("tiered_limits") or {}).get("R1", limits)
     if not tier.get("mem_storage") and not tier.get("disk_storage"):
@@ -194,7 +194,7 @@ def _jetstream(limits: Mapping[str, Any]) -> JetStreamLimits | None:
     found = {ours: int(tier.get(theirs, 0)) for ours, theirs in names.items()}
     for name in ("max_ack_pending", "memory_max_stream_bytes", "storage_max_stream_bytes"):
         found[name] = found[name] or NO_LIMIT  # 0 is no limit for these, and no storage at all for the others
-    return JetStreamLimits(
+    return AccountLimits(
         max_streams=_limit(tier, "streams"),
         max_consumers=_limit(tier, "consumer"),
         max_bytes_required=bool(tier.get("max_bytes_required")),

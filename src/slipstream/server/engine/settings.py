@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from slipstream.server.engine.limits import AccountLimits
 from slipstream.server.engine.session import Session
 from slipstream.server.engine.users import SYSTEM_ACCOUNT, AccountOptions, User
 
@@ -23,7 +25,8 @@ class Settings:
     port: int = 4222
     jetstream: bool = True
     domain: str = ""  # of JetStream
-    max_memory: int = -1  # of all streams together; -1 is no limit
+    limits: Mapping[str, AccountLimits] = field(default_factory=dict)  # by account; others have none
+    max_memory: int = -1  # of each account's streams together; -1 is no limit
     max_storage: int = -1
     max_payload: int = 1024 * 1024
     max_pending: int = 64 * 1024 * 1024

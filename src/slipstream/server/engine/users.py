@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from slipstream.errors import UsageError
+from slipstream.server.engine.limits import UNLIMITED, AccountLimits
 from slipstream.server.engine.nkeys import public_key
 from slipstream.wire import check_filter, is_valid_filter
 
@@ -102,25 +103,11 @@ class User:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JetStreamLimits:
-    """How much of JetStream an account may use; -1 is no limit."""
-
-    max_memory: int = NO_LIMIT
-    max_storage: int = NO_LIMIT
-    max_streams: int = NO_LIMIT
-    max_consumers: int = NO_LIMIT
-    max_ack_pending: int = NO_LIMIT
-    memory_max_stream_bytes: int = NO_LIMIT
-    storage_max_stream_bytes: int = NO_LIMIT
-    max_bytes_required: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AccountOptions:
     """What an account may have; -1 is no limit. Those of payload and subscriptions are for each of its connections."""
 
     name: str
-    jetstream: JetStreamLimits | None = JetStreamLimits()  # None: no JetStream for it
+    jetstream: AccountLimits | None = UNLIMITED  # None: no JetStream for it
     max_connections: int = NO_LIMIT
     max_subscriptions: int = NO_LIMIT
     max_payload: int = NO_LIMIT
