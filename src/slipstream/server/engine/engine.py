@@ -144,8 +144,9 @@ class Engine:
         )
 
     def health(self) -> list[str]:
-        """What is wrong with the streams; nothing, if all is well."""
-        return []
+        """What is wrong with what is stored; nothing, if all is well."""
+        damaged = sum(getattr(journal.store, "corrupt_records", 0) for journal in self.journals)
+        return [f"{damaged} damaged record(s) met since the start; none was returned"] if damaged else []
 
     # Clients.
 
