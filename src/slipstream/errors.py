@@ -128,7 +128,9 @@ class StoreError(Error):
 
 
 class CorruptRecordError(StoreError):
-    """A stored record does not match its checksum; its content is never returned."""
+    """A stored record does not match its checksum; its content is never returned. `seq` is that of a message."""
+
+    seq: int = 0
 
 
 class ApiError(Error):
@@ -192,6 +194,10 @@ class StreamNameInUseError(
 
 class StreamNotFoundError(ApiError, code=404, err_code=10059, description="stream not found"):
     """No stream has the requested name."""
+
+
+class ConsumerNotFoundError(ApiError, code=404, err_code=10014, description="consumer not found"):
+    """The stream has no consumer of the requested name."""
 
 
 class StreamSubjectOverlapError(

@@ -160,7 +160,6 @@ def _check_supported(config: StreamConfig) -> None:
         "sources": bool(config.sources),
         "subject_transform": config.subject_transform is not None,
         "republish": config.republish is not None,
-        f"retention {config.retention!r}": config.retention != Retention.LIMITS,
         f"compression {config.compression!r}": config.compression != "none",
         "subject_delete_marker_ttl": bool(config.subject_delete_marker_ttl),
         "allow_msg_counter": config.allow_msg_counter,

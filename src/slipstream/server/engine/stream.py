@@ -12,7 +12,7 @@ from datetime import timedelta
 
 import msgspec
 
-from slipstream.api import Discard, StreamConfig, encode_json
+from slipstream.api import Discard, Retention, StreamConfig, encode_json
 from slipstream.errors import (
     ApiError,
     CorruptRecordError,
@@ -23,6 +23,7 @@ from slipstream.errors import (
     WrongLastMsgIdError,
     WrongLastSequenceError,
 )
+from slipstream.server.engine.consumers.group import Consumers
 from slipstream.server.engine.dedupe import DuplicateWindow, message_id
 from slipstream.server.engine.direct import Peer
 from slipstream.server.engine.host import Host
@@ -67,6 +68,7 @@ class Stream:
         self._ack_head = f'{{"stream":{quoted.decode()},"seq":'
         self._ack_size = len(quoted) + len('{"stream":,"seq":}')
         self.duplicates = DuplicateWindow(0)
+        self.consumers = Consumers(host, self)
         self.configure(config)
         self.restore(now)
 
@@ -85,6 +87,7 @@ class Stream:
         # Streams that may refuse a message take the long way.
         self._choosy = config.sealed or config.discard == Discard.NEW
         self._acks = not config.no_ack
+        self._by_interest = config.retention == Retention.INTEREST
         self.duplicates.window = nanoseconds(config.duplicate_window)
 
     def stored(self) -> bytes:
@@ -99,6 +102,7 @@ class Stream:
         with contextlib.suppress(CorruptRecordError):  # reported by whoever reads it; the stream goes on without its id
             last = self.log.get(self.log.state.last_seq)
             self._last_msg_id = message_id(last.header) if last is not None else ""
+        self.consumers.restore(now)
         self._arm(now)
 
     def enforce(self, now: int) -> None:
@@ -114,6 +118,7 @@ class Stream:
         """The stream is gone."""
         if self._timer is not None:
             self._timer.cancel()
+        self.consumers.stop()
         self.leader.stop()
 
     # Publishing.
@@ -139,6 +144,8 @@ class Stream:
             seq, answer = 0, self.failure(exc)
         except StoreError as exc:
             seq, answer = 0, self.failure(StreamStoreFailedError(str(exc)))
+        if self._by_interest and seq and not self.consumers.wanted(subject):
+            self.log.remove(seq)  # nobody is interested; it counts all the same
         if reply and self._acks:
             self.journal.answers.append((reply, seq, self, answer))
         return True

@@ -59,8 +59,8 @@ class Delta:
     """What a group changes in one log: rows and segments in full, messages to write and to remove."""
 
     __slots__ = (
-        "config", "current", "deletes", "end", "figures", "fresh", "messages", "rows", "segments", "sid", "start",
-        "state", "swept", "tail",
+        "config", "current", "deletes", "end", "figures", "fresh", "kept", "messages", "rows", "segments", "sid",
+        "start", "state", "swept", "tail",
     )  # fmt: skip
 
     def __init__(self, sid: int, start: int, *, fresh: bool) -> None:
@@ -69,6 +69,7 @@ class Delta:
         self.start = start  # the first sequence that it can have added
         self.end = start - 1
         self.config: bytes | None = None  # if it is to be written
+        self.kept: dict[str, bytes | None] = {}  # records to write, or to forget
         self.messages: dict[bytes, bytes] = {}
         self.deletes: dict[bytes, str] = {}  # keys of older messages, with their subjects
         self.rows: dict[str, Row] = {}  # while it is open
