@@ -23,7 +23,7 @@ from slipstream.server.engine.consumers import rules
 from slipstream.server.engine.consumers.advisories import Advisories
 from slipstream.server.engine.consumers.filters import Filters
 from slipstream.server.engine.consumers.ledger import Ledger, due
-from slipstream.server.engine.consumers.start import SkipList, starting_point
+from slipstream.server.engine.consumers.start import SkipList, exists, starting_point
 from slipstream.server.engine.host import Progress
 from slipstream.server.engine.ports import Changes, Record
 from slipstream.server.engine.timers import Timer
@@ -147,7 +147,9 @@ class Consumer:
             return
         self.live = True
         now = self.host.now
-        if self._new and not self.held:
+        if not self._new:
+            self._review()
+        elif not self.held:
             self._find_start()
         self.recount()
         self._arm_pause(now)
@@ -157,6 +159,14 @@ class Consumer:
         if self.config.replay_policy == ReplayPolicy.ORIGINAL:
             self._replay_to = self.log.committed.last_seq
         self.wake()
+
+    def _review(self) -> None:
+        """After a start: what left the stream before the books could say so needs no ack any more."""
+        ledger = self.ledger
+        ledger.forget_below(self.log.committed.first_seq)
+        for seq in [*ledger.pending, *ledger.counts]:
+            if not exists(self.log, seq):
+                ledger.settle(seq)
 
     @property
     def held(self) -> bool:

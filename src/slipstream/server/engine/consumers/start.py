@@ -54,7 +54,7 @@ class SkipList:
 
     def review(self, log: StreamLog) -> None:
         """Drop those that are not there any more."""
-        self._seqs = [seq for seq in self._seqs[self._at :] if _exists(log, seq)]
+        self._seqs = [seq for seq in self._seqs[self._at :] if exists(log, seq)]
         self._at = 0
 
     def pack(self) -> bytes:
@@ -69,7 +69,8 @@ class SkipList:
         return cls(seqs, resume)
 
 
-def _exists(log: StreamLog, seq: int) -> bool:
+def exists(log: StreamLog, seq: int) -> bool:
+    """Whether a message can be delivered."""
     try:
         return log.get(seq) is not None
     except CorruptRecordError:
