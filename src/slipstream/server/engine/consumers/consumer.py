@@ -148,7 +148,7 @@ class Consumer:
         self.live = True
         now = self.host.now
         if not self._new:
-            self._review()
+            self._look_over()
         elif not self.held:
             self._find_start()
         self.recount()
@@ -160,7 +160,7 @@ class Consumer:
             self._replay_to = self.log.committed.last_seq
         self.wake()
 
-    def _review(self) -> None:
+    def _look_over(self) -> None:
         """After a start: what left the stream before the books could say so needs no ack any more."""
         ledger = self.ledger
         ledger.forget_below(self.log.committed.first_seq)
