@@ -1,5 +1,6 @@
 """JetStream's vocabulary, for both sides: configurations, reports, subjects, header names; dataclasses <-> JSON."""
 
+from slipstream.api.account import AccountInfo, AccountLimits, ApiUse
 from slipstream.api.consumer import (
     AckPolicy,
     ConsumerConfig,
@@ -38,7 +39,10 @@ from slipstream.api.times import format_time, parse_time
 
 __all__ = [
     "NOT_JSON",
+    "AccountInfo",
+    "AccountLimits",
     "AckPolicy",
+    "ApiUse",
     "ConsumerConfig",
     "ConsumerInfo",
     "ConsumerLimits",

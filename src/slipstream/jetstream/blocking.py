@@ -15,7 +15,7 @@ from typing import Self, TypeVar
 
 import msgspec
 
-from slipstream.api import GetRequest, PubAck, StreamConfig, StreamInfo, encode_json, names
+from slipstream.api import AccountInfo, GetRequest, PubAck, StreamConfig, StreamInfo, encode_json, names
 from slipstream.client.blocking import Client
 from slipstream.errors import (
     Error,
@@ -52,6 +52,16 @@ class JetStream:
     def client(self) -> Client:
         """The connection beneath."""
         return self._client
+
+    @property
+    def prefix(self) -> str:
+        """The subject prefix of the API."""
+        return self._api.prefix
+
+    @property
+    def timeout(self) -> float:
+        """In seconds, for calls that do not say another."""
+        return self._timeout
 
     def publish(
         self,
@@ -98,6 +108,36 @@ class JetStream:
     def update_stream(self, config: StreamConfig, *, timeout: float | None = None) -> StreamInfo:
         """Change a stream's configuration."""
         return self.run(self._api.update_stream(config), timeout=timeout)
+
+    def delete_stream(self, name: str, *, timeout: float | None = None) -> None:
+        """Remove a stream and all its messages."""
+        self.run(self._api.delete_stream(name), timeout=timeout)
+
+    def stream_names(self, *, subject: str = "", timeout: float | None = None) -> Iterator[str]:
+        """The names of all streams, or of those that listen on a subject; asked for page by page."""
+        seen = 0
+        while True:
+            page = self.run(self._api.stream_names(subject=subject, offset=seen), timeout=timeout)
+            for name in page.items:
+                yield name
+            seen += len(page.items)
+            if not page.items or seen >= page.total:
+                return
+
+    def streams(self, *, subject: str = "", timeout: float | None = None) -> Iterator[StreamInfo]:
+        """The infos of all streams, or of those that listen on a subject; asked for page by page."""
+        seen = 0
+        while True:
+            page = self.run(self._api.stream_list(subject=subject, offset=seen), timeout=timeout)
+            for info in page.items:
+                yield info
+            seen += len(page.items)
+            if not page.items or seen >= page.total:
+                return
+
+    def account_info(self, *, timeout: float | None = None) -> AccountInfo:
+        """What this account uses of JetStream and what it may use."""
+        return self.run(self._api.account_info(), timeout=timeout)
 
     def stream(self, name: str) -> Stream:
         """A handle on the stream of that name; nothing is asked of the server yet."""
@@ -252,6 +292,15 @@ class Stream:
         """Remove the stream and all its messages."""
         self._js.run(self._api.delete_stream(self.name), timeout=timeout)
 
+    def purge(self, *, subject: str = "", below: int = 0, keep: int = 0, timeout: float | None = None) -> int:
+        """Remove messages, and tell how many: all, those that match `subject`, those under the sequence `below`, or all
+        but the newest `keep`. Not covered by `min_last_seq`: the last sequence stays what it was."""
+        return self._js.run(self._api.purge_stream(self.name, subject=subject, below=below, keep=keep), timeout=timeout)
+
+    def delete_message(self, seq: int, *, erase: bool = True, timeout: float | None = None) -> None:
+        """Remove one message. Not covered by `min_last_seq`: the last sequence stays what it was."""
+        self._js.run(self._api.delete_message(self.name, seq, erase=erase), timeout=timeout)
+
     def get(self, seq: int, *, min_last_seq: int = 0, timeout: float | None = None) -> StoredMessage:
         """The message with that sequence. Raises MessageNotFoundError if there is none (any more)."""
         return self._get(GetRequest(seq=calls.check_seq(seq, "seq", least=1), min_last_seq=min_last_seq), timeout)
@@ -283,6 +332,10 @@ class Stream:
     def get_from_leader(self, request: GetRequest, *, timeout: float | None = None) -> StoredMessage:
         """Message Get: answered by the stream's leader alone."""
         return self._js.run(self._api.message_get(self.name, request), timeout=timeout)
+
+    def get_last_from_leader(self, subject: str, *, timeout: float | None = None) -> StoredMessage:
+        """The newest message whose subject matches, as the stream's leader has it."""
+        return self.get_from_leader(GetRequest(last_by_subj=check_filter(subject)), timeout=timeout)
 
     def read(
         self, *, start: int = 1, end: int = 0, subject: str = "", min_last_seq: int = 0, timeout: float | None = None

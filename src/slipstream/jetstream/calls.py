@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Generic, TypeVar
+from functools import partial
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
 from slipstream.api import (
+    AccountInfo,
     GetRequest,
     PubAck,
     StoredBody,
@@ -48,6 +50,13 @@ class Call(Generic[T]):
     payload: bytes
     decode: Callable[[Msg], T]
     header: bytes = b""
+
+
+class Page(NamedTuple, Generic[T]):
+    """A part of a list, and how long the whole list is."""
+
+    items: list[T]
+    total: int
 
 
 class Answer:
@@ -103,11 +112,11 @@ class Api:
 
     def create_stream(self, config: StreamConfig) -> Call[StreamInfo]:
         """Make a stream, or find it made with the same configuration."""
-        return self._stream_call("CREATE", check_name(config.name), config.to_json(), _stream_info)
+        return self._stream_call("CREATE", check_name(config.name), config.to_json(), decode_stream_info)
 
     def update_stream(self, config: StreamConfig) -> Call[StreamInfo]:
         """Change a stream's configuration."""
-        return self._stream_call("UPDATE", check_name(config.name), config.to_json(), _stream_info)
+        return self._stream_call("UPDATE", check_name(config.name), config.to_json(), decode_stream_info)
 
     def stream_info(self, name: str, *, subjects_filter: str = "", deleted_details: bool = False) -> Call[StreamInfo]:
         """Configuration and state; with the subjects that match a filter, with the deleted sequences."""
@@ -116,11 +125,51 @@ class Api:
             body["subjects_filter"] = check_filter(subjects_filter)
         if deleted_details:
             body["deleted_details"] = True
-        return self._stream_call("INFO", check_name(name), encode_json(body) if body else b"", _stream_info)
+        return self._stream_call("INFO", check_name(name), encode_json(body) if body else b"", decode_stream_info)
 
     def delete_stream(self, name: str) -> Call[None]:
         """Remove a stream and all its messages."""
         return self._stream_call("DELETE", check_name(name), b"", _success)
+
+    def purge_stream(self, name: str, *, subject: str = "", below: int = 0, keep: int = 0) -> Call[int]:
+        """Remove messages: all, those of a filter, those below a sequence, or all but the newest `keep`."""
+        if below and keep:
+            raise UsageError(f"purge with below={below} and keep={keep}: one of them is allowed, not both")
+        body: dict[str, Any] = {"filter": check_filter(subject)} if subject else {}
+        body |= {"seq": check_seq(below, "below")} if below else {}
+        body |= {"keep": check_seq(keep, "keep")} if keep else {}
+
+        def decode(msg: Msg) -> int:
+            return _checked(lambda value: msgspec.convert(value, int), api_body(msg).get("purged"))
+
+        return self._stream_call("PURGE", check_name(name), encode_json(body) if body else b"", decode)
+
+    def delete_message(self, name: str, seq: int, *, erase: bool = True) -> Call[None]:
+        """Remove one message; with `erase` its bytes are overwritten where the server's store does that."""
+        body: dict[str, Any] = {"seq": check_seq(seq, "seq", least=1)}
+        if not erase:
+            body["no_erase"] = True
+        return self._stream_call("MSG.DELETE", check_name(name), encode_json(body), _success)
+
+    def stream_names(self, *, subject: str = "", offset: int = 0) -> Call[Page[str]]:
+        """A page of the names of all streams, or of those that listen on a subject."""
+        return Call(f"{self.prefix}.STREAM.NAMES", _page_body(subject, offset), partial(_page, convert=_text))
+
+    def stream_list(self, *, subject: str = "", offset: int = 0) -> Call[Page[StreamInfo]]:
+        """A page of the infos of all streams, or of those that listen on a subject."""
+        return Call(
+            f"{self.prefix}.STREAM.LIST", _page_body(subject, offset), partial(_page, convert=StreamInfo.from_dict)
+        )
+
+    def account_info(self) -> Call[AccountInfo]:
+        """What the account uses and what it may use."""
+
+        def decode(msg: Msg) -> AccountInfo:
+            body = api_body(msg)
+            body.pop("type", None)
+            return _checked(AccountInfo.from_dict, body)
+
+        return Call(f"{self.prefix}.INFO", b"", decode)
 
     def message_get(self, name: str, request: GetRequest) -> Call[StoredMessage]:
         """One message, by the stream's leader."""
@@ -236,11 +285,28 @@ def _ttl(ttl: timedelta) -> str:
     return f"{ttl // timedelta(milliseconds=1)}ms"
 
 
-def _stream_info(msg: Msg) -> StreamInfo:
+def decode_stream_info(msg: Msg) -> StreamInfo:
+    """The info of a stream that was made, changed or asked for."""
     body = api_body(msg)
     for name in ("type", "did_create", "total", "offset", "limit"):  # of the response, not of the stream
         body.pop(name, None)
     return _checked(StreamInfo.from_dict, body)
+
+
+def _page_body(subject: str, offset: int) -> bytes:
+    body: dict[str, Any] = {"subject": check_filter(subject)} if subject else {}
+    return encode_json(body | ({"offset": offset} if offset else {})) if body or offset else b""
+
+
+def _page(msg: Msg, *, convert: Callable[[Any], T], field: str = "streams") -> Page[T]:
+    body = api_body(msg)
+    items = _checked(lambda value: msgspec.convert(value, list[Any] | None), body.get(field)) or []
+    total = _checked(lambda value: msgspec.convert(value, int), body.get("total", 0))
+    return Page([_checked(convert, item) for item in items], total)
+
+
+def _text(value: Any) -> str:
+    return msgspec.convert(value, str)
 
 
 def _success(msg: Msg) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Hashable
-from typing import Protocol
+from typing import Any, Protocol
 
 from slipstream.server.engine.journal import Home
 from slipstream.server.engine.session import ClientSub
@@ -65,6 +65,13 @@ class AckDesk(Protocol):
         """By stream and name."""
 
 
+class Inlet(Protocol):
+    """Where messages of another stream come in."""
+
+    def info(self, now: int) -> dict[str, Any]:
+        """For the stream's info."""
+
+
 class Host(Protocol):
     """An account, as its parts see it."""
 
@@ -72,6 +79,7 @@ class Host(Protocol):
     timers: Timers
     max_pending: int  # bytes that may be unsent to a client
     max_payload: int
+    leader_name: str  # of the server, and so of the first peer of each stream
 
     @property
     def desk(self) -> AckDesk: ...
