@@ -39,6 +39,9 @@ class Source(Protocol):
 # of them, and their acks are written together when they go.
 Answer = tuple[str, int, Source, bytes]
 
+# Who sends, subject, header, payload: what is to be told once the group is durable, and not at all if it is lost.
+Event = tuple[Home, str, bytes, bytes]
+
 
 class Keeper(Protocol):
     """Somebody whose state changes often: it is written when a group is sealed, not with every change."""
@@ -57,12 +60,15 @@ class Reader(Protocol):
 class Batch:
     """A sealed group with its answers. `group` is None when nothing changed: there is nothing to write then."""
 
-    __slots__ = ("after", "answers", "catalog", "group", "journal")
+    __slots__ = ("after", "answers", "catalog", "events", "group", "journal")
 
-    def __init__(self, journal: Journal, group: Group | None, answers: list[Answer], catalog: bool) -> None:
+    def __init__(
+        self, journal: Journal, group: Group | None, answers: list[Answer], events: list[Event], catalog: bool
+    ) -> None:
         self.journal = journal
         self.group = group
         self.answers = answers
+        self.events = events
         self.catalog = catalog
         self.after: list[Callable[[], None]] = []
 
@@ -73,6 +79,7 @@ class Journal:
     def __init__(self, store: Store) -> None:
         self.store = store
         self.answers: list[Answer] = []  # of the open group, in order
+        self.events: list[Event] = []  # of the open group, in order
         self.catalog = False  # whether the open group made, changed or deleted a stream
         self.under_way: Batch | None = None
         self.after: list[Callable[[], None]] = []  # to call when the open group is durable and answered
@@ -83,9 +90,8 @@ class Journal:
     @property
     def ready(self) -> bool:
         """Whether there is a group to seal and none on its way; an empty one, if the store has work left to do."""
-        return self.under_way is None and bool(
-            self.answers or self.store.pending or self.store.backlog or self.after or (self.hurried and self.keepers)
-        )
+        waiting = self.answers or self.events or self.store.pending or self.store.backlog or self.after
+        return self.under_way is None and bool(waiting or (self.hurried and self.keepers))
 
     @property
     def settled(self) -> bool:
@@ -95,7 +101,8 @@ class Journal:
     @property
     def unfinished(self) -> bool:
         """Whether anything is not durable yet."""
-        return self.under_way is not None or bool(self.answers or self.store.pending or self.after)
+        waiting = self.answers or self.events or self.store.pending or self.after
+        return self.under_way is not None or bool(waiting)
 
     @property
     def catalog_unfinished(self) -> bool:
@@ -109,9 +116,9 @@ class Journal:
         self.keepers.clear()
         self.hurried = False
         group = self.store.seal() if self.store.pending or self.store.backlog else None
-        batch = Batch(self, group, self.answers, self.catalog)
+        batch = Batch(self, group, self.answers, self.events, self.catalog)
         batch.after, self.after = self.after, []
-        self.answers, self.catalog = [], False
+        self.answers, self.events, self.catalog = [], [], False
         self.under_way = batch
         return batch
 
@@ -125,7 +132,7 @@ class Journal:
     def abandon(self) -> list[Answer]:
         """Everything unfinished is lost; its answers come back to be answered with an error."""
         lost = [*(self.under_way.answers if self.under_way is not None else ()), *self.answers]
-        self.answers, self.catalog, self.under_way, self.after = [], False, None, []
+        self.answers, self.events, self.catalog, self.under_way, self.after = [], [], False, None, []
         self.keepers.clear()
         self.store.abandon()
         return lost

@@ -284,9 +284,10 @@ class Consumers:
             return False
         return record is not None and any(consumer.needs(seq, record.subject) for consumer in self.items.values())
 
-    def wanted(self, subject: str) -> bool:
-        """Whether a new message on that subject is anybody's business (retention by interest)."""
-        return any(consumer.filters.covers(subject) for consumer in self.items.values())
+    def offered(self, seq: int, subject: str) -> None:
+        """A new message, by interest: if it is nobody's business it counts, and is not kept."""
+        if not any(consumer.filters.covers(subject) for consumer in self.items.values()):
+            self.stream.log.remove(seq)
 
     def sweep(self) -> None:
         """Remove what nobody needs any more, after a consumer went or wants less than before."""
