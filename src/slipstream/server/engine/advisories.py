@@ -20,10 +20,10 @@ class Advisories:
         self._made = 0
 
     def encode(self, kind: str, now: int, fields: dict[str, Any]) -> bytes:
-        """The advisory of that type; `fields` behind those that all have."""
+        """The advisory of that type; `fields` behind those that all have. A metric gives its type in full."""
         self._made += 1
         body: dict[str, Any] = {
-            "type": TYPE + kind,
+            "type": kind if "." in kind else TYPE + kind,
             "id": f"{self._server}{self._made:010d}",
             "timestamp": format_time(now),
         }

@@ -56,7 +56,7 @@ class Consumers:
         old = self.items.get(config.durable_name or config.name)
         if old is not None:
             config = config.replace(pause_until=old.config.pause_until)
-        config = rules.complete(config, stream, pedantic=pedantic)
+        config = rules.with_level(rules.complete(config, stream, pedantic=pedantic))
         rules.check(config, stream)
         if old is not None:
             return self._update(old, config, action, now)
