@@ -372,6 +372,7 @@ class Api:
         if stream.config.deny_purge:
             raise ApiError("stream purge not permitted", code=500, err_code=10110)
         purged = stream.log.purge(pattern=request.filter, below=request.seq, keep=request.keep)
+        stream.consumers.purged(request.filter)
         return Outcome({"success": True, "purged": purged}, stream.journal)
 
     def _delete_message(self, name: str, payload: bytes, _: int) -> Outcome:

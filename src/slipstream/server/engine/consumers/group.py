@@ -243,6 +243,16 @@ class Consumers:
             for consumer in list(self.items.values()):
                 consumer.committed(news)
 
+    def purged(self, pattern: str) -> None:
+        """Messages are being purged: once that is durable, consumers are behind them."""
+
+        def tell() -> None:
+            for consumer in self.items.values():
+                consumer.purged(pattern)
+
+        if self.items:
+            self.stream.journal.after.append(tell)
+
     def mark(self, consumer: Consumer) -> None:
         """The books of a consumer are to be written, with the next group; one is made if none comes."""
         journal = self.stream.journal

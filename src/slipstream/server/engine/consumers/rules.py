@@ -57,7 +57,10 @@ def parse(data: Any) -> ConsumerConfig:
             raise InvalidJsonError(f"invalid JSON: {value} does not fit the field {name}")
     for name, (allowed, text) in _CHOICES.items():
         if name in body and body[name] not in allowed:
-            raise InvalidJsonError("invalid JSON: " + text.format(encode_json(body[name]).decode()))
+            quoted = encode_json(body[name]).decode()
+            if name != "priority_policy":  # nats-server quotes the others twice
+                quoted = encode_json(quoted).decode()
+            raise InvalidJsonError("invalid JSON: " + text.format(quoted))
     try:
         config = ConsumerConfig.from_dict(body)
     except ValueError as exc:
