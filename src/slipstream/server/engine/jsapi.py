@@ -11,7 +11,7 @@ from typing import Annotated, Any, Protocol, TypeVar
 
 import msgspec
 
-from slipstream.api import NOT_JSON, GetRequest, Storage, StoredBody, StreamConfig, encode_json, format_time, parse_time
+from slipstream.api import GetRequest, Storage, StoredBody, StreamConfig, encode_json, format_time, parse_time
 from slipstream.api.names import API_PREFIX, REQUIRED_API_LEVEL, RESPONSE_TYPE
 from slipstream.errors import (
     ApiError,
@@ -22,19 +22,23 @@ from slipstream.errors import (
     MinLastSequenceError,
     StoreError,
     StreamNameInUseError,
-    StreamNameMismatchError,
     StreamNotFoundError,
     StreamStoreFailedError,
     StreamSubjectOverlapError,
 )
 from slipstream.server.engine import config as rules
 from slipstream.server.engine import origins
+from slipstream.server.engine.backups import Backups, Depot
 from slipstream.server.engine.direct import Peer, find
 from slipstream.server.engine.features import API_LEVEL, server_metadata
-from slipstream.server.engine.host import Host
 from slipstream.server.engine.journal import Home, Journal, Source
-from slipstream.server.engine.limits import AccountLimits, check_stream, used
+from slipstream.server.engine.limits import check_stream, used
 from slipstream.server.engine.reports import MAX_SUBJECTS, stream_info, subject_page
+from slipstream.server.engine.requests import Outcome
+from slipstream.server.engine.requests import decode as _decode
+from slipstream.server.engine.requests import is_empty as _is_empty
+from slipstream.server.engine.requests import optional as _optional
+from slipstream.server.engine.requests import stream_config as _config
 from slipstream.server.engine.stream import Stream, error_body
 from slipstream.wire import Headers, overlaps
 
@@ -107,12 +111,10 @@ class RemovePeerRequest(msgspec.Struct, forbid_unknown_fields=True):
     peer: str = ""
 
 
-class Catalog(Host, Protocol):
+class Catalog(Depot, Protocol):
     """The account, as the API sees it."""
 
-    streams: dict[str, Stream]
     version: str
-    limits: AccountLimits
 
     def journal_for(self, storage: str) -> Journal: ...
 
@@ -126,13 +128,6 @@ class Catalog(Host, Protocol):
 
     def answer(self, journal: Journal | None, reply: str, payload: bytes, source: Source) -> None:
         """Send when the journal's open group is durable; without a journal, when the catalog has nothing under way."""
-
-
-class Outcome(msgspec.Struct):
-    """What a handler did: the response's fields, and the journal whose open group it waits for."""
-
-    fields: dict[str, Any]
-    journal: Journal | None = None
 
 
 Handler = Callable[[str, bytes, int], Outcome]
@@ -173,6 +168,7 @@ class Api:
         self.home = catalog.switch
         self._metadata = server_metadata(catalog.version)
         self.total = self.errors = 0
+        backups = Backups(catalog, self)
         self._plain: dict[str, tuple[str, Handler]] = {
             "INFO": ("account_info_response", self._account),
             "STREAM.NAMES": ("stream_names_response", self._names),
@@ -187,8 +183,8 @@ class Api:
             "STREAM.PURGE": ("stream_purge_response", self._purge),
             "STREAM.MSG.GET": (_GET, _refusal("", 500, 0)),  # may be answered later: see `_get_message`
             "STREAM.MSG.DELETE": ("stream_msg_delete_response", self._delete_message),
-            "STREAM.SNAPSHOT": ("stream_snapshot_response", _refusal("snapshots are not supported yet", 500, 10064)),
-            "STREAM.RESTORE": ("stream_restore_response", _refusal("restore is not supported yet", 500, 10062)),
+            "STREAM.SNAPSHOT": ("stream_snapshot_response", backups.snapshot),
+            "STREAM.RESTORE": ("stream_restore_response", backups.restore),
             "STREAM.LEADER.STEPDOWN": ("stream_leader_stepdown_response", self._step_down),
             "STREAM.PEER.REMOVE": ("stream_remove_peer_response", self._remove_peer),
             "CONSUMER.NAMES": ("consumer_names_response", self._no_consumer_names),
@@ -337,9 +333,11 @@ class Api:
         rules.check_create(requested)
         config = origins.checked(rules.normalise(requested, pedantic=pedantic), self._catalog.streams)
         stream = self._catalog.streams.get(name)
+        if name in self._catalog.restores:
+            raise StreamNameInUseError
         if stream is None:
             check_stream(self._catalog.limits, config, self._catalog.streams.values(), new=True)
-            self._check_overlap(config)
+            self.check_overlap(config)
             stream = self._catalog.add_stream(config, now)
             self._tell(stream, "create", now)
         elif stream.config != config:
@@ -353,7 +351,7 @@ class Api:
         config = origins.checked(rules.updated(stream.config, config), self._catalog.streams)
         others = [other for other in self._catalog.streams.values() if other is not stream]
         check_stream(self._catalog.limits, config, others, new=False)
-        self._check_overlap(config)
+        self.check_overlap(config)
         if config != stream.config:
             self._catalog.change_stream(stream, config, now)
         self._tell(stream, "modify", now)
@@ -363,12 +361,22 @@ class Api:
         subject, payload = self._catalog.advisories.stream_action(stream.name, action, now)
         stream.journal.events.append((self.home, subject, b"", payload))
 
-    def _check_overlap(self, config: StreamConfig) -> None:
+    def check_overlap(self, config: StreamConfig) -> None:
         for other in self._catalog.streams.values():
             if other.name != config.name and any(
                 overlaps(mine, theirs) for mine in config.subjects for theirs in other.config.subjects
             ):
                 raise StreamSubjectOverlapError
+
+    def created_response(self) -> tuple[Source, Callable[[dict[str, Any]], bytes]]:
+        """For a stream that comes out of a snapshot."""
+        response = _Response(self, "stream_create_response")
+        return response, lambda info: response.encode(None, info)
+
+    def restored(self, stream: Stream, now: int) -> dict[str, Any]:
+        """What is answered when a stream came back out of a snapshot."""
+        self._tell(stream, "create", now)
+        return self._report(stream, now, unfinished=True)
 
     def _delete(self, name: str, payload: bytes, now: int) -> Outcome:
         if not _is_empty(payload):
@@ -526,44 +534,3 @@ def _check_level(header: bytes) -> None:
         wanted = Headers.parse(header).get(REQUIRED_API_LEVEL) or "0"
         if not wanted.isascii() or not wanted.isdigit() or int(wanted) > API_LEVEL:
             raise ApiError("JetStream minimum api level required", code=412, err_code=10185)
-
-
-def _is_empty(payload: bytes) -> bool:
-    stripped = payload.strip()
-    if stripped in (b"", b"{}"):
-        return True
-    try:
-        return stripped[:1] == b"{" and msgspec.json.decode(stripped) == {}
-    except NOT_JSON:
-        return False
-
-
-def _decode(payload: bytes, kind: type[T]) -> T:
-    try:
-        return msgspec.json.decode(payload, type=kind)
-    except NOT_JSON as exc:
-        raise InvalidJsonError(_json_text(exc)) from exc
-
-
-def _optional(payload: bytes, kind: type[T]) -> T:
-    """A body that may be left out; one that is no JSON object counts as left out, as on nats-server."""
-    return _decode(payload, kind) if payload.lstrip()[:1] in (b"{", b"[") else kind()
-
-
-def _config(payload: bytes, name: str) -> tuple[StreamConfig, bool]:
-    """The configuration in a request, and whether it asks to be taken literally."""
-    body: dict[str, Any] = _decode(payload, dict) if payload.strip() else {}
-    config = rules.parse(body)
-    if config.name != name:
-        raise StreamNameMismatchError
-    if "\\" in name or "/" in name:
-        raise ApiError("Stream name can not contain path separators", code=400, err_code=10128)
-    return config, body.get("pedantic") is True
-
-
-def _json_text(error: Exception) -> str:
-    text = str(error)
-    if text.startswith("Object contains unknown field"):
-        field = text.split("`")[1]
-        return f'invalid JSON: json: unknown field "{field}"'
-    return f"invalid JSON: {text}"
