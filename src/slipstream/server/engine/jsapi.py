@@ -55,6 +55,7 @@ _OTHERS = ("DIRECT.GET.", "CONSUMER.MSG.NEXT.")
 _ALWAYS: dict[str, dict[str, Any]] = {
     "stream_info_response": {"total": 0, "offset": 0, "limit": 0},
     "stream_purge_response": {"purged": 0},
+    "stream_restore_response": {"deliver_subject": ""},
     "stream_names_response": {"total": 0, "offset": 0, "limit": 0, "streams": None},
     "stream_list_response": {"total": 0, "offset": 0, "limit": 0, "streams": []},
 }
