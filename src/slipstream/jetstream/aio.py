@@ -26,6 +26,7 @@ from slipstream.errors import (
 )
 from slipstream.jetstream import calls
 from slipstream.jetstream.aio_stream import StreamConsumers
+from slipstream.jetstream.aio_subscribe import Subscribing
 from slipstream.jetstream.batch import RangeReader, State
 from slipstream.jetstream.columns import ColumnPage, Columns
 from slipstream.jetstream.consumer_calls import ConsumerApi
@@ -41,7 +42,7 @@ DEFAULT_TIMEOUT = 5.0
 DEFAULT_WINDOW = 4096
 
 
-class JetStream:
+class JetStream(Subscribing):
     """JetStream of one account: publish, and streams by name."""
 
     def __init__(self, client: Client, *, prefix: str = "", domain: str = "", timeout: float = DEFAULT_TIMEOUT) -> None:
