@@ -85,6 +85,7 @@ class AtomicBatch:
         subject, payload, headers = self._held
         call = calls.Call(subject, payload, calls.decode_publish, self._header(headers, commit=True))
         self.ack = self._js.run(call, timeout=self._timeout)
+        self._js._noted(self.ack)
         return self.ack
 
     def discard(self) -> None:

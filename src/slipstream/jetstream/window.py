@@ -8,6 +8,7 @@ whose leader changes) can be tried again.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import NamedTuple
 
 from slipstream.api import PubAck
@@ -64,10 +65,11 @@ class Sent(NamedTuple):
 class AckWindow:
     """A `ReplySink` for any number of publishes. `again` holds those that nobody took and that may be tried again."""
 
-    __slots__ = ("_early", "_waiting", "acked", "again", "duplicates", "failures", "last_ack", "limit", "sent")
+    __slots__ = ("_early", "_note", "_waiting", "acked", "again", "duplicates", "failures", "last_ack", "limit", "sent")
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, note: Callable[[PubAck], None] | None = None) -> None:
         self.limit = limit
+        self._note = note  # is told of every ack
         self.sent = 0
         self.acked = 0
         self.duplicates = 0
@@ -96,14 +98,14 @@ class AckWindow:
 
     def sending(self, token: str, subject: str, pending: PendingAck | None = None) -> None:
         """A publish went out."""
-        self._note(token, Sent(self.sent, subject, pending))
+        self._remember(token, Sent(self.sent, subject, pending))
         self.sent += 1
 
     def sending_once_more(self, token: str, sent: Sent) -> None:
         """One that may be tried again went out; it has its place since the first time."""
-        self._note(token, sent)
+        self._remember(token, sent)
 
-    def _note(self, token: str, sent: Sent) -> None:
+    def _remember(self, token: str, sent: Sent) -> None:
         self._waiting[token] = sent
         early = self._early.pop(token, None)
         if early is not None:
@@ -134,6 +136,8 @@ class AckWindow:
             self.acked += 1
             self.duplicates += ack.duplicate
             self.last_ack = ack
+            if self._note is not None:
+                self._note(ack)
             if sent.pending is not None:
                 sent.pending.settle(ack, None)
         return True
