@@ -112,16 +112,18 @@ class JetStream(Subscribing):
             ttl=ttl,
             rollup=rollup,
         )
-        for tried in range(retries + 1):
+        tried = 0
+        while True:
             try:
                 ack = self.run(call, timeout=timeout)
-                break
             except NoStreamError:
-                if tried == retries:
+                if tried >= retries:
                     raise
                 rest(self._client, retry_wait * 2**tried)
-        self._noted(ack)
-        return ack
+                tried += 1
+            else:
+                self._noted(ack)
+                return ack
 
     def publisher(
         self,
