@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from nats.aio.msg import Msg
 
-from tests.conformance.compare import Wire, decode, same_on, scrub
+from tests.conformance.compare import Wire, same_on, scrub
 
 SECOND = 1_000_000_000
 DYNAMIC = frozenset(("last_active", "pause_remaining", "ack_time"))
@@ -526,7 +526,3 @@ async def test_priority_groups_are_served_alike(urls: tuple[str, str], fresh: st
         await wire.api(f"CONSUMER.UNPIN.{wire.name}.c", {"group": "x y"})
 
     await same_on(urls, fresh, scenario)
-
-
-def test_the_record_knows_messages_from_answers() -> None:
-    assert decode(Msg(None, data=b"{}")) == {}  # type: ignore[arg-type]
