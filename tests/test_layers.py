@@ -39,7 +39,7 @@ EDGES: dict[str, set[str]] = {
     "testing": {SERVER, ROOT},
     "cli": {ROOT},
 }
-EXTRA_EDGES = {"slipstream/server/upstream.py": {CLIENT, JETSTREAM}}  # mirrors of streams on another server
+EXTRA_EDGES = {"slipstream/server/upstream.py": {CLIENT, JETSTREAM, API}}  # mirrors of streams on another server
 LAZY_EDGES = {ROOT: {SERVER}}  # only inside a function or for types: `import slipstream` must stay light
 
 # Third-party module -> the files that may import it, as patterns below src/ (`*` also crosses directories).

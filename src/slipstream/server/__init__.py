@@ -2,5 +2,6 @@
 
 from slipstream.server.engine.users import Permissions, Responses, User
 from slipstream.server.net import Server
+from slipstream.server.upstream import Upstream
 
-__all__ = ["Permissions", "Responses", "Server", "User"]
+__all__ = ["Permissions", "Responses", "Server", "Upstream", "User"]

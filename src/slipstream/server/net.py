@@ -21,7 +21,7 @@ import random
 import secrets
 import ssl
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -31,14 +31,17 @@ from slipstream.server.clock import Clock, VirtualClock
 from slipstream.server.commits import Committer, Worker
 from slipstream.server.driver import Connection, Driver
 from slipstream.server.engine.engine import Engine, Settings
-from slipstream.server.engine.ports import Store
-from slipstream.server.engine.users import User, check_users
+from slipstream.server.engine.limits import AccountLimits
+from slipstream.server.engine.ports import Store, memory_size
+from slipstream.server.engine.users import DEFAULT_ACCOUNT, User, check_users
 from slipstream.server.orders import PREFIX, Desk, Orders
 from slipstream.server.signatures import verify
 from slipstream.server.store.memory import MemoryStore
 from slipstream.server.tls import PathLike
 from slipstream.server.tls import settings as tls_settings
+from slipstream.server.upstream import UpstreamLike, Upstreams, named
 from slipstream.version import VERSION
+from slipstream.wire import is_valid_subject
 
 log = logging.getLogger("slipstream.server")
 
@@ -57,6 +60,8 @@ class Server:
         data_dir: str | os.PathLike[str] | None = None,
         name: str = "",
         jetstream: bool = True,
+        domain: str = "",
+        limits: AccountLimits | Mapping[str, AccountLimits] | None = None,
         user: str = "",
         password: str = "",
         token: str = "",
@@ -75,6 +80,7 @@ class Server:
         max_pending_bytes: int = 64 * 1024 * 1024,
         ping_interval: float = 120.0,
         auth_timeout: float = 2.0,
+        upstreams: Mapping[str, UpstreamLike] | None = None,
         faults: bool = False,
         virtual_time: bool = False,
     ) -> None:
@@ -83,12 +89,20 @@ class Server:
         `user` and `password`, or `token`, are for one user who may do everything; `users` for several, each with its
         own permissions. Without any of them everyone may come in.
 
+        With a `domain`, JetStream's API is answered on `$JS.<domain>.API.>` too, and answers name it. `limits` are what
+        each account may use, or those of single accounts by name.
+
         TLS is spoken with `tls`, or with the files `tls_cert` and `tls_key`; with `tls_verify` clients must show a
         certificate of `tls_ca`. Clients are told so in INFO, in plain text, unless `tls_first`.
+
+        `upstreams` are the servers that mirrors and sources with an `external` read from, by its domain or API prefix:
+        `{"hub": "nats://hub.example:4222"}`, or an `Upstream` where a login is needed.
 
         For tests: with `faults` the server takes orders to hold replicas, cut connections and the like, from everyone
         who may publish to `$SLIPSTREAM.FAULTS.>`. With `virtual_time` its clock stands still until an order moves it.
         """
+        self._upstreams = named(upstreams or {})
+        self._readers: Upstreams | None = None
         self._faults = faults
         self._virtual_time = virtual_time
         if virtual_time:
@@ -103,6 +117,7 @@ class Server:
         )
         if self._tls is not None:  # the time for the handshake comes on top
             auth_timeout += tls_timeout
+        everyone = _users(user, password, token, users)
         server_id = secrets.token_hex(16).upper()
         self._settings = Settings(
             server_id=server_id,
@@ -111,12 +126,14 @@ class Server:
             host=host,
             port=port,
             jetstream=jetstream,
+            domain=_domain(domain),
+            limits=_limits(limits, everyone),
             max_payload=max_payload,
             max_pending=max_pending_bytes,
             max_subscriptions=max_subscriptions,
             tls_required=self._tls is not None,
             tls_verify=self._tls is not None and self._tls.verify,
-            users=_users(user, password, token, users),
+            users=everyone,
             ping_interval=round(ping_interval * 1e9),
             auth_timeout=round(auth_timeout * 1e9),
         )
@@ -143,12 +160,11 @@ class Server:
             raise UsageError("the server runs already")
         self.loop = loop = asyncio.get_running_loop()
         clock = VirtualClock() if self._virtual_time else Clock()
-        memory = MemoryStore()
-        file: Store = memory
-        self._stores = [memory]
+        memory = MemoryStore(size_of=memory_size)
+        file: Store = MemoryStore()
         if self._data_dir is not None:
             file = await loop.run_in_executor(None, _open, self._data_dir)
-            self._stores.append(file)
+        self._stores = [memory, file]
         try:
             await self._listen(loop, clock, file, memory)
         except BaseException:
@@ -176,13 +192,13 @@ class Server:
             max_control_line=self._max_control_line,
             tls=self._tls,
         )
-        if file is not memory:
+        if self._data_dir is not None:
             self._worker = Worker(loop)
         self._committers = [
             Committer(
                 engine,
                 journal,
-                worker=self._worker if journal.store is not memory else None,
+                worker=self._worker if journal.store is file else None,
                 clock=clock,
                 wake=driver.wake,
             )
@@ -192,6 +208,8 @@ class Server:
         self._orders = Orders(driver, self._committers, clock) if self._faults else None
         for account in engine.accounts:
             account.switch.add(f"{PREFIX}>", Desk(driver, self._orders, account))
+        self._readers = Upstreams(driver, self._upstreams)
+        self._readers.start()
         await listener.start_serving()
         log.info("listening on %s", self.url)
 
@@ -215,6 +233,8 @@ class Server:
         """Stop listening, carry through what is under way, close."""
         if self._listener is not None:
             self._listener.close()
+        if self._readers is not None:
+            await self._readers.stop()
         if self._driver is not None:
             await self._settle()
             self._driver.close_all()
@@ -230,7 +250,7 @@ class Server:
                 log.error("a group was still on its way to the disk after %g s; it is given up", STOP_TIMEOUT)
             else:
                 store.close()
-        self._listener = self._driver = self._worker = self._orders = self.loop = None
+        self._listener = self._driver = self._worker = self._orders = self._readers = self.loop = None
         self._stores, self._committers = [], []
 
     async def _settle(self) -> None:
@@ -327,6 +347,20 @@ def new_loop() -> asyncio.AbstractEventLoop:
 def _users(user: str, password: str, token: str, users: Iterable[User]) -> tuple[User, ...]:
     one = [User(name=user, password=password)] if user or password else []
     return check_users([*one, *([User(token=token)] if token else []), *users])
+
+
+def _domain(domain: str) -> str:
+    if domain and (not is_valid_subject(domain) or "." in domain or domain == "API"):
+        raise UsageError(f"bad domain {domain!r}: one token of a subject is allowed, and not 'API'")
+    return domain
+
+
+def _limits(
+    limits: AccountLimits | Mapping[str, AccountLimits] | None, users: Iterable[User]
+) -> Mapping[str, AccountLimits]:
+    if not isinstance(limits, AccountLimits):
+        return dict(limits or {})
+    return dict.fromkeys({DEFAULT_ACCOUNT, *(user.account for user in users)}, limits)
 
 
 def _open(path: Path) -> Store:

@@ -7,7 +7,7 @@ mirror and a source do with the messages is theirs (`mirror.py`, `sources.py`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from slipstream.api import StreamSource, format_time
@@ -38,11 +38,11 @@ class Grounds(Host, Protocol):
     def upstreams(self) -> Mapping[str, Stream]:
         """The streams of the account, by name."""
 
-    remotes: dict[Remote, None]  # inflows from other servers; the driver serves them
+    remotes: Remotes
     watchers: dict[Waiter, None]  # told of every commit
 
 
-class Remote(Protocol):
+class Remote(Hashable, Protocol):
     """An inflow from another server, as the driver sees it."""
 
     source: StreamSource
@@ -53,6 +53,10 @@ class Remote(Protocol):
 
     @property
     def filters(self) -> tuple[str, ...]: ...
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether it is held or cut off by order of a test."""
 
     @property
     def is_open(self) -> bool:
@@ -67,6 +71,23 @@ class Remote(Protocol):
 
     def fail(self, error: ApiError, now: int) -> None:
         """The upstream cannot be read; it will be tried again."""
+
+
+class Remotes:
+    """The inflows from other servers; the driver serves them, and is told when there are others."""
+
+    def __init__(self) -> None:
+        self.inflows: dict[Remote, None] = {}
+        self.changed: Callable[[], None] = lambda: None
+
+    def add(self, inflow: Remote) -> None:
+        self.inflows[inflow] = None
+        self.changed()
+
+    def discard(self, inflow: Remote) -> None:
+        if inflow in self.inflows:
+            del self.inflows[inflow]
+            self.changed()
 
 
 class Inflow:
@@ -111,13 +132,13 @@ class Inflow:
         self._stopped = False
         self._grounds.watchers[self] = None
         if self.is_remote:
-            self._grounds.remotes[self] = None
+            self._grounds.remotes.add(self)
         self.release()
 
     def stop(self) -> None:
         self._stopped = True
         self._grounds.watchers.pop(self, None)
-        self._grounds.remotes.pop(self, None)
+        self._grounds.remotes.discard(self)
 
     def reset(self) -> None:
         """A group was lost: go on from what the stream has."""
@@ -228,6 +249,10 @@ class Inflow:
         return record
 
     # One on another server.
+
+    @property
+    def is_paused(self) -> bool:
+        return bool(self.paused)
 
     @property
     def is_open(self) -> bool:
