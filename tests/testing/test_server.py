@@ -104,7 +104,6 @@ async def test_any_client_will_do(slipstream_server: TestServer) -> None:
 # Replicas and mirrors.
 
 
-@pytest.mark.spec("RW-18", on="E")
 def test_the_documents_recipe_with_a_replica_that_is_really_behind(slipstream_server: TestServer) -> None:
     """Too high a sequence gets 412; publish; the same read succeeds, whichever replica is asked."""
     server = slipstream_server

@@ -21,9 +21,22 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--user", default="")
     parser.add_argument("--password", default="")
     parser.add_argument("--token", default="")
+    parser.add_argument(
+        "--upstream", action="append", default=[], metavar="NAME=URL", help="where mirrors of a domain are read from"
+    )
     parser.add_argument("--faults", action="store_true", help="take orders of tests on $SLIPSTREAM.FAULTS.<order>")
     parser.add_argument("--virtual-time", action="store_true", help="a clock that only orders move; with --faults")
     return parser.parse_args(argv)
+
+
+def _upstreams(texts: list[str]) -> dict[str, str]:
+    found = {}
+    for text in texts:
+        name, equals, url = text.partition("=")
+        if not (name and equals and url):
+            raise SystemExit(f"bad --upstream {text!r}: NAME=URL is allowed, as in hub=nats://hub.example:4222")
+        found[name] = url
+    return found
 
 
 async def _serve(options: argparse.Namespace) -> None:
@@ -39,6 +52,7 @@ async def _serve(options: argparse.Namespace) -> None:
         user=options.user,
         password=options.password,
         token=options.token,
+        upstreams=_upstreams(options.upstream),
         faults=options.faults,
         virtual_time=options.virtual_time,
     ) as server:

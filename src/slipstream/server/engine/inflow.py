@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from slipstream.api import StreamSource, format_time
+from slipstream.api.names import API_PREFIX
 from slipstream.errors import ApiError, CorruptRecordError, StoreError, StreamNotFoundError, StreamStoreFailedError
 from slipstream.server.engine.host import Host, Progress, Waiter
 from slipstream.server.engine.names import short_hash
@@ -38,6 +39,7 @@ class Grounds(Host, Protocol):
     def upstreams(self) -> Mapping[str, Stream]:
         """The streams of the account, by name."""
 
+    domain: str
     remotes: Remotes
     watchers: dict[Waiter, None]  # told of every commit
 
@@ -101,7 +103,8 @@ class Inflow:
         self.filters = tuple(t.src or ">" for t in transforms) or (source.filter_subject or ">",)
         self.is_filtered = any(pattern != ">" for pattern in self.filters)
         self.mappings = tuple(SubjectMapping(t.src, t.dest) for t in transforms)
-        self.is_remote = source.external is not None
+        own = f"$JS.{grounds.domain}.API" if grounds.domain else API_PREFIX
+        self.is_remote = source.external is not None and source.external.api != own
         self._fits = tuple(matcher(pattern) for pattern in self.filters) if len(self.filters) > 1 else ()
         self._grounds = grounds
         self._busy = self._stopped = False
