@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import msgspec
 import pytest
 
 from slipstream.server.engine import engine as engine_module
 from slipstream.server.engine.direct import REJECT_DELAY
-from slipstream.wire import Msg
+from slipstream.wire import Event, Msg, Parser, Side, pub
 from tests.server.support import SECOND, Client, Rig, headers, sequences, status
 
 DELAY = REJECT_DELAY / SECOND
@@ -135,6 +137,36 @@ def test_the_recipe_too_high_a_sequence_then_publish_then_the_same_read(client: 
     (answer,) = client.ask(DIRECT_GET, body)
     assert answer.payload == b"four"
     assert headers(answer)["Nats-Sequence"] == "4"
+
+
+@pytest.mark.spec("RW-11")
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_a_satisfied_minimum_costs_nothing(replicas: int) -> None:
+    """Within 3 % of the same read without it. Alternating rounds and the best of each, until noise has no part in it."""
+    rig = Rig()
+    client = rig.client()
+    client.create("S", num_replicas=replicas)
+    for n in range(100):
+        client.publish(f"s.{n}", b"x" * 128)
+
+    def requests(body: bytes) -> list[Event]:
+        frames = [pub(DIRECT_GET, body % (n % 100 + 1), f"{client.inbox}{n}", b"") for n in range(200)]
+        return Parser(Side.CLIENT).feed(b"".join(frames))
+
+    kinds = {"plain": requests(b'{"seq":%d}'), "fresh": requests(b'{"seq":%d,"min_last_seq":1}')}
+    best = dict.fromkeys(kinds, float("inf"))
+    for round_ in range(2000):
+        for kind, events in kinds.items():
+            begin = time.perf_counter()
+            rig.engine.receive(client.cid, events, rig.now)
+            best[kind] = min(best[kind], time.perf_counter() - begin)
+            for session in rig.engine.take_output():
+                assert len(session.out) == 200
+                session.out.clear()
+                session.room = rig.engine.settings.max_pending
+        if round_ >= 50 and best["fresh"] <= 1.03 * best["plain"]:
+            return
+    pytest.fail(f"with a minimum {best['fresh'] * 5000:.2f} µs, without {best['plain'] * 5000:.2f} µs")
 
 
 def test_too_many_waiting_reads_are_rejected_at_once(monkeypatch: pytest.MonkeyPatch, client: Client) -> None:

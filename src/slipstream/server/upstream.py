@@ -1,8 +1,9 @@
 """Streams of other servers become the messages of mirrors and sources here: a client connection per upstream server.
 
-What is to be read, and from where, the engine says (`inflow.Remote`); here it is fetched by batched Direct Get, or from
-the leader where a stream does not allow that, and handed over in chunks. Nothing of it is remembered here: after any
-trouble the inflow says where to go on. Everything runs on the server's loop and waits without blocking it.
+What is to be read, and from where, the engine says (`inflow.Remote`). What is there already is fetched by batched
+Direct Get, which is complete whichever replica answers; what is new comes from an ordered consumer. Where one of them is
+not allowed, the other does it all, if more slowly. Nothing is remembered here: after any trouble the inflow says where
+to go on. Everything runs on the server's loop and waits without blocking it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from slipstream.api import GetRequest, StreamInfo, format_time, names
 from slipstream.client.aio import Client
-from slipstream.errors import ApiError, Error, MessageNotFoundError, UsageError
+from slipstream.errors import ApiError, Error, MessageNotFoundError, RequestTimeoutError, UsageError
 from slipstream.jetstream.aio import JetStream
 from slipstream.server.engine.inflow import CHUNK, Remote, identity_of
 from slipstream.server.engine.ports import Record
@@ -30,6 +31,7 @@ TIMEOUT = 5.0
 RETRY = 0.25  # seconds between tries when an upstream cannot be reached
 POLL_FIRST, POLL_LAST = 0.01, 0.25  # seconds between looks for something new
 FULL_WAIT = 0.005
+IDLE = 1.0  # seconds without a message after which the upstream is looked at again
 STRANGERS = 20  # pages answered by other streams than the one asked, before the leader is asked instead
 
 
@@ -153,6 +155,7 @@ class Reader:
         self._stream = js.stream(remote.source.name)
         self._direct_get = f"{prefix}.DIRECT.GET.{remote.source.name}"
         self._strangers = 0
+        self._may_consume = True
         self._pattern = remote.filters[0] if len(remote.filters) == 1 else ">"
 
     async def run(self) -> None:
@@ -162,13 +165,60 @@ class Reader:
             self._remote.meet(identity_of(info.created))
             last = info.state.last_seq
             start = self._remote.next_seq or await self._start_by_time(last)
-            if start <= last:
+            if self._remote.is_paused:
+                await asyncio.sleep(POLL_LAST)
+                continue
+            if start <= last and (info.config.allow_direct or not self._may_consume):
                 await self._fetch(info, start, last)
                 pause = POLL_FIRST
                 continue
-            await self._offer([], last, last)
+            if start > last:
+                await self._offer([], last, last)
+            if self._may_consume:
+                await self._follow(info, start)
+                continue
             told = await self._wait_for_news(info, last, pause)
             pause = POLL_FIRST if told else min(2 * pause, POLL_LAST)
+
+    async def _follow(self, info: StreamInfo, start: int) -> None:
+        """Take messages as they come, until there is something that the consumer does not tell."""
+        filters = () if self._remote.filters == (">",) else self._remote.filters
+        consumer = self._stream.ordered_consumer(filters, start_seq=start)
+        try:
+            await consumer.start(timeout=TIMEOUT)
+        except ApiError as exc:
+            log.info("stream %s of an upstream lets nobody consume it: %s", self._stream.name, exc)
+            self._may_consume = False
+            return
+        try:
+            while True:
+                try:
+                    chunk = await consumer.next_chunk(timeout=IDLE)
+                except RequestTimeoutError:
+                    if not await self._look_again(info):
+                        return
+                    continue
+                records = [Record(m.seq, m.time, m.subject, m.raw[3], m.data) for m in chunk]
+                last = chunk[-1].seq + chunk[-1].num_pending
+                for at in range(0, len(records), CHUNK):
+                    part = records[at : at + CHUNK]
+                    if not await self._offer(part, part[-1].seq, last):
+                        return
+        finally:
+            await consumer.close()
+
+    async def _look_again(self, info: StreamInfo) -> bool:
+        """Nothing came for a while. There may be messages that the filters do not want, or that were deleted: they
+        count as looked at. False if the stream is another one, or the inflow is held."""
+        now = await self._stream.info(timeout=TIMEOUT)
+        last = now.state.last_seq
+        if now.created != info.created or last + 1 < self._remote.next_seq or self._remote.is_paused:
+            return False
+        if self._remote.next_seq <= last:
+            await self._fetch(now, self._remote.next_seq, last)
+        else:
+            await self._offer([], last, last)
+        return True
 
     async def _start_by_time(self, last: int) -> int:
         time = self._remote.source.opt_start_time
