@@ -142,7 +142,7 @@ def test_the_recipe_too_high_a_sequence_then_publish_then_the_same_read(client: 
 @pytest.mark.spec("RW-11")
 @pytest.mark.parametrize("replicas", [1, 3])
 def test_a_satisfied_minimum_costs_nothing(replicas: int) -> None:
-    """Within 3 % of the same read without it. Alternating rounds and the best of each, until noise has no part in it."""
+    """Within 3 % of the same read without it: alternating rounds, the best of each, until noise has no part in it."""
     rig = Rig()
     client = rig.client()
     client.create("S", num_replicas=replicas)

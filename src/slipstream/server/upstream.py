@@ -1,9 +1,9 @@
 """Streams of other servers become the messages of mirrors and sources here: a client connection per upstream server.
 
 What is to be read, and from where, the engine says (`inflow.Remote`). What is there already is fetched by batched
-Direct Get, which is complete whichever replica answers; what is new comes from an ordered consumer. Where one of them is
-not allowed, the other does it all, if more slowly. Nothing is remembered here: after any trouble the inflow says where
-to go on. Everything runs on the server's loop and waits without blocking it.
+Direct Get, which is complete whichever replica answers; what is new comes from an ordered consumer. Where one of them
+is not allowed, the other does it all, if more slowly. Nothing is remembered here: after any trouble the inflow says
+where to go on. Everything runs on the server's loop and waits without blocking it.
 """
 
 from __future__ import annotations
