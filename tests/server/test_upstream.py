@@ -13,6 +13,8 @@ import pytest
 from slipstream import Client, StreamConfig, connect
 from slipstream.errors import UsageError
 from slipstream.server import Server, Upstream, User
+from slipstream.server.conf.load import ProcessOptions
+from slipstream.server.flags import apply, parse
 from slipstream.testing import TestServer
 from tests.servers import real_server
 
@@ -197,6 +199,17 @@ async def test_a_login_is_used_and_an_unknown_upstream_is_reported() -> None:
             await reaches(here, 1, "NONE")
             await api(here, "STREAM.DELETE.NONE")
     assert "secret" not in repr(Upstream(servers=hub.url, password="secret"))
+
+
+def test_upstreams_on_the_command_line() -> None:
+    flags = parse(["-js", "--upstream", "hub=nats://hub:4222,$JS.x.API=nats://x"])
+    assert apply(flags, ProcessOptions()).server.upstreams == {
+        "$JS.hub.API": Upstream(servers="nats://hub:4222"),
+        "$JS.x.API": Upstream(servers="nats://x"),
+    }
+    for bad in ("hub", "=nats://x", "hub="):
+        with pytest.raises(UsageError, match="NAME=URL is allowed"):
+            apply(parse(["--upstream", bad]), ProcessOptions())
 
 
 def test_an_upstream_needs_a_name() -> None:
