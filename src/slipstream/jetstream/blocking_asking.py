@@ -37,6 +37,7 @@ from slipstream.jetstream.session import SessionState
 
 T = TypeVar("T")
 
+_NOTHING = GetRequest()
 MOVE_INTERVAL = 5.0  # seconds between two moves to another server: all reads of a connection notice the same silence
 
 
@@ -105,20 +106,25 @@ class Asking:
                 self._again(error)
 
     def native(self, asked: str, request: GetRequest) -> StoredMessage:
-        """A get from a server that keeps `min_last_seq`: its 412 means ask again, anything else is true."""
-        if self._session is not None and not self._session.created(self._name):
+        """A get from a server that keeps `min_last_seq`: its 412 means ask again, anything else is true.
+
+        Also for the first read of a session, which wants nothing yet: then any server will do.
+        """
+        if self._wanted and self._session is not None and not self._session.created(self._name):
             self._know_stream()
         while True:
             request = msgspec.structs.replace(request, min_last_seq=self._wanted)
+            body = b"" if request == _NOTHING else encode_json(request)
             replies = Replies(asked, min_last_seq=self._wanted)
-            token = self._client.start(asked, encode_json(request), replies)
+            token = self._client.start(asked, body, replies)
             try:
-                limit = self._patience.left()
+                limit = self._patience.left() if self._wanted else self._patience.for_one_try()
                 self._client.wait(replies.ready, timeout=limit, what=f"an answer on {asked}")
                 if replies.error is not None:
                     raise replies.error
             except RequestTimeoutError as error:
-                raise self._patience.why(error) from error
+                self._unanswered(error)
+                continue
             except (StaleReadError, ConnectionLostError) as error:
                 self._again(error)
                 continue
