@@ -7,7 +7,7 @@ newest write up to `wanted`; of a range, exactly the writes in it. One reader's 
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -71,8 +71,10 @@ class History:
             views[read.reader, read.key] = max(got, before)
             if read.got is not None and self._writes.get(got) not in (None, (read.key, read.got.data)):
                 found.append(f"wrong value: {read}")
+        everything = sorted(self._writes)
         for each in self.ranges:
-            right = [seq for seq in self._in(each.key) if each.start <= seq <= each.end]
+            seqs = self._keys[each.key] if each.key else everything
+            right = seqs[bisect_left(seqs, each.start) : bisect_right(seqs, each.end)]
             missing = sorted(set(right) - set(each.got))
             if missing or list(each.got) != sorted(each.got):
                 found.append(f"range: {each.path} {each.start}..{each.end} of {each.key!r} lacks {missing[:5]}")
@@ -82,6 +84,3 @@ class History:
         seqs = self._keys[key]
         at = bisect_right(seqs, up_to)
         return seqs[at - 1] if at else 0
-
-    def _in(self, key: str) -> Sequence[int]:
-        return self._keys[key] if key else sorted(self._writes)

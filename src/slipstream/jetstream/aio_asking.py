@@ -145,11 +145,9 @@ class Asking:
         wanted, body = self._wanted, encode_json(GetRequest(min_last_seq=self._wanted))
         while True:
             try:
-                found = await ask(
-                    self._client, calls.Call(asked, body, partial(decode_one, asked=asked)), self._patience.left()
-                )
-                is_good = found.seq >= wanted or (body and await self._refuses(asked))
-                if is_good:
+                call = calls.Call(asked, body, partial(decode_one, asked=asked))
+                found = await ask(self._client, call, self._patience.left())
+                if found.seq >= wanted or (body and await self._refuses(asked)):
                     self.reached = max(found.seq, self.reached)
                     return found
                 error: Error = self._behind(found.seq)
@@ -162,6 +160,8 @@ class Asking:
                 if body and await self._refuses(asked):
                     raise
                 error = self._behind(0)
+            except RequestTimeoutError as silence:
+                raise self._patience.why(silence) from silence
             except (ConnectionLostError, StaleReadError) as failed:
                 error = failed
             await self._again(error)
