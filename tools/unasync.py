@@ -19,9 +19,16 @@ from tokenize import TokenInfo
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
+MODULES = {  # room -> its async modules; a room may have more that are written by hand
+    "jetstream": ("aio",),
+    "kv": ("aio", "aio_codec", "aio_lease", "aio_local", "aio_storage", "aio_stream", "aio_watch"),
+    "objects": ("aio",),
+    "facade": ("aio",),
+}
 PAIRS = tuple(
-    (f"src/slipstream/{room}/aio.py", f"src/slipstream/{room}/blocking.py")
-    for room in ("jetstream", "kv", "objects", "facade")
+    (f"src/slipstream/{room}/{name}.py", f"src/slipstream/{room}/{name.replace('aio', 'blocking', 1)}.py")
+    for room, modules in MODULES.items()
+    for name in modules
 )
 
 NAMES = {
@@ -98,7 +105,7 @@ def docstring(text: str) -> str:
     text = re.sub(r"\bAsyncio\b", "Blocking", text)
     text = re.sub(r"\bawait (?=\S)", "", text)
     text = re.sub(r"\basync (?=(?:with|for|def)\b)", "", text)
-    text = re.sub(r"\baio\b", "blocking", text)
+    text = re.sub(r"\baio(?=_[a-z]|\b)", "blocking", text)
     return _DOC_NAMES.sub(lambda match: NAMES[match[0]], text)
 
 
@@ -125,10 +132,11 @@ def rewrite_name(line: Sequence[TokenInfo], index: int) -> Edit | None:
         # With the gap behind it, unless what follows is on another line.
         same_line = after.start[0] == token.end[0]
         return Edit(token.start, after.start if same_line else token.end, "")
-    if word == "aio":
-        is_import = line[0].string in ("import", "from")
-        if is_import or before == "." or (after is not None and after.string == "."):
-            return Edit(token.start, token.end, "blocking")
+    is_import = line[0].string in ("import", "from")
+    if word.startswith("aio_") and is_import:
+        return Edit(token.start, token.end, "blocking_" + word.removeprefix("aio_"))
+    if word == "aio" and (is_import or before == "." or (after is not None and after.string == ".")):
+        return Edit(token.start, token.end, "blocking")
     return Edit(token.start, token.end, NAMES[word]) if word in NAMES else None
 
 

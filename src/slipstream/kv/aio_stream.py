@@ -1,0 +1,269 @@
+"""The JetStream backend of a bucket, over asyncio: appends are publishes, reads are Direct Gets, feeds are consumers.
+
+A bucket whose stream does not offer Direct Get (other clients make such ones) is read from its leader and by consumers.
+The blocking twin is generated from this file (`tools/unasync.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from datetime import timedelta
+from functools import partial
+
+import msgspec
+
+from slipstream.api import GetRequest, StreamInfo, names
+from slipstream.errors import BucketNotFoundError, Error, MessageNotFoundError, StreamNotFoundError
+from slipstream.jetstream.aio import JetStream, Publisher, Stream
+from slipstream.jetstream.columns import Columns
+from slipstream.jetstream.direct import StoredMessage
+from slipstream.kv.bucket import STREAM_PREFIX, Address, BucketConfig, BucketStatus
+from slipstream.kv.entry import Entry, Operation, mark_of
+from slipstream.kv.keys import check_bucket, check_key, check_patterns
+from slipstream.wire import matcher
+
+
+class StreamStorage:
+    """A bucket as a stream of a NATS server."""
+
+    def __init__(self, js: JetStream, bucket: str, address: Address) -> None:
+        self.bucket = bucket
+        self.js = js
+        self.address = address
+        self.stream = Stream(js, address.stream)
+        self._prefix = address.prefix
+        self._put_prefix = address.put_prefix
+
+    def check_key(self, key: str) -> str:
+        """Return `key` if it is a good one."""
+        return check_key(key)
+
+    def patterns(self, filters: Sequence[str], *, exact: bool = False) -> tuple[str, ...]:
+        """Filters over keys, checked; subjects differ from them by the prefix only."""
+        return tuple(filters) if exact else check_patterns(filters)
+
+    # Writing
+
+    async def append(
+        self,
+        key: str,
+        value: bytes | None,
+        *,
+        operation: Operation = Operation.PUT,
+        last: int | None = None,
+        ttl: timedelta | None = None,
+        timeout: float | None = None,
+    ) -> int:
+        """Publish an entry; returns its sequence."""
+        ack = await self.js.publish(
+            self._put_prefix + key,
+            value or b"",
+            headers=_HEADERS.get(operation),
+            rollup=names.ROLLUP_SUBJECT if operation is Operation.PURGE else None,
+            expected_last_subject_seq=last,
+            ttl=ttl,
+            timeout=timeout,
+        )
+        return ack.seq
+
+    def writer(self, *, max_in_flight: int, timeout: float | None = None) -> StreamWriter:
+        """Publish many entries, each acknowledged."""
+        return StreamWriter(self.js.publisher(max_in_flight=max_in_flight, timeout=timeout), self._put_prefix)
+
+    async def forget(self, key: str, *, below: int, timeout: float | None = None) -> None:
+        """Purge the subject below a sequence: what is written meanwhile stays."""
+        if below > 1:
+            await self.stream.purge(subject=self._prefix + key, below=below, timeout=timeout)
+
+    # Reading
+
+    async def last(self, key: str, *, min_last_revision: int = 0, timeout: float | None = None) -> Entry[bytes] | None:
+        """The last message of the key's subject."""
+        subject = self._prefix + key
+        try:
+            if self.address.is_direct:
+                message = await self.stream.get_last(subject, min_last_seq=min_last_revision, timeout=timeout)
+            else:
+                message = await self._from_leader(GetRequest(last_by_subj=subject), min_last_revision, timeout)
+        except MessageNotFoundError:
+            return None
+        return self._entry(message)
+
+    async def at(
+        self, revision: int, *, min_last_revision: int = 0, timeout: float | None = None
+    ) -> Entry[bytes] | None:
+        """The message of a sequence."""
+        try:
+            if self.address.is_direct:
+                message = await self.stream.get(revision, min_last_seq=min_last_revision, timeout=timeout)
+            else:
+                message = await self._from_leader(GetRequest(seq=revision), min_last_revision, timeout)
+        except MessageNotFoundError:
+            return None
+        return self._entry(message) if message.subject.startswith(self._prefix) else None
+
+    async def _from_leader(self, request: GetRequest, min_last: int, timeout: float | None) -> StoredMessage:
+        if not min_last:
+            return await self.stream.get_from_leader(request, timeout=timeout)
+        request = msgspec.structs.replace(request, min_last_seq=min_last)
+        return await self.stream._prove_by_leader(request, self.stream._patience(timeout))
+
+    async def read(
+        self, patterns: Sequence[str], *, min_last_revision: int = 0, timeout: float | None = None
+    ) -> AsyncIterator[list[Entry[bytes]]]:
+        """Every message of the keys' subjects, by batched Direct Get, one pattern after the other."""
+        for place, pattern in enumerate(patterns):
+            seen = [matcher(each) for each in patterns[:place]]  # patterns may overlap; a key comes once
+            chunks = self.stream.read_columns(
+                subject=self._prefix + pattern, min_last_seq=min_last_revision, timeout=timeout
+            )
+            async for columns in chunks:
+                entries = self._entries(columns)
+                yield [entry for entry in entries if not any(is_seen(entry.key) for is_seen in seen)]
+
+    async def latest(
+        self,
+        patterns: Sequence[str],
+        *,
+        meta_only: bool = False,
+        min_last_revision: int = 0,
+        timeout: float | None = None,
+    ) -> AsyncIterator[list[Entry[bytes]]]:
+        """The last message of each subject."""
+        del meta_only
+        newest: dict[str, Entry[bytes]] = {}
+        async for entries in self.read(patterns, min_last_revision=min_last_revision, timeout=timeout):
+            for entry in entries:
+                newest[entry.key] = entry
+        yield sorted(newest.values(), key=lambda entry: entry.revision)
+
+    def _entry(self, message: StoredMessage) -> Entry[bytes]:
+        operation, marker = mark_of(message.header)
+        key = message.subject[len(self._prefix) :]
+        return Entry(self.bucket, key, message.data, message.seq, message.time, 0, operation, marker, message.stream)
+
+    def _entries(self, columns: Columns) -> list[Entry[bytes]]:
+        bucket, cut, stream, put = self.bucket, len(self._prefix), columns.stream, Operation.PUT
+        rows = zip(columns.subjects, columns.seqs, columns.times, columns.headers, columns.data, strict=True)
+        make = partial(Entry, bucket)
+        return [
+            make(subject[cut:], data, seq, time, 0, *mark_of(header), stream)
+            if header
+            else make(subject[cut:], data, seq, time, 0, put, "", stream)
+            for subject, seq, time, header, data in rows
+        ]
+
+    # The bucket
+
+    async def status(self, *, timeout: float | None = None) -> BucketStatus:
+        """The stream's info, from its leader."""
+        try:
+            return BucketStatus(self.bucket, await self.stream.info(timeout=timeout))
+        except StreamNotFoundError as error:
+            raise _not_found(self.bucket) from error
+
+    async def close(self) -> None:
+        """Nothing is held here: the connection is the caller's."""
+
+    async def destroy(self, *, timeout: float | None = None) -> None:
+        """Delete the stream."""
+        try:
+            await self.stream.delete(timeout=timeout)
+        except StreamNotFoundError as error:
+            raise _not_found(self.bucket) from error
+
+
+_HEADERS = {
+    Operation.DELETE: {names.KV_OPERATION: names.KV_DELETE},
+    Operation.PURGE: {names.KV_OPERATION: names.KV_PURGE},
+}
+_WRITER_HEADERS = {
+    Operation.DELETE: {names.KV_OPERATION: names.KV_DELETE},
+    Operation.PURGE: {names.KV_OPERATION: names.KV_PURGE, names.ROLLUP: names.ROLLUP_SUBJECT},
+}
+
+
+def _not_found(bucket: str) -> BucketNotFoundError:
+    return BucketNotFoundError(f"no bucket is called {bucket!r}")
+
+
+class StreamWriter:
+    """Publishes in flight."""
+
+    def __init__(self, publisher: Publisher, prefix: str) -> None:
+        self._publisher = publisher
+        self._prefix = prefix
+
+    async def append(self, key: str, value: bytes | None, operation: Operation = Operation.PUT) -> None:
+        """Send one; waits only while too many are in flight."""
+        headers = _WRITER_HEADERS.get(operation)
+        await self._publisher.publish(self._prefix + key, value or b"", headers=headers)
+
+    async def flush(self) -> int:
+        """Wait until all are stored; returns the newest revision."""
+        await self._publisher.flush()
+        ack = self._publisher.last_ack
+        return ack.seq if ack else 0
+
+    async def abandon(self) -> None:
+        """Give up on what is in flight."""
+        error = Error("given up: the block that wrote it raised")
+        await self._publisher.__aexit__(Error, error, None)
+
+
+# Buckets by name
+
+
+async def create_bucket(js: JetStream, config: BucketConfig, *, timeout: float | None = None) -> StreamStorage:
+    """Make a bucket, or find it made with the same configuration."""
+    stream = config.stream_config()
+    address = _address(js, stream_prefix=config.subject_prefix, info=StreamInfo(config=stream))
+    await js.create_stream(stream, timeout=timeout)
+    return StreamStorage(js, check_bucket(config.bucket), address)
+
+
+async def update_bucket(js: JetStream, config: BucketConfig, *, timeout: float | None = None) -> StreamStorage:
+    """Change an existing bucket's options; what its stream has beyond them stays."""
+    try:
+        current = (await Stream(js, config.stream_name).info(timeout=timeout)).config
+    except StreamNotFoundError as error:
+        raise _not_found(config.bucket) from error
+    info = await js.update_stream(config.applied_to(current), timeout=timeout)
+    return StreamStorage(js, config.bucket, _address(js, stream_prefix=config.subject_prefix, info=info))
+
+
+async def open_bucket(
+    js: JetStream,
+    bucket: str,
+    *,
+    stream: str = "",
+    subject_prefix: str = "",
+    put_prefix: str = "",
+    timeout: float | None = None,
+) -> StreamStorage:
+    """An existing bucket; raises BucketNotFoundError if there is none.
+
+    How it can be read and written is taken from its stream's configuration, whoever made it.
+    """
+    check_bucket(bucket)
+    try:
+        info = await Stream(js, stream or STREAM_PREFIX + bucket).info(timeout=timeout)
+    except StreamNotFoundError as error:
+        raise _not_found(bucket) from error
+    return StreamStorage(js, bucket, _address(js, stream_prefix=subject_prefix, put_prefix=put_prefix, info=info))
+
+
+async def delete_bucket(js: JetStream, bucket: str, *, timeout: float | None = None) -> None:
+    """Remove a bucket and everything in it."""
+    await StreamStorage(js, bucket, Address.usual(bucket)).destroy(timeout=timeout)
+
+
+async def bucket_names(js: JetStream, *, timeout: float | None = None) -> AsyncIterator[str]:
+    """The names of all buckets that are called as the document says; mirrors, which listen on nothing, included."""
+    async for name in js.stream_names(timeout=timeout):
+        if name.startswith(STREAM_PREFIX):
+            yield name.removeprefix(STREAM_PREFIX)
+
+
+def _address(js: JetStream, *, info: StreamInfo, stream_prefix: str = "", put_prefix: str = "") -> Address:
+    return Address.found(info.config, api_prefix=js._api.prefix, subject_prefix=stream_prefix, put_prefix=put_prefix)
