@@ -19,16 +19,13 @@ from tokenize import TokenInfo
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-MODULES = {  # room -> its async modules; a room may have more that are written by hand
-    "jetstream": ("aio",),
-    "kv": ("aio", "aio_codec", "aio_lease", "aio_local", "aio_storage", "aio_stream", "aio_watch"),
-    "objects": ("aio",),
-    "facade": ("aio",),
-}
+ROOMS = ("jetstream", "kv", "objects", "facade")
+BY_HAND = "aio_outside.py"  # where a room tells asyncio and threads apart itself
 PAIRS = tuple(
-    (f"src/slipstream/{room}/{name}.py", f"src/slipstream/{room}/{name.replace('aio', 'blocking', 1)}.py")
-    for room, modules in MODULES.items()
-    for name in modules
+    (path.relative_to(ROOT).as_posix(), path.relative_to(ROOT).as_posix().replace("/aio", "/blocking"))
+    for room in ROOMS
+    for path in sorted((ROOT / "src/slipstream" / room).glob("aio*.py"))
+    if path.name != BY_HAND
 )
 
 NAMES = {
@@ -105,7 +102,7 @@ def docstring(text: str) -> str:
     text = re.sub(r"\bAsyncio\b", "Blocking", text)
     text = re.sub(r"\bawait (?=\S)", "", text)
     text = re.sub(r"\basync (?=(?:with|for|def)\b)", "", text)
-    text = re.sub(r"\baio(?=_[a-z]|\b)", "blocking", text)
+    text = re.sub(r"\baio(?=\b|_[a-z])", "blocking", text)
     return _DOC_NAMES.sub(lambda match: NAMES[match[0]], text)
 
 
@@ -132,11 +129,12 @@ def rewrite_name(line: Sequence[TokenInfo], index: int) -> Edit | None:
         # With the gap behind it, unless what follows is on another line.
         same_line = after.start[0] == token.end[0]
         return Edit(token.start, after.start if same_line else token.end, "")
-    is_import = line[0].string in ("import", "from")
-    if word.startswith("aio_") and is_import:
+    if word == "aio":
+        is_import = line[0].string in ("import", "from")
+        if is_import or before == "." or (after is not None and after.string == "."):
+            return Edit(token.start, token.end, "blocking")
+    if word.startswith("aio_") and line[0].string in ("import", "from"):  # one of several modules of a driver
         return Edit(token.start, token.end, "blocking_" + word.removeprefix("aio_"))
-    if word == "aio" and (is_import or before == "." or (after is not None and after.string == ".")):
-        return Edit(token.start, token.end, "blocking")
     return Edit(token.start, token.end, NAMES[word]) if word in NAMES else None
 
 

@@ -181,6 +181,10 @@ class LeaseLostError(Error):
         self.name = name
 
 
+class SnapshotError(Error):
+    """The server ended the snapshot of a stream before it was complete."""
+
+
 class StoreError(Error):
     """The server's store could not keep or return what it was asked to."""
 

@@ -5,10 +5,13 @@ The blocking twin is generated from this file (`tools/unasync.py`).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping
+from typing import Any
 
+from slipstream.api import StreamConfig, StreamInfo
 from slipstream.client import aio as core
 from slipstream.jetstream import aio as jetstream
+from slipstream.jetstream.aio_backup import CHUNK_SIZE, Snapshot, restore
 from slipstream.kv import aio_stream as buckets
 from slipstream.kv.aio import KeyValue
 from slipstream.kv.bucket import BucketConfig
@@ -55,6 +58,23 @@ class JetStream(jetstream.JetStream):
         """The names of all buckets."""
         async for name in buckets.bucket_names(self, timeout=timeout):
             yield name
+
+    def snapshot(
+        self, stream: str, *, consumers: bool = True, chunk_size: int = CHUNK_SIZE, timeout: float | None = None
+    ) -> Snapshot:
+        """All of a stream as bytes, to keep and to `restore`: `async for piece in js.snapshot("ORDERS")`."""
+        return Snapshot(self, stream, consumers=consumers, chunk_size=chunk_size, timeout=timeout)
+
+    async def restore(
+        self,
+        config: StreamConfig | Mapping[str, Any],
+        state: Mapping[str, Any],
+        data: Iterable[bytes] | AsyncIterable[bytes],
+        *,
+        timeout: float | None = None,
+    ) -> StreamInfo:
+        """Make a stream out of a snapshot's `config`, `state` and bytes. One of that name must not be there."""
+        return await restore(self, config, state, data, timeout=timeout)
 
     async def create_object_store(self, config: ObjectStoreConfig, *, timeout: float | None = None) -> ObjectStore:
         """Make a bucket of objects, or find it made with the same configuration."""

@@ -6,10 +6,13 @@ The blocking twin is generated from this file (`tools/unasync.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
+from slipstream.api import StreamConfig, StreamInfo
 from slipstream.client import blocking as core
 from slipstream.jetstream import blocking as jetstream
+from slipstream.jetstream.blocking_backup import CHUNK_SIZE, Snapshot, restore
 from slipstream.kv import blocking_stream as buckets
 from slipstream.kv.blocking import KeyValue
 from slipstream.kv.bucket import BucketConfig
@@ -56,6 +59,23 @@ class JetStream(jetstream.JetStream):
         """The names of all buckets."""
         for name in buckets.bucket_names(self, timeout=timeout):
             yield name
+
+    def snapshot(
+        self, stream: str, *, consumers: bool = True, chunk_size: int = CHUNK_SIZE, timeout: float | None = None
+    ) -> Snapshot:
+        """All of a stream as bytes, to keep and to `restore`: `for piece in js.snapshot("ORDERS")`."""
+        return Snapshot(self, stream, consumers=consumers, chunk_size=chunk_size, timeout=timeout)
+
+    def restore(
+        self,
+        config: StreamConfig | Mapping[str, Any],
+        state: Mapping[str, Any],
+        data: Iterable[bytes] | Iterable[bytes],
+        *,
+        timeout: float | None = None,
+    ) -> StreamInfo:
+        """Make a stream out of a snapshot's `config`, `state` and bytes. One of that name must not be there."""
+        return restore(self, config, state, data, timeout=timeout)
 
     def create_object_store(self, config: ObjectStoreConfig, *, timeout: float | None = None) -> ObjectStore:
         """Make a bucket of objects, or find it made with the same configuration."""

@@ -53,6 +53,16 @@ class JetStream:
         """The connection beneath."""
         return self._client
 
+    @property
+    def prefix(self) -> str:
+        """The subject prefix of the API."""
+        return self._api.prefix
+
+    @property
+    def timeout(self) -> float:
+        """In seconds, for calls that do not say another."""
+        return self._timeout
+
     def publish(
         self,
         subject: str,

@@ -112,11 +112,11 @@ class Api:
 
     def create_stream(self, config: StreamConfig) -> Call[StreamInfo]:
         """Make a stream, or find it made with the same configuration."""
-        return self._stream_call("CREATE", check_name(config.name), config.to_json(), _stream_info)
+        return self._stream_call("CREATE", check_name(config.name), config.to_json(), decode_stream_info)
 
     def update_stream(self, config: StreamConfig) -> Call[StreamInfo]:
         """Change a stream's configuration."""
-        return self._stream_call("UPDATE", check_name(config.name), config.to_json(), _stream_info)
+        return self._stream_call("UPDATE", check_name(config.name), config.to_json(), decode_stream_info)
 
     def stream_info(self, name: str, *, subjects_filter: str = "", deleted_details: bool = False) -> Call[StreamInfo]:
         """Configuration and state; with the subjects that match a filter, with the deleted sequences."""
@@ -125,7 +125,7 @@ class Api:
             body["subjects_filter"] = check_filter(subjects_filter)
         if deleted_details:
             body["deleted_details"] = True
-        return self._stream_call("INFO", check_name(name), encode_json(body) if body else b"", _stream_info)
+        return self._stream_call("INFO", check_name(name), encode_json(body) if body else b"", decode_stream_info)
 
     def delete_stream(self, name: str) -> Call[None]:
         """Remove a stream and all its messages."""
@@ -285,7 +285,8 @@ def _ttl(ttl: timedelta) -> str:
     return f"{ttl // timedelta(milliseconds=1)}ms"
 
 
-def _stream_info(msg: Msg) -> StreamInfo:
+def decode_stream_info(msg: Msg) -> StreamInfo:
+    """The info of a stream that was made, changed or asked for."""
     body = api_body(msg)
     for name in ("type", "did_create", "total", "offset", "limit"):  # of the response, not of the stream
         body.pop(name, None)

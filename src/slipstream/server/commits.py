@@ -79,10 +79,13 @@ class Committer:
             return
         batch = self.journal.seal()
         self.sealed()
-        if batch.group is None:
-            self._engine.committed(batch, self._clock())
-        elif self._worker is None:
-            self._carry_through(batch, batch.group)
+        if batch.group is None or self._worker is None:
+            if batch.group is None:
+                self._engine.committed(batch, self._clock())
+            else:
+                self._carry_through(batch, batch.group)
+            if self.journal.ready or self._engine.has_new_jobs:  # what was committed made others go on
+                self._wake()
         else:
             self._batch = batch
             self._worker.submit(self.journal.store.begin, batch.group, self._begun)

@@ -88,6 +88,12 @@ class StoresAgree(RuleBasedStateMachine):
             seqs = [log.append(self.time, subject, header, payload) for log in logs]
             assert seqs[0] == seqs[1]
 
+    @rule(name=st.sampled_from(NAMES), ahead=st.integers(-2, 30))
+    def skip(self, name: str, ahead: int) -> None:
+        logs = self.both(name)
+        for log in logs or ():
+            log.skip(max(0, log.state.last_seq + ahead))
+
     @rule(name=st.sampled_from(NAMES), back=places, count=st.integers(1, 5), from_first=st.booleans())
     def remove(self, name: str, back: int, count: int, from_first: bool) -> None:
         logs = self.both(name)

@@ -6,17 +6,21 @@ have their own names and those of others their account's in front (`account/stre
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Iterator, Mapping
+from typing import Protocol, cast
 
 import msgspec
 
-from slipstream.api import StreamConfig, encode_json
+from slipstream.api import StreamConfig, StreamSource, encode_json
 from slipstream.api.names import API_PREFIX
 from slipstream.server.engine.direct import PREFIX, QUEUE
-from slipstream.server.engine.host import Job, Waiter
+from slipstream.server.engine.host import Job, Target, Waiter
+from slipstream.server.engine.inflow import Inflow, Remote
 from slipstream.server.engine.journal import Journal, Source
 from slipstream.server.engine.jsapi import Api
+from slipstream.server.engine.mirror import Deputy, Mirror
 from slipstream.server.engine.session import ClientSub
+from slipstream.server.engine.sources import Sourcing
 from slipstream.server.engine.stream import Stored, Stream
 from slipstream.server.engine.switch import Switch
 from slipstream.server.engine.timers import Timers
@@ -30,6 +34,8 @@ class House(Protocol):
     max_pending: int
     leader_name: str
     journals: tuple[Journal, ...]
+    remotes: dict[Remote, None]
+    watchers: dict[Waiter, None]
 
     def journal_for(self, storage: str) -> Journal: ...
 
@@ -50,6 +56,10 @@ class Account:
         self.name = name
         self.switch = switch
         self.streams: dict[str, Stream] = {}
+        self.upstreams: Mapping[str, Stream] = self.streams
+        self.remotes, self.watchers = house.remotes, house.watchers
+        self._inflows: dict[Inflow, None] = {}
+        self._deputies: dict[str, list[tuple[str, Deputy]]] = {}
         self.timers, self.max_pending = house.timers, house.max_pending
         self.leader_name = house.leader_name
         self._house = house
@@ -59,6 +69,10 @@ class Account:
             switch.add(f"{API_PREFIX}.>", self.api)
 
     # What its parts ask of it.
+
+    @property
+    def now(self) -> int:
+        return self.switch.now
 
     def send(self, subject: str, header: bytes, payload: bytes) -> bool:
         return self.switch.send(subject, header, payload)
@@ -95,7 +109,10 @@ class Account:
 
     def change_stream(self, stream: Stream, config: StreamConfig, now: int) -> None:
         self._detach(stream)
+        was_mirror = stream.config.mirror is not None
         stream.configure(config)
+        if was_mirror and config.mirror is None:  # promoted: it looks after duplicates itself from now on
+            stream.restore(now)
         self._attach(stream)
         stream.journal.store.configure(stream.key, stream.stored())
         stream.journal.catalog = True
@@ -106,6 +123,11 @@ class Account:
         stream.stop()
         stream.journal.store.delete(stream.key)
         stream.journal.catalog = True
+
+    def replace_peer(self, stream: Stream, peer: str, now: int) -> None:
+        self._detach(stream)
+        stream.replicas.replace(peer, now)
+        self._attach(stream)
 
     def load(self, journal: Journal, now: int) -> None:
         """Make the streams those of the store: at the start, and after a group was lost."""
@@ -123,10 +145,15 @@ class Account:
                 del kept[stream.key]
                 stream.configure(StreamConfig.from_dict(entry.config))
                 stream.restore(now)
+                stream.positions = dict(entry.positions)
+                for inflow in self.inflows(stream):
+                    inflow.reset()
                 self._attach(stream)
         for key, entry in kept.items():
             config = StreamConfig.from_dict(entry.config)
-            self._attach(Stream(self, journal, config, key=key, created=entry.created, now=now))
+            stream = Stream(self, journal, config, key=key, created=entry.created, now=now)
+            stream.positions = dict(entry.positions)
+            self._attach(stream)
 
     def _key(self, name: str) -> str:
         return name if self.name == DEFAULT_ACCOUNT else f"{self.name}/{name}"
@@ -135,14 +162,56 @@ class Account:
         self.streams[stream.name] = stream
         for subject in stream.config.subjects:
             self.switch.add(subject, stream)
-        if stream.config.allow_direct:
-            self.switch.add(f"{PREFIX}{stream.name}", stream.leader, QUEUE)
-            self.switch.add(f"{PREFIX}{stream.name}.>", stream.leader, QUEUE)
+        self._connect(stream)
+        for subject, peer in self._responders(stream):
+            self.switch.add(subject, peer, QUEUE)
 
     def _detach(self, stream: Stream) -> None:
         del self.streams[stream.name]
         for subject in stream.config.subjects:
             self.switch.discard(subject, stream)
+        for subject, peer in self._responders(stream):
+            self.switch.discard(subject, peer, QUEUE)
+        self._deputies.pop(stream.name, None)
+        for inflow in self.inflows(stream):
+            self._inflows.pop(inflow, None)
+            inflow.stop()
+
+    def inflows(self, stream: Stream) -> tuple[Inflow, ...]:
+        """Where messages of other streams come in."""
+        return cast("tuple[Inflow, ...]", stream.inflows)
+
+    def _connect(self, stream: Stream) -> None:
+        """Begin to take in what the configuration names; what was there before goes on where it was."""
+
+        def known(source: StreamSource) -> Inflow | None:
+            return next((inflow for inflow in self.inflows(stream) if inflow.source == source), None)
+
+        config = stream.config
+        if config.mirror is not None:
+            mirror = known(config.mirror) or Mirror(self, stream, config.mirror)
+            stream.inflows = (mirror,)
+            if config.mirror_direct:
+                assert isinstance(mirror, Mirror)
+                self._deputies[stream.name] = [
+                    (f"{PREFIX}{config.mirror.name}{rest}", deputy)
+                    for peer in stream.replicas.peers
+                    for deputy in (Deputy(peer, config.mirror.name, mirror.may_answer),)
+                    for rest in ("", ".>")
+                ]
+        else:
+            stream.inflows = tuple(known(source) or Sourcing(self, stream, source) for source in config.sources)
+        for inflow in self.inflows(stream):
+            self._inflows[inflow] = None
+            inflow.start()
+        for inflow in self._inflows:
+            if inflow.source.name == stream.name:
+                inflow.release()
+
+    def _responders(self, stream: Stream) -> Iterator[tuple[str, Target]]:
+        """Who answers Direct Gets, on which subject."""
         if stream.config.allow_direct:
-            self.switch.discard(f"{PREFIX}{stream.name}", stream.leader, QUEUE)
-            self.switch.discard(f"{PREFIX}{stream.name}.>", stream.leader, QUEUE)
+            for peer in stream.replicas.peers:
+                yield f"{PREFIX}{stream.name}", peer
+                yield f"{PREFIX}{stream.name}.>", peer
+        yield from self._deputies.get(stream.name, ())

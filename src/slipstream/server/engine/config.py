@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 from slipstream.api import Discard, Retention, Storage, StreamConfig, encode_json
-from slipstream.errors import ApiError, InvalidJsonError, ReplicasNotSupportedError, StreamInvalidConfigError
+from slipstream.errors import ApiError, InvalidJsonError, StreamInvalidConfigError
 from slipstream.wire import is_valid_filter, overlaps, subset_of
 
 MAX_NAME = 255
@@ -73,7 +73,7 @@ def normalise(config: StreamConfig) -> StreamConfig:
         if config.max_msgs_per_subject <= 0:
             raise _invalid("discard new per subject requires max msgs per subject > 0")
     _check_supported(config)
-    if not config.subjects:
+    if not config.subjects and config.mirror is None and not config.sources:
         config = config.replace(subjects=(config.name,))
     _check_subjects(config)
     if config.placement is not None and not config.placement.to_dict():
@@ -93,21 +93,16 @@ def check_create(config: StreamConfig) -> None:
         raise _invalid("stream has no mirror but does have mirror direct")
 
 
-def check_replicas(config: StreamConfig) -> None:
-    """One peer per stream, for now."""
-    if config.num_replicas > 1:
-        raise ReplicasNotSupportedError
-
-
 def updated(old: StreamConfig, new: StreamConfig) -> StreamConfig:
     """What an update makes of a stream's configuration; `new` is normalised."""
     if new.name != old.name:
         raise _invalid("stream configuration name must match original")
-    check_replicas(new)
     if new.storage != old.storage:
         raise _invalid("stream configuration update can not change storage type")
     if new.retention != old.retention and Retention.WORK_QUEUE in (new.retention, old.retention):
         raise _invalid("stream configuration update can not change retention policy to/from workqueue")
+    if new.mirror is not None and new.mirror != old.mirror:  # without one, the mirror is promoted
+        raise ApiError("stream mirror configuration can not be updated", code=400, err_code=10055)
     for name, text in (
         ("sealed", "unseal a sealed stream"),
         ("deny_delete", "cancel deny message deletes"),
@@ -156,8 +151,6 @@ def _check_supported(config: StreamConfig) -> None:
     # `allow_msg_ttl` is taken although a message with a TTL is still refused: clients set it on every bucket they make,
     # and whoever does send a TTL is told.
     wanted = {
-        "mirror": config.mirror is not None,
-        "sources": bool(config.sources),
         "subject_transform": config.subject_transform is not None,
         "republish": config.republish is not None,
         f"retention {config.retention!r}": config.retention != Retention.LIMITS,

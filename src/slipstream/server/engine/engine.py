@@ -20,6 +20,7 @@ from slipstream.server.engine.account import Account
 from slipstream.server.engine.auth import Gate, Verify, nobody_signs
 from slipstream.server.engine.direct import QUEUE
 from slipstream.server.engine.host import Job, Progress, Waiter
+from slipstream.server.engine.inflow import Remote
 from slipstream.server.engine.journal import Answer, Batch, Home, Journal
 from slipstream.server.engine.permissions import Grant, quoted
 from slipstream.server.engine.ports import Store
@@ -84,12 +85,18 @@ class Engine:
         self.timers = Timers()
         self.max_pending = settings.max_pending
         self.leader_name = settings.server_name
+        self.remotes: dict[Remote, None] = {}  # what the driver is to read from other servers
         journal = Journal(file)
         self._by_storage = {
             Storage.FILE.value: journal,
             Storage.MEMORY.value: journal if memory is file else Journal(memory),
         }
         self.journals = tuple(dict.fromkeys(self._by_storage.values()))
+        self._jobs: deque[Job] = deque()
+        self.has_new_jobs = False
+        self._parked = 0
+        self._waiters: dict[Waiter, int] = {}
+        self.watchers: dict[Waiter, None] = {}  # those who look after every commit
         self._gate = Gate(settings.users, verify)
         self._dirty: list[Session] = []
         self._accounts = {
@@ -101,9 +108,6 @@ class Engine:
         self.streams = self._default.streams
         self._sessions: dict[int, Session] = {}
         self._checked: set[str] = set()  # subjects that were found valid
-        self._jobs: deque[Job] = deque()
-        self._parked = 0
-        self._waiters: dict[Waiter, int] = {}
         if settings.jetstream:
             for journal in self.journals:
                 self._load(journal, now)
@@ -207,6 +211,7 @@ class Engine:
     def step(self, now: int) -> bool:
         """Let every job do a chunk, round robin; True if there is more to do at once."""
         self._set_time(now)
+        self.has_new_jobs = False
         jobs = self._jobs
         budget, more = STEP_MESSAGES, False
         for _ in range(len(jobs)):
@@ -232,7 +237,7 @@ class Engine:
                 homes.setdefault(answer[2].home, []).append(answer)
             for home, theirs in homes.items():
                 home.answer_all(theirs)
-        for waiter in list(self._waiters):
+        for waiter in (*self._waiters, *self.watchers):
             waiter.release()
 
     def failed(self, journal: Journal, error: Exception, now: int) -> None:
@@ -250,6 +255,7 @@ class Engine:
         if len(self._jobs) >= MAX_JOBS:
             return False
         self._jobs.append(job)
+        self.has_new_jobs = True
         return True
 
     def wait(self, waiter: Waiter, count: int) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Hashable
-from typing import Protocol
+from typing import Any, Protocol
 
 from slipstream.server.engine.journal import Home
 from slipstream.server.engine.session import ClientSub
@@ -40,11 +40,19 @@ class Waiter(Hashable, Protocol):
         """Look again which of them can be answered."""
 
 
+class Inlet(Protocol):
+    """Where messages of another stream come in."""
+
+    def info(self, now: int) -> dict[str, Any]:
+        """For the stream's info."""
+
+
 class Host(Protocol):
     """An account, as its parts see it."""
 
     timers: Timers
     max_pending: int  # bytes that may be unsent to a client
+    leader_name: str  # of the server, and so of the first peer of each stream
 
     @property
     def switch(self) -> Home: ...

@@ -60,6 +60,10 @@ class StreamLog(Protocol):
     def append(self, time: int, subject: str, header: bytes, payload: bytes) -> int:
         """Add a message; returns its sequence, which is `state.last_seq + 1`."""
 
+    def skip(self, seq: int) -> None:
+        """The next message gets this sequence, if it is not beyond it already: what a mirror does where its upstream
+        has a gap. Cheapest as a group's first change to the log."""
+
     def remove(self, seq: int) -> bool:
         """Take one message out, wherever it is; False if it is not there."""
 

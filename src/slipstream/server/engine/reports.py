@@ -53,12 +53,18 @@ def stream_info(
     unfinished: bool = False,
 ) -> dict[str, Any]:
     """Configuration and state, as create, update, info and list report them."""
-    return {
+    info: dict[str, Any] = {
         "config": stream.config.to_dict(),
         "created": format_time(stream.created),
         "state": stream_state(stream, subjects=subjects, details=details, unfinished=unfinished),
-        "ts": format_time(now),
     }
+    if len(stream.replicas.peers) > 1:
+        info["cluster"] = stream.replicas.info(now)
+    if stream.config.mirror is not None:
+        info["mirror"] = stream.inflows[0].info(now)
+    elif stream.inflows:
+        info["sources"] = [inflow.info(now) for inflow in stream.inflows]
+    return info | {"ts": format_time(now)}
 
 
 def subject_page(stream: Stream, pattern: str, offset: int) -> tuple[int, dict[str, int]]:

@@ -1,8 +1,7 @@
 """A stream: published messages become entries of its log, or the reason why not; its limits; what its readers are told.
 
 The checks look at the writer's view of the log, so that each message is judged by all that came before it; answers wait
-in the journal until what they report is durable. The leader's log is the stream's; peers that follow it come with
-replicas.
+in the journal until what they report is durable. The leader's log is the stream's; `replicas` has those who follow it.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from slipstream.errors import (
     WrongLastSequenceError,
 )
 from slipstream.server.engine.dedupe import DuplicateWindow, message_id
-from slipstream.server.engine.direct import Peer
-from slipstream.server.engine.host import Host
+from slipstream.server.engine.host import Host, Inlet
 from slipstream.server.engine.journal import Journal
-from slipstream.server.engine.ports import record_size
+from slipstream.server.engine.ports import Record, record_size
 from slipstream.server.engine.publish import NOTHING, Demands, demands
+from slipstream.server.engine.replicas import Replicas
 from slipstream.server.engine.timers import Timer
 from slipstream.wire import has_wildcard
 
@@ -46,6 +45,7 @@ class Stored(msgspec.Struct, frozen=True):
 
     created: int
     config: dict[str, object]
+    positions: dict[str, tuple[int, str]] = {}  # of its sources: up to where, and the upstream's identity
 
 
 class Stream:
@@ -59,9 +59,11 @@ class Stream:
         self.created = created
         self.journal = journal
         self.log = journal.store.log(key)
-        self.leader = Peer(host, self.name, self.log)
+        self.replicas = Replicas(host, self.name, self.log, now=created)
         self._host = host
         self._timer: Timer | None = None
+        self.positions: dict[str, tuple[int, str]] = {}
+        self.inflows: tuple[Inlet, ...] = ()
         quoted = encode_json(self.name)
         self._tail = b'"stream":%b,"seq":0}' % quoted
         self._ack_head = f'{{"stream":{quoted.decode()},"seq":'
@@ -75,6 +77,7 @@ class Stream:
     def configure(self, config: StreamConfig) -> None:
         """Take over a configuration; `enforce` then makes the messages fit it."""
         self.config = config
+        self.replicas.scale(config.num_replicas, mirrors=config.mirror is not None)
         self._max_size = config.max_msg_size if config.max_msg_size > 0 else NO_LIMIT
         self._max_msgs = config.max_msgs if config.max_msgs > 0 else NO_LIMIT
         self._max_bytes = config.max_bytes if config.max_bytes > 0 else NO_LIMIT
@@ -89,7 +92,7 @@ class Stream:
 
     def stored(self) -> bytes:
         """For the store."""
-        return encode_json(Stored(self.created, self.config.to_dict()))
+        return encode_json(Stored(self.created, self.config.to_dict(), self.positions))
 
     def restore(self, now: int) -> None:
         """Take what is not in the configuration from the log: after a start, and after a group was lost."""
@@ -114,7 +117,7 @@ class Stream:
         """The stream is gone."""
         if self._timer is not None:
             self._timer.cancel()
-        self.leader.stop()
+        self.replicas.stop()
 
     # Publishing.
 
@@ -142,6 +145,30 @@ class Stream:
         if reply and self._acks:
             self.journal.answers.append((reply, seq, self, answer))
         return True
+
+    # Mirrors and sources.
+
+    def adopt(self, record: Record, now: int) -> None:
+        """Store a message of the stream that this one mirrors, as it is."""
+        log = self.log
+        log.skip(record.seq)
+        log.append(*record[1:])
+        self._clock = record.time
+        self._last_msg_id = message_id(record.header) if record.header else ""
+        if self._limited:
+            self._trim(record.subject)
+            if self._timer is None:
+                self._arm(now)
+
+    def take_in(self, subject: str, header: bytes, payload: bytes, now: int) -> None:
+        """Store a message of a source, unless it is a duplicate. Raises ApiError if it is refused."""
+        self._clock = now = max(now, self._clock)
+        self._consider(subject, header, payload, now)
+
+    def keep_position(self, source: str, seq: int, identity: str) -> None:
+        """A source was taken in up to there; durable with the messages."""
+        self.positions[source] = (seq, identity)
+        self.journal.store.configure(self.key, self.stored())
 
     def ack(self, seq: int) -> tuple[str, int]:
         """The ack that says yes."""

@@ -99,6 +99,18 @@ class LmdbLog(LogReader):
         self._store.open.size += 1
         return seq
 
+    def skip(self, seq: int) -> None:
+        if seq <= self._last_seq + 1:
+            return
+        delta = self.touch()
+        self._last_seq = seq - 1
+        if not delta.messages:  # otherwise it is looked through, gap and all, until it is committed
+            delta.start, delta.end = seq, seq - 1
+        if not self._messages:
+            if self._swept == self._first_seq:
+                self._swept = seq
+            self._first_seq = seq
+
     def remove(self, seq: int) -> bool:
         if not self._first_seq <= seq <= self._last_seq:
             return False

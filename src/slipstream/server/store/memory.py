@@ -154,6 +154,13 @@ class MemoryLog:
         self._last_seq, self._last_time = seq, time
         return seq
 
+    def skip(self, seq: int) -> None:
+        if seq > self._last_seq + 1:
+            self._store._open.touch(self)
+            self._last_seq = seq - 1
+            if not self._shelf.messages:
+                self._first_seq = seq
+
     def remove(self, seq: int) -> bool:
         if seq not in self._shelf.messages:
             return False
@@ -221,8 +228,11 @@ class MemoryLog:
         if not messages:
             self._first_seq = self._last_seq + 1
             return
+        end = seq + 1024
         while seq not in messages:
             seq += 1
+            if seq == end:  # a wide gap: the messages are in order
+                seq = next(iter(messages))
         self._first_seq, self._first_time = seq, messages[seq].time
 
     # The reader's view.
