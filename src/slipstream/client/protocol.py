@@ -174,6 +174,8 @@ class Session(Requests):
         if was_open:
             self.epoch += 1
             self._fail_waiting(_lost_error(self.server, reason))
+            for box in self._boxes.values():
+                box.stir()
             self._report(EventKind.DISCONNECTED, reason)
         if isinstance(reason, AuthorizationError):
             self._pool.refused(self.server)

@@ -22,11 +22,14 @@ from slipstream.errors import (
     MessageNotFoundError,
     RequestTimeoutError,
     StaleReadError,
+    StreamLookupError,
     UsageError,
 )
 from slipstream.jetstream import calls
 from slipstream.jetstream.batch import RangeReader, State
+from slipstream.jetstream.blocking_stream import StreamConsumers
 from slipstream.jetstream.columns import ColumnPage, Columns
+from slipstream.jetstream.consumer_calls import ConsumerApi
 from slipstream.jetstream.direct import StoredMessage, decode_one
 from slipstream.jetstream.patience import Patience
 from slipstream.jetstream.window import AckWindow, FailedPublish
@@ -45,6 +48,7 @@ class JetStream:
     def __init__(self, client: Client, *, prefix: str = "", domain: str = "", timeout: float = DEFAULT_TIMEOUT) -> None:
         self._client = client
         self._api = calls.Api(names.api_prefix(prefix=prefix, domain=domain))
+        self._consumer_api = ConsumerApi(self._api.prefix)
         self._timeout = timeout
         self._min_last_seq_kept: dict[str, bool] = {}  # by server: what it did when it was asked
 
@@ -142,6 +146,13 @@ class JetStream:
     def stream(self, name: str) -> Stream:
         """A handle on the stream of that name; nothing is asked of the server yet."""
         return Stream(self, calls.check_name(name))
+
+    def stream_of(self, subject: str, *, timeout: float | None = None) -> Stream:
+        """The one stream that listens on a subject; raises StreamLookupError if it is none or several."""
+        found = self.run(self._consumer_api.streams_of(subject), timeout=timeout)
+        if len(found) != 1:
+            raise StreamLookupError(subject, found)
+        return Stream(self, found[0])
 
     def run(self, call: calls.Call[T], *, timeout: float | None = None) -> T:
         """Send a request and decode its answer."""
@@ -267,7 +278,7 @@ class Publisher:
             self._forget(Error("given up: the block that published it raised"))
 
 
-class Stream:
+class Stream(StreamConsumers):
     """One stream: its info, and its messages by Direct Get.
 
     Where a call takes `min_last_seq`, the answer is at least as new as that sequence, whichever replica gives it; if

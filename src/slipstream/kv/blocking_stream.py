@@ -10,17 +10,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from functools import partial
+from operator import attrgetter
 
 import msgspec
 
-from slipstream.api import GetRequest, StreamInfo, names
-from slipstream.errors import BucketNotFoundError, Error, MessageNotFoundError, StreamNotFoundError
+from slipstream.api import DeliverPolicy, GetRequest, StreamInfo, names
+from slipstream.errors import BucketNotFoundError, Error, MessageNotFoundError, StaleReadError, StreamNotFoundError
 from slipstream.jetstream.blocking import JetStream, Publisher, Stream
+from slipstream.jetstream.blocking_ordered import OrderedConsumer
 from slipstream.jetstream.columns import Columns
 from slipstream.jetstream.direct import StoredMessage
+from slipstream.kv.blocking_feed import StreamFeed
 from slipstream.kv.bucket import STREAM_PREFIX, Address, BucketConfig, BucketStatus
 from slipstream.kv.entry import Entry, Operation, mark_of
-from slipstream.kv.keys import check_bucket, check_key, check_patterns
+from slipstream.kv.keys import any_of, check_bucket, check_key, check_patterns, filters_for
+from slipstream.kv.start import ALL, LATEST, From, Start
 from slipstream.wire import matcher
 
 
@@ -111,6 +115,11 @@ class StreamStorage:
         self, patterns: Sequence[str], *, min_last_revision: int = 0, timeout: float | None = None
     ) -> Iterator[list[Entry[bytes]]]:
         """Every message of the keys' subjects, by batched Direct Get, one pattern after the other."""
+        if not self.address.is_direct:
+            self._leader_has(min_last_revision, timeout)
+            for entries in self._consumed(patterns, ALL, False, timeout):
+                yield entries
+            return
         for place, pattern in enumerate(patterns):
             seen = [matcher(each) for each in patterns[:place]]  # patterns may overlap; a key comes once
             chunks = self.stream.read_columns(
@@ -128,13 +137,118 @@ class StreamStorage:
         min_last_revision: int = 0,
         timeout: float | None = None,
     ) -> Iterator[list[Entry[bytes]]]:
-        """The last message of each subject."""
-        del meta_only
+        """The last message of each subject, by a consumer; with `min_last_revision` by Direct Gets, which can prove it.
+
+        (A consumer lives on one replica, and does not say how far that is.)
+        """
+        if min_last_revision and self.address.is_direct:
+            yield self._newest(patterns, min_last_revision, timeout)
+            return
+        self._leader_has(min_last_revision, timeout)
+        for entries in self._consumed(patterns, LATEST, meta_only, timeout):
+            yield entries
+
+    def _newest(self, patterns: Sequence[str], min_last: int, timeout: float | None) -> list[Entry[bytes]]:
         newest: dict[str, Entry[bytes]] = {}
-        for entries in self.read(patterns, min_last_revision=min_last_revision, timeout=timeout):
+        for entries in self.read(patterns, min_last_revision=min_last, timeout=timeout):
             for entry in entries:
                 newest[entry.key] = entry
-        yield sorted(newest.values(), key=lambda entry: entry.revision)
+        return sorted(newest.values(), key=attrgetter("revision"))
+
+    def _consumed(
+        self, patterns: Sequence[str], start: Start, meta_only: bool, timeout: float | None
+    ) -> Iterator[list[Entry[bytes]]]:
+        """The initial data of a feed."""
+        feed = self.follow(patterns, start, meta_only=meta_only, timeout=timeout)
+        patience = self.js._timeout if timeout is None else timeout
+        try:
+            while feed.pending:
+                entries = feed.chunk(timeout=patience)
+                if entries:
+                    yield entries
+        finally:
+            feed.close()
+
+    def follow(
+        self,
+        patterns: Sequence[str],
+        start: Start,
+        *,
+        meta_only: bool = False,
+        min_last_revision: int = 0,
+        timeout: float | None = None,
+    ) -> StreamFeed:
+        """Messages of an ordered consumer."""
+        if min_last_revision and start.kind in (From.LATEST, From.ALL):
+            return self._follow_from_proof(patterns, start, meta_only, min_last_revision, timeout)
+        if start.kind is From.LATEST:
+            consumer = self._ordered(patterns, meta_only, timeout, policy=DeliverPolicy.LAST_PER_SUBJECT)
+            if not consumer.initial_pending:
+                # All there will ever be is new. A consumer for that begins at the same place again when it must be made
+                # anew, one for the last messages would not tell what happened between.
+                consumer.close()
+                consumer = self._ordered(patterns, meta_only, timeout)
+        elif start.kind is From.NEW:
+            consumer = self._ordered(patterns, meta_only, timeout, policy=DeliverPolicy.NEW)
+        else:
+            consumer = self._ordered(patterns, meta_only, timeout, start=start.revision)
+        return self._feed(consumer, patterns, is_history=start.kind is not From.LATEST)
+
+    def _follow_from_proof(
+        self, patterns: Sequence[str], start: Start, meta_only: bool, min_last: int, timeout: float | None
+    ) -> StreamFeed:
+        """The initial data by Direct Gets that prove how new it is, then a consumer for what comes behind it."""
+        last = self._leader_has(min_last, timeout)
+        if start.kind is From.LATEST:
+            initial = self._newest(patterns, last, timeout)
+        else:
+            initial = []
+            for entries in self.read(patterns, min_last_revision=last, timeout=timeout):
+                initial += entries
+            initial.sort(key=attrgetter("revision"))
+        initial = [entry for entry in initial if entry.revision <= last]
+        if meta_only:
+            initial = [entry._replace(value=b"") for entry in initial]
+        consumer = self._ordered(patterns, meta_only, timeout, start=last + 1)
+        return self._feed(consumer, patterns, is_history=False, initial=initial)
+
+    def _leader_has(self, wanted: int, timeout: float | None) -> int:
+        """Wait until the leader has a revision; returns its newest."""
+        patience = self.stream._patience(timeout)
+        while wanted:
+            last = (self.stream.info(timeout=patience.left())).state.last_seq
+            if last >= wanted:
+                return last
+            behind = f"{self.address.stream}: its leader has {last}, wanted {wanted}"
+            self.stream._pause(patience, StaleReadError(behind, stream=self.address.stream, min_last_seq=wanted))
+        return 0
+
+    def _ordered(
+        self, patterns: Sequence[str], meta_only: bool, timeout: float | None, *, policy: str = "", start: int = 0
+    ) -> OrderedConsumer:
+        consumer = self.stream.ordered_consumer(
+            [self._prefix + pattern for pattern in filters_for(patterns)],
+            deliver_policy=policy,
+            start_seq=start,
+            headers_only=meta_only,
+        )
+        try:
+            return consumer.start(timeout=self.js._timeout if timeout is None else timeout)
+        except StreamNotFoundError as error:
+            raise _not_found(self.bucket) from error
+
+    def _feed(
+        self,
+        consumer: OrderedConsumer,
+        patterns: Sequence[str],
+        *,
+        is_history: bool,
+        initial: Sequence[Entry[bytes]] = (),
+    ) -> StreamFeed:
+        is_wanted = any_of(patterns) if filters_for(patterns) != tuple(patterns) else None
+        return StreamFeed(
+            self.js, consumer, self.bucket, self._prefix, is_wanted, is_history=is_history, initial=initial
+        )
 
     def _entry(self, message: StoredMessage) -> Entry[bytes]:
         operation, marker = mark_of(message.header)
