@@ -170,12 +170,10 @@ class KeyValue(Generic[V]):
         """Every key that has a value, in the order of their last change."""
         live: dict[str, None] = {}
         patterns = self.storage.patterns(filters)
-        chunks = self.storage.latest(patterns, meta_only=True, min_last_revision=min_last_revision, timeout=timeout)
-        async for entries in chunks:
-            for entry in entries:
-                live.pop(entry.key, None)
-                if entry.operation is Operation.PUT:
-                    live[entry.key] = None
+        async for part in self.storage.keys(patterns, min_last_revision=min_last_revision, timeout=timeout):
+            for key in (*part.gone, *part.live) if live else ():  # what is here already may have changed meanwhile
+                live.pop(key, None)
+            live.update(dict.fromkeys(part.live))
         return list(live)
 
     async def iter_keys(
@@ -183,11 +181,9 @@ class KeyValue(Generic[V]):
     ) -> AsyncIterator[str]:
         """The same one by one, without a list of all of them. A key that changes meanwhile may come twice."""
         patterns = self.storage.patterns(filters)
-        chunks = self.storage.latest(patterns, meta_only=True, min_last_revision=min_last_revision, timeout=timeout)
-        async for entries in chunks:
-            for entry in entries:
-                if entry.operation is Operation.PUT:
-                    yield entry.key
+        async for part in self.storage.keys(patterns, min_last_revision=min_last_revision, timeout=timeout):
+            for key in part.live:
+                yield key
 
     async def get_range(
         self, *filters: str, min_last_revision: int = 0, timeout: float | None = None

@@ -13,7 +13,7 @@ from slipstream.errors import WrongLastSequenceError
 from slipstream.kv.aio_storage import Feed, Storage, StorageWriter, WrappedStorage
 from slipstream.kv.codecs import Codec
 from slipstream.kv.encryption import Encrypted
-from slipstream.kv.entry import Entry, Operation
+from slipstream.kv.entry import Entry, Listing, Operation
 from slipstream.kv.start import Start
 
 V = TypeVar("V")
@@ -86,6 +86,14 @@ class CodecStorage(WrappedStorage, Generic[V]):
         chunks = self.inner.latest(patterns, meta_only=meta_only, min_last_revision=min_last_revision, timeout=timeout)
         async for entries in chunks:
             yield [decoded(self.codec, entry, meta_only) for entry in entries]
+
+    async def keys(
+        self, patterns: Sequence[str], *, min_last_revision: int = 0, timeout: float | None = None
+    ) -> AsyncIterator[Listing]:
+        """The keys alone."""
+        decode = self.codec.decode_key
+        async for live, gone in self.inner.keys(patterns, min_last_revision=min_last_revision, timeout=timeout):
+            yield Listing([decode(key) for key in live], [decode(key) for key in gone])
 
     async def follow(
         self,

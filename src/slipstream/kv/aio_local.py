@@ -12,7 +12,7 @@ from typing import TypeVar
 from slipstream.errors import RequestTimeoutError, StaleReadError, UsageError
 from slipstream.kv.aio_outside import Guard, Signal, clock, off_loop, wall_ns
 from slipstream.kv.bucket import BucketConfig, BucketStatus
-from slipstream.kv.entry import Entry, Operation
+from slipstream.kv.entry import Entry, Listing, Operation, listing_of
 from slipstream.kv.keys import check_key, check_patterns
 from slipstream.kv.local import LocalBucket
 from slipstream.kv.start import From, Start
@@ -123,6 +123,13 @@ class LocalStorage:
         """The newest entry of each key."""
         del meta_only
         return self._chunks(self._model.latest, patterns, min_last_revision, timeout)
+
+    async def keys(
+        self, patterns: Sequence[str], *, min_last_revision: int = 0, timeout: float | None = None
+    ) -> AsyncIterator[Listing]:
+        """The keys alone."""
+        async for entries in self.latest(patterns, min_last_revision=min_last_revision, timeout=timeout):
+            yield listing_of(entries)
 
     async def _chunks(
         self,

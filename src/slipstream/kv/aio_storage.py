@@ -1,8 +1,9 @@
 """What a bucket needs of whatever keeps it: the storage interface, over asyncio.
 
-Two backends have it: JetStream (`aio_stream.py`), and a file or memory, no server (`aio_local.py`). Three wrappers
+Two backends have it: JetStream (`aio_stream.py`), and a file or memory (`aio_local.py`). Three wrappers
 change one thing each: keys and values (`aio_codec.py`), where reads are answered (`aio_cache.py`), and
-`ReadOnlyStorage` below. `KeyValue` is written against it alone. The blocking twin is generated (`tools/unasync.py`).
+`ReadOnlyStorage` below. `KeyValue` is written against it alone. The blocking twin is generated from this file
+(`tools/unasync.py`).
 
 The rules every backend keeps: revisions only grow, over all keys of a bucket; an entry is durable before `append`
 returns; with `last` an entry is appended only if the key's newest revision is that one (0: it has none), else
@@ -17,7 +18,7 @@ from typing import NoReturn, Protocol, TypeVar
 
 from slipstream.errors import ReadOnlyError
 from slipstream.kv.bucket import BucketStatus
-from slipstream.kv.entry import Entry, Operation
+from slipstream.kv.entry import Entry, Listing, Operation
 from slipstream.kv.start import Start
 
 V = TypeVar("V")
@@ -135,6 +136,12 @@ class Storage(Protocol[V]):
         """
         ...
 
+    def keys(
+        self, patterns: Sequence[str], *, min_last_revision: int = 0, timeout: float | None = None
+    ) -> AsyncIterator[Listing]:
+        """The same as keys alone."""
+        ...
+
     async def follow(
         self,
         patterns: Sequence[str],
@@ -249,6 +256,12 @@ class ReadOnlyStorage(WrappedStorage):
     ) -> AsyncIterator[list[Entry[bytes]]]:
         """The newest entry of each key."""
         return self.inner.latest(patterns, meta_only=meta_only, min_last_revision=min_last_revision, timeout=timeout)
+
+    def keys(
+        self, patterns: Sequence[str], *, min_last_revision: int = 0, timeout: float | None = None
+    ) -> AsyncIterator[Listing]:
+        """The keys alone."""
+        return self.inner.keys(patterns, min_last_revision=min_last_revision, timeout=timeout)
 
     async def follow(
         self,

@@ -21,7 +21,7 @@ from slipstream.jetstream.columns import Columns
 from slipstream.jetstream.direct import StoredMessage
 from slipstream.kv.aio_feed import StreamFeed
 from slipstream.kv.bucket import STREAM_PREFIX, Address, BucketConfig, BucketStatus
-from slipstream.kv.entry import Entry, Operation, mark_of
+from slipstream.kv.entry import Entry, Listing, Operation, listing_of, mark_of
 from slipstream.kv.keys import any_of, check_bucket, check_key, check_patterns, filters_for
 from slipstream.kv.start import ALL, LATEST, From, Start
 from slipstream.wire import matcher
@@ -148,6 +148,22 @@ class StreamStorage:
         await self._leader_has(min_last_revision, timeout)
         async for entries in self._consumed(patterns, LATEST, meta_only, timeout):
             yield entries
+
+    async def keys(
+        self, patterns: Sequence[str], *, min_last_revision: int = 0, timeout: float | None = None
+    ) -> AsyncIterator[Listing]:
+        """The keys alone, by a headers-only consumer."""
+        if min_last_revision and self.address.is_direct:
+            yield listing_of(await self._newest(patterns, min_last_revision, timeout))
+            return
+        await self._leader_has(min_last_revision, timeout)
+        feed = await self.follow(patterns, LATEST, meta_only=True, timeout=timeout)
+        patience = self.js._timeout if timeout is None else timeout
+        try:
+            while feed.pending:
+                yield await feed.keys(timeout=patience)
+        finally:
+            await feed.close()
 
     async def _newest(self, patterns: Sequence[str], min_last: int, timeout: float | None) -> list[Entry[bytes]]:
         newest: dict[str, Entry[bytes]] = {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Generic, Self, TypeVar
 
-from slipstream.errors import RequestTimeoutError
+from slipstream.errors import Error
 from slipstream.kv.aio_outside import clock
 from slipstream.kv.aio_storage import Feed
 from slipstream.kv.entry import Entry
@@ -44,39 +44,41 @@ class Watch(Generic[V]):
 
     async def next(self, *, timeout: float | None = None) -> Entry[V] | None:
         """The next entry, or the one `None`. Raises RequestTimeoutError if there is none in time (None: forever)."""
-        deadline = None if timeout is None else clock() + timeout
-        while not self._ready:
-            if not self._is_said and (self._starts_current or not self._feed.pending):
-                self._is_said = True
+        if not self._ready:
+            entries = await self._next(timeout)
+            if not entries:
                 return None
-            left = None if deadline is None else max(deadline - clock(), 0.0)
-            self._keep(await self._feed.chunk(timeout=left))
+            self._ready.extend(entries)
         return self._ready.popleft()
 
-    def _keep(self, entries: list[Entry[V]]) -> None:
-        if self._ignores_deletes:
-            entries = [entry for entry in entries if not entry.is_deleted]
-        self._ready.extend(entries)
+    async def _next(self, timeout: float | None) -> list[Entry[V]]:
+        """The next entries; empty once, when the initial data is over."""
+        deadline = None if timeout is None else clock() + timeout
+        while True:
+            if not self._is_said and (self._starts_current or not self._feed.pending):
+                self._is_said = True
+                return []
+            left = None if deadline is None else max(deadline - clock(), 0.0)
+            entries = await self._feed.chunk(timeout=left)
+            if self._ignores_deletes:
+                entries = [entry for entry in entries if not entry.is_deleted]
+            if entries:
+                return entries
 
     async def initial(self, *, timeout: float = 5.0) -> list[Entry[V]]:
         """All of the initial data; what is read after this is news. `timeout` is for each wait."""
         found: list[Entry[V]] = []
         while not self._is_said:
-            entry = await self.next(timeout=timeout)
-            if entry is not None:
-                found.append(entry)
+            found += await self.chunk(timeout=timeout)
         return found
 
     async def chunk(self, *, timeout: float | None = None) -> list[Entry[V]]:
-        """Entries as they come, several at once: the fast way. Whether they are news says `is_current` before it."""
-        if not self._ready:
-            entry = await self.next(timeout=timeout)
-            if entry is None:
-                return []
-            self._ready.appendleft(entry)
-        entries = list(self._ready)
-        self._ready.clear()
-        return entries
+        """Entries as they come, several at once: the fast way. It is empty once, when the initial data is over."""
+        if self._ready:
+            entries = list(self._ready)
+            self._ready.clear()
+            return entries
+        return await self._next(timeout)
 
     async def close(self) -> None:
         """End the watch, here and on the server. Can be called again."""
@@ -92,8 +94,10 @@ class Watch(Generic[V]):
             raise StopAsyncIteration
         try:
             return await self.next()
-        except RequestTimeoutError:  # there was no time limit: the feed was closed meanwhile
-            raise StopAsyncIteration from None
+        except Error:
+            if self._is_closed:  # while we waited
+                raise StopAsyncIteration from None
+            raise
 
     async def __aenter__(self) -> Self:
         return self

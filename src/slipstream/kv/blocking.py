@@ -167,22 +167,18 @@ class KeyValue(Generic[V]):
         """Every key that has a value, in the order of their last change."""
         live: dict[str, None] = {}
         patterns = self.storage.patterns(filters)
-        chunks = self.storage.latest(patterns, meta_only=True, min_last_revision=min_last_revision, timeout=timeout)
-        for entries in chunks:
-            for entry in entries:
-                live.pop(entry.key, None)
-                if entry.operation is Operation.PUT:
-                    live[entry.key] = None
+        for part in self.storage.keys(patterns, min_last_revision=min_last_revision, timeout=timeout):
+            for key in (*part.gone, *part.live) if live else ():  # what is here already may have changed meanwhile
+                live.pop(key, None)
+            live.update(dict.fromkeys(part.live))
         return list(live)
 
     def iter_keys(self, *filters: str, min_last_revision: int = 0, timeout: float | None = None) -> Iterator[str]:
         """The same one by one, without a list of all of them. A key that changes meanwhile may come twice."""
         patterns = self.storage.patterns(filters)
-        chunks = self.storage.latest(patterns, meta_only=True, min_last_revision=min_last_revision, timeout=timeout)
-        for entries in chunks:
-            for entry in entries:
-                if entry.operation is Operation.PUT:
-                    yield entry.key
+        for part in self.storage.keys(patterns, min_last_revision=min_last_revision, timeout=timeout):
+            for key in part.live:
+                yield key
 
     def get_range(self, *filters: str, min_last_revision: int = 0, timeout: float | None = None) -> dict[str, Entry[V]]:
         """The values of a range of keys, each the newest when it was read. For one moment's view: `snapshot`."""

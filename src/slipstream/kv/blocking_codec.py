@@ -14,7 +14,7 @@ from slipstream.errors import WrongLastSequenceError
 from slipstream.kv.blocking_storage import Feed, Storage, StorageWriter, WrappedStorage
 from slipstream.kv.codecs import Codec
 from slipstream.kv.encryption import Encrypted
-from slipstream.kv.entry import Entry, Operation
+from slipstream.kv.entry import Entry, Listing, Operation
 from slipstream.kv.start import Start
 
 V = TypeVar("V")
@@ -87,6 +87,14 @@ class CodecStorage(WrappedStorage, Generic[V]):
         chunks = self.inner.latest(patterns, meta_only=meta_only, min_last_revision=min_last_revision, timeout=timeout)
         for entries in chunks:
             yield [decoded(self.codec, entry, meta_only) for entry in entries]
+
+    def keys(
+        self, patterns: Sequence[str], *, min_last_revision: int = 0, timeout: float | None = None
+    ) -> Iterator[Listing]:
+        """The keys alone."""
+        decode = self.codec.decode_key
+        for live, gone in self.inner.keys(patterns, min_last_revision=min_last_revision, timeout=timeout):
+            yield Listing([decode(key) for key in live], [decode(key) for key in gone])
 
     def follow(
         self,

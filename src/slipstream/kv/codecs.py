@@ -56,6 +56,12 @@ class Codec(Generic[V]):
         return cast("V", data)
 
 
+def check_wildcards(pattern: str, tokens: list[str]) -> None:
+    """Refuse a wildcard inside a token: it would match nothing, silently."""
+    if any(token not in WILDCARDS and ("*" in token or ">" in token) for token in tokens):
+        raise UsageError(f"bad key filter {pattern!r}: a whole token may be '*', the last one '>'")
+
+
 class TokenCodec(Codec[bytes]):
     """Keys token by token, so that filters work: wildcards stay what they are."""
 
@@ -78,6 +84,7 @@ class TokenCodec(Codec[bytes]):
     def encode_filter(self, pattern: str) -> str:
         """The same with wildcards for whole tokens."""
         tokens = pattern.split(".")
+        check_wildcards(pattern, tokens)
         return ".".join(
             token if token in WILDCARDS else self._checked(token, place, pattern) for place, token in enumerate(tokens)
         )
@@ -149,6 +156,7 @@ class PathKeys(Codec[bytes]):
 
     def encode_filter(self, pattern: str) -> str:
         """A filter like `/a/*/c` or `/a/>`."""
+        check_wildcards(pattern, pattern.split("/"))
         return self._encode(pattern, wildcards=WILDCARDS)
 
     def _encode(self, key: str, wildcards: tuple[str, ...]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Generic, NamedTuple, TypeVar
 
@@ -10,7 +11,7 @@ from slipstream.wire import Headers
 
 V = TypeVar("V")
 
-_OPERATION = names.KV_OPERATION.encode()
+_MARK = names.KV_OPERATION.encode()
 _MARKER = names.MARKER_REASON.encode()
 
 
@@ -61,9 +62,14 @@ class Mark(NamedTuple):
 _PUT = Mark()
 
 
+def has_mark(header: bytes) -> bool:
+    """Whether a header block can hold a mark: most hold none, and need not be read."""
+    return _MARK in header or _MARKER in header
+
+
 def mark_of(header: bytes) -> Mark:
     """What a header block says. Any value of `KV-Operation` but PUT means deleted, also one we do not know."""
-    if not header or (_OPERATION not in header and _MARKER not in header):
+    if not header or not has_mark(header):
         return _PUT
     headers = Headers.parse(header)
     reason = headers.get(names.MARKER_REASON) or ""
@@ -80,3 +86,16 @@ def mark_of(header: bytes) -> Mark:
 def operation_of(header: bytes) -> Operation:
     """What was done, by the header block alone."""
     return mark_of(header).operation
+
+
+class Listing(NamedTuple):
+    """A part of the keys of a bucket: those that have a value, and those that have none (any more)."""
+
+    live: list[str]
+    gone: list[str]
+
+
+def listing_of(entries: Iterable[Entry[V]]) -> Listing:
+    """The keys of entries, each as its last one says."""
+    live = {entry.key: entry.operation is Operation.PUT for entry in entries}
+    return Listing([key for key, is_live in live.items() if is_live], [key for key in live if not live[key]])
