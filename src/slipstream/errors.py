@@ -190,7 +190,10 @@ class StoreError(Error):
 
 
 class CorruptRecordError(StoreError):
-    """A stored record does not match its checksum; its content is never returned."""
+    """A stored record does not match its checksum; its content is never returned. `seq`: of a message."""
+
+    stream: str = ""
+    seq: int = 0
 
 
 class ApiError(Error):

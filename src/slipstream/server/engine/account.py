@@ -13,11 +13,15 @@ import msgspec
 
 from slipstream.api import StreamConfig, StreamSource, encode_json
 from slipstream.api.names import API_PREFIX
+from slipstream.server.engine.advisories import Advisories
+from slipstream.server.engine.batches import Load
 from slipstream.server.engine.direct import PREFIX, QUEUE
+from slipstream.server.engine.features import with_level
 from slipstream.server.engine.host import Job, Target, Waiter
 from slipstream.server.engine.inflow import Inflow, Remote
 from slipstream.server.engine.journal import Journal, Source
 from slipstream.server.engine.jsapi import Api
+from slipstream.server.engine.limits import UNLIMITED, AccountLimits, check_bytes
 from slipstream.server.engine.mirror import Deputy, Mirror
 from slipstream.server.engine.session import ClientSub
 from slipstream.server.engine.sources import Sourcing
@@ -33,6 +37,10 @@ class House(Protocol):
     timers: Timers
     max_pending: int
     leader_name: str
+    version: str
+    domain: str
+    batch_load: Load
+    advisories: Advisories
     journals: tuple[Journal, ...]
     remotes: dict[Remote, None]
     watchers: dict[Waiter, None]
@@ -49,11 +57,26 @@ def account_of(key: str) -> str:
     return key.rpartition("/")[0] or DEFAULT_ACCOUNT
 
 
+class DomainGate:
+    """The API under the name of its domain: requests go on as if they had been sent without it."""
+
+    def __init__(self, switch: Switch, domain: str) -> None:
+        self._switch = switch
+        self._cut = len(f"$JS.{domain}.API")
+
+    def receive(self, subject: str, reply: str, header: bytes, payload: bytes, now: int) -> bool:  # noqa: ARG002
+        plain = API_PREFIX + subject[self._cut :]
+        return self._switch.route(self._switch.router.match_once(plain), plain, reply, header, payload, None)
+
+
 class Account:
     """The `host.Host` and `jsapi.Catalog` of its streams."""
 
-    def __init__(self, house: House, name: str, switch: Switch, *, jetstream: bool) -> None:
+    def __init__(
+        self, house: House, name: str, switch: Switch, *, jetstream: bool, limits: AccountLimits = UNLIMITED
+    ) -> None:
         self.name = name
+        self.limits = limits
         self.switch = switch
         self.streams: dict[str, Stream] = {}
         self.upstreams: Mapping[str, Stream] = self.streams
@@ -61,12 +84,15 @@ class Account:
         self._inflows: dict[Inflow, None] = {}
         self._deputies: dict[str, list[tuple[str, Deputy]]] = {}
         self.timers, self.max_pending = house.timers, house.max_pending
-        self.leader_name = house.leader_name
+        self.leader_name, self.version, self.domain = house.leader_name, house.version, house.domain
+        self.batch_load, self.advisories = house.batch_load, house.advisories
         self._house = house
         self.journal_for, self.start, self.wait = house.journal_for, house.start, house.wait
         self.api = Api(self)
         if jetstream:
             switch.add(f"{API_PREFIX}.>", self.api)
+            if house.domain:
+                switch.add(f"$JS.{house.domain}.API.>", DomainGate(switch, house.domain))
 
     # What its parts ask of it.
 
@@ -85,6 +111,13 @@ class Account:
 
     def push(self, sub: ClientSub, frames: bytes, count: int) -> None:
         self.switch.push_to(sub, frames, count)
+
+    def bounded(self, storage: str) -> bool:
+        return self.limits.bytes_of(storage) >= 0
+
+    def check_bytes(self, storage: str, size: int) -> None:
+        if self.limits is not UNLIMITED:
+            check_bytes(self.limits, storage, size, self.streams.values())
 
     def answer(self, journal: Journal | None, reply: str, payload: bytes, source: Source) -> None:
         if journal is None:
@@ -143,14 +176,14 @@ class Account:
                 stream.stop()
             else:
                 del kept[stream.key]
-                stream.configure(StreamConfig.from_dict(entry.config))
+                stream.configure(with_level(StreamConfig.from_dict(entry.config)))
                 stream.restore(now)
                 stream.positions = dict(entry.positions)
                 for inflow in self.inflows(stream):
                     inflow.reset()
                 self._attach(stream)
         for key, entry in kept.items():
-            config = StreamConfig.from_dict(entry.config)
+            config = with_level(StreamConfig.from_dict(entry.config))
             stream = Stream(self, journal, config, key=key, created=entry.created, now=now)
             stream.positions = dict(entry.positions)
             self._attach(stream)

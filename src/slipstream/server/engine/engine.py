@@ -11,17 +11,21 @@ the journals' groups to the disk and reports them with `committed` or `failed`, 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from slipstream.api import Storage, encode_json
 from slipstream.errors import StreamStoreFailedError
 from slipstream.server.engine.account import Account
+from slipstream.server.engine.advisories import Advisories
 from slipstream.server.engine.auth import Gate, Verify, nobody_signs
+from slipstream.server.engine.batches import Load
 from slipstream.server.engine.direct import QUEUE
+from slipstream.server.engine.features import API_LEVEL
 from slipstream.server.engine.host import Job, Progress, Waiter
 from slipstream.server.engine.inflow import Remote
 from slipstream.server.engine.journal import Answer, Batch, Home, Journal
+from slipstream.server.engine.limits import UNLIMITED, AccountLimits
 from slipstream.server.engine.permissions import Grant, quoted
 from slipstream.server.engine.ports import Store
 from slipstream.server.engine.session import ClientSub, Session, State
@@ -63,6 +67,8 @@ class Settings:
     host: str = "127.0.0.1"
     port: int = 4222
     jetstream: bool = True
+    domain: str = ""  # of JetStream
+    limits: Mapping[str, AccountLimits] = field(default_factory=dict)  # by account; others have none
     max_payload: int = 1024 * 1024
     max_pending: int = 64 * 1024 * 1024
     max_subscriptions: int = 100_000  # of one client
@@ -85,6 +91,9 @@ class Engine:
         self.timers = Timers()
         self.max_pending = settings.max_pending
         self.leader_name = settings.server_name
+        self.version, self.domain = settings.version, settings.domain
+        self.batch_load = Load()
+        self.advisories = Advisories(settings.server_id, settings.domain)
         self.remotes: dict[Remote, None] = {}  # what the driver is to read from other servers
         journal = Journal(file)
         self._by_storage = {
@@ -100,7 +109,13 @@ class Engine:
         self._gate = Gate(settings.users, verify)
         self._dirty: list[Session] = []
         self._accounts = {
-            name: Account(self, name, Switch(dice, now, self._dirty), jetstream=settings.jetstream)
+            name: Account(
+                self,
+                name,
+                Switch(dice, now, self._dirty),
+                jetstream=settings.jetstream,
+                limits=settings.limits.get(name, UNLIMITED),
+            )
             for name in self._gate.accounts
         }
         self._switches = tuple(account.switch for account in self._accounts.values())
@@ -229,6 +244,8 @@ class Engine:
         """A group is durable: readers see it, its answers go out."""
         self._set_time(now)
         answers = batch.journal.finish(batch)
+        for home, subject, header, payload in batch.events:
+            home.send(subject, header, payload)
         if len(self._switches) == 1:
             self._default.switch.answer_all(answers)
         else:
@@ -294,7 +311,10 @@ class Engine:
             "jetstream": settings.jetstream,
             "client_id": session.cid,
             "client_ip": session.client_ip,
+            "api_lvl": API_LEVEL,
         }
+        if settings.domain:
+            info["domain"] = settings.domain
         if self._gate.required:
             info["auth_required"] = True
         if settings.tls_required:
