@@ -296,6 +296,57 @@ class Behaviour:
             await task
             assert seen == [b"%d" % n for n in range(500)]
 
+    async def test_a_cache_answers_what_it_knows_to_be_new_enough(self, fresh: str) -> None:
+        async with self.bucket(BucketConfig(bucket=fresh)) as kv:
+            await kv.put("a", b"1")
+            await kv.put("gone", b"1")
+            await kv.delete("gone")
+            cached = await kv.cached()
+            try:
+                assert (await cached.get("a")).value == b"1"
+                for missing in ("gone", "nope"):
+                    with pytest.raises(KeyNotFoundError):
+                        await cached.get(missing)
+                assert (cached.figures.hits, cached.figures.absent, cached.figures.misses) == (3, 1, 0)
+                revision = await cached.put("a", b"2")
+                assert (await cached.get("a")).value == b"2"
+                assert (await cached.get("a", min_last_revision=revision)).value == b"2"
+                other = await kv.put("b", b"3")
+                assert (await cached.get("b", min_last_revision=other)).value == b"3"
+                async with asyncio.timeout(5):
+                    while cached.figures.updates < 4:
+                        await asyncio.sleep(0.005)
+                hits = cached.figures.hits
+                assert (await cached.get("b")).value == b"3"
+                assert cached.figures.hits == hits + 1
+                with pytest.raises(StaleReadError):
+                    await cached.get("b", min_last_revision=other + 1, timeout=0.3)
+            finally:
+                await cached.close()
+
+    async def test_a_cache_keeps_its_bound_and_its_filters(self, fresh: str) -> None:
+        async with self.bucket(BucketConfig(bucket=fresh)) as kv:
+            for n in range(10):
+                await kv.put(f"a.{n}", b"%d" % n)
+            await kv.put("b", b"x")
+            cached = await kv.cached("a.*", max_entries=4)
+            try:
+                assert cached.figures.entries == 4
+                assert cached.figures.evicted == 6
+                assert (await cached.get("b")).value == b"x"
+                assert (await cached.get("a.0")).value == b"0"
+                assert (await cached.get("a.0")).value == b"0"
+                assert cached.figures.misses == 2
+                assert cached.figures.entries == 4
+                assert 0 < cached.figures.hit_rate < 1
+            finally:
+                await cached.close()
+
+    async def test_a_bucket_whose_values_go_without_a_trace_is_not_cached(self, fresh: str) -> None:
+        async with self.bucket(BucketConfig(bucket=fresh, ttl=timedelta(minutes=5))) as kv:
+            with pytest.raises(UsageError, match="limit_marker_ttl"):
+                await kv.cached()
+
     async def test_destroy(self, fresh: str) -> None:
         async with self.bucket(BucketConfig(bucket=fresh)) as kv:
             await kv.put("a", b"1")

@@ -174,13 +174,14 @@ class CodecFeed(Generic[V]):
         """The newest revision handed over."""
         return self._inner.revision
 
+    @property
+    def is_live(self) -> bool:
+        """Whether what is written arrives here, now."""
+        return self._inner.is_live
+
     async def chunk(self, *, timeout: float | None = None) -> list[Entry[V]]:
         """The next entries."""
         return [decoded(self._codec, entry, self._meta_only) for entry in await self._inner.chunk(timeout=timeout)]
-
-    async def take(self) -> list[Entry[V]]:
-        """What is here already."""
-        return [decoded(self._codec, entry, self._meta_only) for entry in await self._inner.take()]
 
     async def close(self) -> None:
         """End it."""

@@ -52,6 +52,11 @@ class StreamFeed:
         self._initial = list(initial)  # read by other means: the consumer has what comes behind them
         self._to_come = 0 if initial else consumer.initial_pending
 
+    @property
+    def is_live(self) -> bool:
+        """Whether there is a connection and a consumer."""
+        return bool(self._consumer.consumer_name) and self._js.client.is_connected
+
     async def chunk(self, *, timeout: float | None = None) -> list[Entry[bytes]]:
         """The next entries; empty when none of the initial data is left to wait for."""
         if self._initial:
@@ -97,15 +102,6 @@ class StreamFeed:
         self.pending = 0
         self.revision = max(self.revision, entries[-1].revision)
         return entries
-
-    async def take(self) -> list[Entry[bytes]]:
-        """What is here already."""
-        if self._initial:
-            return self._hand_over(self._initial)
-        try:
-            return self._entries(await self._next(0.0))
-        except RequestTimeoutError:
-            return []
 
     def _entries(self, run: Run) -> list[Entry[bytes]]:
         """A hot path: 10,000 keys are read at once, and most of them have no header."""

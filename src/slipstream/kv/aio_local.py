@@ -245,13 +245,18 @@ class LocalFeed:
         self._latest_up_to = up_to if start.kind is From.LATEST else 0
         self._is_closed = False
 
+    @property
+    def is_live(self) -> bool:
+        """Always: there is nothing between."""
+        return not self._is_closed
+
     async def chunk(self, *, timeout: float | None = None) -> list[Entry[bytes]]:
         """The next entries."""
         storage = self._storage
         deadline = None if timeout is None else clock() + timeout
         while True:
             seen, was_pending = storage._written.count, self.pending
-            entries = await self.take()
+            entries = await self._take()
             if entries or (was_pending and not self.pending):
                 return entries
             if self._is_closed:
@@ -270,7 +275,7 @@ class LocalFeed:
         soon = max((due - storage._now()) / 1e9, 0.0) + 0.001
         return soon if left is None else min(left, soon)
 
-    async def take(self) -> list[Entry[bytes]]:
+    async def _take(self) -> list[Entry[bytes]]:
         """What is here already."""
         model = self._storage._model
 

@@ -42,16 +42,17 @@ class Feed(Protocol[V]):
         """The newest revision handed over."""
         ...
 
+    @property
+    def is_live(self) -> bool:
+        """Whether what is written arrives here, now, as far as can be known."""
+        ...
+
     async def chunk(self, *, timeout: float | None = None) -> list[Entry[V]]:
         """The next entries; raises RequestTimeoutError if none comes in time (None: wait forever).
 
         Empty when no entry of the initial data is left to wait for: what was counted in `pending` may be removed
         before it is read.
         """
-        ...
-
-    async def take(self) -> list[Entry[V]]:
-        """What is here already, without waiting."""
         ...
 
     async def close(self) -> None:

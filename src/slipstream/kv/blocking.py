@@ -12,12 +12,14 @@ from datetime import timedelta
 from typing import Generic, TypeVar, cast
 
 from slipstream.errors import HistoryLostError, KeyExistsError, KeyNotFoundError, UsageError, WrongLastSequenceError
+from slipstream.kv.blocking_cache import CACHE_BYTES, CACHE_ENTRIES, CachedStorage
 from slipstream.kv.blocking_codec import CodecStorage
 from slipstream.kv.blocking_lease import DEFAULT_TTL, Election, Lock, Members
 from slipstream.kv.blocking_local import MEMORY, open_local
 from slipstream.kv.blocking_storage import ReadOnlyStorage, Storage, StorageWriter
 from slipstream.kv.blocking_watch import Watch
 from slipstream.kv.bucket import SHORTEST_TTL, BucketConfig, BucketStatus
+from slipstream.kv.cache import CacheFigures
 from slipstream.kv.codecs import Codec
 from slipstream.kv.entry import Entry, Operation
 from slipstream.kv.snapshot import Fold, check_past
@@ -297,9 +299,39 @@ class KeyValue(Generic[V]):
         """A handle that refuses every write before anything is sent."""
         return KeyValue(cast("Storage[V]", ReadOnlyStorage(cast("Storage[bytes]", self.storage))))
 
+    def cached(
+        self,
+        *filters: str,
+        max_entries: int = CACHE_ENTRIES,
+        max_bytes: int = CACHE_BYTES,
+        timeout: float | None = None,
+    ) -> CachedKeyValue[V]:
+        """A handle whose `get` is answered from memory where that is as new as asked for; close it at the end.
+
+        A watch keeps it fresh. What was written through this handle is always seen by it; what others write a little
+        later, or at once with `min_last_revision`. Without a connection the bucket is asked, not the memory.
+        """
+        storage = CachedStorage.opened(
+            self.storage, filters, max_entries=max_entries, max_bytes=max_bytes, timeout=timeout
+        )
+        return CachedKeyValue(storage)
+
     def with_codec(self, codec: Codec[W]) -> KeyValue[W]:
         """A bucket whose keys and values go through a codec on their way. Only a bucket of bytes can have one more."""
         return KeyValue(CodecStorage(cast("Storage[bytes]", self.storage), codec))
+
+
+class CachedKeyValue(KeyValue[V]):
+    """A bucket with a read cache."""
+
+    def __init__(self, storage: CachedStorage[V]) -> None:
+        super().__init__(storage)
+        self._cache = storage
+
+    @property
+    def figures(self) -> CacheFigures:
+        """Hits and misses, entries and bytes."""
+        return self._cache.figures
 
 
 def open_local_key_value(path: str = MEMORY, config: BucketConfig | None = None) -> KeyValue[bytes]:

@@ -244,13 +244,18 @@ class LocalFeed:
         self._latest_up_to = up_to if start.kind is From.LATEST else 0
         self._is_closed = False
 
+    @property
+    def is_live(self) -> bool:
+        """Always: there is nothing between."""
+        return not self._is_closed
+
     def chunk(self, *, timeout: float | None = None) -> list[Entry[bytes]]:
         """The next entries."""
         storage = self._storage
         deadline = None if timeout is None else clock() + timeout
         while True:
             seen, was_pending = storage._written.count, self.pending
-            entries = self.take()
+            entries = self._take()
             if entries or (was_pending and not self.pending):
                 return entries
             if self._is_closed:
@@ -269,7 +274,7 @@ class LocalFeed:
         soon = max((due - storage._now()) / 1e9, 0.0) + 0.001
         return soon if left is None else min(left, soon)
 
-    def take(self) -> list[Entry[bytes]]:
+    def _take(self) -> list[Entry[bytes]]:
         """What is here already."""
         model = self._storage._model
 

@@ -43,16 +43,17 @@ class Feed(Protocol[V]):
         """The newest revision handed over."""
         ...
 
+    @property
+    def is_live(self) -> bool:
+        """Whether what is written arrives here, now, as far as can be known."""
+        ...
+
     def chunk(self, *, timeout: float | None = None) -> list[Entry[V]]:
         """The next entries; raises RequestTimeoutError if none comes in time (None: wait forever).
 
         Empty when no entry of the initial data is left to wait for: what was counted in `pending` may be removed
         before it is read.
         """
-        ...
-
-    def take(self) -> list[Entry[V]]:
-        """What is here already, without waiting."""
         ...
 
     def close(self) -> None:
