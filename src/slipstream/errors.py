@@ -93,6 +93,10 @@ class BadRequestError(Error):
     """The server did not understand the request (status 408 of a Direct Get)."""
 
 
+class TooManyResultsError(Error):
+    """More subjects match than a server answers at once (status 413 of a Direct Get; 1,024 are allowed)."""
+
+
 class DirectGetNotAllowedError(NoRespondersError):
     """The stream does not offer Direct Get: its `allow_direct` is off, or there is no such stream."""
 

@@ -297,6 +297,15 @@ class Client(Connection):
         """Forget a request; later replies are dropped."""
         self._core.cancel(token)
 
+    def leave_server(self, reason: Error) -> bool:
+        """Give this connection up for one to another server; False if no other is known. `reason` is what users hear.
+
+        For a server that is connected to us and cut off from its cluster, which only requests without answers show.
+        """
+        effects = self._core.leave(reason)
+        self._carry_out(effects)
+        return bool(effects)
+
     def answer(self, subject: str, payload: bytes = b"") -> None:
         """Publish a few bytes to a reply subject that is used once: quicker than `publish`, and without a wait."""
         self._core.answer(subject, payload)

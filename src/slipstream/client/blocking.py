@@ -299,6 +299,17 @@ class Client(Connection):
         with self._lock:
             self._core.cancel(token)
 
+    def leave_server(self, reason: Error) -> bool:
+        """Give this connection up for one to another server; False if no other is known. `reason` is what users hear.
+
+        For a server that is connected to us and cut off from its cluster, which only requests without answers show.
+        """
+        with self._changed:
+            effects = self._core.leave(reason)
+            self._carry_out(effects)
+        self._tell_news()
+        return bool(effects)
+
     def answer(self, subject: str, payload: bytes = b"") -> None:
         """Publish a few bytes to a reply subject that is used once: quicker than `publish`, and without a wait."""
         core = self._core

@@ -235,6 +235,12 @@ class Session(Requests):
         self._report(EventKind.CLOSED, None)
         return self._take_effects()
 
+    def leave(self, reason: Error) -> list[Effect]:
+        """Go on with another server, if there is one to go to."""
+        if self._is_open and self.options.reconnect and len(self._pool) > 1:
+            self._effects.append(Drop(reason))
+        return self._take_effects()
+
     def _fail_waiting(self, error: Error) -> None:
         """Requests and flushes get no answer any more."""
         pongs, self._pongs = self._pongs, deque()

@@ -24,15 +24,17 @@ import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from slipstream.errors import UsageError
+from slipstream.server.clock import Clock, VirtualClock
 from slipstream.server.commits import Committer, Worker
-from slipstream.server.driver import Clock, Connection, Driver
+from slipstream.server.driver import Connection, Driver
 from slipstream.server.engine.engine import Engine, Settings
 from slipstream.server.engine.limits import AccountLimits
 from slipstream.server.engine.ports import Store, memory_size
 from slipstream.server.engine.users import DEFAULT_ACCOUNT, User, check_users
+from slipstream.server.orders import PREFIX, Desk, Orders
 from slipstream.server.signatures import verify
 from slipstream.server.store.memory import MemoryStore
 from slipstream.server.tls import PathLike
@@ -43,6 +45,7 @@ from slipstream.wire import is_valid_subject
 log = logging.getLogger("slipstream.server")
 
 STOP_TIMEOUT = 10.0
+NEVER = 1e9  # seconds
 
 
 class Server:
@@ -76,6 +79,8 @@ class Server:
         max_pending_bytes: int = 64 * 1024 * 1024,
         ping_interval: float = 120.0,
         auth_timeout: float = 2.0,
+        faults: bool = False,
+        virtual_time: bool = False,
     ) -> None:
         """Port 0 takes a free one; `port` and `url` tell which once the server runs.
 
@@ -87,7 +92,14 @@ class Server:
 
         TLS is spoken with `tls`, or with the files `tls_cert` and `tls_key`; with `tls_verify` clients must show a
         certificate of `tls_ca`. Clients are told so in INFO, in plain text, unless `tls_first`.
+
+        For tests: with `faults` the server takes orders to hold replicas, cut connections and the like, from everyone
+        who may publish to `$SLIPSTREAM.FAULTS.>`. With `virtual_time` its clock stands still until an order moves it.
         """
+        self._faults = faults
+        self._virtual_time = virtual_time
+        if virtual_time:
+            ping_interval = NEVER  # clients live in the machine's time
         self.host = host
         self.port = port
         self._data_dir = Path(data_dir) if data_dir is not None else None
@@ -124,6 +136,8 @@ class Server:
         self._stores: list[Store] = []
         self._committers: list[Committer] = []
         self._thread: _Thread | None = None
+        self._orders: Orders | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None  # where it runs
 
     @property
     def url(self) -> str:
@@ -137,8 +151,8 @@ class Server:
         """Open the stores and listen."""
         if self._driver is not None:
             raise UsageError("the server runs already")
-        loop = asyncio.get_running_loop()
-        clock = Clock()
+        self.loop = loop = asyncio.get_running_loop()
+        clock = VirtualClock() if self._virtual_time else Clock()
         memory = MemoryStore(size_of=memory_size)
         file: Store = MemoryStore()
         if self._data_dir is not None:
@@ -184,8 +198,17 @@ class Server:
             for journal in engine.journals
         ]
         driver.use(self._committers)
+        self._orders = Orders(driver, self._committers, clock) if self._faults else None
+        for account in engine.accounts:
+            account.switch.add(f"{PREFIX}>", Desk(driver, self._orders, account))
         await listener.start_serving()
         log.info("listening on %s", self.url)
+
+    async def order(self, name: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Carry out an order of a test (see `slipstream.testing`) in the default account; its answer."""
+        if self._orders is None:
+            raise UsageError("the server takes no orders: it does not run, or not with faults=True")
+        return await self._orders.carry_out(name, body or {})
 
     async def lame_duck(self, *, duration: float = 120.0, grace: float = 10.0) -> None:
         """Take nobody new, tell clients to go elsewhere, and see them off: after `grace` seconds those who stayed are
@@ -216,7 +239,7 @@ class Server:
                 log.error("a group was still on its way to the disk after %g s; it is given up", STOP_TIMEOUT)
             else:
                 store.close()
-        self._listener = self._driver = self._worker = None
+        self._listener = self._driver = self._worker = self._orders = self.loop = None
         self._stores, self._committers = [], []
 
     async def _settle(self) -> None:

@@ -186,6 +186,19 @@ class Engine:
             if session.closed:
                 return
 
+    def client_name(self, cid: int) -> str:
+        """What a client calls itself."""
+        session = self._sessions.get(cid)
+        return session.name if session is not None else ""
+
+    def account(self, name: str = "") -> Account:
+        """An account that some user belongs to; without a name the default one."""
+        return self._accounts[name or DEFAULT_ACCOUNT]
+
+    @property
+    def accounts(self) -> Iterable[Account]:
+        return self._accounts.values()
+
     def announce_end(self) -> None:
         """Tell every client that understands it to go elsewhere (lame duck mode)."""
         for session in self._sessions.values():
