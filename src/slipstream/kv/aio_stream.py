@@ -11,15 +11,15 @@ from datetime import timedelta
 from functools import partial
 from operator import attrgetter
 
-import msgspec
-
-from slipstream.api import DeliverPolicy, GetRequest, StreamInfo, names
+from slipstream.api import DeliverPolicy, StreamInfo, names
 from slipstream.errors import BucketNotFoundError, Error, MessageNotFoundError, StaleReadError, StreamNotFoundError
 from slipstream.jetstream.aio import JetStream, Publisher, Stream
 from slipstream.jetstream.aio_ordered import OrderedConsumer
 from slipstream.jetstream.columns import Columns
 from slipstream.jetstream.direct import StoredMessage
+from slipstream.jetstream.patience import Patience
 from slipstream.kv.aio_feed import StreamFeed
+from slipstream.kv.aio_outside import sleep
 from slipstream.kv.bucket import STREAM_PREFIX, Address, BucketConfig, BucketStatus
 from slipstream.kv.entry import Entry, Listing, Operation, listing_of, mark_of
 from slipstream.kv.keys import any_of, check_bucket, check_key, check_patterns, filters_for
@@ -68,6 +68,7 @@ class StreamStorage:
             ttl=ttl,
             timeout=timeout,
         )
+        self.note(ack.seq)  # of a read replica too: its sequences are those of its origin
         return ack.seq
 
     def writer(self, *, max_in_flight: int, timeout: float | None = None) -> StreamWriter:
@@ -83,12 +84,13 @@ class StreamStorage:
 
     async def last(self, key: str, *, min_last_revision: int = 0, timeout: float | None = None) -> Entry[bytes] | None:
         """The last message of the key's subject."""
-        subject = self._prefix + key
         try:
-            if self.address.is_direct:
-                message = await self.stream.get_last(subject, min_last_seq=min_last_revision, timeout=timeout)
-            else:
-                message = await self._from_leader(GetRequest(last_by_subj=subject), min_last_revision, timeout)
+            message = await self.stream.get_last(
+                self._prefix + key,
+                min_last_seq=min_last_revision,
+                from_leader=not self.address.is_direct,
+                timeout=timeout,
+            )
         except MessageNotFoundError:
             return None
         return self._entry(message)
@@ -98,26 +100,19 @@ class StreamStorage:
     ) -> Entry[bytes] | None:
         """The message of a sequence."""
         try:
-            if self.address.is_direct:
-                message = await self.stream.get(revision, min_last_seq=min_last_revision, timeout=timeout)
-            else:
-                message = await self._from_leader(GetRequest(seq=revision), min_last_revision, timeout)
+            message = await self.stream.get(
+                revision, min_last_seq=min_last_revision, from_leader=not self.address.is_direct, timeout=timeout
+            )
         except MessageNotFoundError:
             return None
         return self._entry(message) if message.subject.startswith(self._prefix) else None
-
-    async def _from_leader(self, request: GetRequest, min_last: int, timeout: float | None) -> StoredMessage:
-        if not min_last:
-            return await self.stream.get_from_leader(request, timeout=timeout)
-        request = msgspec.structs.replace(request, min_last_seq=min_last)
-        return await self.stream._prove_by_leader(request, self.stream._patience(timeout))
 
     async def read(
         self, patterns: Sequence[str], *, min_last_revision: int = 0, timeout: float | None = None
     ) -> AsyncIterator[list[Entry[bytes]]]:
         """Every message of the keys' subjects, by batched Direct Get, one pattern after the other."""
         if not self.address.is_direct:
-            await self._leader_has(min_last_revision, timeout)
+            await self._leader_has(self._least(min_last_revision), timeout)
             async for entries in self._consumed(patterns, ALL, False, timeout):
                 yield entries
             return
@@ -142,10 +137,11 @@ class StreamStorage:
 
         (A consumer lives on one replica, and does not say how far that is.)
         """
-        if min_last_revision and self.address.is_direct:
-            yield await self._newest(patterns, min_last_revision, timeout)
+        least = self._least(min_last_revision)
+        if least and self.address.is_direct:
+            yield await self._newest(patterns, least, timeout)
             return
-        await self._leader_has(min_last_revision, timeout)
+        await self._leader_has(least, timeout)
         async for entries in self._consumed(patterns, LATEST, meta_only, timeout):
             yield entries
 
@@ -153,12 +149,13 @@ class StreamStorage:
         self, patterns: Sequence[str], *, min_last_revision: int = 0, timeout: float | None = None
     ) -> AsyncIterator[Listing]:
         """The keys alone, by a headers-only consumer."""
-        if min_last_revision and self.address.is_direct:
-            yield listing_of(await self._newest(patterns, min_last_revision, timeout))
+        least = self._least(min_last_revision)
+        if least and self.address.is_direct:
+            yield listing_of(await self._newest(patterns, least, timeout))
             return
-        await self._leader_has(min_last_revision, timeout)
-        feed = await self.follow(patterns, LATEST, meta_only=True, timeout=timeout)
-        patience = self.js._timeout if timeout is None else timeout
+        await self._leader_has(least, timeout)
+        feed = await self._follow(patterns, LATEST, True, timeout)
+        patience = self._patience(timeout)
         try:
             while feed.pending:
                 yield await feed.keys(timeout=patience)
@@ -176,8 +173,8 @@ class StreamStorage:
         self, patterns: Sequence[str], start: Start, meta_only: bool, timeout: float | None
     ) -> AsyncIterator[list[Entry[bytes]]]:
         """The initial data of a feed."""
-        feed = await self.follow(patterns, start, meta_only=meta_only, timeout=timeout)
-        patience = self.js._timeout if timeout is None else timeout
+        feed = await self._follow(patterns, start, meta_only, timeout)
+        patience = self._patience(timeout)
         try:
             while feed.pending:
                 entries = await feed.chunk(timeout=patience)
@@ -196,8 +193,14 @@ class StreamStorage:
         timeout: float | None = None,
     ) -> StreamFeed:
         """Messages of an ordered consumer."""
-        if min_last_revision and start.kind in (From.LATEST, From.ALL):
-            return await self._follow_from_proof(patterns, start, meta_only, min_last_revision, timeout)
+        least = self._least(min_last_revision)
+        if least and start.kind in (From.LATEST, From.ALL):
+            return await self._follow_from_proof(patterns, start, meta_only, least, timeout)
+        return await self._follow(patterns, start, meta_only, timeout)
+
+    async def _follow(
+        self, patterns: Sequence[str], start: Start, meta_only: bool, timeout: float | None
+    ) -> StreamFeed:
         if start.kind is From.LATEST:
             consumer = await self._ordered(patterns, meta_only, timeout, policy=DeliverPolicy.LAST_PER_SUBJECT)
             if not consumer.initial_pending:
@@ -230,15 +233,33 @@ class StreamStorage:
         return self._feed(consumer, patterns, is_history=False, initial=initial)
 
     async def _leader_has(self, wanted: int, timeout: float | None) -> int:
-        """Wait until the leader has a revision; returns its newest."""
-        patience = self.stream._patience(timeout)
-        while wanted:
+        """Wait until the leader has a revision; returns its newest (0 if none was wanted)."""
+        if not wanted:
+            return 0
+        patience = Patience(self._patience(timeout), self.js.client.now)
+        while True:
             last = (await self.stream.info(timeout=patience.left())).state.last_seq
             if last >= wanted:
                 return last
             behind = f"{self.address.stream}: its leader has {last}, wanted {wanted}"
-            await self.stream._pause(patience, StaleReadError(behind, stream=self.address.stream, min_last_seq=wanted))
-        return 0
+            error = StaleReadError(behind, stream=self.address.stream, min_last_seq=wanted)
+            pause = patience.next_pause(error)
+            if pause is None:
+                raise error
+            await sleep(pause)
+
+    def _patience(self, timeout: float | None) -> float:
+        return self.js.timeout if timeout is None else timeout
+
+    def _least(self, min_last: int) -> int:
+        """How new a read must be, for the caller or for a session."""
+        state = self.js._state
+        return min_last if state is None else max(min_last, state.seen(self.address.stream))
+
+    def note(self, revision: int) -> None:
+        """A session has seen a revision."""
+        if self.js._state is not None:
+            self.js._state.note(self.address.stream, revision)
 
     async def _ordered(
         self, patterns: Sequence[str], meta_only: bool, timeout: float | None, *, policy: str = "", start: int = 0
@@ -250,7 +271,7 @@ class StreamStorage:
             headers_only=meta_only,
         )
         try:
-            return await consumer.start(timeout=self.js._timeout if timeout is None else timeout)
+            return await consumer.start(timeout=self._patience(timeout))
         except StreamNotFoundError as error:
             raise _not_found(self.bucket) from error
 
@@ -264,7 +285,7 @@ class StreamStorage:
     ) -> StreamFeed:
         is_wanted = any_of(patterns) if filters_for(patterns) != tuple(patterns) else None
         return StreamFeed(
-            self.js, consumer, self.bucket, self._prefix, is_wanted, is_history=is_history, initial=initial
+            self.js, consumer, self.bucket, self._prefix, is_wanted, self.note, is_history=is_history, initial=initial
         )
 
     def _entry(self, message: StoredMessage) -> Entry[bytes]:
@@ -396,4 +417,4 @@ async def bucket_names(js: JetStream, *, timeout: float | None = None) -> AsyncI
 
 
 def _address(js: JetStream, *, info: StreamInfo, stream_prefix: str = "", put_prefix: str = "") -> Address:
-    return Address.found(info.config, api_prefix=js._api.prefix, subject_prefix=stream_prefix, put_prefix=put_prefix)
+    return Address.found(info.config, api_prefix=js.prefix, subject_prefix=stream_prefix, put_prefix=put_prefix)

@@ -38,6 +38,7 @@ class StreamFeed:
         bucket: str,
         prefix: str,
         is_wanted: Callable[[str], bool] | None,
+        note: Callable[[int], None],
         *,
         is_history: bool = False,
         initial: Sequence[Entry[bytes]] = (),
@@ -50,6 +51,7 @@ class StreamFeed:
         self._is_history = is_history  # how many entries follow says how old one is
         self._cut = len(prefix)
         self._is_wanted = is_wanted
+        self._note = note  # for sessions
         self._initial = list(initial)  # read by other means: the consumer has what comes behind them
         self._to_come = 0 if initial else consumer.initial_pending
 
@@ -122,6 +124,7 @@ class StreamFeed:
                 entries = [entry._replace(delta=int(each[8])) for entry, each in zip(entries, tokens, strict=True)]
             self._count(len(messages), int(tokens[-1][8]))
         self.revision = entries[-1].revision
+        self._note(self.revision)
         if self._is_wanted is not None:
             return [entry for entry in entries if self._is_wanted(entry.key)]
         return entries
@@ -143,6 +146,7 @@ class StreamFeed:
         cut, tokens = self._cut, self._tokens(run)
         self._count(len(run.messages), int(tokens[-1][8]))
         self.revision = int(tokens[-1][5])
+        self._note(self.revision)
         if any(has_mark(msg[3]) for msg in run.messages):
             live = {msg[0][cut:]: mark_of(msg[3]).operation is Operation.PUT for msg in run.messages}
             return Listing([key for key, is_live in live.items() if is_live], [key for key in live if not live[key]])
