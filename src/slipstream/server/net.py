@@ -250,7 +250,7 @@ class Server:
             committer.stop()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STOP_TIMEOUT):
-                while any(committer.journal.unfinished for committer in self._committers):
+                while not all(committer.journal.settled for committer in self._committers):
                     self._driver.wake()
                     await asyncio.sleep(0.001)
         await asyncio.sleep(0)

@@ -20,6 +20,7 @@ from slipstream.server.engine.account import Account
 from slipstream.server.engine.advisories import Advisories
 from slipstream.server.engine.auth import Gate, Verify, nobody_signs
 from slipstream.server.engine.batches import Load
+from slipstream.server.engine.consumers.acks import ACK_PREFIX
 from slipstream.server.engine.direct import QUEUE
 from slipstream.server.engine.features import API_LEVEL
 from slipstream.server.engine.host import Job, Progress, Waiter
@@ -90,6 +91,7 @@ class Engine:
         self.settings = settings
         self.timers = Timers()
         self.max_pending = settings.max_pending
+        self.max_payload = settings.max_payload
         self.leader_name = settings.server_name
         self.version, self.domain = settings.version, settings.domain
         self.batch_load = Load()
@@ -167,13 +169,23 @@ class Engine:
         session.switch.now = now
         session.pings_out = 0
         locked = session.state is State.GREETED and self._gate.required
-        straight = session.switch.straight if session.grant is None and not locked else {}
+        swift = session.grant is None and not locked
+        straight = session.switch.straight if swift else {}
         for event in events:
             if type(event) is Pub and not locked:
                 subject, reply, header, payload = event
                 stream = straight.get(subject)
                 if stream is not None and not session.verbose and (session.headers or not header):
                     stream.receive(subject, reply, header, payload, now)
+                    continue
+                acks = session.switch.acks
+                if (
+                    subject[:8] == ACK_PREFIX
+                    and acks is not None
+                    and swift
+                    and not session.verbose
+                    and acks.receive(subject, reply, header, payload, now)
+                ):
                     continue
                 self._publish(session, event)
             elif locked and type(event) is not Connect and type(event) is not Violation:
@@ -182,7 +194,8 @@ class Engine:
                 self._control(session, event)
                 locked = session.state is State.GREETED and self._gate.required
                 if type(event) is Connect:
-                    straight = session.switch.straight if session.grant is None else {}
+                    swift = session.grant is None
+                    straight = session.switch.straight if swift else {}
             if session.closed:
                 return
 
@@ -204,6 +217,12 @@ class Engine:
         for session in self._sessions.values():
             if session.protocol >= 1:
                 session.switch.push(session, self._info(session, lame_duck=True))
+
+    def retire(self) -> None:
+        """The server stops: consumers deliver nothing more, and whoever waits for a message is told."""
+        for account in self._accounts.values():
+            for stream in account.streams.values():
+                stream.consumers.retire()
 
     def congested(self, cid: int, yes: bool) -> None:
         """The driver's buffer for a client is full (or not any more): batches for it wait."""
@@ -259,6 +278,10 @@ class Engine:
         answers = batch.journal.finish(batch)
         for home, subject, header, payload in batch.events:
             home.send(subject, header, payload)
+        for reader in list(batch.journal.readers):
+            reader.committed(now)
+        for then in batch.after:
+            then()
         if len(self._switches) == 1:
             self._default.switch.answer_all(answers)
         else:
@@ -277,7 +300,8 @@ class Engine:
         lost = journal.abandon()
         self._load(journal, now)
         for reply, _, source, _ in lost:
-            source.home.send(reply, b"", source.failure(reason))
+            if answer := source.failure(reason):
+                source.home.send(reply, b"", answer)
 
     # What its accounts ask of the engine (`account.House`).
 
@@ -421,7 +445,7 @@ class Engine:
         if not valid:
             return
         # A reply inbox is used once: it would only push others out of the router's memory.
-        if subject.startswith(INBOX):
+        if subject.startswith((INBOX, ACK_PREFIX)):
             found = session.switch.router.match_once(subject)
         else:
             found = session.switch.router.match(subject)
