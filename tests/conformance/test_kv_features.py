@@ -351,7 +351,7 @@ async def test_a_read_cache_is_fresh_and_honours_revisions(any_server: str, fres
         assert cached.figures.hits >= 100
         assert 0.5 < cached.figures.hit_rate <= 1
         with pytest.raises(StaleReadError):
-            await cached.get("a", min_last_revision=revision + 1, timeout=0.3)
+            await cached.get("a", min_last_revision=revision + 1, timeout=1.5)
         await cached.close()
         assert (await cached.get("a")).value == b"49"  # from the bucket
 
@@ -515,11 +515,11 @@ async def test_every_read_of_a_bucket_takes_a_revision(any_server: str, fresh: s
             assert entry is not None
             assert entry.value == b"2"
         reads: list[Any] = [
-            kv.get("a", min_last_revision=99, timeout=0.4),
-            kv.keys(min_last_revision=99, timeout=0.4),
-            kv.history("a", min_last_revision=99, timeout=0.4),
-            kv.watch("a", min_last_revision=99, timeout=0.4),
-            kv.get_range(min_last_revision=99, timeout=0.4),
+            kv.get("a", min_last_revision=99, timeout=1.5),
+            kv.keys(min_last_revision=99, timeout=1.5),
+            kv.history("a", min_last_revision=99, timeout=1.5),
+            kv.watch("a", min_last_revision=99, timeout=1.5),
+            kv.get_range(min_last_revision=99, timeout=1.5),
         ]
         for read in reads:
             with pytest.raises(StaleReadError):

@@ -186,7 +186,7 @@ class Behaviour:
             assert await kv.keys(min_last_revision=revision) == ["a"]
             assert len(await kv.history("a", min_last_revision=revision)) == 1
             with pytest.raises(StaleReadError):
-                await kv.get("a", min_last_revision=revision + 1, timeout=0.3)
+                await kv.get("a", min_last_revision=revision + 1, timeout=1.5)
             with pytest.raises(StaleReadError):
                 await kv.keys(min_last_revision=revision + 1, timeout=1.2)
 
@@ -320,7 +320,7 @@ class Behaviour:
                 assert (await cached.get("b")).value == b"3"
                 assert cached.figures.hits == hits + 1
                 with pytest.raises(StaleReadError):
-                    await cached.get("b", min_last_revision=other + 1, timeout=0.3)
+                    await cached.get("b", min_last_revision=other + 1, timeout=1.5)
             finally:
                 await cached.close()
 
