@@ -314,7 +314,7 @@ def test_what_is_not_there_gets_a_clear_no(client: Client) -> None:
     (nobody,) = client.ask("$JS.API.CONSUMER.MSG.NEXT.S.c", b"")
     assert nobody.header.startswith(b"NATS/1.0 503")
     assert client.api("STREAM.LEADER.STEPDOWN.S")["error"]["err_code"] == 10010
-    assert client.api("STREAM.SNAPSHOT.S", {})["error"]["err_code"] == 10064
+    assert client.api("STREAM.SNAPSHOT.S", {})["error"]["err_code"] == 10003
 
 
 def test_a_required_api_level_that_is_not_there_is_refused(client: Client) -> None:

@@ -7,7 +7,7 @@ have their own names and those of others their account's in front (`account/stre
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import msgspec
 
@@ -24,6 +24,8 @@ from slipstream.server.engine.journal import Journal, Source
 from slipstream.server.engine.jsapi import Api
 from slipstream.server.engine.limits import UNLIMITED, AccountLimits, check_bytes
 from slipstream.server.engine.mirror import Deputy, Mirror
+from slipstream.server.engine.ports import StreamLog
+from slipstream.server.engine.restore import Restore
 from slipstream.server.engine.session import ClientSub
 from slipstream.server.engine.sources import Sourcing
 from slipstream.server.engine.stream import Stored, Stream
@@ -81,6 +83,7 @@ class Account:
         self.limits = limits
         self.switch = switch
         self.streams: dict[str, Stream] = {}
+        self.restores: dict[str, Restore] = {}  # by the name of the stream
         self.upstreams: Mapping[str, Stream] = self.streams
         self.remotes, self.watchers = house.remotes, house.watchers
         self._inflows: dict[Inflow, None] = {}
@@ -159,6 +162,16 @@ class Account:
         else:
             self.send(reply, b"", payload or source.ack(0)[0].encode())
 
+    def request(self, subject: str, reply: str, payload: bytes) -> bool:
+        """Publish from within the server, with a subject for answers."""
+        return self.switch.route(self.switch.router.match_once(subject), subject, reply, b"", payload, None)
+
+    def subscribe(self, pattern: str, target: Target) -> None:
+        self.switch.add(pattern, target)
+
+    def unsubscribe(self, pattern: str, target: Target) -> None:
+        self.switch.discard(pattern, target)
+
     # Streams.
 
     def add_stream(self, config: StreamConfig, now: int) -> Stream:
@@ -189,6 +202,26 @@ class Account:
         stream.journal.store.delete(stream.key)
         stream.journal.catalog = True
 
+    # Out of a snapshot: the stream is in the store, and nowhere else before it is complete.
+
+    def begin_restore(self, config: StreamConfig, now: int) -> tuple[Journal, StreamLog]:
+        journal, key = self.journal_for(config.storage), self._key(config.name)
+        return journal, journal.store.create(key, encode_json(Stored(now, config.to_dict(), restoring=True)))
+
+    def complete_restore(self, config: StreamConfig, consumers: list[tuple[str, bytes]], now: int) -> dict[str, Any]:  # noqa: ARG002
+        journal, key = self.journal_for(config.storage), self._key(config.name)
+        self.restores.pop(config.name, None)
+        stream = Stream(self, journal, config, key=key, created=now, now=now)
+        journal.store.configure(key, stream.stored())
+        journal.catalog = True
+        self._attach(stream)
+        stream.enforce(now)
+        return self.api.restored(stream, now)
+
+    def drop_restore(self, config: StreamConfig) -> None:
+        self.restores.pop(config.name, None)
+        self.journal_for(config.storage).store.delete(self._key(config.name))
+
     def replace_peer(self, stream: Stream, peer: str, now: int) -> None:
         self._detach(stream)
         stream.replicas.replace(peer, now)
@@ -201,6 +234,12 @@ class Account:
             for key, data in journal.store.streams()
             if account_of(key) == self.name
         }
+        for restore in [each for each in self.restores.values() if self.journal_for(each.config.storage) is journal]:
+            restore.lost(begun=self._key(restore.config.name) in kept)
+        for key in [key for key, entry in kept.items() if entry.restoring]:
+            del kept[key]
+            if any(name == key for name, _ in journal.store.streams()):
+                journal.store.delete(key)
         for stream in [stream for stream in self.streams.values() if stream.journal is journal]:
             self._detach(stream)
             entry = kept.get(stream.key)

@@ -7,8 +7,9 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from slipstream.api import NOT_JSON
-from slipstream.errors import InvalidJsonError
+from slipstream.api import NOT_JSON, StreamConfig
+from slipstream.errors import ApiError, InvalidJsonError, StreamNameMismatchError
+from slipstream.server.engine import config as rules
 from slipstream.server.engine.journal import Journal
 
 T = TypeVar("T")
@@ -46,6 +47,17 @@ def decode(payload: bytes, kind: type[T]) -> T:
 def optional(payload: bytes, kind: type[T]) -> T:
     """A body that may be left out; one that is no JSON object counts as left out, as on nats-server."""
     return decode(payload, kind) if payload.lstrip()[:1] in (b"{", b"[") else kind()
+
+
+def stream_config(payload: bytes, name: str) -> tuple[StreamConfig, bool]:
+    """The configuration in a request, and whether it asks to be taken literally."""
+    body: dict[str, Any] = decode(payload, dict) if payload.strip() else {}
+    config = rules.parse(body)
+    if config.name != name:
+        raise StreamNameMismatchError
+    if "\\" in name or "/" in name:
+        raise ApiError("Stream name can not contain path separators", code=400, err_code=10128)
+    return config, body.get("pedantic") is True
 
 
 def _json_text(error: Exception) -> str:

@@ -22,23 +22,23 @@ from slipstream.errors import (
     MinLastSequenceError,
     StoreError,
     StreamNameInUseError,
-    StreamNameMismatchError,
     StreamNotFoundError,
     StreamStoreFailedError,
     StreamSubjectOverlapError,
 )
 from slipstream.server.engine import config as rules
 from slipstream.server.engine import origins
+from slipstream.server.engine.backups import Backups, Depot
 from slipstream.server.engine.bodies import Count, Outcome, Sequence
 from slipstream.server.engine.bodies import decode as _decode
 from slipstream.server.engine.bodies import is_empty as _is_empty
 from slipstream.server.engine.bodies import optional as _optional
+from slipstream.server.engine.bodies import stream_config as _config
 from slipstream.server.engine.consumer_api import ConsumerApi
 from slipstream.server.engine.direct import Peer, find
 from slipstream.server.engine.features import API_LEVEL, server_metadata
-from slipstream.server.engine.host import Host
 from slipstream.server.engine.journal import Home, Journal, Source
-from slipstream.server.engine.limits import AccountLimits, check_stream, used
+from slipstream.server.engine.limits import check_stream, used
 from slipstream.server.engine.reports import MAX_SUBJECTS, stream_info, subject_page
 from slipstream.server.engine.stream import Stream, error_body
 from slipstream.wire import Headers, overlaps
@@ -54,6 +54,7 @@ _OTHERS = ("DIRECT.GET.", "CONSUMER.MSG.NEXT.")
 _ALWAYS: dict[str, dict[str, Any]] = {
     "stream_info_response": {"total": 0, "offset": 0, "limit": 0},
     "stream_purge_response": {"purged": 0},
+    "stream_restore_response": {"deliver_subject": ""},
     "stream_names_response": {"total": 0, "offset": 0, "limit": 0, "streams": None},
     "stream_list_response": {"total": 0, "offset": 0, "limit": 0, "streams": []},
     "consumer_names_response": {"total": 0, "offset": 0, "limit": 0, "consumers": []},
@@ -109,12 +110,10 @@ class RemovePeerRequest(msgspec.Struct, forbid_unknown_fields=True):
     peer: str = ""
 
 
-class Catalog(Host, Protocol):
+class Catalog(Depot, Protocol):
     """The account, as the API sees it."""
 
-    streams: dict[str, Stream]
     version: str
-    limits: AccountLimits
 
     def journal_for(self, storage: str) -> Journal: ...
 
@@ -172,6 +171,7 @@ class Api:
         self.home = catalog.switch
         self._metadata = server_metadata(catalog.version)
         self.total = self.errors = 0
+        backups = Backups(catalog, self)
         self._plain: dict[str, tuple[str, Handler]] = {
             "INFO": ("account_info_response", self._account),
             "STREAM.NAMES": ("stream_names_response", self._names),
@@ -186,8 +186,8 @@ class Api:
             "STREAM.PURGE": ("stream_purge_response", self._purge),
             "STREAM.MSG.GET": (_GET, _refusal("", 500, 0)),  # may be answered later: see `_get_message`
             "STREAM.MSG.DELETE": ("stream_msg_delete_response", self._delete_message),
-            "STREAM.SNAPSHOT": ("stream_snapshot_response", _refusal("snapshots are not supported yet", 500, 10064)),
-            "STREAM.RESTORE": ("stream_restore_response", _refusal("restore is not supported yet", 500, 10062)),
+            "STREAM.SNAPSHOT": ("stream_snapshot_response", backups.snapshot),
+            "STREAM.RESTORE": ("stream_restore_response", backups.restore),
             "STREAM.LEADER.STEPDOWN": ("stream_leader_stepdown_response", self._step_down),
             "STREAM.PEER.REMOVE": ("stream_remove_peer_response", self._remove_peer),
         }
@@ -321,9 +321,11 @@ class Api:
         rules.check_create(requested)
         config = origins.checked(rules.normalise(requested, pedantic=pedantic), self._catalog.streams)
         stream = self._catalog.streams.get(name)
+        if name in self._catalog.restores:
+            raise StreamNameInUseError
         if stream is None:
             check_stream(self._catalog.limits, config, self._catalog.streams.values(), new=True)
-            self._check_overlap(config)
+            self.check_overlap(config)
             stream = self._catalog.add_stream(config, now)
             self._tell(stream, "create", now)
         elif stream.config != config:
@@ -337,7 +339,7 @@ class Api:
         config = origins.checked(rules.updated(stream.config, config), self._catalog.streams)
         others = [other for other in self._catalog.streams.values() if other is not stream]
         check_stream(self._catalog.limits, config, others, new=False)
-        self._check_overlap(config)
+        self.check_overlap(config)
         if config != stream.config:
             self._catalog.change_stream(stream, config, now)
         self._tell(stream, "modify", now)
@@ -347,12 +349,22 @@ class Api:
         subject, payload = self._catalog.advisories.stream_action(stream.name, action, now)
         stream.journal.events.append((self.home, subject, b"", payload))
 
-    def _check_overlap(self, config: StreamConfig) -> None:
+    def check_overlap(self, config: StreamConfig) -> None:
         for other in self._catalog.streams.values():
             if other.name != config.name and any(
                 overlaps(mine, theirs) for mine in config.subjects for theirs in other.config.subjects
             ):
                 raise StreamSubjectOverlapError
+
+    def created_response(self) -> tuple[Source, Callable[[dict[str, Any]], bytes]]:
+        """For a stream that comes out of a snapshot."""
+        response = _Response(self, "stream_create_response")
+        return response, lambda info: response.encode(None, info)
+
+    def restored(self, stream: Stream, now: int) -> dict[str, Any]:
+        """What is answered when a stream came back out of a snapshot."""
+        self._tell(stream, "create", now)
+        return self._report(stream, now, unfinished=True)
 
     def _delete(self, name: str, payload: bytes, now: int) -> Outcome:
         if not _is_empty(payload):
@@ -510,14 +522,3 @@ def _check_level(header: bytes) -> None:
         wanted = Headers.parse(header).get(REQUIRED_API_LEVEL) or "0"
         if not wanted.isascii() or not wanted.isdigit() or int(wanted) > API_LEVEL:
             raise ApiError("JetStream minimum api level required", code=412, err_code=10185)
-
-
-def _config(payload: bytes, name: str) -> tuple[StreamConfig, bool]:
-    """The configuration in a request, and whether it asks to be taken literally."""
-    body: dict[str, Any] = _decode(payload, dict) if payload.strip() else {}
-    config = rules.parse(body)
-    if config.name != name:
-        raise StreamNameMismatchError
-    if "\\" in name or "/" in name:
-        raise ApiError("Stream name can not contain path separators", code=400, err_code=10128)
-    return config, body.get("pedantic") is True

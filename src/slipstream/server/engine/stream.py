@@ -20,6 +20,7 @@ from slipstream.errors import (
     WrongLastMsgIdError,
 )
 from slipstream.server.engine import checks
+from slipstream.server.engine.backup import Snapshot
 from slipstream.server.engine.batches import Batches, Staged
 from slipstream.server.engine.consumers.group import Consumers
 from slipstream.server.engine.counters import Counters, Total
@@ -46,6 +47,7 @@ class Stored(msgspec.Struct, frozen=True):
 
     created: int
     config: dict[str, object]
+    restoring: bool = False  # out of a snapshot that is still coming in: nobody sees it
     positions: dict[str, tuple[int, str]] = {}  # of its sources: up to where, and the upstream's identity
 
 
@@ -65,6 +67,7 @@ class Stream:
         self._host = host
         self.positions: dict[str, tuple[int, str]] = {}
         self.inflows: tuple[Inlet, ...] = ()
+        self.snapshots: dict[Snapshot, None] = {}  # on their way
         quoted = encode_json(self.name).decode()
         domain = f',"domain":{encode_json(host.domain).decode()}' if host.domain else ""
         self._tail = f'"stream":{quoted},"seq":0}}'.encode()
@@ -109,7 +112,7 @@ class Stream:
 
     def stored(self) -> bytes:
         """For the store."""
-        return encode_json(Stored(self.created, self.config.to_dict(), self.positions))
+        return encode_json(Stored(self.created, self.config.to_dict(), positions=self.positions))
 
     def restore(self, now: int) -> None:
         """Take what is not in the configuration from the log: after a start, and after a group was lost."""
@@ -138,6 +141,8 @@ class Stream:
         self.expiry.stop()
         self._batches.stop()
         self.consumers.stop()
+        for snapshot in list(self.snapshots):
+            snapshot.abandon("the stream was deleted")
         self.replicas.stop()
 
     # Publishing.

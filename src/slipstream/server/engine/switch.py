@@ -39,6 +39,7 @@ class Switch:
         self._inboxes: dict[str, ClientSub | None] = {}  # `a.b` -> the only subscriber of every `a.b.<token>`, if any
         self._literals: dict[str, int] = {}  # `a.b` -> how many subscriptions there are on some literal `a.b.<token>`
         self._odd: dict[str, int] = {}  # patterns such as `a.*.c`, with how often they are subscribed to
+        self.inserts = self.removes = 0
         self._dice = dice
         self._dirty = dirty
         self.acks: Target | None = None  # who takes all acks, as long as nobody else listens to them
@@ -63,10 +64,12 @@ class Switch:
 
     def add(self, pattern: str, target: ClientSub | Target, queue: str = "") -> None:
         self.router.add(pattern, target, queue)
+        self.inserts += 1
         self._forget(pattern, 1)
 
     def discard(self, pattern: str, target: ClientSub | Target, queue: str = "") -> None:
         if self.router.remove(pattern, target, queue):
+            self.removes += 1
             self._forget(pattern, -1)
 
     def hand_acks(self, desk: Target) -> None:
@@ -127,6 +130,7 @@ class Switch:
     def remove(self, sub: ClientSub) -> None:
         """End a client's subscription."""
         if sub.session.subs.pop(sub.sid, None) is not None:
+            sub.session.past_msgs += sub.delivered
             self.discard(sub.subject, sub, sub.queue)
 
     def end_after(self, sub: ClientSub, max_msgs: int) -> None:
@@ -295,6 +299,7 @@ class Switch:
         session.close(text)
 
     def drop(self, session: Session) -> None:
+        session.past_msgs = session.out_msgs
         for sub in session.subs.values():
             self.discard(sub.subject, sub, sub.queue)
         session.subs.clear()
