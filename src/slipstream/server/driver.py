@@ -164,6 +164,7 @@ class Driver:
     def quiet(self) -> None:
         """Take nothing more from anybody; what was taken is carried out and answered."""
         self._quiet = True
+        self.engine.retire()
         for connection in self._connections.values():
             connection.hold()
 

@@ -20,10 +20,11 @@ from slipstream.server.engine.account import Account
 from slipstream.server.engine.advisories import Advisories
 from slipstream.server.engine.auth import Certificate, Gate, Hashed, Member, Refused, Shown, nobody_signs
 from slipstream.server.engine.batches import Load
+from slipstream.server.engine.consumers.acks import ACK_PREFIX
 from slipstream.server.engine.direct import QUEUE
 from slipstream.server.engine.features import API_LEVEL
 from slipstream.server.engine.host import Job, Progress, Waiter
-from slipstream.server.engine.inflow import Remote
+from slipstream.server.engine.inflow import Remotes
 from slipstream.server.engine.journal import Answer, Batch, Home, Journal
 from slipstream.server.engine.jwt import Verify
 from slipstream.server.engine.limits import UNLIMITED, AccountLimits
@@ -70,11 +71,12 @@ class Engine:
         self.settings = settings
         self.timers = Timers()
         self.max_pending = settings.max_pending
+        self.max_payload = settings.max_payload
         self.leader_name = settings.server_name
         self.version, self.domain = settings.version, settings.domain
         self.batch_load = Load()
         self.advisories = Advisories(settings.server_id, settings.domain)
-        self.remotes: dict[Remote, None] = {}  # what the driver is to read from other servers
+        self.remotes = Remotes()  # what the driver is to read from other servers
         journal = Journal(file)
         self._by_storage = {
             Storage.FILE.value: journal,
@@ -222,7 +224,8 @@ class Engine:
         session.switch.now = session.active = now
         session.pings_out = 0
         locked = session.state is State.GREETED and self._gate.required
-        straight = session.switch.straight if session.is_free and not locked else {}
+        swift = session.is_free and not locked
+        straight = session.switch.straight if swift else {}
         count = size = 0
         events = iter(events)
         for event in events:
@@ -234,12 +237,22 @@ class Engine:
                 if stream is not None and not session.verbose and (session.headers or not header):
                     stream.receive(subject, reply, header, payload, now)
                     continue
+                acks = session.switch.acks
+                if (
+                    subject[:8] == ACK_PREFIX
+                    and acks is not None
+                    and swift
+                    and not session.verbose
+                    and acks.receive(subject, reply, header, payload, now)
+                ):
+                    continue
                 self._publish(session, event)
             elif locked and type(event) is not Connect and type(event) is not Violation:
                 locked = not self._admit_default(session)
                 if not locked:
                     self.receive(cid, [event], now)
-                    straight = session.switch.straight if session.is_free else {}
+                    swift = session.is_free
+                    straight = session.switch.straight if swift else {}
             else:
                 self._control(session, event)
                 if type(event) is Connect:
@@ -247,7 +260,8 @@ class Engine:
                         session.held += events  # all that is left
                         break
                     locked = session.state is State.GREETED and self._gate.required
-                    straight = session.switch.straight if session.is_free and not locked else {}
+                    swift = session.is_free and not locked
+                    straight = session.switch.straight if swift else {}
             if session.closed:
                 break
         session.in_msgs += count
@@ -292,6 +306,12 @@ class Engine:
         for session in self._sessions.values():
             if session.protocol >= 1:
                 session.switch.push(session, self._info(session, lame_duck=True))
+
+    def retire(self) -> None:
+        """The server stops: consumers deliver nothing more, and whoever waits for a message is told."""
+        for account in self._accounts.values():
+            for stream in account.streams.values():
+                stream.consumers.retire()
 
     def congested(self, cid: int, yes: bool) -> None:
         """The driver's buffer for a client is full (or not any more): batches for it wait."""
@@ -347,6 +367,10 @@ class Engine:
         answers = batch.journal.finish(batch)
         for home, subject, header, payload in batch.events:
             home.send(subject, header, payload)
+        for reader in list(batch.journal.readers):
+            reader.committed(now)
+        for then in batch.after:
+            then()
         if len(self._switches) == 1:
             self._default.switch.answer_all(answers)
         else:
@@ -365,7 +389,8 @@ class Engine:
         lost = journal.abandon()
         self._load(journal, now)
         for reply, _, source, _ in lost:
-            source.home.send(reply, b"", source.failure(reason))
+            if answer := source.failure(reason):
+                source.home.send(reply, b"", answer)
 
     # What its accounts ask of the engine (`account.House`).
 
@@ -570,7 +595,7 @@ class Engine:
         if not valid:
             return
         # A reply inbox is used once: it would only push others out of the router's memory.
-        if subject.startswith(INBOX):
+        if subject.startswith((INBOX, ACK_PREFIX)):
             found = session.switch.router.match_once(subject)
         else:
             found = session.switch.router.match(subject)
