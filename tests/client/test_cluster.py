@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,12 +17,12 @@ from tests.client.support import Driver, eventually
 MakeServer = Callable[..., RealServer]
 
 
-def three(make_server: MakeServer) -> list[RealServer]:
+def three(make_server: MakeServer, *more: str) -> list[RealServer]:
     """Servers that know each other and tell clients so."""
     ports = [free_port() for _ in range(3)]
     routes = ",".join(f"nats://127.0.0.1:{port}" for port in ports)
     return [
-        make_server("--cluster_name", "three", "--cluster", f"nats://127.0.0.1:{port}", "--routes", routes)
+        make_server("--cluster_name", "three", "--cluster", f"nats://127.0.0.1:{port}", "--routes", routes, *more)
         for port in ports
     ]
 
@@ -46,8 +47,12 @@ def test_learned_servers_take_over_when_the_known_one_is_lost(driver: Driver, ma
         assert sub.next().data == b"and again"
 
 
-def test_a_lame_duck_of_a_cluster_is_left_for_a_learned_server(driver: Driver, make_server: MakeServer) -> None:
-    servers = three(make_server)
+def test_a_lame_duck_of_a_cluster_is_left_for_a_learned_server(
+    driver: Driver, make_server: MakeServer, tmp_path: Path
+) -> None:
+    config = tmp_path / "hasty.conf"
+    config.write_text('lame_duck_duration: "30s", lame_duck_grace_period: "500ms"')
+    servers = three(make_server, "-c", str(config))
     with driver.connect(servers[0].url, reconnect_wait=0.02) as nc:
         eventually(lambda: len(nc.servers) == 3)
         sub = nc.subscribe("a")
