@@ -221,11 +221,15 @@ class Account:
                 for inflow in self.inflows(stream):
                     inflow.reset()
                 self._attach(stream)
+                if entry.thin:
+                    stream.thin_out()
         for key, entry in kept.items():
             config = with_level(StreamConfig.from_dict(entry.config))
             stream = Stream(self, journal, config, key=key, created=entry.created, now=now)
             stream.positions = dict(entry.positions)
             self._attach(stream)
+            if entry.thin:
+                stream.thin_out()
 
     def _key(self, name: str) -> str:
         return name if self.name == DEFAULT_ACCOUNT else f"{self.name}/{name}"

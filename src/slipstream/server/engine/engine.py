@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from slipstream.api import Storage, encode_json
 from slipstream.errors import StreamStoreFailedError
@@ -52,6 +53,7 @@ MAX_PARKED = 10_000
 MAX_JOBS = 10_000
 STEP_MESSAGES = 1024  # what all jobs together send per turn
 CHECKED_SUBJECTS = 16 * 1024
+MAX_NAMED = 10  # damaged messages that a report names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +80,17 @@ class Settings:
     auth_timeout: int = 2_000_000_000
     ping_interval: int = 120_000_000_000
     max_pings_out: int = 2
+
+
+class Health(NamedTuple):
+    """How a server is."""
+
+    problems: tuple[str, ...] = ()
+    damaged: tuple[tuple[str, int], ...] = ()  # stream (with its account in front) and sequence
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems
 
 
 class Engine:
@@ -274,10 +287,24 @@ class Engine:
         """A group could not be kept: everything unfinished is as if it had not been, and its senders are told."""
         self._set_time(now)
         reason = StreamStoreFailedError(str(error) or type(error).__name__)
+        journal.failure = reason.description
         lost = journal.abandon()
         self._load(journal, now)
         for reply, _, source, _ in lost:
             source.home.send(reply, b"", source.failure(reason))
+
+    def health(self) -> Health:
+        """What is wrong with the server, in words; nothing, if all is well."""
+        problems = [f"the last changes could not be stored: {j.failure}" for j in self.journals if j.failure]
+        damaged = [found for journal in self.journals for found in journal.store.damaged()]
+        records = sum(journal.store.corrupt_records for journal in self.journals)
+        if damaged:
+            named = ", ".join(f"{seq} of {stream!r}" for stream, seq in damaged[:MAX_NAMED])
+            more = f" and {len(damaged) - MAX_NAMED} more" if len(damaged) > MAX_NAMED else ""
+            problems.append(f"damaged messages: {named}{more}")
+        elif records:
+            problems.append(f"records of the store that do not match their checksums were met {records} times")
+        return Health(tuple(problems), tuple(damaged))
 
     # What its accounts ask of the engine (`account.House`).
 

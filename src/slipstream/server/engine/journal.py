@@ -66,6 +66,7 @@ class Journal:
         self.events: list[Event] = []  # of the open group, in order
         self.catalog = False  # whether the open group made, changed or deleted a stream
         self.under_way: Batch | None = None
+        self.failure = ""  # why the last group was lost; empty once one was kept again
 
     @property
     def ready(self) -> bool:
@@ -95,6 +96,7 @@ class Journal:
         """The batch is durable: readers see it, and its answers may go."""
         if batch.group is not None:
             self.store.finish(batch.group)
+            self.failure = ""
         self.under_way = None
         return batch.answers
 

@@ -161,6 +161,13 @@ class Store(Protocol):
     def backlog(self) -> bool:
         """Whether work is left from earlier groups (space to give back, indexes to write); empty groups get it done."""
 
+    @property
+    def corrupt_records(self) -> int:
+        """How often a record did not match its checksum since the store was opened."""
+
+    def damaged(self) -> list[tuple[str, int]]:
+        """Stream and sequence of the messages among them (some thousands at most), in the order they were found."""
+
     def seal(self) -> Group:
         """Close the open group and open the next."""
 

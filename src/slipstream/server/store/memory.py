@@ -494,6 +494,11 @@ class MemoryStore:
             raise StoreError(f"there is no stream {name!r} in the store")
         return entry
 
+    corrupt_records = 0
+
+    def damaged(self) -> list[tuple[str, int]]:
+        return []
+
     # Groups.
 
     @property
