@@ -415,3 +415,28 @@ class ConfigMismatchError(SubscribeError):
     def __init__(self, message: str, *, fields: tuple[str, ...] = ()) -> None:
         super().__init__(message)
         self.fields = fields
+
+
+# Atomic batches.
+
+
+class AtomicPublishError(ApiError):
+    """An atomic batch was not stored."""
+
+
+class AtomicPublishDisabledError(
+    AtomicPublishError, code=400, err_code=10174, description="atomic publish is disabled"
+):
+    """The stream has not `allow_atomic`."""
+
+
+class AtomicPublishIncompleteError(
+    AtomicPublishError, code=400, err_code=10176, description="atomic publish batch is incomplete"
+):
+    """Not every message of the batch arrived, or the batch took too long."""
+
+
+class AtomicPublishTooLargeError(
+    AtomicPublishError, code=400, err_code=10199, description="atomic publish batch is too large"
+):
+    """The batch has more messages than the server allows."""

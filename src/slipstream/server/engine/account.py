@@ -15,9 +15,10 @@ from slipstream.api import StreamConfig, StreamSource, encode_json
 from slipstream.api.names import API_PREFIX
 from slipstream.server.engine.advisories import Advisories
 from slipstream.server.engine.batches import Load
+from slipstream.server.engine.consumers.acks import FLOW_PATTERN, Desk
 from slipstream.server.engine.direct import PREFIX, QUEUE
 from slipstream.server.engine.features import with_level
-from slipstream.server.engine.host import Job, Target, Waiter
+from slipstream.server.engine.host import Interested, Job, Target, Waiter
 from slipstream.server.engine.inflow import Inflow, Remote
 from slipstream.server.engine.journal import Journal, Source
 from slipstream.server.engine.jsapi import Api
@@ -38,6 +39,7 @@ class House(Protocol):
 
     timers: Timers
     max_pending: int
+    max_payload: int
     leader_name: str
     version: str
     domain: str
@@ -86,14 +88,17 @@ class Account:
         self.remotes, self.watchers = house.remotes, house.watchers
         self._inflows: dict[Inflow, None] = {}
         self._deputies: dict[str, list[tuple[str, Deputy]]] = {}
-        self.timers, self.max_pending = house.timers, house.max_pending
+        self.timers, self.max_pending, self.max_payload = house.timers, house.max_pending, house.max_payload
         self.leader_name, self.version, self.domain = house.leader_name, house.version, house.domain
         self.batch_load, self.advisories = house.batch_load, house.advisories
         self._house = house
         self.journal_for, self.start, self.wait = house.journal_for, house.start, house.wait
         self.api = Api(self)
+        self.desk = Desk()
         if jetstream:
             switch.add(f"{API_PREFIX}.>", self.api)
+            switch.hand_acks(self.desk)
+            switch.add(FLOW_PATTERN, self.desk)
             if house.domain:
                 switch.add(f"$JS.{house.domain}.API.>", DomainGate(switch, house.domain))
 
@@ -105,6 +110,33 @@ class Account:
 
     def send(self, subject: str, header: bytes, payload: bytes) -> bool:
         return self.switch.send(subject, header, payload)
+
+    def token(self, size: int) -> str:
+        return self.switch.token(size)
+
+    def chance(self) -> float:
+        return self.switch.chance()
+
+    def sample(self, percent: int) -> bool:
+        return self.switch.chance() * 100 < percent
+
+    def audience(self, subject: str) -> int:
+        return self.switch.audience(subject)
+
+    def add(self, pattern: str, target: Target) -> None:
+        self.switch.add(pattern, target)
+
+    def discard(self, pattern: str, target: Target) -> None:
+        self.switch.discard(pattern, target)
+
+    def pass_on(self, to: str, subject: str, reply: str, header: bytes, payload: bytes) -> bool:
+        return self.switch.pass_on(to, subject, reply, header, payload)
+
+    def members(self, subject: str, queue: str) -> list[ClientSub]:
+        return self.switch.members(subject, queue)
+
+    def attend(self, subject: str, interested: Interested, yes: bool) -> None:
+        self.switch.attend(subject, interested, yes)
 
     def listeners(self, subject: str) -> tuple[bool, bool]:
         return self.switch.listeners(subject)
@@ -128,7 +160,7 @@ class Account:
         if journal is not None and journal.unfinished:
             journal.answers.append((reply, 0, source, payload))
         else:
-            self.send(reply, b"", payload)
+            self.send(reply, b"", payload or source.ack(0)[0].encode())
 
     def request(self, subject: str, reply: str, payload: bytes) -> bool:
         """Publish from within the server, with a subject for answers."""

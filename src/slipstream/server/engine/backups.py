@@ -12,10 +12,10 @@ from slipstream.errors import ApiError, BadApiRequestError, StreamNotFoundError
 from slipstream.server.engine import config as rules
 from slipstream.server.engine import origins
 from slipstream.server.engine.backup import Snapshot, SnapshotRequest, Stage
+from slipstream.server.engine.bodies import Outcome, decode, is_empty, stream_config
 from slipstream.server.engine.journal import Source
 from slipstream.server.engine.limits import AccountLimits, check_stream
 from slipstream.server.engine.reports import stream_state
-from slipstream.server.engine.requests import Outcome, decode, is_empty, stream_config
 from slipstream.server.engine.restore import Restore, Site
 from slipstream.server.engine.stream import Stream
 from slipstream.wire import is_valid_subject

@@ -7,7 +7,7 @@ stream's store until the change is durable; a report waits as well while the cat
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import msgspec
 
@@ -29,20 +29,19 @@ from slipstream.errors import (
 from slipstream.server.engine import config as rules
 from slipstream.server.engine import origins
 from slipstream.server.engine.backups import Backups, Depot
+from slipstream.server.engine.bodies import Count, Outcome, Sequence
+from slipstream.server.engine.bodies import decode as _decode
+from slipstream.server.engine.bodies import is_empty as _is_empty
+from slipstream.server.engine.bodies import optional as _optional
+from slipstream.server.engine.bodies import stream_config as _config
+from slipstream.server.engine.consumer_api import ConsumerApi
 from slipstream.server.engine.direct import Peer, find
 from slipstream.server.engine.features import API_LEVEL, server_metadata
 from slipstream.server.engine.journal import Home, Journal, Source
 from slipstream.server.engine.limits import check_stream, used
 from slipstream.server.engine.reports import MAX_SUBJECTS, stream_info, subject_page
-from slipstream.server.engine.requests import Outcome
-from slipstream.server.engine.requests import decode as _decode
-from slipstream.server.engine.requests import is_empty as _is_empty
-from slipstream.server.engine.requests import optional as _optional
-from slipstream.server.engine.requests import stream_config as _config
 from slipstream.server.engine.stream import Stream, error_body
 from slipstream.wire import Headers, overlaps
-
-T = TypeVar("T")
 
 MAX_NAMES = 1024
 MAX_LIST = 256
@@ -58,11 +57,10 @@ _ALWAYS: dict[str, dict[str, Any]] = {
     "stream_restore_response": {"deliver_subject": ""},
     "stream_names_response": {"total": 0, "offset": 0, "limit": 0, "streams": None},
     "stream_list_response": {"total": 0, "offset": 0, "limit": 0, "streams": []},
+    "consumer_names_response": {"total": 0, "offset": 0, "limit": 0, "consumers": []},
+    "consumer_list_response": {"total": 0, "offset": 0, "limit": 0, "consumers": []},
+    "consumer_pause_response": {"paused": False, "pause_until": "0001-01-01T00:00:00Z"},
 }
-
-
-Count = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-Sequence = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class InfoRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -137,11 +135,12 @@ Handler = Callable[[str, bytes, int], Outcome]
 class _Response:
     """The response to one request."""
 
-    __slots__ = ("_api", "_kind")
+    __slots__ = ("_api", "_kind", "later")
 
     def __init__(self, api: Api, kind: str) -> None:
         self._api = api
         self._kind = kind
+        self.later: Callable[[], dict[str, Any]] | None = None
 
     @property
     def home(self) -> Home:
@@ -157,8 +156,11 @@ class _Response:
         self._api.errors += 1
         return self.encode(error_body(error), _ALWAYS.get(self._kind, {}))
 
-    def ack(self, seq: int) -> tuple[str, int]:
-        raise NotImplementedError  # a request is no publish
+    def ack(self, seq: int) -> tuple[str, int]:  # noqa: ARG002
+        """The response that is only written when it goes."""
+        assert self.later is not None
+        text = self.encode(None, self.later()).decode()
+        return text, len(text)
 
 
 class Api:
@@ -188,17 +190,8 @@ class Api:
             "STREAM.RESTORE": ("stream_restore_response", backups.restore),
             "STREAM.LEADER.STEPDOWN": ("stream_leader_stepdown_response", self._step_down),
             "STREAM.PEER.REMOVE": ("stream_remove_peer_response", self._remove_peer),
-            "CONSUMER.NAMES": ("consumer_names_response", self._no_consumer_names),
-            "CONSUMER.LIST": ("consumer_list_response", self._no_consumer_list),
         }
-        create = ("consumer_create_response", _refusal("consumers are not supported yet by this server", 500, 10012))
-        missing = _refusal("consumer not found", 404, 10014)
-        self._consumers: dict[str, tuple[str, Handler]] = {
-            "CREATE": create,
-            "DURABLE": create,
-            "INFO": ("consumer_info_response", missing),
-            "DELETE": ("consumer_delete_response", missing),
-        }
+        self._consumers = ConsumerApi(self._stream)
 
     def receive(self, subject: str, reply: str, header: bytes, payload: bytes, now: int) -> bool:
         """Carry out a request. One that no handler knows is taken and not answered, as on nats-server."""
@@ -218,8 +211,8 @@ class Api:
         try:
             _check_level(header)
             outcome = handler(stream, payload, now)
-            journal = outcome.journal
-            answer = source.encode(None, outcome.fields)
+            journal, source.later = outcome.journal, outcome.later
+            answer = source.encode(None, outcome.fields) if outcome.later is None else b""
         except ApiError as exc:
             answer = source.failure(exc)
         except StoreError as exc:
@@ -234,9 +227,11 @@ class Api:
         head, _, name = rest.rpartition(".")
         if (entry := self._named.get(head)) is not None:
             return *entry, name
-        tokens = rest.split(".")
-        if tokens[0] == "CONSUMER" and len(tokens) > 2 and (entry := self._consumers.get(tokens[1])) is not None:
-            return *entry, tokens[2]
+        family, verb, *tokens = [*rest.split("."), ""][:-1] if rest.count(".") > 1 else ("", "")
+        if family == "CONSUMER" and (known := self._consumers.handlers.get(verb)) is not None:
+            kind, handler, count = known
+            if count is None or count == len(tokens):
+                return kind, lambda _, payload, now: handler(tokens, payload, now), tokens[0]
         return "", None, ""
 
     def _stream(self, name: str) -> Stream:
@@ -259,7 +254,7 @@ class Api:
             "reserved_memory": reserved["memory"],
             "reserved_storage": reserved["file"],
             "streams": len(streams),
-            "consumers": 0,
+            "consumers": sum(len(stream.consumers) for stream in streams),
             "limits": self._catalog.limits.report(),
             **domain,
             "api": {"level": API_LEVEL, "total": self.total, "errors": self.errors},
@@ -298,14 +293,6 @@ class Api:
         when = info.pop("ts")
         cluster = info.pop("cluster", {"leader": self._catalog.leader_name})
         return Outcome(page | info | {"cluster": cluster, "ts": when})
-
-    def _no_consumer_names(self, name: str, _: bytes, __: int) -> Outcome:
-        self._stream(name)
-        return Outcome({"total": 0, "offset": 0, "limit": MAX_NAMES, "consumers": []})
-
-    def _no_consumer_list(self, name: str, _: bytes, __: int) -> Outcome:
-        self._stream(name)
-        return Outcome({"total": 0, "offset": 0, "limit": MAX_LIST, "consumers": []})
 
     def _report(
         self,

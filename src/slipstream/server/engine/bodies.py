@@ -1,8 +1,9 @@
-"""Bodies of API requests become values, or nats-server's errors about them."""
+"""Bodies of API requests become values, with nats-server's errors for those that are no good; what handlers return."""
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -13,12 +14,17 @@ from slipstream.server.engine.journal import Journal
 
 T = TypeVar("T")
 
+Count = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+Sequence = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
 
 class Outcome(msgspec.Struct):
-    """What a handler did: the response's fields, and the journal whose open group it waits for."""
+    """What a handler did: the response's fields, and the journal whose open group it waits for. With `later` the fields
+    are asked for when the response goes out."""
 
     fields: dict[str, Any]
     journal: Journal | None = None
+    later: Callable[[], dict[str, Any]] | None = None
 
 
 def is_empty(payload: bytes) -> bool:
