@@ -97,8 +97,8 @@ class StreamLog(Protocol):
         """When the first message with a time to live is over (`expires_at`), or a moment before; 0 if none has one."""
 
     def take_expired(self, now: int, limit: int) -> list[int]:
-        """Sequences, in order, of up to `limit` messages whose time to live is over at `now`. They are told once: the
-        caller removes them within the same group."""
+        """Sequences, in order, of up to `limit` committed messages whose time to live is over at `now`. They are told
+        once: the caller removes them within the same group."""
 
     # Beside the messages: what the engine keeps for its own ends, small records by name.
 
