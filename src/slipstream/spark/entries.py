@@ -35,34 +35,35 @@ class Layout:
     operation: str = ""
     deleted: str = ""
 
-    def changes(self, batch: pa.RecordBatch) -> list[Change]:
-        """What the rows of a batch ask for, in their order."""
+    def changes(self, batch: pa.RecordBatch, *, first: int = 0) -> list[Change]:
+        """What the rows of a batch ask for, in their order; `first` is the number of its first row, for errors."""
         keys: list[str | None] = batch.column(self.key).to_pylist()
         # Binary also where it is text: Arrow's strings are UTF-8, as the bytes are that a bucket holds.
         values: list[bytes | None] = batch.column(self.value).cast("binary").to_pylist()
         if self.operation or self.deleted:
-            gone = self._deletes(batch, keys)
+            gone = self._deletes(batch, keys, first)
             values = [None if delete else value for value, delete in zip(values, gone, strict=True)]
         else:
             gone = []
         for row, key in enumerate(keys):
             if key is None:
-                raise UsageError(f"row {row}: column {self.key!r} is null, a key is needed")
+                raise UsageError(f"row {first + row}: column {self.key!r} is null, a key is needed")
             if values[row] is None and not (gone and gone[row]):
                 raise UsageError(
-                    f"row {row}: column {self.value!r} of key {key!r} is null; to delete a key say so in a boolean "
-                    "column 'deleted' or a column 'operation' with 'DEL'"
+                    f"row {first + row}: column {self.value!r} of key {key!r} is null; to delete a key say so in "
+                    "a boolean column 'deleted' or a column 'operation' with 'DEL'"
                 )
         return list(map(Change, keys, values))  # type: ignore[arg-type]  # no key is null
 
-    def _deletes(self, batch: pa.RecordBatch, keys: list[str | None]) -> list[bool]:
+    def _deletes(self, batch: pa.RecordBatch, keys: list[str | None], first: int) -> list[bool]:
         if self.deleted:
             return [bool(one) for one in batch.column(self.deleted).to_pylist()]
         words = batch.column(self.operation).to_pylist()
         for row, word in enumerate(words):
             if word is None or word.upper() not in _DELETES:
                 raise UsageError(
-                    f"row {row}: column {self.operation!r} of key {keys[row]!r} is {word!r}: 'PUT' or 'DEL' is allowed"
+                    f"row {first + row}: column {self.operation!r} of key {keys[row]!r} is {word!r}: "
+                    "'PUT' or 'DEL' is allowed"
                 )
         return [_DELETES[word.upper()] for word in words]
 

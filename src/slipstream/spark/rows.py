@@ -16,7 +16,7 @@ from slipstream.wire import Headers
 
 MAX_ROWS = 20_000
 MAX_BYTES = 32 * 1024 * 1024
-_TIME = pa.timestamp("us", tz="UTC")
+TIME = pa.timestamp("us", tz="UTC")
 _HEADERS = pa.map_(pa.string(), pa.list_(pa.string()))
 
 
@@ -95,7 +95,7 @@ def _headers(chunk: Columns) -> pa.Array:
 _COLUMNS: dict[str, tuple[pa.DataType, Callable[[Columns], pa.Array]]] = {
     "subject": (pa.string(), lambda chunk: pa.array(chunk.subjects, pa.string())),
     "sequence": (pa.int64(), lambda chunk: pa.array(chunk.seqs, pa.int64())),
-    "timestamp": (_TIME, lambda chunk: pa.array([time // 1000 for time in chunk.times], pa.int64()).cast(_TIME)),
+    "timestamp": (TIME, lambda chunk: pa.array([time // 1000 for time in chunk.times], pa.int64()).cast(TIME)),
     "timestamp_ns": (pa.int64(), lambda chunk: pa.array(chunk.times, pa.int64())),
     "headers": (_HEADERS, _headers),
     "data": (pa.binary(), lambda chunk: pa.array(chunk.data, pa.binary())),

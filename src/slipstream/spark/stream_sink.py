@@ -1,0 +1,207 @@
+"""`df.write` and `writeStream` with the format `jetstream`: rows become messages of a stream, each exactly once.
+
+Every row has an id that is the same at every attempt (`records.py`), and how far a batch was written is on record
+(`progress.py`). An attempt that is not the first reads what the stream has got of its rows and sends the rest. Attempts
+that run side by side (speculative tasks, a worker that outlives its driver) are held apart by the stream's duplicate
+window: an attempt looks at the stream again before half of that time has passed since it last did, so that a row is
+either found there or refused as a duplicate. Publishes are never kept for a later connection: a lost one is an error.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from slipstream.api import StreamInfo
+from slipstream.errors import Error, StreamNotFoundError, UsageError
+from slipstream.facade.blocking import JetStream
+from slipstream.jetstream.window import FailedPublish
+from slipstream.spark.link import open_jetstream
+from slipstream.spark.options import StreamSinkOptions, stream_sink_options
+from slipstream.spark.outbox import Outbox
+from slipstream.spark.progress import Progress, Task, written_ids
+from slipstream.spark.records import Record, Shape, id_prefix, records, shape_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+QUERY_ID = "sql.streaming.queryId"
+BATCH_ID = "streaming.sql.batchId"
+_LEAST_LOOK = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Sent(WriterCommitMessage):
+    """What a task has done: its rows, how many of them an earlier attempt had written, the newest sequence."""
+
+    partition: int
+    rows: int
+    found: int
+    last_seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamTask:
+    """The work of one task."""
+
+    options: StreamSinkOptions
+    shape: Shape
+
+    def run(self, batches: Iterator[pa.RecordBatch], task: Task) -> Sent:
+        """Bring every row into the stream, once, and wait until each is acknowledged."""
+        options = self.options
+        with open_jetstream(options.connection, os.environ, reconnect=False) as js:
+            target = check_target(js, options)
+            progress = Progress(js, options.progress, options.stream)
+            begun = progress.begin(task, target)
+            if begun.is_done:
+                return Sent(task.partition, 0, 0, target.state.last_seq)
+            prefix = id_prefix(*task)
+            rows = records(batches, self.shape, prefix)
+            sender = _Sender(js, options, target, "" if self.shape.has_msg_id else prefix, begun.begin)
+            if not begun.is_first:
+                sender.look()
+            sent = sender.send_all(rows)
+            progress.done(task, begun, target)
+            return Sent(task.partition, sent, sender.found, sender.last_seq)
+
+
+class _Sender:
+    """Sends the rows of one attempt, and looks from time to time at what others have sent of them."""
+
+    def __init__(self, js: JetStream, options: StreamSinkOptions, target: StreamInfo, prefix: str, begin: int) -> None:
+        self._js = js
+        self._stream = js.stream(options.stream)
+        self._now = js.client.now
+        self._prefix = prefix
+        self._looked_to = begin
+        self._looked_at = self._now()
+        self._look_every = max(_LEAST_LOOK, target.config.duplicate_window.total_seconds() / 2)
+        self._known: set[str] = set()
+        timeout = options.connection.timeout
+        self._outbox = Outbox(js, max_in_flight=options.max_in_flight, timeout=timeout)
+        self._expected = b"Nats-Expected-Stream: %b\r\n" % options.stream.encode()
+        self.found = 0
+
+    @property
+    def last_seq(self) -> int:
+        return self._outbox.last_seq
+
+    def look(self) -> None:
+        """Note the ids that the stream has got since the last look."""
+        self._outbox.flush()  # what is on its way is seen now or by the next look, in any case before half the window
+        info = self._stream.info()
+        self._looked_at = self._now()
+        self._known.update(written_ids(self._stream, info, self._looked_to + 1, self._prefix))
+        self._looked_to = max(info.state.last_seq, self._looked_to)
+
+    def send_all(self, rows: Iterator[Record]) -> int:
+        """Send what is not there; gives the number of rows. The first row that is refused is an error that names it."""
+        count = 0
+        outbox, known = self._outbox, self._known
+        places: list[tuple[int, str]] = []  # row and subject of what was sent, for errors
+        for record in rows:
+            count += 1
+            if self._now() - self._looked_at > self._look_every:
+                self.look()
+            if record.msg_id in known:
+                self.found += 1
+                continue
+            places.append((record.row, record.subject))
+            header = b"NATS/1.0\r\n%b%bNats-Msg-Id: %b\r\n\r\n" % (
+                record.headers,
+                self._expected,
+                record.msg_id.encode(),
+            )
+            outbox.send(record.subject, record.data, header)
+            if outbox.has_refused:
+                raise refused(outbox.refused(), places)
+        outbox.flush()
+        if outbox.has_refused:
+            raise refused(outbox.refused(), places)
+        self.found += outbox.duplicates
+        return count
+
+
+def refused(failures: Sequence[FailedPublish], places: list[tuple[int, str]]) -> Error:
+    """The first refusal, with the row that it is about."""
+    first = min(failures)
+    row, subject = places[first.place]
+    return UsageError(f"row {row} (subject {subject!r}) was refused: {first.error}")
+
+
+def check_target(js: JetStream, options: StreamSinkOptions) -> StreamInfo:
+    """The stream's info; raises if it cannot be written to."""
+    try:
+        info = js.stream(options.stream).info()
+    except StreamNotFoundError as error:
+        raise UsageError(f"there is no stream {options.stream!r}: make it first, with create_stream") from error
+    if info.config.mirror is not None or info.config.sealed:
+        kind = "a mirror" if info.config.mirror is not None else "sealed"
+        raise UsageError(f"stream {options.stream!r} is {kind}: only its origin can be written to")
+    if info.config.no_ack:
+        raise UsageError(f"stream {options.stream!r} has no_ack set: rows that nobody acknowledges can be lost")
+    return info
+
+
+def stream_task(options: Mapping[str, str], schema: StructType) -> StreamTask:
+    """The work of a write with these options, checked against the server."""
+    found = stream_sink_options(options)
+    shape = shape_of({field.name: field.dataType.simpleString() for field in schema.fields})
+    with open_jetstream(found.connection, os.environ) as js:
+        check_target(js, found)
+        Progress(js, found.progress, found.stream).prepare()
+    return StreamTask(found, shape)
+
+
+def current_task() -> TaskContext:
+    """The task that this worker runs."""
+    context = TaskContext.get()
+    if context is None:
+        raise UsageError("rows are written by tasks of Spark only")
+    return context
+
+
+class StreamBatchWriter(DataSourceArrowWriter):
+    """Writes a DataFrame. With the option `writeId` a write that is run again leaves out what it wrote before."""
+
+    def __init__(self, task: StreamTask) -> None:
+        self._is_named = bool(task.options.write_id)
+        self._task = task if self._is_named else replace(task, options=_with_id(task.options))
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Sent:
+        partition = current_task().partitionId()
+        return self._task.run(iterator, Task(f"write-{self._task.options.write_id}", 0, partition))
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Nobody will try it again, unless it has a name: then a second run must find the records."""
+        if self._is_named:
+            return
+        options = self._task.options
+        with open_jetstream(options.connection, os.environ) as js:
+            Progress(js, options.progress, options.stream).forget(f"write-{options.write_id}", range(len(messages)))
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """Writes the micro-batches of a streaming query."""
+
+    def __init__(self, task: StreamTask) -> None:
+        self._task = task
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Sent:
+        context = current_task()
+        query, batch = context.getLocalProperty(QUERY_ID), context.getLocalProperty(BATCH_ID)
+        if not query or not batch:
+            raise UsageError(f"Spark does not say which batch this is: {QUERY_ID} is {query!r}, {BATCH_ID} {batch!r}")
+        return self._task.run(iterator, Task(query, int(batch), context.partitionId()))
+
+
+def _with_id(options: StreamSinkOptions) -> StreamSinkOptions:
+    return replace(options, write_id=uuid.uuid4().hex)
