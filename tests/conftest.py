@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from slipstream.server.net import Server
+from tests.cluster import Cluster
 from tests.servers import real_server
 
 pytest_plugins = ["tests.spec_plugin"]
@@ -48,6 +49,21 @@ def any_server(request: pytest.FixtureRequest) -> str:
     """The same test on our server and on the real one; gives its URL. The parameter decides which side is proven."""
     url: str = request.getfixturevalue("our_url" if request.param == "ours" else "real_url")
     return url
+
+
+@pytest.fixture(scope="session")
+def whole_run_cluster() -> Iterator[Cluster]:
+    """A real cluster of three, one for the whole run; take `cluster` instead."""
+    with Cluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(whole_run_cluster: Cluster) -> Iterator[Cluster]:
+    """A real cluster of three whose routes can be held; whatever a test left held is released."""
+    whole_run_cluster.wait_until_whole()
+    yield whole_run_cluster
+    whole_run_cluster.proxy.release_all()
 
 
 @pytest.fixture

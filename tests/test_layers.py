@@ -65,6 +65,7 @@ IO_FILES = (
     "slipstream/client/blocking*.py",
     "slipstream/client/link.py",  # a transport of asyncio
     "slipstream/client/line.py",  # a socket
+    "slipstream/client/contexts.py",  # files of connection settings
     "slipstream/client/sources.py",  # files and the environment, for secrets
     "slipstream/client/tls.py",  # certificates
     "slipstream/server/[!/]*.py",

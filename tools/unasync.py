@@ -19,8 +19,11 @@ from tokenize import TokenInfo
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
+ROOMS = ("jetstream", "kv", "objects", "facade")
 PAIRS = tuple(
-    (f"src/slipstream/{room}/aio.py", f"src/slipstream/{room}/blocking.py") for room in ("jetstream", "kv", "facade")
+    (path.relative_to(ROOT).as_posix(), path.relative_to(ROOT).as_posix().replace("/aio", "/blocking"))
+    for room in ROOMS
+    for path in sorted((ROOT / "src/slipstream" / room).glob("aio*.py"))
 )
 
 NAMES = {
@@ -97,7 +100,7 @@ def docstring(text: str) -> str:
     text = re.sub(r"\bAsyncio\b", "Blocking", text)
     text = re.sub(r"\bawait (?=\S)", "", text)
     text = re.sub(r"\basync (?=(?:with|for|def)\b)", "", text)
-    text = re.sub(r"\baio\b", "blocking", text)
+    text = re.sub(r"\baio(?=\b|_[a-z])", "blocking", text)
     return _DOC_NAMES.sub(lambda match: NAMES[match[0]], text)
 
 
@@ -128,6 +131,8 @@ def rewrite_name(line: Sequence[TokenInfo], index: int) -> Edit | None:
         is_import = line[0].string in ("import", "from")
         if is_import or before == "." or (after is not None and after.string == "."):
             return Edit(token.start, token.end, "blocking")
+    if word.startswith("aio_") and line[0].string in ("import", "from"):  # one of several modules of a driver
+        return Edit(token.start, token.end, "blocking_" + word.removeprefix("aio_"))
     return Edit(token.start, token.end, NAMES[word]) if word in NAMES else None
 
 

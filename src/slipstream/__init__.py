@@ -7,7 +7,17 @@ JetStream server to embed.
 from typing import TYPE_CHECKING
 
 from slipstream.errors import Error
-from slipstream.facade import BucketConfig, Headers, PubAck, StreamConfig, from_env
+from slipstream.facade import (
+    BucketConfig,
+    Context,
+    Contexts,
+    Headers,
+    ObjectInfo,
+    ObjectStoreConfig,
+    PubAck,
+    StreamConfig,
+    from_env,
+)
 from slipstream.facade.aio import Client, JetStream, connect
 from slipstream.facade.blocking import Client as BlockingClient
 from slipstream.facade.blocking import JetStream as BlockingJetStream
@@ -21,9 +31,13 @@ __all__ = [
     "BlockingJetStream",
     "BucketConfig",
     "Client",
+    "Context",
+    "Contexts",
     "Error",
     "Headers",
     "JetStream",
+    "ObjectInfo",
+    "ObjectStoreConfig",
     "PubAck",
     "Server",
     "StreamConfig",

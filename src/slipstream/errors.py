@@ -123,6 +123,35 @@ class BucketNotFoundError(Error):
     """No bucket has the requested name."""
 
 
+class ObjectNotFoundError(Error, KeyError):
+    """The bucket has no object of that name, or it was deleted."""
+
+    def __init__(self, bucket: str, name: str, detail: str = "") -> None:
+        super().__init__(f"no object {name!r} in bucket {bucket!r}" + (f": {detail}" if detail else ""))
+        self.bucket = bucket
+        self.name = name
+
+    def __str__(self) -> str:  # KeyError shows the repr of its argument otherwise
+        return str(self.args[0])
+
+
+class ObjectExistsError(Error):
+    """The bucket has an object of that name already."""
+
+    def __init__(self, bucket: str, name: str) -> None:
+        super().__init__(f"bucket {bucket!r} already has an object {name!r}")
+        self.bucket = bucket
+        self.name = name
+
+
+class ObjectDamagedError(Error):
+    """What the stream has of an object is not what its record says: chunks are missing, or the digest differs."""
+
+
+class SnapshotError(Error):
+    """The server ended the snapshot of a stream before it was complete."""
+
+
 class StoreError(Error):
     """The server's store could not keep or return what it was asked to."""
 

@@ -57,7 +57,6 @@ def test_the_same_create_twice_is_the_same_answer_and_another_is_refused(client:
         ({"subjects": ["$JS.API.>"]}, 10052, "subjects that overlap with jetstream api require no-ack to be true"),
         ({"subjects": ["$SYS.x"]}, 10052, "subjects that overlap with system api require no-ack to be true"),
         ({"subjects": ["taken.x"]}, 10065, "subjects overlap with an existing stream"),
-        ({"num_replicas": 3}, 10074, "replicas > 1 not supported in non-clustered mode"),
         ({"num_replicas": 7}, 10052, "maximum replicas is 5"),
         ({"max_age": 5000}, 10052, "max age needs to be >= 100ms"),
         ({"max_age": 1_000_000_000, "duplicate_window": 2_000_000_000}, 10052,
@@ -152,7 +151,6 @@ def test_update_refuses_what_may_not_change(client: Client) -> None:
 
     assert refusal(storage="file") == (10052, "stream configuration update can not change storage type")
     assert refusal(deny_delete=False) == (10052, "stream configuration update can not cancel deny message deletes")
-    assert refusal(num_replicas=3)[0] == 10074
     assert refusal(subjects=["t.x"])[0] == 10065
     assert refusal(name="Z")[0] == 10056
     assert client.api("STREAM.UPDATE.NONE", {"name": "NONE"})["error"]["err_code"] == 10059

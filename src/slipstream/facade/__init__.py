@@ -4,8 +4,20 @@ Lower rooms know nothing of it; the package re-exports it.
 """
 
 from slipstream.api import PubAck, StreamConfig
+from slipstream.client.contexts import Context, Contexts
 from slipstream.client.sources import from_env
 from slipstream.kv.bucket import BucketConfig
+from slipstream.objects import ObjectInfo, ObjectStoreConfig
 from slipstream.wire import Headers
 
-__all__ = ["BucketConfig", "Headers", "PubAck", "StreamConfig", "from_env"]
+__all__ = [
+    "BucketConfig",
+    "Context",
+    "Contexts",
+    "Headers",
+    "ObjectInfo",
+    "ObjectStoreConfig",
+    "PubAck",
+    "StreamConfig",
+    "from_env",
+]

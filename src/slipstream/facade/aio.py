@@ -5,10 +5,18 @@ The blocking twin is generated from this file (`tools/unasync.py`).
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping
+from typing import Any
+
+from slipstream.api import StreamConfig, StreamInfo
 from slipstream.client import aio as core
 from slipstream.jetstream import aio as jetstream
+from slipstream.jetstream.aio_backup import CHUNK_SIZE, Snapshot, restore
 from slipstream.kv.aio import KeyValue
 from slipstream.kv.bucket import BucketConfig
+from slipstream.objects.aio import ObjectStore
+from slipstream.objects.info import STREAM_PREFIX as OBJECTS_PREFIX
+from slipstream.objects.info import ObjectStoreConfig
 
 
 class JetStream(jetstream.JetStream):
@@ -21,6 +29,41 @@ class JetStream(jetstream.JetStream):
     async def key_value(self, bucket: str, *, timeout: float | None = None) -> KeyValue:
         """An existing bucket; raises BucketNotFoundError if there is none."""
         return await KeyValue.open_bucket(self, bucket, timeout=timeout)
+
+    def snapshot(
+        self, stream: str, *, consumers: bool = True, chunk_size: int = CHUNK_SIZE, timeout: float | None = None
+    ) -> Snapshot:
+        """All of a stream as bytes, to keep and to `restore`: `async for piece in js.snapshot("ORDERS")`."""
+        return Snapshot(self, stream, consumers=consumers, chunk_size=chunk_size, timeout=timeout)
+
+    async def restore(
+        self,
+        config: StreamConfig | Mapping[str, Any],
+        state: Mapping[str, Any],
+        data: Iterable[bytes] | AsyncIterable[bytes],
+        *,
+        timeout: float | None = None,
+    ) -> StreamInfo:
+        """Make a stream out of a snapshot's `config`, `state` and bytes. One of that name must not be there."""
+        return await restore(self, config, state, data, timeout=timeout)
+
+    async def create_object_store(self, config: ObjectStoreConfig, *, timeout: float | None = None) -> ObjectStore:
+        """Make a bucket of objects, or find it made with the same configuration."""
+        return await ObjectStore.create_bucket(self, config, timeout=timeout)
+
+    async def object_store(self, bucket: str, *, timeout: float | None = None) -> ObjectStore:
+        """An existing bucket of objects; raises BucketNotFoundError if there is none."""
+        return await ObjectStore.open_bucket(self, bucket, timeout=timeout)
+
+    async def delete_object_store(self, bucket: str, *, timeout: float | None = None) -> None:
+        """Remove a bucket of objects and everything in it."""
+        await ObjectStore(self, bucket).destroy(timeout=timeout)
+
+    async def object_stores(self, *, timeout: float | None = None) -> AsyncIterator[str]:
+        """The names of all buckets of objects."""
+        async for name in self.stream_names(subject="$O.*.M.>", timeout=timeout):
+            if name.startswith(OBJECTS_PREFIX):
+                yield name.removeprefix(OBJECTS_PREFIX)
 
 
 class Client(core.Client):

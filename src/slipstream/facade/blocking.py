@@ -6,10 +6,18 @@ The blocking twin is generated from this file (`tools/unasync.py`).
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from slipstream.api import StreamConfig, StreamInfo
 from slipstream.client import blocking as core
 from slipstream.jetstream import blocking as jetstream
+from slipstream.jetstream.blocking_backup import CHUNK_SIZE, Snapshot, restore
 from slipstream.kv.blocking import KeyValue
 from slipstream.kv.bucket import BucketConfig
+from slipstream.objects.blocking import ObjectStore
+from slipstream.objects.info import STREAM_PREFIX as OBJECTS_PREFIX
+from slipstream.objects.info import ObjectStoreConfig
 
 
 class JetStream(jetstream.JetStream):
@@ -22,6 +30,41 @@ class JetStream(jetstream.JetStream):
     def key_value(self, bucket: str, *, timeout: float | None = None) -> KeyValue:
         """An existing bucket; raises BucketNotFoundError if there is none."""
         return KeyValue.open_bucket(self, bucket, timeout=timeout)
+
+    def snapshot(
+        self, stream: str, *, consumers: bool = True, chunk_size: int = CHUNK_SIZE, timeout: float | None = None
+    ) -> Snapshot:
+        """All of a stream as bytes, to keep and to `restore`: `for piece in js.snapshot("ORDERS")`."""
+        return Snapshot(self, stream, consumers=consumers, chunk_size=chunk_size, timeout=timeout)
+
+    def restore(
+        self,
+        config: StreamConfig | Mapping[str, Any],
+        state: Mapping[str, Any],
+        data: Iterable[bytes] | Iterable[bytes],
+        *,
+        timeout: float | None = None,
+    ) -> StreamInfo:
+        """Make a stream out of a snapshot's `config`, `state` and bytes. One of that name must not be there."""
+        return restore(self, config, state, data, timeout=timeout)
+
+    def create_object_store(self, config: ObjectStoreConfig, *, timeout: float | None = None) -> ObjectStore:
+        """Make a bucket of objects, or find it made with the same configuration."""
+        return ObjectStore.create_bucket(self, config, timeout=timeout)
+
+    def object_store(self, bucket: str, *, timeout: float | None = None) -> ObjectStore:
+        """An existing bucket of objects; raises BucketNotFoundError if there is none."""
+        return ObjectStore.open_bucket(self, bucket, timeout=timeout)
+
+    def delete_object_store(self, bucket: str, *, timeout: float | None = None) -> None:
+        """Remove a bucket of objects and everything in it."""
+        ObjectStore(self, bucket).destroy(timeout=timeout)
+
+    def object_stores(self, *, timeout: float | None = None) -> Iterator[str]:
+        """The names of all buckets of objects."""
+        for name in self.stream_names(subject="$O.*.M.>", timeout=timeout):
+            if name.startswith(OBJECTS_PREFIX):
+                yield name.removeprefix(OBJECTS_PREFIX)
 
 
 class Client(core.Client):

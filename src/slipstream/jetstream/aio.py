@@ -52,6 +52,16 @@ class JetStream:
         """The connection beneath."""
         return self._client
 
+    @property
+    def prefix(self) -> str:
+        """The subject prefix of the API."""
+        return self._api.prefix
+
+    @property
+    def timeout(self) -> float:
+        """In seconds, for calls that do not say another."""
+        return self._timeout
+
     async def publish(
         self,
         subject: str,
@@ -323,6 +333,10 @@ class Stream:
     async def get_from_leader(self, request: GetRequest, *, timeout: float | None = None) -> StoredMessage:
         """Message Get: answered by the stream's leader alone."""
         return await self._js.run(self._api.message_get(self.name, request), timeout=timeout)
+
+    async def get_last_from_leader(self, subject: str, *, timeout: float | None = None) -> StoredMessage:
+        """The newest message whose subject matches, as the stream's leader has it."""
+        return await self.get_from_leader(GetRequest(last_by_subj=check_filter(subject)), timeout=timeout)
 
     async def read(
         self, *, start: int = 1, end: int = 0, subject: str = "", min_last_seq: int = 0, timeout: float | None = None

@@ -53,6 +53,16 @@ class JetStream:
         """The connection beneath."""
         return self._client
 
+    @property
+    def prefix(self) -> str:
+        """The subject prefix of the API."""
+        return self._api.prefix
+
+    @property
+    def timeout(self) -> float:
+        """In seconds, for calls that do not say another."""
+        return self._timeout
+
     def publish(
         self,
         subject: str,
@@ -322,6 +332,10 @@ class Stream:
     def get_from_leader(self, request: GetRequest, *, timeout: float | None = None) -> StoredMessage:
         """Message Get: answered by the stream's leader alone."""
         return self._js.run(self._api.message_get(self.name, request), timeout=timeout)
+
+    def get_last_from_leader(self, subject: str, *, timeout: float | None = None) -> StoredMessage:
+        """The newest message whose subject matches, as the stream's leader has it."""
+        return self.get_from_leader(GetRequest(last_by_subj=check_filter(subject)), timeout=timeout)
 
     def read(
         self, *, start: int = 1, end: int = 0, subject: str = "", min_last_seq: int = 0, timeout: float | None = None

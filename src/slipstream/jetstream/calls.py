@@ -112,11 +112,11 @@ class Api:
 
     def create_stream(self, config: StreamConfig) -> Call[StreamInfo]:
         """Make a stream, or find it made with the same configuration."""
-        return self._stream_call("CREATE", check_name(config.name), config.to_json(), _stream_info)
+        return self._stream_call("CREATE", check_name(config.name), config.to_json(), decode_stream_info)
 
     def update_stream(self, config: StreamConfig) -> Call[StreamInfo]:
         """Change a stream's configuration."""
-        return self._stream_call("UPDATE", check_name(config.name), config.to_json(), _stream_info)
+        return self._stream_call("UPDATE", check_name(config.name), config.to_json(), decode_stream_info)
 
     def stream_info(self, name: str, *, subjects_filter: str = "", deleted_details: bool = False) -> Call[StreamInfo]:
         """Configuration and state; with the subjects that match a filter, with the deleted sequences."""
@@ -125,14 +125,14 @@ class Api:
             body["subjects_filter"] = check_filter(subjects_filter)
         if deleted_details:
             body["deleted_details"] = True
-        return self._stream_call("INFO", check_name(name), encode_json(body) if body else b"", _stream_info)
+        return self._stream_call("INFO", check_name(name), encode_json(body) if body else b"", decode_stream_info)
 
     def delete_stream(self, name: str) -> Call[None]:
         """Remove a stream and all its messages."""
         return self._stream_call("DELETE", check_name(name), b"", _success)
 
     def purge_stream(self, name: str, *, subject: str = "", below: int = 0, keep: int = 0) -> Call[int]:
-        """Remove messages: all, those of a filter, those with a sequence under `below`, or all but the newest `keep`."""
+        """Remove messages: all, those of a filter, those below a sequence, or all but the newest `keep`."""
         if below and keep:
             raise UsageError(f"purge with below={below} and keep={keep}: one of them is allowed, not both")
         body: dict[str, Any] = {"filter": check_filter(subject)} if subject else {}
@@ -285,7 +285,8 @@ def _ttl(ttl: timedelta) -> str:
     return f"{ttl // timedelta(milliseconds=1)}ms"
 
 
-def _stream_info(msg: Msg) -> StreamInfo:
+def decode_stream_info(msg: Msg) -> StreamInfo:
+    """The info of a stream that was made, changed or asked for."""
     body = api_body(msg)
     for name in ("type", "did_create", "total", "offset", "limit"):  # of the response, not of the stream
         body.pop(name, None)

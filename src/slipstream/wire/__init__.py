@@ -29,6 +29,7 @@ from slipstream.wire.events import (
 from slipstream.wire.handshake import ConnectOptions, ServerInfo
 from slipstream.wire.headers import Headers, Status, parse_status
 from slipstream.wire.inbox import Inbox
+from slipstream.wire.mapping import SubjectMapping, check_mapping
 from slipstream.wire.parser import Parser, Side
 from slipstream.wire.router import Match, Router
 from slipstream.wire.subjects import (
@@ -63,9 +64,11 @@ __all__ = [
     "Side",
     "Status",
     "Sub",
+    "SubjectMapping",
     "Unsub",
     "Violation",
     "check_filter",
+    "check_mapping",
     "check_subject",
     "connect",
     "err",

@@ -6,6 +6,7 @@ have their own names and those of others their account's in front (`account/stre
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Protocol
 
 import msgspec
@@ -13,7 +14,7 @@ import msgspec
 from slipstream.api import StreamConfig, encode_json
 from slipstream.api.names import API_PREFIX
 from slipstream.server.engine.direct import PREFIX, QUEUE
-from slipstream.server.engine.host import Job, Waiter
+from slipstream.server.engine.host import Job, Target, Waiter
 from slipstream.server.engine.journal import Journal, Source
 from slipstream.server.engine.jsapi import Api
 from slipstream.server.engine.session import ClientSub
@@ -107,6 +108,11 @@ class Account:
         stream.journal.store.delete(stream.key)
         stream.journal.catalog = True
 
+    def replace_peer(self, stream: Stream, peer: str, now: int) -> None:
+        self._detach(stream)
+        stream.replicas.replace(peer, now)
+        self._attach(stream)
+
     def load(self, journal: Journal, now: int) -> None:
         """Make the streams those of the store: at the start, and after a group was lost."""
         kept: dict[str, Stored] = {
@@ -135,14 +141,19 @@ class Account:
         self.streams[stream.name] = stream
         for subject in stream.config.subjects:
             self.switch.add(subject, stream)
-        if stream.config.allow_direct:
-            self.switch.add(f"{PREFIX}{stream.name}", stream.leader, QUEUE)
-            self.switch.add(f"{PREFIX}{stream.name}.>", stream.leader, QUEUE)
+        for subject, peer in self._responders(stream):
+            self.switch.add(subject, peer, QUEUE)
 
     def _detach(self, stream: Stream) -> None:
         del self.streams[stream.name]
         for subject in stream.config.subjects:
             self.switch.discard(subject, stream)
+        for subject, peer in self._responders(stream):
+            self.switch.discard(subject, peer, QUEUE)
+
+    def _responders(self, stream: Stream) -> Iterator[tuple[str, Target]]:
+        """Who answers Direct Gets, on which subject."""
         if stream.config.allow_direct:
-            self.switch.discard(f"{PREFIX}{stream.name}", stream.leader, QUEUE)
-            self.switch.discard(f"{PREFIX}{stream.name}.>", stream.leader, QUEUE)
+            for peer in stream.replicas.peers:
+                yield f"{PREFIX}{stream.name}", peer
+                yield f"{PREFIX}{stream.name}.>", peer

@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 from slipstream.api import Discard, Retention, Storage, StreamConfig, encode_json
-from slipstream.errors import ApiError, InvalidJsonError, ReplicasNotSupportedError, StreamInvalidConfigError
+from slipstream.errors import ApiError, InvalidJsonError, StreamInvalidConfigError
 from slipstream.wire import is_valid_filter, overlaps, subset_of
 
 MAX_NAME = 255
@@ -93,17 +93,10 @@ def check_create(config: StreamConfig) -> None:
         raise _invalid("stream has no mirror but does have mirror direct")
 
 
-def check_replicas(config: StreamConfig) -> None:
-    """One peer per stream, for now."""
-    if config.num_replicas > 1:
-        raise ReplicasNotSupportedError
-
-
 def updated(old: StreamConfig, new: StreamConfig) -> StreamConfig:
     """What an update makes of a stream's configuration; `new` is normalised."""
     if new.name != old.name:
         raise _invalid("stream configuration name must match original")
-    check_replicas(new)
     if new.storage != old.storage:
         raise _invalid("stream configuration update can not change storage type")
     if new.retention != old.retention and Retention.WORK_QUEUE in (new.retention, old.retention):

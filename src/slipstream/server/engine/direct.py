@@ -15,7 +15,8 @@ import msgspec
 from slipstream.api import GetRequest, decode_get_request, format_time, names, parse_time
 from slipstream.errors import CorruptRecordError
 from slipstream.server.engine.host import Host, Progress
-from slipstream.server.engine.ports import Record, StreamLog
+from slipstream.server.engine.ports import Record
+from slipstream.server.engine.snapshot import LogView
 from slipstream.server.engine.timers import Timer
 from slipstream.wire import hmsg, msg
 from slipstream.wire.headers import status_block
@@ -24,6 +25,7 @@ PREFIX = "$JS.API.DIRECT.GET."
 QUEUE = "_sys_"
 
 REJECT_DELAY = 500_000_000
+DEPOSED_DELAY = 250_000_000  # on top, for a leader that is none any more: the real one is heard first
 MAX_MULTI = 1024
 CHUNK = 512
 CHUNK_BYTES = 256 * 1024
@@ -40,19 +42,26 @@ CORRUPT = status_block(500, "Message Corrupt")
 
 
 class Parked(NamedTuple):
-    """A request that waits for a sequence."""
+    """A request that waits for a sequence, until a moment."""
 
     seq: int
-    ready: Callable[[], None]
+    ready: Callable[[Peer], None]  # called with the peer that has it: another than at first, if leadership moved
+    reject: Callable[[], object]
+    when: int
     timer: Timer
 
 
 class Peer:
     """One replica of a stream, and its member of the queue group that answers Direct Gets."""
 
-    def __init__(self, host: Host, name: str, log: StreamLog) -> None:
+    def __init__(self, host: Host, name: str, log: LogView, *, peer: str = "") -> None:
+        """`name` is the stream's, `peer` that of the replica."""
         self.name = name
+        self.peer = peer
         self.log = log
+        self.redirects_to: Peer | None = None  # the leader of a follower
+        self.deposed = False  # does not lead any more, and does not know it
+        self.seen = 0  # of a filtered mirror: everything up to here was looked at
         self._host = host
         self._cut = len(PREFIX) + len(name)
         self._parked: list[Parked] = []
@@ -66,17 +75,30 @@ class Peer:
         if isinstance(request, bytes):
             self._host.send(reply, request, b"")
         elif request.min_last_seq > self.log.committed.last_seq:
+            self.wait_for(request, reply, now)
+        else:
+            self.answer(request, reply)
+        return True
+
+    def wait_for(self, request: GetRequest, reply: str, now: int) -> None:
+        """A request for more than this peer has: a follower passes it on to the leader, all others wait."""
+        if request.min_last_seq <= self.reached():
+            self.answer(request, reply)
+        elif self.redirects_to is not None:
+            self.redirects_to.wait_for(request, reply, now)
+        else:
             self.park(
                 request.min_last_seq,
-                ready=lambda: self._answer(request, reply),
+                ready=lambda peer: peer.answer(request, reply),
                 reject=lambda: self._host.send(reply, STALE, b""),
                 now=now,
             )
-        else:
-            self._answer(request, reply)
-        return True
 
-    def _answer(self, request: GetRequest, reply: str) -> None:
+    def reached(self) -> int:
+        """The sequence up to which this peer knows everything."""
+        return max(self.log.committed.last_seq, self.seen)
+
+    def answer(self, request: GetRequest, reply: str) -> None:
         if request.multi_last:
             self._answer_multi(request, reply)
         elif request.batch:
@@ -120,11 +142,15 @@ class Peer:
 
     # Read-after-write.
 
-    def park(self, seq: int, *, ready: Callable[[], None], reject: Callable[[], object], now: int) -> None:
-        """Call `ready` once `seq` is committed, or `reject` when that takes too long; at once, if too many wait."""
+    def park(self, seq: int, *, ready: Callable[[Peer], None], reject: Callable[[], object], now: int) -> None:
+        """Call `ready` (with the peer that can) once `seq` is committed, or `reject` when that takes too long; at once,
+        if too many wait."""
         if not self._host.wait(self, 1):
             reject()
             return
+        self._enter(seq, ready, reject, now + REJECT_DELAY + (DEPOSED_DELAY if self.deposed else 0))
+
+    def _enter(self, seq: int, ready: Callable[[Peer], None], reject: Callable[[], object], when: int) -> None:
         parked: Parked
 
         def give_up(_: int) -> None:
@@ -132,28 +158,36 @@ class Peer:
             self._host.wait(self, -1)
             reject()
 
-        parked = Parked(seq, ready, self._host.timers.at(now + REJECT_DELAY, give_up))
+        parked = Parked(seq, ready, reject, when, self._host.timers.at(when, give_up))
         self._parked.append(parked)
 
     def release(self) -> None:
         """Answer the parked requests whose sequence is committed now."""
         if not self._parked:
             return
-        last = self.log.committed.last_seq
+        last = self.reached()
         ripe = [parked for parked in self._parked if parked.seq <= last]
         if ripe:
             self._parked = [parked for parked in self._parked if parked.seq > last]
             self._host.wait(self, -len(ripe))
             for parked in ripe:
                 parked.timer.cancel()
-                parked.ready()
+                parked.ready(self)
 
-    def stop(self) -> None:
-        """The stream is gone: nobody is left waiting in the engine's books."""
-        for parked in self._parked:
-            parked.timer.cancel()
-        self._host.wait(self, -len(self._parked))
-        self._parked = []
+    def inherit(self, other: Peer) -> None:
+        """Take over what waits at another peer, with what is left of its time."""
+        for request in other.stop():
+            self._host.wait(self, 1)
+            self._enter(request.seq, request.ready, request.reject, request.when)
+        self.release()
+
+    def stop(self) -> list[Parked]:
+        """Let go of what waits here: nobody is left in the engine's books."""
+        parked, self._parked = self._parked, []
+        for request in parked:
+            request.timer.cancel()
+        self._host.wait(self, -len(parked))
+        return parked
 
 
 class Batch:
@@ -362,12 +396,12 @@ def _decode(payload: bytes) -> GetRequest | None:
     return request
 
 
-def start_of(log: StreamLog, request: GetRequest) -> int:
+def start_of(log: LogView, request: GetRequest) -> int:
     """The sequence a request starts from."""
     return request.seq if request.start_time is None else log.time_to_seq(parse_time(request.start_time))
 
 
-def find(log: StreamLog, request: GetRequest) -> Record | None:
+def find(log: LogView, request: GetRequest) -> Record | None:
     """The message that a request for one asks for."""
     if request.last_by_subj:
         return log.last(request.last_by_subj)

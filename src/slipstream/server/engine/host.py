@@ -45,6 +45,7 @@ class Host(Protocol):
 
     timers: Timers
     max_pending: int  # bytes that may be unsent to a client
+    leader_name: str  # of the server, and so of the first peer of each stream
 
     @property
     def switch(self) -> Home: ...

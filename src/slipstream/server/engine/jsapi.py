@@ -28,7 +28,7 @@ from slipstream.errors import (
     StreamSubjectOverlapError,
 )
 from slipstream.server.engine import config as rules
-from slipstream.server.engine.direct import find
+from slipstream.server.engine.direct import Peer, find
 from slipstream.server.engine.host import Host
 from slipstream.server.engine.journal import Home, Journal, Source
 from slipstream.server.engine.reports import MAX_SUBJECTS, UNLIMITED, stream_info, subject_page
@@ -88,11 +88,27 @@ class DeleteRequest(msgspec.Struct, forbid_unknown_fields=True):
     no_erase: bool = False
 
 
+class StepDownRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of STREAM.LEADER.STEPDOWN."""
+
+    class Placement(msgspec.Struct, forbid_unknown_fields=True):
+        cluster: str = ""
+        tags: list[str] = []
+        preferred: str = ""
+
+    placement: Placement | None = None
+
+
+class RemovePeerRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of STREAM.PEER.REMOVE."""
+
+    peer: str = ""
+
+
 class Catalog(Host, Protocol):
     """The account, as the API sees it."""
 
     streams: dict[str, Stream]
-    leader_name: str
 
     def journal_for(self, storage: str) -> Journal: ...
 
@@ -101,6 +117,8 @@ class Catalog(Host, Protocol):
     def change_stream(self, stream: Stream, config: StreamConfig, now: int) -> None: ...
 
     def delete_stream(self, stream: Stream) -> None: ...
+
+    def replace_peer(self, stream: Stream, peer: str, now: int) -> None: ...
 
     def answer(self, journal: Journal | None, reply: str, payload: bytes, source: Source) -> None:
         """Send when the journal's open group is durable; without a journal, when the catalog has nothing under way."""
@@ -166,8 +184,8 @@ class Api:
             "STREAM.MSG.DELETE": ("stream_msg_delete_response", self._delete_message),
             "STREAM.SNAPSHOT": ("stream_snapshot_response", _refusal("snapshots are not supported yet", 500, 10064)),
             "STREAM.RESTORE": ("stream_restore_response", _refusal("restore is not supported yet", 500, 10062)),
-            "STREAM.LEADER.STEPDOWN": ("stream_leader_stepdown_response", _CLUSTER),
-            "STREAM.PEER.REMOVE": ("stream_remove_peer_response", _CLUSTER),
+            "STREAM.LEADER.STEPDOWN": ("stream_leader_stepdown_response", self._step_down),
+            "STREAM.PEER.REMOVE": ("stream_remove_peer_response", self._remove_peer),
             "CONSUMER.NAMES": ("consumer_names_response", self._no_consumer_names),
             "CONSUMER.LIST": ("consumer_list_response", self._no_consumer_list),
         }
@@ -274,7 +292,8 @@ class Api:
                 page = {"total": total, "offset": offset, "limit": MAX_SUBJECTS}
         info = stream_info(stream, now, subjects=subjects, details=request.deleted_details)
         when = info.pop("ts")
-        return Outcome(page | info | {"cluster": {"leader": self._catalog.leader_name}, "ts": when})
+        cluster = info.pop("cluster", {"leader": self._catalog.leader_name})
+        return Outcome(page | info | {"cluster": cluster, "ts": when})
 
     def _no_consumer_names(self, name: str, _: bytes, __: int) -> Outcome:
         self._stream(name)
@@ -290,7 +309,6 @@ class Api:
         requested = _config(payload, name)
         rules.check_create(requested)
         config = rules.normalise(requested)
-        rules.check_replicas(config)
         stream = self._catalog.streams.get(name)
         if stream is None:
             self._check_overlap(config)
@@ -366,37 +384,69 @@ class Api:
             send(reply, b"", failure(exc))
             return
 
-        def ready() -> None:
+        def ready(peer: Peer) -> None:
             try:
-                send(reply, b"", self._message(stream, request))
+                send(reply, b"", _message(peer, request))
             except ApiError as exc:
                 send(reply, b"", failure(exc))
 
-        if request.min_last_seq <= stream.log.committed.last_seq:
-            ready()
-            return
-        stream.leader.park(
-            request.min_last_seq,
-            ready=ready,
-            reject=lambda: send(reply, b"", failure(MinLastSequenceError())),
-            now=now,
-        )
+        for peer in stream.replicas.claimants:
+            if request.min_last_seq <= peer.reached():
+                ready(peer)
+            else:
+                peer.park(
+                    request.min_last_seq,
+                    ready=ready,
+                    reject=lambda: send(reply, b"", failure(MinLastSequenceError())),
+                    now=now,
+                )
 
-    def _message(self, stream: Stream, request: GetRequest) -> bytes:
-        try:
-            record = find(stream.log, request)
-        except CorruptRecordError as exc:
-            raise ApiError(str(exc), code=500, err_code=10051) from exc
-        if record is None:
-            raise MessageNotFoundApiError
-        body = StoredBody(
-            subject=record.subject,
-            seq=record.seq,
-            hdrs=b"" if request.no_hdr else record.header,
-            data=record.payload,
-            time=format_time(record.time),
-        )
-        return encode_json({"type": RESPONSE_TYPE + _GET, "message": body})
+    # Replicas.
+
+    def _step_down(self, name: str, payload: bytes, now: int) -> Outcome:
+        stream = self._replicated(name)
+        request = _optional(payload, StepDownRequest)
+        preferred = request.placement.preferred if request.placement is not None else ""
+        if preferred and preferred not in (peer.peer for peer in stream.replicas.peers):
+            raise ApiError(f"preferred server {preferred!r} is no replica of the stream", code=400, err_code=10005)
+        if not stream.replicas.step_down(now, to=preferred):
+            raise ApiError("no other replica is current enough to lead", code=503, err_code=10008)
+        return Outcome({"success": True})
+
+    def _remove_peer(self, name: str, payload: bytes, now: int) -> Outcome:
+        stream = self._replicated(name)
+        if _is_empty(payload):
+            raise BadApiRequestError
+        peer = _decode(payload, RemovePeerRequest).peer
+        if not peer:
+            raise BadApiRequestError
+        if peer not in (other.peer for other in stream.replicas.peers):
+            raise ApiError("peer not a member", code=400, err_code=10040)
+        self._catalog.replace_peer(stream, peer, now)
+        return Outcome({"success": True})
+
+    def _replicated(self, name: str) -> Stream:
+        stream = self._stream(name)
+        if len(stream.replicas.peers) == 1:
+            raise ApiError("JetStream clustering support required", code=503, err_code=10010)
+        return stream
+
+
+def _message(peer: Peer, request: GetRequest) -> bytes:
+    try:
+        record = find(peer.log, request)
+    except CorruptRecordError as exc:
+        raise ApiError(str(exc), code=500, err_code=10051) from exc
+    if record is None:
+        raise MessageNotFoundApiError
+    body = StoredBody(
+        subject=record.subject,
+        seq=record.seq,
+        hdrs=b"" if request.no_hdr else record.header,
+        data=record.payload,
+        time=format_time(record.time),
+    )
+    return encode_json({"type": RESPONSE_TYPE + _GET, "message": body})
 
 
 def _refusal(text: str, code: int, err_code: int) -> Handler:
@@ -404,9 +454,6 @@ def _refusal(text: str, code: int, err_code: int) -> Handler:
         raise ApiError(text, code=code, err_code=err_code)
 
     return refuse
-
-
-_CLUSTER = _refusal("JetStream clustering support required", 503, 10010)
 
 
 class _StrictGet(GetRequest, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

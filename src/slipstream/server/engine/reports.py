@@ -53,12 +53,14 @@ def stream_info(
     unfinished: bool = False,
 ) -> dict[str, Any]:
     """Configuration and state, as create, update, info and list report them."""
-    return {
+    info = {
         "config": stream.config.to_dict(),
         "created": format_time(stream.created),
         "state": stream_state(stream, subjects=subjects, details=details, unfinished=unfinished),
-        "ts": format_time(now),
     }
+    if len(stream.replicas.peers) > 1:
+        info["cluster"] = stream.replicas.info(now)
+    return info | {"ts": format_time(now)}
 
 
 def subject_page(stream: Stream, pattern: str, offset: int) -> tuple[int, dict[str, int]]:

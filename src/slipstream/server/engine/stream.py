@@ -1,8 +1,7 @@
 """A stream: published messages become entries of its log, or the reason why not; its limits; what its readers are told.
 
 The checks look at the writer's view of the log, so that each message is judged by all that came before it; answers wait
-in the journal until what they report is durable. The leader's log is the stream's; peers that follow it come with
-replicas.
+in the journal until what they report is durable. The leader's log is the stream's; `replicas` has those who follow it.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from slipstream.errors import (
     WrongLastSequenceError,
 )
 from slipstream.server.engine.dedupe import DuplicateWindow, message_id
-from slipstream.server.engine.direct import Peer
 from slipstream.server.engine.host import Host
 from slipstream.server.engine.journal import Journal
 from slipstream.server.engine.ports import record_size
 from slipstream.server.engine.publish import NOTHING, Demands, demands
+from slipstream.server.engine.replicas import Replicas
 from slipstream.server.engine.timers import Timer
 from slipstream.wire import has_wildcard
 
@@ -59,7 +58,7 @@ class Stream:
         self.created = created
         self.journal = journal
         self.log = journal.store.log(key)
-        self.leader = Peer(host, self.name, self.log)
+        self.replicas = Replicas(host, self.name, self.log, now=created)
         self._host = host
         self._timer: Timer | None = None
         quoted = encode_json(self.name)
@@ -75,6 +74,7 @@ class Stream:
     def configure(self, config: StreamConfig) -> None:
         """Take over a configuration; `enforce` then makes the messages fit it."""
         self.config = config
+        self.replicas.scale(config.num_replicas, mirrors=config.mirror is not None)
         self._max_size = config.max_msg_size if config.max_msg_size > 0 else NO_LIMIT
         self._max_msgs = config.max_msgs if config.max_msgs > 0 else NO_LIMIT
         self._max_bytes = config.max_bytes if config.max_bytes > 0 else NO_LIMIT
@@ -114,7 +114,7 @@ class Stream:
         """The stream is gone."""
         if self._timer is not None:
             self._timer.cancel()
-        self.leader.stop()
+        self.replicas.stop()
 
     # Publishing.
 

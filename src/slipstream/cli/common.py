@@ -1,0 +1,171 @@
+"""What all commands share: the options of the connection, where they come from, and how a command is declared.
+
+For the connection, an option goes before an environment variable, and both go before the context. The context that is
+selected is left alone when a server is named: its credentials are for another one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from slipstream import BlockingClient, BlockingJetStream, Context, Contexts, connect_blocking
+from slipstream.cli import values
+from slipstream.cli.output import Output
+from slipstream.errors import UsageError
+
+Run = Callable[["Shell"], None]
+DEFAULT_SERVER = "nats://127.0.0.1:4222"
+DEFAULT_TIMEOUT = 5.0
+
+
+class Shell:
+    """What a running command works with."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.out = Output(json=getattr(options, "json", False))
+
+    @cached_property
+    def context(self) -> Context:
+        """The context that applies; an empty one if none does."""
+        name = self._given("context", "NATS_CONTEXT")
+        if name:
+            return Contexts().load(name)
+        selected = Contexts().selected
+        if selected and not self._given("server", "NATS_URL"):
+            return Contexts().load(selected)
+        return Context(name="")
+
+    @property
+    def timeout(self) -> float:
+        """For each wait."""
+        given = self._given("timeout", "NATS_TIMEOUT")
+        return values.seconds(given) if given else DEFAULT_TIMEOUT
+
+    def connect(self) -> BlockingClient:
+        """Open the connection; the command closes it."""
+        arguments: dict[str, Any] = {"servers": [DEFAULT_SERVER], **self.context.arguments()}
+        login = self._login()
+        if login:  # one way to log in replaces the context's
+            for name in ("user", "password", "token", "nkey", "credentials"):
+                arguments.pop(name, None)
+        arguments |= login
+        if server := self._given("server", "NATS_URL"):
+            arguments["servers"] = values.names(server)
+        for name, option, variable in (
+            ("tls_cert", "tlscert", "NATS_CERT"),
+            ("tls_key", "tlskey", "NATS_KEY"),
+            ("tls_ca", "tlsca", "NATS_CA"),
+            ("inbox_prefix", "inbox_prefix", ""),
+            ("name", "connection_name", ""),
+        ):
+            if given := self._given(option, variable):
+                arguments[name] = given
+        if getattr(self.options, "tlsfirst", False):
+            arguments["tls_first"] = True
+        arguments.setdefault("name", "slipstream")
+        return connect_blocking(**arguments, timeout=self.timeout)
+
+    def jetstream(self, client: BlockingClient) -> BlockingJetStream:
+        """JetStream where the options and the context say it is."""
+        prefix = self._given("js_api_prefix", "") or self.context.jetstream_api_prefix
+        domain = self._given("js_domain", "") or ("" if prefix else self.context.jetstream_domain)
+        return client.jetstream(prefix=prefix, domain=domain, timeout=self.timeout)
+
+    def confirm(self, question: str) -> None:
+        """Ask before something is lost, unless told not to; where nobody can answer, refuse."""
+        if self.options.force:
+            return
+        if not sys.stdin.isatty():
+            raise UsageError(f"{question} Nobody is there to answer: say --force")
+        self.out.note(f"{question} [y/N]")
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            raise UsageError("nothing was done")
+
+    def _login(self) -> dict[str, Any]:
+        if creds := self._given("creds", "NATS_CREDS"):
+            return {"credentials": Path(creds)}
+        if nkey := self._given("nkey", "NATS_NKEY"):
+            return {"nkey": Path(nkey)}
+        if token := self._given("token", "NATS_TOKEN"):
+            return {"token": token}
+        user, password = self._given("user", "NATS_USER"), self._given("password", "NATS_PASSWORD")
+        if user and password:
+            return {"user": user, "password": password}
+        return {"token": user} if user else {}  # as in the `nats` tool
+
+    def _given(self, option: str, variable: str) -> str:
+        value: str = getattr(self.options, option, None) or (os.environ.get(variable, "") if variable else "")
+        return value
+
+
+class Commands:
+    """Declares commands, at the top or below another one."""
+
+    def __init__(self, parsers: Any, shared: argparse.ArgumentParser) -> None:
+        self._parsers = parsers
+        self._shared = shared
+
+    def add(self, name: str, run: Run, text: str, *, aliases: tuple[str, ...] = (), examples: str = "") -> Parser:
+        """A command. `examples` are shown below its options."""
+        parser: argparse.ArgumentParser = self._parsers.add_parser(
+            name,
+            aliases=aliases,
+            help=text,
+            description=text[0].upper() + text[1:] + ".",
+            epilog=f"examples:\n{examples}" if examples else None,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            parents=[self._shared],
+            allow_abbrev=False,
+        )
+        parser.set_defaults(run=run)
+        return parser
+
+    def group(self, name: str, text: str, *, aliases: tuple[str, ...] = ()) -> Commands:
+        """A command that has commands of its own."""
+        parser = self._parsers.add_parser(
+            name, aliases=aliases, help=text, description=text[0].upper() + text[1:] + "."
+        )
+        parsers = parser.add_subparsers(metavar="COMMAND", required=True, dest=f"{name}_command")
+        return Commands(parsers, self._shared)
+
+
+Parser = argparse.ArgumentParser
+
+
+def shared_options() -> argparse.ArgumentParser:
+    """The options that every command takes. Without defaults, so that they may stand before the command as well."""
+    parser = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
+    group = parser.add_argument_group("connection")
+    group.add_argument("-s", "--server", metavar="URL", help="servers, several with commas (NATS_URL)")
+    group.add_argument("--context", metavar="NAME", help="settings of that name (NATS_CONTEXT)")
+    group.add_argument("--user", help="user, or a token if there is no password (NATS_USER)")
+    group.add_argument("--password", help="better kept in NATS_PASSWORD: others see command lines")
+    group.add_argument("--token", help="better kept in NATS_TOKEN")
+    group.add_argument("--creds", metavar="FILE", help="credentials file (NATS_CREDS)")
+    group.add_argument("--nkey", metavar="FILE", help="file with an nkey's seed (NATS_NKEY)")
+    group.add_argument("--tlscert", metavar="FILE", help="our certificate (NATS_CERT)")
+    group.add_argument("--tlskey", metavar="FILE", help="its key (NATS_KEY)")
+    group.add_argument("--tlsca", metavar="FILE", help="who may sign the server's certificate (NATS_CA)")
+    group.add_argument("--tlsfirst", action="store_true", help="begin with TLS, not with INFO")
+    group.add_argument("--timeout", metavar="TIME", help="for each answer, such as 5s (NATS_TIMEOUT)")
+    group.add_argument("--js-domain", metavar="NAME", help="JetStream of that domain")
+    group.add_argument("--js-api-prefix", metavar="PREFIX", help="subject prefix of the JetStream API")
+    group.add_argument("--inbox-prefix", metavar="PREFIX", help="for reply subjects")
+    group.add_argument("--connection-name", metavar="NAME", help="what the server calls us")
+    group.add_argument("--json", action="store_true", help="output for programs")
+    group.add_argument("--debug", action="store_true", help="show the stack trace of an error")
+    return parser
+
+
+def body(given: str | None) -> bytes:
+    """A message's body: the argument, or what comes on stdin if something is piped in."""
+    if given is not None:
+        return given.encode()
+    return b"" if sys.stdin.isatty() else sys.stdin.buffer.read()

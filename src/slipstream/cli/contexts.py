@@ -1,0 +1,90 @@
+"""`slipstream context …`: named connection settings, shared with the `nats` tool."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from slipstream import Context, Contexts
+from slipstream.cli.common import Commands, Parser, Shell
+from slipstream.errors import UsageError
+
+_OPTIONS = {
+    "server": "url", "user": "user", "password": "password", "token": "token", "creds": "creds", "nkey": "nkey",
+    "tlscert": "cert", "tlskey": "key", "tlsca": "ca", "tlsfirst": "tls_first", "inbox_prefix": "inbox_prefix",
+    "js_domain": "jetstream_domain", "js_api_prefix": "jetstream_api_prefix", "description": "description",
+}  # fmt: skip
+_SECRET = ("password", "token")
+
+
+def add(commands: Commands) -> None:
+    """Declare the commands."""
+    group = commands.group("context", "named connection settings", aliases=("ctx",))
+    group.add("ls", _list, "list contexts", aliases=("list",))
+    saving = group.add(
+        "add",
+        _save,
+        "make a context, or change one: the connection options are its settings",
+        aliases=("save", "edit"),
+        examples="  slipstream context add prod -s tls://nats.example.com --creds ~/prod.creds --select",
+    )
+    _name(saving)
+    saving.add_argument("--description", default=None, help="what it is for")
+    saving.add_argument("--select", action="store_true", help="use it from now on")
+    for name, run, text in (
+        ("select", _select, "use a context when none is named"),
+        ("info", _info, "show a context; secrets are not shown"),
+        ("rm", _delete, "remove a context"),
+    ):
+        parser = group.add(name, run, text, aliases=("show",) if name == "info" else ())
+        _name(parser, optional=name == "info")
+        if name == "rm":
+            parser.add_argument("-f", "--force", action="store_true", help="do not ask")
+
+
+def _name(parser: Parser, *, optional: bool = False) -> None:
+    parser.add_argument("name", nargs="?" if optional else None, default="", help="of the context")
+
+
+def _list(shell: Shell) -> None:
+    contexts = Contexts()
+    selected = contexts.selected
+    found = [contexts.load(name) for name in contexts.names()]
+    if shell.out.is_json:
+        shell.out.json([{"name": each.name, "selected": each.name == selected, "url": each.url} for each in found])
+        return
+    rows = [("*" if each.name == selected else "", each.name, each.url, each.description) for each in found]
+    shell.out.table(("", "Name", "Servers", "Description"), rows)
+
+
+def _save(shell: Shell) -> None:
+    contexts, options = Contexts(), shell.options
+    known = contexts.load(options.name) if options.name in contexts.names() else Context(name=options.name)
+    given = {field: getattr(options, option, None) for option, field in _OPTIONS.items()}
+    path = contexts.save(replace(known, **{field: value for field, value in given.items() if value is not None}))
+    shell.out.note(f"saved {path}")
+    if options.select:
+        contexts.select(options.name)
+
+
+def _select(shell: Shell) -> None:
+    Contexts().select(shell.options.name)
+    shell.out.note(f"selected {shell.options.name}")
+
+
+def _info(shell: Shell) -> None:
+    context = Contexts().load(shell.options.name)
+    facts = {field: getattr(context, field) for field in dict.fromkeys(_OPTIONS.values())}
+    shown = {name: "(set)" if name in _SECRET and value else value for name, value in facts.items()}
+    if shell.out.is_json:
+        shell.out.json({"name": context.name, **shown})
+    else:
+        shell.out.facts(f"Context {context.name}", [(name, value or None) for name, value in shown.items()])
+
+
+def _delete(shell: Shell) -> None:
+    name = shell.options.name
+    if name == Contexts().selected and not shell.options.force:
+        raise UsageError(f"context {name!r} is the selected one: select another first, or say --force")
+    shell.confirm(f"Remove the context {name}?")
+    Contexts().delete(name)
+    shell.out.note(f"removed {name}")

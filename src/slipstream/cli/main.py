@@ -1,0 +1,105 @@
+"""`slipstream …`: picks the command, runs it, and turns what goes wrong into one line and an exit code.
+
+Exit codes: 0 done; 1 refused by the server or failed; 2 wrong usage; 3 what was asked for is not there; 4 no
+connection; 5 no answer in time; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from slipstream.cli import bench, completion, contexts, messaging, objects, reading, streams
+from slipstream.cli.common import Commands, Shell, shared_options
+from slipstream.errors import (
+    ApiError,
+    AuthorizationError,
+    BucketNotFoundError,
+    ConnectionLostError,
+    Error,
+    KeyNotFoundError,
+    MessageNotFoundError,
+    NoRespondersError,
+    ObjectNotFoundError,
+    RequestTimeoutError,
+    StreamNotFoundError,
+    UsageError,
+)
+from slipstream.version import VERSION
+
+FAILED, USAGE, NOT_FOUND, NO_CONNECTION, NO_ANSWER, INTERRUPTED = 1, 2, 3, 4, 5, 130
+_NOT_FOUND = (
+    BucketNotFoundError, KeyNotFoundError, MessageNotFoundError, ObjectNotFoundError, StreamNotFoundError,
+)  # fmt: skip
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """All commands with their options."""
+    shared = shared_options()
+    parser = argparse.ArgumentParser(
+        prog="slipstream",
+        description="NATS and JetStream from the command line.",
+        parents=[shared],
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"slipstream {VERSION}")
+    commands = Commands(parser.add_subparsers(metavar="COMMAND", dest="command"), shared)
+    for room in (messaging, streams, reading, objects, bench, contexts, completion):
+        room.add(commands)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    parser = build_parser()
+    options = parser.parse_args(arguments)
+    if not hasattr(options, "run"):
+        parser.print_help(sys.stderr)
+        return USAGE
+    try:
+        options.run(Shell(options))
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:  # whoever read our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except argparse.ArgumentTypeError as exc:
+        return _say(str(exc), USAGE)
+    except (Error, OSError) as exc:
+        if getattr(options, "debug", False):
+            raise
+        return _say(_line(exc), _code(exc))
+    return 0
+
+
+def run() -> None:
+    """The `slipstream` script."""
+    sys.exit(main())
+
+
+def _code(error: Exception) -> int:
+    if isinstance(error, _NOT_FOUND) or (isinstance(error, ApiError) and error.code == 404):
+        return NOT_FOUND
+    if isinstance(error, UsageError):
+        return USAGE
+    if isinstance(error, (ConnectionLostError, AuthorizationError)):
+        return NO_CONNECTION
+    if isinstance(error, (RequestTimeoutError, NoRespondersError)):
+        return NO_ANSWER
+    return FAILED
+
+
+def _line(error: Exception) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, ConnectionLostError):
+        text += " (is a server there? slipstream server starts one; -s or a context names another)"
+    return text
+
+
+def _say(text: str, code: int) -> int:
+    print(f"slipstream: error: {text}", file=sys.stderr)
+    return code

@@ -1,0 +1,282 @@
+"""`slipstream stream …` and `slipstream account`: streams made, changed, looked at and emptied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from slipstream import BlockingJetStream, StreamConfig
+from slipstream.cli import backup, values
+from slipstream.cli.common import Commands, Parser, Shell
+from slipstream.cli.reading import show_stored
+from slipstream.cli.values import show_duration, show_limit, show_size, show_time
+from slipstream.errors import UsageError
+
+# Option -> (field of the configuration, how its text is read, help).
+_FIELDS: dict[str, tuple[str, Callable[[str], Any], str]] = {
+    "--subjects": ("subjects", lambda text: tuple(values.names(text)), "what it listens on, several with commas"),
+    "--description": ("description", str, "what it is for"),
+    "--storage": ("storage", str, "file or memory"),
+    "--retention": ("retention", str, "limits, interest or workqueue"),
+    "--discard": ("discard", str, "old or new: what goes when it is full"),
+    "--max-msgs": ("max_msgs", int, "how many messages; -1: any number"),
+    "--max-bytes": ("max_bytes", values.size, "how many bytes, such as 1GB"),
+    "--max-age": ("max_age", values.duration, "how long messages are kept, such as 24h; 0: forever"),
+    "--max-msgs-per-subject": ("max_msgs_per_subject", int, "how many of one subject"),
+    "--max-msg-size": ("max_msg_size", values.size, "largest message"),
+    "--max-consumers": ("max_consumers", int, "how many consumers"),
+    "--replicas": ("num_replicas", int, "how many servers have it, 1 to 5"),
+    "--dupe-window": ("duplicate_window", values.duration, "how long message ids are remembered"),
+    "--compression": ("compression", str, "none or s2"),
+}
+_FLAGS: dict[str, tuple[str, bool, str]] = {
+    "--allow-direct": ("allow_direct", True, "let any replica answer gets"),
+    "--no-allow-direct": ("allow_direct", False, "let only the leader answer gets"),
+    "--allow-rollup": ("allow_rollup_hdrs", True, "let messages replace older ones"),
+    "--deny-delete": ("deny_delete", True, "messages cannot be deleted"),
+    "--deny-purge": ("deny_purge", True, "the stream cannot be purged"),
+    "--no-ack": ("no_ack", True, "publishes are not acknowledged"),
+    "--allow-msg-ttl": ("allow_msg_ttl", True, "messages may say how long they are kept"),
+}
+
+
+def add(commands: Commands) -> None:
+    """Declare the commands."""
+    group = commands.group("stream", "streams", aliases=("str",))
+    for name, run, text, aliases in (
+        ("add", _add, "make a stream", ("create", "new")),
+        ("edit", _edit, "change a stream: only what is named", ("update",)),
+    ):
+        parser = group.add(
+            name,
+            run,
+            text,
+            aliases=aliases,
+            examples=f"  slipstream stream {name} ORDERS --subjects 'orders.>' --max-age 24h",
+        )
+        parser.add_argument("name", metavar="STREAM")
+        _config_options(parser)
+    listing = group.add("ls", _list, "list streams", aliases=("list",))
+    listing.add_argument("--subject", default="", help="only those that listen on it")
+    listing.add_argument("-n", "--names", action="store_true", help="names only")
+    info = _named(group.add("info", _info, "show configuration and state of a stream"))
+    info.add_argument(
+        "--subjects", dest="subjects_filter", default="", metavar="FILTER", help="count messages by subject"
+    )
+    _destructive(_named(group.add("rm", _delete, "remove a stream and all its messages", aliases=("delete", "del"))))
+    purge = _destructive(_named(group.add("purge", _purge, "remove messages of a stream")))
+    purge.add_argument("--subject", default="", metavar="FILTER", help="only those")
+    purge.add_argument("--seq", type=values.count, default=0, help="only those below this sequence")
+    purge.add_argument("--keep", type=values.count, default=0, help="all but the newest so many")
+    drop = _destructive(_named(group.add("rmm", _delete_message, "remove one message of a stream")))
+    drop.add_argument("seq", type=values.count, help="its sequence")
+    view = _named(group.add("view", _view, "show the messages of a stream, from the first on"))
+    view.add_argument("count", nargs="?", type=values.count, default=25, help="how many (25)")
+    view.add_argument("--seq", type=values.count, default=1, help="from this sequence on")
+    view.add_argument("--subject", default="", metavar="FILTER", help="only those")
+    view.add_argument("--raw", action="store_true", help="show the bodies only")
+    get = _named(group.add("get", _get, "show one message of a stream"))
+    get.add_argument("seq", nargs="?", type=values.count, help="its sequence")
+    get.add_argument("-S", "--last-for", metavar="SUBJECT", help="the newest on that subject")
+    get.add_argument("--raw", action="store_true", help="show the body only")
+    backup.add(group)
+    commands.add("account", _account, "show what the account uses of JetStream")
+
+
+def _named(parser: Parser) -> Parser:
+    parser.add_argument("name", metavar="STREAM")
+    return parser
+
+
+def _destructive(parser: Parser) -> Parser:
+    parser.add_argument("-f", "--force", action="store_true", help="do not ask")
+    return parser
+
+
+def _config_options(parser: Parser) -> None:
+    parser.add_argument("--config", metavar="FILE", help="a configuration as JSON; options go before it")
+    for option, (_, read, text) in _FIELDS.items():
+        parser.add_argument(option, type=read, default=None, metavar="VALUE", help=text)
+    for option, (field, value, text) in _FLAGS.items():
+        parser.add_argument(option, dest=field, action="store_const", const=value, default=None, help=text)
+    parser.add_argument("--metadata", type=values.pair, action="append", metavar="KEY=VALUE", help="again for more")
+
+
+def _changes(shell: Shell) -> dict[str, Any]:
+    options = shell.options
+    changes: dict[str, Any] = {}
+    for option, (field, _, _) in _FIELDS.items():
+        value = getattr(options, option[2:].replace("-", "_"))
+        if value is not None:
+            changes[field] = value
+    for field, _, _ in _FLAGS.values():
+        if getattr(options, field) is not None:
+            changes[field] = getattr(options, field)
+    if options.metadata:
+        changes["metadata"] = dict(options.metadata)
+    return changes
+
+
+def _from_file(shell: Shell, base: StreamConfig) -> StreamConfig:
+    if not shell.options.config:
+        return base
+    try:
+        read = StreamConfig.from_json(Path(shell.options.config).read_bytes())
+    except ValueError as exc:
+        raise UsageError(f"{shell.options.config}: {exc}") from exc
+    return replace(read, name=shell.options.name)
+
+
+def _add(shell: Shell) -> None:
+    # Direct gets are what most of this command line reads with: allowed unless told otherwise.
+    config = replace(_from_file(shell, StreamConfig(name=shell.options.name, allow_direct=True)), **_changes(shell))
+    if not config.subjects and not config.mirror and not config.sources:
+        config = replace(config, subjects=(config.name,))
+    with shell.connect() as client:
+        shell.jetstream(client).create_stream(config)
+        _show_info(shell, shell.jetstream(client))
+
+
+def _edit(shell: Shell) -> None:
+    with shell.connect() as client:
+        js = shell.jetstream(client)
+        now = js.stream(shell.options.name).info().config
+        changed = replace(_from_file(shell, now), **_changes(shell))
+        if changed == now:
+            shell.out.note("nothing to change")
+            return
+        js.update_stream(changed)
+        _show_info(shell, js)
+
+
+def _list(shell: Shell) -> None:
+    with shell.connect() as client:
+        js = shell.jetstream(client)
+        if shell.options.names:
+            found = sorted(js.stream_names(subject=shell.options.subject))
+            if shell.out.is_json:
+                shell.out.json(found)
+            else:
+                for name in found:
+                    shell.out.text(name)
+            return
+        infos = sorted(js.streams(subject=shell.options.subject), key=lambda info: info.config.name)
+    if shell.out.is_json:
+        shell.out.json([info.to_dict() for info in infos])
+        return
+    rows = [
+        (info.config.name, info.config.description, show_time(info.created), f"{info.state.messages:,}",
+         show_size(info.state.bytes), show_time(info.state.last_ts))
+        for info in infos
+    ]  # fmt: skip
+    shell.out.table(("Name", "Description", "Created", "Messages#", "Size#", "Last message"), rows, title="Streams")
+
+
+def _info(shell: Shell) -> None:
+    with shell.connect() as client:
+        _show_info(shell, shell.jetstream(client))
+
+
+def _show_info(shell: Shell, js: BlockingJetStream) -> None:
+    wanted = getattr(shell.options, "subjects_filter", "")
+    info = js.stream(shell.options.name).info(subjects_filter=wanted)
+    if shell.out.is_json:
+        shell.out.json(info.to_dict())
+        return
+    config, state = info.config, info.state
+    if wanted:
+        shell.out.table(("Subject", "Messages#"), sorted(state.subjects.items()))
+        return
+    limits = [
+        ("Messages", show_limit(config.max_msgs)), ("Per subject", show_limit(config.max_msgs_per_subject)),
+        ("Bytes", show_size(config.max_bytes)), ("Message size", show_size(config.max_msg_size)),
+        ("Age", show_duration(config.max_age) if config.max_age else "unlimited"),
+        ("Consumers", show_limit(config.max_consumers)),
+    ]  # fmt: skip
+    flags = [option[2:] for option, (field, value, _) in _FLAGS.items() if value and getattr(config, field)]
+    shell.out.facts(f"Stream {config.name}", [
+        ("Description", config.description or None), ("Created", show_time(info.created)),
+        ("Subjects", ", ".join(config.subjects) or None),
+        ("Mirror of", config.mirror.name if config.mirror else None),
+        ("Sources", ", ".join(source.name for source in config.sources) or None),
+        ("Storage", config.storage), ("Retention", config.retention), ("Discard", config.discard),
+        ("Replicas", config.num_replicas), ("Duplicate window", show_duration(config.duplicate_window)),
+        ("Allows", ", ".join(flags) or None), ("Sealed", "yes" if config.sealed else None),
+        *((f"Limit: {name}", value) for name, value in limits if value != "unlimited"),
+        *((f"Metadata: {key}", value) for key, value in config.metadata.items() if not key.startswith("_nats.")),
+        ("Messages", f"{state.messages:,}"), ("Bytes", show_size(state.bytes)),
+        ("First sequence", f"{state.first_seq:,} at {show_time(state.first_ts)}"),
+        ("Last sequence", f"{state.last_seq:,} at {show_time(state.last_ts)}"),
+        ("Deleted", f"{state.num_deleted:,}" if state.num_deleted else None),
+        ("Subjects held", f"{state.num_subjects:,}"), ("Consumers", state.consumer_count),
+        ("Leader", info.cluster.get("leader") or None),
+    ])  # fmt: skip
+
+
+def _delete(shell: Shell) -> None:
+    shell.confirm(f"Remove the stream {shell.options.name} and all its messages?")
+    with shell.connect() as client:
+        shell.jetstream(client).delete_stream(shell.options.name)
+    shell.out.note(f"removed {shell.options.name}")
+
+
+def _purge(shell: Shell) -> None:
+    options = shell.options
+    shell.confirm(f"Remove messages of the stream {options.name}?")
+    with shell.connect() as client:
+        stream = shell.jetstream(client).stream(options.name)
+        gone = stream.purge(subject=options.subject, below=options.seq, keep=options.keep)
+    if shell.out.is_json:
+        shell.out.json({"purged": gone})
+    else:
+        shell.out.note(f"removed {gone:,} messages")
+
+
+def _delete_message(shell: Shell) -> None:
+    options = shell.options
+    shell.confirm(f"Remove message {options.seq} of the stream {options.name}?")
+    with shell.connect() as client:
+        shell.jetstream(client).stream(options.name).delete_message(options.seq)
+    shell.out.note(f"removed message {options.seq}")
+
+
+def _view(shell: Shell) -> None:
+    options = shell.options
+    with shell.connect() as client:
+        stream = shell.jetstream(client).stream(options.name)
+        _show_first(shell, stream.read(start=options.seq, subject=options.subject), options.count)
+
+
+def _show_first(shell: Shell, messages: Iterable[Any], count: int) -> None:
+    for number, message in enumerate(messages, 1):
+        show_stored(shell, message)
+        if number == count:
+            return
+
+
+def _get(shell: Shell) -> None:
+    options = shell.options
+    if (options.seq is None) == (options.last_for is None):
+        raise UsageError("one of a sequence and --last-for is needed")
+    with shell.connect() as client:
+        stream = shell.jetstream(client).stream(options.name)
+        found = stream.get(options.seq) if options.seq is not None else stream.get_last(options.last_for)
+    show_stored(shell, found)
+
+
+def _account(shell: Shell) -> None:
+    with shell.connect() as client:
+        info = shell.jetstream(client).account_info()
+    if shell.out.is_json:
+        shell.out.json(info.to_dict())
+        return
+    limits = info.limits
+    shell.out.facts("JetStream of this account", [
+        ("Domain", info.domain or None), ("Memory", f"{show_size(info.memory)} of {show_size(limits.max_memory)}"),
+        ("Storage", f"{show_size(info.storage)} of {show_size(limits.max_storage)}"),
+        ("Streams", f"{info.streams:,} of {show_limit(limits.max_streams)}"),
+        ("Consumers", f"{info.consumers:,} of {show_limit(limits.max_consumers)}"),
+        ("API requests", f"{info.api.total:,}, {info.api.errors:,} failed"),
+    ])  # fmt: skip

@@ -1,0 +1,134 @@
+"""Texts of the command line become values: durations, sizes, headers, times. A bad one is told with what is allowed."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from datetime import UTC, datetime, timedelta
+
+_UNITS = {"ns": 1, "us": 10**3, "µs": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9}
+_UNITS |= {"d": 86400 * 10**9, "w": 7 * 86400 * 10**9, "y": 365 * 86400 * 10**9}
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h|d|w|y)")
+_SIZE = re.compile(r"(-?\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
+
+
+def nanoseconds(text: str) -> int:
+    """`1h30m`, `500ms`, `2d`; a bare number is seconds."""
+    if re.fullmatch(r"\d+(\.\d+)?", text):
+        return round(float(text) * 10**9)
+    parts = _PART.findall(text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        raise argparse.ArgumentTypeError(f"bad duration {text!r}: such as 30s, 1h30m, 500ms or 2d is allowed")
+    return sum(round(float(number) * _UNITS[unit]) for number, unit in parts)
+
+
+def duration(text: str) -> timedelta:
+    """A duration."""
+    return timedelta(microseconds=nanoseconds(text) // 1000)
+
+
+def seconds(text: str) -> float:
+    """A duration, for a timeout: more than nothing."""
+    value = nanoseconds(text) / 10**9
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"bad duration {text!r}: more than 0 is allowed")
+    return value
+
+
+def size(text: str) -> int:
+    """`1024`, `10KB`, `1MiB`, `2G`: in bytes, a thousand being 1024 as everywhere in NATS; -1 is no limit."""
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise argparse.ArgumentTypeError(f"bad size {text!r}: such as 1024, 10KB, 1MiB or -1 is allowed")
+    return int(float(found[1]) * 1024 ** ["", "k", "m", "g", "t"].index(found[2].lower()))
+
+
+def count(text: str) -> int:
+    """A whole number, at least 1."""
+    return _whole(text, 1)
+
+
+def whole(text: str) -> int:
+    """A whole number, at least 0."""
+    return _whole(text, 0)
+
+
+def _whole(text: str, least: int) -> int:
+    if not text.isdigit() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"bad number {text!r}: a whole number from {least} on is allowed")
+    return int(text)
+
+
+def header(text: str) -> tuple[str, str]:
+    """`Name:value`."""
+    name, colon, value = text.partition(":")
+    if not colon or not name.strip():
+        raise argparse.ArgumentTypeError(f"bad header {text!r}: Name:value is allowed")
+    return name.strip(), value.strip()
+
+
+def headers(pairs: list[tuple[str, str]] | None) -> dict[str, list[str]]:
+    """All values of each name, in order."""
+    result: dict[str, list[str]] = {}
+    for name, value in pairs or []:
+        result.setdefault(name, []).append(value)
+    return result
+
+
+def pair(text: str) -> tuple[str, str]:
+    """`key=value`."""
+    name, found, value = text.partition("=")
+    if not found or not name:
+        raise argparse.ArgumentTypeError(f"bad pair {text!r}: key=value is allowed")
+    return name, value
+
+
+def moment(text: str) -> int:
+    """A time as nanoseconds since the epoch: `2026-01-31T10:00:00Z`."""
+    try:
+        when = datetime.fromisoformat(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"bad time {text!r}: such as 2026-01-31T10:00:00Z is allowed") from None
+    when = when.astimezone(UTC) if when.tzinfo else when.replace(tzinfo=UTC)
+    return ((when - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)) * 1000
+
+
+def names(text: str) -> list[str]:
+    """`a,b,c`."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def show_time(nanos: int) -> str:
+    """Nanoseconds since the epoch, for people."""
+    if nanos <= 0:
+        return "never"
+    when = datetime.fromtimestamp(nanos // 10**9, UTC)
+    return f"{when:%Y-%m-%d %H:%M:%S}.{nanos % 10**9 // 10**6:03d} UTC"
+
+
+def show_duration(value: timedelta) -> str:
+    """A duration, for people."""
+    total = value // timedelta(milliseconds=1)
+    if total == 0:
+        return "0s"
+    parts = []
+    for unit, length in (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)):
+        number, total = divmod(total, length)
+        if number:
+            parts.append(f"{number}{unit}")
+    return "".join(parts)
+
+
+def show_size(value: int) -> str:
+    """A size, for people."""
+    if value < 0:
+        return "unlimited"
+    amount, units = float(value), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while amount >= 1024 and len(units) > 1:
+        amount, units = amount / 1024, units[1:]
+    return f"{value} B" if units[0] == "B" else f"{amount:.1f} {units[0]}"
+
+
+def show_limit(value: int) -> str:
+    """A number that may stand for no limit."""
+    return "unlimited" if value < 0 else f"{value:,}"

@@ -1,0 +1,185 @@
+"""Named connection settings of the `nats` command line tool become arguments of `connect`.
+
+The files are that tool's: `nats/context/<name>.json` below the configuration directory, the selected name in
+`nats/context.txt`. Fields that are not known here stay in a file that is saved again. An error names the file and the
+field, never a secret.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypedDict
+
+import msgspec
+
+from slipstream.errors import UsageError
+
+_NAME = re.compile(r"[^/\\:\0.][^/\\:\0]*")
+_NOT_HERE = {"nsc": "an nsc:// reference", "socks_proxy": "a SOCKS proxy"}
+
+
+class ConnectArguments(TypedDict, total=False):
+    """What `connect` takes from a context."""
+
+    servers: list[str]
+    user: str
+    password: str
+    token: str
+    nkey: Path
+    credentials: Path
+    tls_ca: Path
+    tls_cert: Path
+    tls_key: Path
+    tls_first: bool
+    inbox_prefix: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """One named set of connection settings. Attributes are the file's fields; an empty one is not set."""
+
+    name: str
+    description: str = ""
+    url: str = ""
+    user: str = ""
+    password: str = field(default="", repr=False)
+    token: str = field(default="", repr=False)
+    creds: str = ""
+    nkey: str = ""
+    cert: str = ""
+    key: str = ""
+    ca: str = ""
+    tls_first: bool = False
+    inbox_prefix: str = ""
+    jetstream_domain: str = ""
+    jetstream_api_prefix: str = ""
+    unknown: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    def arguments(self) -> ConnectArguments:
+        """The arguments of `connect`: `connect(**context.arguments())`."""
+        for name, what in _NOT_HERE.items():
+            if self.unknown.get(name):
+                raise UsageError(f"context {self.name!r} has {name}: {what} is not supported")
+        given = ConnectArguments()
+        if self.url:
+            given["servers"] = [url.strip() for url in self.url.split(",")]
+        if self.creds:
+            given["credentials"] = _path(self.creds)
+        elif self.nkey:
+            given["nkey"] = _path(self.nkey)
+        elif self.token:
+            given["token"] = self.token
+        elif self.user and self.password:
+            given["user"], given["password"] = self.user, self.password
+        elif self.user:
+            given["token"] = self.user  # the tool's rule: a user without a password is a token
+        if self.ca:
+            given["tls_ca"] = _path(self.ca)
+        if self.cert:
+            given["tls_cert"] = _path(self.cert)
+        if self.key:
+            given["tls_key"] = _path(self.key)
+        if self.tls_first:
+            given["tls_first"] = True
+        if self.inbox_prefix:
+            given["inbox_prefix"] = self.inbox_prefix
+        return given
+
+    def to_json(self) -> bytes:
+        """The file's contents."""
+        known = {name: getattr(self, name) for name in _FIELDS}
+        return msgspec.json.format(msgspec.json.encode({**self.unknown, **known}), indent=2)
+
+    @classmethod
+    def from_json(cls, name: str, data: bytes) -> Context:
+        """What a file holds."""
+        try:
+            body = msgspec.json.decode(data, type=dict[str, Any])
+        except msgspec.MsgspecError as exc:
+            raise UsageError(f"context {name!r}: its file is not a JSON object: {exc}") from None
+        known: dict[str, Any] = {}
+        for each in _FIELDS:
+            value = body.pop(each, None)
+            if value is None:
+                continue
+            if not isinstance(value, bool if each == "tls_first" else str):
+                raise UsageError(f"context {name!r}: {each} is a {type(value).__name__}, a string is allowed")
+            known[each] = value
+        return cls(name=name, unknown=body, **known)
+
+
+_FIELDS = tuple(each.name for each in fields(Context) if each.name not in ("name", "unknown"))
+
+
+class Contexts:
+    """The contexts of a user."""
+
+    def __init__(self, directory: str | Path | None = None) -> None:
+        """Below `directory`; without it where the tool keeps them: $XDG_CONFIG_HOME/nats or ~/.config/nats."""
+        home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "nats"
+        self._directory = Path(directory) if directory is not None else home
+
+    def names(self) -> list[str]:
+        """All of them, sorted."""
+        return sorted(path.stem for path in (self._directory / "context").glob("*.json"))
+
+    @property
+    def selected(self) -> str:
+        """The name of the one that is used when none is asked for; empty if there is none."""
+        try:
+            return (self._directory / "context.txt").read_text().strip()
+        except FileNotFoundError:
+            return ""
+
+    def load(self, name: str = "") -> Context:
+        """The context of that name, or the selected one. A path to a file is taken as well."""
+        name = name or self.selected
+        if not name:
+            raise UsageError("no context is selected, and none was named")
+        path = Path(name) if name.endswith(".json") and Path(name).is_absolute() else self._file(name)
+        try:
+            return Context.from_json(path.stem, path.read_bytes())
+        except FileNotFoundError:
+            known = ", ".join(self.names()) or "there are none"
+            raise UsageError(f"no context {name!r}; known: {known}") from None
+        except OSError as exc:
+            raise UsageError(f"context {name!r}: {exc.strerror}") from exc
+
+    def save(self, context: Context) -> Path:
+        """Write a context, readable by its owner only: it may hold secrets."""
+        path = self._file(context.name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        written = path.with_suffix(".new")
+        written.unlink(missing_ok=True)
+        with os.fdopen(os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(context.to_json() + b"\n")
+        written.replace(path)
+        return path
+
+    def delete(self, name: str) -> None:
+        """Remove a context; the selected one is not selected any more."""
+        self.load(name)
+        self._file(name).unlink()
+        if self.selected == name:
+            (self._directory / "context.txt").unlink()
+
+    def select(self, name: str) -> None:
+        """Use this one when none is asked for."""
+        self.load(name)
+        (self._directory / "context.txt").write_text(name)
+
+    def _file(self, name: str) -> Path:
+        if not _NAME.fullmatch(name):
+            raise UsageError(
+                f"bad context name {name!r}: a file name without '/', '\\', ':' or a leading '.' is allowed"
+            )
+        return self._directory / "context" / f"{name}.json"
+
+
+def _path(text: str) -> Path:
+    """As the tool reads it: `~` and variables stand for what they stand for in a shell."""
+    return Path(os.path.expandvars(text)).expanduser()

@@ -1,0 +1,149 @@
+"""A log as it was at one moment becomes data of its own: what a replica that is held back goes on answering from.
+
+Immutable: whatever happens to the log it was taken from, the answers stay. Taking one costs a walk over the log's
+messages; only orders of a test ask for it (`slipstream.testing`).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from slipstream.errors import CorruptRecordError
+from slipstream.server.engine.ports import LogState, Record, has_wildcard, matcher
+
+_CHUNK = 4096
+
+
+class LogView(Protocol):
+    """The reader's view of a log (`ports.StreamLog` has both views)."""
+
+    @property
+    def committed(self) -> LogState: ...
+
+    def get(self, seq: int) -> Record | None: ...
+
+    def last(self, pattern: str) -> Record | None: ...
+
+    def scan(self, pattern: str, seq: int, *, limit: int, max_bytes: int = 0) -> list[Record]: ...
+
+    def count(self, pattern: str, seq: int) -> int: ...
+
+    def time_to_seq(self, time: int) -> int: ...
+
+    def multi_last(self, patterns: Sequence[str], *, up_to: int = 0, limit: int = 1024) -> list[int] | None: ...
+
+    def subjects(self, pattern: str) -> Iterator[tuple[str, int]]: ...
+
+
+class Snapshot:
+    """Every message that was committed, with the figures of that moment."""
+
+    def __init__(self, log: LogView) -> None:
+        self.committed = log.committed
+        self._records: dict[int, Record | None] = {}  # None: damaged already in the log it was taken from
+        self._by_subject: dict[str, list[int]] = {}
+        for record in records_of(log):
+            if isinstance(record, int):
+                self._records[record] = None
+            else:
+                self._records[record.seq] = record
+                self._by_subject.setdefault(record.subject, []).append(record.seq)
+        self._seqs = list(self._records)
+
+    def get(self, seq: int) -> Record | None:
+        record = self._records.get(seq)
+        if record is None and seq in self._records:
+            raise CorruptRecordError(f"message {seq} does not match its checksum")
+        return record
+
+    def last(self, pattern: str) -> Record | None:
+        if pattern in ("", ">"):
+            return self.get(self._seqs[-1]) if self._seqs else None
+        seq = max((seqs[-1] for seqs in self._of(pattern)), default=0)
+        return self.get(seq) if seq else None
+
+    def scan(self, pattern: str, seq: int, *, limit: int, max_bytes: int = 0) -> list[Record]:
+        found: list[Record] = []
+        size = 0
+        for at in self._from(pattern, seq):
+            record = self._records[at]
+            if record is None and not found:
+                self.get(at)  # raises
+            if record is None or len(found) >= limit:
+                break
+            size += len(record.header) + len(record.payload)
+            if max_bytes and size > max_bytes and found:
+                break
+            found.append(record)
+        return found
+
+    def count(self, pattern: str, seq: int) -> int:
+        return sum(1 for _ in self._from(pattern, seq))
+
+    def time_to_seq(self, time: int) -> int:
+        at = bisect_left(self._seqs, time, key=self._time_of)
+        return self._seqs[at] if at < len(self._seqs) else self.committed.last_seq + 1
+
+    def multi_last(self, patterns: Sequence[str], *, up_to: int = 0, limit: int = 1024) -> list[int] | None:
+        found: set[int] = set()
+        for pattern in patterns:
+            for seqs in self._of(pattern):
+                at = bisect_right(seqs, up_to) if up_to else len(seqs)
+                if at:
+                    found.add(seqs[at - 1])
+                    if len(found) > limit:
+                        return None
+        return sorted(found)
+
+    def subjects(self, pattern: str) -> Iterator[tuple[str, int]]:
+        fits = matcher(pattern or ">")
+        yield from sorted((subject, len(seqs)) for subject, seqs in self._by_subject.items() if fits(subject))
+
+    def _of(self, pattern: str) -> list[list[int]]:
+        if pattern and not has_wildcard(pattern):
+            return [self._by_subject[pattern]] if pattern in self._by_subject else []
+        fits = matcher(pattern or ">")
+        return [seqs for subject, seqs in self._by_subject.items() if fits(subject)]
+
+    def _from(self, pattern: str, seq: int) -> Iterator[int]:
+        """Sequences from `seq` on that match, in order; damaged ones match everything."""
+        fits = matcher(pattern or ">")
+        for at in self._seqs[bisect_left(self._seqs, seq) :]:
+            record = self._records[at]
+            if record is None or fits(record.subject):
+                yield at
+
+    def _time_of(self, seq: int) -> int:
+        record = self._records[seq]
+        return record.time if record is not None else 0
+
+
+def records_of(log: LogView, seq: int = 0) -> Iterator[Record | int]:
+    """Every message of a log from `seq` on, in order; of a damaged one its sequence."""
+    limit, last = _CHUNK, log.committed.last_seq
+    seq = max(seq, log.committed.first_seq)
+    while seq <= last:
+        try:
+            records = log.scan("", seq, limit=limit)
+        except CorruptRecordError:
+            if limit > 1:
+                limit //= 2
+                continue
+            at = _damaged(log, seq)
+            yield at
+            seq, limit = at + 1, _CHUNK
+            continue
+        yield from records
+        seq = records[-1].seq + 1 if records else last + 1
+
+
+def _damaged(log: LogView, seq: int) -> int:
+    """The first sequence from `seq` on that cannot be read."""
+    while True:
+        try:
+            log.get(seq)
+        except CorruptRecordError:
+            return seq
+        seq += 1

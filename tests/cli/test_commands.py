@@ -1,0 +1,164 @@
+"""The command line as a user runs it, on our server and on the real one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+from tests.cli.support import Cli
+
+
+def test_a_stream_is_made_written_read_and_removed(cli: Cli, fresh: str) -> None:
+    made = cli.ok("stream", "add", fresh, "--subjects", f"{fresh}.>", "--max-age", "1h", "--allow-direct")
+    assert f"Stream {fresh}" in made.out
+    first = cli.ok("pub", "-J", f"{fresh}.a", "one", "-H", "Kind:x", "-H", "Kind:y", "--json")
+    assert (first.json["stream"], first.json["seq"]) == (fresh, 1)
+    assert "sequence 2" in cli.ok("pub", "-J", f"{fresh}.b", stdin=b"two\xff").err
+    assert cli.ok("get", fresh, "1", "--raw").out == "one\n"
+    shown = cli.ok("get", fresh, "--last", f"{fresh}.a", "--min-last-seq", "2", "--json").json
+    assert (shown["data"], shown["headers"]) == ("one", {"Kind": ["x", "y"]})
+    assert "data_base64" in cli.ok("get", fresh, "--next", f"{fresh}.*", "--seq", "2", "--json").json
+    assert [each["seq"] for each in cli.ok("get", fresh, "--from", "1", "--json").lines] == [1, 2]
+    assert [each["seq"] for each in cli.ok("stream", "view", fresh, "1", "--json").lines] == [1]
+    assert cli.ok("stream", "info", fresh, "--json").json["state"]["messages"] == 2
+    assert cli.ok("stream", "info", fresh, "--subjects", ">").out.split() == [
+        "Subject", "Messages", f"{fresh}.a", "1", f"{fresh}.b", "1"
+    ]  # fmt: skip
+    assert fresh in cli.ok("stream", "ls", "-n").out.split()
+    assert fresh in cli.ok("stream", "ls").out
+    cli.ok("stream", "edit", fresh, "--max-msgs", "10", "--description", "words")
+    edited = cli.ok("stream", "info", fresh, "--json").json["config"]
+    assert (edited["max_msgs"], edited["description"], edited["max_age"]) == (10, "words", 3600 * 10**9)
+    cli.ok("stream", "rmm", "-f", fresh, "1")
+    assert cli.ok("stream", "purge", "-f", fresh, "--json").json == {"purged": 1}
+    cli.ok("stream", "rm", "-f", fresh)
+    gone = cli.run("stream", "info", fresh)
+    assert (gone.code, gone.err) == (3, "slipstream: error: stream not found (code 404, err_code 10059)\n")
+
+
+def test_objects_go_in_and_out_as_files(cli: Cli, fresh: str, tmp_path: Path) -> None:
+    data = os.urandom(400_000)
+    (tmp_path / "picture.png").write_bytes(data)
+    cli.ok("object", "add", fresh, "--description", "pictures")
+    stored = cli.ok("object", "put", fresh, str(tmp_path / "picture.png"), "--json").json
+    assert (stored["name"], stored["size"], stored["chunks"]) == ("picture.png", len(data), 4)
+    cli.ok("object", "put", fresh, "--name", "piped", stdin=b"from a pipe")
+    assert cli.ok("object", "get", fresh, "piped", "-O", "-").out == "from a pipe"
+    target = tmp_path / "out.png"
+    sequence = str(stored["sequence"])
+    cli.ok("object", "get", fresh, "picture.png", "-O", str(target), "--min-last-seq", sequence)
+    assert target.read_bytes() == data
+    again = cli.run("object", "get", fresh, "picture.png", "-O", str(target))
+    assert (again.code, "is there already" in again.err) == (2, True)
+    assert [each["name"] for each in cli.ok("object", "ls", fresh, "--json").json] == ["picture.png", "piped"]
+    assert fresh in cli.ok("object", "ls").out
+    cli.ok("object", "rm", "-f", fresh, "piped")
+    assert cli.run("object", "info", fresh, "piped").code == 3
+    cli.ok("object", "seal", "-f", fresh)
+    assert "sealed" in cli.run("object", "put", fresh, "--name", "late", stdin=b"x").err
+    cli.ok("object", "rm", "-f", fresh)
+    assert cli.run("object", "ls", fresh).code == 3
+
+
+def test_messages_are_published_and_shown_as_they_come(cli: Cli, fresh: str) -> None:
+    with cli.started("sub", f"{fresh}.>", "--count", "3", "--json", until="subscribed") as watching:
+        cli.ok("pub", f"{fresh}.a", "number {{Count}}", "--count", "2", "-H", "X:1")
+        cli.ok("pub", f"{fresh}.b", "{{as it is}}", "--no-templates", "--reply", "somewhere")
+        out, _ = watching.communicate(timeout=30)
+    assert watching.returncode == 0
+    assert out.splitlines() == [
+        f'{{"subject":"{fresh}.a","headers":{{"X":["1"]}},"data":"number 1"}}',
+        f'{{"subject":"{fresh}.a","headers":{{"X":["1"]}},"data":"number 2"}}',
+        f'{{"subject":"{fresh}.b","reply":"somewhere","data":"{{{{as it is}}}}"}}',
+    ]
+
+
+def test_requests_are_answered_by_reply(cli: Cli, fresh: str) -> None:
+    with cli.started("reply", f"{fresh}.*", "--command", "echo {{1}} {{Request}}", "--count", "2", until="answering"):
+        assert cli.ok("req", f"{fresh}.x", "a b; c", "--raw").out == "x a b; c\n\n"
+        assert [each["data"] for each in cli.ok("req", f"{fresh}.y", "", "--replies", "0", "--json").lines] == ["y \n"]
+    nobody = cli.run("req", f"{fresh}.z", "x")
+    assert (nobody.code, "nobody" in nobody.err) == (5, True)
+
+
+def test_contexts_are_those_of_the_nats_tool(cli: Cli, fresh: str, tmp_path: Path) -> None:
+    url = cli.env["NATS_URL"]
+    (tmp_path / ".config/nats/context").mkdir(parents=True)
+    written = f'{{"description":"made elsewhere","url":"{url}","color_scheme":"fancy","user":"","nsc":""}}'
+    (tmp_path / ".config/nats/context/theirs.json").write_text(written)
+    assert cli.ok("rtt", "--context", "theirs", "--json", NATS_URL="").json["rtt_ms"]
+    cli.ok("context", "add", "ours", "-s", url, "--description", fresh, "--select", NATS_URL="")
+    listed = cli.ok("context", "ls", "--json").json
+    assert [(each["name"], each["selected"]) for each in listed] == [("ours", True), ("theirs", False)]
+    assert cli.ok("account", "--json", NATS_URL="").json["limits"]["max_streams"] == -1
+    cli.ok("context", "edit", "theirs", "--password", "secret")
+    shown = cli.ok("context", "info", "theirs")
+    assert ("secret" in shown.out, "(set)" in shown.out) == (False, True)
+    file = tmp_path / ".config/nats/context/theirs.json"
+    assert ('"fancy"' in file.read_text(), file.stat().st_mode & 0o777) == (True, 0o600)
+    assert cli.run("context", "rm", "ours").code == 2
+    cli.ok("context", "rm", "-f", "ours")
+    missing = cli.run("rtt", "--context", "ours")
+    assert (missing.code, missing.err) == (2, "slipstream: error: no context 'ours'; known: theirs\n")
+
+
+def test_errors_are_one_line_and_a_code_that_means_something(our_cli: Cli, fresh: str) -> None:
+    dead = our_cli.run("rtt", "-s", "nats://127.0.0.1:9", "--timeout", "1s")
+    assert (dead.code, dead.out, dead.err.count("\n")) == (4, "", 1)
+    assert "slipstream server starts one" in dead.err
+    assert "Traceback" in our_cli.run("rtt", "-s", "nats://127.0.0.1:9", "--timeout", "1s", "--debug").err
+    assert our_cli.run("stream", "purge", fresh).code == 2  # nobody there to confirm it
+    assert our_cli.run("get", fresh, "1", "--last", "x").code == 2
+    wrong = our_cli.run("stream", "add", fresh, "--max-age", "soon")
+    assert (wrong.code, "such as 30s, 1h30m" in wrong.err) == (2, True)
+    assert our_cli.run("nonsense").code == 2
+    assert our_cli.run("pub", fresh, "{{What}}").err.startswith("slipstream: error: {{What}} is not known: Count")
+    assert our_cli.run().code == 2
+
+
+def test_in_a_terminal_tables_are_framed_and_questions_asked(our_cli: Cli, fresh: str) -> None:
+    our_cli.ok("stream", "add", fresh)
+    code, shown = our_cli.in_terminal("stream", "ls")
+    assert (code, "╭" in shown, fresh in shown) == (0, True, True)
+    code, shown = our_cli.in_terminal("stream", "rm", fresh, typed=b"n\n")
+    assert (code, "nothing was done" in shown) == (2, True)
+    code, shown = our_cli.in_terminal("stream", "rm", fresh, typed=b"y\n")
+    assert (code, f"removed {fresh}" in shown) == (0, True)
+
+
+def test_a_stream_is_kept_in_a_directory_and_made_again(real_cli: Cli, fresh: str, tmp_path: Path) -> None:
+    real_cli.ok("stream", "add", fresh, "--subjects", fresh)
+    real_cli.ok("pub", "-J", fresh, "message {{Count}}", "--count", "20")
+    kept = str(tmp_path / "kept")
+    assert "20 messages" in real_cli.ok("stream", "backup", fresh, kept).err
+    assert real_cli.run("stream", "backup", fresh, kept).code == 2  # not into a directory that holds something
+    assert real_cli.run("stream", "restore", kept).code == 1  # the stream is still there
+    real_cli.ok("stream", "rm", "-f", fresh)
+    assert "20 messages" in real_cli.ok("stream", "restore", kept).err
+    assert real_cli.ok("get", fresh, "20", "--raw").out == "message 20\n"
+    assert real_cli.run("stream", "restore", str(tmp_path)).code == 2
+
+
+def test_benchmarks_run_and_leave_nothing_behind(our_cli: Cli) -> None:
+    for kind in ("pub", "sub", "req", "js"):
+        results = our_cli.ok("bench", kind, "--msgs", "200", "--json").lines
+        assert all(each["messages"] == 200 and each["per_second"] > 0 for each in results)
+    assert not [name for name in our_cli.ok("stream", "ls", "-n", "--json").json if "BENCH" in name]
+
+
+def test_bash_completes_commands_and_options(our_cli: Cli) -> None:
+    script = our_cli.ok("completion", "bash").out
+    ask = script + 'COMP_WORDS=(slipstream stream ad); COMP_CWORD=2; _slipstream; echo "${COMPREPLY[@]}"\n'
+    ask += 'COMP_WORDS=(slipstream get X --min); COMP_CWORD=3; _slipstream; echo "${COMPREPLY[@]}"\n'
+    done = subprocess.run(["bash", "-c", ask], capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout.splitlines() == ["add", "--min-last-seq"]
+    assert (
+        "complete -c slipstream -n '__fish_seen_subcommand_from stream' -a add" in our_cli.ok("completion", "fish").out
+    )
+    assert "bashcompinit" in our_cli.ok("completion", "zsh").out
+
+
+def test_help_shows_examples(our_cli: Cli) -> None:
+    assert "slipstream get ORDERS --last orders.7" in our_cli.ok("get", "--help").out
+    assert our_cli.ok("--version").out.startswith("slipstream 0.")
