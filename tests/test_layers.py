@@ -39,7 +39,10 @@ EDGES: dict[str, set[str]] = {
     "testing": {SERVER, ROOT},
     "cli": {ROOT},
 }
-EXTRA_EDGES = {"slipstream/server/upstream.py": {CLIENT, JETSTREAM}}  # mirrors of streams on another server
+EXTRA_EDGES = {
+    "slipstream/server/upstream.py": {CLIENT, JETSTREAM},  # mirrors of streams on another server
+    "slipstream/spark/pipelines/place.py": {ROOT},  # an embedded server, where no other is named
+}
 LAZY_EDGES = {ROOT: {SERVER}}  # only inside a function or for types: `import slipstream` must stay light
 
 # Third-party module -> the files that may import it, as patterns below src/ (`*` also crosses directories).
@@ -51,7 +54,10 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "cryptography": ("slipstream/client/nkeys.py", "slipstream/kv/*", "slipstream/server/[!/]*.py"),
     "pyspark": ("slipstream/spark/*", "pyspark_jetstream*/*"),
     "pyarrow": ("slipstream/spark/*", "pyspark_jetstream*/*"),
-    "rich": ("slipstream/cli/*",),
+    "rich": (
+        "slipstream/spark/pipelines/display.py",
+        "slipstream/cli/*",
+    ),
     "pytest": ("slipstream/testing/*",),
 }
 
@@ -79,6 +85,10 @@ IO_EXCEPTIONS = {
     "slipstream/spark/kv_sink.py": {"os"},
     "slipstream/spark/stream_sink.py": {"os", "uuid"},  # a write that has no name yet gets one
     "slipstream/spark/link.py": {"pathlib"},  # credentials and contexts are files
+    "slipstream/spark/pipelines/cli.py": {"pathlib", "shutil"},
+    "slipstream/spark/pipelines/place.py": {"os", "pathlib"},
+    "slipstream/spark/pipelines/run.py": {"os", "pathlib", "shutil", "signal", "threading", "time"},
+    "slipstream/spark/pipelines/state.py": {"os", "pathlib", "shutil"},
 }
 # asyncio may be used to wait and to group in any aio.py; these parts of it are sockets by another name.
 ASYNCIO_TRANSPORTS = frozenset((

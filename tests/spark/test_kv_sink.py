@@ -29,6 +29,7 @@ from slipstream.spark.fence import Epoch, epoch_of
 from slipstream.spark.kv_sink import Keeper
 from slipstream.spark.latest import latest
 from slipstream.spark.options import SinkOptions
+from slipstream.spark.rejects import Rejects
 from tests.spark import view_job
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -159,7 +160,9 @@ class TestFence:
     OLD, NEW = Epoch("q", 5), Epoch("q", 6)
 
     def keeper(self, js: BlockingJetStream, bucket: str, epoch: Epoch | None, *, only_changed: bool = False) -> Keeper:
-        return Keeper(js, SinkOptions(bucket=bucket, only_changed=only_changed), epoch)
+        return Keeper(
+            js, SinkOptions(bucket=bucket, only_changed=only_changed), epoch, Rejects(js, "", prefix="", timeout=5.0)
+        )
 
     def test_a_worker_that_outlived_its_driver_is_too_late(self, js: BlockingJetStream, fresh: str) -> None:
         kv = js.create_key_value(BucketConfig(bucket=fresh, history=5))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from slipstream.errors import UsageError
-from slipstream.wire import check_filter
+from slipstream.wire import check_filter, is_valid_subject
 
 DEFAULT_SERVER = "nats://127.0.0.1:4222"
 DEFAULT_TIMEOUT = 10.0
@@ -116,13 +116,13 @@ class Given:
         except UsageError as error:
             raise UsageError(f"{self.format} option {name!r}: {error}") from error
 
-    def whole(self, name: str, default: int = 0) -> int:
-        """A whole number of at least 1."""
+    def whole(self, name: str, default: int = 0, *, least: int = 1) -> int:
+        """A whole number."""
         value = self.text(name)
         if not value:
             return default
-        if not (value.isascii() and value.isdigit() and 1 <= int(value) < 2**63):
-            raise self.bad(name, "a whole number of at least 1 is allowed")
+        if not (value.isascii() and value.isdigit() and least <= int(value) < 2**63):
+            raise self.bad(name, f"a whole number of at least {least} is allowed")
         return int(value)
 
     def flag(self, name: str, default: bool) -> bool:
@@ -160,6 +160,13 @@ class Given:
             except UsageError as error:
                 raise self.bad(name, str(error)) from error
         return found
+
+    def subject(self, name: str) -> str:
+        """A subject to publish to; empty if the option is not set."""
+        text = self.text(name)
+        if text and not is_valid_subject(text):
+            raise self.bad(name, "a subject without wildcards is allowed")
+        return text
 
     def words(self, name: str, allowed: tuple[str, ...]) -> tuple[str, ...]:
         """Some of the allowed words, in the order given; empty if the option is not set."""

@@ -17,16 +17,16 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from slipstream.api import GetRequest
-from slipstream.errors import BucketNotFoundError, MessageNotFoundError, UsageError, WrongLastSequenceError
+from slipstream.errors import BucketNotFoundError, Error, MessageNotFoundError, UsageError, WrongLastSequenceError
 from slipstream.facade.blocking import JetStream
-from slipstream.jetstream.window import FailedPublish
-from slipstream.kv.bucket import STREAM_PREFIX, check_key
+from slipstream.kv.bucket import STREAM_PREFIX
 from slipstream.spark.entries import Change, Layout, layout_of
 from slipstream.spark.fence import Epoch, is_due
 from slipstream.spark.latest import MOST_SUBJECTS, latest
 from slipstream.spark.link import open_jetstream
 from slipstream.spark.options import SinkOptions, sink_options
 from slipstream.spark.outbox import Outbox
+from slipstream.spark.rejects import Rejects, is_rows_fault
 from slipstream.spark.stream_sink import BATCH_ID, QUERY_ID, current_task
 
 if TYPE_CHECKING:
@@ -38,10 +38,11 @@ _ROUNDS = 20
 
 @dataclass(frozen=True, slots=True)
 class Written(WriterCommitMessage):
-    """What a task has stored: how many rows it had, how many it left as they were, and the newest revision."""
+    """What a task has stored: rows, those it left as they were, those it rejected, the newest revision."""
 
     rows: int
     unchanged: int
+    rejected: int
     last_revision: int
 
 
@@ -57,26 +58,25 @@ class KeyValueTask:
         epoch = current_epoch()
         rows = 0
         with open_jetstream(self.options.connection, os.environ, reconnect=False) as js:
-            keeper = Keeper(js, self.options, epoch)
+            rejects = Rejects(js, self.options.dead_letter, prefix=repr(epoch), timeout=self.options.connection.timeout)
+            keeper = Keeper(js, self.options, epoch, rejects)
             for batch in batches:
-                rows = self._one(batch, keeper, rows)
+                for row, change in self.layout.changes(batch, first=rows, reject=rejects.add):
+                    keeper.add(change, row)
+                rows += batch.num_rows
             keeper.flush()
-            return Written(rows, keeper.unchanged, keeper.last_revision)
-
-    def _one(self, batch: pa.RecordBatch, keeper: Keeper, first: int) -> int:
-        for row, change in enumerate(self.layout.changes(batch, first=first), first):
-            try:
-                keeper.add(change)
-            except UsageError as error:
-                raise UsageError(f"row {row}: {error}") from error
-        return first + int(batch.num_rows)
+            rejects.flush()
+            return Written(rows, keeper.unchanged, rejects.count, keeper.last_revision)
 
 
 class Keeper:
     """Brings changes into the bucket: blindly, or against what the bucket has where that matters."""
 
-    def __init__(self, js: JetStream, options: SinkOptions, epoch: Epoch | None) -> None:
+    def __init__(self, js: JetStream, options: SinkOptions, epoch: Epoch | None, rejects: Rejects) -> None:
         self._js = js
+        self._rejects = rejects
+        self._recent: dict[int, tuple[int, Change]] = {}  # what may still be refused, by its place in the outbox
+        self._most_recent = 2 * max(options.max_in_flight, MOST_SUBJECTS)
         self._stream = STREAM_PREFIX + options.bucket
         self._prefix = f"$KV.{options.bucket}."
         self._timeout = options.connection.timeout
@@ -85,7 +85,7 @@ class Keeper:
         self._mark = epoch.header() if epoch else b""
         self._only_changed = options.only_changed
         self._is_blind = epoch is None and not options.only_changed
-        self._waiting: dict[str, Change] = {}
+        self._waiting: dict[str, tuple[int, Change]] = {}
         self._fresh = 0 if self._is_blind else js.stream(self._stream).info().state.last_seq
         self.unchanged = 0
 
@@ -93,16 +93,16 @@ class Keeper:
     def last_revision(self) -> int:
         return self._outbox.last_seq
 
-    def add(self, change: Change) -> None:
+    def add(self, change: Change, row: int = 0) -> None:
         """Take a change; of several for one key the last one counts."""
-        subject = self._prefix + check_key(change.key)
         if self._is_blind:
-            self._outbox.send(subject, change.value or b"", self._header(change))
+            self._send(row, change, b"")
             if self._outbox.has_refused:
-                self.flush()
+                self._stale()
             return
+        subject = self._prefix + change.key
         self._waiting.pop(subject, None)
-        self._waiting[subject] = change
+        self._waiting[subject] = (row, change)
         if len(self._waiting) >= MOST_SUBJECTS:
             self._write_waiting()
 
@@ -111,29 +111,24 @@ class Keeper:
         if self._waiting:
             self._write_waiting()
         self._outbox.flush()
-        for failure in self._outbox.refused():
-            key = failure.subject.removeprefix(self._prefix)
-            raise UsageError(f"key {key!r} was refused: {failure.error}") from failure.error
+        self._stale()
 
     def _write_waiting(self) -> None:
         due, self._waiting = self._waiting, {}
         entries = latest(self._js, self._stream, list(due), at_least=self._fresh, timeout=self._timeout)
         for _ in range(_ROUNDS):
-            sent: list[str] = []
-            base = self._outbox.sent
-            for subject, change in due.items():
+            for subject, (row, change) in due.items():
                 entry = entries.get(subject)
-                if not is_due(change, entry, self._epoch, only_changed=self._only_changed):
+                if is_due(change, entry, self._epoch, only_changed=self._only_changed):
+                    self._send(
+                        row, change, b"Nats-Expected-Last-Subject-Sequence: %d\r\n" % (entry.seq if entry else 0)
+                    )
+                else:
                     self.unchanged += 1
-                    continue
-                expected = b"Nats-Expected-Last-Subject-Sequence: %d\r\n" % (entry.seq if entry else 0)
-                sent.append(subject)
-                self._outbox.send(subject, change.value or b"", self._header(change, expected))
             self._outbox.flush()
-            stale = [sent[failure.place - base] for failure in self._refused()]
-            if not stale:
+            due = self._stale()
+            if not due:
                 return
-            due = {subject: due[subject] for subject in stale}
             entries = {}
             for subject in due:  # few: somebody else wrote the same key at this very moment, or a replica was behind
                 try:
@@ -141,19 +136,39 @@ class Keeper:
                     entries[subject] = self._js.stream(self._stream).get_from_leader(request)
                 except MessageNotFoundError:
                     continue
-        raise UsageError(f"key {next(iter(due.values())).key!r} is changed all the time by somebody else")
+        raise UsageError(f"key {next(iter(due.values()))[1].key!r} is changed all the time by somebody else")
 
-    def _refused(self) -> list[FailedPublish]:
-        failures = self._outbox.refused()
-        for failure in failures:
-            if not isinstance(failure.error, WrongLastSequenceError):
-                key = failure.subject.removeprefix(self._prefix)
-                raise UsageError(f"key {key!r} was refused: {failure.error}") from failure.error
-        return failures
+    def _send(self, row: int, change: Change, expected: bytes) -> None:
+        place = self._outbox.sent
+        try:
+            self._outbox.send(self._prefix + change.key, change.value or b"", self._header(change, expected))
+        except UsageError as error:  # larger than the server takes
+            self._rejects.add(row, change.key, change.value, _refused(row, change, error))
+            return
+        self._recent[place] = (row, change)
+        if len(self._recent) > self._most_recent:
+            del self._recent[next(iter(self._recent))]
+
+    def _stale(self) -> dict[str, tuple[int, Change]]:
+        """What was refused because the key has changed; other refusals are the row's fault, or an error."""
+        found = {}
+        for failure in self._outbox.refused():
+            row, change = self._recent[failure.place]
+            if isinstance(failure.error, WrongLastSequenceError):
+                found[failure.subject] = (row, change)
+            elif is_rows_fault(failure.error):
+                self._rejects.add(row, change.key, change.value, _refused(row, change, failure.error))
+            else:
+                raise failure.error
+        return found
 
     def _header(self, change: Change, expected: bytes = b"") -> bytes:
         lines = self._mark + expected + (_DELETE if change.value is None else b"")
         return b"NATS/1.0\r\n%b\r\n" % lines if lines else b""
+
+
+def _refused(row: int, change: Change, error: Error) -> UsageError:
+    return UsageError(f"row {row}: key {change.key!r} was refused: {error}")
 
 
 def current_epoch() -> Epoch | None:

@@ -30,9 +30,10 @@ DEFAULT_PROGRESS = "slipstream-progress"
 _TRIGGER = ("starting", "ending", "maxMessagesPerTrigger", "maxBytesPerTrigger", "partitions", "pollInterval")
 _SOURCE = ("stream", "subjects", *_TRIGGER, "columns", "includeHeaders", "failOnDataLoss", *CONNECTION)
 _KV_SOURCE = ("bucket", "keys", "asOfRevision", "history", "includeDeletes", *_TRIGGER, "failOnDataLoss", *CONNECTION)
-_STREAM_SINK = ("stream", "writeId", "progress", "maxInFlight", *CONNECTION)
+_STREAM_SINK = ("stream", "writeId", "batchId", "progress", "maxInFlight", "deadLetter", *CONNECTION)
 _KV_SINK = (
     *("bucket", "keyColumn", "valueColumn", "operationColumn", "deletedColumn", "onlyChanged", "maxInFlight"),
+    "deadLetter",
     *CONNECTION,
 )
 
@@ -96,6 +97,8 @@ class StreamSinkOptions:
     stream: str
     connection: Connection = NO_CONNECTION
     write_id: str = ""
+    batch_id: int | None = None
+    dead_letter: str = ""
     progress: str = DEFAULT_PROGRESS
     max_in_flight: int = DEFAULT_IN_FLIGHT
 
@@ -111,6 +114,7 @@ class SinkOptions:
     operation_column: str = "operation"
     deleted_column: str = "deleted"
     only_changed: bool = False
+    dead_letter: str = ""
     max_in_flight: int = DEFAULT_IN_FLIGHT
 
 
@@ -194,6 +198,8 @@ def stream_sink_options(options: Mapping[str, str]) -> StreamSinkOptions:
         stream=given.named("stream", check_name),
         connection=given.connection(),
         write_id=write_id,
+        batch_id=given.whole("batchId", least=0) if given.has("batchId") else None,
+        dead_letter=given.subject("deadLetter"),
         progress=progress,
         max_in_flight=given.whole("maxInFlight", DEFAULT_IN_FLIGHT),
     )
@@ -210,6 +216,7 @@ def sink_options(options: Mapping[str, str]) -> SinkOptions:
         operation_column=given.text("operationColumn", "operation"),
         deleted_column=given.text("deletedColumn", "deleted"),
         only_changed=given.flag("onlyChanged", False),
+        dead_letter=given.subject("deadLetter"),
         max_in_flight=given.whole("maxInFlight", DEFAULT_IN_FLIGHT),
     )
     columns = (found.key_column, found.value_column, found.operation_column, found.deleted_column)

@@ -8,7 +8,7 @@ duplicate. Rows of one task that hold the same are told apart by how many of the
 from __future__ import annotations
 
 from base64 import urlsafe_b64encode
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
@@ -73,11 +73,19 @@ def id_prefix(writer: str, batch: int, partition: int) -> str:
     return _short(f"{writer}/{batch}/{partition}".encode(), 9) + "."
 
 
-def records(batches: Iterable[pa.RecordBatch], shape: Shape, prefix: str) -> Iterator[Record]:
-    """Every row, checked; an error names the row."""
+Reject = Callable[[int, "str | None", "bytes | None", UsageError], None]
+
+
+def fail(row: int, name: str | None, data: bytes | None, reason: UsageError) -> None:  # noqa: ARG001
+    """A row that cannot be written ends the write."""
+    raise reason
+
+
+def records(batches: Iterable[pa.RecordBatch], shape: Shape, prefix: str, reject: Reject = fail) -> Iterator[Record]:
+    """Every row, checked; what is wrong with a row, which the reason names, is told to `reject`."""
     known: set[str] = set()
     seen: dict[bytes, int] = {}
-    row = 0
+    first = 0
     for batch in batches:
         size = batch.num_rows
         subjects: list[str | None] = batch.column("subject").to_pylist()
@@ -85,24 +93,27 @@ def records(batches: Iterable[pa.RecordBatch], shape: Shape, prefix: str) -> Ite
         payloads: list[bytes | None] = batch.column("data").cast("binary").to_pylist()
         headers = batch.column("headers").to_pylist() if shape.has_headers else [None] * size
         ids: list[str | None] = batch.column("msg_id").to_pylist() if shape.has_msg_id else [None] * size
-        for subject, data, pairs, given in zip(subjects, payloads, headers, ids, strict=True):
-            if subject is None or subject not in known:
-                subject = _subject(subject, row)
-                known = known if len(known) < _REMEMBERED else set()
-                known.add(subject)
-            if data is None:
-                raise UsageError(f"row {row} (subject {subject!r}): column 'data' is null, bytes are needed")
-            block = _header_lines(pairs, row, subject) if pairs else b""
-            if given is None:
+        for row, (subject, data, pairs, given) in enumerate(zip(subjects, payloads, headers, ids, strict=True), first):
+            try:
+                if subject is None or subject not in known:
+                    subject = _subject(subject, row)
+                    known = known if len(known) < _REMEMBERED else set()
+                    known.add(subject)
+                if data is None:
+                    raise UsageError(f"row {row} (subject {subject!r}): column 'data' is null, bytes are needed")
+                block = _header_lines(pairs, row, subject) if pairs else b""
+                msg_id = _given_id(given, row, subject) if given is not None else ""
+            except UsageError as error:
+                reject(row, subject, data, error)
+                continue
+            if not msg_id:
                 content = blake2b(data, digest_size=12, key=b"row")
                 content.update(b"\0%b\0%b" % (subject.encode(), block))
                 digest = content.digest()
                 count = seen[digest] = seen.get(digest, -1) + 1
                 msg_id = prefix + urlsafe_b64encode(digest).decode() + (f".{count}" if count else "")
-            else:
-                msg_id = _given_id(given, row, subject)
             yield Record(row, subject, data, block, msg_id)
-            row += 1
+        first += size
 
 
 def _subject(subject: str | None, row: int) -> str:

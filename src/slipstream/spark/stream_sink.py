@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -22,12 +22,12 @@ from pyspark.sql.types import StructType
 from slipstream.api import StreamInfo
 from slipstream.errors import Error, StreamNotFoundError, UsageError
 from slipstream.facade.blocking import JetStream
-from slipstream.jetstream.window import FailedPublish
 from slipstream.spark.link import open_jetstream
 from slipstream.spark.options import StreamSinkOptions, stream_sink_options
 from slipstream.spark.outbox import Outbox
 from slipstream.spark.progress import Progress, Task, written_ids
 from slipstream.spark.records import Record, Shape, id_prefix, records, shape_of
+from slipstream.spark.rejects import Rejects, is_rows_fault
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -39,11 +39,12 @@ _LEAST_LOOK = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Sent(WriterCommitMessage):
-    """What a task has done: its rows, how many of them an earlier attempt had written, the newest sequence."""
+    """What a task has done: its rows, those an earlier attempt had written, those it rejected, the newest sequence."""
 
     partition: int
     rows: int
     found: int
+    rejected: int
     last_seq: int
 
 
@@ -62,22 +63,37 @@ class StreamTask:
             progress = Progress(js, options.progress, options.stream)
             begun = progress.begin(task, target)
             if begun.is_done:
-                return Sent(task.partition, 0, 0, target.state.last_seq)
+                return Sent(task.partition, 0, 0, 0, target.state.last_seq)
             prefix = id_prefix(*task)
-            rows = records(batches, self.shape, prefix)
-            sender = _Sender(js, options, target, "" if self.shape.has_msg_id else prefix, begun.begin)
+            rejects = Rejects(js, options.dead_letter, prefix=prefix, timeout=options.connection.timeout)
+            rows = records(batches, self.shape, prefix, rejects.add)
+            known = "" if self.shape.has_msg_id else prefix
+            sender = _Sender(js, options, target, rejects, prefix=known, begin=begun.begin)
             if not begun.is_first:
                 sender.look()
             sent = sender.send_all(rows)
+            rejects.flush()
             progress.done(task, begun, target)
-            return Sent(task.partition, sent, sender.found, sender.last_seq)
+            return Sent(task.partition, sent, sender.found, rejects.count, sender.last_seq)
 
 
 class _Sender:
     """Sends the rows of one attempt, and looks from time to time at what others have sent of them."""
 
-    def __init__(self, js: JetStream, options: StreamSinkOptions, target: StreamInfo, prefix: str, begin: int) -> None:
+    def __init__(
+        self,
+        js: JetStream,
+        options: StreamSinkOptions,
+        target: StreamInfo,
+        rejects: Rejects,
+        *,
+        prefix: str,
+        begin: int,
+    ) -> None:
         self._js = js
+        self._rejects = rejects
+        self._recent: dict[int, Record] = {}  # what may still be refused, by its place in the outbox
+        self._most_recent = 2 * options.max_in_flight
         self._stream = js.stream(options.stream)
         self._now = js.client.now
         self._prefix = prefix
@@ -106,35 +122,45 @@ class _Sender:
         """Send what is not there; gives the number of rows. The first row that is refused is an error that names it."""
         count = 0
         outbox, known = self._outbox, self._known
-        places: list[tuple[int, str]] = []  # row and subject of what was sent, for errors
         for record in rows:
             count += 1
             if self._now() - self._looked_at > self._look_every:
                 self.look()
             if record.msg_id in known:
                 self.found += 1
-                continue
-            places.append((record.row, record.subject))
-            header = b"NATS/1.0\r\n%b%bNats-Msg-Id: %b\r\n\r\n" % (
-                record.headers,
-                self._expected,
-                record.msg_id.encode(),
-            )
-            outbox.send(record.subject, record.data, header)
+            else:
+                self._send(record)
             if outbox.has_refused:
-                raise refused(outbox.refused(), places)
+                self._settle()
         outbox.flush()
-        if outbox.has_refused:
-            raise refused(outbox.refused(), places)
+        self._settle()
         self.found += outbox.duplicates
         return count
 
+    def _send(self, record: Record) -> None:
+        place, msg_id = self._outbox.sent, record.msg_id.encode()
+        header = b"NATS/1.0\r\n%b%bNats-Msg-Id: %b\r\n\r\n" % (record.headers, self._expected, msg_id)
+        try:
+            self._outbox.send(record.subject, record.data, header)
+        except UsageError as error:  # larger than the server takes
+            self._rejects.add(record.row, record.subject, record.data, refused(record, error))
+            return
+        self._recent[place] = record
+        if len(self._recent) > self._most_recent:
+            del self._recent[next(iter(self._recent))]
 
-def refused(failures: Sequence[FailedPublish], places: list[tuple[int, str]]) -> Error:
-    """The first refusal, with the row that it is about."""
-    first = min(failures)
-    row, subject = places[first.place]
-    return UsageError(f"row {row} (subject {subject!r}) was refused: {first.error}")
+    def _settle(self) -> None:
+        """A refusal is the row's fault, or an error."""
+        for failure in self._outbox.refused():
+            record = self._recent[failure.place]
+            if not is_rows_fault(failure.error):
+                raise failure.error
+            self._rejects.add(record.row, record.subject, record.data, refused(record, failure.error))
+
+
+def refused(record: Record, error: Error) -> UsageError:
+    """The refusal, with the row that it is about."""
+    return UsageError(f"row {record.row} (subject {record.subject!r}) was refused: {error}")
 
 
 def check_target(js: JetStream, options: StreamSinkOptions) -> StreamInfo:
@@ -177,14 +203,20 @@ class StreamBatchWriter(DataSourceArrowWriter):
         self._task = task if self._is_named else replace(task, options=_with_id(task.options))
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Sent:
-        partition = current_task().partitionId()
-        return self._task.run(iterator, Task(f"write-{self._task.options.write_id}", 0, partition))
+        context, options = current_task(), self._task.options
+        if options.batch_id is None:
+            return self._task.run(iterator, Task(f"write-{options.write_id}", 0, context.partitionId()))
+        query = context.getLocalProperty(QUERY_ID)
+        if not query:
+            raise UsageError("option 'batchId' is for foreachBatch of a streaming query; there is none")
+        writer = f"{query}-{options.write_id}" if self._is_named else query
+        return self._task.run(iterator, Task(writer, options.batch_id, context.partitionId()))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Nobody will try it again, unless it has a name: then a second run must find the records."""
-        if self._is_named:
-            return
         options = self._task.options
+        if self._is_named or options.batch_id is not None:
+            return
         with open_jetstream(options.connection, os.environ) as js:
             Progress(js, options.progress, options.stream).forget(f"write-{options.write_id}", range(len(messages)))
 
