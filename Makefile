@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench soak spec clean java
+.PHONY: help demo test check bench soak spec docs clean java
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -48,6 +48,11 @@ soak: java $(STAMP) ## The long fault runs
 
 spec: $(STAMP) ## Which rows of docs/requirements.md the last test results prove
 	@$(PY) tools/spec.py
+
+docs: $(STAMP) ## The documentation as a site, in build/site
+	@$(PY) -c 'import mkdocs, mkdocstrings' 2>/dev/null || $(PY) -m pip install --quiet --group docs
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet --strict
+	@echo "build/site/index.html"
 
 clean: ## Remove the environment, caches and results
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage htmlcov .spec-results.json

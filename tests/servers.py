@@ -97,3 +97,39 @@ class OurProcess:
     def __exit__(self, *_: object) -> None:
         if self._process is not None and self._process.poll() is None:
             self.kill()
+
+
+class RealProcess:
+    """A real nats-server with the same face: killed, and started again on the same data and port."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self._data_dir = data_dir
+        self._port = -1
+        self._process: subprocess.Popen[bytes] | None = None
+        self.url = ""
+
+    def start(self) -> str:
+        """Start it; gives its URL once it listens. A restart keeps the port."""
+        for old in self._data_dir.glob("*.ports"):
+            old.unlink()
+        command = [real_binary(), "-a", "127.0.0.1", "-p", str(self._port), "--ports_file_dir", str(self._data_dir)]
+        command += ["-js", "-sd", str(self._data_dir / "store")]
+        with Path(self._data_dir, "log").open("ab") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+        self.url = _wait_for_ports(self._process, self._data_dir)
+        self._port = int(self.url.rpartition(":")[2])
+        return self.url
+
+    def kill(self) -> None:
+        """`kill -9`: nothing is flushed, nothing is said."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait(timeout=START_TIMEOUT)
+
+    def __enter__(self) -> RealProcess:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self.kill()

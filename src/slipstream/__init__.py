@@ -8,13 +8,18 @@ from typing import TYPE_CHECKING
 
 from slipstream.errors import Error
 from slipstream.facade import (
+    AckPolicy,
     BucketConfig,
+    ConsumerConfig,
+    ConsumerInfo,
     Context,
     Contexts,
+    DeliverPolicy,
     Headers,
     ObjectInfo,
     ObjectStoreConfig,
     PubAck,
+    ReplayPolicy,
     StreamConfig,
     from_env,
 )
@@ -27,18 +32,23 @@ if TYPE_CHECKING:
     from slipstream.server.net import Server
 
 __all__ = [
+    "AckPolicy",
     "BlockingClient",
     "BlockingJetStream",
     "BucketConfig",
     "Client",
+    "ConsumerConfig",
+    "ConsumerInfo",
     "Context",
     "Contexts",
+    "DeliverPolicy",
     "Error",
     "Headers",
     "JetStream",
     "ObjectInfo",
     "ObjectStoreConfig",
     "PubAck",
+    "ReplayPolicy",
     "Server",
     "StreamConfig",
     "connect",

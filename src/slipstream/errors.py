@@ -93,6 +93,10 @@ class BadRequestError(Error):
     """The server did not understand the request (status 408 of a Direct Get)."""
 
 
+class TooManyResultsError(Error):
+    """More subjects match than a server answers at once (status 413 of a Direct Get; 1,024 are allowed)."""
+
+
 class DirectGetNotAllowedError(NoRespondersError):
     """The stream does not offer Direct Get: its `allow_direct` is off, or there is no such stream."""
 
@@ -157,7 +161,10 @@ class StoreError(Error):
 
 
 class CorruptRecordError(StoreError):
-    """A stored record does not match its checksum; its content is never returned."""
+    """A stored record does not match its checksum; its content is never returned. `seq`: of a message."""
+
+    stream: str = ""
+    seq: int = 0
 
 
 class ApiError(Error):
@@ -278,3 +285,133 @@ class MinLastSequenceError(ApiError, StaleReadError, code=412, err_code=10180, d
 
 class NoStreamError(NoRespondersError):
     """No stream listens on the subject of the publish."""
+
+
+class StreamLookupError(Error):
+    """A subject does not lead to exactly one stream."""
+
+    def __init__(self, subject: str, streams: tuple[str, ...]) -> None:
+        found = ", ".join(streams) if streams else "none"
+        super().__init__(f"exactly one stream must listen on {subject!r} to find it by subject, found: {found}")
+        self.subject = subject
+        self.streams = streams
+
+
+# Consumers: what the API says.
+
+
+class ConsumerNotFoundError(ApiError, code=404, err_code=10014, description="consumer not found"):
+    """The stream has no consumer of that name."""
+
+
+class ConsumerNameInUseError(ApiError, code=400, err_code=10013, description="consumer name already in use"):
+    """A consumer of that name exists and is in use, or cannot be changed to the configuration."""
+
+
+class ConsumerExistsError(ApiError, code=400, err_code=10148, description="consumer already exists"):
+    """A consumer of that name exists with another configuration, and only a new one was wanted."""
+
+
+class ConsumerDoesNotExistError(ApiError, code=400, err_code=10149, description="consumer does not exist"):
+    """There is no consumer to update."""
+
+
+# Consumers: what a subscription says while it runs.
+
+
+class StatusError(Error):
+    """A status where messages were awaited that is neither a pause nor an end: `code`, and the server's text."""
+
+    def __init__(self, code: int, description: str, hint: str = "") -> None:
+        super().__init__(f"the server said {code} {description}" + (f": {hint}" if hint else ""))
+        self.code = code
+        self.description = description
+
+
+class PullRefusedError(StatusError):
+    """A pull request was not accepted: it asks for too much, too many wait already, or it makes no sense there."""
+
+
+class ConsumerDeletedError(StatusError):
+    """The consumer was deleted while it was read."""
+
+
+class ConsumerGoneError(StatusError):
+    """Nobody answers for the consumer: it, its stream or JetStream is not there (any more)."""
+
+
+class HeartbeatLostError(Error):
+    """Nothing was heard of a consumer for longer than three of its heartbeats."""
+
+
+class MessageGapError(Error):
+    """Messages of a consumer did not arrive: `expected` is the consumer sequence awaited, `seen` the one that came."""
+
+    def __init__(self, consumer: str, expected: int, seen: int) -> None:
+        super().__init__(f"consumer {consumer}: message {expected} was awaited, {seen} came: those between are missing")
+        self.consumer = consumer
+        self.expected = expected
+        self.seen = seen
+
+
+class NotJetStreamMessageError(RemoteProtocolError):
+    """The reply subject of a message is none that a consumer gives: there is nothing to acknowledge."""
+
+
+# Subscribing: mistakes that can be seen before a message arrives, each with its own class.
+
+
+class SubscribeError(UsageError):
+    """The subscription cannot be what was asked for; nothing was changed on the server."""
+
+
+class NothingToSubscribeError(SubscribeError):
+    """Neither a subject nor a stream was given."""
+
+
+class PullAckPolicyError(SubscribeError):
+    """A pull subscription needs explicit acks."""
+
+
+class QueueHeartbeatError(SubscribeError):
+    """Heartbeats cannot be shared by the members of a queue group."""
+
+
+class QueueFlowControlError(SubscribeError):
+    """Flow control cannot be shared by the members of a queue group."""
+
+
+class DuplicateSubscriptionError(SubscribeError):
+    """The push consumer is bound to another subscription already."""
+
+
+class QueueRequiredError(SubscribeError):
+    """The consumer delivers to a queue group, and the subscription is for none."""
+
+
+class QueueMismatchError(SubscribeError):
+    """The consumer delivers to another queue group."""
+
+
+class NoDeliverGroupError(SubscribeError):
+    """The subscription is for a queue group, and the consumer delivers to none."""
+
+
+class FilterMismatchError(SubscribeError):
+    """The consumer filters another subject."""
+
+
+class PullConsumerError(SubscribeError):
+    """The consumer is a pull consumer: `pull_subscribe` is required."""
+
+
+class PushConsumerError(SubscribeError):
+    """The consumer is a push consumer: it cannot be pulled from."""
+
+
+class ConfigMismatchError(SubscribeError):
+    """The configuration differs from that of the existing consumer, which a subscription does not change."""
+
+    def __init__(self, message: str, *, fields: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.fields = fields

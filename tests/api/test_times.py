@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from slipstream.api import format_time, parse_time
+from slipstream.api import format_duration, format_time, parse_duration, parse_time
 from slipstream.api.times import ZERO, ZERO_TEXT
 from slipstream.errors import UsageError
 
@@ -102,3 +102,33 @@ def test_after_the_year_9999_is_the_callers_mistake() -> None:
 def test_anything_else_is_a_value_error(text: Any) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 -- the standard library words some of them
         parse_time(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "nanos"),
+    [
+        ("0s", 0),
+        ("1ns", 1),
+        ("1.5µs", 1_500),
+        ("20ms", 20_000_000),
+        ("1s", 10**9),
+        ("1.5s", 1_500_000_000),
+        ("1m0s", 60 * 10**9),
+        ("2h45m0.25s", 9_900_250_000_000),
+        ("-1m30s", -90 * 10**9),
+    ],
+)
+def test_durations_are_written_and_read_as_go_does(text: str, nanos: int) -> None:
+    assert format_duration(nanos) == text
+    assert parse_duration(text) == nanos
+
+
+@pytest.mark.parametrize(("text", "nanos"), [("0", 0), ("+5us", 5_000), ("1h30m", 5_400 * 10**9), (".5s", 5 * 10**8)])
+def test_other_ways_to_write_a_duration_are_read(text: str, nanos: int) -> None:
+    assert parse_duration(text) == nanos
+
+
+@pytest.mark.parametrize("text", ["", "1", "s", ".s", "1s ", "1d", "--1s", "99999999h", "5m 3s"])
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="bad duration"):
+        parse_duration(text)

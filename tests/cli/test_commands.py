@@ -127,6 +127,31 @@ def test_in_a_terminal_tables_are_framed_and_questions_asked(our_cli: Cli, fresh
     assert (code, f"removed {fresh}" in shown) == (0, True)
 
 
+def test_consumers_are_made_read_from_paused_and_removed(real_cli: Cli, fresh: str) -> None:
+    cli = real_cli
+    cli.ok("stream", "add", fresh, "--subjects", f"{fresh}.>")
+    cli.ok("pub", "-J", f"{fresh}.a", "number {{Count}}", "--count", "4")
+    made = cli.ok(
+        "consumer", "add", fresh, "worker", "--filter", f"{fresh}.*", "--max-deliver", "5", "--wait", "30s", "--json"
+    )
+    assert (made.json["config"]["durable_name"], made.json["num_pending"]) == ("worker", 4)
+    assert cli.ok("consumer", "next", fresh, "worker", "--count", "2", "--raw").out == "number 1\nnumber 2\n"
+    assert cli.ok("consumer", "sub", fresh, "worker", "--count", "2", "--raw").out == "number 3\nnumber 4\n"
+    empty = cli.run("consumer", "next", fresh, "worker", "--wait", "200ms")
+    assert (empty.code, "no message came in time" in empty.err) == (5, True)
+    info = cli.ok("consumer", "info", fresh, "worker", "--json").json
+    assert (info["ack_floor"]["stream_seq"], info["num_pending"], info["num_ack_pending"]) == (4, 0, 0)
+    cli.ok("consumer", "edit", fresh, "worker", "--description", "words", "--deliver", "all")
+    assert "words" in cli.ok("consumer", "info", fresh, "worker").out
+    cli.ok("consumer", "pause", fresh, "worker", "10m")
+    assert "for another" in cli.ok("consumer", "info", fresh, "worker").out
+    cli.ok("consumer", "resume", fresh, "worker")
+    assert cli.ok("consumer", "ls", fresh, "-n").out == "worker\n"
+    assert "pull" in cli.ok("consumer", "ls", fresh).out
+    cli.ok("consumer", "rm", "-f", fresh, "worker")
+    assert cli.run("consumer", "info", fresh, "worker").code == 3
+
+
 def test_a_stream_is_kept_in_a_directory_and_made_again(real_cli: Cli, fresh: str, tmp_path: Path) -> None:
     real_cli.ok("stream", "add", fresh, "--subjects", fresh)
     real_cli.ok("pub", "-J", fresh, "message {{Count}}", "--count", "20")

@@ -244,3 +244,28 @@ def test_the_blocking_client_does_the_same(any_server: str, bucket: ObjectStoreC
         assert b"".join(store.get("a")) == MEGABYTE
         store.put("b", (MEGABYTE[:10] for _ in range(3)))
         assert [(each.name, each.size) for each in store.list()] == [("a", len(MEGABYTE)), ("b", 30)]
+
+
+async def test_a_watch_gives_what_is_there_then_a_none_then_the_news(real_url: str, bucket: ObjectStoreConfig) -> None:
+    async with connect(real_url) as nc:
+        store = await store_of(nc, bucket)
+        async with store.watch() as empty:
+            assert await empty.next(timeout=5.0) is None
+        await store.put("a", b"1")
+        await store.put("b", b"2")
+        await store.delete("a")
+        async with (
+            store.watch() as watch,
+            store.watch(ignore_deletes=True) as living,
+            store.watch(updates_only=True) as new,
+        ):
+            first = [await watch.next(timeout=5.0) for _ in range(3)]
+            assert [info and (info.name, info.deleted) for info in first] == [("b", False), ("a", True), None]
+            assert watch.is_current
+            assert [info and info.name for info in [await living.next(timeout=5.0) for _ in range(2)]] == ["b", None]
+            assert await new.next(timeout=5.0) is None
+            put = await store.put("c", b"3")
+            for each in (watch, living, new):
+                news = await each.next(timeout=5.0)
+                assert news is not None
+                assert (news.name, news.sequence, news.size) == ("c", put.sequence, 1)

@@ -69,14 +69,29 @@ def test_a_responder_that_ends_early_leaves_the_range_in_doubt() -> None:
     reader = RangeReader(start=1, end=4)
     assert seqs(reader, page_of(batched(2), eob(0))) == [2]
     assert reader.state.name == "DOUBTFUL"
-    reader.settle(last_seq_of_leader=3, next_message=0)
-    assert reader.state.name == "DOUBTFUL"
-    reader.settle(last_seq_of_leader=4, next_message=4)
+    reader.resume()
     assert reader.state.name == "READING"
     assert reader.request().seq == 3
     seqs(reader, page_of(eob(0)))
-    reader.settle(last_seq_of_leader=9, next_message=6)
-    assert reader.state.name == "DONE"
+    assert reader.state.name == "DOUBTFUL"
+    reader.finish()
+    assert reader.is_done
+
+
+def test_a_widened_range_asks_for_all_subjects_and_gives_its_own() -> None:
+    reader = RangeReader(start=1, end=4, subject="orders.3")
+    seqs(reader, page_of(eob(0)))
+    reader.widen()
+    assert reader.request().next_by_subj == ">"
+    assert seqs(reader, page_of(batched(2), batched(3), batched(4))) == [3]
+    assert reader.is_done
+
+
+def test_a_range_may_begin_at_a_time() -> None:
+    reader = RangeReader(since=1_763_190_218_000_000_000)
+    assert (reader.request().seq, reader.request().start_time) == (0, "2025-11-15T07:03:38Z")
+    seqs(reader, page_of(batched(7), eob(2)))
+    assert (reader.request().seq, reader.request().start_time) == (8, None)
 
 
 def test_a_server_that_keeps_min_last_seq_is_believed() -> None:
@@ -125,12 +140,13 @@ def test_any_paging_gives_the_messages_of_the_range(
     stored: set[int], start: int, end: int, size: int, cut: int
 ) -> None:
     reader = RangeReader(start=start, end=end)
-    last = max(stored, default=0)
     got: list[int] = []
     while reader.state is not State.DONE:
         if reader.state is State.DOUBTFUL:
-            following = [s for s in sorted(stored) if s >= reader.next_seq]
-            reader.settle(max(last, end), following[0] if following else 0)
+            if any(s >= reader.next_seq for s in stored):
+                reader.resume()
+            else:
+                reader.finish()
             continue
         rest = [s for s in sorted(stored) if s >= reader.request().seq]
         headers = [batched(s) for s in rest[:size]] + [eob(max(len(rest) - size, 0))]

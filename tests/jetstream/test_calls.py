@@ -14,14 +14,11 @@ from slipstream.errors import (
     NoRespondersError,
     NoStreamError,
     RemoteProtocolError,
-    RequestTimeoutError,
-    StaleReadError,
     StreamNotFoundError,
     UsageError,
     WrongLastSequenceError,
 )
 from slipstream.jetstream import calls
-from slipstream.jetstream.patience import LONGEST_PAUSE, Patience
 from slipstream.jetstream.window import AckWindow
 from slipstream.wire import Headers, Msg
 
@@ -202,23 +199,6 @@ def test_what_is_in_flight_when_the_connection_goes_has_failed() -> None:
     assert window.forget(ConnectionLostError("gone")) == ["1", "2", "3"]
     assert window.is_empty()
     assert [f.place for f in window.failures] == [0, 1, 2]
-
-
-def test_patience_pauses_longer_each_time_and_ends_at_the_deadline() -> None:
-    clock = [0.0]
-    patience = Patience(1.0, lambda: clock[0])
-    pauses = []
-    silence, stale = RequestTimeoutError("silence"), StaleReadError("stale")
-    assert patience.why(silence) is silence
-    while (pause := patience.next_pause(stale)) is not None:
-        pauses.append(pause)
-        clock[0] += pause
-    assert pauses == sorted(pauses)
-    assert max(pauses) <= LONGEST_PAUSE
-    assert clock[0] < 1.0
-    assert patience.why(silence) is stale
-    clock[0] = 5.0
-    assert 0 < patience.left() < 0.01
 
 
 def test_an_answer_that_is_quicker_than_the_note_of_its_publish_counts() -> None:

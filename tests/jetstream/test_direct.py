@@ -10,6 +10,7 @@ from slipstream.errors import (
     MessageNotFoundError,
     RemoteProtocolError,
     StaleReadError,
+    TooManyResultsError,
 )
 from slipstream.jetstream.direct import BatchItem, EndOfBatch, decode, decode_one
 from slipstream.wire import Msg
@@ -99,7 +100,8 @@ def test_the_end_of_a_multi_subject_get_carries_the_responders_last_sequence() -
         (b"408 Empty Request", BadRequestError),
         (b"412 Min Last Sequence", StaleReadError),
         (b"503", DirectGetNotAllowedError),
-        (b"413 Too Many Results", RemoteProtocolError),
+        (b"413 Too Many Results", TooManyResultsError),
+        (b"500 Oh No", RemoteProtocolError),
     ],
 )
 def test_each_status_is_an_error_of_its_own(status: bytes, error: type[Exception]) -> None:

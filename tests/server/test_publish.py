@@ -162,9 +162,13 @@ def test_a_message_over_the_streams_size_is_refused(client: Client) -> None:
 
 def test_what_the_stream_is_not_configured_for_is_refused(client: Client) -> None:
     client.create("S")
-    text = "per-message TTL is not supported yet by this server"
-    assert refused(client.publish("s.1", Nats_TTL="5s"), 400, 10166, text)
+    assert refused(client.publish("s.1", Nats_TTL="5s"), 400, 10166, "per-message TTL is disabled")
+    assert refused(client.publish("s.1", Nats_TTL="x"), 400, 10165, "invalid per-message TTL")
     assert refused(client.publish("s.1", Nats_Batch_Id="b"), 400, 10174, "atomic publish is disabled")
+    assert refused(client.publish("s.1", Nats_Incr="1"), 400, 10168, "message counters is disabled")
+    assert refused(client.publish("s.1", Nats_Schedule="@hourly"), 400, 10188, "message schedules is disabled")
+    source = "message stream source header is not allowed"
+    assert refused(client.publish("s.1", Nats_Stream_Source="X 1"), 400, 10227, source)
     assert client.api("STREAM.INFO.S")["state"]["messages"] == 0
 
 
@@ -237,7 +241,7 @@ def test_age_goes_on_counting_after_a_restart(client: Client) -> None:
 
 
 def test_a_large_stream_expires_in_slices(monkeypatch: pytest.MonkeyPatch, client: Client) -> None:
-    monkeypatch.setattr("slipstream.server.engine.stream.EXPIRY_SLICE", 10)
+    monkeypatch.setattr("slipstream.server.engine.expiry.SLICE", 10)
     client.create("S", max_age=1_000_000_000)
     for _ in range(35):
         client.publish("s.1")

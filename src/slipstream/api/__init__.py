@@ -35,7 +35,7 @@ from slipstream.api.stream import (
     StreamState,
     SubjectTransform,
 )
-from slipstream.api.times import format_time, parse_time
+from slipstream.api.times import format_duration, format_time, parse_duration, parse_time
 
 __all__ = [
     "NOT_JSON",
@@ -69,6 +69,8 @@ __all__ = [
     "decode_pub_ack",
     "decode_response",
     "encode_json",
+    "format_duration",
     "format_time",
+    "parse_duration",
     "parse_time",
 ]

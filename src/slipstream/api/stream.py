@@ -49,8 +49,8 @@ class Placement(JsonModel):
 class SubjectTransform(JsonModel):
     """Subjects that match `src` become `dest`."""
 
-    src: str = ""
-    dest: str = ""
+    src: str = always("")
+    dest: str = always("")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ class Republish(JsonModel):
     """Stored messages are published again on `dest`."""
 
     src: str = ""
-    dest: str = ""
+    dest: str = always("")
     headers_only: bool = False
 
 

@@ -1,4 +1,7 @@
-"""Times of the API: RFC 3339 text, or Go's own format in old Direct Get replies, to nanoseconds since 1970 and back."""
+"""Times of the API: RFC 3339 text, or Go's own format in old Direct Get replies, to nanoseconds since 1970 and back.
+
+Durations likewise, in Go's text form (`1m30s`), which headers carry.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,10 @@ ZERO_TEXT = "0001-01-01T00:00:00Z"
 ZERO = -62135596800 * 1_000_000_000  # Go's zero time, "never"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SECOND = 1_000_000_000
+_UNITS = {"ns": 1, "us": 1_000, "µs": 1_000, "μs": 1_000, "ms": 1_000_000, "s": _SECOND, "m": 60 * _SECOND}
+_UNITS["h"] = 60 * _UNITS["m"]
+_PART = re.compile(r"(\d*)(?:\.(\d*))?(ns|us|µs|μs|ms|s|m|h)", re.ASCII)
+_LONGEST = 2**63 - 1
 
 
 @lru_cache(maxsize=256)
@@ -55,3 +62,45 @@ def format_time(nanos: int) -> str:
     second, fraction = divmod(nanos, _SECOND)
     text = _whole(second)
     return f"{text}.{fraction:09d}".rstrip("0") + "Z" if fraction else f"{text}Z"
+
+
+def parse_duration(text: str) -> int:
+    """Nanoseconds of a duration as Go writes it: `300ms`, `-1.5h`, `2h45m`; raises ValueError for anything else."""
+    sign, rest = (-1 if text[:1] == "-" else 1), text[1:] if text[:1] in ("-", "+") else text
+    if rest == "0":
+        return 0
+    total, at = 0, 0
+    while at < len(rest):
+        found = _PART.match(rest, at)
+        if found is None or not (found[1] or found[2]):
+            break
+        unit = _UNITS[found[3]]
+        total += int(found[1] or 0) * unit
+        if found[2]:
+            total += int(found[2]) * unit // 10 ** len(found[2])
+        at = found.end()
+    if not rest or at < len(rest) or total > _LONGEST:
+        raise ValueError(f"bad duration {text!r}, expected one such as 1h30m, 90s or 1.5s")
+    return sign * total
+
+
+def format_duration(nanos: int) -> str:
+    """A duration as Go writes it."""
+    if nanos < 0:
+        return f"-{format_duration(-nanos)}"
+    if nanos < _SECOND:
+        for unit in ("ms", "µs"):
+            if nanos >= _UNITS[unit]:
+                return f"{_fraction(nanos, _UNITS[unit])}{unit}"
+        return f"{nanos}ns" if nanos else "0s"
+    minutes, rest = divmod(nanos, _UNITS["m"])
+    hours, minutes = divmod(minutes, 60)
+    text = f"{_fraction(rest, _SECOND)}s"
+    if hours:
+        return f"{hours}h{minutes}m{text}"
+    return f"{minutes}m{text}" if minutes else text
+
+
+def _fraction(nanos: int, unit: int) -> str:
+    whole, rest = divmod(nanos, unit)
+    return f"{whole}.{rest:0{len(str(unit)) - 1}d}".rstrip("0") if rest else str(whole)

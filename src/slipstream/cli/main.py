@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from slipstream.cli import bench, completion, contexts, messaging, objects, reading, streams
+from slipstream.cli import bench, completion, consumers, contexts, messaging, objects, reading, streams
 from slipstream.cli.common import Commands, Shell, shared_options
 from slipstream.errors import (
     ApiError,
@@ -47,7 +47,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"slipstream {VERSION}")
     commands = Commands(parser.add_subparsers(metavar="COMMAND", dest="command"), shared)
-    for room in (messaging, streams, reading, objects, bench, contexts, completion):
+    for room in (messaging, streams, consumers, reading, objects, bench, contexts, completion):
         room.add(commands)
     return parser
 

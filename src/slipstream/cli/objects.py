@@ -44,6 +44,7 @@ def add(commands: Commands) -> None:
     getting.add_argument("--min-last-seq", type=values.whole, default=0, metavar="SEQ", help="read after this write")
     listing = group.add("ls", _list, "list the objects of a bucket, or all buckets", aliases=("list",))
     listing.add_argument("bucket", nargs="?", default="", metavar="BUCKET")
+    _bucket(group.add("watch", _watch, "show what happens to the objects of a bucket, until interrupted"))
     info = _bucket(group.add("info", _info, "show a bucket or an object", aliases=("show",)))
     info.add_argument("name", nargs="?", default="")
     removing = _bucket(group.add("rm", _delete, "remove an object, or a whole bucket", aliases=("del",)))
@@ -147,6 +148,22 @@ def _info(shell: Shell) -> None:
         ("Replicas", status.replicas), ("TTL", show_duration(status.ttl) if status.ttl else "unlimited"),
         ("Sealed", "yes" if status.sealed else "no"),
     ])  # fmt: skip
+
+
+def _watch(shell: Shell) -> None:
+    with (
+        shell.connect() as client,
+        shell.jetstream(client).object_store(shell.options.bucket).watch(updates_only=True) as watch,
+    ):
+        shell.out.note(f"watching {shell.options.bucket}")
+        for info in watch:
+            if info is None:
+                continue
+            if shell.out.is_json:
+                shell.out.json(info.to_dict())
+            else:
+                what = "DEL" if info.deleted else "PUT"
+                shell.out.text(f"[{show_time(info.mtime)}] {what} {info.name}: {show_size(info.size)}")
 
 
 def _show(shell: Shell, info: ObjectInfo) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Callable, Generator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Sequence
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
 from slipstream.client.aio_connection import Connection, expire
 from slipstream.client.aio_subscription import Callback, Message, Subscription
+from slipstream.client.aio_worker import Worker
 from slipstream.client.auth import Path, Secret
 from slipstream.client.base import (
     DRAIN_LOOK,
@@ -295,6 +296,33 @@ class Client(Connection):
     def cancel(self, token: str) -> None:
         """Forget a request; later replies are dropped."""
         self._core.cancel(token)
+
+    def leave_server(self, reason: Error) -> bool:
+        """Give this connection up for one to another server; False if no other is known. `reason` is what users hear.
+
+        For a server that is connected to us and cut off from its cluster, which only requests without answers show.
+        """
+        effects = self._core.leave(reason)
+        self._carry_out(effects)
+        return bool(effects)
+
+    def answer(self, subject: str, payload: bytes = b"") -> None:
+        """Publish a few bytes to a reply subject that is used once: quicker than `publish`, and without a wait."""
+        self._core.answer(subject, payload)
+        if not self._is_write_due:
+            self._write_soon()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether more bytes wait to be sent than allowed: `ready` waits until it is not so."""
+        return self._core.out_size > self._bound
+
+    def spawn(self, main: Callable[[], Coroutine[None, None, None]], name: str) -> Worker:
+        """Let a coroutine function go on by itself, no longer than the client lives."""
+        task = self._loop.create_task(main(), name=name)
+        self._callbacks.add(task)
+        task.add_done_callback(self._callbacks.discard)
+        return Worker(task)
 
     # For subscriptions
 

@@ -10,8 +10,9 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from slipstream.client.base import BaseMessage, HeadersLike, not_taken, timed_out
+from slipstream.client.base import BaseMessage, HeadersLike, lost_meanwhile, not_taken, timed_out
 from slipstream.client.mailbox import Mailbox
+from slipstream.wire import Msg
 
 if TYPE_CHECKING:
     from slipstream.client.aio import Client
@@ -84,6 +85,42 @@ class Subscription:
         client = self._client
         return [Message(msg, client) for msg in self._box.take_all()]
 
+    async def next_msgs(self, *, timeout: float, epoch: int) -> list[Msg]:
+        """As `next_chunk`, as the parser made them, for the rooms above. Raises ConnectionLostError once all is taken
+        and the connection is not the one counted as `epoch` any more."""
+        await self._ready(timeout, epoch)
+        return self._box.take_all()
+
+    async def next_msg(self, *, timeout: float, epoch: int) -> Msg:
+        """The same for one: others may wait for the rest."""
+        await self._ready(timeout, epoch)
+        return self._box.take()
+
+    def take_now(self) -> list[Msg]:
+        """What is here, without waiting; nothing if that is nothing."""
+        return self._box.take_all() if self._box.items else []
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether nothing more will come; what is here can still be taken."""
+        return self._box.is_ended
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is here and nothing will come."""
+        return self._box.is_ended and not self._box.items
+
+    def drain_soon(self) -> None:
+        """End the subscription as `drain` does, without waiting for it: what the server has sent can be taken later."""
+        if not self._box.is_ended and not self._client.is_closed:
+            self._client._core.drain(self._box)
+            self._client._write_soon()
+
+    def end(self) -> None:
+        """End the subscription at once, as `unsubscribe` does, wherever there is no way to wait."""
+        if not self._client.is_closed:
+            self._client._unsubscribe(self._box, 0)
+
     async def unsubscribe(self, max_msgs: int = 0) -> None:
         """End the subscription, at once or after `max_msgs` messages in all. What is there can still be taken."""
         self._client._unsubscribe(self._box, max_msgs)
@@ -102,13 +139,15 @@ class Subscription:
         if not caller.done():
             raise not_taken([box], timeout)
 
-    async def _ready(self, timeout: float) -> None:
-        box = self._box
+    async def _ready(self, timeout: float, epoch: int | None = None) -> None:
+        box, core = self._box, self._client._core
         if box.is_ready:
             return
         try:
             async with asyncio.timeout(timeout):
                 while not box.is_ready:
+                    if epoch is not None and core.epoch != epoch:
+                        raise lost_meanwhile(core)
                     await self._more()
         except TimeoutError:
             if not box.is_ready:

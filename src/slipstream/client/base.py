@@ -11,7 +11,7 @@ import msgspec
 from slipstream.client.events import ClientEvent, EventHandler, EventKind, Stats
 from slipstream.client.mailbox import Mailbox
 from slipstream.client.protocol import Session
-from slipstream.errors import RequestTimeoutError, UsageError
+from slipstream.errors import ConnectionLostError, RequestTimeoutError, UsageError
 from slipstream.wire import Headers, Msg, ServerInfo, Status, parse_status
 
 log = logging.getLogger("slipstream.client")
@@ -119,6 +119,16 @@ class BaseClient:
         """The last error that no call could raise; `on_event` gets each of them."""
         return self._core.last_error
 
+    @property
+    def epoch(self) -> int:
+        """How many connections were lost so far: whoever depends on one sees by it that it is not the same any more."""
+        return self._core.epoch
+
+    def report(self, error: Exception) -> None:
+        """Tell the user of an error that no call can raise."""
+        self._core.last_error = error
+        self._tell(ClientEvent(EventKind.ERROR, str(self._core.server), error))
+
     def new_inbox(self) -> str:
         """A subject that nobody else has, to be subscribed to by `subscribe`."""
         return self._core.new_inbox()
@@ -162,6 +172,11 @@ def not_taken(boxes: Sequence[Mailbox], timeout: float) -> RequestTimeoutError:
     """The error of a drain that took too long."""
     left = ", ".join(f"{box.pending} of {box.subject!r}" for box in boxes if box.pending) or "a callback still runs"
     return RequestTimeoutError(f"drain: not everything was handed over within {timeout:g} s: {left}")
+
+
+def lost_meanwhile(core: Session) -> ConnectionLostError:
+    """The error of a wait that was for one connection only."""
+    return ConnectionLostError(f"the connection to {core.server} was lost: {core.last_error}")
 
 
 def timed_out(what: str, timeout: float) -> RequestTimeoutError:

@@ -21,6 +21,7 @@ from slipstream.client.base import (
 )
 from slipstream.client.blocking_connection import WRITE_SIZE, Connection
 from slipstream.client.blocking_subscription import Callback, Message, Subscription
+from slipstream.client.blocking_worker import Worker
 from slipstream.client.events import BulkSink, EventHandler, ReplySink
 from slipstream.client.line import FOREVER
 from slipstream.client.mailbox import Mailbox
@@ -298,6 +299,34 @@ class Client(Connection):
         with self._lock:
             self._core.cancel(token)
 
+    def leave_server(self, reason: Error) -> bool:
+        """Give this connection up for one to another server; False if no other is known. `reason` is what users hear.
+
+        For a server that is connected to us and cut off from its cluster, which only requests without answers show.
+        """
+        with self._changed:
+            effects = self._core.leave(reason)
+            self._carry_out(effects)
+        self._tell_news()
+        return bool(effects)
+
+    def answer(self, subject: str, payload: bytes = b"") -> None:
+        """Publish a few bytes to a reply subject that is used once: quicker than `publish`, and without a wait."""
+        core = self._core
+        with self._lock:
+            core.answer(subject, payload)
+            if not self._is_write_due or core.out_size > WRITE_SIZE:
+                self._write_soon()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether more bytes wait to be sent than allowed: `ready` waits until it is not so."""
+        return self._core.out_size + self._line.unsent > self._bound
+
+    def spawn(self, main: Callable[[], None], name: str) -> Worker:
+        """Let a function go on by itself, in a thread of its own, no longer than the client lives."""
+        return Worker(self._start_thread(main, name))
+
     # For subscriptions
 
     def _drained(self, box: Mailbox | None, timeout: float) -> Sequence[Mailbox]:
@@ -345,6 +374,9 @@ class Client(Connection):
                 assert self._callbacks is not None
                 sid = self._called.popleft()
                 subscription, callback = self._callbacks[sid]
+                if not subscription._box.is_ready:  # woken because the connection is gone: the next one brings more
+                    self._await_call(subscription._box)
+                    continue
                 try:
                     msgs = subscription._box.take_all()
                 except SlowConsumerError:

@@ -21,7 +21,7 @@ from contextlib import suppress
 from functools import partial
 from typing import NoReturn, assert_never
 
-from slipstream.client.base import BaseClient, timed_out
+from slipstream.client.base import BaseClient, lost_meanwhile, timed_out
 from slipstream.client.channel import Channel, channel_for, tls_layer
 from slipstream.client.events import ClientEvent, Drop, Effect, Ended, EventHandler, Ready, Report, StartTls
 from slipstream.client.line import FOREVER, Line
@@ -113,7 +113,7 @@ class Connection(BaseClient):
                     return True
                 core.check()
                 if epoch is not None and core.epoch != epoch:
-                    raise ConnectionLostError(f"the connection to {core.server} was lost: {core.last_error}")
+                    raise lost_meanwhile(core)
                 now, due = time.monotonic(), core.timer if core.is_connected else FOREVER
                 if now >= due:
                     self._carry_out(core.tick(now))

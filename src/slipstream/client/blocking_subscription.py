@@ -81,6 +81,48 @@ class Subscription:
         assert msgs is not None
         return [Message(msg, self._client) for msg in msgs]
 
+    def next_msgs(self, *, timeout: float, epoch: int) -> list[Msg]:
+        """As `next_chunk`, as the parser made them, for the rooms above. Raises ConnectionLostError once all is taken
+        and the connection is not the one counted as `epoch` any more."""
+        msgs = self._take(self._box.take_all, timeout, epoch)
+        assert msgs is not None
+        return msgs
+
+    def next_msg(self, *, timeout: float, epoch: int) -> Msg:
+        """The same for one: others may wait for the rest."""
+        msgs = self._take(lambda: [self._box.take()], timeout, epoch)
+        assert msgs is not None
+        return msgs[0]
+
+    def take_now(self) -> list[Msg]:
+        """What is here, without waiting; nothing if that is nothing."""
+        with self._client._lock:
+            return self._box.take_all() if self._box.items else []
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether nothing more will come; what is here can still be taken."""
+        return self._box.is_ended
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is here and nothing will come."""
+        return self._box.is_ended and not self._box.items
+
+    def drain_soon(self) -> None:
+        """End the subscription as `drain` does, without waiting for it: what the server has sent can be taken later."""
+        client = self._client
+        with client._changed:
+            if not self._box.is_ended and not client.is_closed:
+                client._core.drain(self._box)
+                client._write()
+                client._stir()
+
+    def end(self) -> None:
+        """End the subscription at once, as `unsubscribe` does, wherever there is no way to wait."""
+        if not self._client.is_closed:
+            self._client._unsubscribe(self._box, 0)
+
     def unsubscribe(self, max_msgs: int = 0) -> None:
         """End the subscription, at once or after `max_msgs` messages in all. What is there can still be taken."""
         self._client._unsubscribe(self._box, max_msgs)
@@ -96,7 +138,7 @@ class Subscription:
         if not client._until(lambda: client._is_handled(box), max(0.0, deadline - client.now())):
             raise not_taken([box], timeout)
 
-    def _take(self, take: Callable[[], list[Msg] | None], timeout: float) -> list[Msg] | None:
+    def _take(self, take: Callable[[], list[Msg] | None], timeout: float, epoch: int | None = None) -> list[Msg] | None:
         """Wait until there is something and take it, in one step under the lock: another thread may read as well."""
         taken: list[list[Msg] | None] = []
 
@@ -105,6 +147,6 @@ class Subscription:
                 taken.append(take())
             return bool(taken)
 
-        if not self._client._until(ready, timeout):
+        if not self._client._until(ready, timeout, epoch=epoch):
             raise timed_out(f"subscription of {self.subject!r}", timeout)
         return taken[0]

@@ -128,6 +128,11 @@ class Mailbox:
         self._size = 0
         return chunk
 
+    def stir(self) -> None:
+        """Wake whoever waits although there is nothing to take: the connection is gone, which some want to know."""
+        if self._wake is not _nobody:
+            self._call_wake()
+
     def end(self, error: Error | None = None) -> None:
         """Nothing comes any more; what is here can still be taken."""
         if not self.is_ended:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from slipstream.client.options import Address, Options
-from slipstream.errors import ConnectionClosedError, ConnectionLostError, Error, UsageError
+from slipstream.errors import ConnectionClosedError, ConnectionLostError, Error, RemoteProtocolError, UsageError
 from slipstream.wire import Inbox, ServerInfo, check_subject, pub
 
 MAX_LINE = 4096 - 64  # of a PUB without its sizes; the server cuts us off at 4,096
@@ -94,6 +94,18 @@ class Outgoing:
             self.out_size += len(frame)
         self._asked = count
         return str(count)
+
+    def answer(self, subject: str, payload: bytes) -> None:
+        """As `publish` for a small payload to a reply subject, each of which is used once: nothing is remembered."""
+        if not subject.isprintable() or " " in subject:  # what could break out of its line; a peer made it
+            raise RemoteProtocolError(f"bad reply subject {subject[:64]!r}: one without control characters is expected")
+        frame = b"PUB %b %d\r\n%b\r\n" % (subject.encode(), len(payload), payload)
+        if not self._is_open:
+            self._keep(frame, len(payload))
+            return
+        self._out_msgs += 1
+        self.out.append(frame)
+        self.out_size += len(frame)
 
     def _publish_big(self, subject: str, payload: bytes, reply: str, header: bytes) -> None:
         """As `publish`; the payload is not copied into the frame."""

@@ -174,6 +174,8 @@ class Session(Requests):
         if was_open:
             self.epoch += 1
             self._fail_waiting(_lost_error(self.server, reason))
+            for box in self._boxes.values():
+                box.stir()
             self._report(EventKind.DISCONNECTED, reason)
         if isinstance(reason, AuthorizationError):
             self._pool.refused(self.server)
@@ -231,6 +233,12 @@ class Session(Requests):
             box.end(None)
         self._boxes = {}
         self._report(EventKind.CLOSED, None)
+        return self._take_effects()
+
+    def leave(self, reason: Error) -> list[Effect]:
+        """Go on with another server, if there is one to go to."""
+        if self._is_open and self.options.reconnect and len(self._pool) > 1:
+            self._effects.append(Drop(reason))
         return self._take_effects()
 
     def _fail_waiting(self, error: Error) -> None:

@@ -3,7 +3,7 @@
 Lower rooms know nothing of it; the package re-exports it.
 """
 
-from slipstream.api import PubAck, StreamConfig
+from slipstream.api import AckPolicy, ConsumerConfig, ConsumerInfo, DeliverPolicy, PubAck, ReplayPolicy, StreamConfig
 from slipstream.client.contexts import Context, Contexts
 from slipstream.client.sources import from_env
 from slipstream.kv.bucket import BucketConfig
@@ -11,13 +11,18 @@ from slipstream.objects import ObjectInfo, ObjectStoreConfig
 from slipstream.wire import Headers
 
 __all__ = [
+    "AckPolicy",
     "BucketConfig",
+    "ConsumerConfig",
+    "ConsumerInfo",
     "Context",
     "Contexts",
+    "DeliverPolicy",
     "Headers",
     "ObjectInfo",
     "ObjectStoreConfig",
     "PubAck",
+    "ReplayPolicy",
     "StreamConfig",
     "from_env",
 ]

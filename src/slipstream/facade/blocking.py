@@ -66,6 +66,18 @@ class JetStream(jetstream.JetStream):
             if name.startswith(OBJECTS_PREFIX):
                 yield name.removeprefix(OBJECTS_PREFIX)
 
+    def session(self, token: str = "") -> Session:
+        """Read-your-writes and monotonic reads without bookkeeping: `with js.session() as s`.
+
+        `s` does all that this object does, buckets included; what is written and read through it is seen by every later
+        read through it. With the `token` of another session, also of another process, it goes on where that one was.
+        """
+        return Session(self, token)
+
+
+class Session(JetStream, jetstream.Session):
+    """JetStream with a memory: every read has seen all that was written and read through it before."""
+
 
 class Client(core.Client):
     """A connection to NATS. Made by `connect`."""

@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import enum
 from bisect import bisect_right
+from collections.abc import Callable
 from typing import NamedTuple
 
 from slipstream.api import GetRequest
+from slipstream.api.times import format_time
 from slipstream.jetstream.columns import ColumnPage, Columns
+from slipstream.jetstream.direct import EndOfBatch
+from slipstream.wire import matcher
 
 PAGE_MESSAGES = 20_000
 PAGE_BYTES = 16 * 1024 * 1024
@@ -36,17 +40,28 @@ class Progress(NamedTuple):
 class RangeReader:
     """Messages of `subject` with `start <= seq <= end`; without an `end` (0) all there are, at least to `at_least`.
 
-    `trusting`: the server keeps `min_last_seq`, so a responder that answers at all has everything up to it.
+    `since`, a time in nanoseconds, takes the place of `start`. `trusting`: the server keeps `min_last_seq`, so a
+    responder that answers at all has everything up to it.
     """
 
     def __init__(
-        self, *, start: int = 1, end: int = 0, subject: str = "", at_least: int = 0, trusting: bool = False
+        self,
+        *,
+        start: int = 1,
+        end: int = 0,
+        subject: str = "",
+        at_least: int = 0,
+        since: int = 0,
+        trusting: bool = False,
     ) -> None:
         self.state = State.DONE if end and start > end else State.READING
         self.next_seq = max(start, 1)
         self.end = end
         self.goal = end or at_least
-        self.pattern = subject or ">"
+        self.filter = subject or ">"
+        self.since = since
+        self._wire_pattern = self.filter
+        self._is_wanted: Callable[[str], bool] | None = None  # where the filter is ours, not the server's
         self._trusting = trusting
 
     @property
@@ -59,9 +74,11 @@ class RangeReader:
 
         A range asks for no more than it can hold: what comes beyond it would only delay the next request.
         """
+        by_time = bool(self.since) and self.next_seq == 1
         return GetRequest(
-            seq=self.next_seq,
-            next_by_subj=self.pattern,
+            seq=0 if by_time else self.next_seq,
+            start_time=format_time(self.since) if by_time else None,
+            next_by_subj=self._wire_pattern,
             batch=min(PAGE_MESSAGES, self.end - self.next_seq + 1) if self.end else PAGE_MESSAGES,
             max_bytes=PAGE_BYTES,
             min_last_seq=self.goal if self._trusting else 0,
@@ -75,6 +92,10 @@ class RangeReader:
         """Take what arrived and move on."""
         over = page.finished  # before the take: what ends the page comes behind all it holds
         columns = page.take()
+        return Progress(self.accept(columns, page.end if over else None), over)
+
+    def accept(self, columns: Columns, page_end: EndOfBatch | None) -> Columns:
+        """Move on by what arrived, `page_end` included; returns what of it belongs to the range."""
         last = columns.seqs[-1] if columns.seqs else self.next_seq - 1
         self.next_seq = last + 1
         end = self.end
@@ -82,13 +103,23 @@ class RangeReader:
             self.state = State.DONE
             if last > end:
                 columns = columns.cut(bisect_right(columns.seqs, end))
-        elif over and page.end is not None and page.end.pending <= 0:
+        elif page_end is not None and page_end.pending <= 0:
             self.state = State.DONE if self._trusting or last >= self.goal else State.DOUBTFUL
-        return Progress(columns, over)
+        return columns if self._is_wanted is None else columns.keep(self._is_wanted)
 
-    def settle(self, last_seq_of_leader: int, next_message: int) -> None:
-        """The leader's word on a doubtful range: its last sequence, and the next message it has (0: none)."""
-        if next_message and (not self.end or next_message <= self.end):
-            self.state = State.READING
-        elif last_seq_of_leader >= self.goal:
-            self.state = State.DONE
+    # What became of a doubtful range
+
+    def finish(self) -> None:
+        """Nothing is left: it was complete."""
+        self.state = State.DONE
+
+    def resume(self) -> None:
+        """There is more: read on."""
+        self.state = State.READING
+
+    def widen(self) -> None:
+        """Nobody can tell for so many subjects: read all of them, which shows the end, and leave out the others."""
+        self.state = State.READING
+        self._wire_pattern = ">"
+        if self.filter != ">":
+            self._is_wanted = matcher(self.filter)

@@ -13,24 +13,18 @@ from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar
 
-import msgspec
-
-from slipstream.api import AccountInfo, GetRequest, PubAck, StreamConfig, StreamInfo, encode_json, names
+from slipstream.api import AccountInfo, PubAck, StreamConfig, StreamInfo, names
 from slipstream.client.blocking import Client
-from slipstream.errors import (
-    Error,
-    MessageNotFoundError,
-    RequestTimeoutError,
-    StaleReadError,
-    UsageError,
-)
+from slipstream.errors import Error, StreamLookupError, UsageError
 from slipstream.jetstream import calls
-from slipstream.jetstream.batch import RangeReader, State
-from slipstream.jetstream.columns import ColumnPage, Columns
-from slipstream.jetstream.direct import StoredMessage, decode_one
-from slipstream.jetstream.patience import Patience
+from slipstream.jetstream.blocking_asking import ask
+from slipstream.jetstream.blocking_gets import StreamReads
+from slipstream.jetstream.blocking_stream import StreamConsumers
+from slipstream.jetstream.consumer_calls import ConsumerApi
+from slipstream.jetstream.ledger import Ledger, ReadFigures, ledger_of
+from slipstream.jetstream.session import SessionState
 from slipstream.jetstream.window import AckWindow, FailedPublish
-from slipstream.wire import Headers, Msg, check_filter, has_wildcard
+from slipstream.wire import Headers
 from slipstream.wire.headers import HeaderValues
 
 T = TypeVar("T")
@@ -45,8 +39,10 @@ class JetStream:
     def __init__(self, client: Client, *, prefix: str = "", domain: str = "", timeout: float = DEFAULT_TIMEOUT) -> None:
         self._client = client
         self._api = calls.Api(names.api_prefix(prefix=prefix, domain=domain))
+        self._consumer_api = ConsumerApi(self._api.prefix)
         self._timeout = timeout
-        self._min_last_seq_kept: dict[str, bool] = {}  # by server: what it did when it was asked
+        self._ledger: Ledger = ledger_of(client)
+        self._state: SessionState | None = None  # of a session
 
     @property
     def client(self) -> Client:
@@ -62,6 +58,19 @@ class JetStream:
     def timeout(self) -> float:
         """In seconds, for calls that do not say another."""
         return self._timeout
+
+    @property
+    def read_figures(self) -> ReadFigures:
+        """How the reads of this connection went so far: at once, retried, with the leader's help, failed."""
+        return self._ledger.figures
+
+    def session(self, token: str = "") -> Session:
+        """Read-your-writes and monotonic reads without bookkeeping: `with js.session() as s`.
+
+        `s` does all that this object does; what is written and read through it is seen by every later read through it.
+        With the `token` of another session, also of another process, it goes on where that one was.
+        """
+        return Session(self, token)
 
     def publish(
         self,
@@ -94,7 +103,10 @@ class JetStream:
             ttl=ttl,
             rollup=rollup,
         )
-        return self.run(call, timeout=timeout)
+        ack = self.run(call, timeout=timeout)
+        if self._state is not None:
+            self._state.note(ack.stream, ack.seq)
+        return ack
 
     def publisher(self, *, max_in_flight: int = DEFAULT_WINDOW, timeout: float | None = None) -> Publisher:
         """Publish many messages, each acknowledged, with up to `max_in_flight` acks outstanding: the fast way."""
@@ -103,7 +115,13 @@ class JetStream:
     def create_stream(self, config: StreamConfig, *, timeout: float | None = None) -> Stream:
         """Make a stream, or find it made with the same configuration."""
         info = self.run(self._api.create_stream(config), timeout=timeout)
-        return Stream(self, info.config.name)
+        name = info.config.name
+        notes = self._ledger.stream(self._api.prefix, name)
+        if self._state is not None:
+            self._state.made(name, notes.created, self._state.seen(name))
+            self._state.made(name, info.created, info.state.last_seq)
+        notes.made(info, self._client.now())
+        return Stream(self, name)
 
     def update_stream(self, config: StreamConfig, *, timeout: float | None = None) -> StreamInfo:
         """Change a stream's configuration."""
@@ -143,32 +161,51 @@ class JetStream:
         """A handle on the stream of that name; nothing is asked of the server yet."""
         return Stream(self, calls.check_name(name))
 
+    def stream_of(self, subject: str, *, timeout: float | None = None) -> Stream:
+        """The one stream that listens on a subject; raises StreamLookupError if it is none or several."""
+        found = self.run(self._consumer_api.streams_of(subject), timeout=timeout)
+        if len(found) != 1:
+            raise StreamLookupError(subject, found)
+        return Stream(self, found[0])
+
     def run(self, call: calls.Call[T], *, timeout: float | None = None) -> T:
         """Send a request and decode its answer."""
-        answer = calls.Answer()
-        timeout = self._timeout if timeout is None else timeout
-        token = self._client.start(call.subject, call.payload, answer, header=call.header)
-        try:
-            self._client.wait(answer.ready, timeout=timeout, what=f"an answer on {call.subject}")
-        finally:
-            self._client.cancel(token)
-        return call.decode(answer.take())
+        return ask(self._client, call, self._timeout if timeout is None else timeout)
 
-    def _keeps_min_last_seq(self, stream: str, patience: Patience) -> bool:
-        """Whether the server in front of us honours `min_last_seq`; asked once per server, of the server itself."""
-        server = self._client.server_info.server_id
-        known = self._min_last_seq_kept.get(server)
-        if known is None:
-            call = self._api.probe_min_last_seq(stream)
-            known = self._min_last_seq_kept[server] = self.run(call, timeout=patience.left())
-        return known
+    def _noted(self, ack: PubAck) -> None:
+        if self._state is not None:
+            self._state.note(ack.stream, ack.seq)
 
-    def _ask(self, subject: str, request: GetRequest | None, patience: Patience) -> Msg:
-        body = encode_json(request) if request is not None else b""
-        try:
-            return self.run(calls.Call(subject, body, lambda msg: msg), timeout=patience.left())
-        except RequestTimeoutError as error:
-            raise patience.why(error) from error
+
+class Session(JetStream):
+    """JetStream with a memory: every read has seen all that was written and read through it before.
+
+    Messages that are deleted or purged in place are not covered, nor is what happens outside of the session.
+    """
+
+    def __init__(self, js: JetStream, token: str = "") -> None:
+        vars(self).update(vars(js))
+        self._state: SessionState = SessionState(token)
+
+    def seen(self, stream: str) -> int:
+        """The highest sequence that was written to or read from a stream; 0 for none."""
+        return self._state.seen(stream)
+
+    def note(self, stream: str, seq: int) -> None:
+        """A message with that sequence was seen elsewhere: by a consumer, or told by somebody."""
+        self._state.note(calls.check_name(stream), calls.check_seq(seq, "seq"))
+
+    def token(self) -> str:
+        """The session as a small text, for `js.session(token)` here or in another process."""
+        return self._state.token()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Nothing to be given back: a session is a memory, no resource."""
 
 
 class Publisher:
@@ -182,7 +219,7 @@ class Publisher:
         if max_in_flight < 1:
             raise UsageError(f"bad max_in_flight {max_in_flight}: at least 1 is allowed")
         self._client = js.client
-        self._window = AckWindow(max_in_flight)
+        self._window = AckWindow(max_in_flight, None if js._state is None else js._noted)
         self._timeout = timeout
 
     @property
@@ -267,18 +304,14 @@ class Publisher:
             self._forget(Error("given up: the block that published it raised"))
 
 
-class Stream:
-    """One stream: its info, and its messages by Direct Get.
-
-    Where a call takes `min_last_seq`, the answer is at least as new as that sequence, whichever replica gives it; if
-    that cannot be had in time, StaleReadError is raised and no data returned. Deletes and purges of messages do not
-    move a stream's sequence and are not covered.
-    """
+class Stream(StreamReads, StreamConsumers):
+    """One stream: what it is, its messages (`StreamReads`) and its consumers (`StreamConsumers`)."""
 
     def __init__(self, js: JetStream, name: str) -> None:
         self._js = js
         self._client = js.client
         self._api = js._api
+        self._direct = js._api.direct_subject(name)
         self.name = name
 
     def info(
@@ -300,208 +333,3 @@ class Stream:
     def delete_message(self, seq: int, *, erase: bool = True, timeout: float | None = None) -> None:
         """Remove one message. Not covered by `min_last_seq`: the last sequence stays what it was."""
         self._js.run(self._api.delete_message(self.name, seq, erase=erase), timeout=timeout)
-
-    def get(self, seq: int, *, min_last_seq: int = 0, timeout: float | None = None) -> StoredMessage:
-        """The message with that sequence. Raises MessageNotFoundError if there is none (any more)."""
-        return self._get(GetRequest(seq=calls.check_seq(seq, "seq", least=1), min_last_seq=min_last_seq), timeout)
-
-    def get_next(
-        self, subject: str, *, seq: int = 1, min_last_seq: int = 0, timeout: float | None = None
-    ) -> StoredMessage:
-        """The first message at or after `seq` whose subject matches."""
-        start = calls.check_seq(seq, "seq")
-        request = GetRequest(seq=start, next_by_subj=check_filter(subject), min_last_seq=min_last_seq)
-        return self._get(request, timeout)
-
-    def get_last(self, subject: str, *, min_last_seq: int = 0, timeout: float | None = None) -> StoredMessage:
-        """The newest message whose subject matches. Raises MessageNotFoundError if there is none."""
-        if has_wildcard(check_filter(subject)):
-            return self._get(GetRequest(last_by_subj=subject, min_last_seq=min_last_seq), timeout)
-        asked = self._api.direct_subject(self.name, subject)
-        request = GetRequest(min_last_seq=min_last_seq) if calls.check_seq(min_last_seq, "min_last_seq") else None
-        patience = self._patience(timeout)
-        if request is not None and not self._js._keeps_min_last_seq(self.name, patience):
-            return self._prove_last(subject, min_last_seq, patience)
-        while True:
-            reply = self._js._ask(asked, request, patience)
-            try:
-                return decode_one(reply, asked=asked, min_last_seq=min_last_seq)
-            except StaleReadError as error:
-                self._pause(patience, error)
-
-    def get_from_leader(self, request: GetRequest, *, timeout: float | None = None) -> StoredMessage:
-        """Message Get: answered by the stream's leader alone."""
-        return self._js.run(self._api.message_get(self.name, request), timeout=timeout)
-
-    def get_last_from_leader(self, subject: str, *, timeout: float | None = None) -> StoredMessage:
-        """The newest message whose subject matches, as the stream's leader has it."""
-        return self.get_from_leader(GetRequest(last_by_subj=check_filter(subject)), timeout=timeout)
-
-    def read(
-        self, *, start: int = 1, end: int = 0, subject: str = "", min_last_seq: int = 0, timeout: float | None = None
-    ) -> Iterator[StoredMessage]:
-        """Every message from `start` to `end` (inclusive; 0: to the last) that matches `subject`, in order."""
-        chunks = self.read_chunks(start=start, end=end, subject=subject, min_last_seq=min_last_seq, timeout=timeout)
-        for chunk in chunks:
-            for message in chunk:
-                yield message
-
-    def read_chunks(
-        self, *, start: int = 1, end: int = 0, subject: str = "", min_last_seq: int = 0, timeout: float | None = None
-    ) -> Iterator[list[StoredMessage]]:
-        """The same in lists, as they arrive."""
-        chunks = self.read_columns(start=start, end=end, subject=subject, min_last_seq=min_last_seq, timeout=timeout)
-        for columns in chunks:
-            yield columns.messages()
-
-    def read_columns(
-        self, *, start: int = 1, end: int = 0, subject: str = "", min_last_seq: int = 0, timeout: float | None = None
-    ) -> Iterator[Columns]:
-        """The same in columns, as they arrive: the fast way.
-
-        `timeout` is for each wait, not for the whole read. A range with an `end` is complete, whichever replica
-        answered: one that is behind is asked again, not believed.
-        """
-        if subject:
-            check_filter(subject)
-        for what, seq in (("start", start), ("end", end), ("min_last_seq", min_last_seq)):
-            calls.check_seq(seq, what)
-        if end and start > end:
-            return
-        patience = self._patience(timeout)
-        trusting = bool(end or min_last_seq) and self._js._keeps_min_last_seq(self.name, patience)
-        reader = RangeReader(start=start, end=end, subject=subject, at_least=min_last_seq, trusting=trusting)
-        page, token = self._next_page(reader)
-        try:
-            while not reader.is_done:
-                try:
-                    if reader.state is State.DOUBTFUL:
-                        self._settle(reader, patience)
-                        page, token = self._next_page(reader)
-                        continue
-                    self._wait(page.ready, patience)
-                    columns, over = reader.feed(page)
-                except StaleReadError as error:
-                    self._pause(patience, error)
-                    page, token = self._next_page(reader)
-                    continue
-                if over and reader.state is State.READING:
-                    page, token = self._next_page(reader)  # it is under way while this one is handled
-                if columns.seqs:
-                    yield columns
-                    patience = self._patience(timeout)
-        finally:
-            self._client.cancel(token)
-
-    def _next_page(self, reader: RangeReader) -> tuple[ColumnPage, str]:
-        asked = self._api.direct_subject(self.name)
-        page = reader.page(asked)
-        return page, self._client.start_bulk(asked, encode_json(reader.request()), page)
-
-    def _settle(self, reader: RangeReader, patience: Patience) -> None:
-        """A responder ended early: find out from the leader whether it lagged or the rest of the range is gone."""
-        request = GetRequest(seq=reader.next_seq, next_by_subj=reader.pattern)
-        try:
-            following = (self.get_from_leader(request, timeout=patience.left())).seq
-        except MessageNotFoundError:
-            following = 0
-        last = (self.info(timeout=patience.left())).state.last_seq
-        reader.settle(last, following)
-        if reader.state is State.DOUBTFUL or following:
-            behind = f"{self.name}: read to {reader.next_seq - 1}, wanted {reader.goal}, its leader has {last}"
-            self._pause(patience, StaleReadError(behind, stream=self.name, min_last_seq=reader.goal))
-
-    def _get(self, request: GetRequest, timeout: float | None) -> StoredMessage:
-        asked = self._api.direct_subject(self.name)
-        patience = self._patience(timeout)
-        wanted = calls.check_seq(request.min_last_seq, "min_last_seq")
-        trusting = not wanted or self._js._keeps_min_last_seq(self.name, patience)
-        while True:
-            reply = self._js._ask(asked, request, patience)
-            try:
-                found = decode_one(reply, asked=asked, min_last_seq=wanted)
-            except StaleReadError as error:
-                self._pause(patience, error)
-            except MessageNotFoundError:
-                if trusting:
-                    raise
-                return self._prove_by_leader(request, patience)
-            else:
-                # A message of a given sequence never changes; one chosen by subject may be an old one.
-                if trusting or found.seq >= wanted or not (request.last_by_subj or request.next_by_subj):
-                    return found
-                return self._prove_by_leader(request, patience)
-
-    def _prove_by_leader(self, request: GetRequest, patience: Patience) -> StoredMessage:
-        """The leader's answer, once the leader is known to have the wanted sequence; a deposed one is asked again."""
-        wanted = request.min_last_seq
-        request = msgspec.structs.replace(request, min_last_seq=0)  # a released server refuses fields it does not know
-        while True:
-            last = (self.info(timeout=patience.left())).state.last_seq
-            if last >= wanted:
-                return self.get_from_leader(request, timeout=patience.left())
-            behind = f"{self.name}: its leader has {last}, wanted {wanted}"
-            self._pause(patience, StaleReadError(behind, stream=self.name, min_last_seq=wanted))
-
-    def _prove_last(self, subject: str, wanted: int, patience: Patience) -> StoredMessage:
-        """The last message of a literal subject from a server that ignores `min_last_seq`, proven to be new enough.
-
-        The end of a multi-subject get carries the responder's own last sequence: at least `wanted`, or the answer is
-        not used. An anchor, a subject known to have a message, makes that end come also when `subject` has none.
-        """
-        asked = self._api.direct_subject(self.name)
-        anchor = ""
-        while True:
-            wanted_subjects = (subject, anchor) if anchor and anchor != subject else (subject,)
-            page = ColumnPage(asked)
-            body = encode_json(GetRequest(multi_last=wanted_subjects, batch=len(wanted_subjects)))
-            token = self._client.start_bulk(asked, body, page)
-            try:
-                self._wait(page.is_finished, patience)
-            finally:
-                self._client.cancel(token)
-            found = page.take()
-            seen = -1 if page.end is None else page.end.up_to_seq
-            if seen >= wanted:
-                for message in found.messages():
-                    if message.subject == subject:
-                        return message
-                raise MessageNotFoundError(f"{asked}: no message on {subject}")
-            if not found.seqs and not anchor:
-                anchor = self._find_anchor(wanted, patience)
-                if not anchor:
-                    raise MessageNotFoundError(f"{asked}: the stream is empty")
-                continue
-            behind = f"{self.name}: a replica with last sequence {seen} answered, wanted {wanted}"
-            self._pause(patience, StaleReadError(behind, stream=self.name, min_last_seq=wanted))
-
-    def _find_anchor(self, wanted: int, patience: Patience) -> str:
-        """A subject that has a message; empty if the leader, new enough, says that there is none at all."""
-        while True:
-            try:
-                return (self._get(GetRequest(last_by_subj=">"), patience.left())).subject
-            except MessageNotFoundError:
-                state = (self.info(timeout=patience.left())).state
-            if state.last_seq >= wanted and not state.messages:
-                return ""
-            behind = f"{self.name}: its leader has {state.last_seq}, wanted {wanted}"
-            self._pause(patience, StaleReadError(behind, stream=self.name, min_last_seq=wanted))
-
-    def _patience(self, timeout: float | None) -> Patience:
-        return Patience(self._js._timeout if timeout is None else timeout, self._client.now)
-
-    def _wait(self, ready: calls.Ready, patience: Patience) -> None:
-        try:
-            self._client.wait(ready, timeout=patience.left(), what=f"messages of {self.name}")
-        except RequestTimeoutError as error:
-            raise patience.why(error) from error
-
-    def _pause(self, patience: Patience, error: StaleReadError) -> None:
-        """Wait a little before asking again; raises `error` when the time is up."""
-        delay = patience.next_pause(error)
-        if delay is None:
-            raise error
-        try:
-            self._client.wait(lambda: False, timeout=delay, what="a replica to catch up")
-        except RequestTimeoutError:
-            return

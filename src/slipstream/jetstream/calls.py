@@ -59,6 +59,14 @@ class Page(NamedTuple, Generic[T]):
     total: int
 
 
+class SubjectsPage(NamedTuple):
+    """Some of a stream's subjects, how many there are in all, and the last sequence of whoever answered."""
+
+    subjects: tuple[str, ...]
+    total: int
+    last_seq: int
+
+
 class Answer:
     """The one reply to a request; a `ReplySink` of the client."""
 
@@ -127,6 +135,11 @@ class Api:
             body["deleted_details"] = True
         return self._stream_call("INFO", check_name(name), encode_json(body) if body else b"", decode_stream_info)
 
+    def subjects(self, name: str, pattern: str, *, offset: int = 0) -> Call[SubjectsPage]:
+        """The subjects that have messages and match, page by page."""
+        body = {"subjects_filter": check_filter(pattern), "offset": offset}
+        return self._stream_call("INFO", check_name(name), encode_json(body), _subjects)
+
     def delete_stream(self, name: str) -> Call[None]:
         """Remove a stream and all its messages."""
         return self._stream_call("DELETE", check_name(name), b"", _success)
@@ -190,20 +203,23 @@ class Api:
         (The document's way, a sequence far beyond the last, is answered only after the delay of a rejection.)
         """
 
-        def decode(msg: Msg) -> bool:
-            try:
-                decode_one(msg, asked=subject)
-            except BadRequestError:
-                return True
-            except MessageNotFoundError:
-                pass
-            return False
-
         subject = self.direct_subject(name)
-        return Call(subject, b'{"last_by_subj":"_probe","min_last_seq":"?"}', decode)
+        body = b'{"last_by_subj":"_probe","min_last_seq":"?"}'
+        return Call(subject, body, lambda msg: is_bad_request(msg, subject))
 
     def _stream_call(self, verb: str, name: str, payload: bytes, decode: Callable[[Msg], T]) -> Call[T]:
         return Call(f"{self.prefix}.STREAM.{verb}.{name}", payload, decode)
+
+
+def is_bad_request(msg: Msg, asked: str) -> bool:
+    """Whether a Direct Get was refused as one that cannot be read; a message, or none, is no refusal."""
+    try:
+        decode_one(msg, asked=asked)
+    except BadRequestError:
+        return True
+    except MessageNotFoundError:
+        pass
+    return False
 
 
 def publish(
@@ -307,6 +323,13 @@ def _page(msg: Msg, *, convert: Callable[[Any], T], field: str = "streams") -> P
 
 def _text(value: Any) -> str:
     return msgspec.convert(value, str)
+
+
+def _subjects(msg: Msg) -> SubjectsPage:
+    body = api_body(msg)
+    total = body.get("total", 0)
+    state = decode_stream_info(msg).state
+    return SubjectsPage(tuple(state.subjects), total if isinstance(total, int) else 0, state.last_seq)
 
 
 def _success(msg: Msg) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from slipstream.api.times import parse_time
@@ -40,11 +41,27 @@ class Columns(NamedTuple):
     data: list[bytes]
     stream: str
 
+    @classmethod
+    def of(cls, messages: Sequence[StoredMessage], stream: str) -> Columns:
+        """Messages one by one become columns."""
+        columns = cls([], [], [], [], [], stream)
+        for message in messages:
+            columns.subjects.append(message.subject)
+            columns.seqs.append(message.seq)
+            columns.times.append(message.time)
+            columns.headers.append(message.header)
+            columns.data.append(message.data)
+        return columns
+
     def messages(self) -> list[StoredMessage]:
         """The same, message by message."""
         stream = self.stream
         rows = zip(self.subjects, self.seqs, self.times, self.headers, self.data, strict=True)
         return [StoredMessage(*row, stream) for row in rows]
+
+    def keep(self, wanted: Callable[[str], bool]) -> Columns:
+        """Those whose subject is wanted."""
+        return Columns.of([message for message in self.messages() if wanted(message.subject)], self.stream)
 
     def cut(self, count: int) -> Columns:
         """The first `count` messages."""
@@ -59,6 +76,7 @@ class ColumnPage:
         self.asked = asked
         self.min_last_seq = min_last_seq
         self.finished = False
+        self.is_done_with = False  # the reader has taken all of it
         self.end: EndOfBatch | None = None
         self.last_seq = after
         self._error: Error | None = None

@@ -16,9 +16,11 @@ from slipstream.api.times import parse_time
 from slipstream.errors import (
     BadRequestError,
     DirectGetNotAllowedError,
+    Error,
     MessageNotFoundError,
     RemoteProtocolError,
     StaleReadError,
+    TooManyResultsError,
 )
 from slipstream.wire import Headers, Msg, Status, parse_status
 
@@ -90,6 +92,50 @@ def decode_one(msg: Msg, *, asked: str, min_last_seq: int = 0) -> StoredMessage:
     return found.message
 
 
+class Replies:
+    """The few replies to one request, message by message; a `ReplySink` of the client.
+
+    For a handful of messages: whole batches have `columns.py`. A 404 is an answer like others: `is_missing`.
+    """
+
+    __slots__ = ("_asked", "_min_last_seq", "end", "error", "is_missing", "items")
+
+    def __init__(self, asked: str, *, min_last_seq: int = 0) -> None:
+        self._asked = asked
+        self._min_last_seq = min_last_seq
+        self.items: list[BatchItem] = []
+        self.end: EndOfBatch | None = None
+        self.is_missing = False
+        self.error: Error | None = None
+
+    def deliver(self, msg: Msg) -> bool:
+        """Take a reply; True once it is the last."""
+        try:
+            found = decode(msg, asked=self._asked, min_last_seq=self._min_last_seq)
+        except MessageNotFoundError:
+            self.is_missing = True
+            return True
+        except Error as error:
+            self.error = error
+            return True
+        if isinstance(found, EndOfBatch):
+            self.end = found
+            return True
+        self.items.append(found)
+        if found.pending < 0:  # a server without batches, or no batch was asked for: nothing follows
+            self.end = EndOfBatch(_UNKNOWN, found.message.seq, _UNKNOWN)
+            return True
+        return False
+
+    def fail(self, error: Error) -> None:
+        """The connection is gone."""
+        self.error = error
+
+    def ready(self) -> bool:
+        """Whether nothing more will come."""
+        return self.end is not None or self.is_missing or self.error is not None
+
+
 def _status(status: Status, header: bytes, asked: str, min_last_seq: int) -> EndOfBatch:
     said = f"{status.code} {status.description}".strip()
     if status.code == 204:
@@ -104,8 +150,11 @@ def _status(status: Status, header: bytes, asked: str, min_last_seq: int) -> End
         raise BadRequestError(f"{asked}: the server says {said}")
     if status.code == 412:
         raise StaleReadError(f"{asked}: {said}, wanted {min_last_seq}", min_last_seq=min_last_seq)
+    if status.code == 413:
+        raise TooManyResultsError(f"{asked}: {said}, 1,024 subjects are allowed")
     if status.code == 503:
-        raise DirectGetNotAllowedError(asked, "set allow_direct on the stream, or there is no such stream")
+        hint = "set allow_direct on the stream, or read with from_leader=True; or there is no such stream"
+        raise DirectGetNotAllowedError(asked, hint)
     raise RemoteProtocolError(f"{asked}: the server says {said}")
 
 

@@ -1,40 +1,85 @@
-"""How long a read may take becomes how long its next try may take, and how long to rest before that."""
+"""How long a read may take becomes how long its next try may take, how long to rest before that, and when to go.
+
+A try that is not answered soon is given up long before the deadline: whoever should answer it may be cut off from us,
+while the next try reaches somebody else. Silence again and again means that our own server is the one cut off.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from slipstream.errors import Error
+from slipstream.errors import Error, StaleReadError
 
-FIRST_PAUSE = 0.005
+FIRST_PAUSE = 0.002
 LONGEST_PAUSE = 0.25
 SHORTEST_TRY = 0.001
+TRIES_IN_TIMEOUT = 5  # a try takes at most this part of the timeout,
+LONGEST_TRY = 1.0  # and never longer than that
+SILENCES = 2  # tries in a row without an answer, after which another server is worth its price
 
 
 class Patience:
-    """A deadline and a growing pause between tries."""
+    """A deadline, a growing pause between tries, and a count of silences."""
 
-    __slots__ = ("_deadline", "_now", "_pause", "_reason")
+    __slots__ = ("_deadline", "_now", "_pause", "_reason", "_silences", "_timeout", "_try", "tries")
 
     def __init__(self, timeout: float, now: Callable[[], float]) -> None:
         self._now = now
         self._reason: Error | None = None
+        self._timeout = timeout
         self._deadline = now() + timeout
+        self._try = min(timeout / TRIES_IN_TIMEOUT, LONGEST_TRY)
         self._pause = FIRST_PAUSE
+        self._silences = 0
+        self.tries = 0  # that did not bring the answer
+
+    def renew(self) -> None:
+        """Something was achieved: the time counts anew."""
+        self._deadline = self._now() + self._timeout
+        self._pause = FIRST_PAUSE
+        self._reason = None
 
     def left(self) -> float:
         """Seconds until the deadline; never so few that a try could not even be sent."""
         return max(self._deadline - self._now(), SHORTEST_TRY)
+
+    def for_one_try(self) -> float:
+        """Seconds that one try may take."""
+        return max(min(self._deadline - self._now(), self._try), SHORTEST_TRY)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the deadline has passed."""
+        return self._now() >= self._deadline
 
     def why(self, error: Error) -> Error:
         """What to tell when the time is up: what went wrong before says more than the silence of the last try."""
         return self._reason or error
 
     def next_pause(self, reason: Error) -> float | None:
-        """How long to rest before the next try, which `reason` made necessary; None when the time is up."""
-        self._reason = reason
-        pause = self._pause
-        if self._now() + pause >= self._deadline:
+        """How long to rest before the next try, which `reason` made necessary; None when the time is up.
+
+        The pauses double, and each is shortened by up to half, by the clock: readers that failed together must not
+        come back together.
+        """
+        if isinstance(reason, StaleReadError) or self._reason is None:
+            self._reason = reason
+        self.tries += 1
+        now = self._now()
+        pause = self._pause * (1 - (now * 7919 % 1) / 2)
+        if now + pause >= self._deadline:
             return None
-        self._pause = min(pause * 2, LONGEST_PAUSE)
+        self._pause = min(self._pause * 2, LONGEST_PAUSE)
         return pause
+
+    def heard(self) -> None:
+        """Somebody answered, whatever the answer is worth."""
+        self._silences = 0
+
+    def silent(self) -> bool:
+        """A try was not answered; True when it is time to try another server."""
+        self._silences += 1
+        if self._silences < SILENCES:
+            return False
+        self._silences = 0
+        return True

@@ -5,6 +5,7 @@ One object for all of them: an ack costs a dictionary look-up and a scan of its 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from slipstream.api import PubAck
@@ -24,10 +25,11 @@ class FailedPublish(NamedTuple):
 class AckWindow:
     """A `ReplySink` for any number of publishes."""
 
-    __slots__ = ("_early", "_waiting", "acked", "duplicates", "failures", "last_ack", "limit", "sent")
+    __slots__ = ("_early", "_note", "_waiting", "acked", "duplicates", "failures", "last_ack", "limit", "sent")
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, note: Callable[[PubAck], None] | None = None) -> None:
         self.limit = limit
+        self._note = note  # is told of every ack
         self.sent = 0
         self.acked = 0
         self.duplicates = 0
@@ -83,6 +85,8 @@ class AckWindow:
             self.acked += 1
             self.duplicates += ack.duplicate
             self.last_ack = ack
+            if self._note is not None:
+                self._note(ack)
         return True
 
     def fail(self, error: Error) -> None:

@@ -25,6 +25,7 @@ from slipstream.errors import (
     WrongLastSequenceError,
 )
 from slipstream.jetstream.blocking import JetStream, Stream
+from slipstream.objects.blocking_watch import ObjectWatch
 from slipstream.objects.chunks import Checker, Chunker, Piece, check_piece, pieces
 from slipstream.objects.info import (
     DEFAULT_CHUNK_SIZE,
@@ -251,6 +252,12 @@ class ObjectStore:
                 info = read_record(found.data, seq=found.seq, time=found.time)
                 if show_deleted or not info.deleted:
                     yield info
+
+    def watch(self, *, ignore_deletes: bool = False, updates_only: bool = False) -> ObjectWatch:
+        """What the bucket holds and what happens to it: `for info in store.watch()`, or in `with`."""
+        return ObjectWatch(
+            self._stream, self._subjects.records, ignore_deletes=ignore_deletes, updates_only=updates_only
+        )
 
     def status(self, *, timeout: float | None = None) -> ObjectStoreStatus:
         """The bucket's state. Raises BucketNotFoundError if there is no such bucket."""

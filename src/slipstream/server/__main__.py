@@ -21,6 +21,8 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--user", default="")
     parser.add_argument("--password", default="")
     parser.add_argument("--token", default="")
+    parser.add_argument("--faults", action="store_true", help="take orders of tests on $SLIPSTREAM.FAULTS.<order>")
+    parser.add_argument("--virtual-time", action="store_true", help="a clock that only orders move; with --faults")
     return parser.parse_args(argv)
 
 
@@ -37,6 +39,8 @@ async def _serve(options: argparse.Namespace) -> None:
         user=options.user,
         password=options.password,
         token=options.token,
+        faults=options.faults,
+        virtual_time=options.virtual_time,
     ) as server:
         retiring: list[asyncio.Task[None]] = []
 

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 
+from slipstream.errors import StoreError
 from slipstream.server.engine.engine import Engine
 from slipstream.server.engine.journal import Batch, Journal
 from slipstream.server.engine.ports import Group
@@ -68,6 +69,7 @@ class Committer:
         self._loop = asyncio.get_running_loop()
         self._batch: Batch | None = None
         self._stopping = False
+        self.refusal = ""  # why nothing can be stored, by order of a test
 
     def stop(self) -> None:
         """Carry through what waits, and start on nothing else: what the store has left to do, it finds again."""
@@ -75,14 +77,20 @@ class Committer:
 
     def turn(self) -> None:
         """Start on the open group, if it is time."""
-        if not self.journal.ready or (self._stopping and not self.journal.unfinished):
+        if not self.journal.ready or ((self._stopping or self.refusal) and not self.journal.unfinished):
             return
         batch = self.journal.seal()
         self.sealed()
-        if batch.group is None:
-            self._engine.committed(batch, self._clock())
-        elif self._worker is None:
-            self._carry_through(batch, batch.group)
+        if self.refusal and batch.group is not None:
+            self._fail(StoreError(f"the disk failed or is full while beginning a group: {self.refusal}"))
+            return
+        if batch.group is None or self._worker is None:
+            if batch.group is None:
+                self._engine.committed(batch, self._clock())
+            else:
+                self._carry_through(batch, batch.group)
+            if self.journal.ready or self._engine.has_new_jobs:  # what was committed made others go on
+                self._wake()
         else:
             self._batch = batch
             self._worker.submit(self.journal.store.begin, batch.group, self._begun)

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import cast
 
+from slipstream.server.clock import Clock
 from slipstream.server.commits import Committer
 from slipstream.server.engine.engine import Engine
 from slipstream.server.engine.session import Session
+from slipstream.server.faults import Faults
 from slipstream.server.signatures import make_nonce
 from slipstream.server.tls import Tls
 from slipstream.wire import Event, Parser, Side
@@ -27,17 +28,6 @@ GROUP_CHANGES = 4096
 GROUP_BYTES = 8 * 1024 * 1024
 WRITE_HIGH = 512 * 1024  # bytes unsent at which batches for a client wait
 LINGER = 2.0  # seconds a client that is cut off has to read why
-
-
-class Clock:
-    """Nanoseconds since the epoch that never go back."""
-
-    def __init__(self) -> None:
-        self._last = 0
-
-    def __call__(self) -> int:
-        self._last = now = max(self._last, time.time_ns())
-        return now
 
 
 class Connection(asyncio.Protocol):
@@ -96,6 +86,8 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if not self.cid:
             return
+        if self._driver.faults is not None:
+            data = self._driver.faults.received(self, data)
         if len(data) <= SLICE and not self._rest:
             self._driver.data(self, self._parser.feed(data), len(data))
             return
@@ -153,6 +145,22 @@ class Connection(asyncio.Protocol):
         self._driver.engine.congested(self.cid, False)
         self._driver.wake()
 
+    @property
+    def name(self) -> str:
+        """What the client calls itself."""
+        return self._driver.engine.client_name(self.cid)
+
+    def send(self, data: bytes) -> None:
+        """Write, past the engine."""
+        if self.transport is not None and not self.transport.is_closing():
+            self.transport.write(data)
+
+    def abort(self) -> None:
+        """End at once, without a word."""
+        transport = self.transport if self.transport is not None else self._plain
+        if transport is not None:
+            transport.abort()
+
     def close(self) -> None:
         """Send what is queued, but do not wait for it for long."""
         transport = self.transport
@@ -181,6 +189,8 @@ class Driver:
         self.engine = engine
         self.max_control_line = max_control_line
         self.tls = tls
+        self.faults: Faults | None = None  # by order of a test
+        self.now = clock
         self._tasks: set[asyncio.Task[None]] = set()
         self._unsent: dict[int, Session] = {}  # output of clients that are agreeing on TLS
         self._clock = clock
@@ -204,6 +214,10 @@ class Driver:
         self.wake()
 
     # Connections.
+
+    @property
+    def connections(self) -> list[Connection]:
+        return list(self._connections.values())
 
     def accept(self, connection: Connection) -> bool:
         """Greet a client; False if it is one too many."""
@@ -237,6 +251,8 @@ class Driver:
 
     def data(self, connection: Connection, events: Sequence[Event], size: int) -> None:
         before = self._pending()
+        if self.faults is not None:
+            events = self.faults.events(connection, events)
         try:
             self.engine.receive(connection.cid, events, self._clock())
         except Exception:  # whatever one client sends, the others go on
@@ -251,6 +267,8 @@ class Driver:
 
     def lost(self, connection: Connection) -> None:
         self._unsent.pop(connection.cid, None)
+        if self.faults is not None:
+            self.faults.forget(connection)
         if self._connections.pop(connection.cid, None) is not None:
             self.engine.disconnect(connection.cid)
             self.wake()
@@ -331,20 +349,34 @@ class Driver:
         if transport is None:
             self._unsent[session.cid] = session
         elif session.out:
-            transport.write(b"".join(session.out))
+            data = b"".join(session.out)
             session.out.clear()
+            if self.faults is not None:
+                data = self.faults.sent(connection, data)
+            transport.write(data)
             session.room = self.engine.settings.max_pending - transport.get_write_buffer_size()
         if session.closed:
             connection.close()
 
     def _arm(self) -> None:
         deadline = self.engine.next_deadline()
-        if deadline is None or (self._timer is not None and self._timer_at <= deadline):
+        if deadline is None or self._clock.is_virtual or (self._timer is not None and self._timer_at <= deadline):
             return
         if self._timer is not None:
             self._timer.cancel()
         self._timer_at = deadline
         self._timer = self._loop.call_later(max(0.0, (deadline - self._clock()) / 1e9), self._ring)
+
+    async def settle(self, *, timeout: float = 10.0) -> None:
+        """Wait until everything that was taken in is carried out, durable and handed to the sockets."""
+        async with asyncio.timeout(timeout):
+            await asyncio.sleep(0)
+            while (
+                self._scheduled
+                or self.engine.has_new_jobs
+                or any(committer.journal.unfinished for committer in self._committers)
+            ):
+                await asyncio.sleep(0 if self._scheduled else 0.0005)
 
     def _ring(self) -> None:
         self._timer = None

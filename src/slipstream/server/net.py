@@ -21,26 +21,31 @@ import random
 import secrets
 import ssl
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from slipstream.errors import UsageError
+from slipstream.server.clock import Clock, VirtualClock
 from slipstream.server.commits import Committer, Worker
-from slipstream.server.driver import Clock, Connection, Driver
+from slipstream.server.driver import Connection, Driver
 from slipstream.server.engine.engine import Engine, Settings
-from slipstream.server.engine.ports import Store
-from slipstream.server.engine.users import User, check_users
+from slipstream.server.engine.limits import AccountLimits
+from slipstream.server.engine.ports import Store, memory_size
+from slipstream.server.engine.users import DEFAULT_ACCOUNT, User, check_users
+from slipstream.server.orders import PREFIX, Desk, Orders
 from slipstream.server.signatures import verify
 from slipstream.server.store.memory import MemoryStore
 from slipstream.server.tls import PathLike
 from slipstream.server.tls import settings as tls_settings
 from slipstream.version import VERSION
+from slipstream.wire import is_valid_subject
 
 log = logging.getLogger("slipstream.server")
 
 STOP_TIMEOUT = 10.0
+NEVER = 1e9  # seconds
 
 
 class Server:
@@ -54,6 +59,8 @@ class Server:
         data_dir: str | os.PathLike[str] | None = None,
         name: str = "",
         jetstream: bool = True,
+        domain: str = "",
+        limits: AccountLimits | Mapping[str, AccountLimits] | None = None,
         user: str = "",
         password: str = "",
         token: str = "",
@@ -72,15 +79,27 @@ class Server:
         max_pending_bytes: int = 64 * 1024 * 1024,
         ping_interval: float = 120.0,
         auth_timeout: float = 2.0,
+        faults: bool = False,
+        virtual_time: bool = False,
     ) -> None:
         """Port 0 takes a free one; `port` and `url` tell which once the server runs.
 
         `user` and `password`, or `token`, are for one user who may do everything; `users` for several, each with its
         own permissions. Without any of them everyone may come in.
 
+        With a `domain`, JetStream's API is answered on `$JS.<domain>.API.>` too, and answers name it. `limits` are what
+        each account may use, or those of single accounts by name.
+
         TLS is spoken with `tls`, or with the files `tls_cert` and `tls_key`; with `tls_verify` clients must show a
         certificate of `tls_ca`. Clients are told so in INFO, in plain text, unless `tls_first`.
+
+        For tests: with `faults` the server takes orders to hold replicas, cut connections and the like, from everyone
+        who may publish to `$SLIPSTREAM.FAULTS.>`. With `virtual_time` its clock stands still until an order moves it.
         """
+        self._faults = faults
+        self._virtual_time = virtual_time
+        if virtual_time:
+            ping_interval = NEVER  # clients live in the machine's time
         self.host = host
         self.port = port
         self._data_dir = Path(data_dir) if data_dir is not None else None
@@ -91,6 +110,7 @@ class Server:
         )
         if self._tls is not None:  # the time for the handshake comes on top
             auth_timeout += tls_timeout
+        everyone = _users(user, password, token, users)
         server_id = secrets.token_hex(16).upper()
         self._settings = Settings(
             server_id=server_id,
@@ -99,12 +119,14 @@ class Server:
             host=host,
             port=port,
             jetstream=jetstream,
+            domain=_domain(domain),
+            limits=_limits(limits, everyone),
             max_payload=max_payload,
             max_pending=max_pending_bytes,
             max_subscriptions=max_subscriptions,
             tls_required=self._tls is not None,
             tls_verify=self._tls is not None and self._tls.verify,
-            users=_users(user, password, token, users),
+            users=everyone,
             ping_interval=round(ping_interval * 1e9),
             auth_timeout=round(auth_timeout * 1e9),
         )
@@ -114,6 +136,8 @@ class Server:
         self._stores: list[Store] = []
         self._committers: list[Committer] = []
         self._thread: _Thread | None = None
+        self._orders: Orders | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None  # where it runs
 
     @property
     def url(self) -> str:
@@ -127,14 +151,13 @@ class Server:
         """Open the stores and listen."""
         if self._driver is not None:
             raise UsageError("the server runs already")
-        loop = asyncio.get_running_loop()
-        clock = Clock()
-        memory = MemoryStore()
-        file: Store = memory
-        self._stores = [memory]
+        self.loop = loop = asyncio.get_running_loop()
+        clock = VirtualClock() if self._virtual_time else Clock()
+        memory = MemoryStore(size_of=memory_size)
+        file: Store = MemoryStore()
         if self._data_dir is not None:
             file = await loop.run_in_executor(None, _open, self._data_dir)
-            self._stores.append(file)
+        self._stores = [memory, file]
         try:
             await self._listen(loop, clock, file, memory)
         except BaseException:
@@ -162,21 +185,30 @@ class Server:
             max_control_line=self._max_control_line,
             tls=self._tls,
         )
-        if file is not memory:
+        if self._data_dir is not None:
             self._worker = Worker(loop)
         self._committers = [
             Committer(
                 engine,
                 journal,
-                worker=self._worker if journal.store is not memory else None,
+                worker=self._worker if journal.store is file else None,
                 clock=clock,
                 wake=driver.wake,
             )
             for journal in engine.journals
         ]
         driver.use(self._committers)
+        self._orders = Orders(driver, self._committers, clock) if self._faults else None
+        for account in engine.accounts:
+            account.switch.add(f"{PREFIX}>", Desk(driver, self._orders, account))
         await listener.start_serving()
         log.info("listening on %s", self.url)
+
+    async def order(self, name: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Carry out an order of a test (see `slipstream.testing`) in the default account; its answer."""
+        if self._orders is None:
+            raise UsageError("the server takes no orders: it does not run, or not with faults=True")
+        return await self._orders.carry_out(name, body or {})
 
     async def lame_duck(self, *, duration: float = 120.0, grace: float = 10.0) -> None:
         """Take nobody new, tell clients to go elsewhere, and see them off: after `grace` seconds those who stayed are
@@ -207,7 +239,7 @@ class Server:
                 log.error("a group was still on its way to the disk after %g s; it is given up", STOP_TIMEOUT)
             else:
                 store.close()
-        self._listener = self._driver = self._worker = None
+        self._listener = self._driver = self._worker = self._orders = self.loop = None
         self._stores, self._committers = [], []
 
     async def _settle(self) -> None:
@@ -304,6 +336,20 @@ def new_loop() -> asyncio.AbstractEventLoop:
 def _users(user: str, password: str, token: str, users: Iterable[User]) -> tuple[User, ...]:
     one = [User(name=user, password=password)] if user or password else []
     return check_users([*one, *([User(token=token)] if token else []), *users])
+
+
+def _domain(domain: str) -> str:
+    if domain and (not is_valid_subject(domain) or "." in domain or domain == "API"):
+        raise UsageError(f"bad domain {domain!r}: one token of a subject is allowed, and not 'API'")
+    return domain
+
+
+def _limits(
+    limits: AccountLimits | Mapping[str, AccountLimits] | None, users: Iterable[User]
+) -> Mapping[str, AccountLimits]:
+    if not isinstance(limits, AccountLimits):
+        return dict(limits or {})
+    return dict.fromkeys({DEFAULT_ACCOUNT, *(user.account for user in users)}, limits)
 
 
 def _open(path: Path) -> Store:

@@ -24,6 +24,7 @@ SUBJECTS = ("a", "a.b", "a.c", "b.c", "b.c.d", "ü.x", f"a.{'x' * 500}.1", f"a.{
 PATTERNS = ("", ">", "a.*", "a.>", "*.c", "b.c", "*", "zz.>", "a", SUBJECTS[6])
 
 subjects = st.sampled_from(SUBJECTS)
+TIMES_TO_LIVE = tuple(b"NATS/1.0\r\nNats-TTL: %b\r\n\r\n" % ttl for ttl in (b"1s", b"3", b"never", b"rubbish"))
 patterns = st.sampled_from(PATTERNS)
 places = st.integers(0, 40)
 Phase = Literal["open", "sealed", "begun", "written", "committed"]
@@ -75,7 +76,7 @@ class StoresAgree(RuleBasedStateMachine):
     @rule(
         name=st.sampled_from(NAMES),
         chosen=st.lists(subjects, min_size=1, max_size=12),
-        header=st.sampled_from((b"", b"NATS/1.0\r\n\r\n")),
+        header=st.sampled_from((b"", b"NATS/1.0\r\n\r\n", *TIMES_TO_LIVE)),
         payload=st.binary(max_size=20),
         later=st.integers(0, 2),
     )
@@ -87,6 +88,12 @@ class StoresAgree(RuleBasedStateMachine):
             self.time += later
             seqs = [log.append(self.time, subject, header, payload) for log in logs]
             assert seqs[0] == seqs[1]
+
+    @rule(name=st.sampled_from(NAMES), ahead=st.integers(-2, 30))
+    def skip(self, name: str, ahead: int) -> None:
+        logs = self.both(name)
+        for log in logs or ():
+            log.skip(max(0, log.state.last_seq + ahead))
 
     @rule(name=st.sampled_from(NAMES), back=places, count=st.integers(1, 5), from_first=st.booleans())
     def remove(self, name: str, back: int, count: int, from_first: bool) -> None:
@@ -116,6 +123,21 @@ class StoresAgree(RuleBasedStateMachine):
     @rule(name=st.sampled_from(NAMES), back=st.integers(-3, 40))
     def purge_below(self, name: str, back: int) -> None:
         self.purge(name=name, pattern="", back=back, keep=0)
+
+    @rule(name=st.sampled_from(NAMES), seconds=st.integers(0, 4))
+    def expire(self, name: str, seconds: int) -> None:
+        logs = self.both(name)
+        if logs is None:
+            return
+        self.time += seconds * 1_000_000_000
+        due = [log.next_expiry() for log in logs]
+        assert due[1] <= due[0]  # a hint may be of a message that is gone
+        expired = [log.take_expired(self.time, 1000) for log in logs]
+        assert expired[0] == expired[1]
+        for log in logs:
+            for seq in expired[0]:
+                assert log.remove(seq)
+            assert not 0 < log.next_expiry() <= self.time
 
     # Groups.
 

@@ -6,18 +6,25 @@ have their own names and those of others their account's in front (`account/stre
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Iterator, Mapping
+from typing import Protocol, cast
 
 import msgspec
 
-from slipstream.api import StreamConfig, encode_json
+from slipstream.api import StreamConfig, StreamSource, encode_json
 from slipstream.api.names import API_PREFIX
+from slipstream.server.engine.advisories import Advisories
+from slipstream.server.engine.batches import Load
 from slipstream.server.engine.direct import PREFIX, QUEUE
+from slipstream.server.engine.features import with_level
 from slipstream.server.engine.host import Job, Target, Waiter
+from slipstream.server.engine.inflow import Inflow, Remote
 from slipstream.server.engine.journal import Journal, Source
 from slipstream.server.engine.jsapi import Api
+from slipstream.server.engine.limits import UNLIMITED, AccountLimits, check_bytes
+from slipstream.server.engine.mirror import Deputy, Mirror
 from slipstream.server.engine.session import ClientSub
+from slipstream.server.engine.sources import Sourcing
 from slipstream.server.engine.stream import Stored, Stream
 from slipstream.server.engine.switch import Switch
 from slipstream.server.engine.timers import Timers
@@ -30,7 +37,13 @@ class House(Protocol):
     timers: Timers
     max_pending: int
     leader_name: str
+    version: str
+    domain: str
+    batch_load: Load
+    advisories: Advisories
     journals: tuple[Journal, ...]
+    remotes: dict[Remote, None]
+    watchers: dict[Waiter, None]
 
     def journal_for(self, storage: str) -> Journal: ...
 
@@ -44,22 +57,48 @@ def account_of(key: str) -> str:
     return key.rpartition("/")[0] or DEFAULT_ACCOUNT
 
 
+class DomainGate:
+    """The API under the name of its domain: requests go on as if they had been sent without it."""
+
+    def __init__(self, switch: Switch, domain: str) -> None:
+        self._switch = switch
+        self._cut = len(f"$JS.{domain}.API")
+
+    def receive(self, subject: str, reply: str, header: bytes, payload: bytes, now: int) -> bool:  # noqa: ARG002
+        plain = API_PREFIX + subject[self._cut :]
+        return self._switch.route(self._switch.router.match_once(plain), plain, reply, header, payload, None)
+
+
 class Account:
     """The `host.Host` and `jsapi.Catalog` of its streams."""
 
-    def __init__(self, house: House, name: str, switch: Switch, *, jetstream: bool) -> None:
+    def __init__(
+        self, house: House, name: str, switch: Switch, *, jetstream: bool, limits: AccountLimits = UNLIMITED
+    ) -> None:
         self.name = name
+        self.limits = limits
         self.switch = switch
         self.streams: dict[str, Stream] = {}
+        self.upstreams: Mapping[str, Stream] = self.streams
+        self.remotes, self.watchers = house.remotes, house.watchers
+        self._inflows: dict[Inflow, None] = {}
+        self._deputies: dict[str, list[tuple[str, Deputy]]] = {}
         self.timers, self.max_pending = house.timers, house.max_pending
-        self.leader_name = house.leader_name
+        self.leader_name, self.version, self.domain = house.leader_name, house.version, house.domain
+        self.batch_load, self.advisories = house.batch_load, house.advisories
         self._house = house
         self.journal_for, self.start, self.wait = house.journal_for, house.start, house.wait
         self.api = Api(self)
         if jetstream:
             switch.add(f"{API_PREFIX}.>", self.api)
+            if house.domain:
+                switch.add(f"$JS.{house.domain}.API.>", DomainGate(switch, house.domain))
 
     # What its parts ask of it.
+
+    @property
+    def now(self) -> int:
+        return self.switch.now
 
     def send(self, subject: str, header: bytes, payload: bytes) -> bool:
         return self.switch.send(subject, header, payload)
@@ -72,6 +111,13 @@ class Account:
 
     def push(self, sub: ClientSub, frames: bytes, count: int) -> None:
         self.switch.push_to(sub, frames, count)
+
+    def bounded(self, storage: str) -> bool:
+        return self.limits.bytes_of(storage) >= 0
+
+    def check_bytes(self, storage: str, size: int) -> None:
+        if self.limits is not UNLIMITED:
+            check_bytes(self.limits, storage, size, self.streams.values())
 
     def answer(self, journal: Journal | None, reply: str, payload: bytes, source: Source) -> None:
         if journal is None:
@@ -96,7 +142,10 @@ class Account:
 
     def change_stream(self, stream: Stream, config: StreamConfig, now: int) -> None:
         self._detach(stream)
+        was_mirror = stream.config.mirror is not None
         stream.configure(config)
+        if was_mirror and config.mirror is None:  # promoted: it looks after duplicates itself from now on
+            stream.restore(now)
         self._attach(stream)
         stream.journal.store.configure(stream.key, stream.stored())
         stream.journal.catalog = True
@@ -127,12 +176,17 @@ class Account:
                 stream.stop()
             else:
                 del kept[stream.key]
-                stream.configure(StreamConfig.from_dict(entry.config))
+                stream.configure(with_level(StreamConfig.from_dict(entry.config)))
                 stream.restore(now)
+                stream.positions = dict(entry.positions)
+                for inflow in self.inflows(stream):
+                    inflow.reset()
                 self._attach(stream)
         for key, entry in kept.items():
-            config = StreamConfig.from_dict(entry.config)
-            self._attach(Stream(self, journal, config, key=key, created=entry.created, now=now))
+            config = with_level(StreamConfig.from_dict(entry.config))
+            stream = Stream(self, journal, config, key=key, created=entry.created, now=now)
+            stream.positions = dict(entry.positions)
+            self._attach(stream)
 
     def _key(self, name: str) -> str:
         return name if self.name == DEFAULT_ACCOUNT else f"{self.name}/{name}"
@@ -141,6 +195,7 @@ class Account:
         self.streams[stream.name] = stream
         for subject in stream.config.subjects:
             self.switch.add(subject, stream)
+        self._connect(stream)
         for subject, peer in self._responders(stream):
             self.switch.add(subject, peer, QUEUE)
 
@@ -150,6 +205,41 @@ class Account:
             self.switch.discard(subject, stream)
         for subject, peer in self._responders(stream):
             self.switch.discard(subject, peer, QUEUE)
+        self._deputies.pop(stream.name, None)
+        for inflow in self.inflows(stream):
+            self._inflows.pop(inflow, None)
+            inflow.stop()
+
+    def inflows(self, stream: Stream) -> tuple[Inflow, ...]:
+        """Where messages of other streams come in."""
+        return cast("tuple[Inflow, ...]", stream.inflows)
+
+    def _connect(self, stream: Stream) -> None:
+        """Begin to take in what the configuration names; what was there before goes on where it was."""
+
+        def known(source: StreamSource) -> Inflow | None:
+            return next((inflow for inflow in self.inflows(stream) if inflow.source == source), None)
+
+        config = stream.config
+        if config.mirror is not None:
+            mirror = known(config.mirror) or Mirror(self, stream, config.mirror)
+            stream.inflows = (mirror,)
+            if config.mirror_direct:
+                assert isinstance(mirror, Mirror)
+                self._deputies[stream.name] = [
+                    (f"{PREFIX}{config.mirror.name}{rest}", deputy)
+                    for peer in stream.replicas.peers
+                    for deputy in (Deputy(peer, config.mirror.name, mirror.may_answer),)
+                    for rest in ("", ".>")
+                ]
+        else:
+            stream.inflows = tuple(known(source) or Sourcing(self, stream, source) for source in config.sources)
+        for inflow in self.inflows(stream):
+            self._inflows[inflow] = None
+            inflow.start()
+        for inflow in self._inflows:
+            if inflow.source.name == stream.name:
+                inflow.release()
 
     def _responders(self, stream: Stream) -> Iterator[tuple[str, Target]]:
         """Who answers Direct Gets, on which subject."""
@@ -157,3 +247,4 @@ class Account:
             for peer in stream.replicas.peers:
                 yield f"{PREFIX}{stream.name}", peer
                 yield f"{PREFIX}{stream.name}.>", peer
+        yield from self._deputies.get(stream.name, ())

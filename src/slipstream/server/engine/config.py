@@ -10,7 +10,15 @@ from datetime import timedelta
 from typing import Any
 
 from slipstream.api import Discard, Retention, Storage, StreamConfig, encode_json
-from slipstream.errors import ApiError, InvalidJsonError, StreamInvalidConfigError
+from slipstream.errors import ApiError, InvalidJsonError
+from slipstream.server.engine.features import (
+    check_feature_changes,
+    check_features,
+    check_mappings,
+    pedantic_error,
+    with_level,
+)
+from slipstream.server.engine.features import invalid as _invalid
 from slipstream.wire import is_valid_filter, overlaps, subset_of
 
 MAX_NAME = 255
@@ -28,7 +36,9 @@ _CHOICES: dict[str, frozenset[str]] = {
     "discard": frozenset(Discard),
     "storage": frozenset(Storage),
     "compression": frozenset(("none", "s2")),
+    "persist_mode": frozenset(("default", "async", "")),
 }
+_LIMITS = ("max_msgs", "max_msgs_per_subject", "max_bytes", "max_msg_size", "max_consumers")
 
 
 def parse(data: dict[str, Any]) -> StreamConfig:
@@ -40,6 +50,8 @@ def parse(data: dict[str, Any]) -> StreamConfig:
             raise InvalidJsonError(f"invalid JSON: {value} does not fit the field {name}")
     for name, allowed in _CHOICES.items():
         if name in body and body[name] not in allowed:
+            if name == "compression" and isinstance(body[name], str):
+                raise InvalidJsonError("invalid JSON: unknown compression algorithm")
             quoted = encode_json(encode_json(body[name]).decode()).decode()
             raise InvalidJsonError(f"invalid JSON: can not unmarshal {quoted}")
     try:
@@ -52,37 +64,37 @@ def parse(data: dict[str, Any]) -> StreamConfig:
     return config
 
 
-def normalise(config: StreamConfig) -> StreamConfig:
-    """Fill in what was left open and check the rest; raises the ApiError of the first rule that is broken."""
+def normalise(config: StreamConfig, *, pedantic: bool = False) -> StreamConfig:
+    """Fill in what was left open and check the rest; raises the ApiError of the first rule that is broken. `pedantic`:
+    what does not fit is refused, not put right."""
     _check_names(config)
     if config.num_replicas > MAX_REPLICAS:
         raise _invalid(f"maximum replicas is {MAX_REPLICAS}")
     if config.num_replicas < 0:
         raise ApiError("replicas count cannot be negative", code=400, err_code=10133)
-    limits = ("max_msgs", "max_msgs_per_subject", "max_bytes", "max_msg_size", "max_consumers")
+    for name in _LIMITS:
+        if pedantic and getattr(config, name) < -1:
+            raise pedantic_error(f"{name} must be set to -1")
     config = config.replace(
         num_replicas=config.num_replicas or 1,
-        **{name: -1 for name in limits if getattr(config, name) <= 0},
+        **{name: -1 for name in _LIMITS if getattr(config, name) <= 0},
     )
-    config = _check_times(config)
+    config = _check_times(config, pedantic=pedantic)
     if config.deny_purge and config.allow_rollup_hdrs:
         raise _invalid("roll-ups require the purge permission")
-    if config.discard_new_per_subject:
-        if config.discard != Discard.NEW:
-            raise _invalid("discard new per subject requires discard new policy to be set")
-        if config.max_msgs_per_subject <= 0:
-            raise _invalid("discard new per subject requires max msgs per subject > 0")
+    config = check_features(config, pedantic=pedantic)
     _check_supported(config)
-    if not config.subjects:
+    if not config.subjects and config.mirror is None and not config.sources:
         config = config.replace(subjects=(config.name,))
     _check_subjects(config)
+    config = check_mappings(config, pedantic=pedantic)
     if config.placement is not None and not config.placement.to_dict():
         config = config.replace(placement=None)
     if config.placement is not None and config.placement.preferred:
         raise _invalid("preferred server not permitted in placement")
     # The specification of Direct Get: a limit per subject tells a key-value bucket, and turns Direct Get on whatever
     # the request says. (nats-server itself leaves it to the clients.)
-    return config.replace(allow_direct=config.allow_direct or config.max_msgs_per_subject > 0)
+    return with_level(config.replace(allow_direct=config.allow_direct or config.max_msgs_per_subject > 0))
 
 
 def check_create(config: StreamConfig) -> None:
@@ -101,6 +113,8 @@ def updated(old: StreamConfig, new: StreamConfig) -> StreamConfig:
         raise _invalid("stream configuration update can not change storage type")
     if new.retention != old.retention and Retention.WORK_QUEUE in (new.retention, old.retention):
         raise _invalid("stream configuration update can not change retention policy to/from workqueue")
+    if new.mirror is not None and new.mirror != old.mirror:  # without one, the mirror is promoted
+        raise ApiError("stream mirror configuration can not be updated", code=400, err_code=10055)
     for name, text in (
         ("sealed", "unseal a sealed stream"),
         ("deny_delete", "cancel deny message deletes"),
@@ -108,6 +122,7 @@ def updated(old: StreamConfig, new: StreamConfig) -> StreamConfig:
     ):
         if getattr(old, name) and not getattr(new, name):
             raise _invalid(f"stream configuration update can not {text}")
+    check_feature_changes(old, new)
     if new.sealed:
         return new.replace(
             max_age=ZERO, discard=Discard.NEW.value, deny_delete=True, deny_purge=True, allow_rollup_hdrs=False
@@ -127,13 +142,15 @@ def _check_names(config: StreamConfig) -> None:
         raise _invalid(f"stream metadata exceeds maximum size of {MAX_METADATA} bytes")
 
 
-def _check_times(config: StreamConfig) -> StreamConfig:
+def _check_times(config: StreamConfig, *, pedantic: bool) -> StreamConfig:
     age = config.max_age
     if age < ZERO:
         raise _invalid("max age can not be negative")
     if ZERO < age < SHORTEST:
         raise _invalid("max age needs to be >= 100ms")
     if not config.duplicate_window:
+        if pedantic and ZERO < age < DEFAULT_DUPLICATES:
+            raise pedantic_error("duplicate window cannot be bigger than max age")
         config = config.replace(duplicate_window=min(age, DEFAULT_DUPLICATES) if age else DEFAULT_DUPLICATES)
     window = config.duplicate_window
     if window < ZERO:
@@ -146,21 +163,8 @@ def _check_times(config: StreamConfig) -> StreamConfig:
 
 
 def _check_supported(config: StreamConfig) -> None:
-    # `allow_msg_ttl` is taken although a message with a TTL is still refused: clients set it on every bucket they make,
-    # and whoever does send a TTL is told.
     wanted = {
-        "mirror": config.mirror is not None,
-        "sources": bool(config.sources),
-        "subject_transform": config.subject_transform is not None,
-        "republish": config.republish is not None,
         f"retention {config.retention!r}": config.retention != Retention.LIMITS,
-        f"compression {config.compression!r}": config.compression != "none",
-        "subject_delete_marker_ttl": bool(config.subject_delete_marker_ttl),
-        "allow_msg_counter": config.allow_msg_counter,
-        "allow_atomic": config.allow_atomic,
-        "allow_batched": config.allow_batched,
-        "allow_msg_schedules": config.allow_msg_schedules,
-        f"persist_mode {config.persist_mode!r}": config.persist_mode not in ("", "default"),
     }
     for name, asked in wanted.items():
         if asked:
@@ -189,7 +193,3 @@ def _check_reserved(subject: str) -> None:
         raise _invalid("subjects that overlap with jetstream api require no-ack to be true")
     if overlaps(subject, "$SYS.>") and not subset_of(subject, "$SYS.ACCOUNT.>"):
         raise _invalid("subjects that overlap with system api require no-ack to be true")
-
-
-def _invalid(text: str) -> StreamInvalidConfigError:
-    return StreamInvalidConfigError(text)

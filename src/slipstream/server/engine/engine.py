@@ -11,16 +11,21 @@ the journals' groups to the disk and reports them with `committed` or `failed`, 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from slipstream.api import Storage, encode_json
 from slipstream.errors import StreamStoreFailedError
 from slipstream.server.engine.account import Account
+from slipstream.server.engine.advisories import Advisories
 from slipstream.server.engine.auth import Gate, Verify, nobody_signs
+from slipstream.server.engine.batches import Load
 from slipstream.server.engine.direct import QUEUE
+from slipstream.server.engine.features import API_LEVEL
 from slipstream.server.engine.host import Job, Progress, Waiter
+from slipstream.server.engine.inflow import Remote
 from slipstream.server.engine.journal import Answer, Batch, Home, Journal
+from slipstream.server.engine.limits import UNLIMITED, AccountLimits
 from slipstream.server.engine.permissions import Grant, quoted
 from slipstream.server.engine.ports import Store
 from slipstream.server.engine.session import ClientSub, Session, State
@@ -62,6 +67,8 @@ class Settings:
     host: str = "127.0.0.1"
     port: int = 4222
     jetstream: bool = True
+    domain: str = ""  # of JetStream
+    limits: Mapping[str, AccountLimits] = field(default_factory=dict)  # by account; others have none
     max_payload: int = 1024 * 1024
     max_pending: int = 64 * 1024 * 1024
     max_subscriptions: int = 100_000  # of one client
@@ -84,16 +91,31 @@ class Engine:
         self.timers = Timers()
         self.max_pending = settings.max_pending
         self.leader_name = settings.server_name
+        self.version, self.domain = settings.version, settings.domain
+        self.batch_load = Load()
+        self.advisories = Advisories(settings.server_id, settings.domain)
+        self.remotes: dict[Remote, None] = {}  # what the driver is to read from other servers
         journal = Journal(file)
         self._by_storage = {
             Storage.FILE.value: journal,
             Storage.MEMORY.value: journal if memory is file else Journal(memory),
         }
         self.journals = tuple(dict.fromkeys(self._by_storage.values()))
+        self._jobs: deque[Job] = deque()
+        self.has_new_jobs = False
+        self._parked = 0
+        self._waiters: dict[Waiter, int] = {}
+        self.watchers: dict[Waiter, None] = {}  # those who look after every commit
         self._gate = Gate(settings.users, verify)
         self._dirty: list[Session] = []
         self._accounts = {
-            name: Account(self, name, Switch(dice, now, self._dirty), jetstream=settings.jetstream)
+            name: Account(
+                self,
+                name,
+                Switch(dice, now, self._dirty),
+                jetstream=settings.jetstream,
+                limits=settings.limits.get(name, UNLIMITED),
+            )
             for name in self._gate.accounts
         }
         self._switches = tuple(account.switch for account in self._accounts.values())
@@ -101,9 +123,6 @@ class Engine:
         self.streams = self._default.streams
         self._sessions: dict[int, Session] = {}
         self._checked: set[str] = set()  # subjects that were found valid
-        self._jobs: deque[Job] = deque()
-        self._parked = 0
-        self._waiters: dict[Waiter, int] = {}
         if settings.jetstream:
             for journal in self.journals:
                 self._load(journal, now)
@@ -167,6 +186,19 @@ class Engine:
             if session.closed:
                 return
 
+    def client_name(self, cid: int) -> str:
+        """What a client calls itself."""
+        session = self._sessions.get(cid)
+        return session.name if session is not None else ""
+
+    def account(self, name: str = "") -> Account:
+        """An account that some user belongs to; without a name the default one."""
+        return self._accounts[name or DEFAULT_ACCOUNT]
+
+    @property
+    def accounts(self) -> Iterable[Account]:
+        return self._accounts.values()
+
     def announce_end(self) -> None:
         """Tell every client that understands it to go elsewhere (lame duck mode)."""
         for session in self._sessions.values():
@@ -207,6 +239,7 @@ class Engine:
     def step(self, now: int) -> bool:
         """Let every job do a chunk, round robin; True if there is more to do at once."""
         self._set_time(now)
+        self.has_new_jobs = False
         jobs = self._jobs
         budget, more = STEP_MESSAGES, False
         for _ in range(len(jobs)):
@@ -224,6 +257,8 @@ class Engine:
         """A group is durable: readers see it, its answers go out."""
         self._set_time(now)
         answers = batch.journal.finish(batch)
+        for home, subject, header, payload in batch.events:
+            home.send(subject, header, payload)
         if len(self._switches) == 1:
             self._default.switch.answer_all(answers)
         else:
@@ -232,7 +267,7 @@ class Engine:
                 homes.setdefault(answer[2].home, []).append(answer)
             for home, theirs in homes.items():
                 home.answer_all(theirs)
-        for waiter in list(self._waiters):
+        for waiter in (*self._waiters, *self.watchers):
             waiter.release()
 
     def failed(self, journal: Journal, error: Exception, now: int) -> None:
@@ -250,6 +285,7 @@ class Engine:
         if len(self._jobs) >= MAX_JOBS:
             return False
         self._jobs.append(job)
+        self.has_new_jobs = True
         return True
 
     def wait(self, waiter: Waiter, count: int) -> bool:
@@ -288,7 +324,10 @@ class Engine:
             "jetstream": settings.jetstream,
             "client_id": session.cid,
             "client_ip": session.client_ip,
+            "api_lvl": API_LEVEL,
         }
+        if settings.domain:
+            info["domain"] = settings.domain
         if self._gate.required:
             info["auth_required"] = True
         if settings.tls_required:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Hashable
-from typing import Protocol
+from typing import Any, Protocol
 
+from slipstream.server.engine.advisories import Advisories
+from slipstream.server.engine.batches import Load
 from slipstream.server.engine.journal import Home
 from slipstream.server.engine.session import ClientSub
 from slipstream.server.engine.timers import Timers
@@ -40,11 +42,21 @@ class Waiter(Hashable, Protocol):
         """Look again which of them can be answered."""
 
 
+class Inlet(Protocol):
+    """Where messages of another stream come in."""
+
+    def info(self, now: int) -> dict[str, Any]:
+        """For the stream's info."""
+
+
 class Host(Protocol):
     """An account, as its parts see it."""
 
     timers: Timers
     max_pending: int  # bytes that may be unsent to a client
+    domain: str  # of JetStream; empty: none
+    batch_load: Load  # of batches, on the whole server
+    advisories: Advisories
     leader_name: str  # of the server, and so of the first peer of each stream
 
     @property
@@ -61,6 +73,12 @@ class Host(Protocol):
 
     def listeners(self, subject: str) -> tuple[bool, bool]:
         """Whether anybody listens on a subject, and whether one of them does not keep up."""
+
+    def bounded(self, storage: str) -> bool:
+        """Whether the account has a limit on bytes of that storage."""
+
+    def check_bytes(self, storage: str, size: int) -> None:
+        """Raise an ApiError if the account has no room for a message of that size."""
 
     def start(self, job: Job) -> bool:
         """Take on a job; False when there are too many."""

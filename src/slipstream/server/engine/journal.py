@@ -38,16 +38,22 @@ class Source(Protocol):
 # of them, and their acks are written together when they go.
 Answer = tuple[str, int, Source, bytes]
 
+# Who sends, subject, header, payload: what is to be told once the group is durable, and not at all if it is lost.
+Event = tuple[Home, str, bytes, bytes]
+
 
 class Batch:
     """A sealed group with its answers. `group` is None when nothing changed: there is nothing to write then."""
 
-    __slots__ = ("answers", "catalog", "group", "journal")
+    __slots__ = ("answers", "catalog", "events", "group", "journal")
 
-    def __init__(self, journal: Journal, group: Group | None, answers: list[Answer], catalog: bool) -> None:
+    def __init__(
+        self, journal: Journal, group: Group | None, answers: list[Answer], events: list[Event], catalog: bool
+    ) -> None:
         self.journal = journal
         self.group = group
         self.answers = answers
+        self.events = events
         self.catalog = catalog
 
 
@@ -57,18 +63,20 @@ class Journal:
     def __init__(self, store: Store) -> None:
         self.store = store
         self.answers: list[Answer] = []  # of the open group, in order
+        self.events: list[Event] = []  # of the open group, in order
         self.catalog = False  # whether the open group made, changed or deleted a stream
         self.under_way: Batch | None = None
 
     @property
     def ready(self) -> bool:
         """Whether there is a group to seal and none on its way; an empty one, if the store has work left to do."""
-        return self.under_way is None and bool(self.answers or self.store.pending or self.store.backlog)
+        waiting = self.answers or self.events or self.store.pending or self.store.backlog
+        return self.under_way is None and bool(waiting)
 
     @property
     def unfinished(self) -> bool:
         """Whether anything is not durable yet."""
-        return self.under_way is not None or bool(self.answers or self.store.pending)
+        return self.under_way is not None or bool(self.answers or self.events or self.store.pending)
 
     @property
     def catalog_unfinished(self) -> bool:
@@ -78,8 +86,8 @@ class Journal:
     def seal(self) -> Batch:
         """Close the open group; the driver carries it through the store."""
         group = self.store.seal() if self.store.pending or self.store.backlog else None
-        batch = Batch(self, group, self.answers, self.catalog)
-        self.answers, self.catalog = [], False
+        batch = Batch(self, group, self.answers, self.events, self.catalog)
+        self.answers, self.events, self.catalog = [], [], False
         self.under_way = batch
         return batch
 
@@ -93,6 +101,6 @@ class Journal:
     def abandon(self) -> list[Answer]:
         """Everything unfinished is lost; its answers come back to be answered with an error."""
         lost = [*(self.under_way.answers if self.under_way is not None else ()), *self.answers]
-        self.answers, self.catalog, self.under_way = [], False, None
+        self.answers, self.events, self.catalog, self.under_way = [], [], False, None
         self.store.abandon()
         return lost

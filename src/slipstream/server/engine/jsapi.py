@@ -28,16 +28,18 @@ from slipstream.errors import (
     StreamSubjectOverlapError,
 )
 from slipstream.server.engine import config as rules
+from slipstream.server.engine import origins
 from slipstream.server.engine.direct import Peer, find
+from slipstream.server.engine.features import API_LEVEL, server_metadata
 from slipstream.server.engine.host import Host
 from slipstream.server.engine.journal import Home, Journal, Source
-from slipstream.server.engine.reports import MAX_SUBJECTS, UNLIMITED, stream_info, subject_page
+from slipstream.server.engine.limits import AccountLimits, check_stream, used
+from slipstream.server.engine.reports import MAX_SUBJECTS, stream_info, subject_page
 from slipstream.server.engine.stream import Stream, error_body
 from slipstream.wire import Headers, overlaps
 
 T = TypeVar("T")
 
-API_LEVEL = 0  # nats-server counts its newer abilities by levels; none of those is here yet
 MAX_NAMES = 1024
 MAX_LIST = 256
 _CUT = len(API_PREFIX) + 1
@@ -109,6 +111,8 @@ class Catalog(Host, Protocol):
     """The account, as the API sees it."""
 
     streams: dict[str, Stream]
+    version: str
+    limits: AccountLimits
 
     def journal_for(self, storage: str) -> Journal: ...
 
@@ -167,6 +171,7 @@ class Api:
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
         self.home = catalog.switch
+        self._metadata = server_metadata(catalog.version)
         self.total = self.errors = 0
         self._plain: dict[str, tuple[str, Handler]] = {
             "INFO": ("account_info_response", self._account),
@@ -246,19 +251,20 @@ class Api:
     # Reports.
 
     def _account(self, _: str, __: bytes, ___: int) -> Outcome:
-        sizes = {Storage.MEMORY.value: 0, Storage.FILE.value: 0}
-        reserved = dict(sizes)
-        for stream in self._catalog.streams.values():
-            sizes[stream.config.storage] += stream.log.committed.bytes
+        streams = self._catalog.streams.values()
+        reserved = {Storage.MEMORY.value: 0, Storage.FILE.value: 0}
+        for stream in streams:
             reserved[stream.config.storage] += max(stream.config.max_bytes, 0)
+        domain = {"domain": self._catalog.domain} if self._catalog.domain else {}
         return Outcome({
-            "memory": sizes["memory"],
-            "storage": sizes["file"],
+            "memory": used(Storage.MEMORY, streams),
+            "storage": used(Storage.FILE, streams),
             "reserved_memory": reserved["memory"],
             "reserved_storage": reserved["file"],
-            "streams": len(self._catalog.streams),
+            "streams": len(streams),
             "consumers": 0,
-            "limits": UNLIMITED,
+            "limits": self._catalog.limits.report(),
+            **domain,
             "api": {"level": API_LEVEL, "total": self.total, "errors": self.errors},
         })  # fmt: skip
 
@@ -279,7 +285,8 @@ class Api:
 
     def _list(self, _: str, payload: bytes, now: int) -> Outcome:
         page, streams = self._chosen(payload, MAX_LIST)
-        return Outcome(page | {"streams": [stream_info(stream, now) for stream in streams]})
+        domain = self._catalog.domain
+        return Outcome(page | {"streams": [stream_info(stream, now, domain=domain) for stream in streams]})
 
     def _info(self, name: str, payload: bytes, now: int) -> Outcome:
         request = _optional(payload, InfoRequest)
@@ -290,7 +297,7 @@ class Api:
             total, subjects = subject_page(stream, request.subjects_filter, offset)
             if total:
                 page = {"total": total, "offset": offset, "limit": MAX_SUBJECTS}
-        info = stream_info(stream, now, subjects=subjects, details=request.deleted_details)
+        info = self._report(stream, now, subjects=subjects, details=request.deleted_details)
         when = info.pop("ts")
         cluster = info.pop("cluster", {"leader": self._catalog.leader_name})
         return Outcome(page | info | {"cluster": cluster, "ts": when})
@@ -303,28 +310,58 @@ class Api:
         self._stream(name)
         return Outcome({"total": 0, "offset": 0, "limit": MAX_LIST, "consumers": []})
 
+    def _report(
+        self,
+        stream: Stream,
+        now: int,
+        *,
+        subjects: dict[str, int] | None = None,
+        details: bool = False,
+        unfinished: bool = False,
+    ) -> dict[str, Any]:
+        """A stream, with what this server adds to its metadata."""
+        return stream_info(
+            stream,
+            now,
+            subjects=subjects,
+            details=details,
+            unfinished=unfinished,
+            metadata=self._metadata,
+            domain=self._catalog.domain,
+        )
+
     # Changes.
 
     def _create(self, name: str, payload: bytes, now: int) -> Outcome:
-        requested = _config(payload, name)
+        requested, pedantic = _config(payload, name)
         rules.check_create(requested)
-        config = rules.normalise(requested)
+        config = origins.checked(rules.normalise(requested, pedantic=pedantic), self._catalog.streams)
         stream = self._catalog.streams.get(name)
         if stream is None:
+            check_stream(self._catalog.limits, config, self._catalog.streams.values(), new=True)
             self._check_overlap(config)
             stream = self._catalog.add_stream(config, now)
+            self._tell(stream, "create", now)
         elif stream.config != config:
             raise StreamNameInUseError
-        return Outcome(stream_info(stream, now, unfinished=True) | {"did_create": True}, stream.journal)
+        return Outcome(self._report(stream, now, unfinished=True) | {"did_create": True}, stream.journal)
 
     def _update(self, name: str, payload: bytes, now: int) -> Outcome:
-        config = rules.normalise(_config(payload, name))
+        requested, pedantic = _config(payload, name)
+        config = rules.normalise(requested, pedantic=pedantic)
         stream = self._stream(name)
-        config = rules.updated(stream.config, config)
+        config = origins.checked(rules.updated(stream.config, config), self._catalog.streams)
+        others = [other for other in self._catalog.streams.values() if other is not stream]
+        check_stream(self._catalog.limits, config, others, new=False)
         self._check_overlap(config)
         if config != stream.config:
             self._catalog.change_stream(stream, config, now)
-        return Outcome(stream_info(stream, now, unfinished=True), stream.journal)
+        self._tell(stream, "modify", now)
+        return Outcome(self._report(stream, now, unfinished=True), stream.journal)
+
+    def _tell(self, stream: Stream, action: str, now: int) -> None:
+        subject, payload = self._catalog.advisories.stream_action(stream.name, action, now)
+        stream.journal.events.append((self.home, subject, b"", payload))
 
     def _check_overlap(self, config: StreamConfig) -> None:
         for other in self._catalog.streams.values():
@@ -333,11 +370,12 @@ class Api:
             ):
                 raise StreamSubjectOverlapError
 
-    def _delete(self, name: str, payload: bytes, _: int) -> Outcome:
+    def _delete(self, name: str, payload: bytes, now: int) -> Outcome:
         if not _is_empty(payload):
             raise ApiError("expected an empty request payload", code=400, err_code=10038)
         stream = self._stream(name)
         self._catalog.delete_stream(stream)
+        self._tell(stream, "delete", now)
         return Outcome({"success": True}, stream.journal)
 
     def _purge(self, name: str, payload: bytes, _: int) -> Outcome:
@@ -362,8 +400,8 @@ class Api:
         if stream.config.deny_delete:
             raise ApiError("message delete not permitted", code=500, err_code=10057)
         if not stream.log.remove(request.seq):
-            state = stream.log.state
-            if state.first_seq <= request.seq <= state.last_seq:
+            state, memory = stream.log.state, stream.config.storage == Storage.MEMORY
+            if memory or state.first_seq <= request.seq <= state.last_seq:
                 raise ApiError(f"sequence {request.seq} not found", code=400, err_code=10043)
             beyond = request.seq > state.last_seq
             raise ApiError("stream store EOF" if beyond else "no message found", code=500, err_code=10057)
@@ -512,14 +550,15 @@ def _optional(payload: bytes, kind: type[T]) -> T:
     return _decode(payload, kind) if payload.lstrip()[:1] in (b"{", b"[") else kind()
 
 
-def _config(payload: bytes, name: str) -> StreamConfig:
+def _config(payload: bytes, name: str) -> tuple[StreamConfig, bool]:
+    """The configuration in a request, and whether it asks to be taken literally."""
     body: dict[str, Any] = _decode(payload, dict) if payload.strip() else {}
     config = rules.parse(body)
     if config.name != name:
         raise StreamNameMismatchError
     if "\\" in name or "/" in name:
         raise ApiError("Stream name can not contain path separators", code=400, err_code=10128)
-    return config
+    return config, body.get("pedantic") is True
 
 
 def _json_text(error: Exception) -> str:

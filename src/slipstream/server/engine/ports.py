@@ -15,7 +15,10 @@ one too, is dropped and both views are as of the last commit.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import NamedTuple, Protocol
+
+from slipstream.api.times import parse_duration
 
 # Which filter covers which subject is part of the contract: a store takes the rule from here.
 from slipstream.wire.subjects import has_wildcard as has_wildcard
@@ -40,7 +43,7 @@ class LogState(NamedTuple):
     """
 
     messages: int = 0
-    bytes: int = 0  # by `record_size`, the same for every store
+    bytes: int = 0  # by the store's `size_of`
     first_seq: int = 1
     last_seq: int = 0
     first_time: int = 0
@@ -60,6 +63,10 @@ class StreamLog(Protocol):
     def append(self, time: int, subject: str, header: bytes, payload: bytes) -> int:
         """Add a message; returns its sequence, which is `state.last_seq + 1`."""
 
+    def skip(self, seq: int) -> None:
+        """The next message gets this sequence, if it is not beyond it already: what a mirror does where its upstream
+        has a gap. Cheapest as a group's first change to the log."""
+
     def remove(self, seq: int) -> bool:
         """Take one message out, wherever it is; False if it is not there."""
 
@@ -76,6 +83,13 @@ class StreamLog(Protocol):
 
     def count_of(self, subject: str) -> int:
         """How many messages a literal subject has."""
+
+    def next_expiry(self) -> int:
+        """When the first message with a time to live is over (`expires_at`), or a moment before; 0 if none has one."""
+
+    def take_expired(self, now: int, limit: int) -> list[int]:
+        """Sequences, in order, of up to `limit` messages whose time to live is over at `now`. They are told once: the
+        caller removes them within the same group."""
 
     # The reader's view.
 
@@ -121,6 +135,9 @@ class Group(Protocol):
 class Store(Protocol):
     """All streams of a server."""
 
+    def size_of(self, subject: str, header: bytes, payload: bytes) -> int:
+        """What a message counts in the figures and against `max_bytes`."""
+
     def streams(self) -> Iterable[tuple[str, bytes]]:
         """Name and configuration of every stream, as the writer sees it."""
 
@@ -165,3 +182,49 @@ def record_size(subject: str, header: bytes, payload: bytes) -> int:
     same."""
     fixed = 22 + (len(subject) if subject.isascii() else len(subject.encode())) + len(payload) + 8
     return fixed + 4 + len(header) if header else fixed
+
+
+def memory_size(subject: str, header: bytes, payload: bytes) -> int:
+    """The same by its formula for streams in memory."""
+    return (len(subject) if subject.isascii() else len(subject.encode())) + len(header) + len(payload) + 16
+
+
+# The time to live of a message is in its header: stores keep an index of the moments, made of nothing else, so that
+# what has expired is found at the cost of what has expired.
+
+_TTL_LINE = b"\r\nNats-TTL:"
+NEVER = -1
+
+
+def time_to_live(header: bytes) -> int:
+    """Seconds that a message is to be kept, by its header; 0: not said; -1: for ever. Raises ValueError."""
+    at = header.find(_TTL_LINE)
+    if at < 0:
+        return 0
+    begin = at + len(_TTL_LINE)
+    return parse_ttl(header[begin : header.find(b"\r\n", begin)].decode(errors="replace").strip())
+
+
+@lru_cache(maxsize=1024)
+def parse_ttl(text: str) -> int:
+    """A time to live as nats-server reads it: whole seconds, a duration of at least one, or `never`."""
+    if not text:
+        return 0
+    if text.lower() == "never":
+        return NEVER
+    if text.isascii() and text.isdigit() and 0 < int(text) < 2**63:
+        return int(text)
+    seconds = parse_duration(text) // 1_000_000_000
+    if seconds < 1:
+        raise ValueError(f"bad time to live {text!r}, at least a second is allowed")
+    return seconds
+
+
+def expires_at(time: int, header: bytes) -> int:
+    """When a message that was stored at `time` is over; 0: never, or not by its header."""
+    try:
+        seconds = time_to_live(header)
+    except ValueError:
+        return 0
+    when = time + seconds * 1_000_000_000
+    return when if seconds > 0 and when < 2**63 else 0

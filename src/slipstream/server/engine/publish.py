@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from slipstream.api import names
-from slipstream.errors import ApiError
 
 _NUMBERS = {names.EXPECTED_LAST_SEQ: "last_seq", names.EXPECTED_LAST_SUBJECT_SEQ: "subject_seq"}
 _TEXTS = {
@@ -18,13 +17,14 @@ _TEXTS = {
     names.EXPECTED_LAST_SUBJECT_SEQ_SUBJECT: "subject",
     names.EXPECTED_LAST_MSG_ID: "last_msg_id",
     names.ROLLUP: "rollup",
-}
-# What a stream would have to be configured for, and cannot be yet.
-_DISABLED = {
-    names.TTL: ApiError("per-message TTL is not supported yet by this server", code=400, err_code=10166),
-    "Nats-Incr": ApiError("message counters is disabled", code=400, err_code=10168),
-    "Nats-Batch-Id": ApiError("atomic publish is disabled", code=400, err_code=10174),
-    "Nats-Schedule": ApiError("message schedules is disabled", code=400, err_code=10188),
+    names.TTL: "ttl",
+    names.INCR: "incr",
+    names.BATCH_ID: "batch",
+    names.BATCH_SEQUENCE: "batch_seq",
+    names.BATCH_COMMIT: "batch_commit",
+    names.SCHEDULE: "schedule",
+    names.STREAM_SOURCE: "source",
+    names.REQUIRED_API_LEVEL: "api_level",
 }
 
 
@@ -38,7 +38,14 @@ class Demands(NamedTuple):
     subject: str = ""
     last_msg_id: str = ""
     rollup: str = ""
-    disabled: ApiError | None = None
+    ttl: str = ""
+    incr: str = ""
+    batch: str = ""
+    batch_seq: str = ""
+    batch_commit: str = ""
+    schedule: str = ""
+    source: str = ""
+    api_level: str = ""
 
 
 NOTHING = Demands()
@@ -59,6 +66,22 @@ def demands(header: bytes) -> Demands:
         elif name in _NUMBERS:
             # A number that is none cannot be the right one: it is refused as a wrong sequence, as on nats-server.
             found.setdefault(_NUMBERS[name], int(value) if value.isascii() and value.isdigit() else -1)
-        elif name in _DISABLED and not (name == names.TTL and value in ("0", "0s")):
-            found.setdefault("disabled", _DISABLED[name])
     return Demands(**found) if found else NOTHING  # type: ignore[arg-type]
+
+
+def remove_header(header: bytes, name: str) -> bytes:
+    """The block without the lines of that name."""
+    lead = f"\r\n{name}:".encode()
+    at = header.find(lead)
+    while at >= 0:
+        end = header.find(b"\r\n", at + 2)
+        header = header[:at] + header[end:]
+        at = header.find(lead)
+    return header
+
+
+def set_header(header: bytes, name: str, value: str) -> bytes:
+    """The block with one line of that name, at its end."""
+    header = remove_header(header, name)
+    body = header[:-2] if header.endswith(b"\r\n\r\n") else b"NATS/1.0\r\n"
+    return b"%b%b: %b\r\n\r\n" % (body, name.encode(), value.encode())

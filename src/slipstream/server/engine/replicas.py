@@ -8,13 +8,13 @@ that it leads: it answers Message Gets beside the new leader, and rejects what i
 
 from __future__ import annotations
 
-from hashlib import sha256
 from typing import Any
 
 from slipstream.api import format_time
 from slipstream.errors import ApiError, UsageError
 from slipstream.server.engine.direct import Peer
 from slipstream.server.engine.host import Host
+from slipstream.server.engine.names import short_hash
 from slipstream.server.engine.ports import StreamLog
 from slipstream.server.engine.snapshot import Snapshot
 
@@ -64,9 +64,16 @@ class Replicas:
             }
             if lag := last - peer.log.committed.last_seq:
                 entry["lag"] = lag
-            others.append(entry | {"peer": sha256(peer.peer.encode()).hexdigest()[:8]})
+            others.append(entry | {"peer": short_hash(peer.peer)})
         since = format_time(self._leading_since)
         return {"leader": self.leader.peer, "leader_since": since, "replicas": others}
+
+    def look(self, seen: int) -> None:
+        """A mirror has looked at everything up to this sequence of its upstream: so have those who follow."""
+        for peer in self.peers:
+            if not self.is_held(peer) and peer.seen != seen:
+                peer.seen = seen
+                peer.release()
 
     # Scaling.
 
@@ -138,7 +145,7 @@ class Replicas:
         """The peer catches up, and knows again who leads."""
         if self._held_since.pop(peer, None) is None:
             return
-        peer.log, peer.deposed = self._log, False
+        peer.log, peer.deposed, peer.seen = self._log, False, self.leader.seen
         self._assign()
         peer.release()
 

@@ -11,16 +11,6 @@ from slipstream.server.engine.stream import Stream
 
 MAX_SUBJECTS = 100_000
 MAX_DELETED = 100_000
-UNLIMITED = {
-    "max_memory": -1,
-    "max_storage": -1,
-    "max_streams": -1,
-    "max_consumers": -1,
-    "max_ack_pending": -1,
-    "memory_max_stream_bytes": -1,
-    "storage_max_stream_bytes": -1,
-    "max_bytes_required": False,
-}
 
 
 def stream_state(
@@ -51,15 +41,26 @@ def stream_info(
     subjects: dict[str, int] | None = None,
     details: bool = False,
     unfinished: bool = False,
+    metadata: dict[str, str] | None = None,
+    domain: str = "",
 ) -> dict[str, Any]:
-    """Configuration and state, as create, update, info and list report them."""
-    info = {
-        "config": stream.config.to_dict(),
+    """Configuration and state, as create, update, info and list report them. `metadata`: what the server adds."""
+    config = stream.config.to_dict()
+    if metadata is not None:
+        config["metadata"] = dict(sorted((config["metadata"] | metadata).items()))
+    info: dict[str, Any] = {
+        "config": config,
         "created": format_time(stream.created),
         "state": stream_state(stream, subjects=subjects, details=details, unfinished=unfinished),
     }
+    if domain:
+        info["domain"] = domain
     if len(stream.replicas.peers) > 1:
         info["cluster"] = stream.replicas.info(now)
+    if stream.config.mirror is not None:
+        info["mirror"] = stream.inflows[0].info(now)
+    elif stream.inflows:
+        info["sources"] = [inflow.info(now) for inflow in stream.inflows]
     return info | {"ts": format_time(now)}
 
 

@@ -47,6 +47,7 @@ class Session:
         "grant",
         "headers",
         "member",
+        "name",
         "no_responders",
         "nonce",
         "out",
@@ -76,6 +77,7 @@ class Session:
         self.pings_out = 0
         self.timer: Timer | None = None
         self.client_ip = ""
+        self.name = ""  # what it calls itself
         self.protocol = 0  # 1: it understands INFO at any time
         self.nonce = ""  # what it was given to sign
         self.member: Member | None = None  # who it is, once it was let in
@@ -86,6 +88,7 @@ class Session:
         self._become(State.READY)
         self.verbose, self.pedantic, self.echo = options.verbose, options.pedantic, options.echo
         self.headers = options.headers
+        self.name = options.name
         self.protocol = options.protocol
         self.no_responders = options.no_responders and options.headers
 

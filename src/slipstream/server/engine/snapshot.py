@@ -131,7 +131,7 @@ def records_of(log: LogView, seq: int = 0) -> Iterator[Record | int]:
             if limit > 1:
                 limit //= 2
                 continue
-            at = _damaged(log, seq)
+            at = first_damaged(log, seq)
             yield at
             seq, limit = at + 1, _CHUNK
             continue
@@ -139,7 +139,7 @@ def records_of(log: LogView, seq: int = 0) -> Iterator[Record | int]:
         seq = records[-1].seq + 1 if records else last + 1
 
 
-def _damaged(log: LogView, seq: int) -> int:
+def first_damaged(log: LogView, seq: int) -> int:
     """The first sequence from `seq` on that cannot be read."""
     while True:
         try:

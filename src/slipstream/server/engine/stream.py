@@ -11,29 +11,29 @@ from datetime import timedelta
 
 import msgspec
 
-from slipstream.api import Discard, StreamConfig, encode_json
+from slipstream.api import Discard, StreamConfig, encode_json, format_time
 from slipstream.errors import (
     ApiError,
     CorruptRecordError,
     StoreError,
-    StreamMessageTooLargeError,
-    StreamNotMatchError,
     StreamStoreFailedError,
     WrongLastMsgIdError,
-    WrongLastSequenceError,
 )
+from slipstream.server.engine import checks
+from slipstream.server.engine.batches import Batches, Staged
+from slipstream.server.engine.counters import Counters, Total
 from slipstream.server.engine.dedupe import DuplicateWindow, message_id
-from slipstream.server.engine.host import Host
+from slipstream.server.engine.expiry import Expiry
+from slipstream.server.engine.host import Host, Inlet
 from slipstream.server.engine.journal import Journal
-from slipstream.server.engine.ports import record_size
+from slipstream.server.engine.ports import Record, expires_at
 from slipstream.server.engine.publish import NOTHING, Demands, demands
 from slipstream.server.engine.replicas import Replicas
-from slipstream.server.engine.timers import Timer
-from slipstream.wire import has_wildcard
+from slipstream.wire import SubjectMapping, has_wildcard, is_valid_subject
 
 NO_LIMIT = 1 << 62
-EXPIRY_SLICE = 4096  # sequences per turn: a stream that expires as a whole does not stop the others
-EXPIRY_PAUSE = 1_000_000
+FAST_BATCH = ".$FI"
+SLICE = 1000  # subjects that one turn makes fit a new limit
 
 
 def nanoseconds(value: timedelta) -> int:
@@ -45,6 +45,7 @@ class Stored(msgspec.Struct, frozen=True):
 
     created: int
     config: dict[str, object]
+    positions: dict[str, tuple[int, str]] = {}  # of its sources: up to where, and the upstream's identity
 
 
 class Stream:
@@ -58,14 +59,20 @@ class Stream:
         self.created = created
         self.journal = journal
         self.log = journal.store.log(key)
+        self._size_of = journal.store.size_of
         self.replicas = Replicas(host, self.name, self.log, now=created)
         self._host = host
-        self._timer: Timer | None = None
-        quoted = encode_json(self.name)
-        self._tail = b'"stream":%b,"seq":0}' % quoted
-        self._ack_head = f'{{"stream":{quoted.decode()},"seq":'
-        self._ack_size = len(quoted) + len('{"stream":,"seq":}')
+        self.positions: dict[str, tuple[int, str]] = {}
+        self.inflows: tuple[Inlet, ...] = ()
+        quoted = encode_json(self.name).decode()
+        domain = f',"domain":{encode_json(host.domain).decode()}' if host.domain else ""
+        self._tail = f'"stream":{quoted},"seq":0}}'.encode()
+        self._ack_head = f'{{"stream":{quoted}{domain},"seq":'
+        self._ack_size = len(self._ack_head.encode()) + 1
         self.duplicates = DuplicateWindow(0)
+        self.expiry = Expiry(host, self.log, self._mark)
+        self._counters = Counters(self.log)
+        self._batches = Batches(host.timers, host.batch_load, self._abandoned)
         self.configure(config)
         self.restore(now)
 
@@ -79,27 +86,39 @@ class Stream:
         self._max_msgs = config.max_msgs if config.max_msgs > 0 else NO_LIMIT
         self._max_bytes = config.max_bytes if config.max_bytes > 0 else NO_LIMIT
         self._per_subject = max(config.max_msgs_per_subject, 0)
-        self._max_age = nanoseconds(config.max_age)
         self._bounded = config.max_msgs > 0 or config.max_bytes > 0
-        self._limited = bool(self._bounded or self._per_subject or self._max_age)
-        # Streams that may refuse a message take the long way.
-        self._choosy = config.sealed or config.discard == Discard.NEW
+        self.expiry.configure(
+            nanoseconds(config.max_age),
+            lifetimes=config.allow_msg_ttl,
+            marker_ttl=nanoseconds(config.subject_delete_marker_ttl),
+        )
+        self._limited = bool(self._bounded or self._per_subject or self.expiry.active)
+        transform, again = config.subject_transform, config.republish
+        self._mapping = SubjectMapping(transform.src, transform.dest) if transform is not None else None
+        self._republish = SubjectMapping(again.src, again.dest) if again is not None else None
+        self._headers_only = again is not None and again.headers_only
+        # Streams that may refuse or change a message take the long way.
+        self._choosy = bool(
+            config.sealed or config.discard == Discard.NEW or config.allow_msg_counter or transform or again
+        ) or self._host.bounded(config.storage)
         self._acks = not config.no_ack
         self.duplicates.window = nanoseconds(config.duplicate_window)
 
     def stored(self) -> bytes:
         """For the store."""
-        return encode_json(Stored(self.created, self.config.to_dict()))
+        return encode_json(Stored(self.created, self.config.to_dict(), self.positions))
 
     def restore(self, now: int) -> None:
         """Take what is not in the configuration from the log: after a start, and after a group was lost."""
         self._clock = self.log.state.last_time
+        self._counters.forget()
+        self._batches.stop()
         self.duplicates.rebuild(self.log, now)
         self._last_msg_id = ""
         with contextlib.suppress(CorruptRecordError):  # reported by whoever reads it; the stream goes on without its id
             last = self.log.get(self.log.state.last_seq)
             self._last_msg_id = message_id(last.header) if last is not None else ""
-        self._arm(now)
+        self.expiry.begin(now)
 
     def enforce(self, now: int) -> None:
         """Drop what a changed configuration does not allow any more."""
@@ -108,12 +127,12 @@ class Stream:
                 if count > self._per_subject:
                     self.log.purge(pattern=subject, keep=self._per_subject)
         self._trim("")
-        self._arm(now)
+        self.expiry.arm(now)
 
     def stop(self) -> None:
         """The stream is gone."""
-        if self._timer is not None:
-            self._timer.cancel()
+        self.expiry.stop()
+        self._batches.stop()
         self.replicas.stop()
 
     # Publishing.
@@ -124,24 +143,74 @@ class Stream:
             now = self._clock
         else:
             self._clock = now
+        answer: bytes | None = b""
         try:
-            if header or self._choosy or len(payload) > self._max_size or "*" in subject or ">" in subject:
-                seq, answer = self._consider(subject, header, payload, now)
+            if (
+                header
+                or self._choosy
+                or len(payload) > self._max_size
+                or "*" in subject
+                or ">" in subject
+                or reply.endswith(FAST_BATCH)
+            ):
+                seq, answer = self._consider(subject, reply, header, payload, now)
             else:
                 seq = self.log.append(now, subject, header, payload)
                 self._last_msg_id = ""
                 if self._limited:
                     self._trim(subject)
-                    if self._timer is None:
-                        self._arm(now)
-                answer = b""
+                    self.expiry.appended(now, 0)
         except ApiError as exc:
             seq, answer = 0, self.failure(exc)
         except StoreError as exc:
             seq, answer = 0, self.failure(StreamStoreFailedError(str(exc)))
-        if reply and self._acks:
+        if reply and self._acks and answer is not None:
             self.journal.answers.append((reply, seq, self, answer))
         return True
+
+    # Mirrors and sources.
+
+    def adopt(self, record: Record, now: int) -> None:
+        """Store a message of the stream that this one mirrors, as it is."""
+        log, (seq, time, subject, header, payload) = self.log, record
+        subject = self._mapped(subject)
+        before = log.last_seq_of(subject) if self._republish is not None else 0
+        log.skip(seq)
+        log.append(time, subject, header, payload)
+        self._clock = time
+        self._last_msg_id = message_id(header) if header else ""
+        if self._republish is not None:
+            self._publish_again(subject, header, payload, seq=seq, now=time, before=before)
+        if self._limited:
+            self._trim(subject)
+            self.expiry.appended(now, expires_at(time, header) if header else 0)
+
+    def take_in(self, subject: str, header: bytes, payload: bytes, now: int) -> None:
+        """Store a message of a source, unless it is a duplicate. Raises ApiError if it is refused."""
+        self._clock = now = max(now, self._clock)
+        config, subject = self.config, self._mapped(subject)
+        if config.sealed:
+            raise checks.refused(checks.SEALED)
+        wanted = demands(header) if header else NOTHING
+        if wanted.msg_id and self.duplicates.find(wanted.msg_id, now):
+            return
+        total: Total | None = None
+        if config.allow_msg_counter:
+            total, header, payload = self._counters.add_message(subject, header, payload, wanted.source)
+        checks.check_size(self._max_size, header, payload)
+        self._host.check_bytes(config.storage, self._size_of(subject, header, payload))
+        header = checks.check_lifetime(config, wanted, header)
+        if config.discard == Discard.NEW:
+            message = (subject, header, payload)
+            checks.check_room(config, self.journal.store, self.log, message, rollup=bool(wanted.rollup))
+        seq = self._keep(subject, header, payload, now, wanted)
+        if total is not None:
+            self._counters.stored(subject, total, seq)
+
+    def keep_position(self, source: str, seq: int, identity: str) -> None:
+        """A source was taken in up to there; durable with the messages."""
+        self.positions[source] = (seq, identity)
+        self.journal.store.configure(self.key, self.stored())
 
     def ack(self, seq: int) -> tuple[str, int]:
         """The ack that says yes."""
@@ -152,71 +221,151 @@ class Stream:
         """The ack that says no."""
         return b'{"error":%b,%b' % (encode_json(error_body(error)), self._tail)
 
-    def _consider(self, subject: str, header: bytes, payload: bytes, now: int) -> tuple[int, bytes]:
-        """The long way: the sequence it was stored as, or an answer of another kind."""
+    def _extended(self, seq: int, more: str) -> bytes:
+        """The ack with more to say."""
+        return f"{self._ack_head}{seq},{more}}}".encode()
+
+    def _consider(self, subject: str, reply: str, header: bytes, payload: bytes, now: int) -> tuple[int, bytes | None]:
+        """The long way: the sequence it was stored as, or an answer of another kind (None: there is none)."""
         config, log = self.config, self.log
         if has_wildcard(subject):
             raise ApiError("a message cannot be stored on a subject with wildcards", code=400, err_code=10003)
-        if config.sealed:
-            raise ApiError("invalid operation on sealed stream", code=400, err_code=10109)
-        if len(header) + len(payload) > self._max_size:
-            raise StreamMessageTooLargeError
+        subject = self._mapped(subject)
         wanted = demands(header) if header else NOTHING
+        if wanted.batch:
+            return 0, self._take_part(Staged(subject, header, payload, wanted), reply, now)
+        if config.sealed:
+            raise checks.refused(checks.SEALED)
+        if reply.endswith(FAST_BATCH):
+            raise ApiError("batch publish is disabled", code=400, err_code=10205)
+        amount = None
         if wanted is not NOTHING:
-            self._check_expected(wanted, subject)
+            amount = checks.increment(config, wanted, payload)
+            checks.check_target(config, wanted)
+            checks.check_expected(log, wanted, subject)
+            checks.check_foreign(wanted)
             if wanted.msg_id and (seq := self.duplicates.find(wanted.msg_id, now)):
-                return 0, self.ack(seq)[0][:-1].encode() + b',"duplicate": true}'
+                return 0, self._extended(seq, '"duplicate": true')
             if wanted.last_msg_id and wanted.last_msg_id != self._last_msg_id:
                 raise WrongLastMsgIdError(f"wrong last msg ID: {self._last_msg_id}")
-            self._check_rollup(wanted.rollup)
+            checks.check_rollup(config, wanted.rollup)
+        total: Total | None = None
+        if config.allow_msg_counter:
+            if amount is None:
+                raise checks.refused(checks.INCR_MISSING)
+            total, header, payload = self._counters.add(self._counters.current(subject), amount, header)
+        checks.check_size(self._max_size, header, payload)
+        self._host.check_bytes(config.storage, self._size_of(subject, header, payload))
+        header = checks.check_lifetime(config, wanted, header)
         if config.discard == Discard.NEW:
-            self._check_room(subject, header, payload, rollup=bool(wanted.rollup))
+            message = (subject, header, payload)
+            checks.check_room(config, self.journal.store, log, message, rollup=bool(wanted.rollup))
+        seq = self._keep(subject, header, payload, now, wanted)
+        if total is None:
+            return seq, b""
+        self._counters.stored(subject, total, seq)
+        return 0, self._extended(seq, f'"val":"{total.value}"')
+
+    def _mapped(self, subject: str) -> str:
+        """The subject that a message is stored on. One that the mapping does not cover stays as it is."""
+        if self._mapping is None:
+            return subject
+        return self._mapping.apply(subject) or subject
+
+    def _keep(self, subject: str, header: bytes, payload: bytes, now: int, wanted: Demands) -> int:
+        """Store a message that nothing speaks against, and do what follows from it."""
+        log = self.log
+        before = log.last_seq_of(subject) if self._republish is not None else 0
         seq = log.append(now, subject, header, payload)
         self._last_msg_id = wanted.msg_id
         if wanted.msg_id:
             self.duplicates.add(wanted.msg_id, seq, now)
-        if wanted.rollup:
+        if wanted.rollup and self.config.allow_rollup_hdrs:
             log.purge(pattern=subject if wanted.rollup == "sub" else "", keep=1)
+        if self._republish is not None:
+            self._publish_again(subject, header, payload, seq=seq, now=now, before=before)
         self._trim(subject)
-        if self._timer is None:
-            self._arm(now)
-        return seq, b""
+        self.expiry.appended(now, expires_at(now, header) if wanted.ttl else 0)
+        return seq
 
-    def _check_expected(self, wanted: Demands, subject: str) -> None:
-        if wanted.stream and wanted.stream != self.name:
-            raise StreamNotMatchError
-        if wanted.disabled is not None:
-            raise wanted.disabled
-        if wanted.subject_seq is not None:
-            last = self.log.last_seq_of(wanted.subject or subject)
-            if last != wanted.subject_seq:
-                raise WrongLastSequenceError(f"wrong last sequence: {last}")
-        elif wanted.subject:
-            raise ApiError("missing sequence for expected last sequence per subject", code=400, err_code=10193)
-        if wanted.last_seq is not None and wanted.last_seq != self.log.state.last_seq:
-            raise WrongLastSequenceError(f"wrong last sequence: {self.log.state.last_seq}")
+    def _mark(self, subject: str, header: bytes, now: int) -> None:
+        """A marker in place of all messages of a subject."""
+        self._clock = now = max(now, self._clock)
+        self._keep(subject, header, b"", now, demands(header))
 
-    def _check_rollup(self, rollup: str) -> None:
-        if not rollup:
+    def _publish_again(self, subject: str, header: bytes, payload: bytes, *, seq: int, now: int, before: int) -> None:
+        """Tell whoever listens on the other subject, once the message is durable."""
+        assert self._republish is not None
+        target = self._republish.apply(subject)
+        if target is None or not is_valid_subject(target):
             return
-        if not self.config.allow_rollup_hdrs or self.config.deny_purge:
-            raise ApiError("rollup not permitted", code=500, err_code=10111)
-        if rollup not in ("sub", "all"):
-            raise ApiError(f'rollup value invalid: "{rollup}"', code=500, err_code=10111)
+        lines = (
+            f"Nats-Stream: {self.name}\r\nNats-Subject: {subject}\r\nNats-Sequence: {seq}\r\n"
+            f"Nats-Time-Stamp: {format_time(now)}\r\nNats-Last-Sequence: {before}\r\n"
+        )
+        if self._headers_only:
+            lines += f"Nats-Msg-Size: {len(payload)}\r\n"
+        head = header[:-2] if header.endswith(b"\r\n\r\n") else b"NATS/1.0\r\n"
+        block = b"%b%b\r\n" % (head, lines.encode())
+        self.journal.events.append((self.home, target, block, b"" if self._headers_only else payload))
 
-    def _check_room(self, subject: str, header: bytes, payload: bytes, *, rollup: bool) -> None:
-        """Discard new: a full stream refuses, unless the message takes the place of an older one on its subject."""
-        log, state = self.log, self.log.state
-        replaces = bool(self._per_subject) and log.count_of(subject) >= self._per_subject
-        if replaces and self.config.discard_new_per_subject and not rollup:
-            raise StreamStoreFailedError("maximum messages per subject exceeded")
-        if state.messages >= self._max_msgs and not replaces:
-            raise StreamStoreFailedError("maximum messages exceeded")
-        size = record_size(subject, header, payload)
-        if state.bytes + size > self._max_bytes:
-            oldest = log.get(log.first_seq_of(subject)) if replaces else None
-            if oldest is None or record_size(oldest.subject, oldest.header, oldest.payload) < size:
-                raise StreamStoreFailedError("maximum bytes exceeded")
+    # Atomic batches.
+
+    def _take_part(self, message: Staged, reply: str, now: int) -> bytes | None:
+        """A message of a batch: an empty answer at once, or the ack of all of them when it commits them."""
+        if self.config.sealed:
+            raise checks.refused(checks.SEALED)
+        subject, header, payload, wanted = message
+        self._host.check_bytes(self.config.storage, self._size_of(subject, header, payload))
+        checks.check_size(self._max_size, header, payload)
+        if not self.config.allow_atomic:
+            raise ApiError("atomic publish is disabled", code=400, err_code=10174)
+        messages = self._batches.stage(message, now)
+        if messages is None:
+            if reply and self._acks:
+                self._host.send(reply, b"", b"")
+            return None
+        return self._commit(wanted.batch, messages, now)
+
+    def _commit(self, batch: str, messages: list[Staged], now: int) -> bytes:
+        """Store all messages of a batch, in one group, or none."""
+        judged = self._judge(messages, now)
+        seq = 0
+        for (subject, header, payload, wanted), total in judged:
+            seq = self._keep(subject, header, payload, now, wanted)
+            if total is not None:
+                self._counters.stored(subject, total, seq)
+        return self._extended(seq, f'"batch":{encode_json(batch).decode()},"count":{len(messages)}')
+
+    def _judge(self, messages: list[Staged], now: int) -> list[tuple[Staged, Total | None]]:
+        """The messages as they are to be stored, with the totals of counters."""
+        config = self.config
+        rules = checks.BatchChecks(config, self.journal.store, self.log, self.duplicates)
+        totals: dict[str, Total] = {}
+        judged: list[tuple[Staged, Total | None]] = []
+        for subject, header, payload, wanted in messages:
+            if wanted.last_msg_id:
+                text = "atomic publish unsupported header used: Nats-Expected-Last-Msg-Id"
+                raise ApiError(text, code=400, err_code=10177)
+            amount = checks.increment(config, wanted, payload)
+            rules.headers(wanted, now)
+            total: Total | None = None
+            if config.allow_msg_counter:
+                if amount is None:
+                    raise checks.refused(checks.INCR_MISSING)
+                known = totals.get(subject) or self._counters.current(subject)
+                total, header, payload = self._counters.add(known, amount, header)
+                totals[subject] = total
+                checks.check_size(self._max_size, header, payload)
+            rules.sequences(wanted, subject)
+            header = checks.check_lifetime(config, wanted, header)
+            rules.room(wanted, subject, header, payload)
+            judged.append((Staged(subject, header, payload, wanted), total))
+        return judged
+
+    def _abandoned(self, batch: str, reason: str, now: int) -> None:
+        subject, payload = self._host.advisories.batch_abandoned(self.name, batch, reason, now)
+        self._host.send(subject, b"", payload)
 
     # Limits.
 
@@ -235,25 +384,6 @@ class Stream:
         while state.messages > self._max_msgs or state.bytes > self._max_bytes:
             log.remove(state.first_seq)
             state = log.state
-
-    def _arm(self, now: int) -> None:
-        """Wait until the oldest message is too old."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        state = self.log.state
-        if self._max_age and state.messages:
-            when = max(state.first_time + self._max_age, now + EXPIRY_PAUSE)
-            self._timer = self._host.timers.at(when, self._expire)
-
-    def _expire(self, now: int) -> None:
-        state = self.log.state
-        if self._max_age and state.messages and state.first_time + self._max_age <= now:
-            too_old = self.log.time_to_seq(now - self._max_age + 1)
-            below = min(too_old, state.first_seq + EXPIRY_SLICE)
-            if below > state.first_seq:
-                self.log.purge(below=below)
-        self._arm(now)
 
 
 def error_body(error: ApiError) -> dict[str, object]:

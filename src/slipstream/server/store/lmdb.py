@@ -20,7 +20,7 @@ from typing import Literal
 import lmdb
 
 from slipstream.errors import StoreError, UsageError
-from slipstream.server.engine.ports import Group, StreamLog
+from slipstream.server.engine.ports import Group, StreamLog, record_size
 from slipstream.server.store.lmdb_disk import (
     GRAVE,
     INDEXED,
@@ -108,6 +108,8 @@ class LmdbStore:
             raise
 
     # Streams.
+
+    size_of = staticmethod(record_size)
 
     def streams(self) -> list[tuple[str, bytes]]:
         return [(name, log.config) for name, log in self._streams.items()]
@@ -339,6 +341,13 @@ class LmdbStore:
             for key in keys:
                 delete(key, db=disk.messages)
             yield len(keys)
+        for at, (key, there) in enumerate(delta.moments.items(), 1):
+            if there:
+                disk.write.put(key, b"", db=disk.expiries)
+            else:
+                delete(key, db=disk.expiries)
+            if at % _PUTS == 0:
+                yield _PUTS
 
     def _write_rows(self, delta: Delta) -> Iterator[int]:
         disk = self._disk

@@ -1,4 +1,4 @@
-"""The LMDB environment of a store: its files, its lock, its four tables and the readers' snapshot.
+"""The LMDB environment of a store: its files, its lock, its tables and the readers' snapshot.
 
 Exactly one process works on the files: LMDB itself would let a second one, or a forked child, write as well.
 """
@@ -83,6 +83,7 @@ class Disk:
         self.index = self.env.open_db(b"index")  # stream id, segment, subject -> offsets
         self.subjects = self.env.open_db(b"subjects")  # stream id, subject -> row
         self.control = self.env.open_db(b"control")
+        self.expiries = self.env.open_db(b"expiries")  # stream id, moment, sequence -> nothing
         for directory in (self.path, self.path.parent):  # LMDB syncs its file, not the file's name
             fd = os.open(directory, os.O_RDONLY)
             try:

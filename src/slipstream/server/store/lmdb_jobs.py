@@ -171,7 +171,7 @@ class GraveJob:
 
     def steps(self, disk: Disk) -> Iterator[int]:
         prefix = self._sid.to_bytes(4, "big")
-        for db in (disk.messages, disk.index, disk.subjects):
+        for db in (disk.messages, disk.index, disk.subjects, disk.expiries):
             yield from clear(disk, db, prefix)
         for kind in (SEGMENT, INDEXED, JOURNAL):
             yield from clear(disk, disk.control, control_key(kind, self._sid))

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 from zlib import crc32
 
 from slipstream.errors import StoreError
-from slipstream.server.engine.ports import LogState, has_wildcard, matcher
+from slipstream.server.engine.ports import LogState, expires_at, has_wildcard, matcher
 from slipstream.server.store.lmdb_disk import Disk
+from slipstream.server.store.lmdb_expiry import moment_key, moment_of, moments, take
 from slipstream.server.store.lmdb_reader import LogReader
 from slipstream.server.store.lmdb_view import View, stored_row
 from slipstream.server.store.records import HEAD, MESSAGE_KEY, Stored, inspect
@@ -81,6 +82,8 @@ class LmdbLog(LogReader):
             self._roll(delta, seq)
         size = len(body) + (18 if header else 14)
         delta.messages[key] = body + crc32(body, crc32(key)).to_bytes(4, "little")
+        if header and (moment := expires_at(time, header)):
+            delta.moments[moment_key(self._sid, moment, seq)] = True
         if not row.count:
             row.first = seq
             self._subjects += 1
@@ -98,6 +101,18 @@ class LmdbLog(LogReader):
         delta.end = seq
         self._store.open.size += 1
         return seq
+
+    def skip(self, seq: int) -> None:
+        if seq <= self._last_seq + 1:
+            return
+        delta = self.touch()
+        self._last_seq = seq - 1
+        if not delta.messages:  # otherwise it is looked through, gap and all, until it is committed
+            delta.start, delta.end = seq, seq - 1
+        if not self._messages:
+            if self._swept == self._first_seq:
+                self._swept = seq
+            self._first_seq = seq
 
     def remove(self, seq: int) -> bool:
         if not self._first_seq <= seq <= self._last_seq:
@@ -131,7 +146,17 @@ class LmdbLog(LogReader):
             self._find_first()
         return len(victims)
 
+    def take_expired(self, now: int, limit: int) -> list[int]:
+        if not 0 < self.next_expiry() <= now:
+            return []
+        delta = self.touch()
+        return take(self._writer(), delta, now, limit)
+
     # Questions.
+
+    def next_expiry(self) -> int:
+        view = self._writer()
+        return next((moment for moment, _ in moments(self._disk, view.base.sid, view.deltas)), 0)
 
     def last_seq_of(self, subject: str) -> int:
         view = self._writer()
@@ -239,6 +264,8 @@ class LmdbLog(LogReader):
             row.count -= 1
             if not row.count:
                 self._subjects -= 1
+        if stored.sound and (moment := moment_of(value)):
+            delta.moments[moment_key(self._sid, moment, seq)] = False
         if key in delta.messages:
             del delta.messages[key]
             delta.forget(seq, number, subject)

@@ -8,12 +8,21 @@ So nothing is copied on append, and a group that is finished only drops its limb
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, Sequence
-from heapq import merge
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from heapq import heapify, heappop, heappush, merge
 from itertools import islice, takewhile
 
 from slipstream.errors import StoreError, UsageError
-from slipstream.server.engine.ports import Group, LogState, Record, StreamLog, has_wildcard, matcher, record_size
+from slipstream.server.engine.ports import (
+    Group,
+    LogState,
+    Record,
+    StreamLog,
+    expires_at,
+    has_wildcard,
+    matcher,
+    record_size,
+)
 
 _new = tuple.__new__
 
@@ -121,6 +130,7 @@ class MemoryLog:
         self._first_seq, self._last_seq = 1, 0
         self._first_time = self._last_time = 0
         self._committed = LogState()
+        self._moments: list[tuple[int, int]] = []  # heap of moments and sequences; some messages are gone already
 
     # The writer's view.
 
@@ -150,9 +160,18 @@ class MemoryLog:
         if not messages:
             self._first_seq, self._first_time = seq, time
         messages[seq] = _new(Record, (seq, time, subject, header, payload))
-        self._bytes += record_size(subject, header, payload)
+        if header and (moment := expires_at(time, header)):
+            self._add_moment(moment, seq)
+        self._bytes += self._store.size_of(subject, header, payload)
         self._last_seq, self._last_time = seq, time
         return seq
+
+    def skip(self, seq: int) -> None:
+        if seq > self._last_seq + 1:
+            self._store._open.touch(self)
+            self._last_seq = seq - 1
+            if not self._shelf.messages:
+                self._first_seq = seq
 
     def remove(self, seq: int) -> bool:
         if seq not in self._shelf.messages:
@@ -183,6 +202,20 @@ class MemoryLog:
         self._take(chosen)
         return len(chosen)
 
+    def next_expiry(self) -> int:
+        moments = self._moments
+        while moments and moments[0][1] not in self._shelf.messages:
+            heappop(moments)
+        return moments[0][0] if moments else 0
+
+    def take_expired(self, now: int, limit: int) -> list[int]:
+        found: list[int] = []
+        while len(found) < limit and 0 < self.next_expiry() <= now:
+            found.append(heappop(self._moments)[1])
+        if found:
+            self._store._open.touch(self)
+        return sorted(found)
+
     def last_seq_of(self, subject: str) -> int:
         by_subject = self._shelf.by_subject
         if not has_wildcard(subject):
@@ -199,12 +232,19 @@ class MemoryLog:
         seqs = self._shelf.by_subject.get(subject)
         return len(seqs) if seqs is not None else 0
 
+    def _add_moment(self, moment: int, seq: int) -> None:
+        moments, messages = self._moments, self._shelf.messages
+        if len(moments) > 1024 + 2 * len(messages):  # most are of messages that are gone
+            moments[:] = [entry for entry in moments if entry[1] in messages]
+            heapify(moments)
+        heappush(moments, (moment, seq))
+
     def _take(self, seqs: Iterable[int]) -> None:
         shelf, limbo = self._shelf, self._store._open.limbo(self)
         visible = self._store._sealed_last(self)
         for seq in seqs:
             record = shelf.take(seq)
-            self._bytes -= record_size(record.subject, record.header, record.payload)
+            self._bytes -= self._store.size_of(record.subject, record.header, record.payload)
             if seq <= visible:  # otherwise no reader was ever to see it
                 limbo.insert(record)
         self._find_first()
@@ -221,8 +261,11 @@ class MemoryLog:
         if not messages:
             self._first_seq = self._last_seq + 1
             return
+        end = seq + 1024
         while seq not in messages:
             seq += 1
+            if seq == end:  # a wide gap: the messages are in order
+                seq = next(iter(messages))
         self._first_seq, self._first_time = seq, messages[seq].time
 
     # The reader's view.
@@ -378,6 +421,9 @@ class MemoryLog:
                 if seq <= state.last_seq:
                     self._shelf.insert(record)
         self._shelf.sort()
+        records = self._shelf.messages.values()
+        self._moments = [(moment, r.seq) for r in records if (moment := expires_at(r.time, r.header))]
+        heapify(self._moments)
         self._bytes = state.bytes
         self._first_seq, self._last_seq = state.first_seq, state.last_seq
         self._first_time, self._last_time = state.first_time, state.last_time
@@ -408,8 +454,9 @@ class MemoryGroup:
 class MemoryStore:
     """All streams of a server that keeps nothing on the disk."""
 
-    def __init__(self, *, probe: int = 512) -> None:
+    def __init__(self, *, probe: int = 512, size_of: Callable[[str, bytes, bytes], int] = record_size) -> None:
         self.probe = probe  # messages that a filtered scan looks at before it goes by subject
+        self.size_of = size_of
         self._streams: dict[str, tuple[MemoryLog, bytes]] = {}
         self._committed: dict[str, tuple[MemoryLog, bytes]] = {}
         self._open = MemoryGroup()

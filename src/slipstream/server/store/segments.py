@@ -59,8 +59,8 @@ class Delta:
     """What a group changes in one log: rows and segments in full, messages to write and to remove."""
 
     __slots__ = (
-        "config", "current", "deletes", "end", "figures", "fresh", "messages", "rows", "segments", "sid", "start",
-        "state", "swept", "tail",
+        "config", "current", "deletes", "end", "figures", "fresh", "messages", "moments", "rows", "segments", "sid",
+        "start", "state", "swept", "tail",
     )  # fmt: skip
 
     def __init__(self, sid: int, start: int, *, fresh: bool) -> None:
@@ -71,6 +71,7 @@ class Delta:
         self.config: bytes | None = None  # if it is to be written
         self.messages: dict[bytes, bytes] = {}
         self.deletes: dict[bytes, str] = {}  # keys of older messages, with their subjects
+        self.moments: dict[bytes, bool] = {}  # keys of the table of expiries: to be put, or to be removed
         self.rows: dict[str, Row] = {}  # while it is open
         self.figures: dict[str, Figures] = {}  # when it is sealed
         self.segments: dict[int, Segment] = {}

@@ -1,0 +1,371 @@
+"""A consumer over the asyncio client: its info, its pause, and its messages by pull requests.
+
+Thin: requests, counting and statuses are decided in `pull`; here they are sent and waited for. Invariant: a message
+that arrived is handed over, or stays here for the next call; it is never acknowledged unasked. The blocking twin is
+generated from this file (`tools/unasync.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from slipstream.api import AckPolicy, ConsumerInfo
+from slipstream.client.aio import Subscription
+from slipstream.client.aio_worker import finish
+from slipstream.errors import ConnectionLostError, Error, RequestTimeoutError, UsageError
+from slipstream.jetstream.aio_messages import Callback, JsMessage
+from slipstream.jetstream.aio_pulling import Pulling
+from slipstream.jetstream.asm import is_status
+from slipstream.jetstream.consumer_calls import ConsumerApi, Pause
+from slipstream.jetstream.pull import (
+    MARGIN,
+    MAX_EXPIRES,
+    MAX_MESSAGES,
+    Fetch,
+    Flow,
+    Singles,
+    expires_within,
+    lingering_body,
+    no_wait_body,
+)
+from slipstream.jetstream.sinks import MAX_BYTES, MAX_MSGS
+from slipstream.wire import Msg
+
+if TYPE_CHECKING:
+    from slipstream.jetstream.aio import JetStream
+
+FOREVER = 1e6
+DRAIN_TIMEOUT = 30.0
+ROUND_TRIP = 1.0  # what a server may take to confirm the end of a subscription
+
+
+class Consumer:
+    """One consumer of a stream. For pull consumers: `fetch`, `next`, `messages`, `chunks`, `consume`."""
+
+    def __init__(self, js: JetStream, stream: str, name: str, info: ConsumerInfo | None = None) -> None:
+        self._js = js
+        self._client = js.client
+        self._api = ConsumerApi(js._api.prefix)
+        self._next_subject = self._api.next_subject(stream, name)
+        self._singles = Singles()
+        self._inbox: Subscription | None = None  # of the single pulls
+        self._base = ""
+        self._count = 0  # single pulls so far: the last token of their reply subjects
+        self._epoch = 0
+        self._kept: deque[Msg] = deque()  # arrived for a call that was given up
+        self._adopted: list[Subscription] = []  # of such calls: something may still come
+        self.stream = stream
+        self.name = name
+        self.cached_info = info
+
+    async def info(self, *, timeout: float | None = None) -> ConsumerInfo:
+        """Configuration and state, as they are now."""
+        self.cached_info = await self._js.run(self._api.info(self.stream, self.name), timeout=timeout)
+        return self.cached_info
+
+    async def delete(self, *, timeout: float | None = None) -> None:
+        """Remove the consumer; the stream keeps its messages."""
+        await self._js.run(self._api.delete(self.stream, self.name), timeout=timeout)
+
+    async def pause(self, until: int, *, timeout: float | None = None) -> Pause:
+        """Have nothing delivered until that time, in nanoseconds since the epoch."""
+        if until <= 0:
+            raise UsageError(f"bad time {until}: nanoseconds since the epoch are expected; `resume` ends a pause")
+        return await self._js.run(self._api.pause(self.stream, self.name, until), timeout=timeout)
+
+    async def resume(self, *, timeout: float | None = None) -> Pause:
+        """End a pause."""
+        return await self._js.run(self._api.pause(self.stream, self.name, 0), timeout=timeout)
+
+    async def fetch(self, batch: int, *, timeout: float = 5.0, max_bytes: int = 0) -> list[JsMessage]:
+        """Up to `batch` messages: those that are there, or else those that come within `timeout`; perhaps none.
+
+        Raises what the server says against it, and RequestTimeoutError if it says nothing at all.
+        """
+        pull = Fetch(batch, max_bytes=max_bytes, max_expires=self._max_expires())
+        deadline, client = self._client.now() + timeout, self._client
+        if kept := await self._take_kept(batch, deadline):
+            return self._wrap(kept)
+        if batch == 1 and not max_bytes:
+            single = await self._single(deadline)
+            return [] if single is None else self._wrap([single])
+        inbox = await client.subscribe(client.new_inbox(), max_pending_msgs=MAX_MSGS, max_pending_bytes=MAX_BYTES)
+        is_asked = False  # a request is under way: messages may come
+        try:
+            due, epoch, limit = True, client.epoch, 0
+            while not pull.is_done:
+                left = deadline - client.now()
+                if due:
+                    await client.publish(self._next_subject, pull.ask(left), reply=inbox.subject)
+                    is_asked = True
+                    if pull.limit != limit:
+                        limit = pull.limit
+                        await inbox.unsubscribe(limit)
+                try:
+                    msgs = await inbox.next_msgs(timeout=max(left, 0.0), epoch=epoch)
+                    due = pull.feed(msgs, deadline - client.now())
+                    is_asked = not due and not pull.is_done
+                except ConnectionLostError:
+                    if pull.messages or client.is_closed:
+                        break
+                    left = max(deadline - client.now(), 0.0)
+                    await client.wait(lambda: client.is_connected, timeout=left, what="a connection to fetch")
+                    due, epoch = True, client.epoch
+            if not pull.messages and client.is_closed:
+                raise ConnectionLostError(f"the client was closed while {self.name} was fetched from")
+        except RequestTimeoutError:
+            if not pull.messages:
+                raise
+        except BaseException:
+            self._keep(pull.messages)
+            raise
+        finally:
+            if is_asked or inbox.pending:
+                inbox.drain_soon()
+                self._adopt(inbox)
+            else:
+                inbox.end()
+        return self._wrap(pull.messages)
+
+    async def next(self, *, timeout: float = 5.0) -> JsMessage:
+        """The next message; raises RequestTimeoutError if none comes in time."""
+        deadline = self._client.now() + timeout
+        kept = await self._take_kept(1, deadline)
+        msg = kept[0] if kept else await self._single(deadline)
+        if msg is None:
+            raise RequestTimeoutError(f"consumer {self.name}: no message within {timeout:g} s")
+        return self._wrap([msg])[0]
+
+    async def messages(
+        self,
+        *,
+        max_messages: int = MAX_MESSAGES,
+        max_bytes: int = 0,
+        threshold: int | None = None,
+        expires: float = MAX_EXPIRES,
+        heartbeat: float | None = None,
+        idle_timeout: float | None = None,
+    ) -> AsyncIterator[JsMessage]:
+        """Messages without end: `async for message in consumer.messages()`. See `chunks` for the arguments."""
+        pulling = self._pulling(max_messages, max_bytes, threshold, expires, heartbeat)
+        left: list[JsMessage] = []
+        try:
+            while (chunk := await self._next_chunk(pulling, idle_timeout)) is not None:
+                left = chunk[::-1]
+                while left:
+                    yield left.pop()
+        finally:
+            pulling.close([message.raw for message in reversed(left)])
+
+    async def chunks(
+        self,
+        *,
+        max_messages: int = MAX_MESSAGES,
+        max_bytes: int = 0,
+        threshold: int | None = None,
+        expires: float = MAX_EXPIRES,
+        heartbeat: float | None = None,
+        idle_timeout: float | None = None,
+    ) -> AsyncIterator[list[JsMessage]]:
+        """The same in lists, as they arrive: the fast way.
+
+        Pull requests overlap: up to `max_messages` (or `max_bytes`, if given) are asked for, and the rest again when no
+        more than `threshold` are left of them (half, unless given). A request lives for `expires` seconds and has
+        the server send a `heartbeat`; when three are missed, on_event gets a HeartbeatLostError and the requests are
+        sent anew, as after a reconnect. It ends when nothing comes for `idle_timeout` seconds (None: never), and
+        raises what the server says against it.
+        """
+        pulling = self._pulling(max_messages, max_bytes, threshold, expires, heartbeat)
+        try:
+            while (chunk := await self._next_chunk(pulling, idle_timeout)) is not None:
+                yield chunk
+        finally:
+            pulling.close([])
+
+    async def consume(
+        self,
+        callback: Callback,
+        *,
+        max_messages: int = MAX_MESSAGES,
+        max_bytes: int = 0,
+        threshold: int | None = None,
+        expires: float = MAX_EXPIRES,
+        heartbeat: float | None = None,
+    ) -> Consuming:
+        """Have `callback` called with each message, one after the other, until `stop` or `drain`.
+
+        An error of the callback is told to on_event, and the message is neither acknowledged nor refused. What ends the
+        reading is told to on_event as well, and raised by `stop`. See `chunks` for the other arguments.
+        """
+        pulling = self._pulling(max_messages, max_bytes, threshold, expires, heartbeat)
+        return Consuming(self, pulling, callback)
+
+    # What the three share
+
+    async def _next_chunk(self, pulling: Pulling, idle_timeout: float | None) -> list[JsMessage] | None:
+        patience = FOREVER if idle_timeout is None else idle_timeout
+        try:
+            msgs = await pulling.next(self._client.now() + patience)
+        except RequestTimeoutError:
+            return None
+        return None if msgs is None else self._wrap(msgs)
+
+    def _pulling(
+        self, max_messages: int, max_bytes: int, threshold: int | None, expires: float, heartbeat: float | None
+    ) -> Pulling:
+        """Ask for no more than the consumer allows, where that is known."""
+        config = self.cached_info.config if self.cached_info is not None else None
+        if config is not None:
+            max_messages = min(max_messages, config.max_batch or max_messages)
+            max_bytes = min(max_bytes, config.max_bytes or max_bytes)
+            expires = min(expires, self._max_expires())
+        return Pulling(
+            self,
+            Flow(
+                max_messages=max_messages,
+                max_bytes=max_bytes,
+                threshold=threshold,
+                expires=expires,
+                heartbeat=heartbeat,
+            ),
+        )
+
+    def _max_expires(self) -> float:
+        config = self.cached_info.config if self.cached_info is not None else None
+        return (config.max_expires.total_seconds() if config is not None else 0.0) or math.inf
+
+    def _wrap(self, msgs: list[Msg]) -> list[JsMessage]:
+        client, info = self._client, self.cached_info
+        is_settled = info is not None and info.config.ack_policy == AckPolicy.NONE
+        return [JsMessage(msg, client, is_settled) for msg in msgs]
+
+    async def _single(self, deadline: float) -> Msg | None:
+        """One message by the shared inbox; None if none comes in time."""
+        client, singles = self._client, self._singles
+        if self._inbox is None or self._inbox.is_over:
+            self._base = client.new_inbox()
+            self._inbox = await client.subscribe(
+                f"{self._base}.*", max_pending_msgs=MAX_MSGS, max_pending_bytes=MAX_BYTES
+            )
+        body, until = no_wait_body(1), deadline
+        singles.waiters += 1
+        try:
+            while True:
+                left = deadline - client.now()
+                if self._epoch != client.epoch:
+                    singles.forget()
+                    self._epoch = client.epoch
+                if left <= 0 and not self._inbox.pending:
+                    return None
+                while not self._inbox.pending and singles.is_due(client.now()):  # for all who wait: any may be woken
+                    singles.asked(until)
+                    self._count += 1
+                    await client.publish(self._next_subject, body, reply=f"{self._base}.{self._count}")
+                try:
+                    msg = await self._inbox.next_msg(timeout=max(left, 0.0), epoch=self._epoch)
+                except ConnectionLostError:
+                    left = max(deadline - client.now(), 0.0)
+                    await client.wait(lambda: client.is_connected, timeout=left, what="a connection to fetch")
+                    continue
+                if (found := singles.feed(msg)) is not None:
+                    return found
+                left = deadline - client.now()
+                if left <= MARGIN:
+                    return None
+                body, until = lingering_body(1, min(expires_within(left), self._max_expires())), deadline
+        except RequestTimeoutError:
+            return None
+        finally:
+            singles.waiters -= 1
+
+    # What was given up
+
+    def _keep(self, msgs: list[Msg]) -> None:
+        """Messages that could not be handed over: the next call has them first."""
+        self._kept.extend(msgs)
+
+    def _adopt(self, subscription: Subscription) -> None:
+        """A subscription that ends, with messages on their way."""
+        self._adopted.append(subscription)
+
+    async def _take_kept(self, count: int, deadline: float) -> list[Msg]:
+        """Up to `count` messages that are here already (0: all), and those on their way to calls that were given up."""
+        while self._adopted:
+            subscription = self._adopted[0]
+            await self._ended(subscription, deadline)
+            self._kept.extend(msg for msg in subscription.take_now() if not is_status(msg))
+            if subscription in self._adopted:  # another reader may have been here
+                self._adopted.remove(subscription)
+        taken: list[Msg] = []
+        while self._kept and (not count or len(taken) < count):
+            taken.append(self._kept.popleft())
+        return taken
+
+    async def _ended(self, subscription: Subscription, deadline: float) -> None:
+        """Wait until nothing more can come: one round trip from when it was given up."""
+        client = self._client
+        left = min(max(deadline - client.now(), 0.0), ROUND_TRIP)
+        with suppress(RequestTimeoutError, ConnectionLostError):
+            await client.wait(lambda: subscription.is_ended, timeout=left, what="the end of a subscription")
+
+
+class Consuming:
+    """A callback at work. `stop` ends it at once, `drain` after what has arrived; both wait for the callback."""
+
+    def __init__(self, consumer: Consumer, pulling: Pulling, callback: Callback) -> None:
+        self._consumer = consumer
+        self._pulling = pulling
+        self._callback = callback
+        self._is_stopped = False
+        self._error: Error | None = None
+        self._worker = consumer._client.spawn(self._run, f"consume {consumer.name}")
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the callback is not called any more."""
+        return self._worker.is_done
+
+    async def stop(self, *, timeout: float = DRAIN_TIMEOUT) -> None:
+        """Call back no more. What arrived and was not handled is for the next reader. Raises what ended it before."""
+        self._is_stopped = True
+        await self.drain(timeout=timeout)
+
+    async def drain(self, *, timeout: float = DRAIN_TIMEOUT) -> None:
+        """Ask for no more and wait until what has arrived is handled. Raises what ended it before."""
+        self._pulling.stop()
+        if not await self._worker.join(timeout) and not self._worker.is_done:
+            if self._worker.is_own:
+                return
+            raise RequestTimeoutError(f"consume {self._consumer.name}: the callback still runs after {timeout:g} s")
+        if self._error is not None:
+            raise self._error
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def _run(self) -> None:
+        consumer, left = self._consumer, list[JsMessage]()
+        try:
+            while (chunk := await consumer._next_chunk(self._pulling, None)) is not None:
+                left = chunk[::-1]
+                while left and not self._is_stopped:
+                    message = left.pop()
+                    try:
+                        await finish(self._callback(message))
+                    except Exception as exc:  # the top of the user's code
+                        consumer._client.report(exc)
+        except Error as error:
+            self._error = error
+            consumer._client.report(error)
+        finally:
+            self._pulling.close([message.raw for message in reversed(left)])

@@ -1,0 +1,121 @@
+"""What a connection learned about its servers and streams, and how its reads went: figures and notes, kept together.
+
+One ledger per connection, whatever the number of JetStream contexts on it. Nothing in it is needed for a right answer:
+it saves asking again. The figures may be read at any time.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+from slipstream.api import StreamInfo
+from slipstream.api.times import ZERO
+
+GENERATION_AGE = 10.0  # seconds until a stream is asked again when it was made
+ASK_AGAIN = 1.0  # and the least between two such questions, also when something is suspicious
+
+
+class ReadFigures(NamedTuple):
+    """How reads went: answered by the first answer, after more than one try, with the leader's help, or not at all.
+
+    A read is counted once; "not found" is an answer. `moves` counts the times that another server was looked for.
+    """
+
+    at_once: int
+    retried: int
+    from_leader: int
+    failed: int
+    moves: int
+
+
+class StreamNotes:
+    """One stream: since when it exists, a subject that has a message, and which of its mirrors are whole copies."""
+
+    __slots__ = ("anchor", "asked_at", "created", "floor", "mirrors")
+
+    def __init__(self) -> None:
+        self.created = 0
+        self.floor = 0  # no message of this stream is older: nanoseconds
+        self.asked_at: float | None = None
+        self.anchor: tuple[str, int] | None = None  # a literal subject and a sequence it had: a hint, no more
+        self.mirrors: dict[str, bool] = {}
+
+    def is_known(self, now: float) -> bool:
+        """Whether it was asked lately when the stream was made."""
+        return self.asked_at is not None and now - self.asked_at < GENERATION_AGE
+
+    def may_ask(self, now: float) -> bool:
+        """Whether a suspicious answer is reason enough to ask once more."""
+        return self.asked_at is None or now - self.asked_at >= ASK_AGAIN
+
+    def made(self, info: StreamInfo, now: float) -> None:
+        """Its leader told when it was made. One that was deposed tells of a stream that is gone: the latest counts.
+
+        Clocks of servers differ: a stream's first messages may be older than the stream. The leader's first is not.
+        """
+        self.asked_at = now
+        if info.created < self.created:
+            return
+        first = info.state.first_ts if info.state.messages and info.state.first_ts > ZERO else info.created
+        self.floor = min(info.created, first)
+        self.created = info.created
+
+    def know(self, created: int) -> None:
+        """A session knew when the stream was made."""
+        if created > self.created:
+            self.created = self.floor = created
+
+
+class Ledger:
+    """The notes and figures of one connection."""
+
+    __slots__ = (
+        "__weakref__",
+        "_streams",
+        "at_once",
+        "failed",
+        "from_leader",
+        "keeps_min",
+        "moved_at",
+        "moves",
+        "retried",
+    )
+
+    def __init__(self) -> None:
+        self.keeps_min: dict[tuple[str, str], bool] = {}  # by server and API prefix: what they did when asked
+        self.moved_at: float | None = None
+        self.at_once = self.retried = self.from_leader = self.failed = self.moves = 0
+        self._streams: dict[tuple[str, str], StreamNotes] = {}
+
+    def stream(self, prefix: str, name: str) -> StreamNotes:
+        """The notes on a stream, below the API prefix it is reached by."""
+        notes = self._streams.get((prefix, name))
+        if notes is None:
+            notes = self._streams[prefix, name] = StreamNotes()
+        return notes
+
+    @property
+    def figures(self) -> ReadFigures:
+        """The figures so far."""
+        return ReadFigures(self.at_once, self.retried, self.from_leader, self.failed, self.moves)
+
+    def count(self, *, tries: int, with_leader: bool) -> None:
+        """A read was answered, after so many tries that did not."""
+        if with_leader:
+            self.from_leader += 1
+        elif tries:
+            self.retried += 1
+        else:
+            self.at_once += 1
+
+
+_ledgers: WeakKeyDictionary[object, Ledger] = WeakKeyDictionary()
+
+
+def ledger_of(client: object) -> Ledger:
+    """The ledger of a connection, made with its first JetStream context."""
+    found = _ledgers.get(client)
+    if found is None:
+        found = _ledgers.setdefault(client, Ledger())
+    return found

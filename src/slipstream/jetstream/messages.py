@@ -1,0 +1,128 @@
+"""The reply subject of a consumer's message becomes what it says: stream, consumer, sequences, time, pending.
+
+It is read when somebody asks. Both formats are known: 9 tokens, and 11 or more with domain and account in front.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Generic, NamedTuple, TypeVar
+
+from slipstream.api import encode_json
+from slipstream.client.base import BaseMessage
+from slipstream.errors import NotJetStreamMessageError, UsageError
+
+C = TypeVar("C")
+
+ACK_PREFIX = "$JS.ACK."
+ACK = b"+ACK"
+NAK = b"-NAK"
+TERM = b"+TERM"
+IN_PROGRESS = b"+WPI"
+NO_DOMAIN = "_"
+
+
+class Metadata(NamedTuple):
+    """What the server says of a message. `time` is nanoseconds since the epoch; an empty `domain` is none."""
+
+    stream: str
+    consumer: str
+    num_delivered: int
+    stream_seq: int
+    consumer_seq: int
+    time: int
+    num_pending: int
+    domain: str = ""
+
+
+def split_reply(reply: str) -> list[str]:
+    """The tokens of the 9-token format, from either; raises NotJetStreamMessageError.
+
+    They are `$JS`, `ACK`, stream, consumer, delivered, stream sequence, consumer sequence, time, pending.
+    """
+    tokens = reply.split(".")
+    if len(tokens) != 9:
+        if len(tokens) < 11:
+            raise _not_an_ack(reply, f"{len(tokens)} tokens, 9 or at least 11 are expected")
+        tokens = [*tokens[:2], *tokens[4:11]]
+    if tokens[0] != "$JS" or tokens[1] != "ACK":
+        raise _not_an_ack(reply, f"it must begin with {ACK_PREFIX}")
+    numbers = "".join(tokens[4:])
+    if not (numbers.isascii() and numbers.isdigit()) or not all(tokens[4:]):
+        raise _not_an_ack(reply, "five numbers must follow the names")
+    return tokens
+
+
+def parse_reply(reply: str) -> Metadata:
+    """Everything that the reply subject says; raises NotJetStreamMessageError."""
+    _, _, stream, consumer, delivered, stream_seq, consumer_seq, time, pending = split_reply(reply)
+    parts = reply.split(".", 3)
+    domain = "" if reply.count(".") == 8 or parts[2] == NO_DOMAIN else parts[2]
+    return Metadata(
+        stream, consumer, int(delivered), int(stream_seq), int(consumer_seq), int(time), int(pending), domain
+    )
+
+
+def _not_an_ack(reply: str, why: str) -> NotJetStreamMessageError:
+    return NotJetStreamMessageError(f"the reply subject {reply[:80]!r} is not that of a consumer's message: {why}")
+
+
+def nak_body(delay: float | timedelta | None) -> bytes:
+    """What is published for a message that shall come again, not before `delay` (seconds) has passed."""
+    if delay is None:
+        return NAK
+    nanos = round((delay.total_seconds() if isinstance(delay, timedelta) else delay) * 1e9)
+    if nanos < 0:
+        raise UsageError(f"bad delay {delay!r}: 0 or more seconds are allowed")
+    return b"%b %b" % (NAK, encode_json({"delay": nanos})) if nanos else NAK
+
+
+def term_body(reason: str) -> bytes:
+    """What is published for a message that shall not come again; the reason goes into the server's advisory."""
+    if "\r" in reason or "\n" in reason:
+        raise UsageError(f"bad reason {reason!r}: one line is allowed")
+    return b"%b %b" % (TERM, reason.encode()) if reason else TERM
+
+
+class BaseJsMessage(BaseMessage[C], Generic[C]):
+    """A message of a consumer: beside its content, what the server says of it, and whether it was settled here.
+
+    `is_settled`: a terminal ack was sent, or none is wanted; acks are ignored from then on.
+    """
+
+    is_settled: bool = False
+    _tokens: list[str] | None = None
+
+    @property
+    def metadata(self) -> Metadata:
+        """Sequences, time, deliveries and what is pending."""
+        return parse_reply(self._msg[2])
+
+    @property
+    def seq(self) -> int:
+        """Its sequence in the stream."""
+        return int(self._split()[5])
+
+    @property
+    def time(self) -> int:
+        """When it was stored, in nanoseconds since the epoch."""
+        return int(self._split()[7])
+
+    @property
+    def num_delivered(self) -> int:
+        """How often it was delivered, this time included."""
+        return int(self._split()[4])
+
+    @property
+    def num_pending(self) -> int:
+        """How many messages the consumer had left to deliver behind this one."""
+        return int(self._split()[8])
+
+    def _split(self) -> list[str]:
+        tokens = self._tokens
+        if tokens is None:
+            tokens = self._tokens = split_reply(self._msg[2])
+        return tokens
+
+    def __repr__(self) -> str:
+        return f"<JsMessage subject={self.subject!r}, reply={self.reply!r}, {len(self.data)} bytes>"

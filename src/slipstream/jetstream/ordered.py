@@ -1,0 +1,228 @@
+"""A consumer's messages in order and without gaps: what to create, what to hand over, when to begin anew.
+
+Pure. Invariants: stream sequences only grow, and none that the consumer has is left out: a message whose consumer
+sequence is not the next one is either one that was here already, and dropped, or the sign of a gap, and then nothing
+behind it is handed over before a new consumer has delivered what is missing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import NamedTuple
+from zlib import crc32
+
+from slipstream.api import AckPolicy, ConsumerConfig, ConsumerInfo, DeliverPolicy, ReplayPolicy
+from slipstream.errors import Error, MessageGapError, UsageError
+from slipstream.jetstream.asm import Answer, FlowControl, Meaning, judge, last_delivered, pieces_of, stalled
+from slipstream.jetstream.calls import check_seq
+from slipstream.jetstream.messages import split_reply
+from slipstream.wire import Msg, check_filter
+
+HEARTBEAT = 5.0
+INACTIVE = 5.0  # a consumer that nobody listens to is gone after that many seconds
+FIRST_PAUSE = 0.05
+LONGEST_PAUSE = 5.0
+
+
+class Run(NamedTuple):
+    """Messages to hand over, and the tokens of their reply subjects (None: not in the format of nine tokens)."""
+
+    messages: list[Msg]
+    tokens: list[list[str] | None]
+
+
+def backoff(attempt: int, name: str) -> float:
+    """How long to rest before the try after `attempt` failures; different for each consumer, or all come at once."""
+    jitter = crc32(f"{name}.{attempt}".encode()) / 2**32
+    pause: float = min(FIRST_PAUSE * 2 ** min(attempt, 16), LONGEST_PAUSE)
+    return pause * (0.5 + jitter / 2)
+
+
+def check_template(config: ConsumerConfig) -> None:
+    """Refuse what cannot be part of an ordered consumer."""
+    fixed = {
+        "durable_name": config.durable_name,
+        "deliver_subject": config.deliver_subject,
+        "deliver_group": config.deliver_group,
+        "max_deliver": config.max_deliver,
+        "backoff": config.backoff,
+        "name": config.name,
+    }
+    for name, value in fixed.items():
+        if value:
+            raise UsageError(f"{name}={value!r}: an ordered consumer chooses that itself")
+
+
+def template(
+    subjects: str | Sequence[str] = (),
+    *,
+    start_seq: int = 0,
+    start_time: int | None = None,
+    deliver_policy: str = "",
+    headers_only: bool = False,
+    replay_policy: str = ReplayPolicy.INSTANT.value,
+    metadata: Mapping[str, str] | None = None,
+) -> ConsumerConfig:
+    """What an ordered consumer reads: the subjects (none: all), and where it begins."""
+    filters = (subjects,) if isinstance(subjects, str) else tuple(subjects)
+    filters = tuple(check_filter(one) for one in filters if one)
+    starts = {
+        DeliverPolicy.BY_START_SEQUENCE: bool(start_seq),
+        DeliverPolicy.BY_START_TIME: start_time is not None,
+    }
+    given = [policy.value for policy, is_given in starts.items() if is_given] + [deliver_policy] * bool(deliver_policy)
+    if len(set(given)) > 1:
+        raise UsageError(
+            f"start_seq={start_seq}, start_time={start_time}, deliver_policy={deliver_policy!r}: one is allowed"
+        )
+    try:
+        policy = DeliverPolicy(given[0] if given else DeliverPolicy.ALL)
+    except ValueError:
+        allowed = ", ".join(DeliverPolicy)
+        raise UsageError(f"bad deliver_policy {deliver_policy!r}: one of {allowed} is allowed") from None
+    if policy is DeliverPolicy.LAST_PER_SUBJECT and not filters:  # servers want to be told of which subjects
+        filters = (">",)
+    return ConsumerConfig(
+        filter_subject=filters[0] if len(filters) == 1 else "",
+        filter_subjects=filters if len(filters) > 1 else (),
+        deliver_policy=policy.value,
+        opt_start_seq=check_seq(start_seq, "start_seq"),
+        opt_start_time=start_time,
+        headers_only=headers_only,
+        replay_policy=replay_policy,
+        metadata=metadata or {},
+    )
+
+
+class Ordered:
+    """One ordered reader over any number of consumers, one after the other.
+
+    `initial_pending` is how many messages the first consumer had to deliver; None before it was created.
+    """
+
+    def __init__(self, template: ConsumerConfig, *, heartbeat: float = HEARTBEAT) -> None:
+        check_template(template)
+        if heartbeat < 0.1:
+            raise UsageError(f"bad heartbeat {heartbeat}: 0.1 seconds or more are allowed")
+        self._template = template
+        self.heartbeat = heartbeat
+        self.initial_pending: int | None = None
+        self.last_seq = 0  # of the last message handed over
+        self.resets = 0
+        self.name = ""  # of the consumer in use; empty while there is none
+        self._floor: int | None = None  # every message of interest has a greater sequence
+        self._cseq = 0  # the last consumer sequence
+        self._flow = FlowControl()
+        self._queue: deque[list[Msg] | Msg] = deque()
+        self.is_broken = True  # a consumer must be created before anything can be handed over
+
+    def config(self, name: str, deliver_subject: str) -> ConsumerConfig:
+        """What to create: the first time as the user wants it, later from where we are."""
+        start: dict[str, object] = {}
+        if self.last_seq or self._floor is not None:
+            start = {
+                "deliver_policy": DeliverPolicy.BY_START_SEQUENCE.value,
+                "opt_start_seq": max(self.last_seq, self._floor or 0) + 1,
+                "opt_start_time": None,
+            }
+        return self._template.replace(
+            **start,
+            name=name,
+            deliver_subject=deliver_subject,
+            ack_policy=AckPolicy.NONE.value,
+            max_deliver=1,
+            flow_control=True,
+            idle_heartbeat=timedelta(seconds=self.heartbeat),
+            inactive_threshold=timedelta(seconds=INACTIVE),
+            ack_wait=timedelta(hours=22),
+            mem_storage=True,
+            num_replicas=1,
+        )
+
+    def created(self, info: ConsumerInfo) -> None:
+        """A consumer was made: its messages come next."""
+        self.name = info.name
+        self._cseq = 0
+        self._flow = FlowControl()
+        self._queue.clear()
+        self.is_broken = False
+        if self.initial_pending is None:
+            self.initial_pending = info.num_pending + info.delivered.consumer_seq
+        # Should it be lost before its first message, the next one must begin at the same place. The last messages per
+        # subject have no such place: what they were then may not be what they are now, and both are right.
+        if not info.delivered.consumer_seq and self._template.deliver_policy != DeliverPolicy.LAST_PER_SUBJECT:
+            self._floor = max(info.delivered.stream_seq, self._floor or 0)
+
+    def broken(self) -> str:
+        """The consumer is of no use any more; returns its name, to be deleted."""
+        name, self.name = self.name, ""
+        self.is_broken = True
+        self.resets += bool(name)
+        self._queue.clear()
+        return name
+
+    def feed(self, msgs: list[Msg]) -> None:
+        """Take what arrived for the consumer in use."""
+        self._queue.extend(pieces_of(msgs))
+
+    def take(self) -> Run | Answer | Error | None:
+        """What is next: messages, an answer that is due now, the reason to begin anew; None if there is nothing."""
+        while self._queue:
+            piece = self._queue.popleft()
+            found = self._run(piece) if isinstance(piece, list) else self._status(piece)
+            if found is not None:
+                return found
+        return None
+
+    def _run(self, msgs: list[Msg]) -> Run | Error | None:
+        tokens = [msg[2].split(".") for msg in msgs]
+        if len(tokens[0]) == 9:
+            try:
+                seqs = [int(each[6]) for each in tokens]
+                if seqs == list(range(self._cseq + 1, self._cseq + 1 + len(seqs))):
+                    last = int(tokens[-1][5])
+                    if last > self.last_seq < int(tokens[0][5]):
+                        self._cseq = seqs[-1]
+                        self.last_seq = last
+                        return Run(msgs, tokens)  # type: ignore[arg-type]
+            except (IndexError, ValueError):
+                pass
+        return self._carefully(msgs)
+
+    def _carefully(self, msgs: list[Msg]) -> Run | Error | None:
+        """The same message by message: with duplicates, a gap, or another format of the reply subject."""
+        run = Run([], [])
+        for index, msg in enumerate(msgs):
+            try:
+                tokens = split_reply(msg[2])
+            except Error as error:
+                return error
+            stream_seq, seq = int(tokens[5]), int(tokens[6])
+            if seq <= self._cseq:
+                continue  # a frame that came twice
+            if seq > self._cseq + 1:
+                if not run.messages:
+                    return MessageGapError(self.name, self._cseq + 1, seq)
+                self._queue.appendleft(msgs[index:])
+                break
+            self._cseq = seq
+            if stream_seq > self.last_seq:
+                self.last_seq = stream_seq
+                run.messages.append(msg)
+                run.tokens.append(tokens)
+        return run if run.messages else None
+
+    def _status(self, msg: Msg) -> Answer | Error | None:
+        meaning, error = judge(msg)
+        if meaning is Meaning.FLOW:
+            subject = self._flow.answer(msg[2])
+        elif meaning is Meaning.ALIVE:
+            seen, _ = last_delivered(msg)
+            if seen > self._cseq:
+                return MessageGapError(self.name, self._cseq + 1, seen + 1)
+            subject = self._flow.answer(stalled(msg))
+        else:
+            return error
+        return Answer(subject) if subject else None

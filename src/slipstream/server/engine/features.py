@@ -1,0 +1,162 @@
+"""The newer abilities of streams: a configuration that asks for one becomes the one that is kept, or an error.
+
+Also the API level that each of them needs, which nats-server writes into the metadata of a stream: clients and the
+tools of others look there before they use, move or restore it.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from slipstream.api import Discard, Retention, Storage, StreamConfig
+from slipstream.errors import ApiError, StreamInvalidConfigError
+from slipstream.wire import SubjectMapping, check_mapping, is_valid_filter, overlaps
+
+API_LEVEL = 5  # of nats-server 2.15
+REQUIRED_LEVEL = "_nats.req.level"
+SERVER_VERSION = "_nats.ver"
+SERVER_LEVEL = "_nats.level"
+ASYNC = "async"
+_SECOND = timedelta(seconds=1)
+_ZERO = timedelta(0)
+
+
+def invalid(text: str) -> StreamInvalidConfigError:
+    return StreamInvalidConfigError(text)
+
+
+def pedantic_error(text: str) -> ApiError:
+    """The request asked to be refused rather than to be put right."""
+    return ApiError(f"pedantic mode: {text}", code=400, err_code=10157)
+
+
+def check_features(config: StreamConfig, *, pedantic: bool) -> StreamConfig:
+    """Counters, delete markers, schedules, the mode of persistence, batches."""
+    if config.allow_msg_counter:
+        _check_counter(config)
+    if config.discard_new_per_subject:
+        if config.discard != Discard.NEW:
+            raise invalid("discard new per subject requires discard new policy to be set")
+        if config.max_msgs_per_subject <= 0:
+            raise invalid("discard new per subject requires max msgs per subject > 0")
+    config = _check_markers(config, pedantic=pedantic)
+    if config.allow_msg_schedules:
+        raise invalid("allow_msg_schedules is not supported yet by this server")
+    if config.persist_mode not in ("", "default", ASYNC):
+        raise invalid(f"persist_mode {config.persist_mode!r} is not known")
+    if config.persist_mode == "default":
+        config = config.replace(persist_mode="")
+    if config.persist_mode == ASYNC:
+        if config.storage != Storage.FILE:
+            raise invalid("async persist mode is only supported on file storage")
+        if config.num_replicas > 1:
+            raise invalid("async persist mode is not supported on replicated streams")
+        if config.allow_atomic:
+            raise invalid("async persist mode is not supported with atomic batch publish")
+    if config.allow_batched:
+        raise invalid("allow_batched is not supported yet by this server")
+    return config
+
+
+def _check_counter(config: StreamConfig) -> None:
+    if config.discard == Discard.NEW:
+        raise invalid("counter stream cannot use discard new")
+    if config.allow_msg_ttl:
+        raise invalid("counter stream cannot use message TTLs")
+    if config.allow_msg_schedules:
+        raise invalid("counter stream cannot use message schedules")
+    if config.retention != Retention.LIMITS:
+        raise invalid("counter stream can only use limits retention")
+
+
+def _check_markers(config: StreamConfig, *, pedantic: bool) -> StreamConfig:
+    ttl = config.subject_delete_marker_ttl
+    if ttl < _ZERO:
+        raise invalid("subject delete marker TTL must not be negative")
+    if not ttl:
+        return config
+    if ttl < _SECOND:
+        raise invalid("subject delete marker TTL must be at least 1 second")
+    if not config.allow_msg_ttl:
+        if pedantic:
+            raise invalid("subject delete marker cannot be set if message TTLs are disabled")
+        config = config.replace(allow_msg_ttl=True)
+    if not config.allow_rollup_hdrs:
+        if pedantic:
+            raise invalid("subject delete marker cannot be set if roll-ups are disabled")
+        config = config.replace(allow_rollup_hdrs=True, deny_purge=False)
+    return config
+
+
+def check_mappings(config: StreamConfig, *, pedantic: bool) -> StreamConfig:
+    """The transform of subjects, and where messages are published again."""
+    transform = config.subject_transform
+    if transform is not None:
+        if transform.src and not is_valid_filter(transform.src):
+            raise ApiError(f"stream transform source: invalid subject {transform.src}", code=400, err_code=10155)
+        try:
+            check_mapping(transform.src, transform.dest)
+        except ValueError as exc:
+            raise ApiError(f"stream transform: {exc}", code=400, err_code=10156) from exc
+    return _check_republish(config, pedantic=pedantic)
+
+
+def _check_republish(config: StreamConfig, *, pedantic: bool) -> StreamConfig:
+    again, transform = config.republish, config.subject_transform
+    if again is None:
+        return config
+    if not again.src:
+        if pedantic:
+            raise pedantic_error("republish source can not be empty")
+        again = again.replace(src=">")
+    # Everything as it is would be a cycle, but for a transform that carries it all somewhere else: that is what is
+    # meant then.
+    if again.src == again.dest == ">" and transform is not None and config.subjects == (transform.src,):
+        if pedantic:
+            raise pedantic_error("implicit republish based on subject transform")
+        again = again.replace(src=transform.dest, dest=transform.dest)
+    if any(overlaps(again.dest, subject) for subject in config.subjects):
+        raise invalid("stream configuration for republish destination forms a cycle")
+    try:
+        SubjectMapping(again.src, again.dest)
+    except ValueError as exc:
+        text = f"stream configuration for republish with transform from '{again.src}' to '{again.dest}' not valid"
+        raise invalid(text) from exc
+    return config.replace(republish=again)
+
+
+def check_feature_changes(old: StreamConfig, new: StreamConfig) -> None:
+    """What an update may not change of them."""
+    if old.allow_msg_ttl and not new.allow_msg_ttl:
+        raise invalid("message TTL status can not be disabled")
+    if old.allow_msg_counter != new.allow_msg_counter:
+        raise invalid("stream configuration update can not change message counter setting")
+    if old.allow_msg_schedules and not new.allow_msg_schedules:
+        raise invalid("message schedules can not be disabled")
+    if (old.persist_mode == ASYNC) != (new.persist_mode == ASYNC):
+        raise invalid("stream configuration update can not change persist mode")
+
+
+# The level in the metadata.
+
+
+def required_level(config: StreamConfig) -> int:
+    """The API level that a server must have to serve the stream."""
+    if config.allow_batched:
+        return 4
+    newer = config.allow_msg_counter or config.allow_atomic or config.allow_msg_schedules
+    if newer or config.persist_mode == ASYNC:
+        return 2
+    return 1 if config.allow_msg_ttl or config.subject_delete_marker_ttl else 0
+
+
+def with_level(config: StreamConfig) -> StreamConfig:
+    """The configuration as it is kept: with the level that it needs, without what depends on the server."""
+    metadata = {key: value for key, value in config.metadata.items() if key not in (SERVER_VERSION, SERVER_LEVEL)}
+    metadata[REQUIRED_LEVEL] = str(required_level(config))
+    return config.replace(metadata=dict(sorted(metadata.items())))
+
+
+def server_metadata(version: str) -> dict[str, str]:
+    """What a report about a stream adds to its metadata."""
+    return {SERVER_VERSION: version, SERVER_LEVEL: str(API_LEVEL)}

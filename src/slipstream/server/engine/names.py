@@ -1,0 +1,13 @@
+"""Names become the short hashes by which nats-server tells servers and upstreams apart."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from string import ascii_lowercase, ascii_uppercase, digits
+
+_DIGITS = digits + ascii_uppercase + ascii_lowercase
+
+
+def short_hash(name: str) -> str:
+    """Eight letters and digits."""
+    return "".join(_DIGITS[byte % len(_DIGITS)] for byte in sha256(name.encode()).digest()[:8])

@@ -1,0 +1,280 @@
+"""Ordered consumers: each message once and in order, whatever is cut, lost, doubled or killed on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from slipstream import StreamConfig, connect
+from slipstream.client.events import ClientEvent
+from slipstream.errors import HeartbeatLostError, RequestTimeoutError, StreamNotFoundError
+from slipstream.jetstream.aio import Stream
+from slipstream.jetstream.aio_ordered import OrderedConsumer
+from tests.proxy import Proxy, proxy_to, whole
+from tests.servers import OurProcess, RealProcess
+
+
+@asynccontextmanager
+async def filled(url: str, name: str, count: int = 0, *, subjects: int = 10) -> AsyncIterator[Stream]:
+    """A fresh stream with `count` messages on `subjects` subjects, over a connection of its own."""
+    async with connect(url) as nc:
+        js = nc.jetstream()
+        stream = await js.create_stream(StreamConfig(name=name, subjects=(f"{name}.>",)))
+        await publish(stream, 0, count, subjects)
+        yield stream
+
+
+async def publish(stream: Stream, first: int, count: int, subjects: int = 10) -> None:
+    async with stream._js.publisher() as publisher:
+        for n in range(first, first + count):
+            await publisher.publish(f"{stream.name}.{n % subjects}", b"%d" % n)
+
+
+async def read(ordered: OrderedConsumer, count: int) -> list[int]:
+    got: list[int] = []
+    while len(got) < count:
+        got += [message.seq for message in await ordered.next_chunk(timeout=20)]
+    return got
+
+
+async def no_consumers(stream: Stream) -> bool:
+    """Whether the server has none left, soon."""
+    deadline = time.monotonic() + 15
+    while [name async for name in stream.consumer_names()]:
+        if time.monotonic() > deadline:
+            return False
+        await asyncio.sleep(0.1)
+    return True
+
+
+async def test_all_starts_and_filters(consumer_server: str, fresh: str) -> None:
+    async with filled(consumer_server, fresh, 100) as stream:
+        async with stream.ordered_consumer() as ordered:
+            assert ordered.initial_pending == 100
+            first = await ordered.next()
+            assert (first.seq, first.subject, first.data, first.num_pending) == (1, f"{fresh}.0", b"0", 99)
+            assert first.is_settled
+            assert await read(ordered, 99) == list(range(2, 101))
+            with pytest.raises(RequestTimeoutError):
+                await ordered.next(timeout=0.1)
+        async with stream.ordered_consumer(start_seq=95) as ordered:
+            assert ordered.initial_pending == 6
+            assert await read(ordered, 6) == list(range(95, 101))
+        async with stream.ordered_consumer(f"{fresh}.3") as ordered:
+            assert ordered.initial_pending == 10
+            assert await read(ordered, 10) == list(range(4, 101, 10))
+        async with stream.ordered_consumer([f"{fresh}.3", f"{fresh}.4"], start_seq=90) as ordered:
+            assert await read(ordered, 2) == [94, 95]
+        async with stream.ordered_consumer(deliver_policy="last_per_subject") as ordered:
+            assert ordered.initial_pending == 10
+            assert await read(ordered, 10) == list(range(91, 101))
+        async with stream.ordered_consumer(deliver_policy="last") as ordered:
+            assert await read(ordered, 1) == [100]
+        async with stream.ordered_consumer(start_time=first.time + 1) as ordered:
+            assert (await ordered.next()).time > first.time
+        async with stream.ordered_consumer(deliver_policy="new", headers_only=True) as ordered:
+            assert ordered.initial_pending == 0
+            await publish(stream, 100, 1)
+            message = await ordered.next()
+            assert (message.seq, message.data, message.headers["Nats-Msg-Size"]) == (101, b"", "3")
+        assert await no_consumers(stream)
+
+
+async def test_an_empty_stream_and_one_that_is_not_there(consumer_server: str, fresh: str) -> None:
+    async with filled(consumer_server, fresh) as stream:
+        async with stream.ordered_consumer() as ordered:
+            assert ordered.initial_pending == 0
+            await publish(stream, 0, 3)
+            assert await read(ordered, 3) == [1, 2, 3]
+        with pytest.raises(StreamNotFoundError):
+            await stream._js.stream(f"{fresh}_none").ordered_consumer().start()
+
+
+async def test_leaving_a_loop_deletes_the_consumer_it_began(consumer_server: str, fresh: str) -> None:
+    async with filled(consumer_server, fresh, 10) as stream:
+        async for message in stream.ordered_consumer():
+            if message.seq == 3:
+                break
+        del message
+        assert await no_consumers(stream)
+        async with stream.ordered_consumer() as ordered:
+            async for message in ordered:
+                if message.seq == 3:
+                    break
+            assert await read(ordered, 7) == list(range(4, 11))
+
+
+async def test_a_reader_that_is_cancelled_loses_nothing(consumer_server: str, fresh: str) -> None:
+    async with filled(consumer_server, fresh, 2_000) as stream, stream.ordered_consumer() as ordered:
+        got: list[int] = []
+        choice = random.Random(5)
+        while len(got) < 2_000:
+            task = asyncio.create_task(ordered.next_chunk(timeout=20))
+            for _ in range(choice.randrange(4)):
+                await asyncio.sleep(0)
+            task.cancel()
+            try:
+                got += [message.seq for message in await task]
+            except asyncio.CancelledError:
+                got += [message.seq for message in await ordered.next_chunk(timeout=20)]
+        assert got == list(range(1, 2_001))
+
+
+async def test_lost_and_doubled_frames_are_mended(consumer_server: str, fresh: str) -> None:
+    async with filled(consumer_server, fresh, 3_000) as stream, proxy_to(consumer_server) as proxy:
+        choice = random.Random(7)
+        faults = [0]
+
+        def fault(frame: bytes) -> list[bytes]:
+            is_message = b" $JS.ACK." in frame[:200]
+            if not is_message or choice.random() > 0.002 or faults[0] >= 12:
+                return [frame]
+            faults[0] += 1
+            return choice.choice([[], [frame, frame]])
+
+        proxy.fault = fault
+        async with connect(proxy.url) as nc:
+            async with nc.jetstream().stream(fresh).ordered_consumer(heartbeat=0.2) as ordered:
+                assert await read(ordered, 3_000) == list(range(1, 3_001))
+                assert ordered.resets > 0
+                proxy.fault = whole
+            assert await no_consumers(stream)
+
+
+async def test_a_gap_at_the_end_is_seen_by_the_heartbeat(consumer_server: str, fresh: str) -> None:
+    async with filled(consumer_server, fresh) as stream, proxy_to(consumer_server) as proxy, connect(proxy.url) as nc:
+        ordered = nc.jetstream().stream(fresh).ordered_consumer(heartbeat=0.2)
+        async with ordered:
+            proxy.fault = lambda frame: [] if b" $JS.ACK." in frame[:200] else [frame]
+            await publish(stream, 0, 5)
+            task = asyncio.create_task(read(ordered, 5))
+            while not ordered.resets:
+                await asyncio.sleep(0.01)
+            proxy.fault = whole
+            assert await task == [1, 2, 3, 4, 5]
+
+
+async def test_silence_is_told_and_mended(consumer_server: str, fresh: str) -> None:
+    """A consumer that somebody deleted says nothing more: the missing heartbeats show it."""
+    events: list[ClientEvent] = []
+    async with filled(consumer_server, fresh) as stream, connect(consumer_server, on_event=events.append) as nc:
+        async with nc.jetstream().stream(fresh).ordered_consumer(heartbeat=0.1) as ordered:
+            await stream.delete_consumer(ordered.consumer_name)
+            await publish(stream, 0, 5)
+            assert await read(ordered, 5) == [1, 2, 3, 4, 5]
+        assert any(isinstance(event.error, HeartbeatLostError) for event in events)
+
+
+@pytest.mark.parametrize("policy", ["all", "new", "last_per_subject"])
+async def test_a_cut_connection_goes_unnoticed(consumer_server: str, fresh: str, policy: str) -> None:
+    async with filled(consumer_server, fresh) as stream, proxy_to(consumer_server) as proxy:
+        async with connect(proxy.url, reconnect_wait=0.01) as nc:
+            ordered = nc.jetstream().stream(fresh).ordered_consumer(deliver_policy=policy)
+            async with ordered:
+                proxy.cut()  # before the first message, and with nobody reading
+                await publish(stream, 0, 10, 100)
+                assert await read(ordered, 10) == list(range(1, 11))
+                for n in range(1, 6):
+                    task = asyncio.create_task(read(ordered, 10))
+                    await asyncio.sleep(0.01)
+                    proxy.cut()
+                    await publish(stream, 10 * n, 10, 100)
+                    assert await task == list(range(10 * n + 1, 10 * n + 11))
+        assert await no_consumers(stream)
+
+
+Maker = Callable[[Path], OurProcess | RealProcess]
+
+
+@pytest.fixture
+def server_kind(request: pytest.FixtureRequest, consumer_server: str) -> type[OurProcess] | type[RealProcess]:
+    """A server of the kind at hand, to be killed."""
+    assert consumer_server
+    return RealProcess if request.node.callspec.params["any_server"] == "real" else OurProcess
+
+
+async def test_a_killed_server_goes_unnoticed(
+    server_kind: type[OurProcess] | type[RealProcess], tmp_path: Path, fresh: str
+) -> None:
+    with server_kind(tmp_path) as server:
+        async with connect(server.url, reconnect_wait=0.05, reconnect_max_wait=0.2) as nc:
+            js = nc.jetstream()
+            stream = await js.create_stream(StreamConfig(name=fresh, subjects=(f"{fresh}.>",)))
+            await publish(stream, 0, 100)
+            async with stream.ordered_consumer() as ordered:
+                assert await read(ordered, 100) == list(range(1, 101))
+                await asyncio.to_thread(server.kill)
+                task = asyncio.create_task(read(ordered, 100))
+                await asyncio.sleep(0.2)
+                await asyncio.to_thread(server.start)
+                last = (await info_of(stream)).state.last_seq
+                assert last == 100  # everything was synced by then, or this test would need another server
+                await publish(stream, 100, 100)
+                assert await task == list(range(101, 201))
+            assert await no_consumers(stream)
+
+
+async def info_of(stream: Stream):  # type: ignore[no-untyped-def]
+    """The info, once the server answers again."""
+    deadline = time.monotonic() + 20
+    while True:
+        try:
+            return await stream.info(timeout=2)
+        except Exception:
+            if time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(0.05)
+
+
+class Chaos:
+    """Cuts, losses and doubled frames, as a schedule of faults per frame."""
+
+    def __init__(self, proxy: Proxy, seed: int) -> None:
+        self._proxy = proxy
+        self._choice = random.Random(seed)
+        self.counts = {"drop": 0, "double": 0, "cut": 0}
+        proxy.fault = self.fault
+
+    def fault(self, frame: bytes) -> list[bytes]:
+        if not frame.startswith((b"MSG ", b"HMSG ")) or self._choice.random() > 0.001:
+            return [frame]
+        kind = self._choice.choice(list(self.counts))
+        if kind == "cut":
+            self._proxy.cut()
+        elif b" $JS.ACK." not in frame[:200]:
+            return [frame]  # an answer of the API: losing it is a timeout, which costs a test seconds
+        self.counts[kind] += 1
+        return [frame, frame] if kind == "double" else []
+
+
+@pytest.mark.spec("SW-14")
+@pytest.mark.parametrize(
+    "count",
+    [
+        pytest.param(20_000, id="short"),
+        pytest.param(1_000_000, id="long", marks=[pytest.mark.soak, pytest.mark.timeout(1800)]),
+    ],
+)
+async def test_under_many_faults_every_message_comes_once_and_in_order(
+    server_kind: type[OurProcess] | type[RealProcess], tmp_path: Path, fresh: str, count: int
+) -> None:
+    with server_kind(tmp_path) as server:
+        async with connect(server.url) as direct, proxy_to(server.url) as proxy:
+            stream = await direct.jetstream().create_stream(StreamConfig(name=fresh, subjects=(f"{fresh}.>",)))
+            writer = asyncio.create_task(publish(stream, 0, count))
+            chaos = Chaos(proxy, seed=count)
+            async with connect(proxy.url, reconnect_wait=0.01, reconnect_max_wait=0.1) as nc:
+                async with nc.jetstream().stream(fresh).ordered_consumer(heartbeat=0.5) as ordered:
+                    got = await read(ordered, count)
+                    proxy.fault = whole
+                await writer
+                assert got == list(range(1, count + 1))
+                assert ordered.resets >= 3, chaos.counts
+            assert min(chaos.counts.values()) > 0, chaos.counts
+            assert await no_consumers(stream)

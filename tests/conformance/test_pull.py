@@ -1,0 +1,361 @@
+"""Pull consumers, message by message, the same on our server and on the real one."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import NamedTuple
+
+import pytest
+
+from slipstream import AckPolicy, ConsumerConfig, StreamConfig, connect, connect_blocking
+from slipstream.errors import (
+    ConsumerDeletedError,
+    ConsumerExistsError,
+    ConsumerGoneError,
+    ConsumerNotFoundError,
+    PullRefusedError,
+    RequestTimeoutError,
+)
+from slipstream.facade.aio import Client, JetStream
+from slipstream.jetstream.aio import Stream
+from slipstream.jetstream.aio_messages import JsMessage
+
+SECOND = timedelta(seconds=1)
+
+
+class World(NamedTuple):
+    nc: Client
+    js: JetStream
+    stream: Stream
+
+
+@asynccontextmanager
+async def world(url: str, name: str, count: int = 0) -> AsyncIterator[World]:
+    """A fresh stream with `count` messages `0`, `1`, … on subjects `<name>.0`, `<name>.1`, …"""
+    async with connect(url) as nc:
+        js = nc.jetstream()
+        stream = await js.create_stream(StreamConfig(name=name, subjects=(f"{name}.>",)))
+        async with js.publisher() as publisher:
+            for n in range(count):
+                await publisher.publish(f"{name}.{n}", b"%d" % n)
+        yield World(nc, js, stream)
+
+
+def numbers(messages: list[JsMessage]) -> list[int]:
+    return [int(message.data) for message in messages]
+
+
+@pytest.mark.spec("PS-03")
+async def test_messages_keep_their_subject_and_their_reply_is_the_ack_subject(consumer_server: str, fresh: str) -> None:
+    async with world(consumer_server, fresh, 3) as (_, _, stream):
+        consumer = await stream.create_consumer("dur")
+        first, second, third = await consumer.fetch(3)
+        assert [m.subject for m in (first, second, third)] == [f"{fresh}.0", f"{fresh}.1", f"{fresh}.2"]
+        assert first.reply.startswith(f"$JS.ACK.{fresh}.dur.1.1.1.")
+        data = second.metadata
+        assert (data.stream, data.consumer, data.num_delivered) == (fresh, "dur", 1)
+        assert (data.stream_seq, data.consumer_seq, data.num_pending, data.domain) == (2, 2, 1, "")
+        assert abs(third.time - time.time_ns()) < 60 * 10**9
+        assert (third.seq, third.num_pending, third.num_delivered) == (3, 0, 1)
+        await third.ack_sync()
+
+
+async def test_fetch_gives_what_is_there_at_once(consumer_server: str, fresh: str) -> None:
+    async with world(consumer_server, fresh, 3) as (nc, _, stream):
+        consumer = await stream.create_consumer("dur")
+        begin = nc.now()
+        assert numbers(await consumer.fetch(10, timeout=30)) == [0, 1, 2]
+        assert nc.now() - begin < 10
+        assert await consumer.fetch(10, timeout=0.3) == []
+        with pytest.raises(RequestTimeoutError, match="no message within"):
+            await consumer.next(timeout=0.2)
+
+
+async def test_fetch_waits_for_the_first_message_and_takes_those_that_follow(consumer_server: str, fresh: str) -> None:
+    async with world(consumer_server, fresh) as (_, js, stream):
+        consumer = await stream.create_consumer("dur")
+        task = asyncio.create_task(consumer.fetch(3, timeout=20))
+        while (await consumer.info()).num_waiting == 0:
+            await asyncio.sleep(0.01)
+        for n in range(3):
+            await js.publish(f"{fresh}.a", b"%d" % n)
+        assert numbers(await task) == [0, 1, 2]
+
+
+async def test_next_takes_one_after_the_other_over_one_subscription(consumer_server: str, fresh: str) -> None:
+    async with world(consumer_server, fresh, 20) as (nc, js, stream):
+        consumer = await stream.create_consumer("dur")
+        await consumer.next()
+        before = len(nc._core._boxes)
+        for n in range(1, 20):
+            assert int((await consumer.next()).data) == n
+        waiting = [asyncio.create_task(consumer.next(timeout=20)) for _ in range(5)]
+        await asyncio.sleep(0.05)
+        for n in range(5):
+            await js.publish(f"{fresh}.a", b"%d" % n)
+        assert sorted(int(m.data) for m in await asyncio.gather(*waiting)) == list(range(5))
+        assert len(nc._core._boxes) == before
+
+
+async def test_max_bytes_bounds_a_fetch_and_a_message_beyond_it_is_an_error(consumer_server: str, fresh: str) -> None:
+    async with world(consumer_server, fresh) as (_, js, stream):
+        for _ in range(10):
+            await js.publish(f"{fresh}.a", b"x" * 1000)
+        consumer = await stream.create_consumer("dur")
+        got = await consumer.fetch(10, max_bytes=3500)
+        assert 1 <= len(got) <= 3
+        with pytest.raises(PullRefusedError, match="MaxBytes"):
+            await consumer.fetch(10, max_bytes=100)
+
+
+async def test_what_the_server_refuses_is_raised(consumer_server: str, fresh: str) -> None:
+    async with world(consumer_server, fresh, 1) as (_, _, stream):
+        small = await stream.create_consumer(ConsumerConfig(durable_name="small", max_batch=2))
+        with pytest.raises(PullRefusedError, match="MaxRequestBatch"):
+            await small.fetch(3)
+        push = await stream.create_consumer(ConsumerConfig(durable_name="push", deliver_subject=f"{fresh}_x"))
+        with pytest.raises(PullRefusedError, match="push"):
+            await push.fetch(3)
+        gone = await stream.create_consumer("gone")
+        await gone.delete()
+        with pytest.raises(ConsumerGoneError):
+            await gone.fetch(2)
+        with pytest.raises(ConsumerGoneError):
+            await gone.next()
+
+
+@pytest.mark.spec("PS-05")
+async def test_waiting_requests_are_counted_and_one_too_many_is_refused(consumer_server: str, fresh: str) -> None:
+    async with world(consumer_server, fresh) as (_, _, stream):
+        consumer = await stream.create_consumer(ConsumerConfig(durable_name="dur", max_waiting=3))
+        assert (await stream.create_consumer("other")).cached_info is not None
+        assert (await (await stream.consumer("other")).info()).config.max_waiting == 512
+        tasks = [asyncio.create_task(consumer.fetch(2, timeout=20)) for _ in range(3)]
+        while (await consumer.info()).num_waiting < 3:
+            await asyncio.sleep(0.01)
+        with pytest.raises(PullRefusedError, match="MaxWaiting"):
+            await consumer.fetch(2, timeout=5)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_a_deleted_consumer_is_an_error_for_who_waits(consumer_server: str, fresh: str) -> None:
+    async with world(consumer_server, fresh) as (_, _, stream):
+        consumer = await stream.create_consumer("dur")
+
+        async def read() -> None:
+            async for _ in consumer.messages():
+                pass
+
+        tasks = [asyncio.create_task(read()), asyncio.create_task(consumer.fetch(2, timeout=20))]
+        while (await consumer.info()).num_waiting < 2:
+            await asyncio.sleep(0.01)
+        await consumer.delete()
+        for task in tasks:
+            with pytest.raises(ConsumerDeletedError):
+                await task
+
+
+async def test_messages_flow_without_end_in_order_and_acked(consumer_server: str, fresh: str) -> None:
+    async with world(consumer_server, fresh, 2_000) as (_, _, stream):
+        consumer = await stream.create_consumer("dur")
+        got: list[int] = []
+        async for message in consumer.messages(max_messages=100, idle_timeout=10):
+            got.append(int(message.data))
+            await message.ack()
+            if len(got) == 2_000:
+                break
+        assert got == list(range(2_000))
+        info = await consumer.info()
+        while info.num_ack_pending:  # the last acks are on their way
+            info = await consumer.info()
+        assert (info.num_pending, info.ack_floor.stream_seq, info.num_redelivered) == (0, 2_000, 0)
+
+
+async def test_the_iteration_ends_when_nothing_comes(consumer_server: str, fresh: str) -> None:
+    async with world(consumer_server, fresh, 5) as (_, _, stream):
+        consumer = await stream.create_consumer("dur")
+        assert [int(m.data) async for m in consumer.messages(idle_timeout=0.3)] == list(range(5))
+
+
+async def test_what_a_loop_did_not_take_is_there_for_the_next_call(consumer_server: str, fresh: str) -> None:
+    async with world(consumer_server, fresh, 50) as (_, _, stream):
+        consumer = await stream.create_consumer("dur")
+        got: list[int] = []
+        async for message in consumer.messages(idle_timeout=5):
+            got.append(int(message.data))
+            if len(got) == 5:
+                break
+        while len(got) < 50:
+            got += numbers(await consumer.fetch(10, timeout=5))
+        assert got == list(range(50))
+        assert (await consumer.info()).num_redelivered == 0
+
+
+async def test_a_callback_is_called_until_it_is_stopped(consumer_server: str, fresh: str) -> None:
+    async with world(consumer_server, fresh, 100) as (_, _, stream):
+        consumer = await stream.create_consumer("dur")
+        got: list[int] = []
+        done = asyncio.Event()
+
+        async def handle(message: JsMessage) -> None:
+            got.append(int(message.data))
+            await message.ack()
+            if len(got) == 100:
+                done.set()
+
+        async with await consumer.consume(handle, max_messages=10):
+            await asyncio.wait_for(done.wait(), 20)
+        assert got == list(range(100))
+
+
+async def test_a_drained_callback_has_handled_all_that_arrived(consumer_server: str, fresh: str) -> None:
+    async with world(consumer_server, fresh, 300) as (_, _, stream):
+        consumer = await stream.create_consumer("dur")
+        got: list[int] = []
+        consuming = await consumer.consume(lambda message: got.append(int(message.data)))
+        while not got:
+            await asyncio.sleep(0.01)
+        await consuming.drain()
+        assert consuming.is_done
+        assert got == list(range(len(got)))
+        assert (await consumer.info()).num_ack_pending == len(got)
+
+
+@pytest.mark.spec("SW-11")
+async def test_each_kind_of_ack_does_what_it_says(consumer_server: str, fresh: str) -> None:
+    async with world(consumer_server, fresh, 5) as (_, _, stream):
+        config = ConsumerConfig(durable_name="dur", ack_wait=timedelta(seconds=1))
+        consumer = await stream.create_consumer(config)
+        acked, refused, delayed, ended, slow = await consumer.fetch(5)
+        await acked.ack_sync()
+        await refused.nak()
+        await delayed.nak(1.5)
+        await ended.term("cannot be read")
+        for message in (acked, refused, ended):  # what was settled stays settled
+            await message.nak()
+            await message.ack()
+            await message.term()
+            await message.in_progress()
+            await message.ack_sync()
+        again = await consumer.next(timeout=5)
+        assert (int(again.data), again.num_delivered) == (1, 2)
+        await again.ack_sync()
+        for _ in range(3):
+            await asyncio.sleep(0.6)
+            await slow.in_progress()
+        late = await consumer.next(timeout=5)
+        assert int(late.data) == 2  # the delayed one; the slow one did not come although 1.8 s have passed
+        await late.ack_sync()
+        await slow.ack_sync()
+        assert await consumer.fetch(5, timeout=1.2) == []
+        info = await consumer.info()
+        assert (info.num_ack_pending, info.ack_floor.stream_seq) == (0, 5)
+        none = await stream.create_consumer(ConsumerConfig(durable_name="none", ack_policy=AckPolicy.NONE))
+        quiet = (await none.fetch(1))[0]
+        assert quiet.is_settled
+        await quiet.nak()
+        assert await none.fetch(5) != []
+
+
+@pytest.mark.spec("PS-06")
+async def test_consumer_info_has_every_field_of_the_document(consumer_server: str, fresh: str) -> None:
+    async with world(consumer_server, fresh, 3) as (nc, _, stream):
+        await stream.create_consumer(
+            ConsumerConfig(durable_name="dur", filter_subject=f"{fresh}.>", max_ack_pending=20_000)
+        )
+        reply = await nc.request(f"$JS.API.CONSUMER.INFO.{fresh}.dur")
+        import json
+
+        info = json.loads(reply.data)
+        assert info["type"] == "io.nats.jetstream.api.v1.consumer_info_response"
+        assert (info["stream_name"], info["name"]) == (fresh, "dur")
+        config = info["config"]
+        assert config["durable_name"] == "dur"
+        assert (config["deliver_policy"], config["ack_policy"]) == ("all", "explicit")
+        assert (config["ack_wait"], config["max_deliver"], config["replay_policy"]) == (30 * 10**9, -1, "instant")
+        assert (config["filter_subject"], config["max_waiting"]) == (f"{fresh}.>", 512)
+        assert config["max_ack_pending"] == 20_000
+        for place in ("delivered", "ack_floor"):
+            assert (info[place]["consumer_seq"], info[place]["stream_seq"]) == (0, 0)
+        counts = [info[n] for n in ("num_ack_pending", "num_redelivered", "num_waiting", "num_pending")]
+        assert counts == [0, 0, 0, 3]
+        assert "created" in info
+        consumer = await stream.consumer("dur")
+        assert consumer.cached_info is not None
+        assert consumer.cached_info.num_pending == 3
+
+
+async def test_consumers_are_made_changed_listed_and_deleted(consumer_server: str, fresh: str) -> None:
+    async with world(consumer_server, fresh) as (_, _, stream):
+        for n in range(3):
+            await stream.create_consumer(f"c{n}")
+        await stream.create_consumer("c0")  # the same again
+        with pytest.raises(ConsumerExistsError):
+            await stream.create_consumer(ConsumerConfig(durable_name="c0", description="another"))
+        changed = await stream.create_or_update_consumer(ConsumerConfig(durable_name="c0", description="another"))
+        assert changed.cached_info is not None
+        assert changed.cached_info.config.description == "another"
+        assert sorted([name async for name in stream.consumer_names()]) == ["c0", "c1", "c2"]
+        assert sorted([info.name async for info in stream.consumers()]) == ["c0", "c1", "c2"]
+        await stream.delete_consumer("c1")
+        with pytest.raises(ConsumerNotFoundError):
+            await stream.consumer("c1")
+        ephemeral = await stream.create_consumer(ConsumerConfig())
+        assert ephemeral.name
+        assert (await ephemeral.info()).config.durable_name == ""
+
+
+async def test_a_paused_consumer_delivers_when_it_goes_on(consumer_server: str, fresh: str) -> None:
+    async with world(consumer_server, fresh, 2) as (_, _, stream):
+        consumer = await stream.create_consumer("dur")
+        until = time.time_ns() + 60 * 10**9
+        paused = await consumer.pause(until)
+        assert (paused.paused, paused.until) == (True, until)
+        assert (await consumer.info()).paused
+        assert await consumer.fetch(2, timeout=0.3) == []
+        assert not (await consumer.resume()).paused
+        assert len(await consumer.fetch(2, timeout=5)) == 2
+
+
+def test_the_blocking_client_reads_consumers_in_the_same_way(consumer_server: str, fresh: str) -> None:
+    with connect_blocking(consumer_server) as nc:
+        js = nc.jetstream()
+        stream = js.create_stream(StreamConfig(name=fresh, subjects=(f"{fresh}.>",)))
+        with js.publisher() as publisher:
+            for n in range(1_000):
+                publisher.publish(f"{fresh}.a", b"%d" % n)
+        consumer = stream.create_consumer("dur")
+        got = [int(m.data) for m in consumer.fetch(100)]
+        got.append(int(consumer.next().data))
+        for message in consumer.messages(idle_timeout=5):
+            got.append(int(message.data))
+            message.ack()
+            if len(got) == 600:
+                break
+        for chunk in consumer.chunks(idle_timeout=5):
+            got += [int(message.data) for message in chunk]
+            if len(got) == 1_000:
+                break
+        assert got == list(range(1_000))
+        assert [int(m.data) for m in consumer.fetch(5, timeout=0.2)] == []
+        seen: list[int] = []
+        other = stream.create_consumer("other")
+        with other.consume(lambda message: seen.append(int(message.data))):
+            deadline = time.monotonic() + 20
+            while len(seen) < 1_000 and time.monotonic() < deadline:
+                time.sleep(0.01)
+        assert seen == list(range(1_000))
+        with stream.ordered_consumer() as ordered:
+            assert ordered.initial_pending == 1_000
+            read: list[int] = []
+            for chunk in ordered.chunks():
+                read += [message.seq for message in chunk]
+                if len(read) == 1_000:
+                    break
+        assert read == list(range(1, 1_001))

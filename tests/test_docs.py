@@ -1,0 +1,82 @@
+"""Every code block of the README and of docs/ runs, as a reader would run it.
+
+Python blocks run alone, in a fresh interpreter. Of console blocks the lines that begin with `$` run in one shell, in an
+empty directory, with a server that `NATS_URL` names; lines without are what a reader should see, or `make` targets.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from slipstream.server.net import Server
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+KINDS = {"python", "console", "text", "toml", "json", ""}
+TIMEOUT = 100
+
+
+class Block(NamedTuple):
+    page: str
+    number: int
+    kind: str
+    code: str
+
+    def __str__(self) -> str:
+        return f"{self.page}-{self.number}"
+
+
+def blocks_of(page: Path) -> list[Block]:
+    found = re.findall(r"^```([^\n]*)\n(.*?)^```$", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    name = page.relative_to(ROOT).as_posix()
+    return [Block(name, number, kind.strip(), code) for number, (kind, code) in enumerate(found, 1)]
+
+
+BLOCKS = [block for page in PAGES for block in blocks_of(page)]
+PYTHON = [block for block in BLOCKS if block.kind == "python"]
+CONSOLE = [block for block in BLOCKS if block.kind == "console"]
+
+
+def run(command: list[str], where: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    paths = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "PYSPARK_PYTHON": sys.executable}
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("NATS_")}
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=TIMEOUT, check=False, cwd=where, env=clean | paths | env
+    )  # fmt: skip
+
+
+def test_the_readme_has_an_example_for_each_part() -> None:
+    assert len([block for block in PYTHON if block.page == "README.md"]) >= 4
+
+
+def test_no_block_is_of_a_kind_that_is_not_run() -> None:
+    assert {block.kind for block in BLOCKS} <= KINDS
+
+
+@pytest.mark.parametrize("block", PYTHON, ids=str)
+def test_the_program_runs_and_prints(block: Block, tmp_path: Path) -> None:
+    script = tmp_path / "example.py"
+    script.write_text(block.code, "utf-8")
+    done = run([sys.executable, str(script)], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+@pytest.mark.parametrize("block", CONSOLE, ids=str)
+def test_the_commands_run(block: Block, tmp_path: Path) -> None:
+    commands = [line[2:] for line in block.code.splitlines() if line.startswith("$ ")]
+    targets = re.findall(r"^make (\w+)", block.code, re.MULTILINE)
+    assert commands or targets, "nothing to run in it"
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    assert all(f"\n{target}:" in makefile for target in targets)
+    if commands:
+        with Server() as server:
+            done = run(["bash", "-euc", "\n".join(commands)], tmp_path, NATS_URL=server.url, HOME=str(tmp_path))
+        assert done.returncode == 0, done.stderr
