@@ -11,7 +11,6 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import nats
 import pyarrow as pa
@@ -23,11 +22,10 @@ from pyspark.sql import DataFrame, SparkSession
 from slipstream import BlockingJetStream, BucketConfig, StreamConfig, connect_blocking
 from slipstream.errors import UsageError
 from slipstream.jetstream.direct import StoredMessage
-from slipstream.spark import into_bucket, kv_sink
+from slipstream.spark import into_bucket
 from slipstream.spark.entries import Change
 from slipstream.spark.fence import Epoch, epoch_of
 from slipstream.spark.kv_sink import Keeper
-from slipstream.spark.latest import latest
 from slipstream.spark.options import SinkOptions
 from slipstream.spark.rejects import Rejects
 from tests.spark import view_job
@@ -185,17 +183,17 @@ class TestFence:
         self, js: BlockingJetStream, fresh: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         js.create_key_value(BucketConfig(bucket=fresh))
-        real = latest
+        real = Keeper._look
 
-        def look(*args: Any, **options: Any) -> dict[str, StoredMessage]:
-            found = real(*args, **options)
-            monkeypatch.setattr(kv_sink, "latest", real)
+        def look(keeper: Keeper, subjects: list[str]) -> dict[str, StoredMessage]:
+            found = real(keeper, subjects)
+            monkeypatch.setattr(Keeper, "_look", real)
             newer = self.keeper(js, fresh, self.NEW)
             newer.add(Change("a", b"6"))
             newer.flush()
             return found
 
-        monkeypatch.setattr(kv_sink, "latest", look)
+        monkeypatch.setattr(Keeper, "_look", look)
         late = self.keeper(js, fresh, self.OLD)
         late.add(Change("a", b"5"))
         late.add(Change("z", b"5"))

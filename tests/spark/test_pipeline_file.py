@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -43,7 +44,7 @@ class TestFile:
         found = parse(EXAMPLE.read_text(), file=str(EXAMPLE))
         assert found.name == "orders"
         assert [one.name for one in found.outputs] == ["customers", "minutes", "alerts", "history"]
-        assert found.sources[0].options == {"maxMessagesPerTrigger": "50000"}
+        assert found.sources[0].options == {"maxMessagesPerTrigger": "100000"}
         assert found.outputs[0].mode == "update"
         assert found.conf == {"spark.sql.shuffle.partitions": "2"}
 
@@ -110,7 +111,7 @@ class TestFile:
 
     def test_all_mistakes_at_once(self) -> None:
         text = '[sources.s]\nstream = "a b"\nformat = 5\n[outputs.o]\nfrom = "t"\n'
-        assert [one[0] for one in mistakes(text)] == [2, 3, 4, 5]
+        assert {one[0] for one in mistakes(text)} == {2, 3, 4, 5}
         assert any("there is no source" in one[2] for one in mistakes("[pipeline]\n"))
 
 
@@ -244,7 +245,7 @@ class TestDisplay:
     def test_a_table_where_there_is_one(self) -> None:
         from rich.console import Console
 
-        console = Console(width=100, record=True, quiet=True)
+        console = Console(width=100, record=True, file=io.StringIO())
         console.print(table("pipeline p", {"a": QueryState(rows=1500, batch=3)}, {"a": 20}))
         text = console.export_text()
         assert "pipeline p" in text

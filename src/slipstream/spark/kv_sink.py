@@ -19,10 +19,10 @@ from pyspark.sql.types import StructType
 from slipstream.api import GetRequest
 from slipstream.errors import BucketNotFoundError, Error, MessageNotFoundError, UsageError, WrongLastSequenceError
 from slipstream.facade.blocking import JetStream
+from slipstream.jetstream.direct import StoredMessage
 from slipstream.kv.bucket import STREAM_PREFIX
 from slipstream.spark.entries import Change, Layout, layout_of
 from slipstream.spark.fence import Epoch, is_due
-from slipstream.spark.latest import MOST_SUBJECTS, latest
 from slipstream.spark.link import open_jetstream
 from slipstream.spark.options import SinkOptions, sink_options
 from slipstream.spark.outbox import Outbox
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 _DELETE = b"KV-Operation: DEL\r\n"
 _ROUNDS = 20
+MOST_KEYS = 1_000  # looked at together
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ class Keeper:
         self._js = js
         self._rejects = rejects
         self._recent: dict[int, tuple[int, Change]] = {}  # what may still be refused, by its place in the outbox
-        self._most_recent = 2 * max(options.max_in_flight, MOST_SUBJECTS)
+        self._most_recent = 2 * max(options.max_in_flight, MOST_KEYS)
         self._stream = STREAM_PREFIX + options.bucket
         self._prefix = f"$KV.{options.bucket}."
         self._timeout = options.connection.timeout
@@ -103,7 +104,7 @@ class Keeper:
         subject = self._prefix + change.key
         self._waiting.pop(subject, None)
         self._waiting[subject] = (row, change)
-        if len(self._waiting) >= MOST_SUBJECTS:
+        if len(self._waiting) >= MOST_KEYS:
             self._write_waiting()
 
     def flush(self) -> None:
@@ -115,7 +116,7 @@ class Keeper:
 
     def _write_waiting(self) -> None:
         due, self._waiting = self._waiting, {}
-        entries = latest(self._js, self._stream, list(due), at_least=self._fresh, timeout=self._timeout)
+        entries = self._look(list(due))
         for _ in range(_ROUNDS):
             for subject, (row, change) in due.items():
                 entry = entries.get(subject)
@@ -137,6 +138,10 @@ class Keeper:
                 except MessageNotFoundError:
                     continue
         raise UsageError(f"key {next(iter(due.values()))[1].key!r} is changed all the time by somebody else")
+
+    def _look(self, subjects: list[str]) -> dict[str, StoredMessage]:
+        """What the bucket has of these keys, not older than when this task began."""
+        return self._js.stream(self._stream).get_last_many(subjects, min_last_seq=self._fresh, timeout=self._timeout)
 
     def _send(self, row: int, change: Change, expected: bytes) -> None:
         place = self._outbox.sent

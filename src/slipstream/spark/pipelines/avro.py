@@ -76,9 +76,7 @@ def spark_type(schema: Any, names: dict[str, Any], depth: int = 0) -> str:
     if isinstance(schema, str):
         if schema in _PRIMITIVES:
             return _PRIMITIVES[schema]
-        if schema not in names:
-            raise AvroError(f"unknown Avro type {schema!r}")
-        return spark_type(names[schema], names, depth + 1)
+        return spark_type(_named(schema, names), names, depth + 1)
     if not isinstance(schema, dict) or "type" not in schema:
         raise AvroError(f"{schema!r} is no Avro type")
     kind, logical = schema["type"], schema.get("logicalType")
@@ -101,9 +99,15 @@ def spark_type(schema: Any, names: dict[str, Any], depth: int = 0) -> str:
 
 def _note(schema: Any, names: dict[str, Any]) -> None:
     if isinstance(schema, dict) and "name" in schema and schema.get("type") in ("record", "enum", "fixed"):
-        names[schema["name"]] = schema
-        if schema.get("namespace"):
-            names[f"{schema['namespace']}.{schema['name']}"] = schema
+        names[schema["name"].rpartition(".")[2]] = schema
+
+
+def _named(name: str, names: dict[str, Any]) -> Any:
+    """A type by its name. Namespaces are inherited and may be left out: the last part is what tells types apart."""
+    found = names.get(name.rpartition(".")[2])
+    if found is None:
+        raise AvroError(f"unknown Avro type {name!r}")
+    return found
 
 
 class Decoder:
@@ -131,7 +135,7 @@ class Decoder:
         if isinstance(schema, str):
             if schema in _PRIMITIVES:
                 return _plain(cursor.primitive(schema))
-            return self._read(self._names[schema], cursor)
+            return self._read(_named(schema, self._names), cursor)
         kind, logical = schema["type"], schema.get("logicalType")
         if kind == "record":
             return {one["name"]: self._read(one["type"], cursor) for one in schema["fields"]}

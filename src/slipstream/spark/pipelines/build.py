@@ -6,13 +6,17 @@ and the reason. Every output is a streaming query of its own with its own checkp
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import reduce
 from typing import TYPE_CHECKING
 
+from pyspark.errors import PySparkException
+
 from slipstream.spark.options import JETSTREAM, JETSTREAM_KV
 from slipstream.spark.pipelines.avro import avro_to_json, spark_schema
-from slipstream.spark.pipelines.config import Output, Pipeline, Source
+from slipstream.spark.pipelines.config import Mistake, Output, Pipeline, PipelineError, Source
+from slipstream.spark.pipelines.locate import Place
 from slipstream.spark.views import into_bucket, into_stream
 
 if TYPE_CHECKING:
@@ -38,15 +42,30 @@ class Built:
         self._connection = dict(connection)
         self._bad: dict[str, DataFrame] = {}
         for source in pipeline.sources:
-            self._make_source(source)
+            with self._blamed(source.place, f"source {source.name!r}"):
+                self._make_source(source)
         for step in pipeline.steps:
-            frame = spark.sql(step.sql)
-            if step.watermark[0]:
-                frame = frame.withWatermark(*step.watermark)
-            frame.createOrReplaceTempView(step.name)
+            with self._blamed(step.place, f"step {step.name!r}"):
+                frame = spark.sql(step.sql)
+                if step.watermark[0]:
+                    frame = frame.withWatermark(*step.watermark)
+                frame.createOrReplaceTempView(step.name)
+
+    @contextmanager
+    def _blamed(self, place: Place, what: str) -> Iterator[None]:
+        """What Spark says of a part of the file is told with the place of that part."""
+        try:
+            yield
+        except PySparkException as error:
+            text = " ".join(str(error).split("SQLSTATE")[0].split())
+            raise PipelineError(self._pipeline.file, [Mistake(place, f"{what}: {text}")]) from error
 
     def query(self, output: Output) -> DataStreamWriter:
         """The query of an output, still without checkpoint and trigger."""
+        with self._blamed(output.place, f"output {output.name!r}"):
+            return self._query(output)
+
+    def _query(self, output: Output) -> DataStreamWriter:
         frame = self._spark.table(output.view)
         if output.kind == "bucket":
             return self._into_bucket(frame, output)
@@ -129,7 +148,7 @@ class Built:
 
         key = reduce(lambda one, other: f.concat(one, f.lit("."), other), [f.col(n).cast("string") for n in output.key])
         rest = [f.col(name) for name in frame.columns if name not in (*output.key, output.deleted)]
-        value = f.col(output.value).cast("binary") if output.value else f.to_json(f.struct(*rest)).cast("binary")
+        value = _bytes(frame, output.value) if output.value else f.to_json(f.struct(*rest)).cast("binary")
         columns = [key.alias("key"), value.alias("value")]
         if output.deleted:
             columns.append(f.col(output.deleted).alias("deleted"))
@@ -140,7 +159,7 @@ class Built:
     def _into_stream(self, frame: DataFrame, output: Output) -> DataStreamWriter:
         from pyspark.sql import functions as f
 
-        value = f.col(output.value).cast("binary") if output.value else f.to_json(f.struct("*")).cast("binary")
+        value = _bytes(frame, output.value) if output.value else f.to_json(f.struct("*")).cast("binary")
         rows = frame.select(f.expr(output.subject).cast("string").alias("subject"), value.alias("data"))
         options = {**self._connection, **self._rejects(output)}
         if output.mode == "update":
@@ -150,3 +169,9 @@ class Built:
     def _rejects(self, output: Output) -> dict[str, str]:
         dead = self._pipeline.dead_letter
         return {"deadLetter": f"{dead}.{output.name}"} if dead else {}
+
+
+def _bytes(frame: DataFrame, name: str) -> Column:
+    """A column as bytes: as it is, or its text."""
+    column = frame[name]
+    return column if frame.schema[name].dataType.typeName() == "binary" else column.cast("string").cast("binary")

@@ -28,6 +28,9 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SYNTAX_PLACE = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
 
 
+FIRST = Place(1, 1)
+
+
 class Mistake(NamedTuple):
     """What is wrong, and where."""
 
@@ -67,6 +70,7 @@ class Source:
     """Messages or changes to read, and how to make columns of their bytes."""
 
     name: str
+    place: Place = FIRST
     stream: str = ""
     bucket: str = ""
     format: str = "raw"
@@ -82,6 +86,7 @@ class Step:
 
     name: str
     sql: str
+    place: Place = FIRST
     watermark: tuple[str, str] = ("", "")
 
 
@@ -90,6 +95,7 @@ class Output:
     """Where the rows of a source or step go."""
 
     name: str
+    place: Place = FIRST
     view: str
     kind: str  # bucket, stream, files or table
     target: str
@@ -357,6 +363,7 @@ class _Reader:
             table.wrong("schema" if schema else "format", allowed)
         found = Source(
             name=name,
+            place=self._places[("sources", name, "schema")],
             stream=stream,
             bucket=bucket,
             format=format_,
@@ -402,7 +409,12 @@ class _Reader:
         return found
 
     def _step(self, name: str, table: _Table) -> Step:
-        found = Step(name=name, sql=table.text("sql", needed=True), watermark=self._watermark(table))
+        found = Step(
+            name=name,
+            sql=table.text("sql", needed=True),
+            place=self._places[("steps", name, "sql")],
+            watermark=self._watermark(table),
+        )
         table.close()
         return found
 
@@ -426,6 +438,7 @@ class _Reader:
             table.wrong("", f"bad name {name!r}: letters, digits, '_' and '-' are allowed")
         found = Output(
             name=name,
+            place=self._places[("outputs", name)],
             view=view,
             kind=kind,
             target=targets[kind],

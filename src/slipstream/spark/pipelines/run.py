@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -36,11 +37,16 @@ LOOK = 0.5
 START = 20.0
 FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 30.0
+MOST_FAILURES = 20
+TASK_FAILURES = 4
 # Names in the text of an exception from a task or from the driver: a server was away, nothing is wrong with the query.
 _PASSING = (
     "ConnectionLostError",
     "ConnectionClosedError",
-    "failed to connect back",  # of a Python worker: the machine was busy
+    "failed to connect back",  # a Python worker, because the machine was busy
+    "exited unexpectedly",  # a Python worker
+    "java.io.EOFException",
+    "java.net.SocketException",
     "RequestTimeoutError",
     "StaleReadError",
     "NoRespondersError",
@@ -53,8 +59,8 @@ appender.console.name = console
 appender.console.target = SYSTEM_ERR
 appender.console.layout.type = PatternLayout
 appender.console.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n
-logger.repl.name = org.apache.spark.repl.Main
-logger.repl.level = error
+logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
+logger.gateway.level = error
 logger.stream.name = org.apache.spark.sql.execution.streaming
 logger.stream.level = off
 logger.executor.name = org.apache.spark.executor
@@ -78,6 +84,7 @@ class Running:
         self.query: StreamingQuery | None = None
         self.pause = FIRST_PAUSE
         self.again_at = 0.0
+        self.failures = 0  # since the last batch that went well
         self._seen: set[tuple[str, int]] = set()
 
     def look(self) -> None:
@@ -99,7 +106,7 @@ class Running:
             state.batch = progress["batchId"]
             state.rate = progress["processedRowsPerSecond"] or 0.0
             state.at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-            self.pause = FIRST_PAUSE
+            self.pause, self.failures = FIRST_PAUSE, 0
         for place, source in enumerate(progress["sources"]):
             end = source["endOffset"]
             end = json.loads(end) if isinstance(end, str) else end
@@ -228,7 +235,8 @@ class Runner:
     def _failed(self, one: Running, text: str, screen: Lines) -> None:
         reason = reason_of(text)
         one.state.error = reason
-        if not any(name in text for name in _PASSING):
+        one.failures += 1
+        if one.failures > MOST_FAILURES or not any(name in text for name in _PASSING):
             raise UsageError(f"output {one.name!r} failed: {reason}")
         screen.say(f"{one.name}: {reason}; again in {one.pause:g} s")
         one.query = None
@@ -299,6 +307,8 @@ def start_spark(pipeline: Pipeline, master: str, state: StateFolder) -> SparkSes
     }
     if master.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    if re.fullmatch(r"local\[[\d*]+\]", master):
+        master = f"{master[:-1]},{TASK_FAILURES}]"  # as on a cluster: one task that dies does not end the query
     builder = SparkSession.builder.master(master)
     for name, value in {**conf, **pipeline.conf}.items():
         builder = builder.config(name, value)
