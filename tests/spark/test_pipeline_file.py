@@ -100,6 +100,7 @@ class TestFile:
             ('[streams."a b"]\nsubjects = "x"\n', (1, 1), "bad stream name 'a b'"),
             ("[buckets.b]\nhistory = 65\n", (2, 1), "history is 65: 1 to 64 is allowed"),
             ('[pipeline]\nname = "a b"\n', (2, 1), "name is 'a b': letters, digits"),
+            ('[pipeline]\ntrigger = "soon"\n', (2, 1), "trigger is 'soon': a time such as"),
             ("[sources]\ns = 5\n", (2, 1), "s is 5: a table [sources.s] is allowed"),
             ("typo = 1\n", (1, 1), "typo is not known here"),
         ],

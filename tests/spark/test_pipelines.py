@@ -25,7 +25,7 @@ FILE = f"""
 [pipeline]
 name = "small"
 dead_letter = "DEAD"
-trigger = "200 milliagains"
+trigger = "200 milliseconds"
 
 [spark]
 master = "local[2]"
@@ -126,7 +126,7 @@ def check(js: BlockingJetStream, folder: Path, count: int) -> None:
         for (subject, reason), number in bad.items()
         if subject == "DEAD.squares" and "bad subject" in str(reason)
     ]
-    assert len([why for why in refused if "bad subject" in str(why)]) == len([n for n in good if n % 3 == 2])
+    assert sum(refused) == len([n for n in good if n % 3 == 2])
     assert any(subject == "DEAD.sums" and "bad key" in str(reason) for subject, reason in bad)
 
 

@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -72,6 +73,7 @@ COLUMNS: dict[str, DataType] = {
 # the schema, so they travel in the metadata of its columns. No option is a secret.
 _STORED_OPTIONS = "slipstream.options"
 _PUSHING = "pyspark.sql.worker.data_source_pushdown_filters"
+RETRY = 0.2
 _log = logging.getLogger("slipstream.spark")
 
 
@@ -268,11 +270,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._open[1].stream(self._options.stream)
 
     def _info(self) -> StreamInfo:
-        try:
-            return inspect(self._stream())
-        except ConnectionLostError:  # between two micro-batches hours may lie: the server may have been restarted
-            self.stop()
-            return inspect(self._stream())
+        deadline = time.monotonic() + self._options.connection.timeout
+        while True:
+            try:
+                return inspect(self._stream())
+            except ConnectionLostError:  # a server that is restarted is back in a moment
+                self.stop()
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(RETRY)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_open": None, "_polled": None}

@@ -245,4 +245,4 @@ def avro_to_json(schema: str) -> Callable[[Column], Column]:
         except AvroError:
             return None
 
-    return udf(decode, "string")
+    return udf(decode, "string", useArrow=False)

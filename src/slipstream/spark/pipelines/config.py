@@ -25,6 +25,7 @@ FORMATS = ("json", "csv", "avro", "raw")
 MODES = ("append", "update", "complete")
 META_COLUMNS = ("_subject", "_sequence", "_timestamp", "_headers")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_INTERVAL = re.compile(r"\d{1,9} (?:milliseconds?|seconds?|minutes?|hours?)")
 _SYNTAX_PLACE = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
 
 
@@ -274,7 +275,7 @@ class _Reader:
             name=self._pipeline_name(head, name),
             file=file,
             state=head.text("state"),
-            trigger=head.text("trigger", "1 second"),
+            trigger=self._trigger(head),
             dead_letter=head.checked("dead_letter", check_name),
             connection=connection,
             server=server,
@@ -297,6 +298,12 @@ class _Reader:
         self._check_names(views)
         steps = self._ordered(found.steps, [one.name for one in found.sources])
         return _with(found, steps=steps, outputs=outputs)
+
+    def _trigger(self, head: _Table) -> str:
+        trigger = head.text("trigger", "1 second")
+        if not _INTERVAL.fullmatch(trigger):
+            head.wrong("trigger", f"trigger is {trigger!r}: a time such as '500 milliseconds' or '1 minute' is allowed")
+        return trigger
 
     def _pipeline_name(self, head: _Table, default: str) -> str:
         name = head.text("name", default or "pipeline")
