@@ -80,7 +80,7 @@ IO_FILES = (
     "slipstream/cli/*",
 )
 IO_EXCEPTIONS = {
-    "slipstream/spark/source.py": {"os", "time"},  # the environment, for secrets; a pause before a server is tried again
+    "slipstream/spark/source.py": {"os", "time"},  # secrets in the environment; a pause before a server is tried again
     "slipstream/spark/kv_source.py": {"os"},
     "slipstream/spark/kv_sink.py": {"os"},
     "slipstream/spark/stream_sink.py": {"os", "uuid"},  # a write that has no name yet gets one

@@ -369,6 +369,49 @@ class TestStreaming:
         assert [seq for _, batch in micro.run(starting="latest") for seq in batch] == list(range(61, 66))
 
 
+@pytest.mark.spec("SP-04")
+class TestDataLoss:
+    """What limits or deletes removed before it was read is an error that names it, or a skip that is counted."""
+
+    def test_of_a_batch(
+        self, spark: SparkSession, js: BlockingJetStream, any_server: str, fresh: str, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        make_stream(js, fresh, max_msgs=40)
+        publish(js, fresh, range(100))
+        with pytest.raises(PySparkException, match=f"messages 11 to 60 of stream '{fresh}' were removed"):
+            read(spark, any_server, fresh, starting=11).count()
+        assert read(spark, any_server, fresh, starting=11, failOnDataLoss="false").count() == 40
+        assert f"stream {fresh}: skipped 50 lost messages, sequences 11 to 60" in capfd.readouterr().err
+
+    def test_of_a_streaming_query(self, micro: Micro, js: BlockingJetStream, fresh: str) -> None:
+        make_stream(js, fresh)
+        publish(js, fresh, range(20))
+        micro.run()
+        publish(js, fresh, range(20, 70))
+        js.stream(fresh).purge(below=31)
+        for seq in range(31, 41):
+            js.stream(fresh).delete_message(seq)
+        with pytest.raises(PySparkException, match=f"messages 21 to 40 of stream '{fresh}' were removed"):
+            micro.run()
+        assert micro.run(failOnDataLoss="false") == [(1, list(range(41, 71)))]
+        assert micro.offset(1)["skipped"] == 20  # also in query.lastProgress
+        js.stream(fresh).purge()
+        publish(js, fresh, range(70, 75))
+        assert micro.run(failOnDataLoss="false") == [(2, list(range(71, 76)))]
+        assert micro.offset(2)["skipped"] == 20  # nothing more was lost: all of it had been read
+
+    def test_between_the_plan_and_the_read(
+        self, spark: SparkSession, js: BlockingJetStream, any_server: str, fresh: str
+    ) -> None:
+        make_stream(js, fresh)
+        publish(js, fresh, range(40))
+        planned = read(spark, any_server, fresh)
+        planned.rdd.getNumPartitions()  # Spark plans a DataFrame once
+        js.stream(fresh).purge(below=21)
+        with pytest.raises(PySparkException, match=r"messages 1 to 20 .* were removed"):
+            planned.count()
+
+
 class TestStreamingRefusals:
     def test_a_stream_that_was_made_again(self, micro: Micro, js: BlockingJetStream, fresh: str) -> None:
         make_stream(js, fresh)
