@@ -27,6 +27,9 @@ class Proxy:
         self.url = ""
         self.sent = bytearray()  # by clients
         self.received = bytearray()  # by clients
+        self.hold = b""  # what a client sends with this in it waits for `release`, once
+        self.holding = asyncio.Event()
+        self.release = asyncio.Event()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self.is_refusing:
@@ -47,6 +50,11 @@ class Proxy:
         with suppress(OSError):
             while data := await reader.read(65536):
                 self.sent += data
+                if self.hold and self.hold in data:
+                    self.hold = b""
+                    self.holding.set()
+                    await self.release.wait()
+                    self.holding.clear()
                 writer.write(data)
                 await writer.drain()
         writer.close()

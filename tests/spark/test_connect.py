@@ -47,14 +47,14 @@ def publish(js: BlockingJetStream, name: str, prefix: str) -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_connect_reads_and_writes_the_same(js: BlockingJetStream, any_server: str, fresh: str, tmp_path: Path) -> None:
     publish(js, fresh, fresh)
     js.create_stream(StreamConfig(name=f"{fresh}_out", subjects=(f"{fresh}_out.>",), allow_direct=True))
     js.create_key_value(BucketConfig(bucket=fresh))
     command = [sys.executable, "-W", "ignore", "-c", CONNECT, any_server, fresh, str(tmp_path)]
     done = subprocess.run(
-        command, env=environment(any_server), cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False
+        command, env=environment(any_server), cwd=tmp_path, capture_output=True, text=True, timeout=800, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     assert "rows 100" in done.stdout
@@ -63,7 +63,7 @@ def test_connect_reads_and_writes_the_same(js: BlockingJetStream, any_server: st
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_declarative_pipeline(js: BlockingJetStream, any_server: str, tmp_path: Path) -> None:
     for name in ("ORDERS", "LARGE"):
         if name in list(js.stream_names()):
@@ -78,7 +78,7 @@ def test_a_declarative_pipeline(js: BlockingJetStream, any_server: str, tmp_path
     command = [str(Path(sys.executable).parent / "spark-pipelines"), "run", "--conf", "spark.sql.shuffle.partitions=1"]
     try:
         done = subprocess.run(
-            command, env=environment(any_server), cwd=project, capture_output=True, text=True, timeout=280, check=False
+            command, env=environment(any_server), cwd=project, capture_output=True, text=True, timeout=800, check=False
         )
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
         assert sorted(message.subject for message in js.stream("LARGE").read()) == sorted(

@@ -142,7 +142,7 @@ def kill_after_commits(count: int, server: str, name: str, checkpoint: Path, *, 
     with Path(checkpoint.parent, "log").open("wb") as log:
         job = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
     try:
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + 300
         while commits(checkpoint) < count:
             assert job.poll() is None, Path(checkpoint.parent, "log").read_text()
             assert time.monotonic() < deadline, "the job did not get going"

@@ -81,7 +81,7 @@ def unsteady(cluster: Cluster, stream: str) -> Iterator[None]:
 
 
 @pytest.mark.spec("SP-03")
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_held_replica_of_a_real_cluster_costs_no_row(
     spark: SparkSession, cluster: Cluster, fresh: str, tmp_path: Path
 ) -> None:

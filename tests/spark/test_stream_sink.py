@@ -6,6 +6,7 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -211,6 +212,43 @@ class TestAttempts:
         time.sleep(NO_WINDOW.total_seconds() * 1.5)
         self.attempt(task, fresh)
         assert js.stream(fresh).info().state.messages == 100
+
+    def test_atomic_batches_are_there_as_a_whole_or_not_at_all(
+        self, js: BlockingJetStream, any_server: str, fresh: str
+    ) -> None:
+        make_stream(js, fresh, duplicate_window=NO_WINDOW, allow_atomic=True)
+        options = StreamSinkOptions(stream=fresh, connection=Connection(servers=(any_server,)))
+        Progress(js, options.progress, fresh).prepare()
+        task = StreamTask(options, Shape())
+        self.attempt(task, fresh, cut=99)
+        assert js.stream(fresh).info().state.messages == 0
+        single = replace(options, atomic="false", max_in_flight=7)
+        self.attempt(replace(task, options=single), fresh, cut=30)
+        some = js.stream(fresh).info().state.messages
+        assert 0 < some <= 30
+        time.sleep(NO_WINDOW.total_seconds() * 1.5)
+        done = self.attempt(task, fresh)
+        assert done is not None
+        assert done.rows == 100
+        assert some <= done.found <= 30  # one may have been on its way
+        assert sorted(stored(js, fresh)) == sorted((f"{fresh}.{n % 3}", str(n).encode()) for n in range(100))
+        assert done.last_seq == 100
+
+    def test_an_atomic_batch_with_a_row_that_another_attempt_has_sent(
+        self, js: BlockingJetStream, any_server: str, fresh: str
+    ) -> None:
+        make_stream(js, fresh, allow_atomic=True)
+        options = StreamSinkOptions(stream=fresh, connection=Connection(servers=(any_server,)))
+        Progress(js, options.progress, fresh).prepare()
+        task, batch = StreamTask(options, Shape()), rows_of(100, fresh)
+
+        def overtaken() -> Iterator[pa.RecordBatch]:
+            yield batch.slice(0, 40)
+            self.attempt(task, fresh)
+            yield batch.slice(40)
+
+        task.run(overtaken(), Task(fresh, 0, 3))
+        assert sorted(stored(js, fresh)) == sorted((f"{fresh}.{n % 3}", str(n).encode()) for n in range(100))
 
     def test_a_row_that_the_stream_refuses_is_named(self, js: BlockingJetStream, any_server: str, fresh: str) -> None:
         make_stream(js, fresh, max_msg_size=300)

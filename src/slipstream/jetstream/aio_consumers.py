@@ -285,6 +285,13 @@ class Consumer:
 
     # What was given up
 
+    def _give_up_inbox(self) -> None:
+        """No more single pulls; what was on its way to them stays for the next reader."""
+        if self._inbox is not None:
+            self._inbox.drain_soon()
+            self._adopt(self._inbox)
+            self._inbox = None
+
     def _keep(self, msgs: list[Msg]) -> None:
         """Messages that could not be handed over: the next call has them first."""
         self._kept.extend(msgs)

@@ -15,15 +15,17 @@ from typing import Self, TypeVar
 
 from slipstream.api import AccountInfo, PubAck, StreamConfig, StreamInfo, names
 from slipstream.client.blocking import Client
-from slipstream.errors import Error, StreamLookupError, UsageError
+from slipstream.errors import Error, NoStreamError, StreamLookupError, UsageError
 from slipstream.jetstream import calls
 from slipstream.jetstream.blocking_asking import ask
+from slipstream.jetstream.blocking_atomic import AtomicBatch, rest
 from slipstream.jetstream.blocking_gets import StreamReads
 from slipstream.jetstream.blocking_stream import StreamConsumers
+from slipstream.jetstream.blocking_subscribe import Subscribing
 from slipstream.jetstream.consumer_calls import ConsumerApi
 from slipstream.jetstream.ledger import Ledger, ReadFigures, ledger_of
 from slipstream.jetstream.session import SessionState
-from slipstream.jetstream.window import AckWindow, FailedPublish
+from slipstream.jetstream.window import AckWindow, FailedPublish, PendingAck, Sent
 from slipstream.wire import Headers
 from slipstream.wire.headers import HeaderValues
 
@@ -31,9 +33,11 @@ T = TypeVar("T")
 
 DEFAULT_TIMEOUT = 5.0
 DEFAULT_WINDOW = 4096
+RETRIES = 2  # of a publish that no stream was there to take,
+RETRY_WAIT = 0.25  # and the first pause before that, in seconds
 
 
-class JetStream:
+class JetStream(Subscribing):
     """JetStream of one account: publish, and streams by name."""
 
     def __init__(self, client: Client, *, prefix: str = "", domain: str = "", timeout: float = DEFAULT_TIMEOUT) -> None:
@@ -86,8 +90,13 @@ class JetStream:
         ttl: timedelta | None = None,
         rollup: str | None = None,
         timeout: float | None = None,
+        retries: int = RETRIES,
+        retry_wait: float = RETRY_WAIT,
     ) -> PubAck:
         """Store one message and wait until the stream has it. For many messages use `publisher()`.
+
+        Where nobody is there to take it (a stream's leader may be changing) it is tried `retries` times more, after
+        pauses from `retry_wait` seconds on.
 
         Raises WrongLastSequenceError if what was expected is stale, NoStreamError if no stream listens on `subject`.
         """
@@ -103,14 +112,40 @@ class JetStream:
             ttl=ttl,
             rollup=rollup,
         )
-        ack = self.run(call, timeout=timeout)
-        if self._state is not None:
-            self._state.note(ack.stream, ack.seq)
-        return ack
+        tried = 0
+        while True:
+            try:
+                ack = self.run(call, timeout=timeout)
+            except NoStreamError:
+                if tried >= retries:
+                    raise
+                rest(self._client, retry_wait * 2**tried)
+                tried += 1
+            else:
+                self._noted(ack)
+                return ack
 
-    def publisher(self, *, max_in_flight: int = DEFAULT_WINDOW, timeout: float | None = None) -> Publisher:
-        """Publish many messages, each acknowledged, with up to `max_in_flight` acks outstanding: the fast way."""
-        return Publisher(self, max_in_flight=max_in_flight, timeout=self._timeout if timeout is None else timeout)
+    def publisher(
+        self,
+        *,
+        max_in_flight: int = DEFAULT_WINDOW,
+        timeout: float | None = None,
+        retries: int = 0,
+        retry_wait: float = RETRY_WAIT,
+    ) -> Publisher:
+        """Publish many messages, each acknowledged, with up to `max_in_flight` acks outstanding: the fast way.
+
+        With `retries`, messages that no stream was there to take are sent again, behind those that followed them.
+        """
+        timeout = self._timeout if timeout is None else timeout
+        return Publisher(self, max_in_flight=max_in_flight, timeout=timeout, retries=retries, retry_wait=retry_wait)
+
+    def atomic_batch(self, *, timeout: float | None = None) -> AtomicBatch:
+        """Messages for one stream that are all stored or none: `with js.atomic_batch() as batch`.
+
+        The stream must have `allow_atomic`, which needs nats-server 2.12 or newer.
+        """
+        return AtomicBatch(self, timeout=self._timeout if timeout is None else timeout)
 
     def create_stream(self, config: StreamConfig, *, timeout: float | None = None) -> Stream:
         """Make a stream, or find it made with the same configuration."""
@@ -215,10 +250,16 @@ class Publisher:
     way out.
     """
 
-    def __init__(self, js: JetStream, *, max_in_flight: int, timeout: float) -> None:
+    def __init__(
+        self, js: JetStream, *, max_in_flight: int, timeout: float, retries: int = 0, retry_wait: float = RETRY_WAIT
+    ) -> None:
         if max_in_flight < 1:
             raise UsageError(f"bad max_in_flight {max_in_flight}: at least 1 is allowed")
+        if retries < 0 or retry_wait < 0:
+            raise UsageError(f"bad retries {retries} or retry_wait {retry_wait}: 0 or more are allowed")
         self._client = js.client
+        self._retries = retries
+        self._retry_wait = retry_wait
         self._window = AckWindow(max_in_flight, None if js._state is None else js._noted)
         self._timeout = timeout
 
@@ -250,18 +291,94 @@ class Publisher:
         headers: Headers | HeaderValues | None = None,
         msg_id: str | None = None,
         expected_stream: str | None = None,
+        expected_last_seq: int | None = None,
+        expected_last_subject_seq: int | None = None,
+        expected_last_msg_id: str | None = None,
+        ttl: timedelta | None = None,
+        rollup: str | None = None,
     ) -> None:
         """Send one message; waits only while the window is full. Raises the first failure of an earlier message."""
+        is_plain = (
+            headers is None
+            and msg_id is None
+            and expected_stream is None
+            and expected_last_seq is None
+            and expected_last_subject_seq is None
+            and expected_last_msg_id is None
+            and ttl is None
+            and rollup is None
+        )
+        header = b""
+        if not is_plain:
+            header = calls.publish(
+                subject,
+                b"",
+                headers=headers,
+                msg_id=msg_id,
+                expected_stream=expected_stream,
+                expected_last_seq=expected_last_seq,
+                expected_last_subject_seq=expected_last_subject_seq,
+                expected_last_msg_id=expected_last_msg_id,
+                ttl=ttl,
+                rollup=rollup,
+            ).header
         window = self._window
-        if headers is None and msg_id is None and expected_stream is None:
-            header = b""
-        else:
-            header = calls.publish(subject, b"", headers=headers, msg_id=msg_id, expected_stream=expected_stream).header
         if not window.has_room():
             self._wait(window.has_room, "room in the window of publishes")
         if window.failures:
             raise self._failure()
-        window.sending(self._client.start(subject, payload, window, header=header), subject)
+        if self._retries:
+            self._try_again()
+            sent = Sent(window.sent, subject, None, payload, header, self._retries)
+            window.sent += 1
+            window.sending_once_more(self._client.start(subject, payload, window, header=header), sent)
+        else:
+            window.sending(self._client.start(subject, payload, window, header=header), subject)
+
+    def send(
+        self,
+        subject: str,
+        payload: bytes = b"",
+        *,
+        headers: Headers | HeaderValues | None = None,
+        msg_id: str | None = None,
+        expected_stream: str | None = None,
+        expected_last_seq: int | None = None,
+        expected_last_subject_seq: int | None = None,
+        ttl: timedelta | None = None,
+    ) -> PendingAck:
+        """As `publish` for a message whose own ack matters: `result(pending)` waits for it, and raises its failure."""
+        header = calls.publish(
+            subject,
+            b"",
+            headers=headers,
+            msg_id=msg_id,
+            expected_stream=expected_stream,
+            expected_last_seq=expected_last_seq,
+            expected_last_subject_seq=expected_last_subject_seq,
+            ttl=ttl,
+        ).header
+        window, pending = self._window, PendingAck()
+        if not window.has_room():
+            self._wait(window.has_room, "room in the window of publishes")
+        window.sending(self._client.start(subject, payload, window, header=header), subject, pending)
+        return pending
+
+    def result(self, pending: PendingAck) -> PubAck:
+        """The ack of a message that `send` sent; raises its failure."""
+        self._wait(pending.is_done, "the ack of a publish")
+        return pending.result()
+
+    def _try_again(self) -> None:
+        """Send once more what nobody was there to take, after a pause that grows."""
+        window = self._window
+        while window.again:
+            tries = window.again[0].tries
+            rest(self._client, self._retry_wait * 2 ** (self._retries - 1 - tries))
+            for _ in range(len(window.again)):
+                sent = window.again.popleft()
+                token = self._client.start(sent.subject, sent.payload, window, header=sent.header)
+                window.sending_once_more(token, sent)
 
     def flush(self) -> None:
         """Wait until every message sent so far was answered; raises the first failure.
@@ -269,6 +386,9 @@ class Publisher:
         The timeout is for the next ack, not for all of them: a slow server is no silent one.
         """
         while waiting := self._window.in_flight:
+            if self._window.again:
+                self._try_again()
+                continue
             self._wait(partial(self._window.fewer_than, waiting), "the acks of the publishes in flight")
         if self._window.failures:
             raise self._failure()

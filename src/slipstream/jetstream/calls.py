@@ -255,6 +255,17 @@ def decode_publish(msg: Msg) -> PubAck:
     return decode_pub_ack(msg.payload)
 
 
+def decode_batch_start(msg: Msg) -> None:
+    """The answer to the first message of an atomic batch: nothing, or what the stream said against it."""
+    if msg.header:
+        _refuse_status(msg, NoStreamError, "no stream listens on it")
+    if msg.payload:
+        decode_pub_ack(msg.payload)
+        raise RemoteProtocolError(
+            "the stream stored the first message of an atomic batch by itself: it knows no batches"
+        )
+
+
 def api_body(msg: Msg) -> dict[str, Any]:
     """The JSON object of an API answer; raises what the server said instead."""
     if msg.header:

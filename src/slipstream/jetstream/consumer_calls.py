@@ -66,7 +66,7 @@ class ConsumerApi:
         if config.durable_name:
             subject = f"CONSUMER.DURABLE.CREATE.{stream}.{check_name(config.durable_name, 'consumer')}"
         else:
-            subject = f"CONSUMER.CREATE.{stream}"
+            subject = f"CONSUMER.CREATE.{stream}" + (f".{config.name}" if config.name else "")
         return Call(f"{self.prefix}.{subject}", _create_body(stream, config, Action.CREATE), decode_info)
 
     def info(self, stream: str, name: str) -> Call[ConsumerInfo]:

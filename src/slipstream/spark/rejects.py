@@ -11,7 +11,7 @@ import re
 from base64 import urlsafe_b64encode
 from hashlib import blake2b
 
-from slipstream.errors import Error, NoStreamError, StreamMessageTooLargeError, StreamNotMatchError, UsageError
+from slipstream.errors import Error, StreamMessageTooLargeError, StreamNotMatchError, UsageError
 from slipstream.facade.blocking import JetStream
 from slipstream.spark.outbox import Outbox
 from slipstream.wire import Headers
@@ -56,4 +56,4 @@ class Rejects:
 
 def is_rows_fault(error: Error) -> bool:
     """Whether the row is to blame, and another attempt would end the same way."""
-    return isinstance(error, UsageError | StreamMessageTooLargeError | StreamNotMatchError | NoStreamError)
+    return isinstance(error, UsageError | StreamMessageTooLargeError | StreamNotMatchError)

@@ -20,14 +20,16 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from slipstream.api import StreamInfo
-from slipstream.errors import Error, StreamNotFoundError, UsageError
+from slipstream.errors import ApiError, Error, StreamNotFoundError, UsageError
 from slipstream.facade.blocking import JetStream
 from slipstream.spark.link import open_jetstream
-from slipstream.spark.options import StreamSinkOptions, stream_sink_options
+from slipstream.spark.options import JETSTREAM, StreamSinkOptions, stream_sink_options
 from slipstream.spark.outbox import Outbox
 from slipstream.spark.progress import Progress, Task, written_ids
 from slipstream.spark.records import Record, Shape, id_prefix, records, shape_of
 from slipstream.spark.rejects import Rejects, is_rows_fault
+from slipstream.wire import Headers
+from slipstream.wire.subjects import matcher
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,6 +37,9 @@ if TYPE_CHECKING:
 QUERY_ID = "sql.streaming.queryId"
 BATCH_ID = "streaming.sql.batchId"
 _LEAST_LOOK = 0.5
+ATOMIC_ROWS = 1_000  # the most that a server takes in one batch
+ATOMIC_BYTES = 4 * 1024 * 1024
+REMEMBERED = 10_000  # subjects
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +109,18 @@ class _Sender:
         timeout = options.connection.timeout
         self._outbox = Outbox(js, max_in_flight=options.max_in_flight, timeout=timeout)
         self._expected = b"Nats-Expected-Stream: %b\r\n" % options.stream.encode()
+        self._timeout = timeout
+        self._subjects = target.config.subjects
+        self._listens = [matcher(subject) for subject in self._subjects]
+        self._taken: set[str] = set()
+        self._batch: list[Record] | None = [] if uses_atomic(options, target) else None
+        self._batch_bytes = 0
+        self._committed = 0  # the newest sequence of an atomic batch
         self.found = 0
 
     @property
     def last_seq(self) -> int:
-        return self._outbox.last_seq
+        return max(self._outbox.last_seq, self._committed)
 
     def look(self) -> None:
         """Note the ids that the stream has got since the last look."""
@@ -128,14 +140,54 @@ class _Sender:
                 self.look()
             if record.msg_id in known:
                 self.found += 1
-            else:
+            elif record.subject not in self._taken and not self._takes(record):
+                continue
+            elif self._batch is None:
                 self._send(record)
+            else:
+                self._gather(record, self._batch)
             if outbox.has_refused:
                 self._settle()
+        if self._batch:
+            self._commit(self._batch)
         outbox.flush()
         self._settle()
         self.found += outbox.duplicates
         return count
+
+    def _takes(self, record: Record) -> bool:
+        """Whether the stream listens on a row's subject. An answer cannot tell: none comes while its leader changes."""
+        if not any(listens(record.subject) for listens in self._listens):
+            allowed = UsageError(f"stream {self._stream.name!r} takes {', '.join(self._subjects) or 'no subjects'}")
+            self._rejects.add(record.row, record.subject, record.data, refused(record, allowed))
+            return False
+        self._taken = self._taken if len(self._taken) < REMEMBERED else set()
+        self._taken.add(record.subject)
+        return True
+
+    def _gather(self, record: Record, batch: list[Record]) -> None:
+        batch.append(record)
+        self._batch_bytes += len(record.data)
+        if len(batch) >= ATOMIC_ROWS or self._batch_bytes >= ATOMIC_BYTES:
+            self._commit(batch)
+
+    def _commit(self, batch: list[Record]) -> None:
+        """Store rows together. A refusal says nothing about the single rows, and one that another attempt has sent is
+        reason enough for it: they are sent one by one then, which names what is wrong and leaves out what is there."""
+        try:
+            with self._js.atomic_batch(timeout=self._timeout) as atomic:
+                for record in batch:
+                    headers = Headers.parse(b"NATS/1.0\r\n%b\r\n" % record.headers)
+                    expected = self._stream.name
+                    atomic.publish(
+                        record.subject, record.data, headers=headers, msg_id=record.msg_id, expected_stream=expected
+                    )
+            self._committed = atomic.ack.seq if atomic.ack else 0
+        except (ApiError, UsageError):
+            for record in batch:
+                self._send(record)
+        batch.clear()
+        self._batch_bytes = 0
 
     def _send(self, record: Record) -> None:
         place, msg_id = self._outbox.sent, record.msg_id.encode()
@@ -163,6 +215,16 @@ def refused(record: Record, error: Error) -> UsageError:
     return UsageError(f"row {record.row} (subject {record.subject!r}) was refused: {error}")
 
 
+def uses_atomic(options: StreamSinkOptions, target: StreamInfo) -> bool:
+    """Whether rows go in atomic batches: where the stream takes them, unless the user says otherwise."""
+    if options.atomic == "true" and not target.config.allow_atomic:
+        raise UsageError(
+            f"{JETSTREAM} option 'atomic' is true, but stream {options.stream!r} does not take atomic batches: set "
+            "allow_atomic in its configuration (nats-server 2.12 or newer), or leave the option out"
+        )
+    return options.atomic != "false" and target.config.allow_atomic
+
+
 def check_target(js: JetStream, options: StreamSinkOptions) -> StreamInfo:
     """The stream's info; raises if it cannot be written to."""
     try:
@@ -174,6 +236,7 @@ def check_target(js: JetStream, options: StreamSinkOptions) -> StreamInfo:
         raise UsageError(f"stream {options.stream!r} is {kind}: only its origin can be written to")
     if info.config.no_ack:
         raise UsageError(f"stream {options.stream!r} has no_ack set: rows that nobody acknowledges can be lost")
+    uses_atomic(options, info)
     return info
 
 

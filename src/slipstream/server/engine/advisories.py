@@ -19,12 +19,16 @@ class Advisories:
         self._domain = domain
         self._made = 0
 
-    def encode(self, kind: str, now: int, fields: dict[str, Any]) -> bytes:
-        """The advisory of that type; `fields` behind those that all have."""
+    def token(self) -> str:
+        """A name that is not used twice, for a subject."""
         self._made += 1
+        return f"{self._server}{self._made:010d}"
+
+    def encode(self, kind: str, now: int, fields: dict[str, Any]) -> bytes:
+        """The advisory of that type; `fields` behind those that all have. A metric gives its type in full."""
         body: dict[str, Any] = {
-            "type": TYPE + kind,
-            "id": f"{self._server}{self._made:010d}",
+            "type": kind if "." in kind else TYPE + kind,
+            "id": self.token(),
             "timestamp": format_time(now),
         }
         body |= fields
@@ -36,6 +40,11 @@ class Advisories:
         """Subject and payload: a stream was made, changed or deleted."""
         payload = self.encode("stream_action", now, {"stream": stream, "action": action})
         return f"{PREFIX}.STREAM.{_ACTIONS[action]}.{stream}", payload
+
+    def stream_event(self, event: str, stream: str, now: int, fields: dict[str, Any]) -> tuple[str, bytes]:
+        """Subject and payload: a snapshot or a restore began or ended (`SNAPSHOT_CREATE`, ...)."""
+        payload = self.encode(event.lower(), now, {"stream": stream} | fields)
+        return f"{PREFIX}.STREAM.{event}.{stream}", payload
 
     def batch_abandoned(self, stream: str, batch: str, reason: str, now: int) -> tuple[str, bytes]:
         """Subject and payload: an atomic batch will not be committed."""

@@ -1,0 +1,128 @@
+"""Cancelled at every point where a call can wait: no message that the server delivered is lost, and none is acked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from slipstream import connect
+from slipstream.errors import RequestTimeoutError
+from slipstream.jetstream.aio_consumers import Consumer
+from slipstream.jetstream.aio_messages import JsMessage
+from tests.conformance.test_pull import world
+
+Read = Callable[[Consumer], Awaitable[list[JsMessage]]]
+
+
+async def by_fetch(consumer: Consumer) -> list[JsMessage]:
+    return await consumer.fetch(7, timeout=5)
+
+
+async def by_single_fetch(consumer: Consumer) -> list[JsMessage]:
+    return await consumer.fetch(1, timeout=5)
+
+
+async def by_next(consumer: Consumer) -> list[JsMessage]:
+    return [await consumer.next(timeout=5)]
+
+
+async def by_messages(consumer: Consumer) -> list[JsMessage]:
+    async for message in consumer.messages(max_messages=5, idle_timeout=5):
+        return [message]
+    return []
+
+
+async def by_chunks(consumer: Consumer) -> list[JsMessage]:
+    async for chunk in consumer.chunks(max_messages=5, idle_timeout=5):
+        return chunk
+    return []
+
+
+class Stepper:
+    """Lets a coroutine run until it waits for the n-th time, and cancels it there."""
+
+    def __init__(self, work: Awaitable[list[JsMessage]], stop_at: int) -> None:
+        self._work = work.__await__()
+        self._left = stop_at
+
+    def __await__(self):  # type: ignore[no-untyped-def]
+        step: object = None
+        while True:
+            try:
+                awaited = self._work.send(step)
+            except StopIteration as done:
+                return done.value
+            self._left -= 1
+            if self._left < 0:
+                if awaited is not None:
+                    awaited._asyncio_future_blocking = False
+                    awaited.cancel()
+                self._work.throw(asyncio.CancelledError())
+                return []
+            step = yield awaited
+
+
+@pytest.mark.spec("PS-12")
+@pytest.mark.parametrize("read", [by_fetch, by_single_fetch, by_next, by_messages, by_chunks])
+async def test_cancelled_at_every_await_nothing_is_lost_or_acked(consumer_server: str, fresh: str, read: Read) -> None:
+    async with world(consumer_server, fresh, 300) as (_, js, stream):
+        consumer = await stream.create_consumer("dur")
+        got: list[int] = []
+        points = 0
+        for stop_at in range(12):
+            for _ in range(3):
+                task = asyncio.ensure_future(run(Stepper(read(consumer), stop_at)))
+                try:
+                    got += [message.seq for message in await task]
+                except asyncio.CancelledError:
+                    points += 1
+        assert points >= 3
+        # Delays in real time as well: the answer arrives before, while, and after the call is given up.
+        for step in range(40):
+            task = asyncio.ensure_future(run(read(consumer)))
+            await asyncio.sleep(step * 0.0002)
+            task.cancel()
+            try:
+                got += [message.seq for message in await task]
+            except asyncio.CancelledError:
+                points += 1
+        while len(got) < 300:
+            got += [message.seq for message in await consumer.fetch(50, timeout=10)]
+        assert sorted(got) == list(range(1, 301))
+        info = await consumer.info()
+        assert (info.num_ack_pending, info.num_redelivered, info.ack_floor.stream_seq) == (300, 0, 0)
+        assert js is not None
+
+
+async def run(work: Awaitable[list[JsMessage]]) -> list[JsMessage]:
+    return await work
+
+
+async def test_a_timeout_that_strikes_while_messages_arrive_loses_none(consumer_server: str, fresh: str) -> None:
+    async with world(consumer_server, fresh) as (_, js, stream), connect(consumer_server) as other:
+        consumer = await stream.create_consumer("dur")
+        writer = other.jetstream()
+
+        async def publish() -> None:
+            for n in range(200):
+                await writer.publish(f"{fresh}.a", b"%d" % n)
+                await asyncio.sleep(0.003)
+
+        task = asyncio.create_task(publish())
+        got: list[int] = []
+        patience = 0.001
+        while len(got) < 200:
+            patience = patience % 0.02 + 0.001
+            try:
+                got += [message.seq for message in await consumer.fetch(3, timeout=patience)]
+                got.append((await consumer.next(timeout=patience)).seq)
+            except RequestTimeoutError:
+                pass
+            if task.done() and not task.cancelled():
+                patience = 1.0
+        await task
+        assert sorted(got) == list(range(1, 201))
+        assert (await consumer.info()).num_redelivered == 0
+        assert js is not None
