@@ -321,12 +321,13 @@ def jsz(engine: Engine, now: int, query: Query) -> dict[str, Any]:
         for name, account in _accounts(engine).items()
         if engine.has_jetstream(name) and (not wanted or name == wanted)
     }
-    states = [stream.log.committed for account in accounts.values() for stream in account.streams.values()]
+    every = [stream for account in accounts.values() for stream in account.streams.values()]
+    states = [stream.log.committed for stream in every]
     seen |= _jetstream_stats(engine, accounts) | {
         "config": _jetstream_config(engine),
         "limits": {},
         "streams": len(states),
-        "consumers": 0,
+        "consumers": sum(len(stream.consumers) for stream in every),
         "messages": sum(state.messages for state in states),
         "bytes": sum(state.bytes for state in states),
         "total": len(accounts),
@@ -387,7 +388,7 @@ def healthz(engine: Engine, query: Query) -> tuple[int, dict[str, Any]]:
     if stream and account is not None and stream not in account.streams:
         return 404, _unwell(query, "STREAM", f"JetStream stream '{name} > {stream[:64]}' not found")
     only_server = any(_flag(query, flag) for flag in ("js-server-only", "js-enabled-only", "js-enabled"))
-    complaints = [] if only_server else engine.health()
+    complaints = [] if only_server else list(engine.health().problems)
     if complaints:
         return 503, _unwell(query, "JETSTREAM", complaints[0])
     return 200, {"status": "ok"}
