@@ -146,7 +146,7 @@ class Account:
         return self.switch.sole_client(subject)
 
     def push(self, sub: ClientSub, frames: bytes, count: int) -> None:
-        self.switch.push_to(sub, frames, count)
+        self.switch.push_to(sub, frames, count, len(frames))
 
     def bounded(self, storage: str) -> bool:
         return self.limits.bytes_of(storage) >= 0
