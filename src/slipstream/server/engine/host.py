@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from slipstream.server.engine.advisories import Advisories
 from slipstream.server.engine.batches import Load
 from slipstream.server.engine.journal import Home
+from slipstream.server.engine.limits import AccountLimits
 from slipstream.server.engine.session import ClientSub
 from slipstream.server.engine.timers import Timers
 
@@ -81,6 +82,7 @@ class Host(Protocol):
     timers: Timers
     max_pending: int  # bytes that may be unsent to a client
     max_payload: int
+    limits: AccountLimits
     domain: str  # of JetStream; empty: none
     batch_load: Load  # of batches, on the whole server
     advisories: Advisories

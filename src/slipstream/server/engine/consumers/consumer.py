@@ -183,6 +183,28 @@ class Consumer:
         self.ledger = Ledger(start)
         self.touch()
 
+    def reset(self, seq: int) -> int:
+        """Begin again from a stream sequence, or (0) from the floor of the acks; where that is."""
+        config = self.config
+        if seq:
+            first, text = 0, ""
+            if config.deliver_policy == DeliverPolicy.BY_START_SEQUENCE:
+                first, text = config.opt_start_seq, "below start seq"
+            elif config.deliver_policy == DeliverPolicy.BY_START_TIME:
+                first, text = self.log.time_to_seq(config.opt_start_time or 0), "below start time"
+            elif config.deliver_policy != DeliverPolicy.ALL:
+                raise ApiError("invalid reset: not allowed", code=400, err_code=10204)
+            if seq < first:
+                raise ApiError(f"invalid reset: {text}", code=400, err_code=10204)
+        seq = seq or self.ledger.floor_seq + 1
+        self._new, self.skips = False, None
+        self.ledger.reset(seq)
+        if self.live:
+            self.recount()
+        self.touch()
+        self.wake()
+        return seq
+
     def stop(self, *, deleted: bool) -> None:  # noqa: ARG002
         """No more; `deleted`: for good, and not only with this server."""
         self.stopped = True

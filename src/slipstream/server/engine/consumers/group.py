@@ -56,13 +56,16 @@ class Consumers:
         old = self.items.get(config.durable_name or config.name)
         if old is not None:
             config = config.replace(pause_until=old.config.pause_until)
-        config = rules.with_level(rules.complete(config, stream, pedantic=pedantic))
-        rules.check(config, stream)
+        limits = self.host.limits
+        config = rules.complete(config, stream, pedantic=pedantic, most=limits.max_ack_pending)
+        config = rules.with_level(config)
+        rules.check(config, stream, most=limits.max_ack_pending)
         if old is not None:
             return self._update(old, config, action, now)
         if action == "update":
             raise ApiError("consumer does not exist", code=400, err_code=10149)
-        if 0 < stream.max_consumers <= len(self.items):
+        most = min((n for n in (stream.max_consumers, limits.max_consumers) if n > 0), default=0)
+        if 0 < most <= len(self.items):
             raise ApiError("maximum consumers limit reached", code=400, err_code=10026)
         self._check_queue(config)
         return self._create(config, now)

@@ -213,7 +213,7 @@ class Ledger:
         return ledger
 
     def reset(self, start: int) -> None:
-        """Begin again from a stream sequence; consumer sequences go on."""
+        """Begin again, from a stream sequence, as if nothing had been delivered."""
         self._dirty.update(seq >> BLOCK for seq in (*self.pending, *self.counts))
         self.pending.clear()
         self.counts.clear()
@@ -221,7 +221,8 @@ class Ledger:
         self._order.clear()
         self.next_seq = start
         self.delivered = self.floor_seq = start - 1
-        self.floor_dseq = self.dseq
+        self.dseq = self.floor_dseq = 0
+        self.last_delivery = self.last_ack = 0
 
 
 def due(
