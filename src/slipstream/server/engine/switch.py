@@ -146,12 +146,17 @@ class Switch:
         every = (*found.plain, *(member for _, members in found.queues for member in members))
         return bool(every), any(isinstance(sub, ClientSub) and sub.session.congested for sub in every)
 
-    def sole_client(self, subject: str) -> ClientSub | None:
+    def sole_client(self, subject: str, *, limited: bool = False) -> ClientSub | None:
         found = self.router.match_once(subject)
         if found.queues or len(found.plain) != 1:
             return None
         sub = found.plain[0]
-        if type(sub) is not ClientSub or sub.max_msgs or not sub.session.headers or not sub.sid.isascii():
+        if (
+            type(sub) is not ClientSub
+            or (sub.max_msgs and not limited)
+            or not sub.session.headers
+            or not sub.sid.isascii()
+        ):
             return None
         return sub
 

@@ -50,6 +50,17 @@ class Ledger:
         self._dirty.add(seq >> BLOCK)
         return self.dseq
 
+    def deliver_all(self, seqs: list[int], now: int) -> None:
+        """New messages go out, in order, and are to be acked."""
+        dseq, pending = self.dseq, self.pending
+        for seq in seqs:
+            dseq += 1
+            pending[seq] = (dseq, now)
+        self.dseq = dseq
+        self.delivered = seqs[-1]
+        self._order += seqs
+        self._dirty.update([seq >> BLOCK for seq in seqs])
+
     def hand_over(self, seq: int) -> int:
         """A new message goes out, and nobody acks it."""
         self.dseq += 1
