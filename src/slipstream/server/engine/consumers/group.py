@@ -14,10 +14,11 @@ import msgspec
 from slipstream.api import AckPolicy, ConsumerConfig, DeliverPolicy, Retention
 from slipstream.errors import ApiError, ConsumerNotFoundError, CorruptRecordError
 from slipstream.server.engine.consumers import rules
-from slipstream.server.engine.consumers.consumer import LAZY, AckReply, Consumer, Stored
+from slipstream.server.engine.consumers.consumer import LAZY, Consumer, Stored
 from slipstream.server.engine.consumers.ledger import HEAD_SIZE, Ledger
 from slipstream.server.engine.consumers.pull import PullConsumer
 from slipstream.server.engine.consumers.push import PushConsumer
+from slipstream.server.engine.consumers.settling import AckReply
 from slipstream.server.engine.consumers.start import SkipList
 from slipstream.server.engine.host import Host
 from slipstream.server.engine.timers import Timer
@@ -268,10 +269,10 @@ class Consumers:
     def _hurry(self, _: int) -> None:
         self.stream.journal.hurried = True
 
-    def answer(self, consumer: Consumer, reply: str, source: AckReply) -> None:
-        """Answer an ack when it is durable."""
+    def answer(self, reply: str, source: AckReply, *, kept: bool) -> None:
+        """Answer an ack when it is durable; `kept`: the books have nothing new."""
         journal = self.stream.journal
-        if consumer in journal.keepers or journal.unfinished:
+        if not kept or journal.unfinished:
             journal.answers.append((reply, 0, source, b""))
         else:
             self.host.send(reply, b"", b"")

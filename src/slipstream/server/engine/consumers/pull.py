@@ -12,7 +12,7 @@ from slipstream.api import ConsumerConfig, PriorityPolicy, format_time
 from slipstream.api.names import LAST_CONSUMER, LAST_STREAM
 from slipstream.api.times import ZERO
 from slipstream.server.engine.bodies import level_suffices
-from slipstream.server.engine.consumers.consumer import CHUNK, MILLISECOND, Consumer, nanos
+from slipstream.server.engine.consumers.consumer import CHUNK, Consumer, nanos
 from slipstream.server.engine.consumers.lanes import Lane, Lanes
 from slipstream.server.engine.consumers.ledger import Ledger
 from slipstream.server.engine.consumers.requests import (
@@ -27,6 +27,7 @@ from slipstream.server.engine.consumers.requests import (
     parse,
     refusal,
 )
+from slipstream.server.engine.consumers.settling import MILLISECOND
 from slipstream.server.engine.host import Progress
 from slipstream.server.engine.ports import Record
 from slipstream.server.engine.timers import Timer
