@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 MAX_NAMES = 1024
 MAX_LIST = 256
+AFTER_CLUSTER = ("push_bound", "paused", "pause_remaining", "ts", "priority_groups")
 
 Handler = Callable[[list[str], bytes, int], Outcome]
 Find = Callable[[str], "Stream"]
@@ -132,7 +133,11 @@ class ConsumerApi:
 
     def _info(self, tokens: list[str], payload: bytes, _: int) -> Outcome:
         _check_empty(payload)
-        return Outcome(self._report(self._consumer(tokens)))
+        consumer = self._consumer(tokens)
+        info = self._report(consumer)
+        # The document shows it; nats-server itself leaves it out where there is no cluster.
+        when = {name: info.pop(name) for name in AFTER_CLUSTER if name in info}
+        return Outcome(info | {"cluster": {"leader": consumer.host.leader_name}} | when)
 
     def _report(self, consumer: Consumer) -> dict[str, Any]:
         """A consumer, with what this server adds to its metadata."""

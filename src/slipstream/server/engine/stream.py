@@ -135,6 +135,8 @@ class Stream:
                     self.log.purge(pattern=subject, keep=self._per_subject)
         self._trim("")
         self.expiry.arm(now)
+        if self._by_interest and len(self.consumers):
+            self.consumers.sweep()
 
     def stop(self) -> None:
         """The stream is gone."""

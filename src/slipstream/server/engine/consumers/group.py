@@ -20,7 +20,7 @@ from slipstream.server.engine.consumers.pull import PullConsumer
 from slipstream.server.engine.consumers.push import PushConsumer
 from slipstream.server.engine.consumers.settling import AckReply
 from slipstream.server.engine.consumers.start import SkipList
-from slipstream.server.engine.host import Host
+from slipstream.server.engine.host import Host, Progress
 from slipstream.server.engine.timers import Timer
 from slipstream.wire import overlaps
 
@@ -305,13 +305,37 @@ class Consumers:
 
     def sweep(self) -> None:
         """Remove what nobody needs any more, after a consumer went or wants less than before."""
-        log = self.stream.log
         if not self.items:
-            log.purge()
+            self.stream.log.purge()
             return
-        seq, last = log.committed.first_seq, log.committed.last_seq
-        while seq <= last and (records := log.scan("", seq, limit=PIECE)):
-            for record in records:
-                if not any(consumer.needs(record.seq, record.subject) for consumer in self.items.values()):
-                    log.remove(record.seq)
-            seq = records[-1].seq + 1
+        sweep = Sweep(self)
+        if not self.host.start(sweep):  # too much is going on already: at once, rather than not at all
+            while sweep.run()[0] is Progress.MORE:
+                pass
+
+
+class Sweep:
+    """Looks through a stream for messages that no consumer needs, a piece at a time."""
+
+    def __init__(self, consumers: Consumers) -> None:
+        self._consumers = consumers
+        state = consumers.stream.log.committed
+        self._seq, self._last = state.first_seq, state.last_seq
+
+    def run(self) -> tuple[Progress, int]:
+        """Look at the next messages."""
+        log, items = self._consumers.stream.log, self._consumers.items
+        if not items or self._seq > self._last:
+            return Progress.DONE, 0
+        try:
+            records = log.scan("", self._seq, limit=PIECE)
+        except CorruptRecordError as exc:
+            self._seq = max(self._seq, exc.seq) + 1
+            return Progress.MORE, 1
+        if not records:
+            return Progress.DONE, 0
+        for record in records:
+            if not any(consumer.needs(record.seq, record.subject) for consumer in items.values()):
+                log.remove(record.seq)
+        self._seq = records[-1].seq + 1
+        return Progress.MORE, len(records)
