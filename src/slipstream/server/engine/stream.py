@@ -135,6 +135,8 @@ class Stream:
         self.thin_out()
         self._trim("")
         self.expiry.arm(now)
+        if self._by_interest and len(self.consumers):
+            self.consumers.sweep()
 
     def thin_out(self) -> None:
         """Make every subject fit the limit per subject; of many subjects most later, as a job."""

@@ -146,12 +146,17 @@ class Switch:
         every = (*found.plain, *(member for _, members in found.queues for member in members))
         return bool(every), any(isinstance(sub, ClientSub) and sub.session.congested for sub in every)
 
-    def sole_client(self, subject: str) -> ClientSub | None:
+    def sole_client(self, subject: str, *, limited: bool = False) -> ClientSub | None:
         found = self.router.match_once(subject)
         if found.queues or len(found.plain) != 1:
             return None
         sub = found.plain[0]
-        if type(sub) is not ClientSub or sub.max_msgs or not sub.session.headers or not sub.sid.isascii():
+        if (
+            type(sub) is not ClientSub
+            or (sub.max_msgs and not limited)
+            or not sub.session.headers
+            or not sub.sid.isascii()
+        ):
             return None
         return sub
 
@@ -163,20 +168,21 @@ class Switch:
 
     def pass_on(self, to: str, subject: str, reply: str, header: bytes, payload: bytes) -> bool:
         """Give whoever listens on `to` a message that shows another subject; whether anybody got it."""
-        return self.route(self.router.match_once(to), subject, reply, header, payload, None)
+        return self.route(self.router.match_once(to), subject, reply, header, payload, None, to=to)
 
     def route(
         self, found: Match[ClientSub | Target], subject: str, reply: str, header: bytes, payload: bytes,
-        origin: Session | None,
+        origin: Session | None, *, to: str = "",
     ) -> bool:  # fmt: skip
-        """Give a message to every plain subscriber and to one of each queue group; whether anybody took it."""
+        """Give a message to every plain subscriber and to one of each queue group; whether anybody took it. With `to`
+        that is where it goes, and `subject` only what it shows: permissions are asked about the former."""
         taken = False
         lead = tail = b""
         size = len(header) + len(payload)
         for target in found.plain:
             if type(target) is not ClientSub:
                 if type(target) is GuardedSub:
-                    taken |= self._guarded(target, subject, reply, header, payload, origin)
+                    taken |= self._guarded(target, to or subject, subject, reply, header, payload, origin)
                 else:
                     taken |= target.receive(subject, reply, header, payload, self.now)  # type: ignore[union-attr]
                 continue
@@ -192,7 +198,7 @@ class Switch:
             for i in range(count):  # a member may not take it (no echo): then the next one is asked
                 target = members[(first + i) % count]
                 if type(target) is GuardedSub:
-                    done = self._guarded(target, subject, reply, header, payload, origin)
+                    done = self._guarded(target, to or subject, subject, reply, header, payload, origin)
                 elif type(target) is not ClientSub:
                     done = target.receive(subject, reply, header, payload, self.now)  # type: ignore[union-attr]
                 elif header and not target.session.headers:
@@ -207,10 +213,10 @@ class Switch:
         return taken
 
     def _guarded(
-        self, sub: GuardedSub, subject: str, reply: str, header: bytes, payload: bytes, origin: Session | None
+        self, sub: GuardedSub, to: str, subject: str, reply: str, header: bytes, payload: bytes, origin: Session | None
     ) -> bool:
         """Give a message to a subscription with permissions, if it may have it."""
-        if not sub.admits(subject):
+        if not sub.admits(to):
             return False
         lead, tail = _halves(subject, reply, header if sub.session.headers else b"", payload)
         if not self.deliver(sub, b"".join((lead, sub.sid, tail)), origin, len(header) + len(payload)):
