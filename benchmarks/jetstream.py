@@ -94,7 +94,8 @@ async def read_ours(url: str) -> float:
 async def pull_peer(url: str) -> float:
     nc = await nats.connect(url)
     js = nc.jetstream()
-    sub = await js.pull_subscribe("bench.>", stream="BENCH")
+    config = nats.js.api.ConsumerConfig(max_ack_pending=20_000)
+    sub = await js.pull_subscribe("bench.>", stream="BENCH", config=config)
     begin = time.perf_counter()
     count = 0
     while count < PEER_MESSAGES:
