@@ -153,7 +153,7 @@ class OrderedConsumer:
             while not self._is_closed:
                 found = state.take()
                 if isinstance(found, Run):
-                    return [JsMessage(msg, client, True, tokens) for msg, tokens in zip(*found, strict=True)]
+                    return [JsMessage(msg, client, True) for msg in found.messages]
                 if isinstance(found, Answer):
                     client.answer(found.subject)
                 elif isinstance(found, Error):
