@@ -14,20 +14,10 @@ from hypothesis import strategies as st
 
 from slipstream.client.channel import Channel, channel_for
 from slipstream.client.options import Options, learned_addresses, parse_address, parse_servers
-from slipstream.client.websocket import (
-    BINARY,
-    CLOSE,
-    CONTINUATION,
-    MAX_RESPONSE,
-    PING,
-    PONG,
-    TEXT,
-    WebSocket,
-    encode_frame,
-    masked,
-)
+from slipstream.client.websocket import MAX_RESPONSE, WebSocket
 from slipstream.errors import ConnectionLostError, Error, RemoteProtocolError, UsageError
 from slipstream.wire import ServerInfo
+from slipstream.wire.websocket import BINARY, CLOSE, CONTINUATION, PING, PONG, TEXT, encode_frame, masked
 from tests.client.support import INFO, Driver, FakeServer, Peer
 
 GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"

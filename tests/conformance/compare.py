@@ -31,11 +31,11 @@ def scrub(value: Any) -> Any:
     return [scrub(item) for item in value] if isinstance(value, list) else value
 
 
-def decode(message: Msg) -> Any:
+def decode(data: bytes) -> Any:
     try:
-        return json.loads(message.data)
+        return json.loads(data)
     except ValueError:
-        return message.data
+        return data
 
 
 class Wire:
@@ -50,8 +50,8 @@ class Wire:
     async def ask(self, subject: str, payload: bytes = b"", headers: dict[str, str] | None = None) -> Any:
         """A request; its answer."""
         answer = await self.nc.request(subject, payload, timeout=TIMEOUT, headers=headers)
-        body = decode(answer)
-        self.record.append((subject, payload, headers, scrub(dict(answer.headers or {})), scrub(body)))
+        body = decode(answer.data)
+        self.record.append((subject, scrub(decode(payload)), headers, scrub(dict(answer.headers or {})), scrub(body)))
         return body
 
     async def api(self, call: str, body: Any = None) -> Any:
@@ -96,7 +96,7 @@ class Wire:
     async def heard(self, queue: asyncio.Queue[Msg]) -> Msg:
         """The next message there, for the record."""
         message = await asyncio.wait_for(queue.get(), TIMEOUT)
-        self.record.append((message.subject, scrub(dict(message.headers or {})), scrub(decode(message))))
+        self.record.append((message.subject, scrub(dict(message.headers or {})), scrub(decode(message.data))))
         return message
 
 

@@ -20,7 +20,7 @@ import nats.js.errors
 import pytest
 
 from slipstream.errors import UsageError
-from slipstream.server import Server, driver
+from slipstream.server import Server, connection, driver
 from slipstream.server.engine.engine import Engine
 from slipstream.server.store.lmdb import LmdbStore
 from tests.servers import OurProcess
@@ -327,7 +327,7 @@ def test_a_flood_fills_bounded_groups_and_every_message_is_acknowledged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(driver, "GROUP_CHANGES", 100)
-    monkeypatch.setattr(driver, "SLICE", 1000)
+    monkeypatch.setattr(connection, "SLICE", 1000)
     sizes: list[int] = []
     real = LmdbStore.seal
 
@@ -459,7 +459,10 @@ def test_the_process_stops_cleanly_on_sigterm(tmp_path: Path) -> None:
     assert line.startswith("listening on nats://127.0.0.1:")
     process.terminate()
     _, errors = process.communicate(timeout=20)
-    assert (process.returncode, errors) == (0, "")
+    assert process.returncode == 0
+    assert all("[INF]" in line for line in errors.splitlines()), errors
+    assert "Server is ready" in errors
+    assert errors.splitlines()[-1].endswith("Server Exiting..")
 
 
 def test_a_second_process_on_the_same_data_is_refused(tmp_path: Path) -> None:

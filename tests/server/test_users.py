@@ -11,7 +11,7 @@ import pytest
 from slipstream.errors import UsageError
 from slipstream.server import Permissions, Responses, User
 from slipstream.server.engine import permissions
-from slipstream.server.engine.auth import Gate, nobody_signs
+from slipstream.server.engine.auth import Gate, Member, Shown, nobody_signs
 from slipstream.wire import ConnectOptions, Err, Ok, Pong
 from tests.server.support import Client, Rig, status
 
@@ -37,7 +37,7 @@ def test_every_user_comes_in_with_its_own_secret_only() -> None:
     )
 
     def admitted(**options: str) -> bool:
-        return gate.admit(ConnectOptions(**options), "") is not None  # type: ignore[arg-type]
+        return isinstance(gate.admit(Shown(ConnectOptions(**options))), Member)  # type: ignore[arg-type]
 
     assert admitted(user="a", password="pa")
     assert admitted(user="b", password="pb")
@@ -52,7 +52,7 @@ def test_every_user_comes_in_with_its_own_secret_only() -> None:
     assert not admitted(auth_token="pa")
     assert not admitted(user="t", password="t")
     assert not admitted(user="a", password="wrong", auth_token="t")
-    assert Gate([], nobody_signs).admit(ConnectOptions(), "") is not None
+    assert isinstance(Gate([], nobody_signs).admit(Shown(ConnectOptions())), Member)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from slipstream.cli import bench, completion, consumers, contexts, messaging, objects, reading, streams
+from slipstream.cli import bench, completion, consumers, contexts, messaging, objects, reading, server, streams
 from slipstream.cli.common import Commands, Shell, shared_options
 from slipstream.errors import (
     ApiError,
@@ -47,15 +47,19 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"slipstream {VERSION}")
     commands = Commands(parser.add_subparsers(metavar="COMMAND", dest="command"), shared)
-    for room in (messaging, streams, consumers, reading, objects, bench, contexts, completion):
+    for room in (messaging, streams, consumers, reading, objects, bench, contexts, server, completion):
         room.add(commands)
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
     parser = build_parser()
-    options = parser.parse_args(arguments)
+    if words[:1] == [server.NAME]:  # its flags are those of nats-server, which argparse does not read
+        options = argparse.Namespace(run=server.run, arguments=words[1:], debug=False)
+    else:
+        options = parser.parse_args(words)
     if not hasattr(options, "run"):
         parser.print_help(sys.stderr)
         return USAGE

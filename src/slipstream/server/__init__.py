@@ -1,6 +1,18 @@
 """The embedded JetStream server: `Server` for programs and tests, `slipstream server` for a command line."""
 
-from slipstream.server.engine.users import Permissions, Responses, User
+from slipstream.server.engine.limits import AccountLimits
+from slipstream.server.engine.users import AccountOptions, Permissions, Responses, User
 from slipstream.server.net import Server
+from slipstream.server.options import ServerOptions, TlsOptions, WebSocketOptions
 
-__all__ = ["Permissions", "Responses", "Server", "User"]
+__all__ = [
+    "AccountLimits",
+    "AccountOptions",
+    "Permissions",
+    "Responses",
+    "Server",
+    "ServerOptions",
+    "TlsOptions",
+    "User",
+    "WebSocketOptions",
+]

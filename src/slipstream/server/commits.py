@@ -74,10 +74,12 @@ class Committer:
     def stop(self) -> None:
         """Carry through what waits, and start on nothing else: what the store has left to do, it finds again."""
         self._stopping = True
+        self.journal.hurried = True
 
     def turn(self) -> None:
         """Start on the open group, if it is time."""
-        if not self.journal.ready or ((self._stopping or self.refusal) and not self.journal.unfinished):
+        idle = self.journal.settled if self._stopping else not self.journal.unfinished
+        if not self.journal.ready or ((self._stopping or self.refusal) and idle):
             return
         batch = self.journal.seal()
         self.sealed()

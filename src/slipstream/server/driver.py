@@ -10,168 +10,24 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
-from typing import cast
+from concurrent.futures import ThreadPoolExecutor
 
 from slipstream.server.clock import Clock
 from slipstream.server.commits import Committer
-from slipstream.server.engine.engine import Engine
+from slipstream.server.connection import Connection
+from slipstream.server.engine.engine import Check, Engine
 from slipstream.server.engine.session import Session
 from slipstream.server.faults import Faults
-from slipstream.server.signatures import make_nonce
+from slipstream.server.signatures import fits_hash, make_nonce
 from slipstream.server.tls import Tls
-from slipstream.wire import Event, Parser, Side
+from slipstream.server.trace import Trace
+from slipstream.wire import Event
 
 log = logging.getLogger("slipstream.server")
 
-SLICE = 48 * 1024  # bytes of one client per turn: about a millisecond of publishes, then others get in
 GROUP_CHANGES = 4096
 GROUP_BYTES = 8 * 1024 * 1024
-WRITE_HIGH = 512 * 1024  # bytes unsent at which batches for a client wait
-LINGER = 2.0  # seconds a client that is cut off has to read why
-
-
-class Connection(asyncio.Protocol):
-    """One client's socket."""
-
-    def __init__(self, driver: Driver) -> None:
-        self._driver = driver
-        self._parser = Parser(
-            Side.CLIENT, max_payload=driver.engine.settings.max_payload, max_control_line=driver.max_control_line
-        )
-        self.cid = 0
-        self.transport: asyncio.Transport | None = None  # None while TLS is being agreed on
-        self._plain: asyncio.Transport | None = None  # what is below TLS
-        self._flowing = True  # whether the transport reads; not all transports can be asked
-        self._full = False  # the group that it fills is full
-        self._rest = b""  # bytes that were read and wait for their turn
-        self._at = 0
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._use(cast(asyncio.Transport, transport))  # uvloop's is none by inheritance
-        tls = self._driver.tls
-        if tls is None or tls.first:
-            self._driver.accept(self)
-        else:
-            self._driver.spawn(self._upgrade(tls))
-
-    def _use(self, transport: asyncio.Transport) -> None:
-        self.transport = transport
-        self._flowing = True
-        high = min(WRITE_HIGH, self._driver.engine.settings.max_pending // 4)
-        transport.set_write_buffer_limits(high=high, low=high // 4)
-
-    async def _upgrade(self, tls: Tls) -> None:
-        """INFO in plain text, everything else through TLS. No wait is between the two: whatever the client answers to
-        INFO is read by TLS and not by us. (To stop reading in `connection_made` has no effect on uvloop.)"""
-        if self.transport is None or self.transport.is_closing() or not self._driver.accept(self):
-            return
-        self._plain, self.transport = self.transport, None
-        assert self._plain is not None
-        try:
-            upgraded = await asyncio.get_running_loop().start_tls(
-                self._plain, self, tls.context, server_side=True, ssl_handshake_timeout=tls.timeout
-            )
-        except Exception as exc:  # no TLS, no certificate, too slow, gone: the client's affair, whatever it is
-            log.info("client %d did not agree on TLS: %s", self.cid, exc)
-            upgraded = None
-        if upgraded is None:
-            self._plain.abort()
-            self._driver.lost(self)
-            return
-        self._use(upgraded)
-        if self._full:
-            self._reading(False)
-        self._driver.upgraded(self)
-
-    def data_received(self, data: bytes) -> None:
-        if not self.cid:
-            return
-        if self._driver.faults is not None:
-            data = self._driver.faults.received(self, data)
-        if len(data) <= SLICE and not self._rest:
-            self._driver.data(self, self._parser.feed(data), len(data))
-            return
-        self._rest = self._rest[self._at :] + data
-        self._at = 0
-        self._reading(False)
-        self._go_on()
-
-    def _go_on(self) -> None:
-        """Handle the next slice of what was read."""
-        if self._full or not self._rest:
-            return
-        piece = self._rest[self._at : self._at + SLICE]
-        self._at += len(piece)
-        self._driver.data(self, self._parser.feed(piece), len(piece))
-        if self._at < len(self._rest):
-            self._driver.soon(self._go_on)
-        else:
-            self._rest, self._at = b"", 0
-            self._reading(not self._full)
-
-    def hold(self) -> bool:
-        """Take nothing more from the client until `resume`; False if that is so already."""
-        if self._full:
-            return False
-        self._full = True
-        self._reading(False)
-        return True
-
-    def resume(self) -> None:
-        self._full = False
-        if self._rest:
-            self._driver.soon(self._go_on)
-        else:
-            self._reading(True)
-
-    def _reading(self, yes: bool) -> None:
-        transport = self.transport
-        if transport is None or transport.is_closing() or self._flowing == yes:
-            return
-        self._flowing = yes
-        if yes:
-            transport.resume_reading()
-        else:
-            transport.pause_reading()
-
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
-        self._rest = b""
-        self._driver.lost(self)
-
-    def pause_writing(self) -> None:
-        self._driver.engine.congested(self.cid, True)
-
-    def resume_writing(self) -> None:
-        self._driver.engine.congested(self.cid, False)
-        self._driver.wake()
-
-    @property
-    def name(self) -> str:
-        """What the client calls itself."""
-        return self._driver.engine.client_name(self.cid)
-
-    def send(self, data: bytes) -> None:
-        """Write, past the engine."""
-        if self.transport is not None and not self.transport.is_closing():
-            self.transport.write(data)
-
-    def abort(self) -> None:
-        """End at once, without a word."""
-        transport = self.transport if self.transport is not None else self._plain
-        if transport is not None:
-            transport.abort()
-
-    def close(self) -> None:
-        """Send what is queued, but do not wait for it for long."""
-        transport = self.transport
-        if transport is None and self._plain is not None:
-            self._plain.abort()  # in plain text it can be told nothing
-            return
-        if transport is None or transport.is_closing():
-            return
-        transport.close()
-        if transport.get_write_buffer_size():
-            asyncio.get_running_loop().call_later(LINGER, transport.abort)
+HASHES = 2  # secrets that are compared with hashes at a time
 
 
 class Driver:
@@ -184,9 +40,15 @@ class Driver:
         clock: Clock,
         max_connections: int = 65536,
         max_control_line: int = 4096,
+        write_deadline: float = 0.0,
         tls: Tls | None = None,
+        trace: Trace | None = None,
     ) -> None:
         self.engine = engine
+        self.write_deadline = write_deadline
+        self.max_connections = max_connections
+        self._trace = trace
+        self._hashes: ThreadPoolExecutor | None = None
         self.max_control_line = max_control_line
         self.tls = tls
         self.faults: Faults | None = None  # by order of a test
@@ -194,7 +56,6 @@ class Driver:
         self._tasks: set[asyncio.Task[None]] = set()
         self._unsent: dict[int, Session] = {}  # output of clients that are agreeing on TLS
         self._clock = clock
-        self._max_connections = max_connections
         self._loop = asyncio.get_running_loop()
         self._connections: dict[int, Connection] = {}
         self._committers: Sequence[Committer] = ()
@@ -223,14 +84,15 @@ class Driver:
         """Greet a client; False if it is one too many."""
         transport = connection.transport
         assert transport is not None
-        full = len(self._connections) >= self._max_connections
+        full = 0 <= self.max_connections <= len(self._connections)
         self._last_cid += 1
         connection.cid = self._last_cid
         self._connections[connection.cid] = connection
         peer = transport.get_extra_info("peername")
-        address = str(peer[0]) if isinstance(peer, tuple) else ""
+        address, port = (str(peer[0]), int(peer[1])) if isinstance(peer, tuple) else ("", 0)
         nonce = make_nonce() if self.engine.wants_nonces else ""
-        self.engine.connect(connection.cid, address, self._clock(), nonce=nonce)
+        self.engine.connect(connection.cid, address, self._clock(), client_port=port, nonce=nonce, door=connection.door)
+        log.debug("%s - Client connection created", connection.label)
         if full:
             self.engine.close(connection.cid, "maximum connections exceeded")
         if full or self.tls is not None:  # in plain text, before TLS takes over
@@ -253,11 +115,16 @@ class Driver:
         before = self._pending()
         if self.faults is not None:
             events = self.faults.events(connection, events)
+        if self._trace is not None:
+            self._trace.received(connection, events)
         try:
             self.engine.receive(connection.cid, events, self._clock())
         except Exception:  # whatever one client sends, the others go on
             log.exception("an error in handling what client %d sent", connection.cid)
             self.engine.close(connection.cid, "Internal Server Error")
+        for check in self.engine.take_checks():
+            connection.wait(True)
+            self.spawn(self._check(connection, check))
         after = self._pending()
         if after > before:
             self._group_bytes += size
@@ -265,17 +132,39 @@ class Driver:
                 self._held.append(connection)
         self.wake()
 
+    async def _check(self, connection: Connection, check: Check) -> None:
+        """Compare a secret with its hash, on a thread: it takes a good part of a second."""
+        if self._hashes is None:
+            self._hashes = ThreadPoolExecutor(HASHES, "slipstream-hash")
+        right = await self._loop.run_in_executor(self._hashes, fits_hash, check.secret, check.hash)
+        self.engine.checked(check.cid, right, self._clock())
+        connection.wait(False)
+        self.wake()
+
     def lost(self, connection: Connection) -> None:
         self._unsent.pop(connection.cid, None)
         if self.faults is not None:
             self.faults.forget(connection)
         if self._connections.pop(connection.cid, None) is not None:
+            session = self.engine.sessions.get(connection.cid)
             self.engine.disconnect(connection.cid)
+            if self._trace is not None:
+                self._trace.forget(connection)
+            if session is not None:
+                self._log_end(connection, session)
             self.wake()
+
+    def _log_end(self, connection: Connection, session: Session) -> None:
+        if session.reason.startswith("Authentication"):
+            log.error("%s - %s", connection.label, session.reason)
+        elif session.reason == "Slow Consumer":
+            log.warning("%s - Slow Consumer Detected", connection.label)
+        log.debug("%s - Client connection closed: %s", connection.label, session.reason or "Client Closed")
 
     def quiet(self) -> None:
         """Take nothing more from anybody; what was taken is carried out and answered."""
         self._quiet = True
+        self.engine.retire()
         for connection in self._connections.values():
             connection.hold()
 
@@ -350,11 +239,13 @@ class Driver:
             self._unsent[session.cid] = session
         elif session.out:
             data = b"".join(session.out)
+            if self._trace is not None:
+                self._trace.sent(connection, data)
             session.out.clear()
             if self.faults is not None:
                 data = self.faults.sent(connection, data)
-            transport.write(data)
-            session.room = self.engine.settings.max_pending - transport.get_write_buffer_size()
+            session.out_bytes += len(data)
+            session.room = self.engine.settings.max_pending - connection.write(data)
         if session.closed:
             connection.close()
 
@@ -388,3 +279,5 @@ class Driver:
             task.cancel()
         if self._timer is not None:
             self._timer.cancel()
+        if self._hashes is not None:
+            self._hashes.shutdown(wait=False, cancel_futures=True)

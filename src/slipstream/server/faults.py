@@ -16,7 +16,8 @@ from slipstream.errors import UsageError
 from slipstream.wire import Event, Pub, is_valid_filter, matcher
 
 if TYPE_CHECKING:
-    from slipstream.server.driver import Connection, Driver
+    from slipstream.server.connection import Connection
+    from slipstream.server.driver import Driver
 
 DROP, DUPLICATE, DELAY = "drop", "duplicate", "delay"
 TO_SERVER, TO_CLIENT = "to_server", "to_client"

@@ -24,7 +24,8 @@ from slipstream.server.faults import TO_CLIENT, Faults
 
 if TYPE_CHECKING:
     from slipstream.server.commits import Committer
-    from slipstream.server.driver import Connection, Driver
+    from slipstream.server.connection import Connection
+    from slipstream.server.driver import Driver
 
 PREFIX = "$SLIPSTREAM.FAULTS."
 

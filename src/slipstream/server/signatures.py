@@ -1,4 +1,4 @@
-"""Nonces for clients and the check of what they made of them: Ed25519, as nkeys have it."""
+"""Nonces for clients, the check of what they made of them (Ed25519, as nkeys have it), and secrets kept as hashes."""
 
 from __future__ import annotations
 
@@ -22,3 +22,15 @@ def verify(key: bytes, signature: bytes, message: bytes) -> bool:
     except (InvalidSignature, ValueError):
         return False
     return True
+
+
+def fits_hash(secret: str, hashed: str) -> bool:
+    """Whether a secret is the one that a bcrypt hash was made of. Takes long on purpose."""
+    import bcrypt  # when the first hash is met
+
+    data = secret.encode()[:72]  # all that bcrypt looks at; whoever made the hash cut it there as well
+    try:
+        # The letter names revisions of other implementations; the algorithm is the same.
+        return bcrypt.checkpw(data, b"$2b$" + hashed[4:].encode())
+    except ValueError:
+        return False

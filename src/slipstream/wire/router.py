@@ -51,6 +51,11 @@ class Router(Generic[T]):
     def __len__(self) -> int:
         return self._size
 
+    @property
+    def cached(self) -> int:
+        """How many answers are remembered."""
+        return len(self._cache)
+
     def add(self, pattern: str, value: T, queue: str = "") -> None:
         """Route `pattern` to `value`; the same value twice for one pattern and queue counts once."""
         node = self._root

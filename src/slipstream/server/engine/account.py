@@ -7,7 +7,7 @@ have their own names and those of others their account's in front (`account/stre
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import msgspec
 
@@ -15,14 +15,17 @@ from slipstream.api import StreamConfig, StreamSource, encode_json
 from slipstream.api.names import API_PREFIX
 from slipstream.server.engine.advisories import Advisories
 from slipstream.server.engine.batches import Load
+from slipstream.server.engine.consumers.acks import FLOW_PATTERN, Desk
 from slipstream.server.engine.direct import PREFIX, QUEUE
 from slipstream.server.engine.features import with_level
-from slipstream.server.engine.host import Job, Target, Waiter
+from slipstream.server.engine.host import Interested, Job, Target, Waiter
 from slipstream.server.engine.inflow import Inflow, Remote
 from slipstream.server.engine.journal import Journal, Source
 from slipstream.server.engine.jsapi import Api
 from slipstream.server.engine.limits import UNLIMITED, AccountLimits, check_bytes
 from slipstream.server.engine.mirror import Deputy, Mirror
+from slipstream.server.engine.ports import StreamLog
+from slipstream.server.engine.restore import Restore
 from slipstream.server.engine.session import ClientSub
 from slipstream.server.engine.sources import Sourcing
 from slipstream.server.engine.stream import Stored, Stream
@@ -36,6 +39,7 @@ class House(Protocol):
 
     timers: Timers
     max_pending: int
+    max_payload: int
     leader_name: str
     version: str
     domain: str
@@ -79,18 +83,22 @@ class Account:
         self.limits = limits
         self.switch = switch
         self.streams: dict[str, Stream] = {}
+        self.restores: dict[str, Restore] = {}  # by the name of the stream
         self.upstreams: Mapping[str, Stream] = self.streams
         self.remotes, self.watchers = house.remotes, house.watchers
         self._inflows: dict[Inflow, None] = {}
         self._deputies: dict[str, list[tuple[str, Deputy]]] = {}
-        self.timers, self.max_pending = house.timers, house.max_pending
+        self.timers, self.max_pending, self.max_payload = house.timers, house.max_pending, house.max_payload
         self.leader_name, self.version, self.domain = house.leader_name, house.version, house.domain
         self.batch_load, self.advisories = house.batch_load, house.advisories
         self._house = house
         self.journal_for, self.start, self.wait = house.journal_for, house.start, house.wait
         self.api = Api(self)
+        self.desk = Desk()
         if jetstream:
             switch.add(f"{API_PREFIX}.>", self.api)
+            switch.hand_acks(self.desk)
+            switch.add(FLOW_PATTERN, self.desk)
             if house.domain:
                 switch.add(f"$JS.{house.domain}.API.>", DomainGate(switch, house.domain))
 
@@ -102,6 +110,33 @@ class Account:
 
     def send(self, subject: str, header: bytes, payload: bytes) -> bool:
         return self.switch.send(subject, header, payload)
+
+    def token(self, size: int) -> str:
+        return self.switch.token(size)
+
+    def chance(self) -> float:
+        return self.switch.chance()
+
+    def sample(self, percent: int) -> bool:
+        return self.switch.chance() * 100 < percent
+
+    def audience(self, subject: str) -> int:
+        return self.switch.audience(subject)
+
+    def add(self, pattern: str, target: Target) -> None:
+        self.switch.add(pattern, target)
+
+    def discard(self, pattern: str, target: Target) -> None:
+        self.switch.discard(pattern, target)
+
+    def pass_on(self, to: str, subject: str, reply: str, header: bytes, payload: bytes) -> bool:
+        return self.switch.pass_on(to, subject, reply, header, payload)
+
+    def members(self, subject: str, queue: str) -> list[ClientSub]:
+        return self.switch.members(subject, queue)
+
+    def attend(self, subject: str, interested: Interested, yes: bool) -> None:
+        self.switch.attend(subject, interested, yes)
 
     def listeners(self, subject: str) -> tuple[bool, bool]:
         return self.switch.listeners(subject)
@@ -125,7 +160,17 @@ class Account:
         if journal is not None and journal.unfinished:
             journal.answers.append((reply, 0, source, payload))
         else:
-            self.send(reply, b"", payload)
+            self.send(reply, b"", payload or source.ack(0)[0].encode())
+
+    def request(self, subject: str, reply: str, payload: bytes) -> bool:
+        """Publish from within the server, with a subject for answers."""
+        return self.switch.route(self.switch.router.match_once(subject), subject, reply, b"", payload, None)
+
+    def subscribe(self, pattern: str, target: Target) -> None:
+        self.switch.add(pattern, target)
+
+    def unsubscribe(self, pattern: str, target: Target) -> None:
+        self.switch.discard(pattern, target)
 
     # Streams.
 
@@ -157,6 +202,26 @@ class Account:
         stream.journal.store.delete(stream.key)
         stream.journal.catalog = True
 
+    # Out of a snapshot: the stream is in the store, and nowhere else before it is complete.
+
+    def begin_restore(self, config: StreamConfig, now: int) -> tuple[Journal, StreamLog]:
+        journal, key = self.journal_for(config.storage), self._key(config.name)
+        return journal, journal.store.create(key, encode_json(Stored(now, config.to_dict(), restoring=True)))
+
+    def complete_restore(self, config: StreamConfig, consumers: list[tuple[str, bytes]], now: int) -> dict[str, Any]:  # noqa: ARG002
+        journal, key = self.journal_for(config.storage), self._key(config.name)
+        self.restores.pop(config.name, None)
+        stream = Stream(self, journal, config, key=key, created=now, now=now)
+        journal.store.configure(key, stream.stored())
+        journal.catalog = True
+        self._attach(stream)
+        stream.enforce(now)
+        return self.api.restored(stream, now)
+
+    def drop_restore(self, config: StreamConfig) -> None:
+        self.restores.pop(config.name, None)
+        self.journal_for(config.storage).store.delete(self._key(config.name))
+
     def replace_peer(self, stream: Stream, peer: str, now: int) -> None:
         self._detach(stream)
         stream.replicas.replace(peer, now)
@@ -169,6 +234,12 @@ class Account:
             for key, data in journal.store.streams()
             if account_of(key) == self.name
         }
+        for restore in [each for each in self.restores.values() if self.journal_for(each.config.storage) is journal]:
+            restore.lost(begun=self._key(restore.config.name) in kept)
+        for key in [key for key, entry in kept.items() if entry.restoring]:
+            del kept[key]
+            if any(name == key for name, _ in journal.store.streams()):
+                journal.store.delete(key)
         for stream in [stream for stream in self.streams.values() if stream.journal is journal]:
             self._detach(stream)
             entry = kept.get(stream.key)

@@ -19,14 +19,14 @@ class Advisories:
         self._domain = domain
         self._made = 0
 
+    def token(self) -> str:
+        """A name that is not used twice, for a subject."""
+        self._made += 1
+        return f"{self._server}{self._made:010d}"
+
     def encode(self, kind: str, now: int, fields: dict[str, Any]) -> bytes:
         """The advisory of that type; `fields` behind those that all have."""
-        self._made += 1
-        body: dict[str, Any] = {
-            "type": TYPE + kind,
-            "id": f"{self._server}{self._made:010d}",
-            "timestamp": format_time(now),
-        }
+        body: dict[str, Any] = {"type": TYPE + kind, "id": self.token(), "timestamp": format_time(now)}
         body |= fields
         if self._domain:
             body["domain"] = self._domain
@@ -36,6 +36,11 @@ class Advisories:
         """Subject and payload: a stream was made, changed or deleted."""
         payload = self.encode("stream_action", now, {"stream": stream, "action": action})
         return f"{PREFIX}.STREAM.{_ACTIONS[action]}.{stream}", payload
+
+    def stream_event(self, event: str, stream: str, now: int, fields: dict[str, Any]) -> tuple[str, bytes]:
+        """Subject and payload: a snapshot or a restore began or ended (`SNAPSHOT_CREATE`, ...)."""
+        payload = self.encode(event.lower(), now, {"stream": stream} | fields)
+        return f"{PREFIX}.STREAM.{event}.{stream}", payload
 
     def batch_abandoned(self, stream: str, batch: str, reason: str, now: int) -> tuple[str, bytes]:
         """Subject and payload: an atomic batch will not be committed."""

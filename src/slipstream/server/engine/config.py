@@ -83,7 +83,6 @@ def normalise(config: StreamConfig, *, pedantic: bool = False) -> StreamConfig:
     if config.deny_purge and config.allow_rollup_hdrs:
         raise _invalid("roll-ups require the purge permission")
     config = check_features(config, pedantic=pedantic)
-    _check_supported(config)
     if not config.subjects and config.mirror is None and not config.sources:
         config = config.replace(subjects=(config.name,))
     _check_subjects(config)
@@ -160,15 +159,6 @@ def _check_times(config: StreamConfig, *, pedantic: bool) -> StreamConfig:
     if window < SHORTEST:
         raise _invalid("duplicates window needs to be >= 100ms")
     return config
-
-
-def _check_supported(config: StreamConfig) -> None:
-    wanted = {
-        f"retention {config.retention!r}": config.retention != Retention.LIMITS,
-    }
-    for name, asked in wanted.items():
-        if asked:
-            raise _invalid(f"{name} is not supported yet by this server")
 
 
 def _check_subjects(config: StreamConfig) -> None:

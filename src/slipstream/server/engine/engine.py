@@ -12,29 +12,33 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import replace
 
 from slipstream.api import Storage, encode_json
 from slipstream.errors import StreamStoreFailedError
 from slipstream.server.engine.account import Account
 from slipstream.server.engine.advisories import Advisories
-from slipstream.server.engine.auth import Gate, Verify, nobody_signs
+from slipstream.server.engine.auth import Certificate, Gate, Hashed, Member, Refused, Shown, nobody_signs
 from slipstream.server.engine.batches import Load
+from slipstream.server.engine.consumers.acks import ACK_PREFIX
 from slipstream.server.engine.direct import QUEUE
 from slipstream.server.engine.features import API_LEVEL
 from slipstream.server.engine.host import Job, Progress, Waiter
 from slipstream.server.engine.inflow import Remote
 from slipstream.server.engine.journal import Answer, Batch, Home, Journal
+from slipstream.server.engine.jwt import Verify
 from slipstream.server.engine.limits import UNLIMITED, AccountLimits
 from slipstream.server.engine.permissions import Grant, quoted
 from slipstream.server.engine.ports import Store
-from slipstream.server.engine.session import ClientSub, Session, State
+from slipstream.server.engine.session import ClientSub, Door, Peer, Session, State
+from slipstream.server.engine.settings import Check, Settings, Totals
 from slipstream.server.engine.stream import Stream
 from slipstream.server.engine.switch import INBOX, Dice, Switch
 from slipstream.server.engine.timers import Timers
-from slipstream.server.engine.users import DEFAULT_ACCOUNT, User
+from slipstream.server.engine.users import DEFAULT_ACCOUNT, AccountOptions, at_most
 from slipstream.wire import (
     Connect,
+    ConnectOptions,
     Event,
     Ping,
     Pong,
@@ -48,36 +52,13 @@ from slipstream.wire import (
 )
 from slipstream.wire.encode import OK, PING, PONG
 
+__all__ = ["Check", "Engine", "Settings"]
+
 MAX_PARKED = 10_000
 MAX_JOBS = 10_000
 STEP_MESSAGES = 1024  # what all jobs together send per turn
 CHECKED_SUBJECTS = 16 * 1024
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """What the server is told when it starts. Times in nanoseconds, sizes in bytes."""
-
-    server_id: str = "SLIPSTREAM"
-    server_name: str = "slipstream"
-    # Clients switch features on by this: it names the nats-server release whose behaviour is implemented. Our own
-    # version is in a field of its own, `slipstream`.
-    version: str = "2.15.1"
-    slipstream: str = ""
-    host: str = "127.0.0.1"
-    port: int = 4222
-    jetstream: bool = True
-    domain: str = ""  # of JetStream
-    limits: Mapping[str, AccountLimits] = field(default_factory=dict)  # by account; others have none
-    max_payload: int = 1024 * 1024
-    max_pending: int = 64 * 1024 * 1024
-    max_subscriptions: int = 100_000  # of one client
-    users: tuple[User, ...] = ()  # none: everyone may come in
-    tls_required: bool = False
-    tls_verify: bool = False  # clients show certificates
-    auth_timeout: int = 2_000_000_000
-    ping_interval: int = 120_000_000_000
-    max_pings_out: int = 2
+MAX_CLOSED = 1000  # connections that are gone and still told of
 
 
 class Engine:
@@ -90,6 +71,7 @@ class Engine:
         self.settings = settings
         self.timers = Timers()
         self.max_pending = settings.max_pending
+        self.max_payload = settings.max_payload
         self.leader_name = settings.server_name
         self.version, self.domain = settings.version, settings.domain
         self.batch_load = Load()
@@ -106,15 +88,34 @@ class Engine:
         self._parked = 0
         self._waiters: dict[Waiter, int] = {}
         self.watchers: dict[Waiter, None] = {}  # those who look after every commit
-        self._gate = Gate(settings.users, verify)
+        self._gate = Gate(
+            settings.users,
+            verify,
+            accounts=settings.accounts,
+            no_auth_user=settings.no_auth_user,
+            operators=settings.operators,
+            account_tokens=settings.account_tokens,
+        )
+        self.system_account = self._gate.system_account or settings.system_account
+        self.door = Door(
+            settings.host,
+            settings.port,
+            tls_required=settings.tls_required,
+            tls_verify=settings.tls_verify,
+        )
+        self.started = now
+        self.closed: deque[Session] = deque(maxlen=MAX_CLOSED)
+        self.totals = Totals()
+        self._checks: list[Check] = []
+        self._crowds: dict[str, int] = {}  # connections by account
         self._dirty: list[Session] = []
         self._accounts = {
             name: Account(
                 self,
                 name,
                 Switch(dice, now, self._dirty),
-                jetstream=settings.jetstream,
-                limits=settings.limits.get(name, UNLIMITED),
+                jetstream=self.has_jetstream(name),
+                limits=self._limits(name),
             )
             for name in self._gate.accounts
         }
@@ -127,18 +128,58 @@ class Engine:
             for journal in self.journals:
                 self._load(journal, now)
 
+    def has_jetstream(self, account: str) -> bool:
+        """Whether an account may have streams."""
+        limits = self._gate.accounts[account].jetstream
+        return self.settings.jetstream and limits is not None and account != self.system_account
+
+    def _limits(self, account: str) -> AccountLimits:
+        """What an account may use: its own limits, within those of the server."""
+        settings, own = self.settings, self._gate.accounts[account].jetstream
+        own = settings.limits.get(account, UNLIMITED) if own is None or own == UNLIMITED else own
+        if settings.max_memory < 0 and settings.max_storage < 0:
+            return own
+        return replace(
+            own,
+            max_memory=at_most(own.max_memory, settings.max_memory),
+            max_storage=at_most(own.max_storage, settings.max_storage),
+        )
+
+    def health(self) -> list[str]:
+        """What is wrong with the streams; nothing, if all is well."""
+        return []
+
     # Clients.
+
+    @property
+    def sessions(self) -> Mapping[int, Session]:
+        """Every client that is connected."""
+        return self._sessions
+
+    @property
+    def account_options(self) -> Mapping[str, AccountOptions]:
+        """What each account may have."""
+        return self._gate.accounts
+
+    @property
+    def auth_required(self) -> bool:
+        return self._gate.required
 
     @property
     def wants_nonces(self) -> bool:
         """Whether `connect` needs a nonce, made for that client alone."""
         return self._gate.nonces
 
-    def connect(self, cid: int, client_ip: str, now: int, *, nonce: str = "") -> None:
+    def connect(
+        self, cid: int, client_ip: str, now: int, *, client_port: int = 0, nonce: str = "", door: Door | None = None
+    ) -> None:
         """A client is there; greet it."""
-        session = self._sessions[cid] = Session(cid, self.settings.max_pending, self._default.switch)
-        session.client_ip, session.nonce = client_ip, nonce
-        session.switch.push(session, self._info(session))
+        switch, peer = self._default.switch, Peer(client_ip, client_port)
+        session = Session(cid, self.settings.max_pending, switch, door or self.door, peer, now)
+        self._sessions[cid] = session
+        session.nonce = nonce
+        self.totals.connections += 1
+        switch.push(session, self._info(session))
         if self._gate.required:
             session.timer = self.timers.at(
                 now + self.settings.auth_timeout, lambda _: self.close(cid, "Authentication Timeout")
@@ -146,12 +187,24 @@ class Engine:
         else:
             self._keep_alive(session, now)
 
+    def secured(self, cid: int, certificate: Certificate | None, version: str, cipher: str) -> None:
+        """A client speaks TLS, and may have shown a certificate."""
+        session = self._sessions.get(cid)
+        if session is not None:
+            session.certificate, session.tls = certificate, (version, cipher)
+
     def disconnect(self, cid: int) -> None:
         """A client is gone."""
         session = self._sessions.pop(cid, None)
-        if session is not None:
-            session.switch.drop(session)
-            session.close()
+        if session is None:
+            return
+        session.switch.drop(session)
+        session.close()
+        session.stopped = session.switch.now
+        if session.member is not None:
+            self._crowds[session.account] -= 1
+        self.totals.add(session)
+        self.closed.append(session)
 
     def close(self, cid: int, text: str = "") -> None:
         """Tell a client why, and have the driver cut it off."""
@@ -164,27 +217,75 @@ class Engine:
         session = self._sessions.get(cid)
         if session is None or session.closed:
             return
-        session.switch.now = now
+        if session.pending is not None:
+            session.held += events
+            return
+        session.switch.now = session.active = now
         session.pings_out = 0
         locked = session.state is State.GREETED and self._gate.required
-        straight = session.switch.straight if session.grant is None and not locked else {}
+        swift = session.is_free and not locked
+        straight = session.switch.straight if swift else {}
+        count = size = 0
+        events = iter(events)
         for event in events:
             if type(event) is Pub and not locked:
                 subject, reply, header, payload = event
+                count += 1
+                size += len(header) + len(payload)
                 stream = straight.get(subject)
                 if stream is not None and not session.verbose and (session.headers or not header):
                     stream.receive(subject, reply, header, payload, now)
                     continue
+                acks = session.switch.acks
+                if (
+                    subject[:8] == ACK_PREFIX
+                    and acks is not None
+                    and swift
+                    and not session.verbose
+                    and acks.receive(subject, reply, header, payload, now)
+                ):
+                    continue
                 self._publish(session, event)
             elif locked and type(event) is not Connect and type(event) is not Violation:
-                session.switch.close(session, "Authorization Violation")
+                locked = not self._admit_default(session)
+                if not locked:
+                    self.receive(cid, [event], now)
+                    swift = session.is_free
+                    straight = session.switch.straight if swift else {}
             else:
                 self._control(session, event)
-                locked = session.state is State.GREETED and self._gate.required
                 if type(event) is Connect:
-                    straight = session.switch.straight if session.grant is None else {}
+                    if session.pending is not None:
+                        session.held += events  # all that is left
+                        break
+                    locked = session.state is State.GREETED and self._gate.required
+                    swift = session.is_free and not locked
+                    straight = session.switch.straight if swift else {}
             if session.closed:
-                return
+                break
+        session.in_msgs += count
+        session.in_bytes += size
+
+    def take_checks(self) -> list[Check]:
+        """Secrets that are to be compared with hashes; each is answered by `checked`."""
+        checks, self._checks = self._checks, []
+        return checks
+
+    def checked(self, cid: int, right: bool, now: int) -> None:
+        """Whether a client's secret fits its hash."""
+        session = self._sessions.get(cid)
+        if session is None or session.pending is None:
+            return
+        session.switch.now = now
+        (options, member), session.pending = session.pending, None
+        held, session.held = session.held, []
+        if not right or member is None:
+            self._refuse(session)
+            return
+        self._enter(session, member, options)
+        if session.verbose and not session.closed:
+            session.switch.push(session, OK)
+        self.receive(cid, held, now)
 
     def client_name(self, cid: int) -> str:
         """What a client calls itself."""
@@ -204,6 +305,12 @@ class Engine:
         for session in self._sessions.values():
             if session.protocol >= 1:
                 session.switch.push(session, self._info(session, lame_duck=True))
+
+    def retire(self) -> None:
+        """The server stops: consumers deliver nothing more, and whoever waits for a message is told."""
+        for account in self._accounts.values():
+            for stream in account.streams.values():
+                stream.consumers.retire()
 
     def congested(self, cid: int, yes: bool) -> None:
         """The driver's buffer for a client is full (or not any more): batches for it wait."""
@@ -259,6 +366,10 @@ class Engine:
         answers = batch.journal.finish(batch)
         for home, subject, header, payload in batch.events:
             home.send(subject, header, payload)
+        for reader in list(batch.journal.readers):
+            reader.committed(now)
+        for then in batch.after:
+            then()
         if len(self._switches) == 1:
             self._default.switch.answer_all(answers)
         else:
@@ -277,7 +388,8 @@ class Engine:
         lost = journal.abandon()
         self._load(journal, now)
         for reply, _, source, _ in lost:
-            source.home.send(reply, b"", source.failure(reason))
+            if answer := source.failure(reason):
+                source.home.send(reply, b"", answer)
 
     # What its accounts ask of the engine (`account.House`).
 
@@ -304,8 +416,9 @@ class Engine:
 
     def _load(self, journal: Journal, now: int) -> None:
         """The streams of accounts that no user belongs to stay in the store, for the day when one does."""
-        for account in self._accounts.values():
-            account.load(journal, now)
+        for name, account in self._accounts.items():
+            if self.has_jetstream(name):
+                account.load(journal, now)
 
     # The protocol.
 
@@ -317,25 +430,28 @@ class Engine:
             "version": settings.version,
             "slipstream": settings.slipstream,
             "proto": 1,
-            "host": settings.host,
-            "port": settings.port,
+            "host": session.door.host,
+            "port": session.door.port,
             "headers": True,
-            "max_payload": settings.max_payload,
+            "max_payload": at_most(settings.max_payload, session.max_payload),
             "jetstream": settings.jetstream,
             "client_id": session.cid,
-            "client_ip": session.client_ip,
+            "client_ip": session.peer.host,
             "api_lvl": API_LEVEL,
         }
         if settings.domain:
             info["domain"] = settings.domain
-        if self._gate.required:
+        if self._gate.required and self._gate.default is None:
             info["auth_required"] = True
-        if settings.tls_required:
-            info["tls_required"] = True
-        if settings.tls_verify:
-            info["tls_verify"] = True
+        for name in ("tls_required", "tls_verify", "tls_available"):
+            if getattr(session.door, name):
+                info[name] = True
         if lame_duck:
             info["ldm"] = True
+        elif session.is_told:
+            info |= {"connect_info": True, "remote_account": session.account}
+            if session.account == self.system_account:
+                info["acc_is_sys"] = True
         elif session.nonce:
             info["nonce"] = session.nonce
         return b"INFO %b\r\n" % encode_json(info)
@@ -348,11 +464,18 @@ class Engine:
             self._unsubscribe(session, event)
         elif isinstance(event, Ping):
             session.switch.push(session, PONG)
+            if not session.is_told and session.protocol >= 1:
+                session.is_told = True
+                session.switch.push(session, self._info(session))
             return
         elif isinstance(event, Pong):
+            if session.pinged:
+                session.rtt, session.pinged = max(1, session.active - session.pinged), 0
             return
         elif isinstance(event, Connect):
-            self._introduce(session, event)
+            self._introduce(session, event.options)
+            if session.pending is not None:
+                return
         elif isinstance(event, Violation):
             session.switch.close(session, event.err)
         else:  # INFO, +OK, -ERR and MSG are a server's words; the parser for clients gives none of them
@@ -360,22 +483,69 @@ class Engine:
         if session.verbose and not session.closed:
             session.switch.push(session, OK)
 
-    def _introduce(self, session: Session, event: Connect) -> None:
-        member = self._gate.admit(event.options, session.nonce)
-        if member is None or session.member not in (None, member):  # who came in stays who it is
-            session.switch.close(session, "Authorization Violation")
-        elif event.options.no_responders and not event.options.headers:
-            session.switch.close(session, "no responders requires headers support")
+    def _introduce(self, session: Session, options: ConnectOptions) -> None:
+        now, door = session.switch.now, session.door
+        verdict = self._gate.admit(
+            Shown(
+                options, session.nonce, session.peer.host, door.connection_type, session.certificate,
+                door.by_certificate, now,
+            )
+        )  # fmt: skip
+        if isinstance(verdict, Hashed):
+            session.pending = options, verdict.member
+            self._checks.append(Check(session.cid, verdict.secret, verdict.hash))
+        elif isinstance(verdict, Refused):
+            self._refuse(session, verdict.reason)
         else:
-            session.introduce(event.options)
-            if session.member is None:
-                session.member = member
-                session.switch = self._accounts[member.account].switch
-                session.switch.now = self._default.switch.now
-                session.grant = Grant(member.rules) if member.rules is not None else None
-            if session.timer is not None:
-                session.timer.cancel()
-            self._keep_alive(session, session.switch.now)
+            self._enter(session, verdict, options)
+
+    def _admit_default(self, session: Session) -> bool:
+        """Let a client in that does not introduce itself, if there is a user for such; or turn it away."""
+        member = self._gate.default
+        if member is None:
+            self._refuse(session, "the first words were not CONNECT")
+            return False
+        self._enter(session, member, ConnectOptions())
+        return not session.closed
+
+    def _refuse(self, session: Session, reason: str = "wrong secret") -> None:
+        session.switch.close(session, "Authorization Violation")
+        session.reason = f"Authentication Failure: {reason}"
+
+    def _enter(self, session: Session, member: Member, options: ConnectOptions) -> None:
+        if session.member is not None and session.member.key != member.key:  # who came in stays who it is
+            self._refuse(session, "a second CONNECT by another user")
+            return
+        if options.no_responders and not options.headers:
+            session.switch.close(session, "no responders requires headers support")
+            return
+        session.introduce(options)
+        if session.member is None and not self._join(session, member):
+            return
+        if session.timer is not None:
+            session.timer.cancel()
+        self._keep_alive(session, session.switch.now)
+
+    def _join(self, session: Session, member: Member) -> bool:
+        """The client belongs to an account now; False if that has no room for it."""
+        limit = self._gate.accounts[member.account].max_connections
+        crowd = self._crowds.get(member.account, 0)
+        if limit >= 0 and crowd >= limit:
+            session.switch.close(session, "maximum account active connections exceeded")
+            return False
+        self._crowds[member.account] = crowd + 1
+        now = session.switch.now
+        session.member, session.account = member, member.account
+        session.switch = self._accounts[member.account].switch
+        session.switch.now = now
+        session.grant = Grant(member.rules) if member.rules is not None else None
+        session.max_subs, session.max_payload = member.max_subscriptions, member.max_payload
+        if member.expires:
+            whose = "Account" if member.expires == self._gate.expiry_of(member.account) else "User"
+            session.expiry = self.timers.at(
+                member.expires, lambda _: self.close(session.cid, f"{whose} Authentication Expired")
+            )
+        return True
 
     def _subscribe(self, session: Session, event: Sub) -> bool:
         subject, queue, sid = event
@@ -386,7 +556,7 @@ class Engine:
             session.switch.push(session, err(f"{text} using queue {quoted(queue)}" if queue else text))
         elif not is_valid_filter(subject):
             session.switch.push(session, err("Invalid Subject"))
-        elif len(session.subs) >= self.settings.max_subscriptions:
+        elif 0 <= at_most(session.max_subs, self.settings.max_subscriptions) <= len(session.subs):
             session.switch.push(session, err("maximum subscriptions exceeded"))
         else:
             if sid not in session.subs:
@@ -410,6 +580,9 @@ class Engine:
         if header and not session.headers:
             session.switch.close(session, "message headers not supported")
             return
+        if 0 <= session.max_payload < len(header) + len(payload):
+            session.switch.close(session, "Maximum Payload Violation")
+            return
         valid = subject in self._checked or self._check(subject)
         if session.pedantic and (not valid or has_wildcard(subject)):
             session.switch.push(session, err("Invalid Publish Subject"))
@@ -421,7 +594,7 @@ class Engine:
         if not valid:
             return
         # A reply inbox is used once: it would only push others out of the router's memory.
-        if subject.startswith(INBOX):
+        if subject.startswith((INBOX, ACK_PREFIX)):
             found = session.switch.router.match_once(subject)
         else:
             found = session.switch.router.match(subject)
@@ -445,6 +618,7 @@ class Engine:
                 session.switch.close(session, "Stale Connection")
                 return
             session.pings_out += 1
+            session.pinged = now
             session.switch.push(session, PING)
             self._keep_alive(session, now)
 

@@ -42,6 +42,31 @@ class Waiter(Hashable, Protocol):
         """Look again which of them can be answered."""
 
 
+class Interested(Hashable, Protocol):
+    """Somebody whom the subscribers of a subject concern."""
+
+    def interest_changed(self, now: int) -> None:
+        """A subscription on the subject came or went."""
+
+
+class AckTarget(Protocol):
+    """A consumer, as acks and answers to flow control reach it."""
+
+    def ack(self, tokens: list[str], reply: str, payload: bytes, now: int) -> bool:
+        """Take an ack; `tokens` are delivery count, stream sequence, consumer sequence, time, pending."""
+
+    def flow(self, subject: str, now: int) -> None:
+        """Take the answer to a flow control request."""
+
+
+class AckDesk(Protocol):
+    """Where acks arrive."""
+
+    @property
+    def consumers(self) -> dict[tuple[str, str], AckTarget]:
+        """By stream and name."""
+
+
 class Inlet(Protocol):
     """Where messages of another stream come in."""
 
@@ -52,15 +77,51 @@ class Inlet(Protocol):
 class Host(Protocol):
     """An account, as its parts see it."""
 
+    name: str
     timers: Timers
     max_pending: int  # bytes that may be unsent to a client
+    max_payload: int
     domain: str  # of JetStream; empty: none
     batch_load: Load  # of batches, on the whole server
     advisories: Advisories
     leader_name: str  # of the server, and so of the first peer of each stream
 
     @property
+    def desk(self) -> AckDesk: ...
+
+    @property
     def switch(self) -> Home: ...
+
+    @property
+    def now(self) -> int:
+        """The time of what is being handled."""
+
+    def token(self, size: int) -> str:
+        """A name that nobody has."""
+
+    def chance(self) -> float:
+        """At least 0, less than 1."""
+
+    def sample(self, percent: int) -> bool:
+        """True in so many of a hundred cases."""
+
+    def audience(self, subject: str) -> int:
+        """How many subscriptions there are on a subject, each member of a queue group counted."""
+
+    def add(self, pattern: str, target: Target) -> None:
+        """Subscribe."""
+
+    def discard(self, pattern: str, target: Target) -> None:
+        """Unsubscribe."""
+
+    def pass_on(self, to: str, subject: str, reply: str, header: bytes, payload: bytes) -> bool:
+        """Give whoever listens on `to` a message that shows another subject; whether anybody got it."""
+
+    def members(self, subject: str, queue: str) -> list[ClientSub]:
+        """The clients that subscribed to exactly this subject, in that queue group or in none."""
+
+    def attend(self, subject: str, interested: Interested, yes: bool) -> None:
+        """Tell somebody whenever a subscription on exactly this subject comes or goes (or no more)."""
 
     def send(self, subject: str, header: bytes, payload: bytes) -> bool:
         """Publish from within the server; whether anybody got it."""

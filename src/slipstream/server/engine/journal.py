@@ -7,6 +7,7 @@ the open group all the same as long as something is unfinished: it may rest on w
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from slipstream.errors import ApiError
@@ -31,7 +32,7 @@ class Source(Protocol):
         """The text of a publish's ack, and its size in bytes."""
 
     def failure(self, error: ApiError) -> bytes:
-        """The payload instead, if the group is lost."""
+        """The payload instead, if the group is lost; empty: no answer is better."""
 
 
 # Reply subject, sequence, who answers, payload. A publish that was stored has a sequence and no payload: there are many
@@ -42,10 +43,24 @@ Answer = tuple[str, int, Source, bytes]
 Event = tuple[Home, str, bytes, bytes]
 
 
+class Keeper(Protocol):
+    """Somebody whose state changes often: it is written when a group is sealed, not with every change."""
+
+    def save(self) -> None:
+        """Put what has changed into the open group."""
+
+
+class Reader(Protocol):
+    """Somebody who follows what is committed."""
+
+    def committed(self, now: int) -> None:
+        """A group was finished."""
+
+
 class Batch:
     """A sealed group with its answers. `group` is None when nothing changed: there is nothing to write then."""
 
-    __slots__ = ("answers", "catalog", "events", "group", "journal")
+    __slots__ = ("after", "answers", "catalog", "events", "group", "journal")
 
     def __init__(
         self, journal: Journal, group: Group | None, answers: list[Answer], events: list[Event], catalog: bool
@@ -55,6 +70,7 @@ class Batch:
         self.answers = answers
         self.events = events
         self.catalog = catalog
+        self.after: list[Callable[[], None]] = []
 
 
 class Journal:
@@ -66,17 +82,27 @@ class Journal:
         self.events: list[Event] = []  # of the open group, in order
         self.catalog = False  # whether the open group made, changed or deleted a stream
         self.under_way: Batch | None = None
+        self.after: list[Callable[[], None]] = []  # to call when the open group is durable and answered
+        self.keepers: dict[Keeper, None] = {}  # those whose state is not in the open group yet
+        self.readers: dict[Reader, None] = {}
+        self.hurried = False  # the keepers have waited long enough for a group
 
     @property
     def ready(self) -> bool:
         """Whether there is a group to seal and none on its way; an empty one, if the store has work left to do."""
-        waiting = self.answers or self.events or self.store.pending or self.store.backlog
-        return self.under_way is None and bool(waiting)
+        waiting = self.answers or self.events or self.store.pending or self.store.backlog or self.after
+        return self.under_way is None and bool(waiting or (self.hurried and self.keepers))
+
+    @property
+    def settled(self) -> bool:
+        """Whether everything that anybody was told of is durable, and the state of the keepers as well."""
+        return not (self.unfinished or self.keepers)
 
     @property
     def unfinished(self) -> bool:
         """Whether anything is not durable yet."""
-        return self.under_way is not None or bool(self.answers or self.events or self.store.pending)
+        waiting = self.answers or self.events or self.store.pending or self.after
+        return self.under_way is not None or bool(waiting)
 
     @property
     def catalog_unfinished(self) -> bool:
@@ -85,8 +111,13 @@ class Journal:
 
     def seal(self) -> Batch:
         """Close the open group; the driver carries it through the store."""
+        for keeper in self.keepers:
+            keeper.save()
+        self.keepers.clear()
+        self.hurried = False
         group = self.store.seal() if self.store.pending or self.store.backlog else None
         batch = Batch(self, group, self.answers, self.events, self.catalog)
+        batch.after, self.after = self.after, []
         self.answers, self.events, self.catalog = [], [], False
         self.under_way = batch
         return batch
@@ -101,6 +132,7 @@ class Journal:
     def abandon(self) -> list[Answer]:
         """Everything unfinished is lost; its answers come back to be answered with an error."""
         lost = [*(self.under_way.answers if self.under_way is not None else ()), *self.answers]
-        self.answers, self.events, self.catalog, self.under_way = [], [], False, None
+        self.answers, self.events, self.catalog, self.under_way, self.after = [], [], False, None, []
+        self.keepers.clear()
         self.store.abandon()
         return lost

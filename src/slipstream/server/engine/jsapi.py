@@ -7,11 +7,11 @@ stream's store until the change is durable; a report waits as well while the cat
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import msgspec
 
-from slipstream.api import NOT_JSON, GetRequest, Storage, StoredBody, StreamConfig, encode_json, format_time, parse_time
+from slipstream.api import GetRequest, Storage, StoredBody, StreamConfig, encode_json, format_time, parse_time
 from slipstream.api.names import API_PREFIX, REQUIRED_API_LEVEL, RESPONSE_TYPE
 from slipstream.errors import (
     ApiError,
@@ -22,23 +22,26 @@ from slipstream.errors import (
     MinLastSequenceError,
     StoreError,
     StreamNameInUseError,
-    StreamNameMismatchError,
     StreamNotFoundError,
     StreamStoreFailedError,
     StreamSubjectOverlapError,
 )
 from slipstream.server.engine import config as rules
 from slipstream.server.engine import origins
+from slipstream.server.engine.backups import Backups, Depot
+from slipstream.server.engine.bodies import Count, Outcome, Sequence
+from slipstream.server.engine.bodies import decode as _decode
+from slipstream.server.engine.bodies import is_empty as _is_empty
+from slipstream.server.engine.bodies import optional as _optional
+from slipstream.server.engine.bodies import stream_config as _config
+from slipstream.server.engine.consumer_api import ConsumerApi
 from slipstream.server.engine.direct import Peer, find
 from slipstream.server.engine.features import API_LEVEL, server_metadata
-from slipstream.server.engine.host import Host
 from slipstream.server.engine.journal import Home, Journal, Source
-from slipstream.server.engine.limits import AccountLimits, check_stream, used
+from slipstream.server.engine.limits import check_stream, used
 from slipstream.server.engine.reports import MAX_SUBJECTS, stream_info, subject_page
 from slipstream.server.engine.stream import Stream, error_body
 from slipstream.wire import Headers, overlaps
-
-T = TypeVar("T")
 
 MAX_NAMES = 1024
 MAX_LIST = 256
@@ -51,13 +54,13 @@ _OTHERS = ("DIRECT.GET.", "CONSUMER.MSG.NEXT.")
 _ALWAYS: dict[str, dict[str, Any]] = {
     "stream_info_response": {"total": 0, "offset": 0, "limit": 0},
     "stream_purge_response": {"purged": 0},
+    "stream_restore_response": {"deliver_subject": ""},
     "stream_names_response": {"total": 0, "offset": 0, "limit": 0, "streams": None},
     "stream_list_response": {"total": 0, "offset": 0, "limit": 0, "streams": []},
+    "consumer_names_response": {"total": 0, "offset": 0, "limit": 0, "consumers": []},
+    "consumer_list_response": {"total": 0, "offset": 0, "limit": 0, "consumers": []},
+    "consumer_pause_response": {"paused": False, "pause_until": "0001-01-01T00:00:00Z"},
 }
-
-
-Count = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-Sequence = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class InfoRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -107,12 +110,10 @@ class RemovePeerRequest(msgspec.Struct, forbid_unknown_fields=True):
     peer: str = ""
 
 
-class Catalog(Host, Protocol):
+class Catalog(Depot, Protocol):
     """The account, as the API sees it."""
 
-    streams: dict[str, Stream]
     version: str
-    limits: AccountLimits
 
     def journal_for(self, storage: str) -> Journal: ...
 
@@ -128,24 +129,18 @@ class Catalog(Host, Protocol):
         """Send when the journal's open group is durable; without a journal, when the catalog has nothing under way."""
 
 
-class Outcome(msgspec.Struct):
-    """What a handler did: the response's fields, and the journal whose open group it waits for."""
-
-    fields: dict[str, Any]
-    journal: Journal | None = None
-
-
 Handler = Callable[[str, bytes, int], Outcome]
 
 
 class _Response:
     """The response to one request."""
 
-    __slots__ = ("_api", "_kind")
+    __slots__ = ("_api", "_kind", "later")
 
     def __init__(self, api: Api, kind: str) -> None:
         self._api = api
         self._kind = kind
+        self.later: Callable[[], dict[str, Any]] | None = None
 
     @property
     def home(self) -> Home:
@@ -161,8 +156,11 @@ class _Response:
         self._api.errors += 1
         return self.encode(error_body(error), _ALWAYS.get(self._kind, {}))
 
-    def ack(self, seq: int) -> tuple[str, int]:
-        raise NotImplementedError  # a request is no publish
+    def ack(self, seq: int) -> tuple[str, int]:  # noqa: ARG002
+        """The response that is only written when it goes."""
+        assert self.later is not None
+        text = self.encode(None, self.later()).decode()
+        return text, len(text)
 
 
 class Api:
@@ -173,6 +171,7 @@ class Api:
         self.home = catalog.switch
         self._metadata = server_metadata(catalog.version)
         self.total = self.errors = 0
+        backups = Backups(catalog, self)
         self._plain: dict[str, tuple[str, Handler]] = {
             "INFO": ("account_info_response", self._account),
             "STREAM.NAMES": ("stream_names_response", self._names),
@@ -187,21 +186,12 @@ class Api:
             "STREAM.PURGE": ("stream_purge_response", self._purge),
             "STREAM.MSG.GET": (_GET, _refusal("", 500, 0)),  # may be answered later: see `_get_message`
             "STREAM.MSG.DELETE": ("stream_msg_delete_response", self._delete_message),
-            "STREAM.SNAPSHOT": ("stream_snapshot_response", _refusal("snapshots are not supported yet", 500, 10064)),
-            "STREAM.RESTORE": ("stream_restore_response", _refusal("restore is not supported yet", 500, 10062)),
+            "STREAM.SNAPSHOT": ("stream_snapshot_response", backups.snapshot),
+            "STREAM.RESTORE": ("stream_restore_response", backups.restore),
             "STREAM.LEADER.STEPDOWN": ("stream_leader_stepdown_response", self._step_down),
             "STREAM.PEER.REMOVE": ("stream_remove_peer_response", self._remove_peer),
-            "CONSUMER.NAMES": ("consumer_names_response", self._no_consumer_names),
-            "CONSUMER.LIST": ("consumer_list_response", self._no_consumer_list),
         }
-        create = ("consumer_create_response", _refusal("consumers are not supported yet by this server", 500, 10012))
-        missing = _refusal("consumer not found", 404, 10014)
-        self._consumers: dict[str, tuple[str, Handler]] = {
-            "CREATE": create,
-            "DURABLE": create,
-            "INFO": ("consumer_info_response", missing),
-            "DELETE": ("consumer_delete_response", missing),
-        }
+        self._consumers = ConsumerApi(self._stream)
 
     def receive(self, subject: str, reply: str, header: bytes, payload: bytes, now: int) -> bool:
         """Carry out a request. One that no handler knows is taken and not answered, as on nats-server."""
@@ -221,8 +211,8 @@ class Api:
         try:
             _check_level(header)
             outcome = handler(stream, payload, now)
-            journal = outcome.journal
-            answer = source.encode(None, outcome.fields)
+            journal, source.later = outcome.journal, outcome.later
+            answer = source.encode(None, outcome.fields) if outcome.later is None else b""
         except ApiError as exc:
             answer = source.failure(exc)
         except StoreError as exc:
@@ -237,9 +227,11 @@ class Api:
         head, _, name = rest.rpartition(".")
         if (entry := self._named.get(head)) is not None:
             return *entry, name
-        tokens = rest.split(".")
-        if tokens[0] == "CONSUMER" and len(tokens) > 2 and (entry := self._consumers.get(tokens[1])) is not None:
-            return *entry, tokens[2]
+        family, verb, *tokens = [*rest.split("."), ""][:-1] if rest.count(".") > 1 else ("", "")
+        if family == "CONSUMER" and (known := self._consumers.handlers.get(verb)) is not None:
+            kind, handler, count = known
+            if count is None or count == len(tokens):
+                return kind, lambda _, payload, now: handler(tokens, payload, now), tokens[0]
         return "", None, ""
 
     def _stream(self, name: str) -> Stream:
@@ -262,7 +254,7 @@ class Api:
             "reserved_memory": reserved["memory"],
             "reserved_storage": reserved["file"],
             "streams": len(streams),
-            "consumers": 0,
+            "consumers": sum(len(stream.consumers) for stream in streams),
             "limits": self._catalog.limits.report(),
             **domain,
             "api": {"level": API_LEVEL, "total": self.total, "errors": self.errors},
@@ -302,14 +294,6 @@ class Api:
         cluster = info.pop("cluster", {"leader": self._catalog.leader_name})
         return Outcome(page | info | {"cluster": cluster, "ts": when})
 
-    def _no_consumer_names(self, name: str, _: bytes, __: int) -> Outcome:
-        self._stream(name)
-        return Outcome({"total": 0, "offset": 0, "limit": MAX_NAMES, "consumers": []})
-
-    def _no_consumer_list(self, name: str, _: bytes, __: int) -> Outcome:
-        self._stream(name)
-        return Outcome({"total": 0, "offset": 0, "limit": MAX_LIST, "consumers": []})
-
     def _report(
         self,
         stream: Stream,
@@ -337,9 +321,11 @@ class Api:
         rules.check_create(requested)
         config = origins.checked(rules.normalise(requested, pedantic=pedantic), self._catalog.streams)
         stream = self._catalog.streams.get(name)
+        if name in self._catalog.restores:
+            raise StreamNameInUseError
         if stream is None:
             check_stream(self._catalog.limits, config, self._catalog.streams.values(), new=True)
-            self._check_overlap(config)
+            self.check_overlap(config)
             stream = self._catalog.add_stream(config, now)
             self._tell(stream, "create", now)
         elif stream.config != config:
@@ -353,7 +339,7 @@ class Api:
         config = origins.checked(rules.updated(stream.config, config), self._catalog.streams)
         others = [other for other in self._catalog.streams.values() if other is not stream]
         check_stream(self._catalog.limits, config, others, new=False)
-        self._check_overlap(config)
+        self.check_overlap(config)
         if config != stream.config:
             self._catalog.change_stream(stream, config, now)
         self._tell(stream, "modify", now)
@@ -363,12 +349,22 @@ class Api:
         subject, payload = self._catalog.advisories.stream_action(stream.name, action, now)
         stream.journal.events.append((self.home, subject, b"", payload))
 
-    def _check_overlap(self, config: StreamConfig) -> None:
+    def check_overlap(self, config: StreamConfig) -> None:
         for other in self._catalog.streams.values():
             if other.name != config.name and any(
                 overlaps(mine, theirs) for mine in config.subjects for theirs in other.config.subjects
             ):
                 raise StreamSubjectOverlapError
+
+    def created_response(self) -> tuple[Source, Callable[[dict[str, Any]], bytes]]:
+        """For a stream that comes out of a snapshot."""
+        response = _Response(self, "stream_create_response")
+        return response, lambda info: response.encode(None, info)
+
+    def restored(self, stream: Stream, now: int) -> dict[str, Any]:
+        """What is answered when a stream came back out of a snapshot."""
+        self._tell(stream, "create", now)
+        return self._report(stream, now, unfinished=True)
 
     def _delete(self, name: str, payload: bytes, now: int) -> Outcome:
         if not _is_empty(payload):
@@ -526,44 +522,3 @@ def _check_level(header: bytes) -> None:
         wanted = Headers.parse(header).get(REQUIRED_API_LEVEL) or "0"
         if not wanted.isascii() or not wanted.isdigit() or int(wanted) > API_LEVEL:
             raise ApiError("JetStream minimum api level required", code=412, err_code=10185)
-
-
-def _is_empty(payload: bytes) -> bool:
-    stripped = payload.strip()
-    if stripped in (b"", b"{}"):
-        return True
-    try:
-        return stripped[:1] == b"{" and msgspec.json.decode(stripped) == {}
-    except NOT_JSON:
-        return False
-
-
-def _decode(payload: bytes, kind: type[T]) -> T:
-    try:
-        return msgspec.json.decode(payload, type=kind)
-    except NOT_JSON as exc:
-        raise InvalidJsonError(_json_text(exc)) from exc
-
-
-def _optional(payload: bytes, kind: type[T]) -> T:
-    """A body that may be left out; one that is no JSON object counts as left out, as on nats-server."""
-    return _decode(payload, kind) if payload.lstrip()[:1] in (b"{", b"[") else kind()
-
-
-def _config(payload: bytes, name: str) -> tuple[StreamConfig, bool]:
-    """The configuration in a request, and whether it asks to be taken literally."""
-    body: dict[str, Any] = _decode(payload, dict) if payload.strip() else {}
-    config = rules.parse(body)
-    if config.name != name:
-        raise StreamNameMismatchError
-    if "\\" in name or "/" in name:
-        raise ApiError("Stream name can not contain path separators", code=400, err_code=10128)
-    return config, body.get("pedantic") is True
-
-
-def _json_text(error: Exception) -> str:
-    text = str(error)
-    if text.startswith("Object contains unknown field"):
-        field = text.split("`")[1]
-        return f'invalid JSON: json: unknown field "{field}"'
-    return f"invalid JSON: {text}"

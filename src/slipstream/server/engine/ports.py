@@ -14,7 +14,7 @@ one too, is dropped and both views are as of the last commit.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple, Protocol
 
@@ -49,6 +49,15 @@ class LogState(NamedTuple):
     first_time: int = 0
     last_time: int = 0
     subjects: int = 0
+
+
+class Changes(NamedTuple):
+    """What groups did to a log: sequences with their subjects. A message that a group added and took out again is in
+    both lists."""
+
+    added: list[tuple[int, str]]
+    removed: list[tuple[int, str]]
+    recount: bool  # more happened than is listed: whoever counts begins anew
 
 
 class StreamLog(Protocol):
@@ -91,6 +100,14 @@ class StreamLog(Protocol):
         """Sequences, in order, of up to `limit` messages whose time to live is over at `now`. They are told once: the
         caller removes them within the same group."""
 
+    # Beside the messages: what the engine keeps for its own ends, small records by name.
+
+    def keep(self, key: str, value: bytes | None) -> None:
+        """Keep a record as part of the open group; None forgets it. A purge leaves the records alone."""
+
+    def kept(self) -> Mapping[str, bytes]:
+        """All records, as the writer sees them."""
+
     # The reader's view.
 
     @property
@@ -122,6 +139,12 @@ class StreamLog(Protocol):
 
     def subjects(self, pattern: str) -> Iterator[tuple[str, int]]:
         """Subjects that match the filter, sorted, each with its number of messages."""
+
+    def watch(self, on: bool) -> None:
+        """Note what is added and removed from now on (or no more), for `news`."""
+
+    def news(self) -> Changes | None:
+        """What the groups that were finished since the last call did; None: nothing, or nobody watches."""
 
 
 class Group(Protocol):

@@ -31,6 +31,7 @@ def stream_state(
         subjects=subjects or {},
         num_deleted=deleted,
         deleted=gaps,
+        consumer_count=len(stream.consumers),
     ).to_dict()
 
 

@@ -7,14 +7,14 @@ what tells it why; a session that does not read is cut off before its output gro
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from slipstream.errors import UsageError
 from slipstream.server.engine.timers import Timer
-from slipstream.wire import ConnectOptions, err
+from slipstream.wire import ConnectOptions, Event, err
 
 if TYPE_CHECKING:
-    from slipstream.server.engine.auth import Member
+    from slipstream.server.engine.auth import Certificate, Member
     from slipstream.server.engine.permissions import Grant
     from slipstream.server.engine.switch import Switch
 
@@ -34,36 +34,46 @@ _NEXT: dict[State, frozenset[State]] = {
 }
 
 
+class Door(NamedTuple):
+    """A listener, as its clients see it in INFO."""
+
+    host: str
+    port: int
+    connection_type: str = "STANDARD"
+    tls_required: bool = False
+    tls_verify: bool = False
+    tls_available: bool = False
+    by_certificate: bool = False  # users are known by their certificates
+
+
+class Peer(NamedTuple):
+    """Where a client comes from."""
+
+    host: str
+    port: int = 0
+
+
+NO_DOOR, NOWHERE = Door("", 0), Peer("")
+
+
 class Session:
     """What the engine knows of one client. `out` is taken by the driver once per turn; the session is dirty while it is
     not empty."""
 
     __slots__ = (
-        "cid",
-        "client_ip",
-        "closed",
-        "congested",
-        "echo",
-        "grant",
-        "headers",
-        "member",
-        "name",
-        "no_responders",
-        "nonce",
-        "out",
-        "pedantic",
-        "pings_out",
-        "protocol",
-        "room",
-        "state",
-        "subs",
-        "switch",
-        "timer",
-        "verbose",
-    )
+        "account", "active", "certificate", "cid", "closed", "congested", "door", "echo", "expiry", "grant", "headers",
+        "held", "in_bytes", "in_msgs", "is_told", "lang", "max_payload", "max_subs", "member", "name", "no_responders",
+        "nonce", "out", "out_bytes", "past_msgs", "pedantic", "peer", "pending", "pinged", "pings_out", "protocol",
+        "reason", "room", "rtt", "started", "state", "stopped", "subs", "switch", "timer", "tls", "verbose", "version",
+    )  # fmt: skip
 
-    def __init__(self, cid: int, room: int, switch: Switch) -> None:
+    def __init__(
+        self, cid: int, room: int, switch: Switch, door: Door = NO_DOOR, peer: Peer = NOWHERE, now: int = 0
+    ) -> None:
         self.cid = cid
+        self.door, self.peer = door, peer
+        self.started = self.active = now
+        self.stopped = 0
         self.switch = switch  # its account's; the default account's until it was let in
         self.state = State.GREETED
         self.closed = False
@@ -76,20 +86,33 @@ class Session:
         self.congested = False  # the driver's own buffer is full: batch jobs wait
         self.pings_out = 0
         self.timer: Timer | None = None
-        self.client_ip = ""
-        self.name = ""  # what it calls itself
+        self.expiry: Timer | None = None  # when its credentials end
         self.protocol = 0  # 1: it understands INFO at any time
         self.nonce = ""  # what it was given to sign
         self.member: Member | None = None  # who it is, once it was let in
         self.grant: Grant | None = None  # None: it may do everything
+        self.account = ""
+        self.max_payload = -1  # of its own, below the server's; -1 is none
+        self.max_subs = -1
+        self.certificate: Certificate | None = None
+        self.tls = ("", "")  # version and cipher
+        self.pending: tuple[ConnectOptions, Member | None] | None = None  # its secret is being checked elsewhere
+        self.held: list[Event] = []  # what it sent meanwhile
+        self.is_told = False  # that it was let in, by INFO
+        self.reason = ""  # why it was closed
+        # Figures.
+        self.name = self.lang = self.version = ""
+        self.in_msgs = self.in_bytes = self.out_bytes = 0
+        self.past_msgs = 0  # given to subscriptions that are gone
+        self.pinged = self.rtt = 0  # ns
 
     def introduce(self, options: ConnectOptions) -> None:
         """The client was let in."""
         self._become(State.READY)
         self.verbose, self.pedantic, self.echo = options.verbose, options.pedantic, options.echo
         self.headers = options.headers
-        self.name = options.name
         self.protocol = options.protocol
+        self.name, self.lang, self.version = options.name, options.lang, options.version
         self.no_responders = options.no_responders and options.headers
 
     def close(self, text: str = "") -> None:
@@ -98,10 +121,23 @@ class Session:
             return
         self._become(State.CLOSED)
         self.closed = True
+        self.reason = text
+        self.held, self.pending = [], None
         if text:
             self.out.append(err(text))
-        if self.timer is not None:
-            self.timer.cancel()
+        for timer in (self.timer, self.expiry):
+            if timer is not None:
+                timer.cancel()
+
+    @property
+    def is_free(self) -> bool:
+        """Whether what it publishes needs no check of its own."""
+        return self.grant is None and self.max_payload < 0
+
+    @property
+    def out_msgs(self) -> int:
+        """Messages it was given."""
+        return self.past_msgs + sum(sub.delivered for sub in self.subs.values())
 
     def _become(self, state: State) -> None:
         if state not in _NEXT[self.state]:

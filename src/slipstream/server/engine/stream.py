@@ -11,7 +11,7 @@ from datetime import timedelta
 
 import msgspec
 
-from slipstream.api import Discard, StreamConfig, encode_json, format_time
+from slipstream.api import Discard, Retention, StreamConfig, encode_json, format_time
 from slipstream.errors import (
     ApiError,
     CorruptRecordError,
@@ -20,7 +20,9 @@ from slipstream.errors import (
     WrongLastMsgIdError,
 )
 from slipstream.server.engine import checks
+from slipstream.server.engine.backup import Snapshot
 from slipstream.server.engine.batches import Batches, Staged
+from slipstream.server.engine.consumers.group import Consumers
 from slipstream.server.engine.counters import Counters, Total
 from slipstream.server.engine.dedupe import DuplicateWindow, message_id
 from slipstream.server.engine.expiry import Expiry
@@ -45,6 +47,7 @@ class Stored(msgspec.Struct, frozen=True):
 
     created: int
     config: dict[str, object]
+    restoring: bool = False  # out of a snapshot that is still coming in: nobody sees it
     positions: dict[str, tuple[int, str]] = {}  # of its sources: up to where, and the upstream's identity
 
 
@@ -64,6 +67,7 @@ class Stream:
         self._host = host
         self.positions: dict[str, tuple[int, str]] = {}
         self.inflows: tuple[Inlet, ...] = ()
+        self.snapshots: dict[Snapshot, None] = {}  # on their way
         quoted = encode_json(self.name).decode()
         domain = f',"domain":{encode_json(host.domain).decode()}' if host.domain else ""
         self._tail = f'"stream":{quoted},"seq":0}}'.encode()
@@ -73,6 +77,7 @@ class Stream:
         self.expiry = Expiry(host, self.log, self._mark)
         self._counters = Counters(self.log)
         self._batches = Batches(host.timers, host.batch_load, self._abandoned)
+        self.consumers = Consumers(host, self)
         self.configure(config)
         self.restore(now)
 
@@ -102,11 +107,12 @@ class Stream:
             config.sealed or config.discard == Discard.NEW or config.allow_msg_counter or transform or again
         ) or self._host.bounded(config.storage)
         self._acks = not config.no_ack
+        self._by_interest = config.retention == Retention.INTEREST
         self.duplicates.window = nanoseconds(config.duplicate_window)
 
     def stored(self) -> bytes:
         """For the store."""
-        return encode_json(Stored(self.created, self.config.to_dict(), self.positions))
+        return encode_json(Stored(self.created, self.config.to_dict(), positions=self.positions))
 
     def restore(self, now: int) -> None:
         """Take what is not in the configuration from the log: after a start, and after a group was lost."""
@@ -118,6 +124,7 @@ class Stream:
         with contextlib.suppress(CorruptRecordError):  # reported by whoever reads it; the stream goes on without its id
             last = self.log.get(self.log.state.last_seq)
             self._last_msg_id = message_id(last.header) if last is not None else ""
+        self.consumers.restore(now)
         self.expiry.begin(now)
 
     def enforce(self, now: int) -> None:
@@ -133,6 +140,9 @@ class Stream:
         """The stream is gone."""
         self.expiry.stop()
         self._batches.stop()
+        self.consumers.stop()
+        for snapshot in list(self.snapshots):
+            snapshot.abandon("the stream was deleted")
         self.replicas.stop()
 
     # Publishing.
@@ -160,6 +170,8 @@ class Stream:
                 if self._limited:
                     self._trim(subject)
                     self.expiry.appended(now, 0)
+                if self._by_interest:
+                    self.consumers.offered(seq, subject)
         except ApiError as exc:
             seq, answer = 0, self.failure(exc)
         except StoreError as exc:
@@ -184,6 +196,8 @@ class Stream:
         if self._limited:
             self._trim(subject)
             self.expiry.appended(now, expires_at(time, header) if header else 0)
+        if self._by_interest:
+            self.consumers.offered(seq, subject)
 
     def take_in(self, subject: str, header: bytes, payload: bytes, now: int) -> None:
         """Store a message of a source, unless it is a duplicate. Raises ApiError if it is refused."""
@@ -286,6 +300,8 @@ class Stream:
             self._publish_again(subject, header, payload, seq=seq, now=now, before=before)
         self._trim(subject)
         self.expiry.appended(now, expires_at(now, header) if wanted.ttl else 0)
+        if self._by_interest:
+            self.consumers.offered(seq, subject)
         return seq
 
     def _mark(self, subject: str, header: bytes, now: int) -> None:

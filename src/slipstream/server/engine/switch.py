@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from slipstream.server.engine.host import Target
+from slipstream.server.engine.host import Interested, Target
 from slipstream.server.engine.journal import Answer
 from slipstream.server.engine.permissions import GuardedSub
 from slipstream.server.engine.session import ClientSub, Session
-from slipstream.wire import Match, Router, has_wildcard, hmsg, matches
+from slipstream.wire import Match, Router, has_wildcard, hmsg, matches, overlaps
 
 SHORTCUTS = 32 * 1024
 MAX_ODD = 64  # beyond that, looking through them costs more than the shortcut saves
 INBOX = "_INBOX."
+ACKS = "$JS.ACK.>"
+_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 
 
 class Dice(Protocol):
@@ -37,21 +39,70 @@ class Switch:
         self._inboxes: dict[str, ClientSub | None] = {}  # `a.b` -> the only subscriber of every `a.b.<token>`, if any
         self._literals: dict[str, int] = {}  # `a.b` -> how many subscriptions there are on some literal `a.b.<token>`
         self._odd: dict[str, int] = {}  # patterns such as `a.*.c`, with how often they are subscribed to
+        self.inserts = self.removes = 0
         self._dice = dice
         self._dirty = dirty
+        self.acks: Target | None = None  # who takes all acks, as long as nobody else listens to them
+        self._desk: Target | None = None
+        self._ack_listeners = 0
+        self._interested: dict[str, dict[Interested, None]] = {}  # literal subject -> whom its subscribers concern
+
+    def chance(self) -> float:
+        """At least 0, less than 1."""
+        return self._dice.random()
+
+    def audience(self, subject: str) -> int:
+        """How many subscriptions there are on a subject, each member of a queue group counted."""
+        found = self.router.match_once(subject)
+        return len(found.plain) + sum(len(members) for _, members in found.queues)
+
+    def token(self, size: int) -> str:
+        """A name that nobody has."""
+        return "".join(_LETTERS[int(self._dice.random() * len(_LETTERS))] for _ in range(size))
 
     # Subscriptions.
 
     def add(self, pattern: str, target: ClientSub | Target, queue: str = "") -> None:
         self.router.add(pattern, target, queue)
+        self.inserts += 1
         self._forget(pattern, 1)
 
     def discard(self, pattern: str, target: ClientSub | Target, queue: str = "") -> None:
         if self.router.remove(pattern, target, queue):
+            self.removes += 1
             self._forget(pattern, -1)
+
+    def hand_acks(self, desk: Target) -> None:
+        """All acks of consumers go to `desk`, past the router while nobody else wants them."""
+        self._desk = desk
+        self.add(ACKS, desk)
+        self._ack_listeners = 0
+        self.acks = desk
+
+    def attend(self, subject: str, interested: Interested, yes: bool) -> None:
+        """Tell somebody whenever a subscription on exactly this subject comes or goes (or no more)."""
+        if yes:
+            self._interested.setdefault(subject, {})[interested] = None
+        else:
+            those = self._interested.get(subject, {})
+            those.pop(interested, None)
+            if not those:
+                self._interested.pop(subject, None)
+
+    def members(self, subject: str, queue: str) -> list[ClientSub]:
+        """The clients that subscribed to exactly this subject, in that queue group or in none."""
+        found = self.router.match_once(subject)
+        those = found.plain if not queue else next((group for name, group in found.queues if name == queue), ())
+        return [sub for sub in those if isinstance(sub, ClientSub) and sub.subject == subject]
 
     def _forget(self, pattern: str, change: int) -> None:
         """A subscription came or went: drop the shortcuts that may be wrong now."""
+        if pattern[0] in "$*>" and overlaps(pattern, ACKS):
+            self._ack_listeners += change
+            self.acks = self._desk if self._ack_listeners <= 0 else None
+        if self._interested and pattern in self._interested:
+            for interested in list(self._interested[pattern]):
+                interested.interest_changed(self.now)
         if has_wildcard(pattern):
             self._inboxes.clear()
             if not pattern.startswith(INBOX):
@@ -79,6 +130,7 @@ class Switch:
     def remove(self, sub: ClientSub) -> None:
         """End a client's subscription."""
         if sub.session.subs.pop(sub.sid, None) is not None:
+            sub.session.past_msgs += sub.delivered
             self.discard(sub.subject, sub, sub.queue)
 
     def end_after(self, sub: ClientSub, max_msgs: int) -> None:
@@ -108,6 +160,10 @@ class Switch:
     def send(self, subject: str, header: bytes, payload: bytes) -> bool:
         """Publish from within the server, once on this subject; whether anybody got it."""
         return self.route(self.router.match_once(subject), subject, "", header, payload, None)
+
+    def pass_on(self, to: str, subject: str, reply: str, header: bytes, payload: bytes) -> bool:
+        """Give whoever listens on `to` a message that shows another subject; whether anybody got it."""
+        return self.route(self.router.match_once(to), subject, reply, header, payload, None)
 
     def route(
         self, found: Match[ClientSub | Target], subject: str, reply: str, header: bytes, payload: bytes,
@@ -243,6 +299,7 @@ class Switch:
         session.close(text)
 
     def drop(self, session: Session) -> None:
+        session.past_msgs = session.out_msgs
         for sub in session.subs.values():
             self.discard(sub.subject, sub, sub.queue)
         session.subs.clear()

@@ -11,13 +11,17 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from slipstream.errors import UsageError
+from slipstream.server.engine.limits import UNLIMITED, AccountLimits
 from slipstream.server.engine.nkeys import public_key
 from slipstream.wire import check_filter, is_valid_filter
 
 DEFAULT_ACCOUNT = "$G"
+SYSTEM_ACCOUNT = "$SYS"
+CONNECTION_TYPES = ("STANDARD", "WEBSOCKET")
+NO_LIMIT = -1
 _ACCOUNT = re.compile(r"[^\s/\x00-\x1f\x7f]+")
-# A hash that is compared like a password would let in whoever has read the hash.
-_HASHES = ("$2a$", "$2b$", "$2x$", "$2y$")
+_HASH = re.compile(r"\$2[abxy]\$(\d\d)\$[./A-Za-z0-9]{53}")
+_LIKE_HASH = re.compile(r"\$2[abxy]\$\d")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +69,8 @@ class Permissions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class User:
-    """One who may come in: by name and password, by a token, or by the key that only it can sign with (`nkey="U…"`)."""
+    """One who may come in: by name and password, by a token, by the key that only it can sign with (`nkey="U…"`), or by
+    a client certificate that bears its name. Password and token may be bcrypt hashes."""
 
     name: str = ""
     password: str = field(default="", repr=False)
@@ -73,6 +78,8 @@ class User:
     nkey: str = ""  # public
     permissions: Permissions | None = None  # None: everything
     account: str = DEFAULT_ACCOUNT
+    certificate: bool = False  # known by its certificate: it needs no password
+    connection_types: tuple[str, ...] = ()  # of CONNECTION_TYPES; none: any
 
     def __post_init__(self) -> None:
         ways = [bool(self.name or self.password), bool(self.token), bool(self.nkey)]
@@ -82,14 +89,46 @@ class User:
             public_key(self.nkey)
         if self.password and not self.name:
             raise UsageError("a user has a password and no name")
-        if self.name and not self.password:
+        if self.name and not self.password and not self.certificate:
             raise UsageError(f"user {self.name!r} has no password")
-        if not _ACCOUNT.fullmatch(self.account) or self.account == "$SYS":
-            raise UsageError(f"bad account {self.account!r}: printable characters without white space and slashes are "
-                             "allowed, and not the name $SYS")  # fmt: skip
+        check_account(self.account)
         for secret in (self.password, self.token):
-            if secret.startswith(_HASHES):
-                raise UsageError("a secret is a bcrypt hash: only secrets in plain text are supported")
+            if _LIKE_HASH.match(secret) and not is_hash(secret):
+                raise UsageError(
+                    "a secret looks like a bcrypt hash and is none: $2a$, two digits and 53 characters are"
+                )
+        for kind in self.connection_types:
+            if kind not in CONNECTION_TYPES:
+                raise UsageError(f"connection type {kind!r}, {' and '.join(CONNECTION_TYPES)} are allowed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccountOptions:
+    """What an account may have; -1 is no limit. Those of payload and subscriptions are for each of its connections."""
+
+    name: str
+    jetstream: AccountLimits | None = UNLIMITED  # None: no JetStream for it
+    max_connections: int = NO_LIMIT
+    max_subscriptions: int = NO_LIMIT
+    max_payload: int = NO_LIMIT
+
+    def __post_init__(self) -> None:
+        check_account(self.name)
+
+
+def check_account(name: str) -> None:
+    if not _ACCOUNT.fullmatch(name):
+        raise UsageError(f"bad account {name!r}: printable characters without white space and slashes are allowed")
+
+
+def is_hash(secret: str) -> bool:
+    """Whether a configured secret is the bcrypt hash of one."""
+    return _HASH.fullmatch(secret) is not None
+
+
+def at_most(one: int, other: int) -> int:
+    """The smaller of two limits, of which -1 is none."""
+    return max(one, other) if NO_LIMIT in (one, other) else min(one, other)
 
 
 def split_queue(entry: str) -> tuple[str, str]:

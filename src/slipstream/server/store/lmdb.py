@@ -25,6 +25,7 @@ from slipstream.server.store.lmdb_disk import (
     GRAVE,
     INDEXED,
     JOURNAL,
+    KEPT,
     META,
     SEGMENT,
     STATE,
@@ -309,7 +310,7 @@ class LmdbStore:
             yield from self._write_messages(delta)
             yield from self._write_rows(delta)
             self._write_control(log, delta)
-            yield 1 + len(delta.segments)
+            yield 1 + len(delta.segments) + len(delta.kept)
         for sid in group.buried:
             for kind in (STREAM, STATE):
                 disk.write.delete(control_key(kind, sid), db=disk.control)
@@ -373,6 +374,12 @@ class LmdbStore:
         if delta.config is not None:
             key = control_key(STREAM, delta.sid)
             put(key, seal(key, pack_stream(log.name, delta.config)), db=disk.control)
+        for name, value in delta.kept.items():
+            key = control_key(KEPT, delta.sid) + name.encode()
+            if value is None:
+                disk.write.delete(key, db=disk.control)
+            else:
+                put(key, seal(key, value), db=disk.control)
 
     def _write_meta(self) -> None:
         self._disk.write.put(
@@ -450,8 +457,12 @@ class LmdbStore:
                 raise StoreError(f"the store has format {version}; this version reads format {_FORMAT}")
         for key, value in self._control(STREAM):
             name, config = unpack_stream(body_of(key, value, f"the record of stream {key[1:].hex()}"))
-            base = self._load_base(name, int.from_bytes(key[1:], "big"))
-            self._streams[name] = LmdbLog(self, disk, name, config, base)
+            sid = int.from_bytes(key[1:], "big")
+            kept = {
+                key[5:].decode(): body_of(key, value, f"a record beside stream {name!r}")
+                for key, value in self._control(control_key(KEPT, sid))
+            }
+            self._streams[name] = LmdbLog(self, disk, name, config, self._load_base(name, sid), kept)
         self._graves.update(int.from_bytes(key[1:], "big") for key, _ in self._control(GRAVE))
         self._committed = dict(self._streams)
         self._plan()

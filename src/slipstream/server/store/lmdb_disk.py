@@ -19,7 +19,7 @@ from slipstream.errors import StoreError
 from slipstream.server.store.segments import Base
 
 # Kinds of keys in the control table; each is followed by the stream's id and, for some, a number.
-META, STREAM, STATE, SEGMENT, INDEXED, JOURNAL, GRAVE = b"m", b"s", b"t", b"g", b"x", b"j", b"d"
+META, STREAM, STATE, SEGMENT, INDEXED, JOURNAL, GRAVE, KEPT = b"m", b"s", b"t", b"g", b"x", b"j", b"d", b"k"
 
 
 def control_key(kind: bytes, sid: int, number: int | None = None) -> bytes:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import lmdb
 
-from slipstream.server.store.lmdb_disk import GRAVE, INDEXED, JOURNAL, SEGMENT, Disk, control_key
+from slipstream.server.store.lmdb_disk import GRAVE, INDEXED, JOURNAL, KEPT, SEGMENT, Disk, control_key
 from slipstream.server.store.lmdb_view import read_tail
 from slipstream.server.store.records import pack_entry, pack_row, seal, subject_key
 from slipstream.server.store.segments import Base
@@ -173,7 +173,7 @@ class GraveJob:
         prefix = self._sid.to_bytes(4, "big")
         for db in (disk.messages, disk.index, disk.subjects, disk.expiries):
             yield from clear(disk, db, prefix)
-        for kind in (SEGMENT, INDEXED, JOURNAL):
+        for kind in (SEGMENT, INDEXED, JOURNAL, KEPT):
             yield from clear(disk, disk.control, control_key(kind, self._sid))
         disk.write.delete(control_key(GRAVE, self._sid), db=disk.control)
 

@@ -6,13 +6,14 @@ out in slices, by later groups. A purge of everything moves the stream to a new 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from heapq import merge
 from typing import TYPE_CHECKING
 from zlib import crc32
 
 from slipstream.errors import StoreError
-from slipstream.server.engine.ports import LogState, expires_at, has_wildcard, matcher
+from slipstream.server.engine.ports import Changes, LogState, expires_at, has_wildcard, matcher
+from slipstream.server.store.diary import Diary
 from slipstream.server.store.lmdb_disk import Disk
 from slipstream.server.store.lmdb_expiry import moment_key, moment_of, moments, take
 from slipstream.server.store.lmdb_reader import LogReader
@@ -23,6 +24,7 @@ from slipstream.server.store.segments import Base, Delta, Row, Segment
 if TYPE_CHECKING:
     from slipstream.server.store.lmdb import LmdbStore
 
+_NOTHING: Mapping[str, bytes] = {}
 _key = MESSAGE_KEY.pack
 _pack_head = HEAD.pack
 
@@ -30,16 +32,23 @@ _pack_head = HEAD.pack
 class LmdbLog(LogReader):
     """One stream: the writer's view on top of the reader's."""
 
-    def __init__(self, store: LmdbStore, disk: Disk, name: str, config: bytes, base: Base) -> None:
+    def __init__(
+        self, store: LmdbStore, disk: Disk, name: str, config: bytes, base: Base, kept: Mapping[str, bytes] = _NOTHING
+    ) -> None:
         super().__init__(disk, name, base, store.tuning)
         self._store = store
+        self._diary: Diary | None = None
         self.committed_config = config
+        self._committed_kept = dict(kept)
         self.reset()
 
     def reset(self) -> None:
         """Make the writer's view that of the last commit."""
         base = self._base
         self.config = self.committed_config
+        self._kept = dict(self._committed_kept)
+        if self._diary is not None:
+            self._diary.abandon()
         self.deleted = False
         self.open: Delta | None = None
         self.sealed: Delta | None = None
@@ -100,6 +109,8 @@ class LmdbLog(LogReader):
         self._last_seq, self._last_time = seq, time
         delta.end = seq
         self._store.open.size += 1
+        if self._diary is not None:
+            self._diary.added.append((seq, subject))
         return seq
 
     def skip(self, seq: int) -> None:
@@ -182,6 +193,29 @@ class LmdbLog(LogReader):
         row = view.row(subject)
         return view.count_of(subject, row) if row is not None and row[0] else 0
 
+    # Beside the messages.
+
+    def keep(self, key: str, value: bytes | None) -> None:
+        self.touch().kept[key] = value
+        if value is None:
+            self._kept.pop(key, None)
+        else:
+            self._kept[key] = value
+
+    def kept(self) -> Mapping[str, bytes]:
+        return self._kept
+
+    def watch(self, on: bool) -> None:
+        self._diary = Diary() if on else None
+
+    def news(self) -> Changes | None:
+        return self._diary.take() if self._diary is not None else None
+
+    def _count_anew(self) -> None:
+        """So many messages go that they are not listed."""
+        if self._diary is not None:
+            self._diary.recount = True
+
     # How it is done.
 
     def touch(self) -> Delta:
@@ -246,6 +280,8 @@ class LmdbLog(LogReader):
         """Take a living message out, of the figures too."""
         delta = self.touch()
         stored = self._strike(delta, seq, value)
+        if self._diary is not None:
+            self._diary.removed.append((seq, stored.subject))
         segment = self._own_segment(delta, seq // self._base.size)
         self._messages -= 1
         self._bytes -= min(stored.size, self._bytes)
@@ -352,6 +388,7 @@ class LmdbLog(LogReader):
 
     def _purge_all(self, below: int) -> int:
         count = self._messages
+        self._count_anew()
         if count or self._swept < self._first_seq:
             self._begin_anew()
         self._messages = self._bytes = self._subjects = 0
@@ -370,6 +407,7 @@ class LmdbLog(LogReader):
             sid = self._store.new_sid()
         self._sid = sid
         self.open = group.deltas[self] = Delta(sid, self._last_seq + 1, fresh=True)
+        self.open.kept = {**old.kept, **self._kept}  # they move along
         self._roll_at = 0
         self._write_view = None
         self._store.sweeping.pop(self, None)
@@ -377,6 +415,7 @@ class LmdbLog(LogReader):
     def _drop_segments(self, view: View, below: int) -> int:
         """Take everything from the first sequence to before `below` out of the figures."""
         delta, size = self.touch(), self._base.size
+        self._count_anew()
         last = below // size
         count = total = 0
         for number in list(view.segments(self._first_seq, last * size - 1)) if last * size > self._first_seq else []:
@@ -423,6 +462,8 @@ class LmdbLog(LogReader):
     def seal(self, delta: Delta) -> None:
         """Close the open group's delta."""
         delta.seal(self.state, self._swept)
+        if self._diary is not None:
+            self._diary.seal()
         if delta.fresh:
             delta.config = self.config
         self.sealed, self.open = delta, None
@@ -435,6 +476,13 @@ class LmdbLog(LogReader):
         self._base.merge(delta)
         if delta.config is not None:
             self.committed_config = delta.config
+        for key, value in delta.kept.items():
+            if value is None:
+                self._committed_kept.pop(key, None)
+            else:
+                self._committed_kept[key] = value
+        if self._diary is not None:
+            self._diary.finish()
         self.sealed = None
         self._write_view = None
 

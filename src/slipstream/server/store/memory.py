@@ -8,12 +8,13 @@ So nothing is copied on append, and a group that is finished only drops its limb
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush, merge
 from itertools import islice, takewhile
 
 from slipstream.errors import StoreError, UsageError
 from slipstream.server.engine.ports import (
+    Changes,
     Group,
     LogState,
     Record,
@@ -23,6 +24,7 @@ from slipstream.server.engine.ports import (
     matcher,
     record_size,
 )
+from slipstream.server.store.diary import Diary
 
 _new = tuple.__new__
 
@@ -130,6 +132,8 @@ class MemoryLog:
         self._first_seq, self._last_seq = 1, 0
         self._first_time = self._last_time = 0
         self._committed = LogState()
+        self._kept: dict[str, bytes] = {}
+        self._diary: Diary | None = None
         self._moments: list[tuple[int, int]] = []  # heap of moments and sequences; some messages are gone already
 
     # The writer's view.
@@ -164,6 +168,8 @@ class MemoryLog:
             self._add_moment(moment, seq)
         self._bytes += self._store.size_of(subject, header, payload)
         self._last_seq, self._last_time = seq, time
+        if self._diary is not None:
+            self._diary.added.append((seq, subject))
         return seq
 
     def skip(self, seq: int) -> None:
@@ -239,17 +245,33 @@ class MemoryLog:
             heapify(moments)
         heappush(moments, (moment, seq))
 
+    def keep(self, key: str, value: bytes | None) -> None:
+        self._store._open.touch(self)
+        old = self._kept.get(key)
+        self._store._open.kept.setdefault(self, {}).setdefault(key, old)
+        if value is None:
+            self._kept.pop(key, None)
+        else:
+            self._kept[key] = value
+
+    def kept(self) -> Mapping[str, bytes]:
+        return self._kept
+
     def _take(self, seqs: Iterable[int]) -> None:
         shelf, limbo = self._shelf, self._store._open.limbo(self)
-        visible = self._store._sealed_last(self)
+        visible, diary = self._store._sealed_last(self), self._diary
         for seq in seqs:
             record = shelf.take(seq)
+            if diary is not None:
+                diary.removed.append((seq, record.subject))
             self._bytes -= self._store.size_of(record.subject, record.header, record.payload)
             if seq <= visible:  # otherwise no reader was ever to see it
                 limbo.insert(record)
         self._find_first()
 
     def _take_all(self) -> None:
+        if self._diary is not None:
+            self._diary.recount = True
         if not self._store._open.limbo(self).messages and self._store._sealed_last(self) == self._last_seq:
             self._store._open.limbos[self], self._shelf = self._shelf, _Shelf()
             self._bytes = 0
@@ -346,6 +368,12 @@ class MemoryLog:
             if count := sum(1 for seq in self._of(subject, 0) if seq <= self._committed.last_seq):
                 yield subject, count
 
+    def watch(self, on: bool) -> None:
+        self._diary = Diary() if on else None
+
+    def news(self) -> Changes | None:
+        return self._diary.take() if self._diary is not None else None
+
     def _limbos(self) -> list[_Shelf]:
         store = self._store
         if not store._open.limbos and (store._sealed is None or not store._sealed.limbos):
@@ -407,12 +435,26 @@ class MemoryLog:
 
     # For the store.
 
+    def _seal(self) -> None:
+        if self._diary is not None:
+            self._diary.seal()
+
     def _finish(self, state: LogState) -> None:
         self._committed = state
+        if self._diary is not None:
+            self._diary.finish()
 
-    def _abandon(self, limbos: Iterable[_Shelf]) -> None:
+    def _abandon(self, limbos: Iterable[_Shelf], kept: Iterable[Mapping[str, bytes | None]]) -> None:
         """Back to the committed state: what was added goes, what was removed returns."""
         self.deleted = False
+        if self._diary is not None:
+            self._diary.abandon()
+        for before in kept:  # the younger group first
+            for key, value in before.items():
+                if value is None:
+                    self._kept.pop(key, None)
+                else:
+                    self._kept[key] = value
         state = self._committed
         for seq in [seq for seq in reversed(self._shelf.messages) if seq > state.last_seq]:
             self._shelf.take(seq)
@@ -436,6 +478,7 @@ class MemoryGroup:
         self.size = 0
         self.committed = False
         self.limbos: dict[MemoryLog, _Shelf] = {}
+        self.kept: dict[MemoryLog, dict[str, bytes | None]] = {}  # changed records, as they were before
         self.touched: dict[MemoryLog, LogState] = {}
         self.deleted: list[MemoryLog] = []
         self.streams: dict[str, tuple[MemoryLog, bytes]] = {}  # as they are at its end; filled when it is sealed
@@ -510,6 +553,7 @@ class MemoryStore:
         group, self._open = self._open, MemoryGroup()
         for log in group.touched:
             group.touched[log] = log.state
+            log._seal()
         group.streams = dict(self._streams)
         self._sealed = group
         return group
@@ -542,7 +586,10 @@ class MemoryStore:
         self._sealed, self._open = None, MemoryGroup()
         self._streams = dict(self._committed)
         for log in {log: None for group in groups for log in group.touched}:
-            log._abandon([limbo for group in groups if (limbo := group.limbos.get(log))])
+            log._abandon(
+                [limbo for group in groups if (limbo := group.limbos.get(log))],
+                [before for group in reversed(groups) if (before := group.kept.get(log))],
+            )
 
     def close(self) -> None:
         """Nothing to give back."""

@@ -59,7 +59,8 @@ class Delta:
     """What a group changes in one log: rows and segments in full, messages to write and to remove."""
 
     __slots__ = (
-        "config", "current", "deletes", "end", "figures", "fresh", "messages", "moments", "rows", "segments", "sid",
+        "config", "current", "deletes", "end", "figures", "fresh", "kept", "messages", "moments", "rows", "segments",
+        "sid",
         "start", "state", "swept", "tail",
     )  # fmt: skip
 
@@ -69,6 +70,7 @@ class Delta:
         self.start = start  # the first sequence that it can have added
         self.end = start - 1
         self.config: bytes | None = None  # if it is to be written
+        self.kept: dict[str, bytes | None] = {}  # records to write, or to forget
         self.messages: dict[bytes, bytes] = {}
         self.deletes: dict[bytes, str] = {}  # keys of older messages, with their subjects
         self.moments: dict[bytes, bool] = {}  # keys of the table of expiries: to be put, or to be removed

@@ -1,0 +1,1 @@
+"""nats-server's configuration files become `ServerOptions`: the format, typed access, what the keys mean."""

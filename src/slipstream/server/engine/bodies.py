@@ -1,0 +1,68 @@
+"""Bodies of API requests become values, with nats-server's errors for those that are no good; what handlers return."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+from slipstream.api import NOT_JSON, StreamConfig
+from slipstream.errors import ApiError, InvalidJsonError, StreamNameMismatchError
+from slipstream.server.engine import config as rules
+from slipstream.server.engine.journal import Journal
+
+T = TypeVar("T")
+
+Count = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+Sequence = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+
+class Outcome(msgspec.Struct):
+    """What a handler did: the response's fields, and the journal whose open group it waits for. With `later` the fields
+    are asked for when the response goes out."""
+
+    fields: dict[str, Any]
+    journal: Journal | None = None
+    later: Callable[[], dict[str, Any]] | None = None
+
+
+def is_empty(payload: bytes) -> bool:
+    stripped = payload.strip()
+    if stripped in (b"", b"{}"):
+        return True
+    try:
+        return stripped[:1] == b"{" and msgspec.json.decode(stripped) == {}
+    except NOT_JSON:
+        return False
+
+
+def decode(payload: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(payload, type=kind)
+    except NOT_JSON as exc:
+        raise InvalidJsonError(_json_text(exc)) from exc
+
+
+def optional(payload: bytes, kind: type[T]) -> T:
+    """A body that may be left out; one that is no JSON object counts as left out, as on nats-server."""
+    return decode(payload, kind) if payload.lstrip()[:1] in (b"{", b"[") else kind()
+
+
+def stream_config(payload: bytes, name: str) -> tuple[StreamConfig, bool]:
+    """The configuration in a request, and whether it asks to be taken literally."""
+    body: dict[str, Any] = decode(payload, dict) if payload.strip() else {}
+    config = rules.parse(body)
+    if config.name != name:
+        raise StreamNameMismatchError
+    if "\\" in name or "/" in name:
+        raise ApiError("Stream name can not contain path separators", code=400, err_code=10128)
+    return config, body.get("pedantic") is True
+
+
+def _json_text(error: Exception) -> str:
+    text = str(error)
+    if text.startswith("Object contains unknown field"):
+        field = text.split("`")[1]
+        return f'invalid JSON: json: unknown field "{field}"'
+    return f"invalid JSON: {text}"

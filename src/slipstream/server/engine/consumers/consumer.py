@@ -1,0 +1,600 @@
+"""One consumer: committed messages of a stream become deliveries, acks become progress, silence becomes redeliveries.
+
+What push and pull consumers share. A consumer reads what is committed: nobody is shown what a crash can take back. It
+works in chunks, as a job of the engine, whenever there is something to deliver and somebody to deliver it to. How many
+messages are left (`left`) is counted once and then kept right with every commit and every delivery.
+
+Its books are written with the groups of the stream's store: at once where an answer waits for them, otherwise with the
+next group, which is called for after `LAZY` at the latest. So a crash can take back plain acks of the last moments and
+delivery counts; the messages then come again. It never takes back an ack that was answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from slipstream.api import AckPolicy, ConsumerConfig, DeliverPolicy, ReplayPolicy, encode_json
+from slipstream.errors import ApiError, CorruptRecordError
+from slipstream.server.engine.consumers import rules
+from slipstream.server.engine.consumers.advisories import Advisories
+from slipstream.server.engine.consumers.filters import Filters
+from slipstream.server.engine.consumers.ledger import Ledger, due
+from slipstream.server.engine.consumers.start import SkipList, exists, starting_point
+from slipstream.server.engine.host import Progress
+from slipstream.server.engine.ports import Changes, Record
+from slipstream.server.engine.timers import Timer
+
+if TYPE_CHECKING:
+    from slipstream.server.engine.consumers.group import Consumers
+    from slipstream.server.engine.journal import Home
+
+CHUNK = 512
+CHUNK_BYTES = 256 * 1024
+LAZY = 20_000_000
+MILLISECOND = 1_000_000
+RETRY = 10 * MILLISECOND
+REMOVED = "Unacknowledged message was deleted"
+
+
+def nanos(value: timedelta) -> int:
+    return (value // timedelta(microseconds=1)) * 1000
+
+
+class Stored(msgspec.Struct, frozen=True):
+    """What the store keeps of a consumer beside its books."""
+
+    created: int
+    config: dict[str, Any]
+
+
+class AckReply:
+    """The empty answer to an ack; a lost one is not answered."""
+
+    def __init__(self, home: Home) -> None:
+        self.home = home
+
+    def ack(self, seq: int) -> tuple[str, int]:  # noqa: ARG002
+        return "", 0
+
+    def failure(self, error: ApiError) -> bytes:  # noqa: ARG002
+        return b""
+
+
+class Consumer:
+    """What push and pull consumers have in common."""
+
+    def __init__(
+        self, group: Consumers, name: str, config: ConsumerConfig, *, created: int, ledger: Ledger | None = None
+    ) -> None:
+        """Without `ledger` it is a new one and begins where its configuration says."""
+        self.group = group
+        self.host = group.host
+        self.name = name
+        self.created = created
+        self.log = group.stream.log
+        self.advisories = Advisories(self.host, group.stream.name, name)
+        self.stopped = False
+        self.live = False  # whether it is durable and may deliver
+        self.left = 0  # messages of its filters from `next_seq` on
+        self._new = ledger is None
+        self.ledger = ledger if ledger is not None else Ledger(1)
+        self._after = group.stream.log.state.last_seq  # what is new is behind it
+        self.skips: SkipList | None = None
+        self._scheduled = False
+        self._ack_timer: Timer | None = None
+        self._idle_timer: Timer | None = None  # ends an ephemeral that nobody uses
+        self._pause_timer: Timer | None = None
+        self._pace_timer: Timer | None = None  # the next delivery is not before
+        self._reply = AckReply(self.host.switch)
+        self._ack_prefix = f"$JS.ACK.{group.stream.name}.{name}."
+        self.last_active = created
+        self.threshold = 0
+        self.configure(config)
+        self._replay_to = 0
+        self._replayed: tuple[int, int] | None = None  # time of the last message, and when it was delivered
+
+    # Configuration.
+
+    @property
+    def durable(self) -> bool:
+        return bool(self.config.durable_name)
+
+    @property
+    def persistent(self) -> bool:
+        """Whether it is to outlive the process."""
+        return not self.config.mem_storage
+
+    def configure(self, config: ConsumerConfig) -> None:
+        """Take over a configuration."""
+        self.config = config
+        self.filters = Filters(rules.filters_of(config))
+        self.acks = config.ack_policy != AckPolicy.NONE
+        self._ack_all = config.ack_policy == AckPolicy.ALL
+        self._waits = tuple(map(nanos, config.backoff)) or (nanos(config.ack_wait),)
+        self._max_deliver = max(config.max_deliver, 0)  # 0: no bound
+        self._max_pending = max(config.max_ack_pending, 0) if self.acks else 0
+        self._sampled = rules.sample_frequency(config)
+        self._bare = config.headers_only
+        self.threshold = nanos(config.inactive_threshold)
+
+    def stored(self) -> bytes:
+        return encode_json(Stored(self.created, self.config.to_dict()))
+
+    def change(self, config: ConsumerConfig, now: int) -> None:
+        """An update."""
+        old = self.config
+        self.configure(config)
+        if rules.filters_of(old) != rules.filters_of(config) and self.live:
+            self.recount()
+        if old.pause_until != config.pause_until:
+            self._arm_pause(now)
+            self.advisories.paused(config.pause_until)
+        if old.inactive_threshold != config.inactive_threshold:
+            self.arm_idle(now)
+        if self._waits != (nanos(old.ack_wait),) and self.ledger.pending:
+            self._arm_acks(now + 100 * MILLISECOND)
+        self.wake()
+
+    # Life.
+
+    def begin(self) -> None:
+        """It is durable: find its place and deliver."""
+        if self.stopped or self.live:
+            return
+        self.live = True
+        now = self.host.now
+        if not self._new:
+            self._look_over()
+        elif not self.held:
+            self._find_start()
+        self.recount()
+        self._arm_pause(now)
+        self.arm_idle(now)
+        if self.ledger.pending:
+            self._arm_acks(now)
+        if self.config.replay_policy == ReplayPolicy.ORIGINAL:
+            self._replay_to = self.log.committed.last_seq
+        self.wake()
+
+    def _look_over(self) -> None:
+        """After a start: what left the stream before the books could say so needs no ack any more."""
+        ledger = self.ledger
+        ledger.forget_below(self.log.committed.first_seq)
+        for seq in [*ledger.pending, *ledger.counts]:
+            if not exists(self.log, seq):
+                ledger.settle(seq)
+
+    @property
+    def held(self) -> bool:
+        """Whether the stream has not reached the sequence that the consumer waits for."""
+        return self.config.min_last_seq > self.log.committed.last_seq
+
+    def _find_start(self) -> None:
+        self._new = False
+        start, self.skips = starting_point(self.config, self.filters, self.log, after=self._after)
+        by_subject = self.config.deliver_policy == DeliverPolicy.LAST_PER_SUBJECT
+        if by_subject and self.group.stream.config.max_msgs_per_subject == 1:  # the last one is the only one
+            start, self.skips = self.log.committed.first_seq, None
+        self.ledger = Ledger(start)
+        self.touch()
+
+    def stop(self, *, deleted: bool) -> None:  # noqa: ARG002
+        """No more; `deleted`: for good, and not only with this server."""
+        self.stopped = True
+        self.live = False
+        for timer in (self._ack_timer, self._idle_timer, self._pause_timer, self._pace_timer):
+            if timer is not None:
+                timer.cancel()
+
+    # Keeping the books.
+
+    def touch(self) -> None:
+        """The books changed."""
+        if self.persistent:
+            self.group.mark(self)
+
+    def save(self) -> None:
+        """Put the changes of the books into the open group."""
+        if self.stopped:
+            return
+        keep = self.log.keep
+        keep(f"{self.name}\0s", self.ledger.head() + (self.skips.pack() if self.skips is not None else b""))
+        for number, block in self.ledger.changed().items():
+            keep(f"{self.name}\0b{number:x}", block or None)
+
+    # Counting.
+
+    def recount(self) -> None:
+        """Count what is left anew."""
+        if self.skips is None or self.skips.done:
+            self.left = self.filters.count(self.log, self.ledger.next_seq)
+        else:
+            self.left = len(self.skips) + self.filters.count(self.log, self.skips.resume)
+
+    def committed(self, news: Changes) -> None:
+        """A group was committed."""
+        if not self.live:
+            return
+        if self._new:
+            if not self.held:
+                self._find_start()
+                self.recount()
+                self.wake()
+            return
+        if news.recount:
+            if self.ledger.forget_below(self.log.committed.first_seq):
+                self.touch()
+            if self.skips is not None:
+                self.skips.review(self.log)
+            self.recount()
+        else:
+            self._follow(news)
+        if self.left:
+            self.wake()
+
+    def _follow(self, news: Changes) -> None:
+        ledger, covers, skips = self.ledger, self.filters.covers, self.skips
+        if skips is not None and skips.done:
+            skips = None
+        if not self.filters.patterns:
+            self.left += len(news.added)
+        else:
+            self.left += sum(1 for _, subject in news.added if covers(subject))
+        for seq, subject in news.removed:
+            if seq in ledger.pending:
+                self._removed(seq)
+            elif seq in ledger.counts:
+                ledger.settle(seq)
+                self.touch()
+            if skips is not None and seq < skips.resume:
+                self.left -= skips.lost(seq)
+            elif seq >= ledger.next_seq and covers(subject):
+                self.left -= 1
+
+    def _removed(self, seq: int) -> None:
+        """A message that waits for its ack is not in the stream any more."""
+        dseq, times = self.ledger.pending[seq][0], self.ledger.times(seq)
+        self.ledger.settle(seq)
+        self.advisories.terminated(seq, dseq, times, REMOVED)
+        self.touch()
+        self.wake()
+
+    # Delivering.
+
+    def wake(self) -> None:
+        """See whether there is something to do, soon."""
+        if self._scheduled or not self.live or self.stopped or self._pace_timer is not None:
+            return
+        self._scheduled = self.host.start(self)
+        if not self._scheduled:
+            self._pace(self.host.now + RETRY)
+
+    def run(self) -> tuple[Progress, int]:
+        """Deliver one chunk."""
+        if self.stopped or self._pace_timer is not None:
+            self._scheduled = False
+            return Progress.DONE, 0
+        progress, sent = self.work(self.host.now)
+        if progress is Progress.DONE:
+            self._scheduled = False
+        return progress, sent
+
+    def receive(self, subject: str, reply: str, header: bytes, payload: bytes, now: int) -> bool:
+        """Take a pull."""
+        raise NotImplementedError
+
+    def work(self, now: int) -> tuple[Progress, int]:
+        raise NotImplementedError
+
+    @property
+    def paused(self) -> bool:
+        until = self.config.pause_until
+        return until is not None and until > self.host.now
+
+    @property
+    def full(self) -> bool:
+        """Whether as many messages wait for their ack as may."""
+        return 0 < self._max_pending <= len(self.ledger.pending)
+
+    @property
+    def at_end(self) -> bool:
+        """Whether nothing is left to deliver now."""
+        return not self.ledger.queue and self.left <= 0
+
+    def upcoming(self, limit: int) -> tuple[list[Record], list[Record]]:
+        """What is to be delivered again, and what for the first time, next. Nothing is booked yet."""
+        again = self._again(limit) if self.ledger.queue else []
+        limit = min(limit - len(again), CHUNK)
+        if self._max_pending:
+            limit = min(limit, self._max_pending - len(self.ledger.pending))
+        if limit <= 0 or self.left <= 0 or self._new:
+            return again, []
+        return again, self._new_ones(limit)
+
+    def _again(self, limit: int) -> list[Record]:
+        found: list[Record] = []
+        for seq in list(self.ledger.queue):
+            if self._max_deliver and self.ledger.times(seq) >= self._max_deliver:
+                self._give_up(seq)
+                continue
+            try:
+                record = self.log.get(seq)
+            except CorruptRecordError:
+                record = None
+            if record is None:
+                self._removed(seq)
+                continue
+            found.append(record)
+            if len(found) >= limit:
+                break
+        return found
+
+    def _new_ones(self, limit: int) -> list[Record]:
+        while True:
+            try:
+                if self.skips is not None and not self.skips.done:
+                    return self.skips.next(self.log, limit)
+                return self.filters.scan(self.log, self.ledger.next_seq, limit=limit, max_bytes=CHUNK_BYTES)
+            except CorruptRecordError as exc:  # it is told by whoever asks for that message; the others are delivered
+                if not exc.seq:
+                    return []
+                self.skip_over(exc.seq)
+
+    def skip_over(self, seq: int) -> None:
+        """A message cannot be read: go on behind it."""
+        self.ledger.next_seq = seq + 1
+        self.recount()
+        self.touch()
+
+    def exhausted(self) -> None:
+        """There should be more, and there is not: count again."""
+        if not self.ledger.queue:
+            self.ledger.next_seq = max(self.ledger.next_seq, self.log.committed.last_seq + 1)
+            self.recount()
+
+    def book(self, record: Record, now: int) -> None:
+        """A new message went out."""
+        ledger, seq = self.ledger, record[0]
+        if self.acks:
+            ledger.deliver(seq, now)
+        else:
+            ledger.hand_over(seq)
+        self.left -= 1
+        if self.skips is not None and not self.skips.done:
+            self.skips.took(seq)
+            ledger.next_seq = self.skips.resume if self.skips.done else seq + 1
+        else:
+            ledger.next_seq = seq + 1
+
+    def after_chunk(self, now: int) -> None:
+        """Something was delivered."""
+        self.last_active = self.ledger.last_delivery = now
+        if self.acks and self.ledger.pending and self._waits[0]:
+            self._arm_acks(now + min(self._waits))
+        self.touch()
+
+    def shown(self, record: Record) -> tuple[bytes, bytes]:
+        """Header and payload as this consumer shows them."""
+        _, _, _, header, payload = record
+        if not self._bare:
+            return header, payload
+        ours = f"Nats-Msg-Size: {len(payload)}\r\n\r\n".encode()
+        return (header[:-2] if header.endswith(b"\r\n\r\n") else b"NATS/1.0\r\n") + ours, b""
+
+    def ack_subject(self, record: Record, times: int, left: int) -> str:
+        return f"{self._ack_prefix}{times}.{record[0]}.{self.ledger.dseq + 1}.{record[1]}.{left}"
+
+    # Pace.
+
+    def _pace(self, when: int) -> None:
+        """Nothing more before `when`."""
+
+        def go_on(_: int) -> None:
+            self._pace_timer = None
+            self.wake()
+
+        self._pace_timer = self.host.timers.at(when, go_on)
+
+    def too_early(self, record: Record, now: int) -> bool:
+        """Replay at the original speed: whether a message's time has not come yet."""
+        if not self._replay_to:
+            return False
+        if record.seq > self._replay_to or self._replayed is None:
+            return False
+        when = self._replayed[1] + record.time - self._replayed[0]
+        if when <= now:
+            return False
+        self._pace(when)
+        return True
+
+    def replayed(self, record: Record, now: int) -> None:
+        """A message was delivered at the original speed."""
+        if self._replay_to:
+            self._replayed = (record.time, now)
+            if record.seq >= self._replay_to:
+                self._replay_to = 0
+
+    # Acks.
+
+    def ack(self, tokens: list[str], reply: str, payload: bytes, now: int) -> bool:
+        """Take an ack."""
+        if not self.acks or self.stopped:
+            return False
+        try:
+            times, seq, dseq = int(tokens[0]), int(tokens[1]), int(tokens[2])
+        except ValueError:
+            return True
+        answered = True
+        if not payload or payload in (b"+ACK", b"+OK"):
+            answered = self._acked(seq, dseq, times, now)
+        elif payload.startswith(b"+NXT"):
+            self._acked(seq, dseq, times, now)
+            self.next_request(reply, payload[4:], now)
+            return True
+        elif payload.startswith(b"-NAK"):
+            self._naked(seq, dseq, times, payload[4:].strip(), now)
+        elif payload == b"+WPI":
+            self._in_progress(seq, now)
+        elif payload.startswith(b"+TERM"):
+            answered = self._terminated(seq, dseq, times, payload[5:].strip(), now)
+        if reply and answered:
+            self.group.answer(self, reply, self._reply)
+        return True
+
+    def next_request(self, reply: str, payload: bytes, now: int) -> None:
+        """A pull, or what takes one for it."""
+        raise NotImplementedError
+
+    def flow(self, subject: str, now: int) -> None:
+        """The answer to a flow control request; none was made."""
+
+    def _acked(self, seq: int, dseq: int, times: int, now: int, *, sampled: bool = True) -> bool:
+        """Settle a message; False if it cannot have been delivered."""
+        ledger = self.ledger
+        if seq > ledger.delivered:
+            return False
+        was_full = self.full
+        if self._ack_all:
+            settled: Iterable[int] = ledger.settle_to(seq) if dseq > ledger.floor_dseq else ()
+        else:
+            entry = ledger.pending.get(seq)
+            if sampled and entry is not None and self._sampled and self.host.sample(self._sampled):
+                self.advisories.acked(seq, dseq, times, now - entry[1])
+            settled = (seq,) if ledger.settle(seq) else ()
+        ledger.last_ack = self.last_active = now
+        self.touch()
+        if settled:
+            self.group.settled(settled)
+        if was_full:
+            self.wake()
+        return True
+
+    def _naked(self, seq: int, dseq: int, times: int, argument: bytes, now: int) -> None:
+        ledger = self.ledger
+        if seq not in ledger.pending:
+            return
+        self.advisories.refused(seq, dseq, times)
+        delay = rules.nak_delay(argument)
+        if delay is not None:
+            ledger.queue.pop(seq, None)
+            wait = self._waits[min(ledger.counts.get(seq, 0), len(self._waits) - 1)]
+            ledger.touch(seq, now + delay - wait)
+            self.touch()
+            self._arm_acks(now + delay)
+        elif self._max_deliver and ledger.times(seq) >= self._max_deliver:
+            self._give_up(seq)
+        else:
+            ledger.queue[seq] = None
+        self.wake()
+
+    def _in_progress(self, seq: int, now: int) -> None:
+        if self.ledger.touch(seq, now):
+            self.ledger.queue.pop(seq, None)
+            self.last_active = now
+            self.touch()
+
+    def _terminated(self, seq: int, dseq: int, times: int, reason: bytes, now: int) -> bool:
+        answered = self._acked(seq, dseq, times, now, sampled=False)
+        self.advisories.terminated(seq, dseq, times, reason.decode(errors="replace"))
+        return answered
+
+    def _give_up(self, seq: int) -> None:
+        times = self.ledger.times(seq)
+        self.ledger.give_up(seq)
+        self.advisories.given_up(seq, times)
+        self.touch()
+
+    def _arm_acks(self, when: int) -> None:
+        """Look for overdue acks at that time, or earlier."""
+        timer = self._ack_timer
+        if timer is not None and timer.action is not None:
+            if timer.when <= when:
+                return
+            timer.cancel()
+        self._ack_timer = self.host.timers.at(when, self._look)
+
+    def _look(self, now: int) -> None:
+        """Whose ack is overdue?"""
+        ledger = self.ledger
+        if not self._waits[0] or not ledger.pending:
+            return
+        overdue, soonest = due(ledger.pending, ledger.counts, self._waits, now)
+        for seq in overdue:
+            if seq in ledger.queue:
+                continue
+            if self._max_deliver and ledger.times(seq) >= self._max_deliver:
+                self._give_up(seq)
+            else:
+                ledger.queue[seq] = None
+        if soonest:  # with very many pending, not too often: looking through them takes time
+            self._arm_acks(max(soonest, now + MILLISECOND + 2000 * len(ledger.pending)))
+        if overdue:
+            self.touch()
+            self.wake()
+
+    # Pausing, and the end of those that nobody uses.
+
+    def _arm_pause(self, now: int) -> None:
+        if self._pause_timer is not None:
+            self._pause_timer.cancel()
+            self._pause_timer = None
+        until = self.config.pause_until
+        if until is not None and until > now:
+            self._pause_timer = self.host.timers.at(until, self._resume)
+
+    def _resume(self, _: int) -> None:
+        self._pause_timer = None
+        self.advisories.paused(self.config.pause_until)
+        self.wake()
+
+    def arm_idle(self, now: int) -> None:
+        """Look after the threshold whether anybody uses the consumer."""
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+            self._idle_timer = None
+        if self.threshold:
+            self._idle_timer = self.host.timers.at(now + self.threshold, self._check_idle)
+
+    def _check_idle(self, now: int) -> None:
+        used = self.used_until(now)
+        if used + self.threshold <= now:
+            self.group.expire(self, now)
+        else:
+            self._idle_timer = self.host.timers.at(used + self.threshold, self._check_idle)
+
+    def used_until(self, now: int) -> int:
+        """When it was in use last."""
+        raise NotImplementedError
+
+    # What the group asks.
+
+    def needs(self, seq: int, subject: str) -> bool:
+        """Whether a message must stay in the stream for this consumer (retention by interest)."""
+        ledger = self.ledger
+        if not self.filters.covers(subject):
+            return False
+        if self._new or seq >= ledger.next_seq or seq in ledger.pending:
+            return True
+        return seq in ledger.counts
+
+    @property
+    def waiting(self) -> int:
+        """How many pulls wait."""
+        return 0
+
+    @property
+    def bound(self) -> bool:
+        """Whether somebody listens on the deliver subject."""
+        return False
+
+    def pins(self) -> list[dict[str, Any]]:
+        """The state of the priority groups."""
+        return []
+
+    def retire(self) -> None:
+        """The server stops: no more deliveries."""
+        self.live = False

@@ -1,0 +1,74 @@
+"""The filters of a consumer over a log: which messages are its own, the next of them, how many are left.
+
+A message that several filters cover counts once. Filters of one consumer are never parts of each other, but two of them
+may share some subjects (`a.*.c` and `a.b.*`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import combinations
+
+from slipstream.server.engine.ports import Record, StreamLog
+from slipstream.wire import has_wildcard, matcher, overlaps
+
+CACHED = 16 * 1024
+PIECE = 1024
+
+
+class Filters:
+    """What a consumer wants of its stream."""
+
+    def __init__(self, patterns: tuple[str, ...]) -> None:
+        """No pattern, or `>`: everything."""
+        self.patterns = () if ">" in patterns else patterns
+        self._literals = frozenset(pattern for pattern in self.patterns if not has_wildcard(pattern))
+        self._fits: list[Callable[[str], bool]] = [matcher(p) for p in self.patterns if p not in self._literals]
+        self._known: dict[str, bool] = {}
+        self._disjoint = not any(overlaps(one, other) for one, other in combinations(self.patterns, 2))
+
+    def covers(self, subject: str) -> bool:
+        """Whether a message on that subject is wanted."""
+        if not self.patterns or subject in self._literals:
+            return True
+        if not self._fits:
+            return False
+        known = self._known.get(subject)
+        if known is None:
+            if len(self._known) >= CACHED:
+                self._known.clear()
+            known = self._known[subject] = any(fits(subject) for fits in self._fits)
+        return known
+
+    def scan(self, log: StreamLog, seq: int, *, limit: int, max_bytes: int) -> list[Record]:
+        """The next messages from `seq` on; fewer than `limit` do not mean that there are no more."""
+        if len(self.patterns) < 2:
+            return log.scan(self.patterns[0] if self.patterns else "", seq, limit=limit, max_bytes=max_bytes)
+        found: dict[int, Record] = {}
+        horizon = log.committed.last_seq
+        for pattern in self.patterns:
+            records = log.scan(pattern, seq, limit=limit, max_bytes=max_bytes)
+            for record in records:
+                found[record.seq] = record
+            # Where a scan ended early, there may be more of that filter behind.
+            if records and log.scan(pattern, records[-1].seq + 1, limit=1):
+                horizon = min(horizon, records[-1].seq)
+        return [found[at] for at in sorted(found) if at <= horizon][:limit]
+
+    def count(self, log: StreamLog, seq: int) -> int:
+        """How many messages there are from `seq` on."""
+        if not self.patterns:
+            return log.count("", seq)
+        if self._disjoint:
+            return sum(log.count(pattern, seq) for pattern in self.patterns)
+        total = 0
+        while records := log.scan("", seq, limit=PIECE):
+            total += sum(1 for record in records if self.covers(record.subject))
+            seq = records[-1].seq + 1
+        return total
+
+    def last(self, log: StreamLog) -> int:
+        """The sequence of the newest message; 0 if there is none."""
+        if not self.patterns:
+            return log.committed.last_seq
+        return max((record.seq for p in self.patterns if (record := log.last(p)) is not None), default=0)

@@ -1,0 +1,233 @@
+"""Deliveries and acks become a consumer's books: what is on its way to somebody, what is settled, what comes again.
+
+Pure bookkeeping, no clock and no I/O. `pending` is in the order of the stream, with the consumer sequence and the time
+of the last delivery. `counts` says how often a message was delivered beyond the first time; a message that is in there
+and not pending was given up. The floor is below the oldest message that is still pending.
+
+What changed is written in blocks of 64 stream sequences: the cost of keeping the books durable is that of the work done
+since, not of all that is pending.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from struct import Struct
+
+BLOCK = 6  # 64 sequences to a block: a page of the store holds one
+_HEAD = Struct("<QQQQQqq")
+HEAD_SIZE = _HEAD.size
+_ENTRY = Struct("<QQqI")  # stream sequence, consumer sequence (0: not pending), time, count
+
+Pending = tuple[int, int]  # consumer sequence, time
+
+
+class Ledger:
+    """The books of one consumer."""
+
+    def __init__(self, start: int) -> None:
+        """`start` is the first stream sequence of interest."""
+        self.next_seq = start  # where the search for the next new message begins
+        self.dseq = 0  # the consumer sequence given last
+        self.delivered = start - 1  # the highest stream sequence delivered
+        self.floor_dseq = 0
+        self.floor_seq = start - 1
+        self.last_delivery = self.last_ack = 0  # when
+        self.pending: dict[int, Pending] = {}
+        self.counts: dict[int, int] = {}
+        self.queue: dict[int, None] = {}  # to be delivered again, in this order
+        self._order: deque[int] = deque()  # what was delivered, in order; the front may be settled already
+        self._dirty: set[int] = set()
+
+    # Deliveries.
+
+    def deliver(self, seq: int, now: int) -> int:
+        """A new message goes out and is to be acked; its consumer sequence."""
+        self.dseq += 1
+        self.delivered = seq
+        self.pending[seq] = (self.dseq, now)
+        self._order.append(seq)
+        self._dirty.add(seq >> BLOCK)
+        return self.dseq
+
+    def hand_over(self, seq: int) -> int:
+        """A new message goes out, and nobody acks it."""
+        self.dseq += 1
+        self.delivered = self.floor_seq = seq
+        self.floor_dseq = self.dseq
+        return self.dseq
+
+    def deliver_again(self, seq: int, now: int) -> tuple[int, int]:
+        """A pending message goes out once more; its new consumer sequence, and how often it was delivered by now."""
+        self.queue.pop(seq, None)
+        self.dseq += 1
+        self.pending[seq] = (self.pending[seq][0], now)
+        count = self.counts[seq] = self.counts.get(seq, 0) + 1
+        self._dirty.add(seq >> BLOCK)
+        return self.dseq, count + 1
+
+    def times(self, seq: int) -> int:
+        """How often a message was delivered."""
+        return self.counts.get(seq, 0) + 1
+
+    # Settling.
+
+    def settle(self, seq: int) -> bool:
+        """A message needs no ack any more; False if it did not."""
+        entry = self.pending.pop(seq, None)
+        if self.counts.pop(seq, None) is not None or entry is not None:
+            self._dirty.add(seq >> BLOCK)
+        if entry is None:
+            return False
+        if self.queue:
+            self.queue.pop(seq, None)
+        self._move_floor(entry[0], seq)
+        return True
+
+    def settle_to(self, seq: int) -> list[int]:
+        """A message and all before it need no ack any more; those that were pending."""
+        settled = [at for at in self.pending if at <= seq]
+        entry = self.pending.get(seq)
+        for at in settled:
+            del self.pending[at]
+            self.counts.pop(at, None)
+            self.queue.pop(at, None)
+            self._dirty.add(at >> BLOCK)
+        if not self.pending:
+            self.floor_dseq, self.floor_seq = self.dseq, self.delivered
+            self._order.clear()
+        elif settled:
+            self.floor_seq = max(self.floor_seq, seq)
+            self.floor_dseq = max(self.floor_dseq, entry[0] if entry is not None else self._first()[0] - 1)
+        return settled
+
+    def give_up(self, seq: int) -> None:
+        """A message was delivered as often as it may be; it stays in the books."""
+        entry = self.pending.pop(seq, None)
+        self.queue.pop(seq, None)
+        self.counts[seq] = self.counts.get(seq, 0) or 1
+        self._dirty.add(seq >> BLOCK)
+        if entry is not None:
+            self._move_floor(entry[0], seq)
+
+    def forget_below(self, first: int) -> bool:
+        """The stream begins at `first` now: what is before needs no ack; whether anything was pending there."""
+        gone = [seq for seq in self.pending if seq < first]
+        for seq in [*gone, *(seq for seq in self.counts if seq < first)]:
+            self.pending.pop(seq, None)
+            self.counts.pop(seq, None)
+            self.queue.pop(seq, None)
+            self._dirty.add(seq >> BLOCK)
+        if gone and self.pending:
+            self.floor_dseq, self.floor_seq = self._first()[0] - 1, max(self.floor_seq, first - 1)
+        elif gone:
+            self.floor_dseq, self.floor_seq = self.dseq, max(self.delivered, self.floor_seq)
+        return bool(gone)
+
+    def touch(self, seq: int, now: int) -> bool:
+        """The time of a pending message's delivery counts from `now`; False if it is not pending."""
+        entry = self.pending.get(seq)
+        if entry is None:
+            return False
+        self.pending[seq] = (entry[0], now)
+        self._dirty.add(seq >> BLOCK)
+        return True
+
+    def _move_floor(self, dseq: int, seq: int) -> None:
+        if not self.pending:
+            self.floor_dseq, self.floor_seq = self.dseq, self.delivered
+            self._order.clear()
+        elif dseq == self.floor_dseq + 1:
+            self.floor_dseq, self.floor_seq = dseq, seq
+            first = self._first()
+            if first[0] > dseq:
+                self.floor_dseq, self.floor_seq = first[0] - 1, self._order[0] - 1
+
+    def _first(self) -> Pending:
+        """The oldest pending message."""
+        order, pending = self._order, self.pending
+        while order[0] not in pending:
+            order.popleft()
+        return pending[order[0]]
+
+    # Keeping.
+
+    def changed(self) -> dict[int, bytes]:
+        """The blocks that changed since the last call (empty: nothing is left in them)."""
+        blocks = {number: self._pack_block(number) for number in self._dirty}
+        self._dirty.clear()
+        return blocks
+
+    def all_changed(self) -> None:
+        """Everything is to be written again."""
+        self._dirty.update(seq >> BLOCK for seq in (*self.pending, *self.counts))
+
+    def _pack_block(self, number: int) -> bytes:
+        parts = []
+        pending, counts = self.pending, self.counts
+        for seq in range(number << BLOCK, (number + 1) << BLOCK):
+            entry, count = pending.get(seq), counts.get(seq, 0)
+            if entry is not None:
+                parts.append(_ENTRY.pack(seq, entry[0], entry[1], count))
+            elif count:
+                parts.append(_ENTRY.pack(seq, 0, 0, count))
+        return b"".join(parts)
+
+    def head(self) -> bytes:
+        """The figures."""
+        return _HEAD.pack(
+            self.next_seq,
+            self.dseq,
+            self.delivered,
+            self.floor_dseq,
+            self.floor_seq,
+            self.last_delivery,
+            self.last_ack,
+        )
+
+    @classmethod
+    def restored(cls, head: bytes, blocks: Iterable[bytes]) -> Ledger:
+        """The books as they were kept."""
+        ledger = cls(1)
+        (
+            ledger.next_seq, ledger.dseq, ledger.delivered, ledger.floor_dseq, ledger.floor_seq,
+            ledger.last_delivery, ledger.last_ack,
+        ) = _HEAD.unpack(head)  # fmt: skip
+        entries = sorted(entry for block in blocks for entry in _ENTRY.iter_unpack(block))
+        for seq, dseq, time, count in entries:
+            if dseq:
+                ledger.pending[seq] = (dseq, time)
+                ledger._order.append(seq)
+            if count:
+                ledger.counts[seq] = count
+        return ledger
+
+    def reset(self, start: int) -> None:
+        """Begin again from a stream sequence; consumer sequences go on."""
+        self._dirty.update(seq >> BLOCK for seq in (*self.pending, *self.counts))
+        self.pending.clear()
+        self.counts.clear()
+        self.queue.clear()
+        self._order.clear()
+        self.next_seq = start
+        self.delivered = self.floor_seq = start - 1
+        self.floor_dseq = self.dseq
+
+
+def due(
+    pending: Mapping[int, Pending], counts: Mapping[int, int], waits: tuple[int, ...], now: int
+) -> tuple[list[int], int]:
+    """The pending messages whose ack is overdue, in order, and when the next one will be (0: none).
+
+    `waits` are the times to wait for an ack of the first, second, … delivery; the last one is for all further ones.
+    """
+    overdue: list[int] = []
+    soonest = 0
+    last = len(waits) - 1
+    for seq, (_, time) in pending.items():
+        deadline = time + (waits[0] if not last else waits[min(counts.get(seq, 0), last)])
+        if deadline <= now:
+            overdue.append(seq)
+        elif not soonest or deadline < soonest:
+            soonest = deadline
+    return overdue, soonest

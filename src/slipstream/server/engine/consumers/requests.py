@@ -1,0 +1,161 @@
+"""The body of a pull becomes a request that waits its turn, or the status that refuses it.
+
+Requests take turns: each message goes to the one in front, which then goes behind the others, so that workers who pull
+from one consumer share its messages. With priorities, those of the lowest number take turns before all others.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from datetime import timedelta
+
+import msgspec
+
+from slipstream.api import ConsumerConfig, PriorityPolicy
+from slipstream.api.names import PENDING_BYTES, PENDING_MESSAGES
+from slipstream.server.engine.consumers.rules import go_duration
+from slipstream.wire.headers import status_block
+
+NO_MESSAGES = status_block(404, "No Messages")
+CONSUMER_DELETED = status_block(409, "Consumer Deleted")
+PUSH_BASED = status_block(409, "Consumer is push based")
+TOO_MANY_WAITING = status_block(409, "Exceeded MaxWaiting")
+REQUESTS_PENDING = status_block(408, "Requests Pending")
+API_LEVEL = status_block(412, "Required Api Level")
+
+
+class Body(msgspec.Struct):
+    """What a pull may say. Fields that are not known are overlooked."""
+
+    expires: int = 0
+    batch: int = 0
+    max_bytes: int = 0
+    no_wait: bool = False
+    idle_heartbeat: int = 0
+    group: str = ""
+    min_pending: int = 0
+    min_ack_pending: int = 0
+    id: str = ""
+    priority: int = 0
+
+
+_decode = msgspec.json.Decoder(Body).decode
+_NEXT_ONE = Body(batch=1)
+
+
+class Request:
+    """A pull that waits for messages."""
+
+    __slots__ = (
+        "batch", "beat", "body", "delivered", "expires", "grouped", "heartbeat", "max_bytes", "no_wait", "reply",
+    )  # fmt: skip
+
+    def __init__(self, reply: str, body: Body, *, grouped: bool, now: int) -> None:
+        """`grouped`: it came with a body that may name a priority group."""
+        self.reply = reply
+        self.body = body
+        self.grouped = grouped
+        self.batch = max(body.batch, 1)
+        self.max_bytes = max(body.max_bytes, 0)  # 0: no bound
+        self.no_wait = body.no_wait
+        # The specification: a request that does not wait does not wait, whatever it says of its end.
+        self.expires = now + body.expires if body.expires > 0 and not body.no_wait else 0
+        self.heartbeat = max(body.idle_heartbeat, 0)
+        self.beat = now + self.heartbeat if self.heartbeat else 0  # when the next one is due
+        self.delivered = 0
+
+    def ended(self, code: int, text: str) -> bytes:
+        """The status that ends it, with what it did not get."""
+        return status_block(code, text, [(PENDING_MESSAGES, str(self.batch)), (PENDING_BYTES, str(self.max_bytes))])
+
+
+def parse(payload: bytes) -> tuple[Body, bool] | bytes:
+    """The request in the body of a pull and whether it was JSON; or the status that refuses it."""
+    text = payload.strip()
+    if not text:
+        return _NEXT_ONE, False
+    if text[:1] != b"{":
+        digits = text[1:] if text[:1] in b"+-" else text
+        if digits.isdigit() and len(digits) < 19:
+            return Body(batch=int(text)), False
+        return _NEXT_ONE, False
+    try:
+        body = _decode(text)
+    except (msgspec.DecodeError, ValueError) as exc:
+        return status_block(400, f"Bad Request - {' '.join(str(exc).split())}")
+    if body.idle_heartbeat > 0 and body.idle_heartbeat * 2 > body.expires:
+        return status_block(400, "Bad Request - heartbeat value too large")
+    return body, True
+
+
+def refusal(body: Body, config: ConsumerConfig, *, grouped: bool, pin: str) -> bytes | None:
+    """The status that refuses a request, by the consumer's limits; `pin` is the client that it is pinned to."""
+    if 0 < config.max_batch < body.batch:
+        return status_block(409, f"Exceeded MaxRequestBatch of {config.max_batch}")
+    longest = config.max_expires
+    if longest and body.expires > (longest // timedelta(microseconds=1)) * 1000:
+        return status_block(409, f"Exceeded MaxRequestExpires of {go_duration(longest)}")
+    if 0 < config.max_bytes < body.max_bytes:
+        return status_block(409, f"Exceeded MaxRequestMaxBytes of {config.max_bytes}")
+    return _group_refusal(body, config, pin) if grouped else None
+
+
+def _group_refusal(body: Body, config: ConsumerConfig, pin: str) -> bytes | None:
+    policy = config.priority_policy
+    if (body.min_pending or body.min_ack_pending) and policy != PriorityPolicy.OVERFLOW:
+        return status_block(400, "Bad Request - Not a Overflow Priority consumer")
+    if body.id and policy != PriorityPolicy.PINNED_CLIENT:
+        return status_block(400, "Bad Request - Not a Pinned Client Priority consumer")
+    if not 0 <= body.priority <= 9:
+        return status_block(400, "Bad Request - Priority must be between 0 and 9")
+    if not policy:
+        return None
+    if not body.group:
+        return status_block(400, "Bad Request - Priority Group missing")
+    if body.group not in config.priority_groups:
+        return status_block(400, "Bad Request - Invalid Priority Group")
+    if pin and body.id and body.id != pin:
+        return status_block(423, "Nats-Pin-Id mismatch")
+    return None
+
+
+class Queue:
+    """The requests that wait, in the order of their turns."""
+
+    def __init__(self) -> None:
+        self.prioritized = False
+        self._items: deque[Request] = deque()
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._items)
+
+    def add(self, request: Request) -> None:
+        """Behind all others; behind those of its own priority, where priorities count."""
+        items = self._items
+        if not self.prioritized or not items or items[-1].body.priority <= request.body.priority:
+            items.append(request)
+            return
+        at = next(i for i, other in enumerate(items) if other.body.priority > request.body.priority)
+        items.insert(at, request)
+
+    def front(self) -> Request:
+        return self._items[0]
+
+    def pop(self) -> Request:
+        return self._items.popleft()
+
+    def turn(self) -> None:
+        """The one in front had its turn."""
+        if len(self._items) > 1:
+            self.add(self._items.popleft())
+
+    def cycle(self) -> None:
+        """The one in front cannot use its turn: behind all others."""
+        self._items.rotate(-1)
+
+    def replace(self, requests: list[Request]) -> None:
+        self._items = deque(requests)

@@ -1,0 +1,100 @@
+"""A deliver policy becomes a place in the stream: the first sequence, and for the last of each subject a list."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from struct import pack, unpack_from
+
+from slipstream.api import ConsumerConfig, DeliverPolicy
+from slipstream.errors import CorruptRecordError
+from slipstream.server.engine.consumers.filters import Filters
+from slipstream.server.engine.ports import Record, StreamLog
+
+
+class SkipList:
+    """The last messages of all subjects at one moment, then everything behind that moment."""
+
+    def __init__(self, seqs: list[int], resume: int) -> None:
+        self.resume = resume  # where everything begins
+        self._seqs = seqs
+        self._at = 0
+
+    def __len__(self) -> int:
+        return len(self._seqs) - self._at
+
+    @property
+    def done(self) -> bool:
+        return self._at >= len(self._seqs)
+
+    def next(self, log: StreamLog, limit: int) -> list[Record]:
+        """The next of them. One that is not there any more, or damaged, is left out."""
+        found: list[Record] = []
+        for seq in self._seqs[self._at : self._at + limit]:
+            try:
+                record = log.get(seq)
+            except CorruptRecordError:
+                record = None
+            if record is not None:
+                found.append(record)
+        if not found:
+            self._at = min(self._at + limit, len(self._seqs))
+        return found
+
+    def took(self, seq: int) -> None:
+        """That one was delivered; those before it that were not are gone."""
+        self._at = bisect_left(self._seqs, seq) + 1
+
+    def lost(self, seq: int) -> bool:
+        """A message is not in the stream any more; whether it was one of those to come."""
+        at = bisect_left(self._seqs, seq, self._at)
+        if at < len(self._seqs) and self._seqs[at] == seq:
+            del self._seqs[at]
+            return True
+        return False
+
+    def review(self, log: StreamLog) -> None:
+        """Drop those that are not there any more."""
+        self._seqs = [seq for seq in self._seqs[self._at :] if exists(log, seq)]
+        self._at = 0
+
+    def pack(self) -> bytes:
+        rest = self._seqs[self._at :]
+        return pack(f"<Q{len(rest)}Q", self.resume, *rest) if rest else b""
+
+    @classmethod
+    def unpack(cls, data: bytes) -> SkipList | None:
+        if len(data) < 16:
+            return None
+        resume, *seqs = unpack_from(f"<{len(data) // 8}Q", data)
+        return cls(seqs, resume)
+
+
+def exists(log: StreamLog, seq: int) -> bool:
+    """Whether a message can be delivered."""
+    try:
+        return log.get(seq) is not None
+    except CorruptRecordError:
+        return False
+
+
+def starting_point(
+    config: ConsumerConfig, filters: Filters, log: StreamLog, *, after: int
+) -> tuple[int, SkipList | None]:
+    """The first stream sequence of interest; `after` was the last sequence when the consumer was asked for."""
+    state = log.committed
+    policy, skips = config.deliver_policy, None
+    if policy == DeliverPolicy.BY_START_SEQUENCE:
+        return max(config.opt_start_seq, state.first_seq), None
+    if policy == DeliverPolicy.LAST:
+        start = filters.last(log) or after + 1
+    elif policy == DeliverPolicy.LAST_PER_SUBJECT:
+        seqs = log.multi_last(filters.patterns or (">",), limit=1 << 62) or []
+        start = seqs[0] if seqs else state.last_seq + 1
+        skips = SkipList(seqs, state.last_seq + 1) if seqs else None
+    elif policy == DeliverPolicy.BY_START_TIME:
+        start = log.time_to_seq(config.opt_start_time or 0)
+    elif policy == DeliverPolicy.NEW:
+        start = after + 1
+    else:
+        start = state.first_seq
+    return max(min(start, state.last_seq + 1), state.first_seq, 1), skips
