@@ -68,10 +68,10 @@ class Stepper:
 
 @pytest.mark.spec("PS-12")
 @pytest.mark.parametrize("read", [by_fetch, by_single_fetch, by_next, by_messages, by_chunks])
-async def test_cancelled_at_every_await_nothing_is_lost_or_acked(consumer_server: str, fresh: str, read: Read) -> None:
+async def test_cancelled_at_every_await_nothing_is_lost_or_acked(any_server: str, fresh: str, read: Read) -> None:
     async with (
-        world(consumer_server, fresh, 300) as (_, _, stream),
-        proxy_to(consumer_server) as proxy,
+        world(any_server, fresh, 300) as (_, _, stream),
+        proxy_to(any_server) as proxy,
         connect(proxy.url) as nc,
     ):
         await stream.create_consumer("dur")
@@ -108,8 +108,8 @@ async def run(work: Awaitable[list[JsMessage]]) -> list[JsMessage]:
     return await work
 
 
-async def test_a_timeout_that_strikes_while_messages_arrive_loses_none(consumer_server: str, fresh: str) -> None:
-    async with world(consumer_server, fresh) as (_, _, stream), connect(consumer_server) as other:
+async def test_a_timeout_that_strikes_while_messages_arrive_loses_none(any_server: str, fresh: str) -> None:
+    async with world(any_server, fresh) as (_, _, stream), connect(any_server) as other:
         consumer = await stream.create_consumer("dur")
         writer = other.jetstream()
 
@@ -135,9 +135,9 @@ async def test_a_timeout_that_strikes_while_messages_arrive_loses_none(consumer_
         assert (await consumer.info()).num_redelivered == 0
 
 
-async def test_what_was_kept_too_long_is_left_to_the_server(consumer_server: str, fresh: str) -> None:
+async def test_what_was_kept_too_long_is_left_to_the_server(any_server: str, fresh: str) -> None:
     """The server delivers it again: handed over from here as well, it would be handled twice."""
-    async with world(consumer_server, fresh, 5) as (_, _, stream):
+    async with world(any_server, fresh, 5) as (_, _, stream):
         consumer = await stream.create_consumer(ConsumerConfig(durable_name="dur", ack_wait=timedelta(seconds=0.5)))
         async for message in consumer.messages():
             await message.ack_sync()

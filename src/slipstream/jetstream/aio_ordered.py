@@ -91,7 +91,10 @@ class OrderedConsumer:
 
     async def next_chunk(self, *, timeout: float = 5.0) -> list[JsMessage]:
         """Every message that is here, at least one; raises RequestTimeoutError if none comes in time."""
-        chunk = await self._next(self._client.now() + timeout)
+        try:
+            chunk = await self._next(self._client.now() + timeout)
+        except RequestTimeoutError as error:
+            raise RequestTimeoutError(f"ordered consumer of {self.stream}: no message within {timeout:g} s") from error
         if chunk is None:
             raise ConnectionLostError(f"the ordered consumer of {self.stream} is closed")
         return chunk
