@@ -197,11 +197,13 @@ async def test_statuses_end_a_fetch_or_are_errors_never_messages(any_server: str
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         at.proxy.fault = lambda frame: [] if b"404 No Messages" in frame or b"408 " in frame[:80] else [frame]
+        await at.stream.create_consumer(ConsumerConfig(durable_name="other", deliver_policy="new"))
+        other = await at.nc.jetstream().stream(fresh).consumer("other")
         with pytest.raises(RequestTimeoutError):  # nobody says anything
-            await at.consumer.fetch(5, timeout=0.3)
+            await other.fetch(5, timeout=0.3)
         at.proxy.fault = lambda frame: [replaced(frame)]
         with pytest.raises(PullRefusedError, match="400 Bad Request"):
-            await at.consumer.fetch(5, timeout=5)
+            await other.fetch(5, timeout=5)
         at.proxy.fault = lambda frame: [frame]
         await at.consumer.delete()
         with pytest.raises(ConsumerGoneError, match="503"):  # no responders

@@ -110,7 +110,7 @@ class Consumer:
                         limit = pull.limit
                         inbox.unsubscribe(limit)
                 try:
-                    msgs = inbox.next_msgs(timeout=max(left, 0.0), epoch=epoch)
+                    msgs = inbox.next_msgs(timeout=pull.patience(left), epoch=epoch)
                     due = pull.feed(msgs, deadline - client.now())
                     is_asked = not due and not pull.is_done
                 except ConnectionLostError:
@@ -119,6 +119,10 @@ class Consumer:
                     left = max(deadline - client.now(), 0.0)
                     client.wait(lambda: client.is_connected, timeout=left, what="a connection to fetch")
                     due, epoch = True, client.epoch
+                except RequestTimeoutError:
+                    due = pull.silence()
+                    if not due:
+                        raise
             if not pull.messages and client.is_closed:
                 raise ConnectionLostError(f"the client was closed while {self.name} was fetched from")
         except RequestTimeoutError:
@@ -283,15 +287,18 @@ class Consumer:
             return None
         finally:
             singles.waiters -= 1
+            if singles.is_waiting and not singles.waiters:  # what still comes must not come unasked, nor too late
+                self._give_up_inbox()
 
     # What was given up
 
     def _give_up_inbox(self) -> None:
-        """No more single pulls; what was on its way to them stays for the next reader."""
+        """Forget the single pulls under way; what was on its way to them stays for the next reader."""
         if self._inbox is not None:
             self._inbox.drain_soon()
             self._adopt(self._inbox)
             self._inbox = None
+            self._singles.forget()
 
     def _keep(self, msgs: list[Msg]) -> None:
         """Messages that could not be handed over: the next call has them first."""
