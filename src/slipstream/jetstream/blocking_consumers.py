@@ -125,9 +125,9 @@ class Consumer:
                         raise
             if not pull.messages and client.is_closed:
                 raise ConnectionLostError(f"the client was closed while {self.name} was fetched from")
-        except RequestTimeoutError:
-            if not pull.messages:
-                raise
+        except RequestTimeoutError as error:
+            if not pull.messages and not pull.statuses:
+                raise RequestTimeoutError(f"consumer {self.name}: no answer within {timeout:g} s") from error
         except BaseException:
             self._keep(pull.messages)
             raise
