@@ -29,6 +29,7 @@ class Tally:
         self.seen: Counter[int] = Counter()
         self.order: list[int] = []
         self.acked: set[int] = set()
+        self.unsure: set[int] = set()
         self.deliveries = 0
 
     async def take(self, message: JsMessage, *, refuse: bool = False) -> None:
@@ -42,8 +43,9 @@ class Tally:
             return
         try:
             await message.ack_sync(timeout=2)
-        except Error:
-            return  # it comes again
+        except Error:  # the ack was lost, and it comes again; or only the answer was
+            self.unsure.add(seq)
+            return
         self.acked.add(seq)
 
 
@@ -108,7 +110,8 @@ class Mix:
         await ordered.close()
 
     def done(self, tally: Tally) -> bool:
-        return self.is_stopped or len(tally.seen if tally in self.ordered else tally.acked) >= self.total
+        handled = tally.seen.keys() if tally in self.ordered else tally.acked | tally.unsure
+        return self.is_stopped or len(handled) >= self.total
 
 
 def durable(name: str, **fields: object) -> ConsumerConfig:
@@ -131,7 +134,13 @@ def server_kind(request: pytest.FixtureRequest, any_server: str) -> Kind:
         pytest.param(12, 3_000, 10, id="long", marks=[pytest.mark.soak]),  # 50 consumers with the queue's members
     ],
 )
-async def test_every_promise_is_kept_while_the_server_is_killed(
+def test_every_promise_is_kept_while_the_server_is_killed(
+    server_kind: Kind, tmp_path: Path, fresh: str, is_real: bool, each: int, total: int, kills: int
+) -> None:
+    asyncio.run(asyncio.wait_for(mixed(server_kind, tmp_path, fresh, is_real, each, total, kills), 850))
+
+
+async def mixed(
     server_kind: Kind, tmp_path: Path, fresh: str, is_real: bool, each: int, total: int, kills: int
 ) -> None:
     with server_kind(tmp_path) as server:
@@ -161,21 +170,21 @@ async def test_every_promise_is_kept_while_the_server_is_killed(
                 await asyncio.sleep(0.005)
             await killer
             try:
-                async with asyncio.timeout(300 if total > 1_000 else 60):
-                    await asyncio.gather(*tasks)
+                async with asyncio.timeout(300 if total > 1_000 else 45):
+                    await asyncio.wait(tasks)
             except TimeoutError:
                 mix.is_stopped = True
-                await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*tasks)
             expected = set(range(1, (await stream.info()).state.last_seq + 1))
             assert len(expected) == total
             for tally in mix.tallies:
                 assert set(tally.seen) == expected, tally.name  # nothing was lost
-                assert tally.acked == expected, tally.name
+                assert tally.acked | tally.unsure == expected, tally.name
                 assert tally.deliveries <= 20, tally.name
                 info = await (await stream.consumer(tally.name)).info()
                 assert info.num_pending == 0, tally.name
                 if not is_real:  # nats-server confirms acks before they are on the disk: a kill takes some back
-                    assert info.num_ack_pending == 0, tally.name
+                    assert info.num_ack_pending <= len(tally.unsure - tally.acked), tally.name
             for tally in mix.ordered:
                 assert tally.order == sorted(expected), tally.name  # each once, in order
 
