@@ -27,9 +27,14 @@ LONGEST_PAUSE = 5.0
 
 
 class Run(NamedTuple):
-    """Messages to hand over."""
+    """Messages to hand over, the stream they are of, and the end of each reply subject.
+
+    That is in `parts`: stream sequence (1), consumer sequence (2), time (3) and what is pending (4), as texts.
+    """
 
     messages: list[Msg]
+    parts: list[list[str]]
+    stream: str
 
 
 def backoff(attempt: int, name: str) -> float:
@@ -113,6 +118,7 @@ class Ordered:
         self.name = ""  # of the consumer in use; empty while there is none
         self._floor: int | None = None  # every message of interest has a greater sequence
         self._cseq = 0  # the last consumer sequence
+        self._stream = ""  # the stream, as the ack subjects have it
         self._prefix = ""  # what the ack subjects of the consumer in use begin with, once it is known
         self._flow = FlowControl()
         self._queue: deque[list[Msg] | Msg] = deque()
@@ -188,14 +194,14 @@ class Ordered:
                 if is_next and self.last_seq < int(parts[0][1]) <= last:
                     self._cseq += len(parts)
                     self.last_seq = last
-                    return Run(msgs)
+                    return Run(msgs, parts, self._stream)
             except ValueError:
                 pass  # told below
         return self._carefully(msgs)
 
     def _carefully(self, msgs: list[Msg]) -> Run | Error | None:
         """The same message by message: with duplicates, a gap, or another format of the reply subject."""
-        run = Run([])
+        run = Run([], [], self._stream)
         for index, msg in enumerate(msgs):
             try:
                 tokens = split_reply(msg[2])
@@ -213,9 +219,11 @@ class Ordered:
             if stream_seq > self.last_seq:
                 self.last_seq = stream_seq
                 run.messages.append(msg)
+                run.parts.append(tokens[4:])
+                self._stream = tokens[2]
                 if len(tokens) == msg[2].count(".") + 1:
                     self._prefix = msg[2].rsplit(".", 4)[0]
-        return run if run.messages else None
+        return run._replace(stream=self._stream) if run.messages else None
 
     def _status(self, msg: Msg) -> Answer | Error | None:
         meaning, error = judge(msg)
