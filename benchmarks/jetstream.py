@@ -29,7 +29,7 @@ GETS = 32_000
 IN_FLIGHT = 64
 KEYS = 10_000
 PAYLOAD = b"x" * 128
-DRAINS = ("read_ours", "pull_peer", "ordered_peer")
+DRAINS = ("read_ours", "pull_peer", "pull_ours", "ordered_peer", "ordered_ours")
 SUBJECTS = [f"bench.{n}" for n in range(1000)]
 
 Measure = Callable[[str], Coroutine[None, None, float]]
@@ -94,7 +94,8 @@ async def read_ours(url: str) -> float:
 async def pull_peer(url: str) -> float:
     nc = await nats.connect(url)
     js = nc.jetstream()
-    sub = await js.pull_subscribe("bench.>", stream="BENCH")
+    config = nats.js.api.ConsumerConfig(max_ack_pending=20_000)
+    sub = await js.pull_subscribe("bench.>", stream="BENCH", config=config)
     begin = time.perf_counter()
     count = 0
     while count < PEER_MESSAGES:
@@ -105,6 +106,33 @@ async def pull_peer(url: str) -> float:
     rate = count / (time.perf_counter() - begin)
     await nc.close()
     return rate
+
+
+async def pull_ours(url: str) -> float:
+    """Message by message, each acked, as one writes it without a thought of speed."""
+    async with slipstream.connect(url) as nc:
+        stream = nc.jetstream().stream("BENCH")
+        consumer = await stream.create_consumer(slipstream.ConsumerConfig(durable_name="ours", max_ack_pending=20_000))
+        count = 0
+        begin = time.perf_counter()
+        async for message in consumer.messages(max_messages=2_000):
+            await message.ack()
+            count += 1
+            if count == MESSAGES:
+                break
+        return count / (time.perf_counter() - begin)
+
+
+async def ordered_ours(url: str) -> float:
+    async with slipstream.connect(url) as nc:
+        stream = nc.jetstream().stream("BENCH")
+        count = 0
+        begin = time.perf_counter()
+        async for _ in stream.ordered_consumer():
+            count += 1
+            if count == MESSAGES:
+                break
+        return count / (time.perf_counter() - begin)
 
 
 async def ordered_peer(url: str) -> float:
@@ -170,7 +198,7 @@ async def keys_peer(url: str) -> float:
 MEASURES: dict[str, Measure] = {
     measure.__name__: measure
     for measure in (
-        publish_ours, publish_peer, fill, read_ours, pull_peer, ordered_peer,
+        publish_ours, publish_peer, fill, read_ours, pull_peer, pull_ours, ordered_peer, ordered_ours,
         gets_ours, gets_peer, keys_ours, keys_peer,
     )
 }  # fmt: skip
@@ -192,8 +220,10 @@ def run() -> list[Row]:
             row("JetStream publish, acked, 4,000 in flight", measure("publish_ours", url), publish_peer_rate, target=3)
         ]
         measure("fill", url)
-        drained, pulled, ordered = (measure(name, url) for name in DRAINS)
+        drained, pulled, ours_pulled, ordered, ours_ordered = (measure(name, url) for name in DRAINS)
         rows += [
+            row("pull consumer drained, every message acked", ours_pulled, pulled, target=4),
+            row("ordered consumer drained", ours_ordered, ordered, target=7),
             row("batched Direct Get against nats-py's pull, every message acked", drained, pulled, target=10),
             row("batched Direct Get against nats-py's ordered consumer", drained, ordered, target=7),
             row("single Direct Get, 64 in flight", measure("gets_ours", url), measure("gets_peer", url), target=2),
