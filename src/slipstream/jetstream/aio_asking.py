@@ -75,7 +75,7 @@ class Asking:
         self._session = session
         self._has_looked = False
         self._notes = ledger.stream(api.prefix, stream)
-        self._direct = api.direct_subject(stream)
+        self._direct = f"{api.prefix}.DIRECT.GET.{stream}"  # the name was checked when its handle was made
         self.with_leader = False  # whether the leader's word was part of the proof
         self.reached = 0  # a sequence that the state of the answer is known to have reached
 
@@ -193,11 +193,12 @@ class Asking:
             await self._again(error)
             return None
         self._patience.heard()
-        oldest = oldest_time(replies.items) if replies.items else None
-        reason = await self._distrust(responder(replies.items), oldest)
-        if reason:
-            await self._pause(StaleReadError(reason, stream=self._name, min_last_seq=self._wanted))
-            return None
+        source, oldest = responder(replies.items), oldest_time(replies.items)
+        if replies.items and (source != self._name or oldest < self._notes.floor):
+            reason = await self._distrust(source, oldest)
+            if reason:
+                await self._pause(StaleReadError(reason, stream=self._name, min_last_seq=self._wanted))
+                return None
         return replies
 
     async def _distrust(self, source: str, oldest: int | None) -> str:
