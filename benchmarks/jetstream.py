@@ -11,7 +11,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 
 import nats
 import nats.js.api
@@ -175,6 +175,48 @@ async def gets_peer(url: str) -> float:
     return rate
 
 
+async def in_flight(get: Callable[[int], Awaitable[object]]) -> float:
+    """Gets per second, `IN_FLIGHT` at a time."""
+
+    async def work(first: int) -> None:
+        for n in range(first, first + GETS // IN_FLIGHT):
+            await get(n)
+
+    begin = time.perf_counter()
+    await asyncio.gather(*(work(k * (GETS // IN_FLIGHT)) for k in range(IN_FLIGHT)))
+    return GETS / (time.perf_counter() - begin)
+
+
+async def last_plain(url: str) -> float:
+    async with slipstream.connect(url) as nc:
+        stream = nc.jetstream().stream("BENCH")
+        return await in_flight(lambda n: stream.get_last(SUBJECTS[n % 1000]))
+
+
+async def last_trusted(url: str) -> float:
+    """Every answer proven to be as new as the stream's last message; the first few learn what there is to learn."""
+    async with slipstream.connect(url) as nc:
+        stream = nc.jetstream().stream("BENCH")
+        return await in_flight(lambda n: stream.get_last(SUBJECTS[n % 1000], min_last_seq=MESSAGES))
+
+
+async def seq_trusted(url: str) -> float:
+    async with slipstream.connect(url) as nc:
+        stream = nc.jetstream().stream("BENCH")
+        return await in_flight(lambda n: stream.get(n + 1, min_last_seq=MESSAGES))
+
+
+async def range_trusted(url: str) -> float:
+    async with slipstream.connect(url) as nc:
+        stream = nc.jetstream().stream("BENCH")
+        begin = time.perf_counter()
+        count = 0
+        async for columns in stream.read_columns(end=MESSAGES):
+            count += len(columns.seqs)
+        assert count == MESSAGES
+        return count / (time.perf_counter() - begin)
+
+
 async def keys_ours(url: str) -> float:
     async with slipstream.connect(url) as nc:
         kv = await nc.jetstream().key_value("bench")
@@ -199,7 +241,7 @@ MEASURES: dict[str, Measure] = {
     measure.__name__: measure
     for measure in (
         publish_ours, publish_peer, fill, read_ours, pull_peer, pull_ours, ordered_peer, ordered_ours,
-        gets_ours, gets_peer, keys_ours, keys_peer,
+        gets_ours, gets_peer, keys_ours, keys_peer, last_plain, last_trusted, seq_trusted, range_trusted,
     )
 }  # fmt: skip
 
@@ -227,6 +269,15 @@ def run() -> list[Row]:
             row("batched Direct Get against nats-py's pull, every message acked", drained, pulled, target=10),
             row("batched Direct Get against nats-py's ordered consumer", drained, ordered, target=7),
             row("single Direct Get, 64 in flight", measure("gets_ours", url), measure("gets_peer", url), target=2),
+            row(
+                "a trusted last by subject against a plain one",
+                measure("last_trusted", url),
+                measure("last_plain", url),
+            ),
+            row(
+                "a trusted get by sequence against a plain one", measure("seq_trusted", url), measure("gets_ours", url)
+            ),
+            row("a trusted range against a plain one", measure("range_trusted", url), drained),
             row("KV keys() of 10,000 keys", measure("keys_ours", url), measure("keys_peer", url), target=4),
         ]
     return rows
