@@ -22,7 +22,8 @@ class Sourcing(Inflow):
         position, self.identity = self.stream.positions.get(source_key(self.source), (-1, ""))
         if position >= 0:
             return position + 1
-        return 0 if self.source.opt_start_time is not None else max(self.source.opt_start_seq, 1)
+        by_time = self.source.opt_start_time is not None and not self.source.opt_start_seq
+        return 0 if by_time else max(self.source.opt_start_seq, 1)
 
     def store(self, record: Record) -> None:
         name, filters, destinations = source_key(self.source).split(" ")
