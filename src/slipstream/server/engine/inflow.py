@@ -105,7 +105,8 @@ class Inflow:
         self.mappings = tuple(SubjectMapping(t.src, t.dest) for t in transforms)
         own = f"$JS.{grounds.domain}.API" if grounds.domain else API_PREFIX
         self.is_remote = source.external is not None and source.external.api != own
-        self._fits = tuple(matcher(pattern) for pattern in self.filters) if len(self.filters) > 1 else ()
+        self._all_fits = tuple(matcher(pattern) for pattern in self.filters)
+        self._fits = self._all_fits if len(self.filters) > 1 else ()  # what a scan does not do itself
         self._grounds = grounds
         self._busy = self._stopped = False
         self._last = 0  # the upstream's last sequence, when it was looked at
@@ -275,6 +276,9 @@ class Inflow:
             self._error = error
 
     # Reports.
+
+    def covers(self, subject: str) -> bool:
+        return any(fits(subject) for fits in self._all_fits)
 
     def info(self, now: int) -> dict[str, Any]:
         """`mirror`, or one of `sources`, of the stream's info."""

@@ -6,6 +6,8 @@ taken twice and nothing is left out, also when the messages themselves are gone 
 
 from __future__ import annotations
 
+from typing import Any
+
 from slipstream.api import StreamSource
 from slipstream.server.engine.inflow import Inflow
 from slipstream.server.engine.names import short_hash
@@ -35,6 +37,12 @@ class Sourcing(Inflow):
     def _mapped(self, record: Record) -> Record:
         self._original = record.subject
         return super()._mapped(record)
+
+    def info(self, now: int) -> dict[str, Any]:
+        found = super().info(now)
+        if self.next_seq > 1:
+            found["seq"] = self.next_seq - 1
+        return found
 
     def looked(self, up_to: int) -> None:
         if self.stream.positions.get(source_key(self.source)) != (up_to, self.identity):

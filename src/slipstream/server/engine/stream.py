@@ -67,6 +67,7 @@ class Stream:
         self._host = host
         self.positions: dict[str, tuple[int, str]] = {}
         self.inflows: tuple[Inlet, ...] = ()
+        self.takers: dict[Inlet, None] = {}  # inflows of other streams from this one
         self.snapshots: dict[Snapshot, None] = {}  # on their way
         quoted = encode_json(self.name).decode()
         domain = f',"domain":{encode_json(host.domain).decode()}' if host.domain else ""

@@ -296,18 +296,23 @@ class Consumers:
 
     def offered(self, seq: int, subject: str) -> None:
         """A new message, by interest: if it is nobody's business it counts, and is not kept."""
-        if not any(consumer.filters.covers(subject) for consumer in self.items.values()):
+        if not any(consumer.filters.covers(subject) for consumer in self.items.values()) and not self._taken(subject):
             self.stream.log.remove(seq)
+
+    def _taken(self, subject: str) -> bool:
+        """Whether a mirror or a source of another stream wants the messages of a subject: that is an interest too."""
+        return any(taker.covers(subject) for taker in self.stream.takers)
 
     def sweep(self) -> None:
         """Remove what nobody needs any more, after a consumer went or wants less than before."""
         log = self.stream.log
-        if not self.items:
+        if not self.items and not self.stream.takers:
             log.purge()
             return
         seq, last = log.committed.first_seq, log.committed.last_seq
         while seq <= last and (records := log.scan("", seq, limit=PIECE)):
             for record in records:
-                if not any(consumer.needs(record.seq, record.subject) for consumer in self.items.values()):
+                needed = any(consumer.needs(record.seq, record.subject) for consumer in self.items.values())
+                if not needed and not (self.stream.takers and self._taken(record.subject)):
                     log.remove(record.seq)
             seq = records[-1].seq + 1
