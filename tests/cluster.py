@@ -219,6 +219,10 @@ class Cluster:
         wait_for(look, f"one leader of {stream}")
         return seen[0]
 
+    def meta_leader(self) -> str:
+        """The node that places streams."""
+        return str(self.nodes[NODES[0]].ask("jsz")["meta_cluster"]["leader"])
+
     def _leads(self, name: str, stream: str) -> bool:
         detail = self._detail(name, stream)
         return bool(detail) and detail.get("cluster", {}).get("leader") == name
@@ -280,6 +284,18 @@ class Cluster:
     def release_replica(self, leader: str, follower: str) -> None:
         """It does again, in order."""
         self.proxy.release(leader, follower)
+
+    @contextlib.contextmanager
+    def unreplicated(self, name: str) -> Iterator[None]:
+        """A node neither gets nor gives anything of replication and the JetStream API; users' messages pass."""
+        ways = [(name, other) for other in self.others(name)] + [(other, name) for other in self.others(name)]
+        for way in ways:
+            self.proxy.hold(*way)
+        try:
+            yield
+        finally:
+            for way in ways:
+                self.proxy.release(*way)
 
     @contextlib.contextmanager
     def isolated(self, name: str) -> Iterator[None]:

@@ -40,7 +40,7 @@ EDGES: dict[str, set[str]] = {
     "cli": {ROOT},
 }
 EXTRA_EDGES = {
-    "slipstream/server/upstream.py": {CLIENT, JETSTREAM},  # mirrors of streams on another server
+    "slipstream/server/upstream.py": {CLIENT, JETSTREAM, API},  # mirrors of streams on another server
     "slipstream/cli/server.py": {SERVER},  # the one command that is the server and not a client
 }
 LAZY_EDGES = {ROOT: {SERVER}}  # only inside a function or for types: `import slipstream` must stay light

@@ -134,6 +134,19 @@ def test_a_mirror_has_limits_and_deletes_of_its_own(client: Client) -> None:
     assert [record.seq for record in contents(client, "SMALL")] == [6]
 
 
+@pytest.mark.parametrize("allowed", [True, False])
+def test_a_mirror_rolls_up_if_it_may(client: Client, allowed: bool) -> None:
+    client.create("R", allow_rollup_hdrs=True)
+    mirror(client, "MR", of="R", allow_rollup_hdrs=allowed)
+    for n in range(3):
+        client.publish(f"r.{n % 2}", b"%d" % n)
+    client.publish("r.0", b"sub", Nats_Rollup="sub")
+    kept = [b"1", b"sub"] if allowed else [b"0", b"1", b"2", b"sub"]
+    assert [record.payload for record in contents(client, "MR")] == kept
+    client.publish("r.9", b"all", Nats_Rollup="all")
+    assert [record.payload for record in contents(client, "MR")] == ([b"all"] if allowed else [*kept, b"all"])
+
+
 def test_nobody_can_publish_to_a_mirror(client: Client) -> None:
     (answer,) = client.ask("M", b"x")
     assert status(answer)[0] == 503
@@ -376,6 +389,36 @@ def test_a_filtered_mirror_satisfies_a_minimum_beyond_its_last_message(client: C
     inflow(client, "ONE").pause(HELD)
     client.publish("s.2", b"other")
     assert client.direct("ONE", LAST | {"min_last_seq": 3}) == []
+
+
+@pytest.mark.spec("KV-19", on="E")
+def test_a_mirror_of_a_bucket_is_a_read_replica_of_it(client: Client) -> None:
+    """Reads of keys are Direct Gets with the subject appended; the answer names the stream that gave it."""
+    bucket = {"subjects": ["$KV.b.>"], "max_msgs_per_subject": 5, "allow_rollup_hdrs": True, "deny_delete": True}
+    client.create("KV_b", **bucket)
+    mirror(client, "KV_edge", of="KV_b", max_msgs_per_subject=5, mirror_direct=True, num_replicas=3)
+    seq = client.publish("$KV.b.key", b"1")["seq"]
+
+    def get(**body: Any) -> set[tuple[str, bytes]]:
+        found = [client.ask("$JS.API.DIRECT.GET.KV_b.$KV.b.key", body or b"")[0] for _ in range(60)]
+        return {(headers(answer)["Nats-Stream"], answer.payload) for answer in found}
+
+    assert get() == get(min_last_seq=seq) == {("KV_b", b"1"), ("KV_edge", b"1")}
+    inflow(client, "KV_edge").pause(HELD)
+    client.publish("$KV.b.key", b"2")
+    assert get() == {("KV_b", b"2"), ("KV_edge", b"1")}
+    inflow(client, "KV_edge").resume()
+    client.rig.settle()
+    client.publish("$KV.b.key", b"", KV_Operation="PURGE", Nats_Rollup="sub")
+    assert get() == {("KV_b", b""), ("KV_edge", b"")}
+
+
+def test_an_external_of_the_own_domain_is_this_server() -> None:
+    client = Rig(domain="here").client()
+    client.create("S")
+    mirror(client, external={"api": "$JS.here.API", "deliver": ""})
+    client.publish("s.1", b"1")
+    assert contents(client, "M") == contents(client, "S")
 
 
 # What survives.

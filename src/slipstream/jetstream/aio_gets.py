@@ -63,7 +63,7 @@ class StreamReads:
             return await self._plain(self._direct, encode_json(request), timeout)
         read = self._read(TrustedRead, min_last_seq, timeout)
         with self._counted(read):
-            if await read.keeps_min_last_seq():
+            if not read.wanted or await read.keeps_min_last_seq():
                 return await read.native(self._direct, request)
             return await read.by_seq(seq)
 
@@ -85,7 +85,7 @@ class StreamReads:
             return await self._plain(self._direct, encode_json(request), timeout)
         read = self._read(TrustedRead, min_last_seq, timeout)
         with self._counted(read):
-            if await read.keeps_min_last_seq():
+            if not read.wanted or await read.keeps_min_last_seq():
                 return await read.native(self._direct, request)
             return await read.next(subject, seq)
 
@@ -103,7 +103,7 @@ class StreamReads:
         read = self._read(TrustedRead, min_last_seq, timeout)
         with self._counted(read):
             try:
-                if await read.keeps_min_last_seq():
+                if not read.wanted or await read.keeps_min_last_seq():
                     return await read.native(asked, request)
                 return await read.last(subject)
             except AuthorizationError:
@@ -252,8 +252,6 @@ class StreamReads:
             js._ledger.failed += 1
             raise
         js._ledger.at_once += 1
-        if js._state is not None:
-            js._state.note(self.name, found.seq)
         return found
 
     async def _get_by_leader(self, request: GetRequest, min_last_seq: int, timeout: float | None) -> StoredMessage:
@@ -262,9 +260,8 @@ class StreamReads:
             return await read.get(request)
 
     def _wants(self, min_last_seq: int) -> bool:
-        """Whether the answer must be new enough, for the caller or for the session."""
-        state = self._js._state
-        return bool(calls.check_seq(min_last_seq, "min_last_seq")) or (state is not None and state.seen(self.name) > 0)
+        """Whether the answer must be new enough, for the caller or for a session."""
+        return bool(calls.check_seq(min_last_seq, "min_last_seq")) or self._js._state is not None
 
     def _note(self, seq: int) -> None:
         if self._js._state is not None:

@@ -37,6 +37,7 @@ from slipstream.jetstream.session import SessionState
 
 T = TypeVar("T")
 
+_NOTHING = GetRequest()
 MOVE_INTERVAL = 5.0  # seconds between two moves to another server: all reads of a connection notice the same silence
 
 
@@ -105,20 +106,25 @@ class Asking:
                 self._again(error)
 
     def native(self, asked: str, request: GetRequest) -> StoredMessage:
-        """A get from a server that keeps `min_last_seq`: its 412 means ask again, anything else is true."""
-        if self._session is not None and not self._session.created(self._name):
+        """A get from a server that keeps `min_last_seq`: its 412 means ask again, anything else is true.
+
+        Also for the first read of a session, which wants nothing yet: then any server will do.
+        """
+        if self._wanted and self._session is not None and not self._session.created(self._name):
             self._know_stream()
         while True:
             request = msgspec.structs.replace(request, min_last_seq=self._wanted)
+            body = b"" if request == _NOTHING else encode_json(request)
             replies = Replies(asked, min_last_seq=self._wanted)
-            token = self._client.start(asked, encode_json(request), replies)
+            token = self._client.start(asked, body, replies)
             try:
-                limit = self._patience.left()
+                limit = self._patience.left() if self._wanted else self._patience.for_one_try()
                 self._client.wait(replies.ready, timeout=limit, what=f"an answer on {asked}")
                 if replies.error is not None:
                     raise replies.error
             except RequestTimeoutError as error:
-                raise self._patience.why(error) from error
+                self._unanswered(error)
+                continue
             except (StaleReadError, ConnectionLostError) as error:
                 self._again(error)
                 continue
@@ -140,11 +146,9 @@ class Asking:
         wanted, body = self._wanted, encode_json(GetRequest(min_last_seq=self._wanted))
         while True:
             try:
-                found = ask(
-                    self._client, calls.Call(asked, body, partial(decode_one, asked=asked)), self._patience.left()
-                )
-                is_good = found.seq >= wanted or (body and self._refuses(asked))
-                if is_good:
+                call = calls.Call(asked, body, partial(decode_one, asked=asked))
+                found = ask(self._client, call, self._patience.left())
+                if found.seq >= wanted or (body and self._refuses(asked)):
                     self.reached = max(found.seq, self.reached)
                     return found
                 error: Error = self._behind(found.seq)
@@ -157,6 +161,8 @@ class Asking:
                 if body and self._refuses(asked):
                     raise
                 error = self._behind(0)
+            except RequestTimeoutError as silence:
+                raise self._patience.why(silence) from silence
             except (ConnectionLostError, StaleReadError) as failed:
                 error = failed
             self._again(error)

@@ -64,7 +64,7 @@ class StreamReads:
             return self._plain(self._direct, encode_json(request), timeout)
         read = self._read(TrustedRead, min_last_seq, timeout)
         with self._counted(read):
-            if read.keeps_min_last_seq():
+            if not read.wanted or read.keeps_min_last_seq():
                 return read.native(self._direct, request)
             return read.by_seq(seq)
 
@@ -86,7 +86,7 @@ class StreamReads:
             return self._plain(self._direct, encode_json(request), timeout)
         read = self._read(TrustedRead, min_last_seq, timeout)
         with self._counted(read):
-            if read.keeps_min_last_seq():
+            if not read.wanted or read.keeps_min_last_seq():
                 return read.native(self._direct, request)
             return read.next(subject, seq)
 
@@ -104,7 +104,7 @@ class StreamReads:
         read = self._read(TrustedRead, min_last_seq, timeout)
         with self._counted(read):
             try:
-                if read.keeps_min_last_seq():
+                if not read.wanted or read.keeps_min_last_seq():
                     return read.native(asked, request)
                 return read.last(subject)
             except AuthorizationError:
@@ -253,8 +253,6 @@ class StreamReads:
             js._ledger.failed += 1
             raise
         js._ledger.at_once += 1
-        if js._state is not None:
-            js._state.note(self.name, found.seq)
         return found
 
     def _get_by_leader(self, request: GetRequest, min_last_seq: int, timeout: float | None) -> StoredMessage:
@@ -263,9 +261,8 @@ class StreamReads:
             return read.get(request)
 
     def _wants(self, min_last_seq: int) -> bool:
-        """Whether the answer must be new enough, for the caller or for the session."""
-        state = self._js._state
-        return bool(calls.check_seq(min_last_seq, "min_last_seq")) or (state is not None and state.seen(self.name) > 0)
+        """Whether the answer must be new enough, for the caller or for a session."""
+        return bool(calls.check_seq(min_last_seq, "min_last_seq")) or self._js._state is not None
 
     def _note(self, seq: int) -> None:
         if self._js._state is not None:

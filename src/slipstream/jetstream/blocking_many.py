@@ -95,6 +95,8 @@ class ManyRead(LeaderRead):
             answer = self._try(request, late=bool(request.min_last_seq))
             if answer is None:
                 continue
+            if answer.end is None and self.up_to_seq:
+                return self._bounded_piece(subjects)  # a file store finds nothing beyond its last sequence
             if answer.end is None:
                 anchor = None if self.keeps else self._anchor(goal, not_this=anchor)
                 if anchor is None:

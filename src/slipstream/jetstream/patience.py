@@ -77,8 +77,9 @@ class Patience:
         self._silences = 0
 
     def silent(self) -> bool:
-        """A try was not answered; True when it is time to try another server."""
+        """A try was not answered; True when it is time to try another server. The next one gets more time."""
         self._silences += 1
+        self._try *= 2
         if self._silences < SILENCES:
             return False
         self._silences = 0

@@ -103,7 +103,7 @@ def test_a_configuration_that_cannot_be_is_refused(bench: Bench, config: dict[st
 @pytest.mark.parametrize(
     ("body", "text"),
     [
-        (b'{"stream_name":"S","config":{"ack_policy":"some"}}', 'invalid JSON: can not unmarshal "some"'),
+        (b'{"stream_name":"S","config":{"ack_policy":"some"}}', 'invalid JSON: can not unmarshal "\\"some\\""'),
         (b'{"stream_name":"S","config":{"nope":1}}', 'invalid JSON: json: unknown field "nope"'),
         (b'{"stream_name":"S","nope":1}', 'invalid JSON: json: unknown field "nope"'),
         (b'{"stream_name":"S","action":"make"}', 'invalid JSON: unknown consumer action: "make"'),

@@ -19,7 +19,7 @@ from slipstream.server.engine.consumers.acks import FLOW_PATTERN, Desk
 from slipstream.server.engine.direct import PREFIX, QUEUE
 from slipstream.server.engine.features import with_level
 from slipstream.server.engine.host import Interested, Job, Target, Waiter
-from slipstream.server.engine.inflow import Inflow, Remote
+from slipstream.server.engine.inflow import Inflow, Remotes
 from slipstream.server.engine.journal import Journal, Source
 from slipstream.server.engine.jsapi import Api
 from slipstream.server.engine.limits import UNLIMITED, AccountLimits, check_bytes
@@ -46,7 +46,7 @@ class House(Protocol):
     batch_load: Load
     advisories: Advisories
     journals: tuple[Journal, ...]
-    remotes: dict[Remote, None]
+    remotes: Remotes
     watchers: dict[Waiter, None]
 
     def journal_for(self, storage: str) -> Journal: ...

@@ -7,7 +7,7 @@ durable.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -51,9 +51,10 @@ class UnpinRequest(msgspec.Struct):
 class ConsumerApi:
     """The handlers."""
 
-    def __init__(self, find: Find) -> None:
-        """`find` gives the stream of a name, or raises."""
+    def __init__(self, find: Find, metadata: Mapping[str, str]) -> None:
+        """`find` gives the stream of a name, or raises; `metadata` is what reports add of this server."""
         self._find = find
+        self._metadata = metadata
         # By the verb: the kind of response, the handler, and how many tokens follow (None: it looks itself).
         self.handlers: dict[str, tuple[str, Handler, int | None]] = {
             "CREATE": ("consumer_create_response", self._create, None),
@@ -100,7 +101,7 @@ class ConsumerApi:
         if config.num_replicas > max(1, stream.config.num_replicas):
             raise ReplicasNotSupportedError
         consumer = stream.consumers.put(config, body.get("action", ""), now, pedantic=body.get("pedantic", False))
-        return Outcome({}, stream.journal, later=lambda: consumer_info(consumer))
+        return Outcome({}, stream.journal, later=lambda: self._report(consumer))
 
     # Reports.
 
@@ -124,7 +125,13 @@ class ConsumerApi:
 
     def _info(self, tokens: list[str], payload: bytes, _: int) -> Outcome:
         _check_empty(payload)
-        return Outcome(consumer_info(self._consumer(tokens)))
+        return Outcome(self._report(self._consumer(tokens)))
+
+    def _report(self, consumer: Consumer) -> dict[str, Any]:
+        """A consumer, with what this server adds to its metadata."""
+        info = consumer_info(consumer)
+        info["config"]["metadata"] = dict(sorted((info["config"].get("metadata", {}) | self._metadata).items()))
+        return info
 
     # Changes.
 
@@ -143,7 +150,7 @@ class ConsumerApi:
             except ValueError as exc:
                 raise InvalidJsonError(f"invalid JSON: {exc}") from exc
         consumer = self._consumer(tokens)
-        config = consumer.config.replace(pause_until=until if until > ZERO else None)
+        config = rules.with_level(consumer.config.replace(pause_until=until if until > ZERO else None))
         if config != consumer.config:
             consumer.group.change(consumer, config, now)
         paused = until > now

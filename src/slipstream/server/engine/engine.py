@@ -24,7 +24,7 @@ from slipstream.server.engine.consumers.acks import ACK_PREFIX
 from slipstream.server.engine.direct import QUEUE
 from slipstream.server.engine.features import API_LEVEL
 from slipstream.server.engine.host import Job, Progress, Waiter
-from slipstream.server.engine.inflow import Remote
+from slipstream.server.engine.inflow import Remotes
 from slipstream.server.engine.journal import Answer, Batch, Home, Journal
 from slipstream.server.engine.jwt import Verify
 from slipstream.server.engine.limits import UNLIMITED, AccountLimits
@@ -76,7 +76,7 @@ class Engine:
         self.version, self.domain = settings.version, settings.domain
         self.batch_load = Load()
         self.advisories = Advisories(settings.server_id, settings.domain)
-        self.remotes: dict[Remote, None] = {}  # what the driver is to read from other servers
+        self.remotes = Remotes()  # what the driver is to read from other servers
         journal = Journal(file)
         self._by_storage = {
             Storage.FILE.value: journal,

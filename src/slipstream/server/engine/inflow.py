@@ -7,10 +7,11 @@ mirror and a source do with the messages is theirs (`mirror.py`, `sources.py`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from slipstream.api import StreamSource, format_time
+from slipstream.api.names import API_PREFIX
 from slipstream.errors import ApiError, CorruptRecordError, StoreError, StreamNotFoundError, StreamStoreFailedError
 from slipstream.server.engine.host import Host, Progress, Waiter
 from slipstream.server.engine.names import short_hash
@@ -38,11 +39,12 @@ class Grounds(Host, Protocol):
     def upstreams(self) -> Mapping[str, Stream]:
         """The streams of the account, by name."""
 
-    remotes: dict[Remote, None]  # inflows from other servers; the driver serves them
+    domain: str
+    remotes: Remotes
     watchers: dict[Waiter, None]  # told of every commit
 
 
-class Remote(Protocol):
+class Remote(Hashable, Protocol):
     """An inflow from another server, as the driver sees it."""
 
     source: StreamSource
@@ -53,6 +55,10 @@ class Remote(Protocol):
 
     @property
     def filters(self) -> tuple[str, ...]: ...
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether it is held or cut off by order of a test."""
 
     @property
     def is_open(self) -> bool:
@@ -69,6 +75,23 @@ class Remote(Protocol):
         """The upstream cannot be read; it will be tried again."""
 
 
+class Remotes:
+    """The inflows from other servers; the driver serves them, and is told when there are others."""
+
+    def __init__(self) -> None:
+        self.inflows: dict[Remote, None] = {}
+        self.changed: Callable[[], None] = lambda: None
+
+    def add(self, inflow: Remote) -> None:
+        self.inflows[inflow] = None
+        self.changed()
+
+    def discard(self, inflow: Remote) -> None:
+        if inflow in self.inflows:
+            del self.inflows[inflow]
+            self.changed()
+
+
 class Inflow:
     """One upstream of one stream; a job while it has something to fetch, and a waiter for commits all the time."""
 
@@ -80,7 +103,8 @@ class Inflow:
         self.filters = tuple(t.src or ">" for t in transforms) or (source.filter_subject or ">",)
         self.is_filtered = any(pattern != ">" for pattern in self.filters)
         self.mappings = tuple(SubjectMapping(t.src, t.dest) for t in transforms)
-        self.is_remote = source.external is not None
+        own = f"$JS.{grounds.domain}.API" if grounds.domain else API_PREFIX
+        self.is_remote = source.external is not None and source.external.api != own
         self._fits = tuple(matcher(pattern) for pattern in self.filters) if len(self.filters) > 1 else ()
         self._grounds = grounds
         self._busy = self._stopped = False
@@ -111,13 +135,13 @@ class Inflow:
         self._stopped = False
         self._grounds.watchers[self] = None
         if self.is_remote:
-            self._grounds.remotes[self] = None
+            self._grounds.remotes.add(self)
         self.release()
 
     def stop(self) -> None:
         self._stopped = True
         self._grounds.watchers.pop(self, None)
-        self._grounds.remotes.pop(self, None)
+        self._grounds.remotes.discard(self)
 
     def reset(self) -> None:
         """A group was lost: go on from what the stream has."""
@@ -228,6 +252,10 @@ class Inflow:
         return record
 
     # One on another server.
+
+    @property
+    def is_paused(self) -> bool:
+        return bool(self.paused)
 
     @property
     def is_open(self) -> bool:

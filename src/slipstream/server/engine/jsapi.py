@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import msgspec
 
 from slipstream.api import GetRequest, Storage, StoredBody, StreamConfig, encode_json, format_time, parse_time
-from slipstream.api.names import API_PREFIX, REQUIRED_API_LEVEL, RESPONSE_TYPE
+from slipstream.api.names import API_PREFIX, RESPONSE_TYPE
 from slipstream.errors import (
     ApiError,
     BadApiRequestError,
@@ -29,7 +29,7 @@ from slipstream.errors import (
 from slipstream.server.engine import config as rules
 from slipstream.server.engine import origins
 from slipstream.server.engine.backups import Backups, Depot
-from slipstream.server.engine.bodies import Count, Outcome, Sequence
+from slipstream.server.engine.bodies import Count, Outcome, Sequence, level_suffices
 from slipstream.server.engine.bodies import decode as _decode
 from slipstream.server.engine.bodies import is_empty as _is_empty
 from slipstream.server.engine.bodies import optional as _optional
@@ -41,7 +41,7 @@ from slipstream.server.engine.journal import Home, Journal, Source
 from slipstream.server.engine.limits import check_stream, used
 from slipstream.server.engine.reports import MAX_SUBJECTS, stream_info, subject_page
 from slipstream.server.engine.stream import Stream, error_body
-from slipstream.wire import Headers, overlaps
+from slipstream.wire import overlaps
 
 MAX_NAMES = 1024
 MAX_LIST = 256
@@ -191,7 +191,7 @@ class Api:
             "STREAM.LEADER.STEPDOWN": ("stream_leader_stepdown_response", self._step_down),
             "STREAM.PEER.REMOVE": ("stream_remove_peer_response", self._remove_peer),
         }
-        self._consumers = ConsumerApi(self._stream)
+        self._consumers = ConsumerApi(self._stream, self._metadata)
 
     def receive(self, subject: str, reply: str, header: bytes, payload: bytes, now: int) -> bool:
         """Carry out a request. One that no handler knows is taken and not answered, as on nats-server."""
@@ -384,6 +384,7 @@ class Api:
         if stream.config.deny_purge:
             raise ApiError("stream purge not permitted", code=500, err_code=10110)
         purged = stream.log.purge(pattern=request.filter, below=request.seq, keep=request.keep)
+        stream.consumers.purged(request.filter)
         return Outcome({"success": True, "purged": purged}, stream.journal)
 
     def _delete_message(self, name: str, payload: bytes, _: int) -> Outcome:
@@ -518,7 +519,5 @@ def _get_request(payload: bytes) -> GetRequest:
 
 
 def _check_level(header: bytes) -> None:
-    if b"Nats-Required-Api-Level" in header and header.startswith(b"NATS/1.0"):  # any bytes may come as a header block
-        wanted = Headers.parse(header).get(REQUIRED_API_LEVEL) or "0"
-        if not wanted.isascii() or not wanted.isdigit() or int(wanted) > API_LEVEL:
-            raise ApiError("JetStream minimum api level required", code=412, err_code=10185)
+    if header and not level_suffices(header):
+        raise ApiError("JetStream minimum api level required", code=412, err_code=10185)

@@ -191,6 +191,8 @@ class Stream:
         log.append(time, subject, header, payload)
         self._clock = time
         self._last_msg_id = message_id(header) if header else ""
+        if header and self.config.allow_rollup_hdrs and (rollup := demands(header).rollup) in ("sub", "all"):
+            log.purge(pattern=subject if rollup == "sub" else "", keep=1)
         if self._republish is not None:
             self._publish_again(subject, header, payload, seq=seq, now=time, before=before)
         if self._limited:

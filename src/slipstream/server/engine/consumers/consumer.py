@@ -27,6 +27,7 @@ from slipstream.server.engine.consumers.start import SkipList, exists, starting_
 from slipstream.server.engine.host import Progress
 from slipstream.server.engine.ports import Changes, Record
 from slipstream.server.engine.timers import Timer
+from slipstream.wire import overlaps, subset_of
 
 if TYPE_CHECKING:
     from slipstream.server.engine.consumers.group import Consumers
@@ -227,6 +228,7 @@ class Consumer:
             return
         if news.recount:
             if self.ledger.forget_below(self.log.committed.first_seq):
+                self.ledger.last_ack = self.host.now
                 self.touch()
             if self.skips is not None:
                 self.skips.review(self.log)
@@ -235,6 +237,19 @@ class Consumer:
             self._follow(news)
         if self.left:
             self.wake()
+
+    def purged(self, pattern: str) -> None:
+        """Messages that match were taken out on purpose: they count as passed over."""
+        if not self.live or self._new or self.skips is not None:
+            return
+        mine, start = self.filters.patterns, self.log.committed.first_seq
+        if pattern not in ("", ">") and mine and all(subset_of(filter_, pattern) for filter_ in mine):
+            left = self.log.scan(pattern, 0, limit=1)
+            start = left[0].seq if left else self.log.committed.last_seq + 1
+        elif pattern and mine and not any(overlaps(filter_, pattern) for filter_ in mine):
+            return
+        self.ledger.pass_over(start)
+        self.touch()
 
     def _follow(self, news: Changes) -> None:
         ledger, covers, skips = self.ledger, self.filters.covers, self.skips
@@ -259,6 +274,7 @@ class Consumer:
         """A message that waits for its ack is not in the stream any more."""
         dseq, times = self.ledger.pending[seq][0], self.ledger.times(seq)
         self.ledger.settle(seq)
+        self.ledger.last_ack = self.host.now
         self.advisories.terminated(seq, dseq, times, REMOVED)
         self.touch()
         self.wake()

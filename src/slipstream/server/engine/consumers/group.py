@@ -56,7 +56,7 @@ class Consumers:
         old = self.items.get(config.durable_name or config.name)
         if old is not None:
             config = config.replace(pause_until=old.config.pause_until)
-        config = rules.complete(config, stream, pedantic=pedantic)
+        config = rules.with_level(rules.complete(config, stream, pedantic=pedantic))
         rules.check(config, stream)
         if old is not None:
             return self._update(old, config, action, now)
@@ -242,6 +242,16 @@ class Consumers:
         if news is not None:
             for consumer in list(self.items.values()):
                 consumer.committed(news)
+
+    def purged(self, pattern: str) -> None:
+        """Messages are being purged: once that is durable, consumers are behind them."""
+
+        def tell() -> None:
+            for consumer in self.items.values():
+                consumer.purged(pattern)
+
+        if self.items:
+            self.stream.journal.after.append(tell)
 
     def mark(self, consumer: Consumer) -> None:
         """The books of a consumer are to be written, with the next group; one is made if none comes."""

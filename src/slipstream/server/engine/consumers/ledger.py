@@ -124,6 +124,16 @@ class Ledger:
             self.floor_dseq, self.floor_seq = self.dseq, max(self.delivered, self.floor_seq)
         return bool(gone)
 
+    def pass_over(self, start: int) -> None:
+        """Everything before `start` was purged."""
+        self.next_seq = max(self.next_seq, start)
+        self.delivered = max(self.delivered, start - 1)
+        if not self.pending:
+            self.floor_dseq, self.floor_seq = self.dseq, self.delivered
+        else:
+            self._first()
+            self.floor_seq = max(self.floor_seq, min(start, self._order[0]) - 1)
+
     def touch(self, seq: int, now: int) -> bool:
         """The time of a pending message's delivery counts from `now`; False if it is not pending."""
         entry = self.pending.get(seq)

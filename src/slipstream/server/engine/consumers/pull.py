@@ -9,14 +9,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from slipstream.api import ConsumerConfig, PriorityPolicy, format_time
-from slipstream.api.names import LAST_CONSUMER, LAST_STREAM, REQUIRED_API_LEVEL
+from slipstream.api.names import LAST_CONSUMER, LAST_STREAM
 from slipstream.api.times import ZERO
+from slipstream.server.engine.bodies import level_suffices
 from slipstream.server.engine.consumers.consumer import CHUNK, MILLISECOND, Consumer, nanos
 from slipstream.server.engine.consumers.lanes import Lane
 from slipstream.server.engine.consumers.ledger import Ledger
 from slipstream.server.engine.consumers.requests import (
-    API_LEVEL,
     CONSUMER_DELETED,
+    LEVEL_MISSING,
     NO_MESSAGES,
     REQUESTS_PENDING,
     TOO_MANY_WAITING,
@@ -33,8 +34,6 @@ from slipstream.wire.headers import status_block
 
 if TYPE_CHECKING:
     from slipstream.server.engine.consumers.group import Consumers
-
-LEVEL = REQUIRED_API_LEVEL.encode()
 
 
 class PullConsumer(Consumer):
@@ -64,8 +63,8 @@ class PullConsumer(Consumer):
     def receive(self, subject: str, reply: str, header: bytes, payload: bytes, now: int) -> bool:  # noqa: ARG002
         """Take a pull."""
         if reply:
-            if LEVEL in header:
-                self.host.send(reply, API_LEVEL, b"")
+            if header and not level_suffices(header):
+                self.host.send(reply, LEVEL_MISSING, b"")
             else:
                 self.next_request(reply, payload, now)
         return True

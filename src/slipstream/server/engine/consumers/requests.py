@@ -22,7 +22,7 @@ CONSUMER_DELETED = status_block(409, "Consumer Deleted")
 PUSH_BASED = status_block(409, "Consumer is push based")
 TOO_MANY_WAITING = status_block(409, "Exceeded MaxWaiting")
 REQUESTS_PENDING = status_block(408, "Requests Pending")
-API_LEVEL = status_block(412, "Required Api Level")
+LEVEL_MISSING = status_block(412, "Required Api Level")
 
 
 class Body(msgspec.Struct):

@@ -23,6 +23,7 @@ from slipstream.api import (
     encode_json,
 )
 from slipstream.errors import ApiError, InvalidJsonError, StreamInvalidConfigError
+from slipstream.server.engine.features import REQUIRED_LEVEL, SERVER_LEVEL, SERVER_VERSION, pedantic_error
 from slipstream.wire import has_wildcard, is_valid_filter, subset_of
 
 MAX_NAME = 255
@@ -56,7 +57,10 @@ def parse(data: Any) -> ConsumerConfig:
             raise InvalidJsonError(f"invalid JSON: {value} does not fit the field {name}")
     for name, (allowed, text) in _CHOICES.items():
         if name in body and body[name] not in allowed:
-            raise InvalidJsonError("invalid JSON: " + text.format(encode_json(body[name]).decode()))
+            quoted = encode_json(body[name]).decode()
+            if name != "priority_policy":  # nats-server quotes the others twice
+                quoted = encode_json(quoted).decode()
+            raise InvalidJsonError("invalid JSON: " + text.format(quoted))
     try:
         config = ConsumerConfig.from_dict(body)
     except ValueError as exc:
@@ -65,8 +69,7 @@ def parse(data: Any) -> ConsumerConfig:
         raise InvalidJsonError(f'invalid JSON: json: unknown field "{next(iter(config.unknown))}"')
     if config.priority_policy == PriorityPolicy.NONE:
         config = config.replace(priority_policy="")
-    metadata = {key: value for key, value in config.metadata.items() if not key.startswith("_nats.")}
-    return config.replace(metadata=metadata) if len(metadata) != len(config.metadata) else config
+    return config
 
 
 def filters_of(config: ConsumerConfig) -> tuple[str, ...]:
@@ -80,7 +83,7 @@ def complete(config: ConsumerConfig, stream: StreamConfig, *, pedantic: bool) ->
 
     def fill(name: str, value: Any, complaint: str = "") -> None:
         if pedantic and complaint:
-            raise ApiError(f"pedantic mode: {complaint}", code=400, err_code=10157)
+            raise pedantic_error(complaint)
         changes[name] = value
 
     if config.max_deliver == 0 or config.max_deliver < -1:
@@ -166,6 +169,14 @@ def check_backoff(config: ConsumerConfig) -> None:
     """A consumer cannot wait longer and longer for deliveries that it never makes."""
     if config.backoff and config.max_deliver != -1 and len(config.backoff) > config.max_deliver:
         raise _refused("max deliver is required to be > length of backoff values", 10116)
+
+
+def with_level(config: ConsumerConfig) -> ConsumerConfig:
+    """The configuration as it is kept: with the API level that it needs, without what depends on the server."""
+    metadata = {key: value for key, value in config.metadata.items() if key not in (SERVER_VERSION, SERVER_LEVEL)}
+    newer = config.pause_until is not None or config.priority_policy or config.priority_groups
+    metadata[REQUIRED_LEVEL] = "1" if newer else "0"
+    return config.replace(metadata=dict(sorted(metadata.items())))
 
 
 _FIXED = (
