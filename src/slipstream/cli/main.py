@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from slipstream.cli import server
+from slipstream.cli import pipeline, server
 from slipstream.errors import (
     ApiError,
     AuthorizationError,
@@ -39,6 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     debug = words[:1] == ["--debug"]
     if words[debug : debug + 1] == [server.NAME]:  # its flags are those of nats-server, which argparse does not read
         return _serve(words[debug + 1 :], debug=debug)
+    if words[:1] == [pipeline.NAME]:
+        return pipeline.run(words[1:])
 
     from slipstream.cli.commands import Shell, build_parser  # a server does not pay for them
 

@@ -263,7 +263,6 @@ class Driver:
             session.out.clear()
             if self.faults is not None:
                 data = self.faults.sent(connection, data)
-            session.out_bytes += len(data)
             session.room = self.engine.settings.max_pending - connection.write(data)
         if session.closed:
             connection.close()

@@ -1,7 +1,7 @@
 """The engine becomes what the monitoring endpoints show: `/varz`, `/connz`, `/subsz`, `/accountz`, `/jsz`, `/healthz`.
 
-Names and shapes are nats-server's, so that its tools and dashboards read them. `out_bytes` counts what was written,
-protocol lines included (nats-server counts payloads and headers there); it costs nothing per message that way.
+Names and shapes are nats-server's, so that its tools and dashboards read them. `out_bytes` counts payloads and headers,
+as there; of messages that are written in one piece (batches, deliveries of consumers) the protocol lines too.
 """
 
 from __future__ import annotations
@@ -388,7 +388,7 @@ def healthz(engine: Engine, query: Query) -> tuple[int, dict[str, Any]]:
     if stream and account is not None and stream not in account.streams:
         return 404, _unwell(query, "STREAM", f"JetStream stream '{name} > {stream[:64]}' not found")
     only_server = any(_flag(query, flag) for flag in ("js-server-only", "js-enabled-only", "js-enabled"))
-    complaints = [] if only_server else list(engine.health().problems)
+    complaints = [] if only_server else engine.health().problems
     if complaints:
         return 503, _unwell(query, "JETSTREAM", complaints[0])
     return 200, {"status": "ok"}
