@@ -64,6 +64,8 @@ class Driver:
         self._last_cid = 0
         self._scheduled = False
         self._quiet = False
+        self._damage_met = 0
+        self._damage_told: set[tuple[str, int]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0
 
@@ -224,8 +226,21 @@ class Driver:
         except Exception:  # the timer or job that failed is gone; everything else goes on
             log.exception("an error in the server's own work")
             self.wake()
+        self._tell_damage()
         self._flush()
         self._arm()
+
+    def _tell_damage(self) -> None:
+        """Messages that were found damaged since the last turn, for the log."""
+        met = sum(committer.journal.store.corrupt_records for committer in self._committers)
+        if met == self._damage_met:
+            return
+        self._damage_met = met
+        for committer in self._committers:
+            for stream, seq in committer.journal.store.damaged():
+                if (stream, seq) not in self._damage_told:
+                    self._damage_told.add((stream, seq))
+                    log.error("message %d of stream %r is damaged: it is not served", seq, stream)
 
     def _flush(self) -> None:
         for session in self.engine.take_output():

@@ -387,7 +387,7 @@ def healthz(engine: Engine, query: Query) -> tuple[int, dict[str, Any]]:
             "status_code": 404,
             "error": f"JetStream stream '{name} > {stream[:64]}' not found",
         }
-    complaints = [] if _flag(query, "js-server-only") else engine.health()
+    complaints = [] if _flag(query, "js-server-only") else list(engine.health().problems)
     if complaints:
         return 503, {
             "status": "error",

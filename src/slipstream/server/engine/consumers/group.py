@@ -234,6 +234,12 @@ class Consumers:
         consumer.last_active = self.host.now
         consumer.begin()
 
+    def recount(self) -> None:
+        """Messages came that no consumer was told of: out of a snapshot."""
+        for consumer in self.items.values():
+            consumer.recount()
+            consumer.wake()
+
     # What is committed, and what is to be.
 
     def committed(self, now: int) -> None:  # noqa: ARG002
