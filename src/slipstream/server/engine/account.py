@@ -142,11 +142,14 @@ class Account:
     def listeners(self, subject: str) -> tuple[bool, bool]:
         return self.switch.listeners(subject)
 
-    def sole_client(self, subject: str) -> ClientSub | None:
-        return self.switch.sole_client(subject)
+    def sole_client(self, subject: str, *, limited: bool = False) -> ClientSub | None:
+        return self.switch.sole_client(subject, limited=limited)
+
+    def end(self, sub: ClientSub) -> None:
+        self.switch.remove(sub)
 
     def push(self, sub: ClientSub, frames: bytes, count: int) -> None:
-        self.switch.push_to(sub, frames, count)
+        self.switch.push_to(sub, frames, count, len(frames))
 
     def bounded(self, storage: str) -> bool:
         return self.limits.bytes_of(storage) >= 0
