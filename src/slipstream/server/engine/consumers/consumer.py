@@ -11,6 +11,7 @@ delivery counts; the messages then come again. It never takes back an ack that w
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -146,12 +147,16 @@ class Consumer(Settling):
         self.wake()
 
     def _look_over(self) -> None:
-        """After a start: what left the stream before the books could say so needs no ack any more."""
+        """What left the stream without the books being told, before a start or among very many, needs no ack."""
         ledger = self.ledger
-        ledger.forget_below(self.log.committed.first_seq)
+        gone = ledger.forget_below(self.log.committed.first_seq)
         for seq in [*ledger.pending, *ledger.counts]:
             if not exists(self.log, seq):
                 ledger.settle(seq)
+                gone = True
+        if gone:
+            ledger.last_ack = self.host.now
+            self.touch()
 
     @property
     def held(self) -> bool:
@@ -227,8 +232,8 @@ class Consumer(Settling):
         else:
             self.left = len(self.skips) + self.filters.count(self.log, self.skips.resume)
 
-    def committed(self, news: Changes) -> None:
-        """A group was committed."""
+    def committed(self, news: Changes, added: Mapping[str, int]) -> None:
+        """A group was committed; `added` counts its new messages by subject."""
         if not self.live:
             return
         if self._new:
@@ -238,14 +243,12 @@ class Consumer(Settling):
                 self.wake()
             return
         if news.recount:
-            if self.ledger.forget_below(self.log.committed.first_seq):
-                self.ledger.last_ack = self.host.now
-                self.touch()
+            self._look_over()
             if self.skips is not None:
                 self.skips.review(self.log)
             self.recount()
         else:
-            self._follow(news)
+            self._follow(news, added)
         if self.left:
             self.wake()
 
@@ -262,14 +265,14 @@ class Consumer(Settling):
         self.ledger.pass_over(start)
         self.touch()
 
-    def _follow(self, news: Changes) -> None:
+    def _follow(self, news: Changes, added: Mapping[str, int]) -> None:
         ledger, covers, skips = self.ledger, self.filters.covers, self.skips
         if skips is not None and skips.done:
             skips = None
         if not self.filters.patterns:
             self.left += len(news.added)
         else:
-            self.left += sum(1 for _, subject in news.added if covers(subject))
+            self.left += self.filters.total(added)
         for seq, subject in news.removed:
             if seq in ledger.pending:
                 self._removed(seq)

@@ -6,7 +6,7 @@ may share some subjects (`a.*.c` and `a.b.*`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import combinations
 
 from slipstream.server.engine.ports import Record, StreamLog
@@ -39,6 +39,12 @@ class Filters:
                 self._known.clear()
             known = self._known[subject] = any(fits(subject) for fits in self._fits)
         return known
+
+    def total(self, counts: Mapping[str, int]) -> int:
+        """How many of some messages, counted by subject, are wanted."""
+        if not self._fits:
+            return sum(counts.get(subject, 0) for subject in self._literals)
+        return sum(count for subject, count in counts.items() if self.covers(subject))
 
     def scan(self, log: StreamLog, seq: int, *, limit: int, max_bytes: int) -> list[Record]:
         """The next messages from `seq` on; fewer than `limit` do not mean that there are no more."""
