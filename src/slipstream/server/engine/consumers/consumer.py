@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from slipstream.api import AckPolicy, ConsumerConfig, DeliverPolicy, ReplayPolicy, encode_json
-from slipstream.errors import ApiError, CorruptRecordError
+from slipstream.errors import ApiError, CorruptRecordError, StoreError
 from slipstream.server.engine.consumers import rules
 from slipstream.server.engine.consumers.advisories import Advisories
 from slipstream.server.engine.consumers.filters import Filters
@@ -37,6 +37,7 @@ CHUNK = 512
 CHUNK_BYTES = 256 * 1024
 LAZY = 20_000_000
 RETRY = 10 * MILLISECOND
+FAILED = 1000 * MILLISECOND
 
 
 def nanos(value: timedelta) -> int:
@@ -258,8 +259,11 @@ class Consumer(Settling):
             return
         mine, start = self.filters.patterns, self.log.committed.first_seq
         if pattern not in ("", ">") and mine and all(subset_of(filter_, pattern) for filter_ in mine):
-            left = self.log.scan(pattern, 0, limit=1)
-            start = left[0].seq if left else self.log.committed.last_seq + 1
+            try:
+                left = self.log.scan(pattern, 0, limit=1)
+                start = left[0].seq if left else self.log.committed.last_seq + 1
+            except CorruptRecordError as exc:
+                start = max(start, exc.seq)
         elif pattern and mine and not any(overlaps(filter_, pattern) for filter_ in mine):
             return
         self.ledger.pass_over(start)
@@ -308,7 +312,12 @@ class Consumer(Settling):
         if self.stopped or self._pace_timer is not None:
             self._scheduled = False
             return Progress.DONE, 0
-        progress, sent = self.work(self.host.now)
+        try:
+            progress, sent = self.work(self.host.now)
+        except StoreError:  # whoever asks for the message is told; deliveries are tried again
+            self._scheduled = False
+            self._pace(self.host.now + FAILED)
+            return Progress.DONE, 0
         if progress is Progress.DONE:
             self._scheduled = False
         return progress, sent

@@ -209,6 +209,8 @@ class Consumers:
         for consumer in list(self.items.values()):
             entry = stored.pop(consumer.name, None)
             if not consumer.persistent:
+                consumer.begin()  # what it waited for is decided, one way or the other
+                consumer.recount()
                 continue
             if entry is None or entry.created != consumer.created:
                 self._drop(consumer, deleted=True)
