@@ -178,6 +178,7 @@ class Switch:
         that is where it goes, and `subject` only what it shows: permissions are asked about the former."""
         taken = False
         lead = tail = b""
+        size = len(header) + len(payload)
         for target in found.plain:
             if type(target) is not ClientSub:
                 if type(target) is GuardedSub:
@@ -186,11 +187,11 @@ class Switch:
                     taken |= target.receive(subject, reply, header, payload, self.now)  # type: ignore[union-attr]
                 continue
             if header and not target.session.headers:
-                taken |= self.deliver(target, _frame(subject, target.sid, reply, payload), origin)
+                taken |= self.deliver(target, _frame(subject, target.sid, reply, payload), origin, len(payload))
                 continue
             if not lead:
                 lead, tail = _halves(subject, reply, header, payload)
-            taken |= self.deliver(target, b"".join((lead, target.sid, tail)), origin)
+            taken |= self.deliver(target, b"".join((lead, target.sid, tail)), origin, size)
         for _, members in found.queues:
             count = len(members)
             first = int(self._dice.random() * count) if count > 1 else 0
@@ -201,11 +202,11 @@ class Switch:
                 elif type(target) is not ClientSub:
                     done = target.receive(subject, reply, header, payload, self.now)  # type: ignore[union-attr]
                 elif header and not target.session.headers:
-                    done = self.deliver(target, _frame(subject, target.sid, reply, payload), origin)
+                    done = self.deliver(target, _frame(subject, target.sid, reply, payload), origin, len(payload))
                 else:
                     if not lead:
                         lead, tail = _halves(subject, reply, header, payload)
-                    done = self.deliver(target, b"".join((lead, target.sid, tail)), origin)
+                    done = self.deliver(target, b"".join((lead, target.sid, tail)), origin, size)
                 if done:
                     taken = True
                     break
@@ -218,17 +219,19 @@ class Switch:
         if not sub.admits(to):
             return False
         lead, tail = _halves(subject, reply, header if sub.session.headers else b"", payload)
-        if not self.deliver(sub, b"".join((lead, sub.sid, tail)), origin):
+        if not self.deliver(sub, b"".join((lead, sub.sid, tail)), origin, len(header) + len(payload)):
             return False
         if reply:
             sub.grant.expect(reply, self.now)
         return True
 
-    def deliver(self, sub: ClientSub, frame: bytes, origin: Session | None) -> bool:
+    def deliver(self, sub: ClientSub, frame: bytes, origin: Session | None, size: int) -> bool:
+        """Queue one message, with `size` bytes of header and payload, for a subscription; whether it took it."""
         session = sub.session
         if session.closed or (session is origin and not session.echo):
             return False
         sub.delivered += 1
+        session.out_bytes += size
         if sub.max_msgs and sub.delivered >= sub.max_msgs:
             self.remove(sub)
         self.push(session, frame)
@@ -239,7 +242,7 @@ class Switch:
         for sub in (*found.plain, *(member for _, members in found.queues for member in members)):
             if isinstance(sub, ClientSub) and sub.session is session:
                 block = f"NATS/1.0 503\r\nNats-Subject: {subject}\r\n\r\n".encode()
-                self.deliver(sub, hmsg(reply.encode(), sub.sid, block, b""), None)
+                self.deliver(sub, hmsg(reply.encode(), sub.sid, block, b""), None, len(block))
                 return
 
     def _inbox(self, prefix: str) -> ClientSub | None:
@@ -258,6 +261,7 @@ class Switch:
         inboxes = self._inboxes
         current: ClientSub | None = None
         sid = ""
+        total = 0
         texts: list[str] = []
         for reply, seq, source, payload in answers:
             sub = None
@@ -266,23 +270,26 @@ class Switch:
                 sub = inboxes[prefix] if prefix in inboxes else self._inbox(prefix)
             if sub is not current and texts:
                 assert current is not None
-                self.push_to(current, "".join(texts).encode(), len(texts))
-                texts = []
+                self.push_to(current, "".join(texts).encode(), len(texts), total)
+                texts, total = [], 0
             current = sub
             if sub is not None:
                 if not texts:
                     sid = sub.sid.decode()
                 text, size = source.ack(seq)
                 texts.append(f"MSG {reply} {sid} {size}\r\n{text}\r\n")
+                total += size
             else:
                 self.send(reply, b"", payload or source.ack(seq)[0].encode())
         if current is not None and texts:
-            self.push_to(current, "".join(texts).encode(), len(texts))
+            self.push_to(current, "".join(texts).encode(), len(texts), total)
 
     # Output.
 
-    def push_to(self, sub: ClientSub, frames: bytes, count: int) -> None:
+    def push_to(self, sub: ClientSub, frames: bytes, count: int, size: int) -> None:
+        """Queue `count` messages, with `size` bytes of headers and payloads, for a subscription."""
         sub.delivered += count
+        sub.session.out_bytes += size
         self.push(sub.session, frames)
 
     def push(self, session: Session, data: bytes) -> None:
