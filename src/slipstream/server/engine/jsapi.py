@@ -59,6 +59,7 @@ _ALWAYS: dict[str, dict[str, Any]] = {
     "stream_list_response": {"total": 0, "offset": 0, "limit": 0, "streams": []},
     "consumer_names_response": {"total": 0, "offset": 0, "limit": 0, "consumers": []},
     "consumer_list_response": {"total": 0, "offset": 0, "limit": 0, "consumers": []},
+    "consumer_reset_response": {"reset_seq": 0},
     "consumer_pause_response": {"paused": False, "pause_until": "0001-01-01T00:00:00Z"},
 }
 
