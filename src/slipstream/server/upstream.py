@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from slipstream.api import GetRequest, StreamInfo, format_time, names
-from slipstream.client.aio import Client
 from slipstream.errors import ApiError, Error, MessageNotFoundError, RequestTimeoutError, UsageError
-from slipstream.jetstream.aio import JetStream
 from slipstream.server.engine.inflow import CHUNK, Remote, identity_of
 from slipstream.server.engine.ports import Record
 
 if TYPE_CHECKING:
+    from slipstream.client.aio import Client
+    from slipstream.jetstream.aio import JetStream
     from slipstream.server.driver import Driver
 
 log = logging.getLogger("slipstream.server")
@@ -110,6 +110,8 @@ class Upstreams:
             text = f"no upstream is configured for {api!r}; configured: {known}"
             remote.fail(ApiError(text, code=500, err_code=10029), self._driver.now())
             return
+        from slipstream.jetstream.aio import JetStream  # a server that mirrors nobody starts without a client
+
         while True:
             try:
                 client = await self._client(api, upstream)
@@ -133,6 +135,8 @@ class Upstreams:
 
 
 async def _connect(upstream: Upstream) -> Client:
+    from slipstream.client.aio import Client
+
     return await Client.connect(
         upstream.servers if isinstance(upstream.servers, str) else list(upstream.servers),
         name="slipstream mirror",
