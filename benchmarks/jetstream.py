@@ -1,4 +1,4 @@
-"""JetStream through nats-py and through us, on one real nats-server: acked publish, drains, gets, keys.
+"""JetStream through nats-py and through us, on one real nats-server: acked publish, drains, gets.
 
 Each measurement runs in a process of its own (`python -m benchmarks.jetstream NAME URL`), with uvloop on both sides, on
 the same stream of 128-byte messages over 1,000 subjects.
@@ -19,7 +19,6 @@ import uvloop
 
 import slipstream
 from benchmarks.report import Row, row, table
-from slipstream.kv import BucketConfig
 from tests.servers import real_server
 
 MESSAGES = 200_000
@@ -27,9 +26,8 @@ PEER_MESSAGES = 100_000
 WINDOW = 4_000
 GETS = 32_000
 IN_FLIGHT = 64
-KEYS = 10_000
 PAYLOAD = b"x" * 128
-DRAINS = ("read_ours", "pull_peer", "ordered_peer")
+DRAINS = ("read_ours", "pull_peer", "pull_ours", "ordered_peer", "ordered_ours")
 SUBJECTS = [f"bench.{n}" for n in range(1000)]
 
 Measure = Callable[[str], Coroutine[None, None, float]]
@@ -66,17 +64,13 @@ async def publish_peer(url: str) -> float:
 
 
 async def fill(url: str) -> float:
-    """The stream and the bucket that the reads below share."""
+    """The stream that the reads below share."""
     async with slipstream.connect(url) as nc:
         js = nc.jetstream()
         await js.create_stream(slipstream.StreamConfig(name="BENCH", subjects=("bench.>",), allow_direct=True))
         async with js.publisher() as publisher:
             for n in range(MESSAGES):
                 await publisher.publish(SUBJECTS[n % 1000], PAYLOAD)
-        kv = await js.create_key_value(BucketConfig(bucket="bench"))
-        async with kv.writer() as writer:
-            for n in range(KEYS):
-                await writer.put(f"key.{n}", PAYLOAD)
     return 0.0
 
 
@@ -94,7 +88,8 @@ async def read_ours(url: str) -> float:
 async def pull_peer(url: str) -> float:
     nc = await nats.connect(url)
     js = nc.jetstream()
-    sub = await js.pull_subscribe("bench.>", stream="BENCH")
+    config = nats.js.api.ConsumerConfig(max_ack_pending=20_000)
+    sub = await js.pull_subscribe("bench.>", stream="BENCH", config=config)
     begin = time.perf_counter()
     count = 0
     while count < PEER_MESSAGES:
@@ -105,6 +100,33 @@ async def pull_peer(url: str) -> float:
     rate = count / (time.perf_counter() - begin)
     await nc.close()
     return rate
+
+
+async def pull_ours(url: str) -> float:
+    """Message by message, each acked, as one writes it without a thought of speed."""
+    async with slipstream.connect(url) as nc:
+        stream = nc.jetstream().stream("BENCH")
+        consumer = await stream.create_consumer(slipstream.ConsumerConfig(durable_name="ours", max_ack_pending=20_000))
+        count = 0
+        begin = time.perf_counter()
+        async for message in consumer.messages(max_messages=2_000):
+            await message.ack()
+            count += 1
+            if count == MESSAGES:
+                break
+        return count / (time.perf_counter() - begin)
+
+
+async def ordered_ours(url: str) -> float:
+    async with slipstream.connect(url) as nc:
+        stream = nc.jetstream().stream("BENCH")
+        count = 0
+        begin = time.perf_counter()
+        async for _ in stream.ordered_consumer():
+            count += 1
+            if count == MESSAGES:
+                break
+        return count / (time.perf_counter() - begin)
 
 
 async def ordered_peer(url: str) -> float:
@@ -189,31 +211,11 @@ async def range_trusted(url: str) -> float:
         return count / (time.perf_counter() - begin)
 
 
-async def keys_ours(url: str) -> float:
-    async with slipstream.connect(url) as nc:
-        kv = await nc.jetstream().key_value("bench")
-        begin = time.perf_counter()
-        keys = await kv.keys()
-        assert len(keys) == KEYS
-        return KEYS / (time.perf_counter() - begin)
-
-
-async def keys_peer(url: str) -> float:
-    nc = await nats.connect(url)
-    kv = await nc.jetstream().key_value("bench")
-    begin = time.perf_counter()
-    keys = await kv.keys()
-    assert len(keys) == KEYS
-    rate = KEYS / (time.perf_counter() - begin)
-    await nc.close()
-    return rate
-
-
 MEASURES: dict[str, Measure] = {
     measure.__name__: measure
     for measure in (
-        publish_ours, publish_peer, fill, read_ours, pull_peer, ordered_peer,
-        gets_ours, gets_peer, keys_ours, keys_peer, last_plain, last_trusted, seq_trusted, range_trusted,
+        publish_ours, publish_peer, fill, read_ours, pull_peer, pull_ours, ordered_peer, ordered_ours,
+        gets_ours, gets_peer, last_plain, last_trusted, seq_trusted, range_trusted,
     )
 }  # fmt: skip
 
@@ -234,8 +236,10 @@ def run() -> list[Row]:
             row("JetStream publish, acked, 4,000 in flight", measure("publish_ours", url), publish_peer_rate, target=3)
         ]
         measure("fill", url)
-        drained, pulled, ordered = (measure(name, url) for name in DRAINS)
+        drained, pulled, ours_pulled, ordered, ours_ordered = (measure(name, url) for name in DRAINS)
         rows += [
+            row("pull consumer drained, every message acked", ours_pulled, pulled, target=4),
+            row("ordered consumer drained", ours_ordered, ordered, target=7),
             row("batched Direct Get against nats-py's pull, every message acked", drained, pulled, target=10),
             row("batched Direct Get against nats-py's ordered consumer", drained, ordered, target=7),
             row("single Direct Get, 64 in flight", measure("gets_ours", url), measure("gets_peer", url), target=2),
@@ -248,7 +252,6 @@ def run() -> list[Row]:
                 "a trusted get by sequence against a plain one", measure("seq_trusted", url), measure("gets_ours", url)
             ),
             row("a trusted range against a plain one", measure("range_trusted", url), drained),
-            row("KV keys() of 10,000 keys", measure("keys_ours", url), measure("keys_peer", url), target=4),
         ]
     return rows
 

@@ -1,7 +1,8 @@
 """Every code block of the README and of docs/ runs, as a reader would run it.
 
-Python blocks run alone, in a fresh interpreter. Of console blocks the lines that begin with `$` run in one shell, in an
-empty directory, with a server that `NATS_URL` names; lines without are what a reader should see, or `make` targets.
+Python blocks run alone, in a fresh interpreter, those with tests in pytest. Of console blocks the lines that begin with
+`$` run in one shell, in an empty directory, with a server that `NATS_URL` names; lines without are what a reader should
+see, or `make` targets.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 KINDS = {"python", "console", "text", "toml", "json", ""}
 TIMEOUT = 100
+PYTEST = ("-m", "pytest", "-q", "-p", "slipstream.testing.plugin", "-p", "no:cacheprovider")
 
 
 class Block(NamedTuple):
@@ -62,10 +64,11 @@ def test_no_block_is_of_a_kind_that_is_not_run() -> None:
 
 @pytest.mark.parametrize("block", PYTHON, ids=str)
 def test_the_program_runs_and_prints(block: Block, tmp_path: Path) -> None:
-    script = tmp_path / "example.py"
+    script = tmp_path / "test_example.py"
     script.write_text(block.code, "utf-8")
-    done = run([sys.executable, str(script)], tmp_path)
-    assert done.returncode == 0, done.stderr
+    is_test = re.search(r"^def test_", block.code, re.MULTILINE)
+    done = run([sys.executable, *(PYTEST if is_test else ()), str(script)], tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout
 
 

@@ -152,6 +152,39 @@ class ObjectDamagedError(Error):
     """What the stream has of an object is not what its record says: chunks are missing, or the digest differs."""
 
 
+class ReadOnlyError(UsageError):
+    """A write through a read-only handle on a bucket; nothing was sent."""
+
+    def __init__(self, bucket: str, what: str) -> None:
+        super().__init__(f"{what}: the handle on bucket {bucket!r} is read-only")
+        self.bucket = bucket
+
+
+class HistoryLostError(Error):
+    """The bucket does not hold enough of its history (any more) to say what it was at a revision."""
+
+    def __init__(self, bucket: str, revision: int, detail: str) -> None:
+        super().__init__(f"bucket {bucket!r} as of revision {revision} cannot be told: {detail}")
+        self.bucket = bucket
+        self.revision = revision
+
+
+class CodecError(Error, ValueError):
+    """A key or value is not what the codec writes; it was made without it, with another one, or damaged."""
+
+
+class DecryptionError(CodecError):
+    """A key or value could not be decrypted: another key, another place, or it was tampered with."""
+
+
+class LeaseLostError(Error):
+    """A lock, a leadership or a membership is not held (any more), or not known to be."""
+
+    def __init__(self, name: str, detail: str) -> None:
+        super().__init__(f"{name!r} is not held: {detail}")
+        self.name = name
+
+
 class SnapshotError(Error):
     """The server ended the snapshot of a stream before it was complete."""
 

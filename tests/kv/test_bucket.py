@@ -7,9 +7,8 @@ from datetime import timedelta
 import pytest
 
 from slipstream.errors import UsageError
-from slipstream.jetstream.direct import StoredMessage
 from slipstream.kv.bucket import BucketConfig, check_bucket, check_key
-from slipstream.kv.entry import Operation, entry_of, operation_of
+from slipstream.kv.entry import Entry, Operation, mark_of, operation_of
 
 
 @pytest.mark.parametrize("key", ["a", "a.b", "A-/_=.z9", "/a/b", "x_kv"])
@@ -59,9 +58,12 @@ def test_the_duplicate_window_is_the_ttl_when_that_is_under_two_minutes(ttl: int
         (b"NATS/1.0\r\nKV-Operation: DEL\r\n\r\n", Operation.DELETE),
         (b"NATS/1.0\r\nKV-Operation: PURGE\r\n\r\n", Operation.PURGE),
         (b"NATS/1.0\r\nKV-Operation: NEW\r\n\r\n", Operation.DELETE),
+        (b"NATS/1.0\r\nNats-Marker-Reason: MaxAge\r\nNats-TTL: 1s\r\n\r\n", Operation.EXPIRED),
+        (b"NATS/1.0\r\nNats-Marker-Reason: Purge\r\n\r\n", Operation.PURGE),
+        (b"NATS/1.0\r\nNats-Marker-Reason: Remove\r\n\r\n", Operation.DELETE),
+        (b"NATS/1.0\r\nNats-Marker-Reason: Whatever\r\n\r\n", Operation.EXPIRED),
     ],
 )
 def test_any_operation_but_put_means_deleted(header: bytes, operation: Operation) -> None:
-    message = StoredMessage("$KV.b.k", 3, 5, header, b"v", "KV_b")
     assert operation_of(header) is operation
-    assert entry_of("b", "k", message).is_deleted is (operation is not Operation.PUT)
+    assert Entry("b", "k", b"v", 3, 5, 0, *mark_of(header)).is_deleted is (operation is not Operation.PUT)

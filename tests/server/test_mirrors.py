@@ -97,6 +97,8 @@ def test_a_mirror_begins_where_it_is_told(client: Client) -> None:
     time = client.api("STREAM.INFO.S")["state"]["last_ts"]
     mirror(client, "BY_TIME", opt_start_time=time)
     assert [record.seq for record in contents(client, "BY_TIME")] == [5]
+    mirror(client, "BOTH", opt_start_time=time, opt_start_seq=4)  # the sequence counts
+    assert [record.seq for record in contents(client, "BOTH")] == [4, 5]
     mirror(client, "AHEAD", opt_start_seq=8)
     for _ in range(4):
         client.publish("s.1")
@@ -132,6 +134,19 @@ def test_a_mirror_has_limits_and_deletes_of_its_own(client: Client) -> None:
     client.publish("s.1", b"6")
     assert [record.seq for record in contents(client, "M")] == [1, 2, 4, 5, 6]
     assert [record.seq for record in contents(client, "SMALL")] == [6]
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_a_mirror_rolls_up_if_it_may(client: Client, allowed: bool) -> None:
+    client.create("R", allow_rollup_hdrs=True)
+    mirror(client, "MR", of="R", allow_rollup_hdrs=allowed)
+    for n in range(3):
+        client.publish(f"r.{n % 2}", b"%d" % n)
+    client.publish("r.0", b"sub", Nats_Rollup="sub")
+    kept = [b"1", b"sub"] if allowed else [b"0", b"1", b"2", b"sub"]
+    assert [record.payload for record in contents(client, "MR")] == kept
+    client.publish("r.9", b"all", Nats_Rollup="all")
+    assert [record.payload for record in contents(client, "MR")] == ([b"all"] if allowed else [*kept, b"all"])
 
 
 def test_nobody_can_publish_to_a_mirror(client: Client) -> None:
@@ -288,6 +303,7 @@ def test_a_filtered_mirror_leaves_what_it_cannot_know_to_the_upstream(client: Cl
     client.publish("s.2", b"two")
     mirror(client, "ONLY2", filter_subject="s.2")
     mirror(client, "MAPPED", subject_transforms=[{"src": "s.*", "dest": "t.{{wildcard(1)}}"}])
+    mirror(client, "RENAMED", subject_transform={"src": "s.*", "dest": "r.{{wildcard(1)}}"})
     assert answers(client) == {("S", b"1"): 60}
     assert set(answers(client, last_by_subj="s.2")) == {("S", b"two"), ("ONLY2", b"two")}
     assert {len(client.direct("S", {"seq": 1, "batch": 5})) for _ in range(20)} == {3}
@@ -376,6 +392,36 @@ def test_a_filtered_mirror_satisfies_a_minimum_beyond_its_last_message(client: C
     inflow(client, "ONE").pause(HELD)
     client.publish("s.2", b"other")
     assert client.direct("ONE", LAST | {"min_last_seq": 3}) == []
+
+
+@pytest.mark.spec("KV-19", on="E")
+def test_a_mirror_of_a_bucket_is_a_read_replica_of_it(client: Client) -> None:
+    """Reads of keys are Direct Gets with the subject appended; the answer names the stream that gave it."""
+    bucket = {"subjects": ["$KV.b.>"], "max_msgs_per_subject": 5, "allow_rollup_hdrs": True, "deny_delete": True}
+    client.create("KV_b", **bucket)
+    mirror(client, "KV_edge", of="KV_b", max_msgs_per_subject=5, mirror_direct=True, num_replicas=3)
+    seq = client.publish("$KV.b.key", b"1")["seq"]
+
+    def get(**body: Any) -> set[tuple[str, bytes]]:
+        found = [client.ask("$JS.API.DIRECT.GET.KV_b.$KV.b.key", body or b"")[0] for _ in range(60)]
+        return {(headers(answer)["Nats-Stream"], answer.payload) for answer in found}
+
+    assert get() == get(min_last_seq=seq) == {("KV_b", b"1"), ("KV_edge", b"1")}
+    inflow(client, "KV_edge").pause(HELD)
+    client.publish("$KV.b.key", b"2")
+    assert get() == {("KV_b", b"2"), ("KV_edge", b"1")}
+    inflow(client, "KV_edge").resume()
+    client.rig.settle()
+    client.publish("$KV.b.key", b"", KV_Operation="PURGE", Nats_Rollup="sub")
+    assert get() == {("KV_b", b""), ("KV_edge", b"")}
+
+
+def test_an_external_of_the_own_domain_is_this_server() -> None:
+    client = Rig(domain="here").client()
+    client.create("S")
+    mirror(client, external={"api": "$JS.here.API", "deliver": ""})
+    client.publish("s.1", b"1")
+    assert contents(client, "M") == contents(client, "S")
 
 
 # What survives.

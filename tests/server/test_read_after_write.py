@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import time
+
 import msgspec
 import pytest
 
 from slipstream.server.engine import engine as engine_module
 from slipstream.server.engine.direct import REJECT_DELAY
-from slipstream.wire import Msg
-from tests.server.support import SECOND, Client, Rig, headers, sequences, status
+from slipstream.server.engine.inflow import HELD, Inflow
+from slipstream.wire import Event, Msg, Parser, Side, pub
+from tests.server.consumers.kit import Bench, ack_of, seqs
+from tests.server.support import SECOND, Client, Rig, sequences, status
 
 DELAY = REJECT_DELAY / SECOND
 MESSAGE_GET = "$JS.API.STREAM.MSG.GET.S"
@@ -125,16 +129,86 @@ def test_a_rollup_raises_the_last_sequence_and_a_delete_or_purge_does_not(client
     assert client.api("STREAM.INFO.S")["state"]["messages"] == 1
 
 
-def test_the_recipe_too_high_a_sequence_then_publish_then_the_same_read(client: Client) -> None:
+@pytest.mark.spec("RW-18", on="E")
+@pytest.mark.parametrize("replicas", [1, 3])
+@pytest.mark.parametrize("get", [DIRECT_GET, MESSAGE_GET])
+def test_the_recipe_too_high_a_sequence_then_publish_then_the_same_read(replicas: int, get: str) -> None:
+    """And the same for a consumer: made for too high a sequence it delivers nothing, then publish, then it does."""
+    bench = Bench(Rig(), num_replicas=replicas)
+    client, rig = bench.client, bench.rig
+    bench.fill("s.1", "s.1", "s.1")
+    group = rig.engine.streams["S"].replicas
+    for peer in group.peers[1:]:
+        group.hold(peer, rig.now)
     body = {"seq": 4, "min_last_seq": 4}
-    client.ask(DIRECT_GET, body)
-    client.rig.wait(DELAY)
+    assert client.ask(get, body) == []
+    rig.wait(DELAY)
     (refused,) = client.messages()
-    assert status(refused) == (412, "Min Last Sequence")
-    assert client.publish("s.1", b"four")["seq"] == 4
-    (answer,) = client.ask(DIRECT_GET, body)
-    assert answer.payload == b"four"
-    assert headers(answer)["Nats-Sequence"] == "4"
+    if get == DIRECT_GET:
+        assert status(refused) == (412, "Min Last Sequence")
+    else:
+        assert error(refused)["err_code"] == 10180
+    assert "error" not in bench.create(min_last_seq=4)
+    bench.ask_for(9, expires=60 * SECOND)
+    rig.wait(10)
+    assert client.messages() == []
+    ack = client.rig.client().publish("s.1", b"four")
+    assert ack["seq"] == 4
+    delivered = client.messages()
+    assert seqs(delivered) == [1, 2, 3, 4]
+    assert [ack_of(message).pending for message in delivered] == [3, 2, 1, 0]
+    for _ in range(20):  # whichever replica is asked
+        (answer,) = client.ask(get, body)
+        assert b"four" in answer.payload or b"Zm91cg==" in answer.payload
+
+
+def test_a_consumer_of_a_mirror_that_lags_waits_for_the_sequence_it_asks_for() -> None:
+    bench = Bench(Rig(), create=False)
+    client = bench.client
+    client.create("UP")
+    client.api("STREAM.CREATE.S", {"name": "S", "storage": "memory", "mirror": {"name": "UP"}})
+    (inflow,) = client.rig.engine.streams["S"].inflows
+    assert isinstance(inflow, Inflow)
+    bench.fill("up.1")
+    inflow.pause(HELD)
+    bench.fill("up.1", "up.2")
+    bench.create(min_last_seq=3)
+    bench.ask_for(9, expires=60 * SECOND)
+    assert client.messages() == []
+    inflow.resume()
+    client.rig.settle()
+    delivered = client.messages()
+    assert [(ack_of(message).seq, ack_of(message).pending) for message in delivered] == [(1, 2), (2, 1), (3, 0)]
+
+
+@pytest.mark.spec("RW-11")
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_a_satisfied_minimum_costs_nothing(replicas: int) -> None:
+    """Within 3 % of the same read without it: alternating rounds, the best of each, until noise has no part in it."""
+    rig = Rig()
+    client = rig.client()
+    client.create("S", num_replicas=replicas)
+    for n in range(100):
+        client.publish(f"s.{n}", b"x" * 128)
+
+    def requests(body: bytes) -> list[Event]:
+        frames = [pub(DIRECT_GET, body % (n % 100 + 1), f"{client.inbox}{n}", b"") for n in range(200)]
+        return Parser(Side.CLIENT).feed(b"".join(frames))
+
+    kinds = {"plain": requests(b'{"seq":%d}'), "fresh": requests(b'{"seq":%d,"min_last_seq":1}')}
+    best = dict.fromkeys(kinds, float("inf"))
+    for round_ in range(2000):
+        for kind, events in kinds.items():
+            begin = time.perf_counter()
+            rig.engine.receive(client.cid, events, rig.now)
+            best[kind] = min(best[kind], time.perf_counter() - begin)
+            for session in rig.engine.take_output():
+                assert len(session.out) == 200
+                session.out.clear()
+                session.room = rig.engine.settings.max_pending
+        if round_ >= 50 and best["fresh"] <= 1.03 * best["plain"]:
+            return
+    pytest.fail(f"with a minimum {best['fresh'] * 5000:.2f} µs, without {best['plain'] * 5000:.2f} µs")
 
 
 def test_too_many_waiting_reads_are_rejected_at_once(monkeypatch: pytest.MonkeyPatch, client: Client) -> None:

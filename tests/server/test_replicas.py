@@ -183,6 +183,25 @@ def test_a_held_follower_that_has_the_sequence_answers_itself(client: Client) ->
     assert set(payloads(client, min_last_seq=1)) == {b"1", b"2"}
 
 
+@pytest.mark.spec("RW-15", on="E")
+def test_rollups_keep_the_guarantee_on_replicas_that_lag_and_deletes_and_purges_do_not(client: Client) -> None:
+    config = {"name": "S", "subjects": ["s.>"], "allow_direct": True, "storage": "memory", "num_replicas": 3}
+    client.api("STREAM.UPDATE.S", config | {"allow_rollup_hdrs": True})
+    client.publish("s.2", b"2")
+    hold(client, follower(client, 1), follower(client, 2))
+    seq = client.api("STREAM.INFO.S")["state"]["last_seq"]
+    client.api("STREAM.MSG.DELETE.S", {"seq": 1})
+    client.api("STREAM.PURGE.S", {"filter": "s.2"})
+    for subject in ("s.1", "s.2"):  # answers flip: no sequence tells the old state from the new
+        statuses = {status(client.direct("S", {"last_by_subj": subject, "min_last_seq": seq})[0])[0] for _ in range(60)}
+        assert statuses == {0, 404}
+    seq = client.publish("s.1", b"gone", Nats_Rollup="sub")["seq"]
+    assert payloads(client, min_last_seq=seq) == {b"gone": 60}
+    seq = client.publish("s.1", b"all gone", Nats_Rollup="all")["seq"]
+    for _ in range(60):
+        assert sequences(client.direct("S", {"seq": 1, "batch": 9, "min_last_seq": seq})) == [seq]
+
+
 @pytest.mark.spec("RW-06")
 def test_a_deposed_leader_rejects_after_the_real_one_has_answered(client: Client) -> None:
     """The old leader does not know that it is deposed, and gets every Message Get that the new one gets."""

@@ -104,7 +104,6 @@ async def test_any_client_will_do(slipstream_server: TestServer) -> None:
 # Replicas and mirrors.
 
 
-@pytest.mark.spec("RW-18", on="E")
 def test_the_documents_recipe_with_a_replica_that_is_really_behind(slipstream_server: TestServer) -> None:
     """Too high a sequence gets 412; publish; the same read succeeds, whichever replica is asked."""
     server = slipstream_server
@@ -212,6 +211,66 @@ def test_a_waiting_read_ends_when_the_clock_says_so(slipstream_server_virtual: T
             box.next(timeout=0.05)
         server.advance(0.001)
         assert box.next(timeout=5).status == (412, "Min Last Sequence")
+
+
+def test_a_message_that_is_not_acked_comes_again_when_the_clock_says_so(slipstream_server_virtual: TestServer) -> None:
+    server = slipstream_server_virtual
+    with connect_blocking(server.url) as client:
+        js = client.jetstream()
+        stream = js.create_stream(S)
+        js.publish("s.1", b"work")
+        consumer = stream.create_consumer("worker")  # ack_wait is 30 seconds
+        (message,) = consumer.fetch(1)
+        assert message.num_delivered == 1
+        server.advance(29)
+        assert consumer.fetch(1, timeout=0.1) == []
+        server.advance(1)
+        (message,) = consumer.fetch(1)
+        assert message.num_delivered == 2
+        message.ack()
+
+
+# Load.
+
+
+async def test_replicas_come_and_go_under_load_and_every_read_is_fresh(slipstream_server_disk: TestServer) -> None:
+    server = slipstream_server_disk
+    async with connect(server.url) as writer, connect(server.url) as reader:
+        js = writer.jetstream()
+        await js.create_stream(S.replace(num_replicas=1))
+        acked = 0
+        running = True
+
+        async def write() -> None:
+            nonlocal acked
+            while running:
+                acked = (await js.publish("s.1", b"%d" % (acked + 1))).seq
+
+        async def read() -> int:
+            stream, count = reader.jetstream().stream("S"), 0
+            while running:
+                wanted = acked
+                if wanted:
+                    assert int((await stream.get_last("s.1", min_last_seq=wanted)).data) >= wanted
+                    count += 1
+                await asyncio.sleep(0)
+            return count
+
+        writing = asyncio.create_task(write())
+        reading = [asyncio.create_task(read()) for _ in range(2)]
+        for count in (3, 5, 2, 4, 1, 5, 3):
+            await js.update_stream(S.replace(num_replicas=count))
+            assert len(server.replicas("S")) == count
+            if count > 1:
+                server.hold("S")
+                await asyncio.sleep(0.05)
+                server.release("S")
+                server.depose("S")
+            await asyncio.sleep(0.05)
+        running = False
+        await writing
+        assert all([await task > 10 for task in reading])
+        assert (await reader.jetstream().stream("S").info()).state.messages == acked
 
 
 # Faults.

@@ -66,8 +66,8 @@ class Republish(JsonModel):
 class ExternalStream(JsonModel):
     """A stream of another account, domain or server."""
 
-    api: str = ""
-    deliver: str = ""
+    api: str = always("")
+    deliver: str = always("")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,7 +36,7 @@ def add(commands: Commands) -> None:
 
 
 def _completion(shell: Shell) -> None:
-    from slipstream.cli.main import build_parser  # it knows this module
+    from slipstream.cli.commands import build_parser  # it knows this module
 
     words = dict(_walk(build_parser(), ()))
     kind = shell.options.shell

@@ -11,8 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from slipstream.cli import bench, completion, consumers, contexts, messaging, objects, reading, server, streams
-from slipstream.cli.common import Commands, Shell, shared_options
+from slipstream.cli import pipeline, server
 from slipstream.errors import (
     ApiError,
     AuthorizationError,
@@ -27,7 +26,6 @@ from slipstream.errors import (
     StreamNotFoundError,
     UsageError,
 )
-from slipstream.version import VERSION
 
 FAILED, USAGE, NOT_FOUND, NO_CONNECTION, NO_ANSWER, INTERRUPTED = 1, 2, 3, 4, 5, 130
 _NOT_FOUND = (
@@ -35,31 +33,19 @@ _NOT_FOUND = (
 )  # fmt: skip
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """All commands with their options."""
-    shared = shared_options()
-    parser = argparse.ArgumentParser(
-        prog="slipstream",
-        description="NATS and JetStream from the command line.",
-        parents=[shared],
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument("--version", action="version", version=f"slipstream {VERSION}")
-    commands = Commands(parser.add_subparsers(metavar="COMMAND", dest="command"), shared)
-    for room in (messaging, streams, consumers, reading, objects, bench, contexts, server, completion):
-        room.add(commands)
-    return parser
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    debug = words[:1] == ["--debug"]
+    if words[debug : debug + 1] == [server.NAME]:  # its flags are those of nats-server, which argparse does not read
+        return _serve(words[debug + 1 :], debug=debug)
+    if words[:1] == [pipeline.NAME]:
+        return pipeline.run(words[1:])
+
+    from slipstream.cli.commands import Shell, build_parser  # a server does not pay for them
+
     parser = build_parser()
-    if words[:1] == [server.NAME]:  # its flags are those of nats-server, which argparse does not read
-        options = argparse.Namespace(run=server.run, arguments=words[1:], debug=False)
-    else:
-        options = parser.parse_args(words)
+    options = parser.parse_args(words)
     if not hasattr(options, "run"):
         parser.print_help(sys.stderr)
         return USAGE
@@ -78,6 +64,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         return _say(_line(exc), _code(exc))
     return 0
+
+
+def _serve(arguments: list[str], *, debug: bool) -> int:
+    try:
+        return server.serve(arguments)
+    except (Error, OSError) as exc:
+        if debug:
+            raise
+        return _say(_line(exc), _code(exc))
 
 
 def run() -> None:

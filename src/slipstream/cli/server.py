@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import sys
+from typing import TYPE_CHECKING
 
-from slipstream.cli.common import Commands, Shell
+if TYPE_CHECKING:
+    from slipstream.cli.common import Commands, Shell
 
 NAME = "server"
 
 
 def add(commands: Commands) -> None:
     """Declare the command, for the list of them: `main` hands its arguments over as they are."""
-    commands.add(NAME, run, "run a JetStream server, with nats-server's flags and configuration files")
+    commands.add(NAME, _show_flags, "run a JetStream server, with nats-server's flags and configuration files")
 
 
-def run(shell: Shell) -> None:
-    """Run a server until it is told to stop."""
+def serve(arguments: list[str]) -> int:
+    """Run a server until it is told to stop; returns the exit code."""
     from slipstream.server import command  # the other commands do not pay for it
 
-    code = command.main(getattr(shell.options, "arguments", ["--help"]))
-    if code:
-        sys.exit(code)
+    return command.main(arguments)
+
+
+def _show_flags(_: Shell) -> None:
+    serve(["--help"])

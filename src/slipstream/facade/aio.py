@@ -12,6 +12,7 @@ from slipstream.api import StreamConfig, StreamInfo
 from slipstream.client import aio as core
 from slipstream.jetstream import aio as jetstream
 from slipstream.jetstream.aio_backup import CHUNK_SIZE, Snapshot, restore
+from slipstream.kv import aio_stream as buckets
 from slipstream.kv.aio import KeyValue
 from slipstream.kv.bucket import BucketConfig
 from slipstream.objects.aio import ObjectStore
@@ -22,13 +23,41 @@ from slipstream.objects.info import ObjectStoreConfig
 class JetStream(jetstream.JetStream):
     """JetStream of one account: publish, streams, Key-Value buckets."""
 
-    async def create_key_value(self, config: BucketConfig, *, timeout: float | None = None) -> KeyValue:
+    async def create_key_value(self, config: BucketConfig, *, timeout: float | None = None) -> KeyValue[bytes]:
         """Make a bucket, or find it made with the same configuration."""
-        return await KeyValue.create_bucket(self, config, timeout=timeout)
+        return KeyValue(await buckets.create_bucket(self, config, timeout=timeout))
 
-    async def key_value(self, bucket: str, *, timeout: float | None = None) -> KeyValue:
-        """An existing bucket; raises BucketNotFoundError if there is none."""
-        return await KeyValue.open_bucket(self, bucket, timeout=timeout)
+    async def update_key_value(self, config: BucketConfig, *, timeout: float | None = None) -> KeyValue[bytes]:
+        """Change the options of an existing bucket."""
+        return KeyValue(await buckets.update_bucket(self, config, timeout=timeout))
+
+    async def key_value(
+        self,
+        bucket: str,
+        *,
+        stream: str = "",
+        subject_prefix: str = "",
+        put_prefix: str = "",
+        timeout: float | None = None,
+    ) -> KeyValue[bytes]:
+        """An existing bucket, whoever made it; raises BucketNotFoundError if there is none.
+
+        `stream` and `subject_prefix` are for buckets whose stream is not `KV_<bucket>` on `$KV.<bucket>`, `put_prefix`
+        for writes that take another way (a subject imported from another account).
+        """
+        storage = await buckets.open_bucket(
+            self, bucket, stream=stream, subject_prefix=subject_prefix, put_prefix=put_prefix, timeout=timeout
+        )
+        return KeyValue(storage)
+
+    async def delete_key_value(self, bucket: str, *, timeout: float | None = None) -> None:
+        """Remove a bucket and everything in it."""
+        await buckets.delete_bucket(self, bucket, timeout=timeout)
+
+    async def key_values(self, *, timeout: float | None = None) -> AsyncIterator[str]:
+        """The names of all buckets."""
+        async for name in buckets.bucket_names(self, timeout=timeout):
+            yield name
 
     def snapshot(
         self, stream: str, *, consumers: bool = True, chunk_size: int = CHUNK_SIZE, timeout: float | None = None

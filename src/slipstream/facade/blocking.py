@@ -13,6 +13,7 @@ from slipstream.api import StreamConfig, StreamInfo
 from slipstream.client import blocking as core
 from slipstream.jetstream import blocking as jetstream
 from slipstream.jetstream.blocking_backup import CHUNK_SIZE, Snapshot, restore
+from slipstream.kv import blocking_stream as buckets
 from slipstream.kv.blocking import KeyValue
 from slipstream.kv.bucket import BucketConfig
 from slipstream.objects.blocking import ObjectStore
@@ -23,13 +24,41 @@ from slipstream.objects.info import ObjectStoreConfig
 class JetStream(jetstream.JetStream):
     """JetStream of one account: publish, streams, Key-Value buckets."""
 
-    def create_key_value(self, config: BucketConfig, *, timeout: float | None = None) -> KeyValue:
+    def create_key_value(self, config: BucketConfig, *, timeout: float | None = None) -> KeyValue[bytes]:
         """Make a bucket, or find it made with the same configuration."""
-        return KeyValue.create_bucket(self, config, timeout=timeout)
+        return KeyValue(buckets.create_bucket(self, config, timeout=timeout))
 
-    def key_value(self, bucket: str, *, timeout: float | None = None) -> KeyValue:
-        """An existing bucket; raises BucketNotFoundError if there is none."""
-        return KeyValue.open_bucket(self, bucket, timeout=timeout)
+    def update_key_value(self, config: BucketConfig, *, timeout: float | None = None) -> KeyValue[bytes]:
+        """Change the options of an existing bucket."""
+        return KeyValue(buckets.update_bucket(self, config, timeout=timeout))
+
+    def key_value(
+        self,
+        bucket: str,
+        *,
+        stream: str = "",
+        subject_prefix: str = "",
+        put_prefix: str = "",
+        timeout: float | None = None,
+    ) -> KeyValue[bytes]:
+        """An existing bucket, whoever made it; raises BucketNotFoundError if there is none.
+
+        `stream` and `subject_prefix` are for buckets whose stream is not `KV_<bucket>` on `$KV.<bucket>`, `put_prefix`
+        for writes that take another way (a subject imported from another account).
+        """
+        storage = buckets.open_bucket(
+            self, bucket, stream=stream, subject_prefix=subject_prefix, put_prefix=put_prefix, timeout=timeout
+        )
+        return KeyValue(storage)
+
+    def delete_key_value(self, bucket: str, *, timeout: float | None = None) -> None:
+        """Remove a bucket and everything in it."""
+        buckets.delete_bucket(self, bucket, timeout=timeout)
+
+    def key_values(self, *, timeout: float | None = None) -> Iterator[str]:
+        """The names of all buckets."""
+        for name in buckets.bucket_names(self, timeout=timeout):
+            yield name
 
     def snapshot(
         self, stream: str, *, consumers: bool = True, chunk_size: int = CHUNK_SIZE, timeout: float | None = None

@@ -91,7 +91,10 @@ class OrderedConsumer:
 
     async def next_chunk(self, *, timeout: float = 5.0) -> list[JsMessage]:
         """Every message that is here, at least one; raises RequestTimeoutError if none comes in time."""
-        chunk = await self._next(self._client.now() + timeout)
+        try:
+            chunk = await self._next(self._client.now() + timeout)
+        except RequestTimeoutError as error:
+            raise RequestTimeoutError(f"ordered consumer of {self.stream}: no message within {timeout:g} s") from error
         if chunk is None:
             raise ConnectionLostError(f"the ordered consumer of {self.stream} is closed")
         return chunk
@@ -142,17 +145,27 @@ class OrderedConsumer:
     # Reading
 
     async def _next(self, deadline: float) -> list[JsMessage] | None:
-        """The next chunk; None when it is closed. Nothing is taken while it waits, so a cancelled reader loses none."""
+        """The next chunk; None when it is closed."""
         if self._left:
             chunk, self._left = self._left[::-1], []
             return chunk
+        run = await self._next_run(deadline)
+        client = self._client
+        return run and [JsMessage(msg, client, True) for msg in run.messages]
+
+    async def next_run(self, *, timeout: float = 5.0) -> Run | None:
+        """The same as `next_chunk` for the rooms above, without an object per message; None when it is closed."""
+        return await self._next_run(self._client.now() + timeout)
+
+    async def _next_run(self, deadline: float) -> Run | None:
+        """What is next; None when it is closed. Nothing is taken while it waits, so a cancelled reader loses none."""
         state, client = self._state, self._client
         self._pulse.pause(client.now() - self._away_since)  # while nobody listened nothing could be heard
         try:
             while not self._is_closed:
                 found = state.take()
                 if isinstance(found, Run):
-                    return [JsMessage(msg, client, True, tokens) for msg, tokens in zip(*found, strict=True)]
+                    return found
                 if isinstance(found, Answer):
                     client.answer(found.subject)
                 elif isinstance(found, Error):

@@ -92,7 +92,10 @@ class OrderedConsumer:
 
     def next_chunk(self, *, timeout: float = 5.0) -> list[JsMessage]:
         """Every message that is here, at least one; raises RequestTimeoutError if none comes in time."""
-        chunk = self._next(self._client.now() + timeout)
+        try:
+            chunk = self._next(self._client.now() + timeout)
+        except RequestTimeoutError as error:
+            raise RequestTimeoutError(f"ordered consumer of {self.stream}: no message within {timeout:g} s") from error
         if chunk is None:
             raise ConnectionLostError(f"the ordered consumer of {self.stream} is closed")
         return chunk
@@ -143,17 +146,27 @@ class OrderedConsumer:
     # Reading
 
     def _next(self, deadline: float) -> list[JsMessage] | None:
-        """The next chunk; None when it is closed. Nothing is taken while it waits, so a cancelled reader loses none."""
+        """The next chunk; None when it is closed."""
         if self._left:
             chunk, self._left = self._left[::-1], []
             return chunk
+        run = self._next_run(deadline)
+        client = self._client
+        return run and [JsMessage(msg, client, True) for msg in run.messages]
+
+    def next_run(self, *, timeout: float = 5.0) -> Run | None:
+        """The same as `next_chunk` for the rooms above, without an object per message; None when it is closed."""
+        return self._next_run(self._client.now() + timeout)
+
+    def _next_run(self, deadline: float) -> Run | None:
+        """What is next; None when it is closed. Nothing is taken while it waits, so a cancelled reader loses none."""
         state, client = self._state, self._client
         self._pulse.pause(client.now() - self._away_since)  # while nobody listened nothing could be heard
         try:
             while not self._is_closed:
                 found = state.take()
                 if isinstance(found, Run):
-                    return [JsMessage(msg, client, True, tokens) for msg, tokens in zip(*found, strict=True)]
+                    return found
                 if isinstance(found, Answer):
                     client.answer(found.subject)
                 elif isinstance(found, Error):

@@ -1,48 +1,93 @@
-"""A bucket's name and options become a stream's configuration, and back; keys become subjects, and back.
-
-What the document forbids is refused here, before anything is sent.
-"""
+"""A bucket's name and options become a stream's configuration, and back; where a bucket's keys live on its stream."""
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 
-from slipstream.api import Storage, StreamConfig, StreamInfo
+from slipstream.api import (
+    ExternalStream,
+    Placement,
+    Republish,
+    Storage,
+    StreamConfig,
+    StreamInfo,
+    StreamSource,
+    SubjectTransform,
+    names,
+)
 from slipstream.errors import UsageError
+from slipstream.kv.keys import check_bucket, check_key, check_pattern
+from slipstream.wire import check_subject
+
+__all__ = ["Address", "BucketConfig", "BucketSource", "BucketStatus", "check_bucket", "check_key"]
 
 MAX_HISTORY = 64
 BACKING_STORE = "JetStream"
 STREAM_PREFIX = "KV_"
+SUBJECT_PREFIX = "$KV."
 DUPLICATE_WINDOW = timedelta(minutes=2)
-
-_BUCKET = re.compile(r"[a-zA-Z0-9_-]+")
-_KEY = re.compile(r"[-/_=.a-zA-Z0-9]+")
-_RESERVED = "_kv"
+SHORTEST_TTL = timedelta(seconds=1)
 
 
-def check_bucket(bucket: str) -> str:
-    """Return `bucket`, or raise a UsageError that says what a bucket may be called."""
-    if not isinstance(bucket, str) or not _BUCKET.fullmatch(bucket):
-        raise UsageError(f"bad bucket name {bucket!r}: letters, digits, '_' and '-' are allowed")
-    return bucket
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketSource:
+    """A bucket that another one mirrors or takes its entries from.
+
+    `keys` says which of its keys an aggregate takes; there they stand below `prefix`, if one is given. `external` is
+    for a bucket of another domain, account or server. A `stream` (and its `subject_prefix`) is needed only for buckets
+    that are not called as usual.
+    """
+
+    bucket: str
+    keys: str = ">"
+    prefix: str = ""
+    external: ExternalStream | None = None
+    stream: str = ""
+    subject_prefix: str = ""
+
+    def as_mirror(self) -> StreamSource:
+        """What a mirror's configuration says."""
+        if self.prefix or self.keys != ">":
+            raise UsageError("bad mirror: a mirror has all keys of its origin under their names; use sources instead")
+        return StreamSource(name=self._stream(), external=self.external)
+
+    def as_source(self, bucket: str) -> StreamSource:
+        """What an aggregate's configuration says: the subjects of the source become those of `bucket`."""
+        keys = check_pattern(self.keys)
+        origin = self.subject_prefix or SUBJECT_PREFIX + check_bucket(self.bucket)
+        below = f"{check_key(self.prefix)}." if self.prefix else ""
+        transform = SubjectTransform(src=f"{origin}.{keys}", dest=f"{SUBJECT_PREFIX}{bucket}.{below}{_numbered(keys)}")
+        return StreamSource(name=self._stream(), external=self.external, subject_transforms=(transform,))
+
+    def _stream(self) -> str:
+        return self.stream or STREAM_PREFIX + check_bucket(self.bucket)
 
 
-def check_key(key: str) -> str:
-    """Return `key`, or raise a UsageError that says what a key may be."""
-    if not isinstance(key, str) or not _KEY.fullmatch(key) or key[0] == "." or key[-1] == "." or ".." in key:
-        raise UsageError(
-            f"bad key {key!r}: letters, digits and - / _ = . are allowed, not '.' at either end or twice in a row"
-        )
-    if key.startswith(_RESERVED):
-        raise UsageError(f"bad key {key!r}: keys that begin with {_RESERVED!r} are reserved")
-    return key
+def _numbered(pattern: str) -> str:
+    """The same tokens as a transform's destination: each `*` by its place."""
+    tokens, place = pattern.split("."), 0
+    for at, token in enumerate(tokens):
+        if token == "*":
+            place += 1
+            tokens[at] = f"{{{{wildcard({place})}}}}"
+    return ".".join(tokens)
+
+
+def _source(given: BucketSource | str) -> BucketSource:
+    return BucketSource(bucket=given) if isinstance(given, str) else given
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketConfig:
-    """How a bucket is set up. A limit of -1 is no limit; a `ttl` of 0 keeps values forever."""
+    """How a bucket is set up. A limit of -1 is no limit; a `ttl` of 0 keeps values forever.
+
+    `value_ttl` allows a TTL per value. With `limit_marker_ttl` the server leaves a marker, kept for that long, where
+    its limits remove a key's last value (this allows a TTL per value too). `mirror` makes a read replica of another
+    bucket, `sources` an aggregate of several. `stream` and `subject_prefix` are for names other than `KV_<bucket>` and
+    `$KV.<bucket>`.
+    """
 
     bucket: str
     description: str = ""
@@ -52,21 +97,37 @@ class BucketConfig:
     max_bytes: int = -1
     storage: str = Storage.FILE.value
     replicas: int = 1
+    value_ttl: bool = False
+    limit_marker_ttl: timedelta = timedelta(0)
+    mirror: BucketSource | str | None = None
+    sources: Sequence[BucketSource | str] = ()
+    placement: Placement | None = None
+    republish: Republish | None = None
+    compression: bool = False
+    metadata: dict[str, str] = field(default_factory=dict)
+    stream: str = ""
+    subject_prefix: str = ""
+
+    @property
+    def stream_name(self) -> str:
+        """What the bucket's stream is called."""
+        return self.stream or STREAM_PREFIX + check_bucket(self.bucket)
 
     def stream_config(self) -> StreamConfig:
         """The stream that the bucket is, exactly as the document has it.
 
         `allow_direct` is said in words: the document's server turns it on by itself, released servers do not.
         """
-        if not 1 <= self.history <= MAX_HISTORY:
-            raise UsageError(f"bad history {self.history}: 1 to {MAX_HISTORY} is allowed")
-        if self.ttl < timedelta(0):
-            raise UsageError(f"bad ttl {self.ttl!r}: 0 (forever) or more is allowed")
+        return self.applied_to(StreamConfig(name=self.stream_name))
+
+    def applied_to(self, current: StreamConfig) -> StreamConfig:
+        """A stream's configuration with this bucket's options; whatever else it says stays."""
+        self._check()
         name = check_bucket(self.bucket)
-        return StreamConfig(
-            name=STREAM_PREFIX + name,
+        prefix = check_subject(self.subject_prefix) if self.subject_prefix else SUBJECT_PREFIX + name
+        return current.replace(
             description=self.description,
-            subjects=(f"$KV.{name}.>",),
+            subjects=() if self.mirror else (f"{prefix}.>",),
             max_msgs_per_subject=self.history,
             max_bytes=self.max_bytes,
             max_age=self.ttl,
@@ -74,10 +135,80 @@ class BucketConfig:
             storage=self.storage,
             num_replicas=self.replicas,
             duplicate_window=min(self.ttl, DUPLICATE_WINDOW) if self.ttl else DUPLICATE_WINDOW,
+            placement=self.placement or current.placement,
+            republish=self.republish,
+            compression="s2" if self.compression else "none",
+            mirror=_source(self.mirror).as_mirror() if self.mirror else None,
+            sources=tuple(_source(each).as_source(name) for each in self.sources),
             allow_rollup_hdrs=True,
             deny_delete=True,
             allow_direct=True,
+            mirror_direct=bool(self.mirror),
+            allow_msg_ttl=self.value_ttl or bool(self.limit_marker_ttl),
+            subject_delete_marker_ttl=self.limit_marker_ttl,
+            metadata={**current.metadata, **self.metadata},
         )
+
+    def _check(self) -> None:
+        if not 1 <= self.history <= MAX_HISTORY:
+            raise UsageError(f"bad history {self.history}: 1 to {MAX_HISTORY} is allowed")
+        if self.ttl < timedelta(0):
+            raise UsageError(f"bad ttl {self.ttl!r}: 0 (forever) or more is allowed")
+        if self.limit_marker_ttl and self.limit_marker_ttl < SHORTEST_TTL:
+            raise UsageError(f"bad limit_marker_ttl {self.limit_marker_ttl!r}: 0 (none) or at least 1 s is allowed")
+        if self.mirror and (self.sources or self.limit_marker_ttl or self.subject_prefix):
+            raise UsageError("bad bucket: a mirror has no sources, limit markers or subjects of its own")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a bucket is: its stream, the subjects its keys are stored under, and those that writes go to."""
+
+    stream: str
+    prefix: str  # of stored subjects, with the dot
+    put_prefix: str  # of subjects to publish to, with the dot
+    is_direct: bool = True
+
+    @classmethod
+    def usual(cls, bucket: str, *, api_prefix: str = names.API_PREFIX) -> Address:
+        """A bucket that is called as the document says. Below another API prefix (a domain) writes go there too."""
+        prefix = f"{SUBJECT_PREFIX}{check_bucket(bucket)}."
+        return cls(STREAM_PREFIX + bucket, prefix, _put_prefix(prefix, api_prefix))
+
+    @classmethod
+    def found(cls, config: StreamConfig, *, api_prefix: str, subject_prefix: str = "", put_prefix: str = "") -> Address:
+        """The same from a stream's own configuration; what is said in words goes first."""
+        stored, origin, api = _prefixes(config, api_prefix)
+        stored, origin = subject_prefix or stored, subject_prefix or origin
+        if not stored:
+            raise UsageError(
+                f"stream {config.name!r} does not say which subjects are keys (it has {list(config.subjects)}): "
+                "say subject_prefix"
+            )
+        put = f"{put_prefix}." if put_prefix else _put_prefix(f"{origin}.", api)
+        is_direct = config.mirror_direct or config.allow_direct if config.mirror else config.allow_direct
+        return cls(config.name, f"{stored}.", put, is_direct)
+
+
+def _put_prefix(prefix: str, api_prefix: str) -> str:
+    return prefix if api_prefix == names.API_PREFIX else f"{api_prefix}.{prefix}"
+
+
+def _prefixes(config: StreamConfig, api_prefix: str) -> tuple[str, str, str]:
+    """Prefixes of stored subjects and of the origin's, and the API prefix of where writes go."""
+    mirror = config.mirror
+    if mirror is None:
+        own = [subject.removesuffix(".>") for subject in config.subjects if subject.endswith(".>")]
+        prefix = own[0] if len(own) == 1 and len(config.subjects) == 1 else ""
+        return prefix, prefix, api_prefix
+    api = mirror.external.api if mirror.external and mirror.external.api else api_prefix
+    if len(mirror.subject_transforms) == 1:
+        transform = mirror.subject_transforms[0]
+        return transform.dest.removesuffix(".>"), transform.src.removesuffix(".>"), api
+    if not mirror.name.startswith(STREAM_PREFIX):
+        return "", "", api
+    origin = SUBJECT_PREFIX + mirror.name.removeprefix(STREAM_PREFIX)
+    return origin, origin, api
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +217,7 @@ class BucketStatus:
 
     bucket: str
     stream_info: StreamInfo
+    backing_store: str = BACKING_STORE
 
     @property
     def values(self) -> int:
@@ -108,6 +240,22 @@ class BucketStatus:
         return self.stream_info.state.bytes
 
     @property
-    def backing_store(self) -> str:
-        """The kind of backend."""
-        return BACKING_STORE
+    def last_revision(self) -> int:
+        """The newest revision."""
+        return self.stream_info.state.last_seq
+
+    @property
+    def value_ttl(self) -> bool:
+        """Whether a value may have a TTL of its own."""
+        return self.stream_info.config.allow_msg_ttl
+
+    @property
+    def limit_marker_ttl(self) -> timedelta:
+        """How long the server's own markers stay; 0: it leaves none."""
+        return self.stream_info.config.subject_delete_marker_ttl
+
+    @property
+    def mirror_of(self) -> str:
+        """The stream that this bucket is a read replica of; empty if it is none."""
+        mirror = self.stream_info.config.mirror
+        return mirror.name if mirror else ""

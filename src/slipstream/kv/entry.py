@@ -1,38 +1,50 @@
-"""A stored message becomes an entry of a bucket: key, value, revision and what was done to it."""
+"""A stored message becomes an entry of a bucket: key, value, revision, what was done to it, and who answered."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from slipstream.api import names
-from slipstream.jetstream.direct import StoredMessage
 from slipstream.wire import Headers
 
-_OPERATION = names.KV_OPERATION.encode()
+V = TypeVar("V")
+
+_MARK = names.KV_OPERATION.encode()
+_MARKER = names.MARKER_REASON.encode()
 
 
 class Operation(StrEnum):
-    """What an entry records."""
+    """What an entry records. `EXPIRED`: the server's limits removed the value and left a marker."""
 
     PUT = "PUT"
     DELETE = "DEL"
     PURGE = "PURGE"
+    EXPIRED = "MaxAge"
 
 
-class Entry(NamedTuple):
+# Why a server left a marker of its own (`Nats-Marker-Reason`). A reason we do not know also means: no value any more.
+_REASONS = {"MaxAge": Operation.EXPIRED, "Purge": Operation.PURGE, "Remove": Operation.DELETE}
+
+
+class Entry(NamedTuple, Generic[V]):
     """A value with where it comes from.
 
     `created` is nanoseconds since the epoch; `delta` is the distance from the newest value of the key (itself: 0).
+    `marker` is the reason when the server itself recorded the entry (empty: a client did). `stream` is who answered: a
+    read replica names itself.
     """
 
     bucket: str
     key: str
-    value: bytes
+    value: V
     revision: int
     created: int
     delta: int
     operation: Operation
+    marker: str = ""
+    stream: str = ""
 
     @property
     def is_deleted(self) -> bool:
@@ -40,16 +52,50 @@ class Entry(NamedTuple):
         return self.operation is not Operation.PUT
 
 
-def operation_of(header: bytes) -> Operation:
+class Mark(NamedTuple):
+    """What a header block says of an entry."""
+
+    operation: Operation = Operation.PUT
+    marker: str = ""
+
+
+_PUT = Mark()
+
+
+def has_mark(header: bytes) -> bool:
+    """Whether a header block can hold a mark: most hold none, and need not be read."""
+    return _MARK in header or _MARKER in header
+
+
+def mark_of(header: bytes) -> Mark:
     """What a header block says. Any value of `KV-Operation` but PUT means deleted, also one we do not know."""
-    if _OPERATION not in header:
-        return Operation.PUT
-    value = Headers.parse(header).get(names.KV_OPERATION)
-    if value is None or value == Operation.PUT:
-        return Operation.PUT
-    return Operation.PURGE if value == Operation.PURGE else Operation.DELETE
+    if not header or not has_mark(header):
+        return _PUT
+    headers = Headers.parse(header)
+    reason = headers.get(names.MARKER_REASON) or ""
+    value = headers.get(names.KV_OPERATION)
+    if value is not None and value != Operation.PUT:
+        operation = Operation.PURGE if value == Operation.PURGE else Operation.DELETE
+    elif reason and value is None:
+        operation = _REASONS.get(reason, Operation.EXPIRED)
+    else:
+        operation = Operation.PUT
+    return Mark(operation, reason)
 
 
-def entry_of(bucket: str, key: str, message: StoredMessage, *, delta: int = 0) -> Entry:
-    """The entry that a stored message is."""
-    return Entry(bucket, key, message.data, message.seq, message.time, delta, operation_of(message.header))
+def operation_of(header: bytes) -> Operation:
+    """What was done, by the header block alone."""
+    return mark_of(header).operation
+
+
+class Listing(NamedTuple):
+    """A part of the keys of a bucket: those that have a value, and those that have none (any more)."""
+
+    live: list[str]
+    gone: list[str]
+
+
+def listing_of(entries: Iterable[Entry[V]]) -> Listing:
+    """The keys of entries, each as its last one says."""
+    live = {entry.key: entry.operation is Operation.PUT for entry in entries}
+    return Listing([key for key, is_live in live.items() if is_live], [key for key in live if not live[key]])

@@ -4,6 +4,7 @@ from slipstream.server.engine.limits import AccountLimits
 from slipstream.server.engine.users import AccountOptions, Permissions, Responses, User
 from slipstream.server.net import Server
 from slipstream.server.options import ServerOptions, TlsOptions, WebSocketOptions
+from slipstream.server.upstream import Upstream
 
 __all__ = [
     "AccountLimits",
@@ -13,6 +14,7 @@ __all__ = [
     "Server",
     "ServerOptions",
     "TlsOptions",
+    "Upstream",
     "User",
     "WebSocketOptions",
 ]

@@ -14,6 +14,7 @@ from slipstream.errors import UsageError
 from slipstream.server.conf.load import ProcessOptions
 from slipstream.server.engine.users import User
 from slipstream.server.options import TlsOptions
+from slipstream.server.upstream import Upstream, named
 
 HELP = """Usage: slipstream server [flags]
 
@@ -30,6 +31,7 @@ Server:
 JetStream:
   -js, --jetstream             have JetStream
   -sd, --store_dir DIR         keep streams there (and have JetStream)
+      --upstream NAME=URL,...  where mirrors and sources of other domains are read from
 
 Logging, to stderr unless told otherwise:
   -l, --log FILE               write the log there
@@ -66,6 +68,7 @@ _SPELLINGS = {
     "ports_file_dir": ("ports_file_dir",),
     "jetstream": ("js", "jetstream"),
     "store_dir": ("sd", "store_dir", "data-dir", "data_dir"),
+    "upstream": ("upstream", "upstreams"),
     "log": ("l", "log"),
     "logtime": ("T", "logtime"),
     "debug": ("D", "debug"),
@@ -176,6 +179,7 @@ def apply(flags: Flags, options: ProcessOptions) -> ProcessOptions:
         or (flags.text("store_dir") is not None and flags.text("jetstream") is None)
         or (server.jetstream and flags.text("jetstream") is None),
         store_dir=flags.text("store_dir") or server.store_dir,
+        upstreams=_upstreams(flags.text("upstream")) or server.upstreams,
         tls=_tls(flags, server.tls),
         users=_users(flags) or server.users,
         trace=server.trace or flags.is_on("trace") or flags.is_on("both"),
@@ -192,6 +196,16 @@ def apply(flags: Flags, options: ProcessOptions) -> ProcessOptions:
         pid_file=flags.text("pid") or options.pid_file,
         ports_file_dir=flags.text("ports_file_dir") or options.ports_file_dir,
     )
+
+
+def _upstreams(text: str | None) -> dict[str, Upstream]:
+    found: dict[str, str] = {}
+    for part in text.split(",") if text else ():
+        name, _, url = part.partition("=")
+        if not name or not url:
+            raise UsageError(f"bad upstream {part!r}: NAME=URL is allowed, as in hub=nats://hub.example:4222")
+        found[name] = url
+    return named(found)
 
 
 def _users(flags: Flags) -> tuple[User, ...]:

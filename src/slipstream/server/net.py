@@ -32,7 +32,7 @@ from slipstream.server.commits import Committer, Worker
 from slipstream.server.connection import Connection
 from slipstream.server.driver import Driver
 from slipstream.server.engine.auth import WEBSOCKET
-from slipstream.server.engine.engine import Engine, Settings
+from slipstream.server.engine.engine import Engine, Health, Settings
 from slipstream.server.engine.limits import AccountLimits
 from slipstream.server.engine.ports import Store, memory_size
 from slipstream.server.engine.session import Door
@@ -44,6 +44,7 @@ from slipstream.server.signatures import verify
 from slipstream.server.store.memory import MemoryStore
 from slipstream.server.tls import PathLike, Tls
 from slipstream.server.trace import Trace
+from slipstream.server.upstream import UpstreamLike, Upstreams, named
 from slipstream.server.websocket import Origins, WebSocketConnection
 from slipstream.version import VERSION
 from slipstream.wire import is_valid_subject
@@ -91,6 +92,7 @@ class Server:
         ping_interval: float = 120.0,
         auth_timeout: float = 2.0,
         write_deadline: float = 10.0,
+        upstreams: Mapping[str, UpstreamLike] | None = None,
         faults: bool = False,
         virtual_time: bool = False,
     ) -> None:
@@ -106,6 +108,9 @@ class Server:
         TLS is spoken with `tls`, or with the files `tls_cert` and `tls_key`; with `tls_verify` clients must show a
         certificate of `tls_ca`, and with `tls_map` they are the user that it names. Clients are told so in INFO, in
         plain text, unless `tls_first`. `websocket` opens a second port, `http_port` one for the monitoring endpoints.
+
+        `upstreams` are the servers that mirrors and sources with an `external` read from, by its domain or API prefix:
+        `{"hub": "nats://hub.example:4222"}`, or an `Upstream` where a login is needed.
 
         For tests: with `faults` the server takes orders to hold replicas, cut connections and the like, from everyone
         who may publish to `$SLIPSTREAM.FAULTS.>`. With `virtual_time` its clock stands still until an order moves it.
@@ -138,6 +143,7 @@ class Server:
                 ping_interval=ping_interval,
                 auth_timeout=auth_timeout,
                 write_deadline=write_deadline,
+                upstreams=named(upstreams or {}),
                 faults=faults,
                 virtual_time=virtual_time,
             )
@@ -167,6 +173,7 @@ class Server:
         self.http_port = 0
         self._settings = _settings(options, self._tls)
         self._sites: list[asyncio.Server] = []
+        self._readers: Upstreams | None = None
         self._driver: Driver | None = None
         self._worker: Worker | None = None
         self._stores: list[Store] = []
@@ -185,6 +192,12 @@ class Server:
         """Where clients connect to."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'nats' if self._tls is None else 'tls'}://{host}:{self.port}"
+
+    def health(self) -> Health:
+        """What is wrong with the server; callable from any thread while it runs."""
+        if self._driver is None:
+            return Health(problems=("the server does not run",))
+        return self._driver.engine.health()
 
     @property
     def websocket_url(self) -> str:
@@ -259,6 +272,8 @@ class Server:
             await self._open_monitor(loop, driver, options.http_host or self.host, options.http_port)
         if options.websocket is not None:
             await self._open_websocket(loop, options.websocket)
+        self._readers = Upstreams(driver, options.upstreams)
+        self._readers.start()
         await listener.start_serving()
         log.info("Listening for client connections on %s", _address(self.host, self.port))
 
@@ -322,6 +337,8 @@ class Server:
     async def stop(self) -> None:
         """Stop listening, carry through what is under way, close."""
         self._close_sites()
+        if self._readers is not None:
+            await self._readers.stop()
         if self._driver is not None:
             await self._settle()
             self._driver.close_all()
@@ -337,7 +354,7 @@ class Server:
                 log.error("a group was still on its way to the disk after %g s; it is given up", STOP_TIMEOUT)
             else:
                 store.close()
-        self._driver = self._worker = self._orders = self.loop = None
+        self._driver = self._worker = self._orders = self._readers = self.loop = None
         self._stores, self._committers = [], []
 
     def _close_sites(self) -> None:

@@ -17,6 +17,7 @@ from slipstream.server.engine.limits import AccountLimits
 from slipstream.server.engine.users import SYSTEM_ACCOUNT, AccountOptions, User, check_users
 from slipstream.server.signatures import verify
 from slipstream.server.tls import PathLike, Tls, settings
+from slipstream.server.upstream import Upstream
 
 LOOPBACK = "127.0.0.1"
 CLIENT_PORT = 4222
@@ -97,6 +98,7 @@ class ServerOptions:
     lame_duck_duration: float = 120.0
     lame_duck_grace: float = 10.0
     trace: bool = False
+    upstreams: Mapping[str, Upstream] = field(default_factory=dict)  # by API prefix: where mirrors are read from
     # For tests: orders on $SLIPSTREAM.FAULTS.>, and a clock that only they move.
     faults: bool = False
     virtual_time: bool = False

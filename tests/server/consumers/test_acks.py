@@ -35,7 +35,7 @@ def told(client: Client) -> list[tuple[str, dict[str, Any]]]:
     found = []
     for message in client.messages():
         body = msgspec.json.decode(message.payload)
-        assert len(body.pop("id")) == 22
+        assert body.pop("id")
         assert body.pop("timestamp")
         found.append((message.subject.removeprefix("$JS.EVENT."), body))
     return found

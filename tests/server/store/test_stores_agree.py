@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from slipstream.server.engine.ports import Group, LogState, StreamLog
+from slipstream.server.engine.ports import Group, LogState, StreamLog, matcher
 from slipstream.server.store.lmdb import LmdbStore
 from slipstream.server.store.memory import MemoryStore
 from slipstream.server.store.segments import Tuning
@@ -22,6 +22,7 @@ TINY = Tuning(segment=8, slice=6, dirty=4, journal=12, cache=3, probe=4, page=3)
 NAMES = ("ONE", "TWO")
 SUBJECTS = ("a", "a.b", "a.c", "b.c", "b.c.d", "ü.x", f"a.{'x' * 500}.1", f"a.{'x' * 500}.2", f"b.{'ÿ' * 300}")
 PATTERNS = ("", ">", "a.*", "a.>", "*.c", "b.c", "*", "zz.>", "a", SUBJECTS[6])
+COUNTED = (">", "a.*", "b.c")
 
 subjects = st.sampled_from(SUBJECTS)
 TIMES_TO_LIVE = tuple(b"NATS/1.0\r\nNats-TTL: %b\r\n\r\n" % ttl for ttl in (b"1s", b"3", b"never", b"rubbish"))
@@ -39,6 +40,7 @@ class StoresAgree(RuleBasedStateMachine):
         self.groups: tuple[Group, Group] | None = None
         self.phase: Phase = "open"
         self.time = 100
+        self.counts: dict[StreamLog, dict[str, int]] = {}
 
     def teardown(self) -> None:
         self.lmdb.close()
@@ -137,7 +139,38 @@ class StoresAgree(RuleBasedStateMachine):
         for log in logs:
             for seq in expired[0]:
                 assert log.remove(seq)
-            assert not 0 < log.next_expiry() <= self.time
+            assert log.take_expired(self.time, 1000) == []
+
+    # What is kept beside the messages, and what is told of commits.
+
+    @rule(
+        name=st.sampled_from(NAMES), key=st.sampled_from(("c", "c\0b1", "ü")), value=st.none() | st.binary(max_size=9)
+    )
+    def keep(self, name: str, key: str, value: bytes | None) -> None:
+        for log in self.both(name) or ():
+            log.keep(key, value)
+
+    @rule(name=st.sampled_from(NAMES))
+    def watch(self, name: str) -> None:
+        """Begin to count by the news, as consumers do."""
+        for log in self.both(name) or ():
+            log.watch(True)
+            self.counts[log] = {pattern: log.count(pattern, 0) for pattern in COUNTED}
+
+    def follow(self) -> None:
+        """Count on by the news; a store that was opened again, or a stream made anew, begins anew."""
+        known = {log for name in NAMES for log in self.both(name) or ()}
+        self.counts = {log: counts for log, counts in self.counts.items() if log in known}
+        for log, counts in self.counts.items():
+            news = log.news()
+            if news is None:
+                continue
+            for pattern in COUNTED:
+                fits = matcher(pattern)
+                counts[pattern] += sum(fits(subject) for _, subject in news.added)
+                counts[pattern] -= sum(fits(subject) for _, subject in news.removed)
+                if news.recount:
+                    counts[pattern] = log.count(pattern, 0)
 
     # Groups.
 
@@ -178,6 +211,7 @@ class StoresAgree(RuleBasedStateMachine):
         for store, group in self.under_way():
             store.finish(group)
         self.groups, self.phase = None, "open"
+        self.follow()
 
     @rule()
     def carry_through(self) -> None:
@@ -196,6 +230,7 @@ class StoresAgree(RuleBasedStateMachine):
         for store in (self.memory, self.lmdb):
             store.abandon()
         self.groups, self.phase = None, "open"
+        self.follow()
 
     @rule(drain=st.booleans())
     def reopen(self, drain: bool) -> None:
@@ -205,6 +240,7 @@ class StoresAgree(RuleBasedStateMachine):
         self.memory.abandon()  # what the open group has is lost
         self.lmdb.close()
         self.lmdb = LmdbStore(self.path, map_size=1 << 26, tuning=TINY)
+        self.follow()
 
     def under_way(self) -> tuple[tuple[MemoryStore, Group], tuple[LmdbStore, Group]]:
         assert self.groups is not None
@@ -221,8 +257,15 @@ class StoresAgree(RuleBasedStateMachine):
             assert self.lmdb.log(name) is log
             same_figures(model.state, log.state, swept=not self.lmdb.sweeping)
             same_figures(model.committed, log.committed, swept=not self.lmdb.sweeping and self.phase == "open")
+            assert model.kept() == log.kept()
             writers_agree(model, log)
             readers_agree(model, log, self.time)
+
+    @invariant()
+    def counts_are_right(self) -> None:
+        for log, counts in self.counts.items():
+            if log in {log for name in NAMES for log in self.both(name) or ()}:
+                assert counts == {pattern: log.count(pattern, 0) for pattern in COUNTED}
 
 
 def same_figures(model: LogState, state: LogState, *, swept: bool) -> None:

@@ -25,8 +25,12 @@ class Advisories:
         return f"{self._server}{self._made:010d}"
 
     def encode(self, kind: str, now: int, fields: dict[str, Any]) -> bytes:
-        """The advisory of that type; `fields` behind those that all have."""
-        body: dict[str, Any] = {"type": TYPE + kind, "id": self.token(), "timestamp": format_time(now)}
+        """The advisory of that type; `fields` behind those that all have. A metric gives its type in full."""
+        body: dict[str, Any] = {
+            "type": kind if "." in kind else TYPE + kind,
+            "id": self.token(),
+            "timestamp": format_time(now),
+        }
         body |= fields
         if self._domain:
             body["domain"] = self._domain

@@ -8,9 +8,12 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from slipstream.api import NOT_JSON, StreamConfig
+from slipstream.api.names import REQUIRED_API_LEVEL
 from slipstream.errors import ApiError, InvalidJsonError, StreamNameMismatchError
 from slipstream.server.engine import config as rules
+from slipstream.server.engine.features import API_LEVEL
 from slipstream.server.engine.journal import Journal
+from slipstream.wire import Headers
 
 T = TypeVar("T")
 
@@ -25,6 +28,14 @@ class Outcome(msgspec.Struct):
     fields: dict[str, Any]
     journal: Journal | None = None
     later: Callable[[], dict[str, Any]] | None = None
+
+
+def level_suffices(header: bytes) -> bool:
+    """Whether this server has the API level that a request's header asks for, if any."""
+    if b"Nats-Required-Api-Level" not in header or not header.startswith(b"NATS/1.0"):  # any bytes may come as a block
+        return True
+    wanted = Headers.parse(header).get(REQUIRED_API_LEVEL) or "0"
+    return wanted.isascii() and wanted.isdigit() and int(wanted) <= API_LEVEL
 
 
 def is_empty(payload: bytes) -> bool:
@@ -51,7 +62,7 @@ def optional(payload: bytes, kind: type[T]) -> T:
 
 def stream_config(payload: bytes, name: str) -> tuple[StreamConfig, bool]:
     """The configuration in a request, and whether it asks to be taken literally."""
-    body: dict[str, Any] = decode(payload, dict) if payload.strip() else {}
+    body: dict[str, Any] = decode(payload, dict) if payload.strip() not in (b"", b"null") else {}
     config = rules.parse(body)
     if config.name != name:
         raise StreamNameMismatchError

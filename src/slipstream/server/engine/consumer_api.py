@@ -7,7 +7,7 @@ durable.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -15,7 +15,7 @@ import msgspec
 from slipstream.api import ConsumerConfig, ConsumerInfo, SequenceInfo, parse_time
 from slipstream.api.times import ZERO, format_time
 from slipstream.errors import ApiError, InvalidJsonError, ReplicasNotSupportedError
-from slipstream.server.engine.bodies import Count, Outcome, decode, is_empty, optional
+from slipstream.server.engine.bodies import Count, Outcome, Sequence, decode, is_empty, optional
 from slipstream.server.engine.consumers import rules
 from slipstream.server.engine.consumers.consumer import Consumer
 from slipstream.server.engine.consumers.pull import PullConsumer
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 MAX_NAMES = 1024
 MAX_LIST = 256
+AFTER_CLUSTER = ("push_bound", "paused", "pause_remaining", "ts", "priority_groups")
 
 Handler = Callable[[list[str], bytes, int], Outcome]
 Find = Callable[[str], "Stream"]
@@ -42,6 +43,12 @@ class PauseRequest(msgspec.Struct):
     pause_until: str | None = None
 
 
+class ResetRequest(msgspec.Struct):
+    """Body of CONSUMER.RESET."""
+
+    seq: Sequence = 0
+
+
 class UnpinRequest(msgspec.Struct):
     """Body of CONSUMER.UNPIN."""
 
@@ -51,9 +58,10 @@ class UnpinRequest(msgspec.Struct):
 class ConsumerApi:
     """The handlers."""
 
-    def __init__(self, find: Find) -> None:
-        """`find` gives the stream of a name, or raises."""
+    def __init__(self, find: Find, metadata: Mapping[str, str]) -> None:
+        """`find` gives the stream of a name, or raises; `metadata` is what reports add of this server."""
         self._find = find
+        self._metadata = metadata
         # By the verb: the kind of response, the handler, and how many tokens follow (None: it looks itself).
         self.handlers: dict[str, tuple[str, Handler, int | None]] = {
             "CREATE": ("consumer_create_response", self._create, None),
@@ -64,6 +72,7 @@ class ConsumerApi:
             "DELETE": ("consumer_delete_response", self._delete, 2),
             "PAUSE": ("consumer_pause_response", self._pause, 2),
             "UNPIN": ("consumer_unpin_response", self._unpin, 2),
+            "RESET": ("consumer_reset_response", self._reset, 2),
         }
 
     # Making.
@@ -100,7 +109,7 @@ class ConsumerApi:
         if config.num_replicas > max(1, stream.config.num_replicas):
             raise ReplicasNotSupportedError
         consumer = stream.consumers.put(config, body.get("action", ""), now, pedantic=body.get("pedantic", False))
-        return Outcome({}, stream.journal, later=lambda: consumer_info(consumer))
+        return Outcome({}, stream.journal, later=lambda: self._report(consumer))
 
     # Reports.
 
@@ -124,7 +133,17 @@ class ConsumerApi:
 
     def _info(self, tokens: list[str], payload: bytes, _: int) -> Outcome:
         _check_empty(payload)
-        return Outcome(consumer_info(self._consumer(tokens)))
+        consumer = self._consumer(tokens)
+        info = self._report(consumer)
+        # The document shows it; nats-server itself leaves it out where there is no cluster.
+        when = {name: info.pop(name) for name in AFTER_CLUSTER if name in info}
+        return Outcome(info | {"cluster": {"leader": consumer.host.leader_name}} | when)
+
+    def _report(self, consumer: Consumer) -> dict[str, Any]:
+        """A consumer, with what this server adds to its metadata."""
+        info = consumer_info(consumer)
+        info["config"]["metadata"] = dict(sorted((info["config"].get("metadata", {}) | self._metadata).items()))
+        return info
 
     # Changes.
 
@@ -143,7 +162,7 @@ class ConsumerApi:
             except ValueError as exc:
                 raise InvalidJsonError(f"invalid JSON: {exc}") from exc
         consumer = self._consumer(tokens)
-        config = consumer.config.replace(pause_until=until if until > ZERO else None)
+        config = rules.with_level(consumer.config.replace(pause_until=until if until > ZERO else None))
         if config != consumer.config:
             consumer.group.change(consumer, config, now)
         paused = until > now
@@ -164,6 +183,15 @@ class ConsumerApi:
             raise ApiError(text, code=400, err_code=10160)
         consumer.unpin("admin", request.group)
         return Outcome({})
+
+    def _reset(self, tokens: list[str], payload: bytes, _: int) -> Outcome:
+        request = decode(payload, ResetRequest) if payload.strip() else ResetRequest()
+        consumer = self._consumer(tokens)
+        seq = consumer.reset(request.seq)
+        journal = consumer.group.stream.journal
+        if consumer in journal.keepers:  # the answer waits for its books
+            journal.after.append(lambda: None)
+        return Outcome({}, journal, later=lambda: self._report(consumer) | {"reset_seq": seq})
 
 
 def consumer_info(consumer: Consumer) -> dict[str, Any]:

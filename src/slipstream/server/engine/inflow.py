@@ -7,15 +7,16 @@ mirror and a source do with the messages is theirs (`mirror.py`, `sources.py`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from slipstream.api import StreamSource, format_time
+from slipstream.api.names import API_PREFIX
 from slipstream.errors import ApiError, CorruptRecordError, StoreError, StreamNotFoundError, StreamStoreFailedError
 from slipstream.server.engine.host import Host, Progress, Waiter
 from slipstream.server.engine.names import short_hash
 from slipstream.server.engine.ports import Record, matcher
-from slipstream.server.engine.snapshot import LogView, first_damaged
+from slipstream.server.engine.snapshot import LogView, damaged_at
 from slipstream.wire import SubjectMapping
 
 if TYPE_CHECKING:
@@ -38,11 +39,12 @@ class Grounds(Host, Protocol):
     def upstreams(self) -> Mapping[str, Stream]:
         """The streams of the account, by name."""
 
-    remotes: dict[Remote, None]  # inflows from other servers; the driver serves them
+    domain: str
+    remotes: Remotes
     watchers: dict[Waiter, None]  # told of every commit
 
 
-class Remote(Protocol):
+class Remote(Hashable, Protocol):
     """An inflow from another server, as the driver sees it."""
 
     source: StreamSource
@@ -53,6 +55,10 @@ class Remote(Protocol):
 
     @property
     def filters(self) -> tuple[str, ...]: ...
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether it is held or cut off by order of a test."""
 
     @property
     def is_open(self) -> bool:
@@ -69,6 +75,23 @@ class Remote(Protocol):
         """The upstream cannot be read; it will be tried again."""
 
 
+class Remotes:
+    """The inflows from other servers; the driver serves them, and is told when there are others."""
+
+    def __init__(self) -> None:
+        self.inflows: dict[Remote, None] = {}
+        self.changed: Callable[[], None] = lambda: None
+
+    def add(self, inflow: Remote) -> None:
+        self.inflows[inflow] = None
+        self.changed()
+
+    def discard(self, inflow: Remote) -> None:
+        if inflow in self.inflows:
+            del self.inflows[inflow]
+            self.changed()
+
+
 class Inflow:
     """One upstream of one stream; a job while it has something to fetch, and a waiter for commits all the time."""
 
@@ -80,8 +103,10 @@ class Inflow:
         self.filters = tuple(t.src or ">" for t in transforms) or (source.filter_subject or ">",)
         self.is_filtered = any(pattern != ">" for pattern in self.filters)
         self.mappings = tuple(SubjectMapping(t.src, t.dest) for t in transforms)
-        self.is_remote = source.external is not None
-        self._fits = tuple(matcher(pattern) for pattern in self.filters) if len(self.filters) > 1 else ()
+        own = f"$JS.{grounds.domain}.API" if grounds.domain else API_PREFIX
+        self.is_remote = source.external is not None and source.external.api != own
+        self._all_fits = tuple(matcher(pattern) for pattern in self.filters)
+        self._fits = self._all_fits if len(self.filters) > 1 else ()  # what a scan does not do itself
         self._grounds = grounds
         self._busy = self._stopped = False
         self._last = 0  # the upstream's last sequence, when it was looked at
@@ -111,13 +136,13 @@ class Inflow:
         self._stopped = False
         self._grounds.watchers[self] = None
         if self.is_remote:
-            self._grounds.remotes[self] = None
+            self._grounds.remotes.add(self)
         self.release()
 
     def stop(self) -> None:
         self._stopped = True
         self._grounds.watchers.pop(self, None)
-        self._grounds.remotes.pop(self, None)
+        self._grounds.remotes.discard(self)
 
     def reset(self) -> None:
         """A group was lost: go on from what the stream has."""
@@ -152,12 +177,16 @@ class Inflow:
         return upstream
 
     def _is_behind(self, log: LogView) -> bool:
-        self._last = last = log.committed.last_seq
+        self._compare(log.committed.last_seq)
+        return self.next_seq <= self._last
+
+    def _compare(self, last: int) -> None:
+        """The upstream ends there: not before what was read of it already, or it is another one."""
+        self._last = last
         if last + 1 < self.next_seq and self.next_seq > max(self.source.opt_start_seq, 1):
             seen = self.next_seq - 1
             text = f"stream {self.source.name} ends at {last}, and was read up to {seen} before: was it made anew?"
             self._error = ApiError(text, code=500, err_code=10029)
-        return self.next_seq <= last
 
     # An upstream in the same account.
 
@@ -176,8 +205,8 @@ class Inflow:
         last = log.committed.last_seq
         try:
             records = log.scan(self._pattern, self.next_seq, limit=CHUNK, max_bytes=CHUNK_BYTES)
-        except CorruptRecordError:  # it is reported by whoever reads it there; here it is a gap
-            records, up_to = [], first_damaged(log, self.next_seq)
+        except CorruptRecordError as exc:  # it is reported by whoever reads it there; here it is a gap
+            records, up_to = [], damaged_at(exc, log, self.next_seq)
         else:
             up_to = records[-1].seq if records else last
         before = self.next_seq
@@ -230,11 +259,16 @@ class Inflow:
     # One on another server.
 
     @property
+    def is_paused(self) -> bool:
+        return bool(self.paused)
+
+    @property
     def is_open(self) -> bool:
         return not (self.paused or self._is_full)
 
     def offer(self, records: Sequence[Record], up_to: int, last: int, now: int) -> None:
         self._contact, self._error = now, None
+        self._compare(last)
         self._take(records, up_to, last)
 
     def fail(self, error: ApiError, now: int) -> None:  # noqa: ARG002
@@ -242,6 +276,9 @@ class Inflow:
             self._error = error
 
     # Reports.
+
+    def covers(self, subject: str) -> bool:
+        return any(fits(subject) for fits in self._all_fits)
 
     def info(self, now: int) -> dict[str, Any]:
         """`mirror`, or one of `sources`, of the stream's info."""

@@ -23,6 +23,7 @@ from slipstream.api import (
     encode_json,
 )
 from slipstream.errors import ApiError, InvalidJsonError, StreamInvalidConfigError
+from slipstream.server.engine.features import REQUIRED_LEVEL, SERVER_LEVEL, SERVER_VERSION, pedantic_error
 from slipstream.wire import has_wildcard, is_valid_filter, subset_of
 
 MAX_NAME = 255
@@ -56,7 +57,10 @@ def parse(data: Any) -> ConsumerConfig:
             raise InvalidJsonError(f"invalid JSON: {value} does not fit the field {name}")
     for name, (allowed, text) in _CHOICES.items():
         if name in body and body[name] not in allowed:
-            raise InvalidJsonError("invalid JSON: " + text.format(encode_json(body[name]).decode()))
+            quoted = encode_json(body[name]).decode()
+            if name != "priority_policy":  # nats-server quotes the others twice
+                quoted = encode_json(quoted).decode()
+            raise InvalidJsonError("invalid JSON: " + text.format(quoted))
     try:
         config = ConsumerConfig.from_dict(body)
     except ValueError as exc:
@@ -65,8 +69,7 @@ def parse(data: Any) -> ConsumerConfig:
         raise InvalidJsonError(f'invalid JSON: json: unknown field "{next(iter(config.unknown))}"')
     if config.priority_policy == PriorityPolicy.NONE:
         config = config.replace(priority_policy="")
-    metadata = {key: value for key, value in config.metadata.items() if not key.startswith("_nats.")}
-    return config.replace(metadata=metadata) if len(metadata) != len(config.metadata) else config
+    return config
 
 
 def filters_of(config: ConsumerConfig) -> tuple[str, ...]:
@@ -74,13 +77,14 @@ def filters_of(config: ConsumerConfig) -> tuple[str, ...]:
     return (*config.filter_subjects, config.filter_subject) if config.filter_subject else config.filter_subjects
 
 
-def complete(config: ConsumerConfig, stream: StreamConfig, *, pedantic: bool) -> ConsumerConfig:
-    """Fill in what was left open; a pedantic request is refused where that would change what it says."""
+def complete(config: ConsumerConfig, stream: StreamConfig, *, pedantic: bool, most: int = -1) -> ConsumerConfig:
+    """Fill in what was left open; a pedantic request is refused where that would change what it says. `most` is the
+    account's bound of pending acks (-1: none)."""
     changes: dict[str, Any] = {}
 
     def fill(name: str, value: Any, complaint: str = "") -> None:
         if pedantic and complaint:
-            raise ApiError(f"pedantic mode: {complaint}", code=400, err_code=10157)
+            raise pedantic_error(complaint)
         changes[name] = value
 
     if config.max_deliver == 0 or config.max_deliver < -1:
@@ -111,7 +115,7 @@ def complete(config: ConsumerConfig, stream: StreamConfig, *, pedantic: bool) ->
             "max_ack_pending must be set if it's configured in stream limits" if bound else "",
         )
     elif not config.max_ack_pending and config.ack_policy != AckPolicy.NONE:
-        fill("max_ack_pending", MAX_ACK_PENDING)
+        fill("max_ack_pending", min(most, MAX_ACK_PENDING) if most > 0 else MAX_ACK_PENDING)
     if not config.inactive_threshold and limits.inactive_threshold:
         fill(
             "inactive_threshold",
@@ -123,8 +127,8 @@ def complete(config: ConsumerConfig, stream: StreamConfig, *, pedantic: bool) ->
     return config.replace(**changes)
 
 
-def check(config: ConsumerConfig, stream: StreamConfig) -> None:
-    """Raise the ApiError of the first rule that is broken; `config` is complete."""
+def check(config: ConsumerConfig, stream: StreamConfig, *, most: int = -1) -> None:
+    """Raise the ApiError of the first rule that is broken; `config` is complete. `most`: as for `complete`."""
     _check_names(config)
     _check_replicas(config, stream)
     if any(wait < ZERO for wait in config.backoff):
@@ -141,8 +145,9 @@ def check(config: ConsumerConfig, stream: StreamConfig) -> None:
     else:
         _check_pull(config, stream)
     limits = stream.consumer_limits
-    if 0 < limits.max_ack_pending < config.max_ack_pending:
-        raise _refused(f"consumer max ack pending exceeds system limit of {limits.max_ack_pending}", 10121)
+    for bound in (most, limits.max_ack_pending):
+        if 0 < bound < config.max_ack_pending:
+            raise _refused(f"consumer max ack pending exceeds system limit of {bound}", 10121)
     if ZERO < limits.inactive_threshold < config.inactive_threshold:
         text = go_duration(limits.inactive_threshold)
         raise _refused(f"consumer inactive threshold exceeds system limit of {text}", 10153)
@@ -166,6 +171,14 @@ def check_backoff(config: ConsumerConfig) -> None:
     """A consumer cannot wait longer and longer for deliveries that it never makes."""
     if config.backoff and config.max_deliver != -1 and len(config.backoff) > config.max_deliver:
         raise _refused("max deliver is required to be > length of backoff values", 10116)
+
+
+def with_level(config: ConsumerConfig) -> ConsumerConfig:
+    """The configuration as it is kept: with the API level that it needs, without what depends on the server."""
+    metadata = {key: value for key, value in config.metadata.items() if key not in (SERVER_VERSION, SERVER_LEVEL)}
+    newer = config.pause_until is not None or config.priority_policy or config.priority_groups
+    metadata[REQUIRED_LEVEL] = "1" if newer else "0"
+    return config.replace(metadata=dict(sorted(metadata.items())))
 
 
 _FIXED = (

@@ -1,0 +1,156 @@
+"""The messages of an ordered consumer become a feed of entries, over asyncio.
+
+The consumer deals with gaps, lost heartbeats, reconnects and restarts; here it is known where the initial data ends.
+The blocking twin is generated from this file (`tools/unasync.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from slipstream.errors import (
+    BucketNotFoundError,
+    ConnectionClosedError,
+    Error,
+    RequestTimeoutError,
+    StreamNotFoundError,
+)
+from slipstream.jetstream.aio import JetStream
+from slipstream.jetstream.aio_ordered import OrderedConsumer
+from slipstream.jetstream.ordered import Run
+from slipstream.kv.aio_outside import clock
+from slipstream.kv.entry import Entry, Listing, Operation, has_mark, listing_of, mark_of
+
+FOREVER = 1e6
+LOOK = 0.5  # seconds without a message of the initial data before the server is asked whether there is one
+
+
+class StreamFeed:
+    """Entries of an ordered consumer. `is_wanted` drops keys of filters that a server cannot tell apart."""
+
+    def __init__(
+        self,
+        js: JetStream,
+        consumer: OrderedConsumer,
+        bucket: str,
+        prefix: str,
+        is_wanted: Callable[[str], bool] | None,
+        note: Callable[[int], None],
+        *,
+        is_history: bool = False,
+        initial: Sequence[Entry[bytes]] = (),
+    ) -> None:
+        self.bucket = bucket
+        self.pending = len(initial) or consumer.initial_pending
+        self.revision = 0
+        self._js = js
+        self._consumer = consumer
+        self._is_history = is_history  # how many entries follow says how old one is
+        self._cut = len(prefix)
+        self._is_wanted = is_wanted
+        self._note = note  # for sessions
+        self._initial = list(initial)  # read by other means: the consumer has what comes behind them
+        self._to_come = 0 if initial else consumer.initial_pending
+
+    @property
+    def is_live(self) -> bool:
+        """Whether there is a connection and a consumer."""
+        return bool(self._consumer.consumer_name) and self._js.client.is_connected
+
+    async def chunk(self, *, timeout: float | None = None) -> list[Entry[bytes]]:
+        """The next entries; empty when none of the initial data is left to wait for."""
+        if self._initial:
+            return self._hand_over(self._initial)
+        deadline = None if timeout is None else clock() + timeout
+        while True:
+            left = FOREVER if deadline is None else deadline - clock()
+            try:
+                run = await self._next(min(left, LOOK) if self.pending else left)
+            except RequestTimeoutError:
+                if self.pending and await self._is_over():
+                    self.pending = 0
+                    return []
+                if deadline is not None and clock() >= deadline:
+                    raise
+                continue
+            entries = self._entries(run)
+            if entries or not self.pending:
+                return entries
+
+    async def _next(self, timeout: float) -> Run:
+        try:
+            run = await self._consumer.next_run(timeout=max(timeout, 0.0))
+        except StreamNotFoundError as error:
+            raise BucketNotFoundError(f"bucket {self.bucket!r} is gone") from error
+        if run is None:
+            raise ConnectionClosedError(f"the feed of bucket {self.bucket!r} is closed")
+        return run
+
+    async def _is_over(self) -> bool:
+        """Whether the server has none of the initial data left: some may be removed before it was delivered."""
+        js, name = self._js, self._consumer.consumer_name
+        if not name:
+            return False
+        try:
+            info = await js.run(js._consumer_api.info(self._consumer.stream, name))
+        except Error:  # it is being made anew, or there is no connection: ask again later
+            return False
+        return not info.num_pending and info.delivered.stream_seq <= self.revision
+
+    def _hand_over(self, entries: list[Entry[bytes]]) -> list[Entry[bytes]]:
+        self._initial = []
+        self.pending = 0
+        self.revision = max(self.revision, entries[-1].revision)
+        return entries
+
+    def _entries(self, run: Run) -> list[Entry[bytes]]:
+        """A hot path: 10,000 keys are read at once, and most of them have no header."""
+        messages, parts, stream = run
+        bucket, cut, put, new, kind = self.bucket, self._cut, Operation.PUT, tuple.__new__, Entry
+        entries: list[Entry[bytes]]
+        entries = [
+            new(kind, (bucket, msg[0][cut:], msg[4], int(each[1]), int(each[3]), 0, put, "", stream))
+            for msg, each in zip(messages, parts, strict=True)
+        ]
+        for at, msg in enumerate(messages):
+            if msg[3] and has_mark(msg[3]):
+                operation, marker = mark_of(msg[3])
+                entries[at] = entries[at]._replace(operation=operation, marker=marker)
+        if self.pending:
+            if self._is_history:
+                entries = [entry._replace(delta=int(each[4])) for entry, each in zip(entries, parts, strict=True)]
+            self._count(len(messages), int(parts[-1][4]))
+        self.revision = entries[-1].revision
+        self._note(self.revision)
+        if self._is_wanted is not None:
+            return [entry for entry in entries if self._is_wanted(entry.key)]
+        return entries
+
+    async def keys(self, *, timeout: float) -> Listing:
+        """The next part of the initial data as keys alone: the same without an entry for each."""
+        if self._initial or self._is_wanted is not None:
+            return listing_of(await self.chunk(timeout=timeout))
+        try:
+            run = await self._next(min(timeout, LOOK))
+        except RequestTimeoutError:
+            return listing_of(await self.chunk(timeout=timeout))
+        cut, last = self._cut, run.parts[-1]
+        self._count(len(run.messages), int(last[4]))
+        self.revision = int(last[1])
+        self._note(self.revision)
+        if any(has_mark(msg[3]) for msg in run.messages):
+            live = {msg[0][cut:]: mark_of(msg[3]).operation is Operation.PUT for msg in run.messages}
+            return Listing([key for key, is_live in live.items() if is_live], [key for key in live if not live[key]])
+        return Listing([msg[0][cut:] for msg in run.messages], [])
+
+    def _count(self, received: int, left: int) -> None:
+        """The initial data is over when the consumer had nothing left behind a message, or all it had is here."""
+        self._to_come -= received
+        if self._consumer.resets:  # the new consumer's own count: it begins behind what we have
+            self.pending = left
+        else:
+            self.pending = max(min(self._to_come, left), 0)
+
+    async def close(self) -> None:
+        """End it; the consumer is deleted."""
+        await self._consumer.close()

@@ -1,0 +1,444 @@
+"""The JetStream backend of a bucket, over asyncio: appends are publishes, reads are Direct Gets, feeds are consumers.
+
+A bucket whose stream does not offer Direct Get (other clients make such ones) is read from its leader and by consumers.
+The blocking twin is generated from this file (`tools/unasync.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from datetime import timedelta
+from functools import partial
+from operator import attrgetter
+
+from slipstream.api import DeliverPolicy, StreamInfo, names
+from slipstream.errors import BucketNotFoundError, Error, MessageNotFoundError, StaleReadError, StreamNotFoundError
+from slipstream.jetstream.aio import JetStream, Publisher, Stream
+from slipstream.jetstream.aio_asking import ask
+from slipstream.jetstream.aio_ordered import OrderedConsumer
+from slipstream.jetstream.calls import Call
+from slipstream.jetstream.columns import Columns
+from slipstream.jetstream.direct import StoredMessage
+from slipstream.jetstream.patience import Patience
+from slipstream.kv.aio_feed import StreamFeed
+from slipstream.kv.aio_outside import sleep
+from slipstream.kv.bucket import STREAM_PREFIX, Address, BucketConfig, BucketStatus
+from slipstream.kv.decode import entry_or_message
+from slipstream.kv.entry import Entry, Listing, Operation, listing_of, mark_of
+from slipstream.kv.keys import any_of, check_bucket, check_key, check_patterns, filters_for
+from slipstream.kv.start import ALL, LATEST, From, Start
+from slipstream.wire import matcher
+
+
+class StreamStorage:
+    """A bucket as a stream of a NATS server."""
+
+    def __init__(self, js: JetStream, bucket: str, address: Address) -> None:
+        self.bucket = bucket
+        self.js = js
+        self.address = address
+        self.stream = Stream(js, address.stream)
+        self._prefix = address.prefix
+        self._put_prefix = address.put_prefix
+        self._direct = js._api.direct_subject(address.stream) + "." + address.prefix
+
+    def check_key(self, key: str) -> str:
+        """Return `key` if it is a good one."""
+        return check_key(key)
+
+    def patterns(self, filters: Sequence[str], *, exact: bool = False) -> tuple[str, ...]:
+        """Filters over keys, checked; subjects differ from them by the prefix only."""
+        return tuple(filters) if exact else check_patterns(filters)
+
+    # Writing
+
+    async def append(
+        self,
+        key: str,
+        value: bytes | None,
+        *,
+        operation: Operation = Operation.PUT,
+        last: int | None = None,
+        ttl: timedelta | None = None,
+        timeout: float | None = None,
+    ) -> int:
+        """Publish an entry; returns its sequence."""
+        ack = await self.js.publish(
+            self._put_prefix + key,
+            value or b"",
+            headers=_HEADERS.get(operation),
+            rollup=names.ROLLUP_SUBJECT if operation is Operation.PURGE else None,
+            expected_last_subject_seq=last,
+            ttl=ttl,
+            timeout=timeout,
+        )
+        self.note(ack.seq)  # of a read replica too: its sequences are those of its origin
+        return ack.seq
+
+    def writer(self, *, max_in_flight: int, timeout: float | None = None) -> StreamWriter:
+        """Publish many entries, each acknowledged."""
+        return StreamWriter(self.js.publisher(max_in_flight=max_in_flight, timeout=timeout), self._put_prefix)
+
+    async def forget(self, key: str, *, below: int, timeout: float | None = None) -> None:
+        """Purge the subject below a sequence: what is written meanwhile stays."""
+        if below > 1:
+            await self.stream.purge(subject=self._prefix + key, below=below, timeout=timeout)
+
+    # Reading
+
+    async def last(self, key: str, *, min_last_revision: int = 0, timeout: float | None = None) -> Entry[bytes] | None:
+        """The last message of the key's subject."""
+        if self.address.is_direct and not self._least(min_last_revision):
+            return await self._plain_last(key, timeout)
+        try:
+            message = await self.stream.get_last(
+                self._prefix + key,
+                min_last_seq=min_last_revision,
+                from_leader=not self.address.is_direct,
+                timeout=timeout,
+            )
+        except MessageNotFoundError:
+            return None
+        return self._entry(message)
+
+    async def _plain_last(self, key: str, timeout: float | None) -> Entry[bytes] | None:
+        """The same from whichever replica answers: the hot path of `get`, one request and nothing else."""
+        js, subject = self.js, self._prefix + key
+        call = Call(self._direct + key, b"", partial(entry_or_message, bucket=self.bucket, key=key, subject=subject))
+        try:
+            found = await ask(js.client, call, self._patience(timeout))
+        except MessageNotFoundError:
+            js._ledger.at_once += 1
+            return None
+        except Error:
+            js._ledger.failed += 1
+            raise
+        js._ledger.at_once += 1
+        if isinstance(found, StoredMessage):
+            found = self._entry(found)
+        self.note(found.revision)
+        return found
+
+    async def at(
+        self, revision: int, *, min_last_revision: int = 0, timeout: float | None = None
+    ) -> Entry[bytes] | None:
+        """The message of a sequence."""
+        try:
+            message = await self.stream.get(
+                revision, min_last_seq=min_last_revision, from_leader=not self.address.is_direct, timeout=timeout
+            )
+        except MessageNotFoundError:
+            return None
+        return self._entry(message) if message.subject.startswith(self._prefix) else None
+
+    async def read(
+        self, patterns: Sequence[str], *, min_last_revision: int = 0, timeout: float | None = None
+    ) -> AsyncIterator[list[Entry[bytes]]]:
+        """Every message of the keys' subjects, by batched Direct Get, one pattern after the other."""
+        if not self.address.is_direct:
+            await self._leader_has(self._least(min_last_revision), timeout)
+            async for entries in self._consumed(patterns, ALL, False, timeout):
+                yield entries
+            return
+        for place, pattern in enumerate(patterns):
+            seen = [matcher(each) for each in patterns[:place]]  # patterns may overlap; a key comes once
+            chunks = self.stream.read_columns(
+                subject=self._prefix + pattern, min_last_seq=min_last_revision, timeout=timeout
+            )
+            async for columns in chunks:
+                entries = self._entries(columns)
+                yield [entry for entry in entries if not any(is_seen(entry.key) for is_seen in seen)]
+
+    async def latest(
+        self,
+        patterns: Sequence[str],
+        *,
+        meta_only: bool = False,
+        min_last_revision: int = 0,
+        timeout: float | None = None,
+    ) -> AsyncIterator[list[Entry[bytes]]]:
+        """The last message of each subject, by a consumer; with `min_last_revision` by Direct Gets, which can prove it.
+
+        (A consumer lives on one replica, and does not say how far that is.)
+        """
+        least = self._least(min_last_revision)
+        if least and self.address.is_direct:
+            yield await self._newest(patterns, least, timeout)
+            return
+        await self._leader_has(least, timeout)
+        async for entries in self._consumed(patterns, LATEST, meta_only, timeout):
+            yield entries
+
+    async def keys(
+        self, patterns: Sequence[str], *, min_last_revision: int = 0, timeout: float | None = None
+    ) -> AsyncIterator[Listing]:
+        """The keys alone, by a headers-only consumer."""
+        least = self._least(min_last_revision)
+        if least and self.address.is_direct:
+            yield listing_of(await self._newest(patterns, least, timeout))
+            return
+        await self._leader_has(least, timeout)
+        feed = await self._follow(patterns, LATEST, True, timeout)
+        patience = self._patience(timeout)
+        try:
+            while feed.pending:
+                yield await feed.keys(timeout=patience)
+        finally:
+            await feed.close()
+
+    async def _newest(self, patterns: Sequence[str], min_last: int, timeout: float | None) -> list[Entry[bytes]]:
+        newest: dict[str, Entry[bytes]] = {}
+        async for entries in self.read(patterns, min_last_revision=min_last, timeout=timeout):
+            for entry in entries:
+                newest[entry.key] = entry
+        return sorted(newest.values(), key=attrgetter("revision"))
+
+    async def _consumed(
+        self, patterns: Sequence[str], start: Start, meta_only: bool, timeout: float | None
+    ) -> AsyncIterator[list[Entry[bytes]]]:
+        """The initial data of a feed."""
+        feed = await self._follow(patterns, start, meta_only, timeout)
+        patience = self._patience(timeout)
+        try:
+            while feed.pending:
+                entries = await feed.chunk(timeout=patience)
+                if entries:
+                    yield entries
+        finally:
+            await feed.close()
+
+    async def follow(
+        self,
+        patterns: Sequence[str],
+        start: Start,
+        *,
+        meta_only: bool = False,
+        min_last_revision: int = 0,
+        timeout: float | None = None,
+    ) -> StreamFeed:
+        """Messages of an ordered consumer."""
+        least = self._least(min_last_revision)
+        if least and start.kind in (From.LATEST, From.ALL):
+            return await self._follow_from_proof(patterns, start, meta_only, least, timeout)
+        return await self._follow(patterns, start, meta_only, timeout)
+
+    async def _follow(
+        self, patterns: Sequence[str], start: Start, meta_only: bool, timeout: float | None
+    ) -> StreamFeed:
+        if start.kind is From.LATEST:
+            consumer = await self._ordered(patterns, meta_only, timeout, policy=DeliverPolicy.LAST_PER_SUBJECT)
+            if not consumer.initial_pending:
+                # All there will ever be is new. A consumer for that begins at the same place again when it must be made
+                # anew, one for the last messages would not tell what happened between.
+                await consumer.close()
+                consumer = await self._ordered(patterns, meta_only, timeout)
+        elif start.kind is From.NEW:
+            consumer = await self._ordered(patterns, meta_only, timeout, policy=DeliverPolicy.NEW)
+        else:
+            consumer = await self._ordered(patterns, meta_only, timeout, start=start.revision)
+        return self._feed(consumer, patterns, is_history=start.kind is not From.LATEST)
+
+    async def _follow_from_proof(
+        self, patterns: Sequence[str], start: Start, meta_only: bool, min_last: int, timeout: float | None
+    ) -> StreamFeed:
+        """The initial data by Direct Gets that prove how new it is, then a consumer for what comes behind it."""
+        last = await self._leader_has(min_last, timeout)
+        if start.kind is From.LATEST:
+            initial = await self._newest(patterns, last, timeout)
+        else:
+            initial = []
+            async for entries in self.read(patterns, min_last_revision=last, timeout=timeout):
+                initial += entries
+            initial.sort(key=attrgetter("revision"))
+        initial = [entry for entry in initial if entry.revision <= last]
+        if meta_only:
+            initial = [entry._replace(value=b"") for entry in initial]
+        consumer = await self._ordered(patterns, meta_only, timeout, start=last + 1)
+        return self._feed(consumer, patterns, is_history=False, initial=initial)
+
+    async def _leader_has(self, wanted: int, timeout: float | None) -> int:
+        """Wait until the leader has a revision; returns its newest (0 if none was wanted)."""
+        if not wanted:
+            return 0
+        patience = Patience(self._patience(timeout), self.js.client.now)
+        while True:
+            last = (await self.stream.info(timeout=patience.left())).state.last_seq
+            if last >= wanted:
+                return last
+            behind = f"{self.address.stream}: its leader has {last}, wanted {wanted}"
+            error = StaleReadError(behind, stream=self.address.stream, min_last_seq=wanted)
+            pause = patience.next_pause(error)
+            if pause is None:
+                raise error
+            await sleep(pause)
+
+    def _patience(self, timeout: float | None) -> float:
+        return self.js.timeout if timeout is None else timeout
+
+    def _least(self, min_last: int) -> int:
+        """How new a read must be, for the caller or for a session."""
+        state = self.js._state
+        return min_last if state is None else max(min_last, state.seen(self.address.stream))
+
+    def note(self, revision: int) -> None:
+        """A session has seen a revision."""
+        if self.js._state is not None:
+            self.js._state.note(self.address.stream, revision)
+
+    async def _ordered(
+        self, patterns: Sequence[str], meta_only: bool, timeout: float | None, *, policy: str = "", start: int = 0
+    ) -> OrderedConsumer:
+        consumer = self.stream.ordered_consumer(
+            [self._prefix + pattern for pattern in filters_for(patterns)],
+            deliver_policy=policy,
+            start_seq=start,
+            headers_only=meta_only,
+        )
+        try:
+            return await consumer.start(timeout=self._patience(timeout))
+        except StreamNotFoundError as error:
+            raise _not_found(self.bucket) from error
+
+    def _feed(
+        self,
+        consumer: OrderedConsumer,
+        patterns: Sequence[str],
+        *,
+        is_history: bool,
+        initial: Sequence[Entry[bytes]] = (),
+    ) -> StreamFeed:
+        is_wanted = any_of(patterns) if filters_for(patterns) != tuple(patterns) else None
+        return StreamFeed(
+            self.js, consumer, self.bucket, self._prefix, is_wanted, self.note, is_history=is_history, initial=initial
+        )
+
+    def _entry(self, message: StoredMessage) -> Entry[bytes]:
+        operation, marker = mark_of(message.header)
+        key = message.subject[len(self._prefix) :]
+        return Entry(self.bucket, key, message.data, message.seq, message.time, 0, operation, marker, message.stream)
+
+    def _entries(self, columns: Columns) -> list[Entry[bytes]]:
+        bucket, cut, stream, put = self.bucket, len(self._prefix), columns.stream, Operation.PUT
+        rows = zip(columns.subjects, columns.seqs, columns.times, columns.headers, columns.data, strict=True)
+        make = partial(Entry, bucket)
+        return [
+            make(subject[cut:], data, seq, time, 0, *mark_of(header), stream)
+            if header
+            else make(subject[cut:], data, seq, time, 0, put, "", stream)
+            for subject, seq, time, header, data in rows
+        ]
+
+    # The bucket
+
+    async def status(self, *, timeout: float | None = None) -> BucketStatus:
+        """The stream's info, from its leader."""
+        try:
+            return BucketStatus(self.bucket, await self.stream.info(timeout=timeout))
+        except StreamNotFoundError as error:
+            raise _not_found(self.bucket) from error
+
+    async def close(self) -> None:
+        """Nothing is held here: the connection is the caller's."""
+
+    async def destroy(self, *, timeout: float | None = None) -> None:
+        """Delete the stream."""
+        try:
+            await self.stream.delete(timeout=timeout)
+        except StreamNotFoundError as error:
+            raise _not_found(self.bucket) from error
+
+
+_HEADERS = {
+    Operation.DELETE: {names.KV_OPERATION: names.KV_DELETE},
+    Operation.PURGE: {names.KV_OPERATION: names.KV_PURGE},
+}
+_WRITER_HEADERS = {
+    Operation.DELETE: {names.KV_OPERATION: names.KV_DELETE},
+    Operation.PURGE: {names.KV_OPERATION: names.KV_PURGE, names.ROLLUP: names.ROLLUP_SUBJECT},
+}
+
+
+def _not_found(bucket: str) -> BucketNotFoundError:
+    return BucketNotFoundError(f"no bucket is called {bucket!r}")
+
+
+class StreamWriter:
+    """Publishes in flight."""
+
+    def __init__(self, publisher: Publisher, prefix: str) -> None:
+        self._publisher = publisher
+        self._prefix = prefix
+
+    async def append(self, key: str, value: bytes | None, operation: Operation = Operation.PUT) -> None:
+        """Send one; waits only while too many are in flight."""
+        headers = _WRITER_HEADERS.get(operation)
+        await self._publisher.publish(self._prefix + key, value or b"", headers=headers)
+
+    async def flush(self) -> int:
+        """Wait until all are stored; returns the newest revision."""
+        await self._publisher.flush()
+        ack = self._publisher.last_ack
+        return ack.seq if ack else 0
+
+    async def abandon(self) -> None:
+        """Give up on what is in flight."""
+        error = Error("given up: the block that wrote it raised")
+        await self._publisher.__aexit__(Error, error, None)
+
+
+# Buckets by name
+
+
+async def create_bucket(js: JetStream, config: BucketConfig, *, timeout: float | None = None) -> StreamStorage:
+    """Make a bucket, or find it made with the same configuration."""
+    stream = config.stream_config()
+    address = _address(js, stream_prefix=config.subject_prefix, info=StreamInfo(config=stream))
+    await js.create_stream(stream, timeout=timeout)
+    return StreamStorage(js, check_bucket(config.bucket), address)
+
+
+async def update_bucket(js: JetStream, config: BucketConfig, *, timeout: float | None = None) -> StreamStorage:
+    """Change an existing bucket's options; what its stream has beyond them stays."""
+    try:
+        current = (await Stream(js, config.stream_name).info(timeout=timeout)).config
+    except StreamNotFoundError as error:
+        raise _not_found(config.bucket) from error
+    info = await js.update_stream(config.applied_to(current), timeout=timeout)
+    return StreamStorage(js, config.bucket, _address(js, stream_prefix=config.subject_prefix, info=info))
+
+
+async def open_bucket(
+    js: JetStream,
+    bucket: str,
+    *,
+    stream: str = "",
+    subject_prefix: str = "",
+    put_prefix: str = "",
+    timeout: float | None = None,
+) -> StreamStorage:
+    """An existing bucket; raises BucketNotFoundError if there is none.
+
+    How it can be read and written is taken from its stream's configuration, whoever made it.
+    """
+    check_bucket(bucket)
+    try:
+        info = await Stream(js, stream or STREAM_PREFIX + bucket).info(timeout=timeout)
+    except StreamNotFoundError as error:
+        raise _not_found(bucket) from error
+    return StreamStorage(js, bucket, _address(js, stream_prefix=subject_prefix, put_prefix=put_prefix, info=info))
+
+
+async def delete_bucket(js: JetStream, bucket: str, *, timeout: float | None = None) -> None:
+    """Remove a bucket and everything in it."""
+    await StreamStorage(js, bucket, Address.usual(bucket)).destroy(timeout=timeout)
+
+
+async def bucket_names(js: JetStream, *, timeout: float | None = None) -> AsyncIterator[str]:
+    """The names of all buckets that are called as the document says; mirrors, which listen on nothing, included."""
+    async for name in js.stream_names(timeout=timeout):
+        if name.startswith(STREAM_PREFIX):
+            yield name.removeprefix(STREAM_PREFIX)
+
+
+def _address(js: JetStream, *, info: StreamInfo, stream_prefix: str = "", put_prefix: str = "") -> Address:
+    return Address.found(info.config, api_prefix=js.prefix, subject_prefix=stream_prefix, put_prefix=put_prefix)

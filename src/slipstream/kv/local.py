@@ -1,0 +1,314 @@
+"""A bucket without a server: entries become rows of an SQLite database, in memory or in a file.
+
+It keeps the rules of a JetStream bucket: one sequence of revisions, history per key, rollup by purges, TTLs of the
+bucket and of values, markers where limits remove a key's last value. Every change is one transaction, synced before it
+returns (`synchronous=FULL`). Time is an argument. Not safe for several threads: the drivers see to that. A file belongs
+to one process at a time.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+
+from slipstream.api import StreamConfig, StreamInfo, StreamState
+from slipstream.errors import (
+    BucketNotFoundError,
+    StoreError,
+    StreamMessageTooLargeError,
+    StreamNameInUseError,
+    WrongLastSequenceError,
+)
+from slipstream.kv.bucket import BucketConfig, BucketStatus
+from slipstream.kv.entry import Entry, Operation
+from slipstream.kv.keys import any_of
+from slipstream.kv.start import From, Start
+
+BACKING_STORE = "SQLite"
+CHUNK = 1000
+_LAYOUT = 1
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS bucket (
+    id INTEGER PRIMARY KEY CHECK (id = 1), layout INTEGER NOT NULL, name TEXT NOT NULL, config BLOB NOT NULL,
+    created INTEGER NOT NULL, last_revision INTEGER NOT NULL, last_created INTEGER NOT NULL
+);
+CREATE TABLE IF NOT EXISTS entries (
+    revision INTEGER PRIMARY KEY, key TEXT NOT NULL, value BLOB NOT NULL, created INTEGER NOT NULL,
+    operation TEXT NOT NULL, marker TEXT NOT NULL, expires INTEGER
+);
+CREATE INDEX IF NOT EXISTS by_key ON entries (key, revision);
+CREATE INDEX IF NOT EXISTS by_expiry ON entries (expires) WHERE expires IS NOT NULL;
+"""
+_COLUMNS = "key, value, revision, created, operation, marker"
+_SIZE = "length(key) + length(value) + 32"  # what a row counts for in `max_bytes`
+
+
+class LocalBucket:
+    """One bucket in one database."""
+
+    def __init__(self, database: sqlite3.Connection, config: StreamConfig, bucket: str, created: int) -> None:
+        self.bucket = bucket
+        self.config = config
+        self._db = database
+        self._created = created
+        self._bytes = self._one(f"SELECT coalesce(sum({_SIZE}), 0) FROM entries")
+
+    @classmethod
+    def open(cls, path: str, *, config: BucketConfig | None = None, now: int) -> LocalBucket:
+        """The bucket in a file (`:memory:`: in memory), made if there is none and a configuration is given.
+
+        Raises StreamNameInUseError if it is there with another one, BucketNotFoundError if it is not there.
+        """
+        try:
+            database = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
+            database.execute("PRAGMA locking_mode=EXCLUSIVE")  # a second process could not tell our watchers
+            database.execute("PRAGMA journal_mode=WAL")
+            database.execute("PRAGMA synchronous=FULL")
+            database.executescript(_SCHEMA)
+            return cls._opened(database, path, config, now)
+        except sqlite3.Error as error:
+            raise StoreError(f"{path}: {error}") from error
+
+    @classmethod
+    def _opened(cls, database: sqlite3.Connection, path: str, config: BucketConfig | None, now: int) -> LocalBucket:
+        wanted = config.stream_config() if config else None
+        row = database.execute("SELECT name, config, created, layout FROM bucket").fetchone()
+        if row is None:
+            if config is None or wanted is None:
+                database.close()
+                raise BucketNotFoundError(f"{path} holds no bucket")
+            database.execute(
+                "INSERT INTO bucket VALUES (1, ?, ?, ?, ?, 0, ?)",
+                (_LAYOUT, config.bucket, wanted.to_json(), now, now),
+            )
+            return cls(database, wanted, config.bucket, now)
+        name, stored, created, layout = row
+        try:
+            found = StreamConfig.from_json(stored)
+        except ValueError as error:
+            raise StoreError(f"{path}: the bucket's configuration cannot be read: {error}") from error
+        if layout != _LAYOUT:
+            database.close()
+            raise StoreError(f"{path} has layout {layout}: this version reads {_LAYOUT}")
+        if wanted is not None and wanted != found:
+            database.close()
+            raise StreamNameInUseError(f"{path} holds bucket {name!r} with another configuration")
+        return cls(database, found, name, created)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._db.close()
+
+    def destroy(self) -> None:
+        """Remove the bucket with everything in it; the empty file stays."""
+        with self._transaction():
+            self._db.execute("DELETE FROM entries")
+            self._db.execute("DELETE FROM bucket")
+
+    # Writing
+
+    def append(
+        self,
+        key: str,
+        value: bytes,
+        *,
+        operation: Operation = Operation.PUT,
+        last: int | None = None,
+        ttl: timedelta | None = None,
+        now: int,
+    ) -> int:
+        """Record an entry; returns its revision."""
+        limit = self.config.max_msg_size
+        if 0 <= limit < len(value):
+            raise StreamMessageTooLargeError(f"message size exceeds maximum allowed: {len(value)} of {limit} bytes")
+        with self._transaction():
+            self._expire(now)
+            if last is not None:
+                newest = self._one("SELECT coalesce(max(revision), 0) FROM entries WHERE key = ?", key)
+                if newest != last:
+                    raise WrongLastSequenceError(f"wrong last sequence: {newest}")
+            revision = self._insert(key, value, operation, "", ttl or self.config.max_age, now)
+            if operation is Operation.PURGE:
+                self._remove("key = ? AND revision < ?", key, revision)
+            else:
+                self._keep_history(key)
+            if self.config.max_bytes > 0:
+                self._keep_size()
+        return revision
+
+    def _insert(self, key: str, value: bytes, operation: Operation, marker: str, ttl: timedelta, now: int) -> int:
+        expires = now + _nanos(ttl) if ttl else None
+        self._db.execute("UPDATE bucket SET last_revision = last_revision + 1, last_created = ?", (now,))
+        row = self._db.execute("SELECT last_revision FROM bucket").fetchone()
+        if row is None:
+            raise BucketNotFoundError(f"bucket {self.bucket!r} was destroyed")
+        revision = int(row[0])
+        self._db.execute(
+            "INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (revision, key, value, now, operation.value, marker, expires),
+        )
+        self._bytes += len(key) + len(value) + 32
+        return revision
+
+    def _keep_history(self, key: str) -> None:
+        keep = self.config.max_msgs_per_subject
+        oldest = self._db.execute(
+            "SELECT revision FROM entries WHERE key = ? ORDER BY revision DESC LIMIT 1 OFFSET ?", (key, keep)
+        ).fetchone()
+        if oldest:
+            self._remove("key = ? AND revision <= ?", key, oldest[0])
+
+    def _keep_size(self) -> None:
+        while self._bytes > self.config.max_bytes:
+            self._remove("revision = (SELECT min(revision) FROM entries)")
+
+    def _remove(self, where: str, *values: object) -> None:
+        size = self._one(f"SELECT coalesce(sum({_SIZE}), 0) FROM entries WHERE {where}", *values)
+        self._db.execute(f"DELETE FROM entries WHERE {where}", values)
+        self._bytes -= size
+
+    def forget(self, key: str, *, below: int) -> None:
+        """Remove a key's entries under a revision."""
+        with self._transaction():
+            self._remove("key = ? AND revision < ?", key, below)
+
+    def expire(self, now: int) -> bool:
+        """Remove what is due; whether there was something."""
+        if not self._is_due(now):
+            return False
+        with self._transaction():
+            self._expire(now)
+        return True
+
+    def next_expiry(self) -> int | None:
+        """When the next entry is due."""
+        row = self._db.execute("SELECT min(expires) FROM entries").fetchone()
+        return None if row[0] is None else int(row[0])
+
+    def _is_due(self, now: int) -> bool:
+        return self._db.execute("SELECT 1 FROM entries WHERE expires <= ? LIMIT 1", (now,)).fetchone() is not None
+
+    def _expire(self, now: int) -> None:
+        if not self._is_due(now):
+            return
+        marker_ttl = self.config.subject_delete_marker_ttl
+        gone = self._db.execute(
+            "SELECT key, operation, revision FROM entries WHERE expires <= ? ORDER BY revision", (now,)
+        ).fetchall()
+        self._remove("expires <= ?", now)
+        if not marker_ttl:
+            return
+        last = {key: operation for key, operation, _ in gone}
+        for key, operation in last.items():  # a mark leaves no mark
+            if operation == Operation.PUT and not self._one("SELECT count(*) FROM entries WHERE key = ?", key):
+                self._insert(key, b"", Operation.EXPIRED, "MaxAge", marker_ttl, now)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        size = self._bytes
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._db.execute("COMMIT")
+            except BaseException:
+                self._bytes = size
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise
+        except sqlite3.Error as error:
+            raise StoreError(f"bucket {self.bucket!r}: {error}") from error
+
+    # Reading: call `expire` first
+
+    def last(self, key: str) -> Entry[bytes] | None:
+        """The newest entry of a key."""
+        rows = self._rows("key = ?", "revision DESC", 1, key)
+        return rows[0] if rows else None
+
+    def at(self, revision: int) -> Entry[bytes] | None:
+        """The entry of a revision."""
+        rows = self._rows("revision = ?", "revision", 1, revision)
+        return rows[0] if rows else None
+
+    def read(self, patterns: Sequence[str], *, after: int, up_to: int) -> tuple[list[Entry[bytes]], int]:
+        """Some entries after a revision up to another one, and the revision up to which this was all."""
+        rows = self._rows("revision > ? AND revision <= ?", "revision", CHUNK, after, up_to)
+        reached = rows[-1].revision if len(rows) == CHUNK else up_to
+        return _matching(rows, patterns), reached
+
+    def latest(self, patterns: Sequence[str], *, after: int, up_to: int) -> tuple[list[Entry[bytes]], int]:
+        """The same for the newest entry of each key alone."""
+        newest = "revision = (SELECT max(revision) FROM entries AS other WHERE other.key = entries.key)"
+        rows = self._rows(f"revision > ? AND revision <= ? AND {newest}", "revision", CHUNK, after, up_to)
+        reached = rows[-1].revision if len(rows) == CHUNK else up_to
+        return _matching(rows, patterns), reached
+
+    def count(self, patterns: Sequence[str], start: Start) -> int:
+        """How many entries there are from a start on."""
+        if start.kind is From.NEW:
+            return 0
+        read: Callable[..., tuple[list[Entry[bytes]], int]]
+        read = self.latest if start.kind is From.LATEST else self.read
+        total, at, up_to = 0, max(start.revision - 1, 0), self.last_revision
+        while at < up_to:
+            entries, at = read(patterns, after=at, up_to=up_to)
+            total += len(entries)
+        return total
+
+    @property
+    def last_revision(self) -> int:
+        """The newest revision ever given."""
+        return self._one("SELECT coalesce(max(last_revision), 0) FROM bucket")
+
+    def status(self, *, now: int) -> BucketStatus:
+        """The same report that a stream gives."""
+        row = self._db.execute("SELECT last_revision, last_created FROM bucket").fetchone()
+        if row is None:
+            raise BucketNotFoundError(f"bucket {self.bucket!r} was destroyed")
+        first, messages, keys = self._db.execute(
+            "SELECT coalesce(min(revision), ?), count(*), count(DISTINCT key) FROM entries",
+            (row[0] + 1,),
+        ).fetchone()
+        state = StreamState(
+            messages=messages,
+            bytes=self._bytes,
+            first_seq=first,
+            last_seq=row[0],
+            last_ts=row[1],
+            num_subjects=keys,
+            num_deleted=max(row[0] - first + 1 - messages, 0),
+        )
+        info = StreamInfo(config=self.config, created=self._created, state=state, ts=now)
+        return BucketStatus(self.bucket, info, BACKING_STORE)
+
+    def _rows(self, where: str, order: str, limit: int, *values: object) -> list[Entry[bytes]]:
+        query = f"SELECT {_COLUMNS} FROM entries WHERE {where} ORDER BY {order} LIMIT ?"
+        try:
+            rows = self._db.execute(query, (*values, limit)).fetchall()
+        except sqlite3.Error as error:
+            raise StoreError(f"bucket {self.bucket!r}: {error}") from error
+        return [
+            Entry(self.bucket, key, value, revision, created, 0, Operation(operation), marker, self.bucket)
+            for key, value, revision, created, operation, marker in rows
+        ]
+
+    def _one(self, query: str, *values: object) -> int:
+        try:
+            row = self._db.execute(query, values).fetchone()
+        except sqlite3.Error as error:
+            raise StoreError(f"bucket {self.bucket!r}: {error}") from error
+        return int(row[0])
+
+
+def _matching(entries: list[Entry[bytes]], patterns: Sequence[str]) -> list[Entry[bytes]]:
+    if tuple(patterns) == (">",):
+        return entries
+    is_wanted = any_of(patterns)
+    return [entry for entry in entries if is_wanted(entry.key)]
+
+
+def _nanos(span: timedelta) -> int:
+    return span // timedelta(microseconds=1) * 1000

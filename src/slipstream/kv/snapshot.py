@@ -1,0 +1,73 @@
+"""Entries of a bucket, read in order, become what a range of keys was at one revision, or the reason why nobody knows.
+
+A bucket forgets: each key keeps its last few entries, a purge removes all before it. The state of a key as of revision
+R is its last entry at or before R. That entry is known if one at or before R is still there: per key the oldest go
+first. If all that is left of a key is newer than R, it had no value then only if nothing of it can have been removed:
+it has fewer entries than the history holds, and the first of them is not a purge or a marker of the server. Otherwise
+its past is lost, and the fold says so instead of guessing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Generic, TypeVar
+
+from slipstream.api import StreamInfo
+from slipstream.errors import HistoryLostError
+from slipstream.kv.entry import Entry, Operation
+
+V = TypeVar("V")
+
+
+class Fold(Generic[V]):
+    """Takes every kept entry of a range, those after the revision included; memory is one entry per key."""
+
+    def __init__(self, bucket: str, revision: int, history: int) -> None:
+        self.bucket = bucket
+        self.revision = revision
+        self._history = history
+        self._state: dict[str, Entry[V]] = {}
+        self._after: dict[str, tuple[int, Operation]] = {}  # keys known only from later: entries, the first one's kind
+
+    def feed(self, entries: Iterable[Entry[V]]) -> None:
+        """Take entries; those of one key come in the order of their revisions."""
+        state, after, revision = self._state, self._after, self.revision
+        for entry in entries:
+            key = entry.key
+            if entry.revision <= revision:
+                state[key] = entry
+            elif key not in state:
+                count, first = after.get(key, (0, entry.operation))
+                after[key] = (count + 1, first)
+
+    def result(self) -> dict[str, Entry[V]]:
+        """The keys that had a value, with it, in the order of revisions. Raises HistoryLostError."""
+        for key, (count, first) in self._after.items():
+            if count >= self._history:
+                why = f"key {key!r} was written {count} times since, and {self._history} entries are kept"
+            elif first in (Operation.PURGE, Operation.EXPIRED):
+                why = f"key {key!r} was purged or expired since"
+            else:
+                continue
+            raise HistoryLostError(self.bucket, self.revision, why)
+        live = [entry for entry in self._state.values() if not entry.is_deleted]
+        return {entry.key: entry for entry in sorted(live, key=lambda entry: entry.revision)}
+
+
+def check_past(bucket: str, revision: int, info: StreamInfo) -> None:
+    """Raise HistoryLostError if entries up to a revision may be gone in ways that leave no trace at their keys."""
+    config, state = info.config, info.state
+    if revision > state.last_seq:
+        raise HistoryLostError(bucket, revision, f"its newest revision is {state.last_seq}")
+    if state.first_seq <= 1 and not state.num_deleted:  # nothing was ever removed
+        return
+    age = info.ts - info.created
+    why = ""
+    if config.max_age and age >= config.max_age.total_seconds() * 1e9:
+        why = f"it keeps values for {config.max_age} and is older than that"
+    elif config.allow_msg_ttl:
+        why = "its values may have a TTL, and some are gone"
+    elif config.max_bytes > 0 or config.max_msgs > 0:
+        why = "its size is limited, and some entries are gone"
+    if why:
+        raise HistoryLostError(bucket, revision, why)

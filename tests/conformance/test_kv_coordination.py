@@ -1,0 +1,186 @@
+"""Locks and elections under faults, with a checker: never two holders at once, never a token accepted out of order.
+
+Contenders have clocks that show different times and run at different speeds, connections that are cut, and holders that
+stall between looking at their lease and acting. The resource refuses a token lower than one it has seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+
+import pytest
+
+from slipstream import BucketConfig, connect
+from slipstream.errors import Error, LeaseLostError
+from slipstream.kv.aio_lease import Lease, Lock
+from tests.proxy import Proxy, proxy_to
+
+TTL = timedelta(seconds=1)
+
+
+def clock(offset: float, rate: float) -> Callable[[], float]:
+    return lambda: offset + time.monotonic() * rate
+
+
+class Resource:
+    """What a lock protects: it takes a write only with a token that is not lower than the highest it has seen."""
+
+    def __init__(self) -> None:
+        self.highest = 0
+        self.accepted: list[tuple[int, str]] = []
+        self.refused = 0
+
+    def write(self, token: int, name: str) -> None:
+        if token < self.highest:
+            self.refused += 1
+            return
+        self.highest = token
+        self.accepted.append((token, name))
+
+
+class Checker:
+    """Looks at all leases at once: at no moment may two of them be held."""
+
+    def __init__(self, leases: list[Lease]) -> None:
+        self.leases = leases
+        self.looks = 0
+
+    def look(self) -> None:
+        self.looks += 1
+        held = [lease.name for lease in self.leases if lease.is_held]
+        assert len(held) <= 1, f"two holders at once: {held}"
+
+
+async def contend(
+    lock: Lock, resource: Resource, checker: Checker, chance: random.Random, is_over: Callable[[], bool]
+) -> None:
+    while not is_over():
+        try:
+            await lock.acquire(timeout=2)
+        except Error:
+            continue
+        with suppress(LeaseLostError):
+            for _ in range(chance.randrange(1, 6)):
+                token = lock.check()
+                checker.look()
+                if chance.random() < 0.15:  # it stalls between looking and acting, longer than its lease
+                    lock._stop.set()
+                    await asyncio.sleep(chance.uniform(1.2, 1.8))
+                resource.write(token, lock.name)
+                await asyncio.sleep(chance.uniform(0, 0.05))
+        if chance.random() < 0.7:
+            await lock.release()
+        else:  # it dies without a word, and is another one from here on
+            lock._stop.set()
+            lock._claim.lose()
+            lock._owner = ""
+            lock._worker = None
+
+
+async def cut_now_and_then(proxy: Proxy, chance: random.Random, is_over: Callable[[], bool]) -> None:
+    while not is_over():
+        await asyncio.sleep(chance.uniform(0.3, 0.9))
+        proxy.is_refusing = chance.random() < 0.5
+        proxy.cut()
+        await asyncio.sleep(chance.uniform(0.0, 0.8))
+        proxy.is_refusing = False
+
+
+async def fault_run(url: str, bucket: str, *, seed: int, seconds: float, value_ttl: bool) -> Resource:
+    chance = random.Random(seed)
+    resource = Resource()
+    async with connect(url) as direct, proxy_to(url) as one, proxy_to(url) as two:
+        await direct.jetstream().create_key_value(BucketConfig(bucket=bucket, value_ttl=value_ttl))
+        urls = [url, one.url, two.url, one.url]
+        clients = [await connect(each, reconnect_wait=0.02, reconnect_max_wait=0.1) for each in urls]
+        try:
+            locks = []
+            for number, nc in enumerate(clients):
+                kv = await nc.jetstream(timeout=1).key_value(bucket)
+                now = clock(chance.uniform(-1e6, 1e6), chance.uniform(0.96, 1.04))
+                locks.append(Lock(kv, "lock", ttl=TTL, name=f"c{number}", now=now))
+            checker = Checker([*locks])
+            until = time.monotonic() + seconds
+
+            def is_over() -> bool:
+                checker.look()
+                return time.monotonic() > until
+
+            await asyncio.gather(
+                *(contend(lock, resource, checker, chance, is_over) for lock in locks),
+                cut_now_and_then(one, chance, is_over),
+                cut_now_and_then(two, chance, is_over),
+            )
+        finally:
+            for nc in clients:
+                await nc.close()
+    assert checker.looks > 50
+    return resource
+
+
+def check_history(resource: Resource) -> None:
+    tokens = [token for token, _ in resource.accepted]
+    assert tokens == sorted(tokens)
+    owners: dict[int, str] = {}
+    for token, name in resource.accepted:
+        assert owners.setdefault(token, name) == name, f"token {token} was two holders'"
+
+
+@pytest.mark.parametrize("value_ttl", [False, True], ids=["observed", "ttl"])
+async def test_locks_under_faults(any_server: str, fresh: str, value_ttl: bool) -> None:
+    resource = await fault_run(any_server, fresh, seed=11, seconds=8, value_ttl=value_ttl)
+    check_history(resource)
+    assert len({token for token, _ in resource.accepted}) >= 3
+    assert len({name for _, name in resource.accepted}) >= 2
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(10))
+async def test_locks_under_faults_for_longer(any_server: str, fresh: str, seed: int) -> None:
+    check_history(await fault_run(any_server, fresh, seed=seed, seconds=30, value_ttl=bool(seed % 2)))
+
+
+async def test_a_claim_whose_answer_is_lost_is_found_again(any_server: str, fresh: str) -> None:
+    async with connect(any_server) as direct, proxy_to(any_server) as proxy:
+        kv = await direct.jetstream().create_key_value(BucketConfig(bucket=fresh))
+        async with connect(proxy.url) as nc:
+            lock = (await nc.jetstream().key_value(fresh)).lock("l", ttl=timedelta(seconds=6))
+            await lock._server_lapses()
+
+            def lose_acks(frame: bytes) -> list[bytes]:
+                return [] if b'"stream":' in frame and b'"seq":' in frame else [frame]
+
+            proxy.fault = lose_acks
+            assert not await lock.try_acquire()  # the server has it, we do not know
+            proxy.fault = lambda frame: [frame]
+            assert await lock.try_acquire()
+            entry = await kv.get("l")
+            assert lock.token == entry.revision
+            assert lock.remaining() < 5.4 - 2  # it counts from the claim that was sent first
+            assert await lock.release()
+
+
+async def test_a_holder_without_a_connection_knows_that_it_lost(any_server: str, fresh: str) -> None:
+    async with connect(any_server) as direct, proxy_to(any_server) as proxy:
+        kv = await direct.jetstream().create_key_value(BucketConfig(bucket=fresh))
+        async with connect(proxy.url, reconnect_wait=0.02, reconnect_max_wait=0.1) as nc:
+            lock = (await nc.jetstream().key_value(fresh)).lock("l", ttl=TTL)
+            token = await lock.acquire(timeout=5)
+            other = kv.lock("l", ttl=TTL)
+            waiting = asyncio.create_task(other.acquire(timeout=20))
+            await asyncio.sleep(0.1)
+            proxy.is_refusing = True
+            proxy.cut()
+            assert await waiting > token
+            assert not lock.is_held
+            proxy.is_refusing = False
+            assert await lock.wait_lost(timeout=10)
+            with pytest.raises(LeaseLostError):
+                lock.check()
+            assert other.is_held
+            await other.release()

@@ -1,0 +1,193 @@
+"""Watches whose connection is cut, whose frames are lost or doubled, whose server is killed: no update is skipped or
+comes twice, a watch that cannot go on says so, and no consumer is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slipstream import BucketConfig, connect
+from slipstream.errors import BucketNotFoundError, Error
+from slipstream.kv import Entry
+from slipstream.kv.aio import KeyValue
+from slipstream.kv.aio_watch import Watch
+from tests.proxy import proxy_to, whole
+from tests.servers import OurProcess, RealProcess
+
+HISTORY = 64
+FAST = {"reconnect_wait": 0.01, "reconnect_max_wait": 0.1}
+
+
+async def put_all(kv: KeyValue[bytes], first: int, count: int, pause: float = 0.0) -> None:
+    """Each key is written fewer times than its history holds, so that nothing may be missing."""
+    for n in range(first, first + count):
+        await kv.put(f"k.{n // 32}", b"%d" % n)
+        if pause:
+            await asyncio.sleep(pause)
+
+
+async def read(watch: Watch[bytes], count: int) -> list[int]:
+    seen: list[int] = []
+    while len(seen) < count:
+        entries = await watch.chunk(timeout=30)
+        seen += [int(entry.value) for entry in entries]
+    return seen
+
+
+async def no_consumers(kv: KeyValue[bytes]) -> bool:
+    deadline = time.monotonic() + 15
+    while (await kv.status()).stream_info.state.consumer_count:
+        if time.monotonic() > deadline:
+            return False
+        await asyncio.sleep(0.1)
+    return True
+
+
+@pytest.mark.spec("KV-10")
+async def test_a_watch_survives_cuts_losses_and_doubles(any_server: str, fresh: str) -> None:
+    chance = random.Random(7)
+
+    def fault(frame: bytes) -> list[bytes]:
+        if not frame.startswith((b"MSG", b"HMSG")) or b"$KV." not in frame.split(b"\r\n")[0]:
+            return [frame]  # heartbeats and answers pass
+        roll = chance.random()
+        return [] if roll < 0.02 else [frame, frame] if roll < 0.05 else [frame]
+
+    async with connect(any_server) as direct, proxy_to(any_server) as proxy:
+        kv = await direct.jetstream().create_key_value(BucketConfig(bucket=fresh, history=HISTORY))
+        await put_all(kv, 0, 100)
+        async with connect(proxy.url, **FAST) as nc:  # type: ignore[arg-type]
+            theirs = await nc.jetstream().key_value(fresh)
+            async with await theirs.watch("k.>", include_history=True) as watch:
+                proxy.fault = fault
+                writing = asyncio.create_task(put_all(kv, 100, 500, 0.002))
+
+                async def cut() -> None:
+                    for _ in range(6):
+                        await asyncio.sleep(0.2)
+                        proxy.cut()
+
+                cutting = asyncio.create_task(cut())
+                assert await read(watch, 600) == list(range(600))
+                await asyncio.gather(writing, cutting)
+                proxy.fault = whole
+                await put_all(kv, 600, 10)
+                assert await read(watch, 10) == list(range(600, 610))
+                assert watch.is_current
+        assert await no_consumers(kv)
+
+
+async def test_an_idle_watch_goes_on_after_a_reconnect(any_server: str, fresh: str) -> None:
+    async with connect(any_server) as direct, proxy_to(any_server) as proxy:
+        kv = await direct.jetstream().create_key_value(BucketConfig(bucket=fresh, history=HISTORY))
+        async with connect(proxy.url, **FAST) as nc:  # type: ignore[arg-type]
+            theirs = await nc.jetstream().key_value(fresh)
+            async with await theirs.watch() as empty, await theirs.watch(updates_only=True) as news:
+                assert await empty.next(timeout=5) is None
+                assert await news.next(timeout=5) is None
+                proxy.is_refusing = True
+                proxy.cut()  # nobody reads at this moment
+                await put_all(kv, 0, 5)  # written while there is no connection
+                proxy.is_refusing = False
+                assert await read(empty, 5) == list(range(5))  # all of them, not only the last
+                assert await read(news, 5) == list(range(5))
+                await put_all(kv, 5, 5)
+                assert await read(empty, 5) == list(range(5, 10))
+        assert await no_consumers(kv)
+
+
+async def test_a_lost_heartbeat_is_noticed_and_repaired(any_server: str, fresh: str) -> None:
+    async with connect(any_server) as direct, proxy_to(any_server) as proxy:
+        kv = await direct.jetstream().create_key_value(BucketConfig(bucket=fresh, history=HISTORY))
+        await put_all(kv, 0, 3)
+        async with connect(proxy.url, **FAST) as nc:  # type: ignore[arg-type]
+            theirs = await nc.jetstream().key_value(fresh)
+            async with await theirs.watch(include_history=True) as watch:
+                assert len(await watch.initial()) == 3
+                name = watch._feed._consumer.consumer_name  # type: ignore[attr-defined]
+                await direct.jetstream().stream(f"KV_{fresh}").delete_consumer(name)  # silently gone
+                await put_all(kv, 3, 3)
+                assert await read(watch, 3) == [3, 4, 5]
+
+
+async def test_a_watch_of_a_bucket_that_is_destroyed_says_so(any_server: str, fresh: str) -> None:
+    async with connect(any_server) as nc:
+        kv = await nc.jetstream().create_key_value(BucketConfig(bucket=fresh))
+        async with await kv.watch() as watch:
+            await watch.initial()
+            await kv.destroy()
+            with pytest.raises(BucketNotFoundError):
+                await watch.next(timeout=30)
+        with pytest.raises(BucketNotFoundError):
+            await kv.watch()
+
+
+async def test_a_watch_that_is_closed_ends_its_iteration(any_server: str, fresh: str) -> None:
+    async with connect(any_server) as nc:
+        kv = await nc.jetstream().create_key_value(BucketConfig(bucket=fresh))
+        await kv.put("a", b"1")
+        watch = await kv.watch()
+        seen: list[Entry[bytes] | None] = []
+
+        async def follow() -> None:
+            async for entry in watch:
+                seen.append(entry)
+
+        task = asyncio.create_task(follow())
+        while len(seen) < 2:
+            await asyncio.sleep(0.01)
+        await watch.close()
+        await asyncio.wait_for(task, 5)
+        assert [entry and entry.key for entry in seen] == ["a", None]
+        assert await no_consumers(kv)
+
+
+async def _through_restarts(server: Any) -> None:
+    """A watch, idle or busy, over three restarts of its server."""
+    async with connect(server.url, reconnect_wait=0.05, reconnect_max_wait=0.2) as nc:
+        kv = await nc.jetstream(timeout=10).create_key_value(BucketConfig(bucket="b", history=HISTORY))
+        await put_all(kv, 0, 10)
+        busy, idle = await kv.watch(include_history=True), await kv.watch(updates_only=True)
+        assert await read(busy, 10) == list(range(10))
+        n = 10
+        for _ in range(3):
+            await asyncio.to_thread(server.kill)
+            await asyncio.to_thread(server.start)
+            for _ in range(5):
+                await _put_surely(kv, n)
+                n += 1
+            assert await read(busy, 5) == list(range(n - 5, n))
+        assert await read(idle, n - 10) == list(range(10, n))
+        await busy.close()
+        await idle.close()
+        assert await no_consumers(kv)
+
+
+async def _put_surely(kv: KeyValue[bytes], n: int) -> None:
+    """Once, whatever happens to the answer: at the revision that it must have."""
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                key = f"k.{n // 32}"
+                last = await kv.storage.last(key)
+                if last is not None and last.value == b"%d" % n:
+                    return
+                await kv.update(key, b"%d" % n, last=last.revision if last else 0)
+                return
+            except Error:
+                await asyncio.sleep(0.05)
+
+
+async def test_a_watch_survives_restarts_of_our_server(tmp_path: Path) -> None:
+    with OurProcess(tmp_path) as server:
+        await _through_restarts(server)
+
+
+async def test_a_watch_survives_restarts_of_the_real_server(tmp_path: Path) -> None:
+    with RealProcess(tmp_path) as server:
+        await _through_restarts(server)

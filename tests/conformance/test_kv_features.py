@@ -1,0 +1,610 @@
+"""Key-Value 1.0 to 2.0 through our client, on our server and on the real one; each test shows a whole row."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from slipstream import BucketConfig, StreamConfig, connect, connect_blocking
+from slipstream.errors import (
+    BucketNotFoundError,
+    HistoryLostError,
+    KeyExistsError,
+    KeyNotFoundError,
+    LeaseLostError,
+    ReadOnlyError,
+    StaleReadError,
+    UsageError,
+    WrongLastSequenceError,
+)
+from slipstream.kv import BucketSource, Entry, Operation
+from slipstream.kv.aio import KeyValue
+from slipstream.kv.codecs import Base64Keys, Codec, Json, PathKeys
+from slipstream.kv.encryption import Encrypted, Keyring
+
+SECOND = timedelta(seconds=1)
+
+
+async def until(what: str, check: Any, seconds: float = 10.0) -> None:
+    """Look again and again; other processes take their time."""
+    async with asyncio.timeout(seconds):
+        while not await check():
+            await asyncio.sleep(0.02)
+    del what
+
+
+async def gone(kv: KeyValue[bytes], key: str) -> bool:
+    try:
+        await kv.get(key)
+    except KeyNotFoundError:
+        return True
+    return False
+
+
+@pytest.mark.spec("KV-07")
+async def test_history_gives_all_kept_values_with_their_delta(any_server: str, fresh: str) -> None:
+    async with connect(any_server) as nc:
+        kv = await nc.jetstream().create_key_value(BucketConfig(bucket=fresh, history=4))
+        for n in range(6):
+            await kv.put("a.b", b"%d" % n)
+        mark = await kv.delete("a.b")
+        history = await kv.history("a.b", min_last_revision=mark)
+        assert [(entry.value, entry.delta) for entry in history] == [(b"3", 3), (b"4", 2), (b"5", 1), (b"", 0)]
+        assert [entry.revision for entry in history] == [4, 5, 6, 7]
+        assert history[-1].operation is Operation.DELETE
+        with pytest.raises(KeyNotFoundError):
+            await kv.history("a.c")
+
+
+@pytest.mark.spec("KV-08")
+async def test_a_watch_on_a_key_a_wildcard_several_filters_or_everything(any_server: str, fresh: str) -> None:
+    async with connect(any_server) as nc:
+        kv = await nc.jetstream().create_key_value(BucketConfig(bucket=fresh, history=2))
+        nothing: list[tuple[str, ...]] = [(), ("a",), ("a.*",), ("a", "b.>")]
+        for filters in nothing:  # the signal comes also when there is nothing
+            async with await kv.watch(*filters) as watch:
+                assert await watch.next(timeout=5) is None
+        for key in ("a", "a.x", "a.y", "b.c.d", "e"):
+            await kv.put(key, key.encode())
+        expected: dict[tuple[str, ...], list[str]] = {
+            (): ["a", "a.x", "a.y", "b.c.d", "e"],
+            (">",): ["a", "a.x", "a.y", "b.c.d", "e"],
+            ("a",): ["a"],
+            ("a.*",): ["a.x", "a.y"],
+            ("*.x", "b.>", "e"): ["a.x", "b.c.d", "e"],
+            ("a.*", "*.x"): ["a.x", "a.y"],  # filters that overlap
+            ("nothing",): [],
+        }
+        for filters, keys in expected.items():
+            async with await kv.watch(*filters) as watch:
+                assert [entry.key for entry in await watch.initial()] == keys
+                await kv.put("a.x", b"!")
+                await kv.put("last", b"")
+                if "a.x" in keys:
+                    entry = await watch.next(timeout=5)
+                    assert entry is not None
+                    assert (entry.key, entry.value) == ("a.x", b"!")
+            await kv.purge("last")
+            await kv.purge_deletes(older_than=timedelta(0))
+            await kv.put("a.x", b"a.x")
+            for key in ("a.y", "b.c.d", "e"):
+                await kv.put(key, key.encode())
+
+
+@pytest.mark.spec("KV-09")
+async def test_watch_options(any_server: str, fresh: str) -> None:
+    async with connect(any_server) as nc:
+        kv = await nc.jetstream().create_key_value(BucketConfig(bucket=fresh, history=5))
+        await kv.put("a", b"1")
+        second = await kv.put("a", b"2")
+        await kv.put("b", b"3")
+        last = await kv.delete("b")
+
+        async def initial(**options: Any) -> list[Entry[bytes]]:
+            async with await kv.watch(**options) as watch:
+                return await watch.initial()
+
+        assert [(e.key, e.value) for e in await initial()] == [("a", b"2"), ("b", b"")]
+        assert [(e.key, e.value) for e in await initial(include_history=True)] == [
+            ("a", b"1"), ("a", b"2"), ("b", b"3"), ("b", b"")
+        ]  # fmt: skip
+        assert [e.key for e in await initial(ignore_deletes=True)] == ["a"]
+        meta = await initial(meta_only=True)
+        assert [(e.key, e.value, e.operation) for e in meta] == [
+            ("a", b"", Operation.PUT), ("b", b"", Operation.DELETE)
+        ]  # fmt: skip
+        assert [e.revision for e in await initial(resume_from=second)] == [second, second + 1, last]
+        async with await kv.watch(updates_only=True, ignore_deletes=True) as watch:
+            assert await watch.next(timeout=0) is None  # at once
+            await kv.delete("a")
+            await kv.put("c", b"new")
+            entry = await watch.next(timeout=5)
+            assert entry is not None
+            assert entry.key == "c"
+
+
+@pytest.mark.spec("KV-11")
+async def test_keys_are_listed_without_their_values(any_server: str, fresh: str) -> None:
+    async with connect(any_server) as nc:
+        kv = await nc.jetstream().create_key_value(BucketConfig(bucket=fresh, history=3))
+        assert await kv.keys() == []
+        for n in range(20):
+            await kv.put(f"k.{n}", b"x" * 100_000)
+        await kv.delete("k.3")
+        await kv.purge("k.4")
+        before = nc.stats.in_bytes
+        keys = await kv.keys()
+        assert keys == [f"k.{n}" for n in range(20) if n not in (3, 4)]
+        assert nc.stats.in_bytes - before < 50_000  # headers only
+        assert [key async for key in kv.iter_keys()] == keys
+        assert await kv.keys("k.1", "k.2") == ["k.1", "k.2"]
+        with pytest.raises(UsageError, match="bad key filter"):
+            await kv.keys("k*")
+        assert (await kv.status()).stream_info.state.consumer_count == 0
+
+
+@pytest.mark.spec("KV-13")
+async def test_a_bucket_has_a_ttl(any_server: str, fresh: str) -> None:
+    async with connect(any_server) as nc:
+        kv = await nc.jetstream().create_key_value(BucketConfig(bucket=fresh, ttl=SECOND))
+        await kv.put("a", b"1")
+        assert (await kv.get("a")).value == b"1"
+        await until("the value expires", lambda: gone(kv, "a"))
+        assert await kv.keys() == []
+        assert await kv.create("a", b"2") == 2
+
+
+@pytest.mark.spec("KV-15")
+async def test_buckets_are_listed_updated_and_destroyed(any_server: str, fresh: str) -> None:
+    async with connect(any_server) as nc:
+        js = nc.jetstream()
+        await js.create_key_value(BucketConfig(bucket=f"{fresh}a"))
+        kv = await js.create_key_value(BucketConfig(bucket=f"{fresh}b"))
+        await js.create_stream(StreamConfig(name=fresh, subjects=(fresh,)))
+        assert [name async for name in js.key_values() if name.startswith(fresh)] == [f"{fresh}a", f"{fresh}b"]
+        await kv.put("k", b"1")
+        changed = await js.update_key_value(BucketConfig(bucket=f"{fresh}b", history=7, description="new"))
+        assert (await changed.status()).history == 7
+        assert (await changed.get("k")).value == b"1"
+        await kv.destroy()
+        await js.delete_key_value(f"{fresh}a")
+        assert [name async for name in js.key_values() if name.startswith(fresh)] == []
+        for bucket in (f"{fresh}a", f"{fresh}b"):
+            with pytest.raises(BucketNotFoundError):
+                await js.key_value(bucket)
+            with pytest.raises(BucketNotFoundError):
+                await js.delete_key_value(bucket)
+        with pytest.raises(BucketNotFoundError):
+            await js.update_key_value(BucketConfig(bucket=f"{fresh}b"))
+        await js.delete_stream(fresh)
+
+
+@pytest.mark.spec("KV-17")
+async def test_codecs_for_keys_and_values(any_server: str, fresh: str) -> None:
+    class Reversed(Codec[bytes]):
+        def encode_value(self, key: str, value: bytes) -> bytes:
+            return (key.encode() + value)[::-1]
+
+        def decode_value(self, key: str, data: bytes) -> bytes:
+            return data[::-1].removeprefix(key.encode())
+
+    async with connect(any_server) as nc:
+        raw = await nc.jetstream().create_key_value(BucketConfig(bucket=fresh, history=2))
+        text = raw.with_codec(Base64Keys())
+        await text.put("Zürich.4 km", b"1")
+        assert await raw.keys() == ["WsO8cmljaA.NCBrbQ"]
+        assert await text.keys("Zürich.*") == ["Zürich.4 km"]
+        await raw.purge_range(">")
+        await raw.purge_deletes(older_than=timedelta(0))
+        paths = raw.with_codec(PathKeys()).with_codec(Reversed()).with_codec(Json(dict[str, int]))
+        await paths.put("/a/b", {"n": 1})
+        assert (await raw.get("_root_.a.b")).value == b'/a/b{"n":1}'[::-1]
+        assert (await paths.get("/a/b")).value == {"n": 1}
+        async with await paths.watch("/a/>") as watch:
+            assert [(e.key, e.value) for e in await watch.initial()] == [("/a/b", {"n": 1})]
+            await paths.put("/b", {})
+            await paths.put("/a/c", {"n": 2})
+            entry = await watch.next(timeout=5)
+            assert entry is not None
+            assert (entry.key, entry.value) == ("/a/c", {"n": 2})
+
+
+@pytest.mark.spec("KV-18", "KV-26")
+async def test_a_ttl_per_value_and_the_marker_that_it_leaves(any_server: str, fresh: str) -> None:
+    async with connect(any_server) as nc:
+        kv = await nc.jetstream().create_key_value(BucketConfig(bucket=fresh, limit_marker_ttl=timedelta(hours=1)))
+        assert (await kv.status()).value_ttl
+        async with await kv.watch() as watch:
+            assert await watch.next(timeout=5) is None
+            await kv.put("stays", b"1")
+            await kv.create("goes", b"2", ttl=SECOND)
+            await kv.put("too", b"3", ttl=SECOND)
+            for key in ("stays", "goes", "too"):
+                entry = await watch.next(timeout=5)
+                assert entry is not None
+                assert (entry.key, entry.operation, entry.marker) == (key, Operation.PUT, "")
+            markers = {}
+            for _ in range(2):
+                entry = await watch.next(timeout=10)
+                assert entry is not None
+                markers[entry.key] = entry
+        assert sorted(markers) == ["goes", "too"]
+        for entry in markers.values():
+            assert (entry.operation, entry.marker, entry.is_deleted) == (Operation.EXPIRED, "MaxAge", True)
+        with pytest.raises(KeyNotFoundError, match="MaxAge"):
+            await kv.get("goes", min_last_revision=max(entry.revision for entry in markers.values()))
+        assert await kv.keys() == ["stays"]
+        assert [entry.operation for entry in await kv.history("too")] == [Operation.EXPIRED]
+        assert await kv.create("goes", b"again") > markers["goes"].revision
+        updated = await kv.update("stays", b"x", last=(await kv.get("stays")).revision, ttl=timedelta(hours=1))
+        assert (await kv.get("stays")).revision == updated
+        with pytest.raises(UsageError, match="at least 1 s"):
+            await kv.put("k", b"", ttl=timedelta(milliseconds=1))
+
+
+async def test_a_ttl_where_the_bucket_does_not_allow_it_is_an_error(any_server: str, fresh: str) -> None:
+    async with connect(any_server) as nc:
+        kv = await nc.jetstream().create_key_value(BucketConfig(bucket=fresh))
+        with pytest.raises(Exception, match="TTL"):
+            await kv.put("k", b"", ttl=SECOND)
+
+
+@pytest.mark.spec("KV-19")
+async def test_a_read_replica_answers_and_says_so(any_server: str, fresh: str) -> None:
+    async with connect(any_server) as nc:
+        js = nc.jetstream()
+        origin = await js.create_key_value(BucketConfig(bucket=fresh, history=2))
+        revision = await origin.put("a", b"1")
+        await js.create_key_value(BucketConfig(bucket=f"{fresh}r", history=2, mirror=fresh))
+        replica = await js.key_value(f"{fresh}r")
+        assert (await replica.status()).mirror_of == f"KV_{fresh}"
+        await until("it follows", lambda: _same(replica, "a", b"1"))
+        entry = await replica.get("a")
+        assert (entry.stream, entry.revision) == (f"KV_{fresh}r", revision)
+        second = await replica.put("a", b"2")  # goes to the origin
+        assert (await origin.get("a", min_last_revision=second)).value == b"2"
+        await until("it follows", lambda: _same(replica, "a", b"2"))
+        async with await replica.watch() as watch:
+            assert [e.value for e in await watch.initial()] == [b"2"]
+        assert await replica.keys() == ["a"]
+        assert [e.value for e in await replica.history("a")] == [b"1", b"2"]
+        # Direct Gets to the origin reach the replica too, and the entry tells which of them answered.
+        streams = {(await origin.get("a")).stream for _ in range(200)}
+        assert streams == {f"KV_{fresh}", f"KV_{fresh}r"}
+
+
+async def _same(kv: KeyValue[bytes], key: str, value: bytes) -> bool:
+    try:
+        return (await kv.get(key)).value == value
+    except KeyNotFoundError:
+        return False
+
+
+async def test_an_aggregate_has_the_keys_of_its_sources(any_server: str, fresh: str) -> None:
+    async with connect(any_server) as nc:
+        js = nc.jetstream()
+        eu = await js.create_key_value(BucketConfig(bucket=f"{fresh}eu"))
+        us = await js.create_key_value(BucketConfig(bucket=f"{fresh}us"))
+        sources = (
+            f"{fresh}eu",
+            BucketSource(bucket=f"{fresh}us", keys="orders.*", prefix="us"),
+        )
+        await js.create_key_value(BucketConfig(bucket=f"{fresh}all", sources=sources))
+        both = await js.key_value(f"{fresh}all")
+        await eu.put("a", b"1")
+        await us.put("orders.7", b"2")
+        await us.put("other", b"3")
+        await until("both are there", lambda: _same(both, "us.orders.7", b"2"))
+        await until("both are there", lambda: _same(both, "a", b"1"))
+        assert sorted(await both.keys()) == ["a", "us.orders.7"]
+        await eu.delete("a")
+        await until("the delete comes too", lambda: gone(both, "a"))
+        with pytest.raises(UsageError, match="mirror"):
+            BucketConfig(bucket="x", mirror=BucketSource(bucket="y", prefix="z")).stream_config()
+
+
+@pytest.mark.spec("KV-20")
+async def test_a_read_only_handle(any_server: str, fresh: str) -> None:
+    async with connect(any_server) as nc:
+        kv = await nc.jetstream().create_key_value(BucketConfig(bucket=fresh))
+        await kv.put("a", b"1")
+        handle = kv.read_only()
+        sent = nc.stats.out_msgs
+        writes: list[Any] = [
+            handle.put("a", b"2"), handle.create("b", b"2"), handle.update("a", b"2", last=1), handle.delete("a"),
+            handle.purge("a"), handle.destroy(), handle.storage.forget("a", below=9),
+        ]  # fmt: skip
+        for write in writes:
+            with pytest.raises(ReadOnlyError):
+                await write
+        with pytest.raises(ReadOnlyError):
+            handle.writer()
+        assert nc.stats.out_msgs == sent  # refused before anything is sent
+        for write in (handle.delete_range(">"), handle.purge_range("*"), handle.purge_deletes(older_than=timedelta(0))):
+            if write is not None:
+                await kv.delete("b")
+                with pytest.raises(ReadOnlyError):
+                    await write
+        assert (await handle.get("a")).value == b"1"
+        assert (await handle.status()).values == 2
+
+
+@pytest.mark.spec("KV-21")
+async def test_a_read_cache_is_fresh_and_honours_revisions(any_server: str, fresh: str) -> None:
+    async with connect(any_server) as nc, connect(any_server) as other:
+        kv = await nc.jetstream().create_key_value(BucketConfig(bucket=fresh))
+        theirs = await other.jetstream().key_value(fresh)
+        await kv.put("a", b"0")
+        cached = await kv.cached()
+        revision = 0
+        for n in range(1, 50):
+            revision = await theirs.put("a", b"%d" % n)
+            assert (await cached.get("a", min_last_revision=revision)).value == b"%d" % n
+        await until("it caught up", lambda: _updates(cached, 50))
+        before = nc.stats.out_msgs
+        for _ in range(100):
+            assert (await cached.get("a", min_last_revision=revision)).value == b"49"
+        assert nc.stats.out_msgs == before  # all of them from memory
+        assert cached.figures.hits >= 100
+        assert 0.5 < cached.figures.hit_rate <= 1
+        with pytest.raises(StaleReadError):
+            await cached.get("a", min_last_revision=revision + 1, timeout=1.5)
+        await cached.close()
+        assert (await cached.get("a")).value == b"49"  # from the bucket
+
+
+async def _updates(cached: Any, count: int) -> bool:
+    return bool(cached.figures.updates >= count)
+
+
+@pytest.mark.spec("KV-22")
+async def test_ranges_and_a_snapshot_of_one(any_server: str, fresh: str) -> None:
+    async with connect(any_server) as nc:
+        kv = await nc.jetstream().create_key_value(BucketConfig(bucket=fresh, history=3))
+        async with kv.writer() as writer:
+            for n in range(100):
+                await writer.put(f"a.{n}", b"1")
+            await writer.put("b", b"1")
+        at = (await kv.status()).last_revision
+        assert len(await kv.get_range("a.*", min_last_revision=at)) == 100
+        await kv.put("a.5", b"2")
+        assert await kv.delete_range("a.*") == 100
+        assert await kv.keys() == ["b"]
+        await kv.put("c.new", b"1")
+        assert await kv.purge_range("c.*") == 1
+        shot = await kv.snapshot("a.*", "b", revision=at)
+        assert len(shot) == 101
+        assert {entry.value for entry in shot.values()} == {b"1"}
+        assert max(entry.revision for entry in shot.values()) <= at
+        assert list(await kv.snapshot()) == ["b"]
+        await kv.put("a.5", b"3")
+        await kv.put("a.5", b"4")
+        with pytest.raises(HistoryLostError, match=r"a\.5"):
+            await kv.snapshot("a.*", revision=at)
+        assert len(await kv.snapshot("a.6", revision=at)) == 1
+
+
+async def test_a_snapshot_of_now_is_one_moment_while_others_write(any_server: str, fresh: str) -> None:
+    async with connect(any_server) as nc:
+        kv = await nc.jetstream().create_key_value(BucketConfig(bucket=fresh, history=8))
+        stop = False
+
+        async def write() -> None:
+            n = 0
+            while not stop:  # the two keys are never further apart than one write
+                n += 1
+                await kv.put("x", b"%d" % n)
+                await kv.put("y", b"%d" % n)
+
+        task = asyncio.create_task(write())
+        for _ in range(20):
+            shot = await kv.snapshot()
+            x, y = (int(shot[key].value) if key in shot else 0 for key in ("x", "y"))
+            assert x - y in (0, 1)
+        stop = True
+        await task
+
+
+@pytest.mark.spec("KV-23")
+async def test_what_a_server_has_of_an_encrypted_bucket_tells_nothing(any_server: str, fresh: str) -> None:
+    async with connect(any_server) as nc:
+        js = nc.jetstream()
+        raw = await js.create_key_value(BucketConfig(bucket=fresh, history=2))
+        kv = raw.with_codec(Encrypted(Keyring({"2026": b"m" * 32}), context=fresh))
+        await kv.put("users.alice", b"secret words")
+        await kv.put("users.bob", b"others")
+        stored = [message async for message in js.stream(f"KV_{fresh}").read()]
+        for message in stored:
+            assert b"secret" not in message.data
+            assert "alice" not in message.subject
+            assert b"alice" not in message.header
+        assert await kv.keys("users.*") == ["users.alice", "users.bob"]
+        async with await kv.watch("users.>") as watch:
+            assert [e.value for e in await watch.initial()] == [b"secret words", b"others"]
+        # Another program, with the key and the format (tests/kv/test_codecs.py takes it apart by the document).
+        again = (await js.key_value(fresh)).with_codec(Encrypted(Keyring({"2026": b"m" * 32}), context=fresh))
+        assert (await again.get("users.alice")).value == b"secret words"
+
+
+@pytest.mark.spec("KV-24")
+async def test_one_of_the_candidates_leads(any_server: str, fresh: str) -> None:
+    async with connect(any_server) as one, connect(any_server) as two:
+        kv = await one.jetstream().create_key_value(BucketConfig(bucket=fresh, value_ttl=True))
+        first = kv.election("leader", name="one", data=b"10.0.0.1", ttl=2 * SECOND)
+        second = (await two.jetstream().key_value(fresh)).election("leader", name="two", ttl=2 * SECOND)
+        term = await first.campaign(timeout=5)
+        assert await second.leader() == ("one", b"10.0.0.1", term)
+        waiting = asyncio.create_task(second.campaign(timeout=30))
+        await asyncio.sleep(2.5)  # longer than the lease: it is renewed
+        assert first.check() == term
+        assert not waiting.done()
+        await one.close()  # it dies without a word
+        assert await waiting > term
+        assert await second.leader() == ("two", b"", second.check())
+        await asyncio.sleep(0)
+        first.lease._claim.lose()
+        with pytest.raises(LeaseLostError):
+            first.check()
+        await second.resign()
+        assert await second.leader() is None
+
+
+@pytest.mark.spec("KV-25")
+async def test_members_of_a_set_lapse_when_they_die(any_server: str, fresh: str) -> None:
+    async with connect(any_server) as one, connect(any_server) as two:
+        kv = await one.jetstream().create_key_value(BucketConfig(bucket=fresh, value_ttl=True))
+        group = kv.members("web", ttl=SECOND)
+        theirs = (await two.jetstream().key_value(fresh)).members("web", ttl=SECOND)
+        a = await group.join("a", b"10.0.0.1", timeout=5)
+        await theirs.join("b", b"10.0.0.2", timeout=5)
+        changes = group.watch()
+        assert {(await anext(changes)).member.name for _ in range(2)} == {"a", "b"}
+        assert sorted(await group.members()) == ["a", "b"]
+        await two.close()  # b dies
+        change = await asyncio.wait_for(anext(changes), 10)
+        assert (change.kind, change.member.name) == ("left", "b")
+        assert sorted(await group.members()) == ["a"]
+        await a.release()
+        change = await asyncio.wait_for(anext(changes), 5)
+        assert (change.kind, change.member.name) == ("left", "a")
+        assert await group.members() == {}
+        await changes.aclose()  # type: ignore[attr-defined]
+
+
+@pytest.mark.spec("KV-27")
+async def test_a_lock_is_safe_when_its_holder_stalls(any_server: str, fresh: str) -> None:
+    async with connect(any_server) as one, connect(any_server) as two:
+        kv = await one.jetstream().create_key_value(BucketConfig(bucket=fresh))
+        theirs = await two.jetstream().key_value(fresh)
+        stalled = kv.lock("job", ttl=SECOND)
+        token = await stalled.acquire(timeout=5)
+        assert not await theirs.lock("job", ttl=SECOND).try_acquire()
+        stalled._stop.set()  # the holder stalls: it renews no more
+        taker = theirs.lock("job", ttl=SECOND)
+        newer = await taker.acquire(timeout=10)
+        assert newer > token
+        with pytest.raises(LeaseLostError):
+            stalled.check()
+        # A resource that keeps the highest token refuses the late writer.
+        highest = max(0, newer)
+        assert token < highest
+        assert taker.check() == newer
+        await taker.release()
+        async with kv.lock("job", ttl=SECOND) as lock:
+            assert lock.token > newer
+
+
+@pytest.mark.spec("RW-14", on="C")
+async def test_every_read_of_a_bucket_takes_a_revision(any_server: str, fresh: str) -> None:
+    async with connect(any_server) as nc:
+        kv = await nc.jetstream().create_key_value(BucketConfig(bucket=fresh, history=3))
+        revision = await kv.put("a", b"1")
+        assert (await kv.get("a", min_last_revision=revision)).value == b"1"
+        assert (await kv.get("a", revision=revision, min_last_revision=revision)).value == b"1"
+        assert await kv.keys(min_last_revision=revision) == ["a"]
+        assert [key async for key in kv.iter_keys(min_last_revision=revision)] == ["a"]
+        assert len(await kv.history("a", min_last_revision=revision)) == 1
+        assert list(await kv.get_range(min_last_revision=revision)) == ["a"]
+        async with await kv.watch("a", min_last_revision=revision) as watch:
+            assert [e.value for e in await watch.initial()] == [b"1"]
+            await kv.put("a", b"2")
+            entry = await watch.next(timeout=5)
+            assert entry is not None
+            assert entry.value == b"2"
+        reads: list[Any] = [
+            kv.get("a", min_last_revision=99, timeout=1.5),
+            kv.keys(min_last_revision=99, timeout=1.5),
+            kv.history("a", min_last_revision=99, timeout=1.5),
+            kv.watch("a", min_last_revision=99, timeout=1.5),
+            kv.get_range(min_last_revision=99, timeout=1.5),
+        ]
+        for read in reads:
+            with pytest.raises(StaleReadError):
+                await read
+
+
+@pytest.mark.spec("RW-16")
+async def test_create_takes_the_revision_out_of_the_refusal(
+    any_server: str, fresh: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with connect(any_server) as nc:
+        kv = await nc.jetstream().create_key_value(BucketConfig(bucket=fresh, history=2))
+        await kv.put("k", b"1")
+        mark = await kv.delete("k")
+        asked: list[int] = []
+        storage: Any = kv.storage
+        last, append = storage.last, storage.append
+
+        async def watched(key: str, *, min_last_revision: int = 0, timeout: float | None = None) -> Any:
+            asked.append(min_last_revision)
+            return await last(key, min_last_revision=min_last_revision, timeout=timeout)
+
+        monkeypatch.setattr(storage, "last", watched)
+        await kv.create("k", b"2")
+        assert asked == [mark]
+        with pytest.raises(KeyExistsError):
+            await kv.create("k", b"3")
+        assert asked == [mark, mark + 1]
+
+        async def constant(*args: Any, **options: Any) -> Any:  # the form without a sequence
+            try:
+                return await append(*args, **options)
+            except WrongLastSequenceError as error:
+                raise WrongLastSequenceError("wrong last sequence", err_code=10164) from error
+
+        monkeypatch.setattr(storage, "append", constant)
+        mark = await kv.delete("k")
+        await kv.create("k", b"4")
+        assert asked[-1] == mark
+        assert (await kv.get("k")).value == b"4"
+        with pytest.raises(KeyExistsError):
+            await kv.create("k", b"5")
+
+
+@pytest.mark.spec("KV-30")
+def test_the_same_interface_blocking(any_server: str, fresh: str) -> None:
+    from slipstream.kv import aio, blocking
+
+    public = [name for name in vars(aio.KeyValue) if not name.startswith("_")]
+    assert public == [name for name in vars(blocking.KeyValue) if not name.startswith("_")]
+    with connect_blocking(any_server) as nc:
+        js = nc.jetstream()
+        kv = js.create_key_value(BucketConfig(bucket=fresh, history=3))
+        assert fresh in list(js.key_values())
+        first = kv.create("a.b", b"1")
+        second = kv.update("a.b", b"2", last=first)
+        assert kv.get("a.b", min_last_revision=second).value == b"2"
+        assert [entry.value for entry in kv.history("a.b")] == [b"1", b"2"]
+        with kv.writer() as writer:
+            for n in range(100):
+                writer.put(f"k.{n}", b"x")
+        assert len(kv.keys("k.*")) == 100
+        assert len(list(kv.iter_keys())) == 101
+        with kv.watch("a.>") as watch:
+            assert [entry.key for entry in watch.initial()] == ["a.b"]
+            kv.delete("a.b")
+            entry = watch.next(timeout=5)
+            assert entry is not None
+            assert entry.is_deleted
+        assert kv.delete_range("k.*") == 100
+        assert kv.snapshot() == {}
+        assert len(kv.snapshot(revision=second)) == 1
+        assert kv.purge_deletes(older_than=timedelta(0)) == 101
+        with pytest.raises(ReadOnlyError):
+            kv.read_only().put("a", b"")
+        typed = kv.with_codec(Json(list[int]))
+        typed.put("j", [1, 2])
+        assert typed.get("j").value == [1, 2]
+        cached = kv.cached()
+        assert cached.get("j").value == b"[1,2]"
+        assert cached.figures.hits == 1
+        cached.close()
+        with kv.lock("lock", ttl=SECOND) as lock:
+            assert lock.token > 0
+        assert kv.status().history == 3
+        js.update_key_value(BucketConfig(bucket=fresh, history=4))
+        assert js.key_value(fresh).status().history == 4
+        js.delete_key_value(fresh)

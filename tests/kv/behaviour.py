@@ -1,0 +1,355 @@
+"""What every bucket does, whatever keeps it: the one suite that all backends and wrappers pass.
+
+A subclass says how a bucket is made; `tests/kv/test_local.py` and `tests/conformance/test_kv_backends.py` do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+
+import pytest
+
+from slipstream import BucketConfig
+from slipstream.errors import (
+    HistoryLostError,
+    KeyExistsError,
+    KeyNotFoundError,
+    ReadOnlyError,
+    RequestTimeoutError,
+    StaleReadError,
+    UsageError,
+    WrongLastSequenceError,
+)
+from slipstream.kv import Operation
+from slipstream.kv.aio import KeyValue
+
+
+class Behaviour:
+    """One test per rule; `bucket` comes from the subclass."""
+
+    bad_filters: tuple[str, ...] = ("a*", "a.>.b", ".a", "a b")
+
+    @asynccontextmanager
+    async def bucket(self, config: BucketConfig) -> AsyncIterator[KeyValue[bytes]]:
+        """A fresh bucket, closed at the end."""
+        raise NotImplementedError(config)
+        yield
+
+    async def test_put_and_get(self, fresh: str) -> None:
+        async with self.bucket(BucketConfig(bucket=fresh)) as kv:
+            first = await kv.put("a.b", b"\x00\xff")
+            second = await kv.put("empty", b"")
+            assert second > first > 0
+            entry = await kv.get("a.b")
+            assert entry[:4] == (kv.bucket, "a.b", b"\x00\xff", first)
+            assert entry.created > 1_700_000_000 * 10**9
+            assert (entry.delta, entry.operation, entry.marker) == (0, Operation.PUT, "")
+            assert (await kv.get("empty")).value == b""
+            with pytest.raises(KeyNotFoundError, match="no value for key 'nope'"):
+                await kv.get("nope")
+            with pytest.raises(UsageError, match="bad key"):
+                await kv.put("a..b", b"")
+
+    async def test_create_update_delete_and_purge(self, fresh: str) -> None:
+        async with self.bucket(BucketConfig(bucket=fresh, history=5)) as kv:
+            first = await kv.create("k", b"1")
+            with pytest.raises(KeyExistsError) as caught:
+                await kv.create("k", b"2")
+            assert caught.value.revision == first
+            second = await kv.update("k", b"2", last=first)
+            with pytest.raises(WrongLastSequenceError, match=f"wrong last sequence: {second}"):
+                await kv.update("k", b"3", last=first)
+            with pytest.raises(WrongLastSequenceError):
+                await kv.delete("k", last=first)
+            mark = await kv.delete("k", last=second)
+            with pytest.raises(KeyNotFoundError, match=f"DEL, revision {mark}"):
+                await kv.get("k")
+            assert (await kv.get("k", revision=first)).value == b"1"
+            again = await kv.create("k", b"4")
+            mark = await kv.purge("k")
+            with pytest.raises(KeyNotFoundError, match="PURGE"):
+                await kv.get("k")
+            with pytest.raises(KeyNotFoundError):
+                await kv.get("k", revision=again)
+            await kv.create("k", b"5")
+            assert (await kv.get("k")).value == b"5"
+
+    async def test_a_revision_is_only_found_under_its_own_key(self, fresh: str) -> None:
+        async with self.bucket(BucketConfig(bucket=fresh, history=2)) as kv:
+            one, two = await kv.put("a", b"1"), await kv.put("b", b"2")
+            assert (await kv.get("a", revision=one)).value == b"1"
+            with pytest.raises(KeyNotFoundError, match="another key"):
+                await kv.get("a", revision=two)
+            with pytest.raises(KeyNotFoundError):
+                await kv.get("a", revision=two + 1)
+
+    async def test_history_keeps_so_many_entries_of_each_key(self, fresh: str) -> None:
+        async with self.bucket(BucketConfig(bucket=fresh, history=3)) as kv:
+            for n in range(5):
+                await kv.put("k", b"%d" % n)
+                await kv.put("other", b"%d" % n)
+            await kv.delete("k")
+            history = await kv.history("k")
+            assert [entry.value for entry in history] == [b"3", b"4", b""]
+            assert [entry.delta for entry in history] == [2, 1, 0]
+            assert [entry.operation for entry in history] == [Operation.PUT, Operation.PUT, Operation.DELETE]
+            await kv.purge("k")
+            assert [entry.operation for entry in await kv.history("k")] == [Operation.PURGE]
+            with pytest.raises(KeyNotFoundError):
+                await kv.history("nope")
+
+    async def test_keys_and_ranges(self, fresh: str) -> None:
+        async with self.bucket(BucketConfig(bucket=fresh, history=2)) as kv:
+            assert await kv.keys() == []
+            async with kv.writer() as writer:
+                for key in ("a.x", "a.y", "b.x", "b.y.z", "c"):
+                    await writer.put(key, key.encode())
+                await writer.put("a.x", b"new")
+                await writer.delete("b.x")
+                await writer.purge("c")
+            assert await kv.keys() == ["a.y", "b.y.z", "a.x"]
+            assert sorted(await kv.keys("a.>")) == ["a.x", "a.y"]
+            assert await kv.keys("*.x") == ["a.x"]
+            assert sorted(await kv.keys("*.x", "a.*", "b.>")) == ["a.x", "a.y", "b.y.z"]
+            assert [key async for key in kv.iter_keys("b.>")] == ["b.y.z"]
+            assert {key: entry.value for key, entry in (await kv.get_range("a.*")).items()} == {
+                "a.y": b"a.y",
+                "a.x": b"new",
+            }
+            assert await kv.delete_range("a.*") == 2
+            assert await kv.keys() == ["b.y.z"]
+            assert await kv.purge_range(">") == 1
+            assert await kv.keys() == []
+            for bad in self.bad_filters:
+                with pytest.raises(UsageError, match="bad key filter"):
+                    await kv.keys(bad)
+            with pytest.raises(UsageError, match="bad range"):
+                await kv.delete_range()
+
+    async def test_a_snapshot_is_exact_or_refused(self, fresh: str) -> None:
+        async with self.bucket(BucketConfig(bucket=fresh, history=2)) as kv:
+            await kv.put("a", b"1")
+            at = await kv.put("b", b"1")
+            deleted = await kv.delete("a")
+            await kv.put("c", b"1")
+            shot = await kv.snapshot(revision=at)
+            assert {key: entry.value for key, entry in shot.items()} == {"a": b"1", "b": b"1"}
+            assert list(await kv.snapshot(revision=deleted)) == ["b"]
+            assert list(await kv.snapshot()) == ["b", "c"]
+            assert list(await kv.snapshot("c", "b", revision=at)) == ["b"]
+            await kv.put("b", b"2")
+            await kv.put("b", b"3")
+            with pytest.raises(HistoryLostError, match="key 'b' was written 2 times since"):
+                await kv.snapshot(revision=at)
+            assert list(await kv.snapshot("c", revision=at)) == []
+            now = await kv.purge("c")
+            with pytest.raises(HistoryLostError, match="key 'c' was purged"):
+                await kv.snapshot("c", revision=at)
+            with pytest.raises(HistoryLostError, match="its newest revision is"):
+                await kv.snapshot(revision=now + 1)
+
+    async def test_purge_deletes_removes_what_was_deleted(self, fresh: str) -> None:
+        async with self.bucket(BucketConfig(bucket=fresh, history=3)) as kv:
+            for key in ("a", "b", "c"):
+                await kv.put(key, b"1")
+            await kv.delete("a")
+            await kv.purge("b")
+            assert await kv.purge_deletes(older_than=timedelta(hours=1)) == 2
+            assert [entry.operation for entry in await kv.history("a")] == [Operation.DELETE]
+            assert (await kv.status()).values == 3
+            assert await kv.purge_deletes(older_than=timedelta(0)) == 2
+            with pytest.raises(KeyNotFoundError):
+                await kv.history("a")
+            assert await kv.keys() == ["c"]
+            assert (await kv.status()).values == 1
+
+    async def test_status(self, fresh: str) -> None:
+        config = BucketConfig(bucket=fresh, history=4, ttl=timedelta(hours=1), max_value_size=200)
+        async with self.bucket(config) as kv:
+            await kv.put("a", b"1")
+            last = await kv.put("a", b"2")
+            status = await kv.status()
+            assert (status.bucket, status.values, status.history) == (fresh, 2, 4)
+            assert (status.ttl, status.last_revision) == (timedelta(hours=1), last)
+            assert status.bytes > 0
+            with pytest.raises(Exception, match="message size exceeds maximum allowed"):
+                await kv.put("a", b"x" * 1000)
+
+    async def test_a_read_is_at_least_as_new_as_asked_for(self, fresh: str) -> None:
+        async with self.bucket(BucketConfig(bucket=fresh)) as kv:
+            revision = await kv.put("a", b"1")
+            assert (await kv.get("a", min_last_revision=revision)).value == b"1"
+            assert (await kv.get("a", revision=revision, min_last_revision=revision)).value == b"1"
+            assert await kv.keys(min_last_revision=revision) == ["a"]
+            assert len(await kv.history("a", min_last_revision=revision)) == 1
+            with pytest.raises(StaleReadError):
+                await kv.get("a", min_last_revision=revision + 1, timeout=1.5)
+            with pytest.raises(StaleReadError):
+                await kv.keys(min_last_revision=revision + 1, timeout=1.2)
+
+    async def test_a_read_only_handle_refuses_every_write(self, fresh: str) -> None:
+        async with self.bucket(BucketConfig(bucket=fresh)) as kv:
+            await kv.put("a", b"1")
+            before = (await kv.status()).last_revision
+            ro = kv.read_only()
+            writes = [
+                ro.put("a", b"2"),
+                ro.create("b", b"2"),
+                ro.update("a", b"2", last=1),
+                ro.delete("a"),
+                ro.purge("a"),
+                ro.delete_range(">"),
+                ro.purge_range(">"),
+                ro.destroy(),
+            ]
+            for write in writes:
+                with pytest.raises(ReadOnlyError, match="read-only"):
+                    await write
+            with pytest.raises(ReadOnlyError):
+                ro.writer()
+            assert (await ro.get("a")).value == b"1"
+            assert await ro.keys() == ["a"]
+            assert len(await ro.history("a")) == 1
+            assert (await ro.status()).last_revision == before
+            async with await ro.watch() as watch:
+                assert [entry.key for entry in await watch.initial()] == ["a"]
+
+    async def test_a_watch_tells_what_is_and_then_what_comes(self, fresh: str) -> None:
+        async with self.bucket(BucketConfig(bucket=fresh, history=3)) as kv:
+            await kv.put("a", b"1")
+            await kv.put("a", b"2")
+            await kv.put("b.c", b"1")
+            await kv.delete("b.c")
+            async with await kv.watch() as watch:
+                first, second, marker = [await watch.next(timeout=5) for _ in range(3)]
+                assert first is not None
+                assert second is not None
+                assert (first.key, first.value, second.key, second.operation) == ("a", b"2", "b.c", Operation.DELETE)
+                assert marker is None
+                assert watch.is_current
+                revision = await kv.put("d", b"3")
+                news = await watch.next(timeout=5)
+                assert news is not None
+                assert (news.key, news.value, news.revision) == ("d", b"3", revision)
+                assert watch.revision == revision
+                with pytest.raises(RequestTimeoutError):
+                    await watch.next(timeout=0.05)
+
+    async def test_the_end_of_the_initial_data_is_always_told(self, fresh: str) -> None:
+        async with self.bucket(BucketConfig(bucket=fresh)) as kv:
+            async with await kv.watch() as watch:
+                assert await watch.next(timeout=5) is None
+            async with await kv.watch("nope", "no.>") as watch:
+                assert await watch.initial() == []
+            await kv.put("a", b"1")
+            async with await kv.watch("b") as watch:
+                assert await watch.next(timeout=5) is None
+            async with await kv.watch(updates_only=True) as watch:
+                assert await watch.next(timeout=5) is None
+                await kv.put("a", b"2")
+                entry = await watch.next(timeout=5)
+                assert entry is not None
+                assert entry.value == b"2"
+
+    async def test_options_of_a_watch(self, fresh: str) -> None:
+        async with self.bucket(BucketConfig(bucket=fresh, history=3)) as kv:
+            await kv.put("a.x", b"1")
+            second = await kv.put("a.x", b"2")
+            await kv.put("a.y", b"3")
+            await kv.delete("a.y")
+            await kv.put("b", b"4")
+
+            async def initial(*filters: str, **options: bool | int) -> list[tuple[str, bytes]]:
+                async with await kv.watch(*filters, **options) as watch:  # type: ignore[arg-type]
+                    return [(entry.key, entry.value) for entry in await watch.initial()]
+
+            assert await initial("a.>", include_history=True) == [
+                ("a.x", b"1"), ("a.x", b"2"), ("a.y", b"3"), ("a.y", b"")
+            ]  # fmt: skip
+            assert await initial(ignore_deletes=True) == [("a.x", b"2"), ("b", b"4")]
+            assert await initial("a.x", "b", resume_from=second) == [("a.x", b"2"), ("b", b"4")]
+            assert [key for key, _ in await initial(meta_only=True)] == ["a.x", "a.y", "b"]
+            assert await initial("a.*", "*.x", ignore_deletes=True) == [("a.x", b"2")]
+            last = (await kv.status()).last_revision
+            assert await initial("b", min_last_revision=last) == [("b", b"4")]
+            with pytest.raises(UsageError, match="one of"):
+                await kv.watch(include_history=True, updates_only=True)
+            with pytest.raises(UsageError, match="bad key filter"):
+                await kv.watch("a*")
+
+    async def test_many_changes_reach_a_watch_in_order(self, fresh: str) -> None:
+        async with self.bucket(BucketConfig(bucket=fresh, history=64)) as kv, await kv.watch() as watch:
+            assert await watch.initial() == []
+
+            async def write() -> None:
+                async with kv.writer() as writer:
+                    for n in range(500):
+                        await writer.put(f"k.{n % 10}", b"%d" % n)
+
+            task = asyncio.create_task(write())
+            seen: list[bytes] = []
+            while len(seen) < 500:
+                seen += [entry.value for entry in await watch.chunk(timeout=10)]
+            await task
+            assert seen == [b"%d" % n for n in range(500)]
+
+    async def test_a_cache_answers_what_it_knows_to_be_new_enough(self, fresh: str) -> None:
+        async with self.bucket(BucketConfig(bucket=fresh)) as kv:
+            await kv.put("a", b"1")
+            await kv.put("gone", b"1")
+            await kv.delete("gone")
+            cached = await kv.cached()
+            try:
+                assert (await cached.get("a")).value == b"1"
+                for missing in ("gone", "nope"):
+                    with pytest.raises(KeyNotFoundError):
+                        await cached.get(missing)
+                assert (cached.figures.hits, cached.figures.absent, cached.figures.misses) == (3, 1, 0)
+                revision = await cached.put("a", b"2")
+                assert (await cached.get("a")).value == b"2"
+                assert (await cached.get("a", min_last_revision=revision)).value == b"2"
+                other = await kv.put("b", b"3")
+                assert (await cached.get("b", min_last_revision=other)).value == b"3"
+                async with asyncio.timeout(5):
+                    while cached.figures.updates < 4:
+                        await asyncio.sleep(0.005)
+                hits = cached.figures.hits
+                assert (await cached.get("b")).value == b"3"
+                assert cached.figures.hits == hits + 1
+                with pytest.raises(StaleReadError):
+                    await cached.get("b", min_last_revision=other + 1, timeout=1.5)
+            finally:
+                await cached.close()
+
+    async def test_a_cache_keeps_its_bound_and_its_filters(self, fresh: str) -> None:
+        async with self.bucket(BucketConfig(bucket=fresh)) as kv:
+            for n in range(10):
+                await kv.put(f"a.{n}", b"%d" % n)
+            await kv.put("b", b"x")
+            cached = await kv.cached("a.*", max_entries=4)
+            try:
+                assert cached.figures.entries == 4
+                assert cached.figures.evicted == 6
+                assert (await cached.get("b")).value == b"x"
+                assert (await cached.get("a.0")).value == b"0"
+                assert (await cached.get("a.0")).value == b"0"
+                assert cached.figures.misses == 2
+                assert cached.figures.entries == 4
+                assert 0 < cached.figures.hit_rate < 1
+            finally:
+                await cached.close()
+
+    async def test_a_bucket_whose_values_go_without_a_trace_is_not_cached(self, fresh: str) -> None:
+        async with self.bucket(BucketConfig(bucket=fresh, ttl=timedelta(minutes=5))) as kv:
+            with pytest.raises(UsageError, match="limit_marker_ttl"):
+                await kv.cached()
+
+    async def test_destroy(self, fresh: str) -> None:
+        async with self.bucket(BucketConfig(bucket=fresh)) as kv:
+            await kv.put("a", b"1")
+            await kv.destroy()
+            with pytest.raises(Exception, match=r"no bucket|destroyed"):
+                await kv.status()
