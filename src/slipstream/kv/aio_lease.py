@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 from slipstream.errors import (
     ApiError,
+    ConnectionClosedError,
     ConnectionLostError,
     Error,
     LeaseLostError,
@@ -126,6 +127,8 @@ class Lease:
                 await watch.initial(timeout=self._patience())
             else:
                 await watch.next(timeout=patience)
+        except ConnectionClosedError:
+            raise
         except _PASSING:
             await sleep(min(SHORTEST_WAIT, patience))
         return watch
@@ -142,6 +145,8 @@ class Lease:
             if entry is not None and not entry.is_deleted:
                 return await self._take_over(entry)
             return await self._store(entry.revision if entry else 0)
+        except ConnectionClosedError:
+            raise
         except (WrongLastSequenceError, *_PASSING):
             return False
 

@@ -12,7 +12,14 @@ from functools import partial
 from operator import attrgetter
 
 from slipstream.api import DeliverPolicy, StreamInfo, names
-from slipstream.errors import BucketNotFoundError, Error, MessageNotFoundError, StaleReadError, StreamNotFoundError
+from slipstream.errors import (
+    BucketNotFoundError,
+    Error,
+    MessageNotFoundError,
+    StaleReadError,
+    StreamNameInUseError,
+    StreamNotFoundError,
+)
 from slipstream.jetstream.aio import JetStream, Publisher, Stream
 from slipstream.jetstream.aio_asking import ask
 from slipstream.jetstream.aio_ordered import OrderedConsumer
@@ -26,6 +33,7 @@ from slipstream.kv.bucket import STREAM_PREFIX, Address, BucketConfig, BucketSta
 from slipstream.kv.decode import entry_or_message
 from slipstream.kv.entry import Entry, Listing, Operation, listing_of, mark_of
 from slipstream.kv.keys import any_of, check_bucket, check_key, check_patterns, filters_for
+from slipstream.kv.snapshot import forgotten_of, with_forgotten
 from slipstream.kv.start import ALL, LATEST, From, Start
 from slipstream.wire import matcher
 
@@ -83,6 +91,12 @@ class StreamStorage:
         """Purge the subject below a sequence: what is written meanwhile stays."""
         if below > 1:
             await self.stream.purge(subject=self._prefix + key, below=below, timeout=timeout)
+
+    async def forgetting(self, revision: int, *, timeout: float | None = None) -> None:
+        """Record it in the stream's metadata, where other programs find it too."""
+        config = (await self.status(timeout=timeout)).stream_info.config
+        if forgotten_of(config) < revision:
+            await self.js.update_stream(with_forgotten(config, revision), timeout=timeout)
 
     # Reading
 
@@ -218,7 +232,7 @@ class StreamStorage:
     ) -> StreamFeed:
         """Messages of an ordered consumer."""
         least = self._least(min_last_revision)
-        if least and start.kind in (From.LATEST, From.ALL):
+        if least and start.kind is not From.NEW:
             return await self._follow_from_proof(patterns, start, meta_only, least, timeout)
         return await self._follow(patterns, start, meta_only, timeout)
 
@@ -250,7 +264,7 @@ class StreamStorage:
             async for entries in self.read(patterns, min_last_revision=last, timeout=timeout):
                 initial += entries
             initial.sort(key=attrgetter("revision"))
-        initial = [entry for entry in initial if entry.revision <= last]
+        initial = [entry for entry in initial if start.revision <= entry.revision <= last]
         if meta_only:
             initial = [entry._replace(value=b"") for entry in initial]
         consumer = await self._ordered(patterns, meta_only, timeout, start=last + 1)
@@ -393,7 +407,12 @@ async def create_bucket(js: JetStream, config: BucketConfig, *, timeout: float |
     """Make a bucket, or find it made with the same configuration."""
     stream = config.stream_config()
     address = _address(js, stream_prefix=config.subject_prefix, info=StreamInfo(config=stream))
-    await js.create_stream(stream, timeout=timeout)
+    try:
+        await js.create_stream(stream, timeout=timeout)
+    except StreamNameInUseError:
+        found = (await Stream(js, stream.name).info(timeout=timeout)).config
+        if not forgotten_of(found) or config.applied_to(found) != found:  # else it differs by that record only
+            raise
     return StreamStorage(js, check_bucket(config.bucket), address)
 
 

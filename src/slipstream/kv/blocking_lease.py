@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 from slipstream.errors import (
     ApiError,
+    ConnectionClosedError,
     ConnectionLostError,
     Error,
     LeaseLostError,
@@ -127,6 +128,8 @@ class Lease:
                 watch.initial(timeout=self._patience())
             else:
                 watch.next(timeout=patience)
+        except ConnectionClosedError:
+            raise
         except _PASSING:
             sleep(min(SHORTEST_WAIT, patience))
         return watch
@@ -143,6 +146,8 @@ class Lease:
             if entry is not None and not entry.is_deleted:
                 return self._take_over(entry)
             return self._store(entry.revision if entry else 0)
+        except ConnectionClosedError:
+            raise
         except (WrongLastSequenceError, *_PASSING):
             return False
 

@@ -13,7 +13,14 @@ from functools import partial
 from operator import attrgetter
 
 from slipstream.api import DeliverPolicy, StreamInfo, names
-from slipstream.errors import BucketNotFoundError, Error, MessageNotFoundError, StaleReadError, StreamNotFoundError
+from slipstream.errors import (
+    BucketNotFoundError,
+    Error,
+    MessageNotFoundError,
+    StaleReadError,
+    StreamNameInUseError,
+    StreamNotFoundError,
+)
 from slipstream.jetstream.blocking import JetStream, Publisher, Stream
 from slipstream.jetstream.blocking_asking import ask
 from slipstream.jetstream.blocking_ordered import OrderedConsumer
@@ -27,6 +34,7 @@ from slipstream.kv.bucket import STREAM_PREFIX, Address, BucketConfig, BucketSta
 from slipstream.kv.decode import entry_or_message
 from slipstream.kv.entry import Entry, Listing, Operation, listing_of, mark_of
 from slipstream.kv.keys import any_of, check_bucket, check_key, check_patterns, filters_for
+from slipstream.kv.snapshot import forgotten_of, with_forgotten
 from slipstream.kv.start import ALL, LATEST, From, Start
 from slipstream.wire import matcher
 
@@ -84,6 +92,12 @@ class StreamStorage:
         """Purge the subject below a sequence: what is written meanwhile stays."""
         if below > 1:
             self.stream.purge(subject=self._prefix + key, below=below, timeout=timeout)
+
+    def forgetting(self, revision: int, *, timeout: float | None = None) -> None:
+        """Record it in the stream's metadata, where other programs find it too."""
+        config = (self.status(timeout=timeout)).stream_info.config
+        if forgotten_of(config) < revision:
+            self.js.update_stream(with_forgotten(config, revision), timeout=timeout)
 
     # Reading
 
@@ -217,7 +231,7 @@ class StreamStorage:
     ) -> StreamFeed:
         """Messages of an ordered consumer."""
         least = self._least(min_last_revision)
-        if least and start.kind in (From.LATEST, From.ALL):
+        if least and start.kind is not From.NEW:
             return self._follow_from_proof(patterns, start, meta_only, least, timeout)
         return self._follow(patterns, start, meta_only, timeout)
 
@@ -247,7 +261,7 @@ class StreamStorage:
             for entries in self.read(patterns, min_last_revision=last, timeout=timeout):
                 initial += entries
             initial.sort(key=attrgetter("revision"))
-        initial = [entry for entry in initial if entry.revision <= last]
+        initial = [entry for entry in initial if start.revision <= entry.revision <= last]
         if meta_only:
             initial = [entry._replace(value=b"") for entry in initial]
         consumer = self._ordered(patterns, meta_only, timeout, start=last + 1)
@@ -390,7 +404,12 @@ def create_bucket(js: JetStream, config: BucketConfig, *, timeout: float | None 
     """Make a bucket, or find it made with the same configuration."""
     stream = config.stream_config()
     address = _address(js, stream_prefix=config.subject_prefix, info=StreamInfo(config=stream))
-    js.create_stream(stream, timeout=timeout)
+    try:
+        js.create_stream(stream, timeout=timeout)
+    except StreamNameInUseError:
+        found = (Stream(js, stream.name).info(timeout=timeout)).config
+        if not forgotten_of(found) or config.applied_to(found) != found:  # else it differs by that record only
+            raise
     return StreamStorage(js, check_bucket(config.bucket), address)
 
 
