@@ -11,7 +11,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 
 import nats
 import nats.js.api
@@ -27,7 +27,7 @@ WINDOW = 4_000
 GETS = 32_000
 IN_FLIGHT = 64
 PAYLOAD = b"x" * 128
-DRAINS = ("read_ours", "pull_peer", "ordered_peer")
+DRAINS = ("read_ours", "pull_peer", "pull_ours", "ordered_peer", "ordered_ours")
 SUBJECTS = [f"bench.{n}" for n in range(1000)]
 
 Measure = Callable[[str], Coroutine[None, None, float]]
@@ -88,7 +88,8 @@ async def read_ours(url: str) -> float:
 async def pull_peer(url: str) -> float:
     nc = await nats.connect(url)
     js = nc.jetstream()
-    sub = await js.pull_subscribe("bench.>", stream="BENCH")
+    config = nats.js.api.ConsumerConfig(max_ack_pending=20_000)
+    sub = await js.pull_subscribe("bench.>", stream="BENCH", config=config)
     begin = time.perf_counter()
     count = 0
     while count < PEER_MESSAGES:
@@ -99,6 +100,33 @@ async def pull_peer(url: str) -> float:
     rate = count / (time.perf_counter() - begin)
     await nc.close()
     return rate
+
+
+async def pull_ours(url: str) -> float:
+    """Message by message, each acked, as one writes it without a thought of speed."""
+    async with slipstream.connect(url) as nc:
+        stream = nc.jetstream().stream("BENCH")
+        consumer = await stream.create_consumer(slipstream.ConsumerConfig(durable_name="ours", max_ack_pending=20_000))
+        count = 0
+        begin = time.perf_counter()
+        async for message in consumer.messages(max_messages=2_000):
+            await message.ack()
+            count += 1
+            if count == MESSAGES:
+                break
+        return count / (time.perf_counter() - begin)
+
+
+async def ordered_ours(url: str) -> float:
+    async with slipstream.connect(url) as nc:
+        stream = nc.jetstream().stream("BENCH")
+        count = 0
+        begin = time.perf_counter()
+        async for _ in stream.ordered_consumer():
+            count += 1
+            if count == MESSAGES:
+                break
+        return count / (time.perf_counter() - begin)
 
 
 async def ordered_peer(url: str) -> float:
@@ -141,11 +169,53 @@ async def gets_peer(url: str) -> float:
     return rate
 
 
+async def in_flight(get: Callable[[int], Awaitable[object]]) -> float:
+    """Gets per second, `IN_FLIGHT` at a time."""
+
+    async def work(first: int) -> None:
+        for n in range(first, first + GETS // IN_FLIGHT):
+            await get(n)
+
+    begin = time.perf_counter()
+    await asyncio.gather(*(work(k * (GETS // IN_FLIGHT)) for k in range(IN_FLIGHT)))
+    return GETS / (time.perf_counter() - begin)
+
+
+async def last_plain(url: str) -> float:
+    async with slipstream.connect(url) as nc:
+        stream = nc.jetstream().stream("BENCH")
+        return await in_flight(lambda n: stream.get_last(SUBJECTS[n % 1000]))
+
+
+async def last_trusted(url: str) -> float:
+    """Every answer proven to be as new as the stream's last message; the first few learn what there is to learn."""
+    async with slipstream.connect(url) as nc:
+        stream = nc.jetstream().stream("BENCH")
+        return await in_flight(lambda n: stream.get_last(SUBJECTS[n % 1000], min_last_seq=MESSAGES))
+
+
+async def seq_trusted(url: str) -> float:
+    async with slipstream.connect(url) as nc:
+        stream = nc.jetstream().stream("BENCH")
+        return await in_flight(lambda n: stream.get(n + 1, min_last_seq=MESSAGES))
+
+
+async def range_trusted(url: str) -> float:
+    async with slipstream.connect(url) as nc:
+        stream = nc.jetstream().stream("BENCH")
+        begin = time.perf_counter()
+        count = 0
+        async for columns in stream.read_columns(end=MESSAGES):
+            count += len(columns.seqs)
+        assert count == MESSAGES
+        return count / (time.perf_counter() - begin)
+
+
 MEASURES: dict[str, Measure] = {
     measure.__name__: measure
     for measure in (
-        publish_ours, publish_peer, fill, read_ours, pull_peer, ordered_peer,
-        gets_ours, gets_peer,
+        publish_ours, publish_peer, fill, read_ours, pull_peer, pull_ours, ordered_peer, ordered_ours,
+        gets_ours, gets_peer, last_plain, last_trusted, seq_trusted, range_trusted,
     )
 }  # fmt: skip
 
@@ -166,11 +236,22 @@ def run() -> list[Row]:
             row("JetStream publish, acked, 4,000 in flight", measure("publish_ours", url), publish_peer_rate, target=3)
         ]
         measure("fill", url)
-        drained, pulled, ordered = (measure(name, url) for name in DRAINS)
+        drained, pulled, ours_pulled, ordered, ours_ordered = (measure(name, url) for name in DRAINS)
         rows += [
+            row("pull consumer drained, every message acked", ours_pulled, pulled, target=4),
+            row("ordered consumer drained", ours_ordered, ordered, target=7),
             row("batched Direct Get against nats-py's pull, every message acked", drained, pulled, target=10),
             row("batched Direct Get against nats-py's ordered consumer", drained, ordered, target=7),
             row("single Direct Get, 64 in flight", measure("gets_ours", url), measure("gets_peer", url), target=2),
+            row(
+                "a trusted last by subject against a plain one",
+                measure("last_trusted", url),
+                measure("last_plain", url),
+            ),
+            row(
+                "a trusted get by sequence against a plain one", measure("seq_trusted", url), measure("gets_ours", url)
+            ),
+            row("a trusted range against a plain one", measure("range_trusted", url), drained),
         ]
     return rows
 

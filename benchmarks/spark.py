@@ -1,4 +1,4 @@
-"""One million messages into Spark: our source, nats-py inside mapInPandas, and the same rows in Parquet.
+"""Messages into Spark and out of it: our source and sink, nats-py in the same session, and the same rows in Parquet.
 
 One real nats-server with 128-byte messages, one `local[2]` session that has warmed up, the better of two runs each.
 """
@@ -24,8 +24,11 @@ if TYPE_CHECKING:
 MESSAGES = 1_000_000
 PEER_MESSAGES = 60_000
 PEER_TASKS = 2
+SINK_ROWS = 200_000
+PEER_ROWS = 8_000
 FETCH = 1_000
 STREAM = "SPARK"
+SINK = "SINK"
 
 
 def run() -> list[Row]:
@@ -46,6 +49,7 @@ def fill(url: str) -> None:
     with connect_blocking(url) as client:
         js = client.jetstream()
         js.create_stream(StreamConfig(name=STREAM, subjects=("spark.>",), allow_direct=True))
+        js.create_stream(StreamConfig(name=SINK, subjects=("sink.>",), allow_direct=True))
         subjects = [f"spark.{n}" for n in range(1000)]
         with js.publisher(timeout=60) as publisher:
             for n in range(MESSAGES):
@@ -65,18 +69,22 @@ def session() -> SparkSession:
 
 
 def measure(spark: SparkSession, url: str, parquet: Path) -> list[Row]:
-    def stream() -> DataFrame:
-        return spark.read.format("jetstream").option("servers", url).load(STREAM)
+    def stream(**options: str) -> DataFrame:
+        return spark.read.format("jetstream").option("servers", url).options(**options).load(STREAM)
 
     stream().limit(1).collect()  # the workers are there, and Spark's code is loaded
-    counted = rate(MESSAGES, lambda: stream().count())
+    counted = rate(MESSAGES, lambda: stream(columns="data").count())  # what the peer reads, too
     peer = rate(PEER_MESSAGES, lambda: by_nats_py(spark, url).count())
     stream().write.parquet(str(parquet))
     every_column = rate(MESSAGES, lambda: drain(stream()))
     from_parquet = rate(MESSAGES, lambda: drain(spark.read.parquet(str(parquet))))
+    into_stream(spark, url, 1_000)
+    written = rate(SINK_ROWS, lambda: into_stream(spark, url, SINK_ROWS))
+    per_row = rate(PEER_ROWS, lambda: publish_by_nats_py(spark, url))
     return [
         row("Spark: messages counted, nats-py in mapInPandas", counted, peer, target=8),
         row("Spark: every column read, the same rows in Parquet", every_column, from_parquet, target=0.1),
+        row("Spark sink: rows published exactly once, nats-py row by row", written, per_row, target=20),
     ]
 
 
@@ -127,6 +135,39 @@ def by_nats_py(spark: SparkSession, url: str) -> DataFrame:
                 yield pd.DataFrame({"data": uvloop.run(fetch_all(int(number) * share + 1))})
 
     return spark.range(0, PEER_TASKS, 1, PEER_TASKS).mapInPandas(fetch, "data binary")
+
+
+def messages(spark: SparkSession, count: int) -> DataFrame:
+    """Rows to publish, all different."""
+    return spark.range(0, count, 1, PEER_TASKS).selectExpr(
+        "concat('sink.', id % 1000) AS subject", "CAST(lpad(CAST(id AS STRING), 128, 'x') AS BINARY) AS data"
+    )
+
+
+def into_stream(spark: SparkSession, url: str, count: int) -> int:
+    messages(spark, count).write.format("jetstream").mode("append").option("servers", url).save(SINK)
+    return count
+
+
+def publish_by_nats_py(spark: SparkSession, url: str) -> int:
+    """What one would write without us: a connection per task, each row published and its ack awaited."""
+
+    async def publish_all(rows: Iterator[Any]) -> None:
+        import nats
+
+        client = await nats.connect(url)
+        js = client.jetstream()
+        for one in rows:
+            await js.publish(one.subject, bytes(one.data))
+        await client.close()
+
+    def publish(rows: Iterator[Any]) -> None:
+        import uvloop
+
+        uvloop.run(publish_all(rows))
+
+    messages(spark, PEER_ROWS).foreachPartition(publish)
+    return PEER_ROWS
 
 
 def main() -> None:

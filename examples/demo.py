@@ -1,151 +1,145 @@
-"""Orders go in as messages, a table of customers comes out: `make demo`, or `python -m examples.demo [ORDERS]`.
+"""Orders go in as messages, views and a history come out: `make demo`, or `python -m examples.demo [ORDERS]`.
 
-An embedded server takes 100,000 generated orders. A Spark streaming query counts and sums them per customer in SQL and
-keeps the result in a Key-Value bucket, which is then read back with read-after-write and checked against plain Python.
+An embedded server takes 100,000 generated orders, a few of them broken. The pipeline of `examples/orders.toml` keeps a
+view per customer and a view per minute in Key-Value buckets, publishes alerts, writes the history as Parquet and puts
+the broken ones aside. Then the views are read by the Key-Value client with read-after-write, and checked against plain
+Python.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import random
-import shutil
 import sys
 import tempfile
 import time
-import warnings
 from collections import defaultdict
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import NamedTuple
 
-from slipstream import BlockingJetStream, BucketConfig, Server, StreamConfig, connect_blocking
+from slipstream import BlockingJetStream, Error, Server, StreamConfig, connect_blocking
+from slipstream.spark.pipelines import parse
+from slipstream.spark.pipelines.run import Runner
 
 ORDERS = 100_000
+BROKEN_EVERY = 10_000
 CUSTOMERS = ["ada", "alan", "barbara", "claude", "donald", "edsger", "grace", "john", "leslie", "margaret"]
 ITEMS = {"book": 1_990, "lamp": 4_550, "chair": 12_900, "desk": 38_000, "pen": 250}
+OPENING = datetime(2026, 1, 31, 9, tzinfo=UTC)
+PIPELINE = Path(__file__).with_name("orders.toml")
 
-VIEW = """
-    SELECT customer AS key, to_json(struct(count(*) AS orders, sum(amount) AS revenue)) AS value
-    FROM orders
-    GROUP BY customer
-"""
-
-Totals = dict[str, tuple[int, int]]  # customer: orders, revenue in cents
+Totals = dict[str, tuple[int, int]]  # orders, and revenue in cents
 
 
-def publish_orders(js: BlockingJetStream, orders: int) -> Totals:
-    """Send the orders, each acknowledged by the stream, and add them up in plain Python."""
+class Expected(NamedTuple):
+    """What the orders add up to, in plain Python."""
+
+    customers: Totals
+    minutes: Totals
+    orders: int
+    broken: int
+
+
+def publish_orders(js: BlockingJetStream, count: int) -> Expected:
+    """Send the orders of one hour, each acknowledged by the stream."""
     chance = random.Random(2026)
-    totals: dict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))
+    customers: Totals = defaultdict(lambda: (0, 0))
+    minutes: Totals = defaultdict(lambda: (0, 0))
+    broken = 0
     with js.publisher() as publisher:
-        for _ in range(orders):
+        for number in range(count):
             customer, (item, price) = chance.choice(CUSTOMERS), chance.choice(list(ITEMS.items()))
             amount = price * chance.randint(1, 5)
-            order = {"customer": customer, "item": item, "amount": amount}
-            publisher.publish(f"orders.{customer}", json.dumps(order).encode())
-            count, revenue = totals[customer]
-            totals[customer] = count + 1, revenue + amount
-    return totals
+            placed = OPENING + timedelta(seconds=3600 * number / count)
+            order = {"id": number, "customer": customer, "item": item, "amount": amount, "placed": placed.isoformat()}
+            data = json.dumps(order).encode()
+            if number % BROKEN_EVERY == BROKEN_EVERY // 2:
+                data, broken = data[:-9], broken + 1
+            else:
+                for totals, key in ((customers, customer), (minutes, placed.strftime("%Y-%m-%dT%H_%M"))):
+                    orders, revenue = totals[key]
+                    totals[key] = orders + 1, revenue + amount
+            publisher.publish(f"orders.{customer}", data)
+    return Expected(dict(customers), dict(minutes), count - broken, broken)
 
 
-def keep_view(url: str, checkpoint: Path) -> tuple[int, float]:
-    """Run the streaming query over what is in the stream; its rows, and the seconds that its micro-batches took."""
-    from pyspark.sql import SparkSession
-    from pyspark.sql.functions import col, from_json
-
-    from slipstream.spark import into_bucket
-
-    spark = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={quiet_logs(checkpoint.parent)}")
-        .getOrCreate()
-    )
-    messages = (
-        spark.readStream.format("jetstream")
-        .option("servers", url)
-        .option("maxMessagesPerTrigger", 25_000)
-        .load("ORDERS")
-    )
-    order = from_json(col("data").cast("string"), "customer STRING, item STRING, amount BIGINT")
-    messages.select(order.alias("order")).select("order.*").createOrReplaceTempView("orders")
-    query = (
-        spark.sql(VIEW)
-        .writeStream.outputMode("update")
-        .foreachBatch(into_bucket("customers", {"servers": url}))
-        .option("checkpointLocation", str(checkpoint))
-        .trigger(availableNow=True)
-        .start()
-    )
-    query.awaitTermination()
-    rows = sum(progress["numInputRows"] for progress in query.recentProgress)
-    millis = sum(progress["durationMs"]["triggerExecution"] for progress in query.recentProgress)
-    spark.stop()
-    return rows, millis / 1000
-
-
-def read_view(js: BlockingJetStream) -> Totals:
-    """The view as any client sees it, at least as new as the bucket's last write, whichever replica answers."""
-    customers = js.key_value("customers")
-    newest = customers.status().stream_info.state.last_seq
+def read_view(js: BlockingJetStream, bucket: str) -> Totals:
+    """A view as any client sees it, at least as new as the bucket's last write, whichever replica answers."""
+    kv = js.key_value(bucket)
+    newest = kv.status().stream_info.state.last_seq
     view: Totals = {}
-    for key in sorted(customers.keys(min_last_revision=newest)):
-        value = json.loads(customers.get(key, min_last_revision=newest).value)
+    for key in sorted(kv.keys(min_last_revision=newest)):
+        value = json.loads(kv.get(key, min_last_revision=newest).value)
         view[key] = value["orders"], value["revenue"]
     return view
 
 
-def quiet_logs(folder: Path) -> Path:
-    """Spark's logging reduced to errors."""
-    settings = folder / "log4j2.properties"
-    settings.write_text("""
-        rootLogger.level = error
-        rootLogger.appenderRef.console.ref = console
-        appender.console.type = Console
-        appender.console.name = console
-        logger.repl.name = org.apache.spark.repl.Main
-        logger.repl.level = error
-    """)
-    return settings
+def show(title: str, view: Totals, *, most: int = 10) -> None:
+    """The first lines of a view as a table."""
+    print(f"\n{title:<20}{'orders':>10}{'revenue':>18}")
+    for key, (orders, revenue) in list(view.items())[:most]:
+        print(f"{key:<20}{orders:>10,}{revenue / 100:>18,.2f}")
+    if len(view) > most:
+        print(f"... and {len(view) - most} more")
 
 
-def main(orders: int = ORDERS) -> int:
-    if not os.environ.get("JAVA_HOME") and not shutil.which("java"):
-        print("error: Spark needs Java 17 or newer; install one or set JAVA_HOME", file=sys.stderr)
-        return 1
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else Spark's workers run the system's Python
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
+def count_rows(folder: Path) -> int:
+    """How many rows the Parquet files hold."""
+    import pyarrow.parquet as pq
+
+    return sum(pq.read_metadata(file).num_rows for file in folder.rglob("*.parquet"))
+
+
+def differences(js: BlockingJetStream, folder: Path, expected: Expected) -> list[str]:
+    """What came out otherwise than plain Python says; nothing, if all is well."""
+    found = {
+        "the view per customer": (read_view(js, "customers"), expected.customers),
+        "the view per minute": (read_view(js, "minutes"), expected.minutes),
+        "the rows of the history": (count_rows(folder / "orders-state" / "history"), expected.orders),
+        "the orders put aside": (js.stream("ORDERS_DEAD").info().state.messages, expected.broken),
+    }
+    return [f"{what}: {seen}, expected {wanted}" for what, (seen, wanted) in found.items() if seen != wanted]
+
+
+def main(count: int = ORDERS) -> int:
     begin = time.perf_counter()
     with (
-        tempfile.TemporaryDirectory(prefix="slipstream-demo-") as folder,
-        Server(data_dir=Path(folder, "server")) as server,
+        tempfile.TemporaryDirectory(prefix="slipstream-demo-") as name,
+        Server(data_dir=Path(name, "server")) as server,
         connect_blocking(server.url) as client,
     ):
-        js = client.jetstream()
+        folder, js = Path(name), client.jetstream()
         js.create_stream(StreamConfig(name="ORDERS", subjects=("orders.>",), allow_direct=True))
-        js.create_key_value(BucketConfig(bucket="customers"))
-        print(f"publishing {orders:,} orders to an embedded server, {server.url} ...", flush=True)
+        print(f"publishing {count:,} orders to an embedded server, {server.url} ...", flush=True)
         start = time.perf_counter()
-        expected = publish_orders(js, orders)
+        expected = publish_orders(js, count)
         publishing = time.perf_counter() - start
-        print("counting and summing them per customer in Spark ...", flush=True)
-        rows, querying = keep_view(server.url, Path(folder, "checkpoint"))
-        view = read_view(js)
 
-    print(f"\n{'customer':<12}{'orders':>10}{'revenue':>18}")
-    for customer, (count, revenue) in view.items():
-        print(f"{customer:<12}{count:>10,}{revenue / 100:>18,.2f}")
-    print(f"\n{orders:,} messages published, stored on disk and acknowledged: {orders / publishing:,.0f} a second")
-    print(f"{rows:,} rows through Spark into the view: {rows / querying:,.0f} a second")
+        pipeline = parse(PIPELINE.read_text("utf-8"), file=str(folder / PIPELINE.name))
+        runner = Runner(pipeline, once=True, given_servers=server.url)
+        states = runner.run()
+        start = time.perf_counter()
+        show("customer", read_view(js, "customers"))
+        show("minute", read_view(js, "minutes"), most=5)
+        reading = time.perf_counter() - start
+        wrong = differences(js, folder, expected)
+
+    rows = sum(state.rows for state in states.values())
+    print(f"\n{count:,} orders published, stored on disk and acknowledged: {count / publishing:,.0f} a second")
+    print(f"{rows:,} rows through Spark into {len(states)} outputs: {rows / runner.seconds:,.0f} a second")
+    keys = len(expected.customers) + len(expected.minutes)
+    print(f"{keys} keys of the views read back with read-after-write in {reading * 1000:,.0f} ms")
     print(f"{time.perf_counter() - begin:.1f} seconds in total")
-    if view != expected:
-        print(f"error: the view is wrong, expected {dict(expected)}", file=sys.stderr)
-        return 1
-    print("the view equals the sum of the orders")
-    return 0
+    for line in wrong:
+        print(f"error: {line}", file=sys.stderr)
+    if not wrong:
+        print(f"views and history equal the sum of the {expected.orders:,} orders; {expected.broken} broken put aside")
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(*map(int, sys.argv[1:2])))
+    try:
+        sys.exit(main(*map(int, sys.argv[1:2])))
+    except Error as error:
+        sys.exit(f"error: {error}")

@@ -24,6 +24,7 @@ class Proxy:
         self._tasks: set[asyncio.Task[None]] = set()
         self.fault: Fault = whole
         self.is_refusing = False
+        self.delay = 0.0  # for each frame of the server
         self.url = ""
         self.sent = bytearray()  # by clients
         self.received = bytearray()  # by clients
@@ -65,6 +66,8 @@ class Proxy:
                 frame = line
                 if line.startswith((b"MSG ", b"HMSG ")):
                     frame += await reader.readexactly(int(line.split()[-1]) + 2)
+                if self.delay:
+                    await asyncio.sleep(self.delay)
                 for piece in self.fault(frame):
                     self.received += piece
                     writer.write(piece)

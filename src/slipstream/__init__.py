@@ -33,12 +33,15 @@ if TYPE_CHECKING:
     from slipstream.facade.blocking import Client as BlockingClient
     from slipstream.facade.blocking import JetStream as BlockingJetStream
     from slipstream.facade.blocking import connect as connect_blocking
+    from slipstream.kv.aio import KeyValue
+    from slipstream.kv.blocking import KeyValue as BlockingKeyValue
     from slipstream.server.net import Server
 
 __all__ = [
     "AckPolicy",
     "BlockingClient",
     "BlockingJetStream",
+    "BlockingKeyValue",
     "BucketConfig",
     "BucketSource",
     "Client",
@@ -51,6 +54,7 @@ __all__ = [
     "Error",
     "Headers",
     "JetStream",
+    "KeyValue",
     "ObjectInfo",
     "ObjectStoreConfig",
     "Operation",
@@ -66,10 +70,12 @@ __all__ = [
 
 _HOMES = {
     "BlockingClient": ("slipstream.facade.blocking", "Client"),
+    "BlockingKeyValue": ("slipstream.kv.blocking", "KeyValue"),
     "BlockingJetStream": ("slipstream.facade.blocking", "JetStream"),
     "Client": ("slipstream.facade.aio", "Client"),
     "Error": ("slipstream.errors", "Error"),
     "JetStream": ("slipstream.facade.aio", "JetStream"),
+    "KeyValue": ("slipstream.kv.aio", "KeyValue"),
     "Server": ("slipstream.server.net", "Server"),
     "connect": ("slipstream.facade.aio", "connect"),
     "connect_blocking": ("slipstream.facade.blocking", "connect"),

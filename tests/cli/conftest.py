@@ -17,8 +17,3 @@ def cli(any_server: str, tmp_path: Path) -> Cli:
 @pytest.fixture
 def our_cli(our_url: str, tmp_path: Path) -> Cli:
     return Cli(our_url, tmp_path)
-
-
-@pytest.fixture
-def real_cli(real_url: str, tmp_path: Path) -> Cli:
-    return Cli(real_url, tmp_path)

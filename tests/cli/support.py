@@ -1,17 +1,27 @@
-"""The command line as a user runs it: a process with its own stdin, stdout, stderr and home, or in a terminal."""
+"""The command line as a user runs it: with its own stdin, stdout, stderr and home; as a process, or in a terminal.
+
+Most commands are run within the test's process: starting an interpreter for each would take most of the time.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import pty
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
+
+from slipstream.cli.main import main
+from slipstream.errors import Error
 
 COMMAND = (sys.executable, "-m", "slipstream")
 WAIT = 60.0
@@ -39,13 +49,31 @@ class Cli:
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("NATS_", "XDG_"))}
         self.env = clean | {"HOME": str(home), "NATS_URL": url, "COLUMNS": "100", "TERM": "xterm"}
 
-    def run(self, *arguments: str, stdin: bytes | None = b"", **env: str) -> Done:
+    def run(self, *arguments: str, stdin: bytes = b"", **env: str) -> Done:
+        out, err = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.TextIOWrapper(io.BytesIO(), "utf-8")
+        with (
+            mock.patch.dict(os.environ, self.env | env, clear=True),
+            mock.patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), "utf-8")),
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+        ):
+            try:
+                code = main(arguments)
+            except SystemExit as exc:  # argparse says no, or shows help
+                code = exc.code if isinstance(exc.code, int) else 1
+            except Error:  # with --debug
+                code = 1
+                traceback.print_exc()
+        return Done(code, _written(out), _written(err))
+
+    def process(self, *arguments: str, stdin: bytes = b"") -> Done:
+        """The same as a process of its own."""
         done = subprocess.run(
-            [*COMMAND, *arguments], input=stdin, capture_output=True, env=self.env | env, timeout=WAIT, check=False
+            [*COMMAND, *arguments], input=stdin, capture_output=True, env=self.env, timeout=WAIT, check=False
         )
         return Done(done.returncode, done.stdout.decode(), done.stderr.decode())
 
-    def ok(self, *arguments: str, stdin: bytes | None = b"", **env: str) -> Done:
+    def ok(self, *arguments: str, stdin: bytes = b"", **env: str) -> Done:
         """Run a command that must succeed."""
         done = self.run(*arguments, stdin=stdin, **env)
         assert done.code == 0, done
@@ -99,3 +127,10 @@ def _read(terminal: int) -> bytes:
         return os.read(terminal, 65536)
     except OSError:  # the other side was closed
         return b""
+
+
+def _written(stream: io.TextIOWrapper) -> str:
+    stream.flush()
+    buffer = stream.buffer
+    assert isinstance(buffer, io.BytesIO)
+    return buffer.getvalue().decode()

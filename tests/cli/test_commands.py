@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
+
+import nats
+import pytest
 
 from tests.cli.support import Cli
 
@@ -104,7 +108,7 @@ def test_contexts_are_those_of_the_nats_tool(cli: Cli, fresh: str, tmp_path: Pat
 
 
 def test_errors_are_one_line_and_a_code_that_means_something(our_cli: Cli, fresh: str) -> None:
-    dead = our_cli.run("rtt", "-s", "nats://127.0.0.1:9", "--timeout", "1s")
+    dead = our_cli.process("rtt", "-s", "nats://127.0.0.1:9", "--timeout", "1s")
     assert (dead.code, dead.out, dead.err.count("\n")) == (4, "", 1)
     assert "slipstream server starts one" in dead.err
     assert "Traceback" in our_cli.run("rtt", "-s", "nats://127.0.0.1:9", "--timeout", "1s", "--debug").err
@@ -127,8 +131,7 @@ def test_in_a_terminal_tables_are_framed_and_questions_asked(our_cli: Cli, fresh
     assert (code, f"removed {fresh}" in shown) == (0, True)
 
 
-def test_consumers_are_made_read_from_paused_and_removed(real_cli: Cli, fresh: str) -> None:
-    cli = real_cli
+def test_consumers_are_made_read_from_paused_and_removed(cli: Cli, fresh: str) -> None:
     cli.ok("stream", "add", fresh, "--subjects", f"{fresh}.>")
     cli.ok("pub", "-J", f"{fresh}.a", "number {{Count}}", "--count", "4")
     made = cli.ok(
@@ -152,17 +155,71 @@ def test_consumers_are_made_read_from_paused_and_removed(real_cli: Cli, fresh: s
     assert cli.run("consumer", "info", fresh, "worker").code == 3
 
 
-def test_a_stream_is_kept_in_a_directory_and_made_again(real_cli: Cli, fresh: str, tmp_path: Path) -> None:
-    real_cli.ok("stream", "add", fresh, "--subjects", fresh)
-    real_cli.ok("pub", "-J", fresh, "message {{Count}}", "--count", "20")
+@pytest.mark.spec("KV-29", on="C N")
+async def test_all_of_key_value_by_hand_and_with_another_client(cli: Cli, fresh: str) -> None:
+    cli.ok("kv", "add", fresh, "--history", "5", "--description", "settings", "--marker-ttl", "1m")
+    assert cli.ok("kv", "put", fresh, "theme", "dark", "--json").json["revision"] == 1
+    assert cli.ok("kv", "create", fresh, "size", stdin=b"12").code == 0
+    taken = cli.run("kv", "create", fresh, "theme", "blue")
+    assert (taken.code, "already has a value" in taken.err) == (1, True)
+    assert cli.ok("kv", "update", fresh, "theme", "light", "1", "--json").json["revision"] == 3
+    assert cli.run("kv", "update", fresh, "theme", "blue", "1").code == 1
+    assert cli.ok("kv", "get", fresh, "theme", "--raw", "--min-last-revision", "3").out == "light"
+    assert cli.ok("kv", "get", fresh, "theme", "--revision", "1", "--json").json["data"] == "dark"
+    assert [each["data"] for each in cli.ok("kv", "history", fresh, "theme", "--json").json] == ["dark", "light"]
+    assert cli.ok("kv", "ls", fresh).out.split() == ["size", "theme"]
+    assert [each["key"] for each in cli.ok("kv", "ls", fresh, "-v", "--json").json] == ["size", "theme"]
+    cli.ok("kv", "revert", fresh, "theme", "1")
+    cli.ok("kv", "put", fresh, "brief", "x", "--ttl", "1h")
+    cli.ok("kv", "del", "-f", fresh, "size")
+    assert cli.run("kv", "get", fresh, "size").code == 3
+    cli.ok("kv", "purge", "-f", fresh, "brief")
+    watched = cli.ok("kv", "watch", fresh, "--count", "3", "--json").lines
+    assert [(each["key"], each["operation"]) for each in watched] == [
+        ("theme", "PUT"),
+        ("size", "DEL"),
+        ("brief", "PURGE"),
+    ]
+    assert cli.ok("kv", "info", fresh, "--json").json["history"] == 5
+    peer = await nats.connect(cli.env["NATS_URL"])
+    try:
+        theirs = await peer.jetstream().key_value(fresh)
+        assert (await theirs.get("theme")).value == b"dark"
+        await theirs.put("made.elsewhere", b"y")
+        assert cli.ok("kv", "get", fresh, "made.elsewhere", "--raw").out == "y"
+        made = await peer.jetstream().create_key_value(bucket=f"{fresh}peer")
+        await made.put("k", b"v")
+    finally:
+        await peer.close()
+    assert cli.ok("kv", "get", f"{fresh}peer", "k", "--raw").out == "v"
+    assert {fresh, f"{fresh}peer"} <= {each["bucket"] for each in cli.ok("kv", "ls", "--json").json}
+    cli.ok("kv", "compact", "-f", fresh, "--older-than", "0s")
+    cli.ok("kv", "del", "-f", fresh)
+    assert cli.run("kv", "ls", fresh).code == 3
+
+
+def test_a_lock_is_held_while_a_command_runs(our_cli: Cli, fresh: str) -> None:
+    our_cli.ok("kv", "add", fresh)
+    inner = "import os; print(os.environ['SLIPSTREAM_TOKEN'])"
+    first = our_cli.process("kv", "lock", fresh, "nightly", "--", sys.executable, "-c", inner)
+    second = our_cli.process("kv", "elect", fresh, "nightly", "--", sys.executable, "-c", inner)
+    assert int(second.out) > int(first.out) > 0
+    with our_cli.started("kv", "lock", fresh, "nightly", "--", "sleep", "3", until="got the lock"):
+        busy = our_cli.run("kv", "lock", fresh, "nightly", "--wait", "500ms", "--", "true")
+        assert (busy.code, "somebody else holds nightly" in busy.err) == (5, True)
+
+
+def test_a_stream_is_kept_in_a_directory_and_made_again(cli: Cli, fresh: str, tmp_path: Path) -> None:
+    cli.ok("stream", "add", fresh, "--subjects", fresh)
+    cli.ok("pub", "-J", fresh, "message {{Count}}", "--count", "20")
     kept = str(tmp_path / "kept")
-    assert "20 messages" in real_cli.ok("stream", "backup", fresh, kept).err
-    assert real_cli.run("stream", "backup", fresh, kept).code == 2  # not into a directory that holds something
-    assert real_cli.run("stream", "restore", kept).code == 1  # the stream is still there
-    real_cli.ok("stream", "rm", "-f", fresh)
-    assert "20 messages" in real_cli.ok("stream", "restore", kept).err
-    assert real_cli.ok("get", fresh, "20", "--raw").out == "message 20\n"
-    assert real_cli.run("stream", "restore", str(tmp_path)).code == 2
+    assert "20 messages" in cli.ok("stream", "backup", fresh, kept).err
+    assert cli.run("stream", "backup", fresh, kept).code == 2  # not into a directory that holds something
+    assert cli.run("stream", "restore", kept).code == 1  # the stream is still there
+    cli.ok("stream", "rm", "-f", fresh)
+    assert "20 messages" in cli.ok("stream", "restore", kept).err
+    assert cli.ok("get", fresh, "20", "--raw").out == "message 20\n"
+    assert cli.run("stream", "restore", str(tmp_path)).code == 2
 
 
 def test_benchmarks_run_and_leave_nothing_behind(our_cli: Cli) -> None:

@@ -41,6 +41,29 @@ async def fill(nc: NatsClient, name: str) -> None:
         await api(nc, f"STREAM.MSG.DELETE.{name}", {"seq": seq})
 
 
+async def consume(nc: NatsClient, name: str) -> None:
+    """A consumer with gaps in its acks, and one that has not begun."""
+    config = {"durable_name": "some", "ack_policy": "explicit", "filter_subject": f"{name}.>", "max_deliver": 7}
+    await api(nc, f"CONSUMER.CREATE.{name}.some", {"stream_name": name, "config": config | {"name": "some"}})
+    config = {"durable_name": "later", "name": "later", "ack_policy": "all", "deliver_policy": "last"}
+    await api(nc, f"CONSUMER.CREATE.{name}.later", {"stream_name": name, "config": config})
+    messages = await (await nc.jetstream().pull_subscribe_bind("some", name)).fetch(10, timeout=TIMEOUT)
+    for at in (0, 1, 4, 7):
+        await messages[at].ack_sync(timeout=TIMEOUT)
+
+
+async def consumers(nc: NatsClient, name: str) -> list[dict[str, Any]]:
+    """What tells consumers apart, but for times and names of servers."""
+    found = (await api(nc, f"CONSUMER.LIST.{name}"))["consumers"]
+    for info in found:
+        for each in (info["delivered"], info["ack_floor"]):
+            each.pop("last_active", None)
+        info["config"].pop("metadata", None)
+        for field in ("created", "cluster", "ts"):
+            info.pop(field, None)
+    return sorted(found, key=lambda info: str(info["name"]))
+
+
 async def save(nc: NatsClient, name: str, **request: Any) -> tuple[dict[str, Any], list[Msg]]:
     chunks: list[Msg] = []
     done = asyncio.Event()
@@ -86,11 +109,15 @@ async def test_a_snapshot_crosses_over(urls: tuple[str, str], fresh: str, saved_
     source, target = urls if saved_by == "real" else urls[::-1]
     async with await nats.connect(source) as one, await nats.connect(target) as other:
         await fill(one, fresh)
+        await consume(one, fresh)
         answer, chunks = await save(one, fresh, chunk_size=chunk_size)
         restored = await bring_back(other, fresh, answer, b"".join(chunk.data for chunk in chunks))
         assert restored["type"] == "io.nats.jetstream.api.v1.stream_create_response"
         assert restored["state"] == answer["state"]
         assert await messages(other, fresh) == await messages(one, fresh)
+        assert await consumers(other, fresh) == await consumers(one, fresh)
+        batch = await (await other.jetstream().pull_subscribe_bind("some", fresh)).fetch(1, timeout=TIMEOUT)
+        assert batch[0].metadata.sequence.consumer == 11
         before = {name: value for name, value in answer["config"].items() if name != "metadata"}
         after = {name: value for name, value in restored["config"].items() if name != "metadata"}
         assert before == after

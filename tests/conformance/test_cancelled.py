@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
 
 import pytest
 
-from slipstream import connect
+from slipstream import ConsumerConfig, connect
 from slipstream.errors import RequestTimeoutError
 from slipstream.jetstream.aio_consumers import Consumer
 from slipstream.jetstream.aio_messages import JsMessage
 from tests.conformance.test_pull import world
+from tests.proxy import proxy_to
 
 Read = Callable[[Consumer], Awaitable[list[JsMessage]]]
 
@@ -66,9 +68,15 @@ class Stepper:
 
 @pytest.mark.spec("PS-12")
 @pytest.mark.parametrize("read", [by_fetch, by_single_fetch, by_next, by_messages, by_chunks])
-async def test_cancelled_at_every_await_nothing_is_lost_or_acked(consumer_server: str, fresh: str, read: Read) -> None:
-    async with world(consumer_server, fresh, 300) as (_, js, stream):
-        consumer = await stream.create_consumer("dur")
+async def test_cancelled_at_every_await_nothing_is_lost_or_acked(any_server: str, fresh: str, read: Read) -> None:
+    async with (
+        world(any_server, fresh, 300) as (_, _, stream),
+        proxy_to(any_server) as proxy,
+        connect(proxy.url) as nc,
+    ):
+        await stream.create_consumer("dur")
+        consumer = await nc.jetstream().stream(fresh).consumer("dur")
+        proxy.delay = 0.0003  # so that calls are given up while their messages are on the way
         got: list[int] = []
         points = 0
         for stop_at in range(12):
@@ -88,20 +96,20 @@ async def test_cancelled_at_every_await_nothing_is_lost_or_acked(consumer_server
                 got += [message.seq for message in await task]
             except asyncio.CancelledError:
                 points += 1
+        proxy.delay = 0.0
         while len(got) < 300:
             got += [message.seq for message in await consumer.fetch(50, timeout=10)]
         assert sorted(got) == list(range(1, 301))
         info = await consumer.info()
         assert (info.num_ack_pending, info.num_redelivered, info.ack_floor.stream_seq) == (300, 0, 0)
-        assert js is not None
 
 
 async def run(work: Awaitable[list[JsMessage]]) -> list[JsMessage]:
     return await work
 
 
-async def test_a_timeout_that_strikes_while_messages_arrive_loses_none(consumer_server: str, fresh: str) -> None:
-    async with world(consumer_server, fresh) as (_, js, stream), connect(consumer_server) as other:
+async def test_a_timeout_that_strikes_while_messages_arrive_loses_none(any_server: str, fresh: str) -> None:
+    async with world(any_server, fresh) as (_, _, stream), connect(any_server) as other:
         consumer = await stream.create_consumer("dur")
         writer = other.jetstream()
 
@@ -125,4 +133,18 @@ async def test_a_timeout_that_strikes_while_messages_arrive_loses_none(consumer_
         await task
         assert sorted(got) == list(range(1, 201))
         assert (await consumer.info()).num_redelivered == 0
-        assert js is not None
+
+
+async def test_what_was_kept_too_long_is_left_to_the_server(any_server: str, fresh: str) -> None:
+    """The server delivers it again: handed over from here as well, it would be handled twice."""
+    async with world(any_server, fresh, 5) as (_, _, stream):
+        consumer = await stream.create_consumer(ConsumerConfig(durable_name="dur", ack_wait=timedelta(seconds=0.5)))
+        async for message in consumer.messages():
+            await message.ack_sync()
+            break
+        await asyncio.sleep(0.7)
+        got: list[JsMessage] = []
+        while len(got) < 4:
+            got += await consumer.fetch(5, timeout=5)
+        assert sorted(message.seq for message in got) == [2, 3, 4, 5]
+        assert {message.num_delivered for message in got} == {2}

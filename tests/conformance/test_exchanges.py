@@ -71,8 +71,8 @@ def received(proxy: Proxy) -> list[Msg]:
 
 
 @pytest.mark.spec("PS-01")
-async def test_an_empty_pull_is_a_pull_of_one(consumer_server: str, fresh: str) -> None:
-    async with bench(consumer_server, fresh, 3) as at:
+async def test_an_empty_pull_is_a_pull_of_one(any_server: str, fresh: str) -> None:
+    async with bench(any_server, fresh, 3) as at:
         for number, body in enumerate((b"", b'{"batch":1}', b"{}"), start=1):
             (only,) = await raw_pull(at, body, count=1)
             assert only.subject == fresh
@@ -85,8 +85,8 @@ async def test_an_empty_pull_is_a_pull_of_one(consumer_server: str, fresh: str) 
 
 
 @pytest.mark.spec("PS-02")
-async def test_the_fields_of_a_pull(consumer_server: str, fresh: str, is_real: bool) -> None:
-    async with bench(consumer_server, fresh, 3) as at:
+async def test_the_fields_of_a_pull(any_server: str, fresh: str, is_real: bool) -> None:
+    async with bench(any_server, fresh, 3) as at:
         loop = asyncio.get_running_loop()
         got = await raw_pull(at, b'{"batch":2}', count=2)
         assert [frame.payload for frame in got] == [b"0", b"1"]
@@ -117,8 +117,8 @@ async def test_the_fields_of_a_pull(consumer_server: str, fresh: str, is_real: b
 
 
 @pytest.mark.spec("PS-07")
-async def test_no_wait_answers_at_once(consumer_server: str, fresh: str) -> None:
-    async with bench(consumer_server, fresh, 2) as at:
+async def test_no_wait_answers_at_once(any_server: str, fresh: str) -> None:
+    async with bench(any_server, fresh, 2) as at:
         one, two, end = await raw_pull(at, b'{"batch":5,"no_wait":true}', count=3)
         assert (one.payload, two.payload) == (b"0", b"1")
         assert end.header.startswith(b"NATS/1.0 404 No Messages\r\n")
@@ -129,9 +129,9 @@ async def test_no_wait_answers_at_once(consumer_server: str, fresh: str) -> None
 
 
 @pytest.mark.spec("PS-08", "PS-09")
-async def test_pull_n_as_in_the_listing(consumer_server: str, fresh: str) -> None:
+async def test_pull_n_as_in_the_listing(any_server: str, fresh: str) -> None:
     """No wait, 404, UNSUB after batch + 1, the long request; one of five messages, and the early UNSUB."""
-    async with bench(consumer_server, fresh) as at:
+    async with bench(any_server, fresh) as at:
         task = asyncio.create_task(at.consumer.fetch(5, timeout=2.0))
         while (await at.stream.consumer("dur")).cached_info.num_waiting == 0:  # type: ignore[union-attr]
             await asyncio.sleep(0.01)
@@ -169,8 +169,8 @@ async def test_pull_n_as_in_the_listing(consumer_server: str, fresh: str) -> Non
         assert (info.num_ack_pending, info.num_pending, info.num_waiting) == (3, 1, 0)
 
 
-async def test_a_fetch_given_up_leaves_no_interest_behind(consumer_server: str, fresh: str) -> None:
-    async with bench(consumer_server, fresh) as at:
+async def test_a_fetch_given_up_leaves_no_interest_behind(any_server: str, fresh: str) -> None:
+    async with bench(any_server, fresh) as at:
         task = asyncio.create_task(at.consumer.fetch(5, timeout=20))
         while (await at.stream.consumer("dur")).cached_info.num_waiting == 0:  # type: ignore[union-attr]
             await asyncio.sleep(0.01)
@@ -183,8 +183,8 @@ async def test_a_fetch_given_up_leaves_no_interest_behind(consumer_server: str, 
 
 
 @pytest.mark.spec("PS-10")
-async def test_statuses_end_a_fetch_or_are_errors_never_messages(consumer_server: str, fresh: str) -> None:
-    async with bench(consumer_server, fresh, 1, max_waiting=1) as at:
+async def test_statuses_end_a_fetch_or_are_errors_never_messages(any_server: str, fresh: str) -> None:
+    async with bench(any_server, fresh, 1, max_waiting=1) as at:
         assert [m.data for m in await at.consumer.fetch(5, timeout=2)] == [b"0"]  # ended by a 404 behind it
         assert await at.consumer.fetch(5, timeout=0.3) == []  # 404, 408
         with pytest.raises(RequestTimeoutError):
@@ -197,11 +197,13 @@ async def test_statuses_end_a_fetch_or_are_errors_never_messages(consumer_server
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         at.proxy.fault = lambda frame: [] if b"404 No Messages" in frame or b"408 " in frame[:80] else [frame]
+        await at.stream.create_consumer(ConsumerConfig(durable_name="other", deliver_policy="new"))
+        other = await at.nc.jetstream().stream(fresh).consumer("other")
         with pytest.raises(RequestTimeoutError):  # nobody says anything
-            await at.consumer.fetch(5, timeout=0.3)
+            await other.fetch(5, timeout=0.3)
         at.proxy.fault = lambda frame: [replaced(frame)]
         with pytest.raises(PullRefusedError, match="400 Bad Request"):
-            await at.consumer.fetch(5, timeout=5)
+            await other.fetch(5, timeout=5)
         at.proxy.fault = lambda frame: [frame]
         await at.consumer.delete()
         with pytest.raises(ConsumerGoneError, match="503"):  # no responders
@@ -214,8 +216,8 @@ def replaced(frame: bytes) -> bytes:
 
 
 @pytest.mark.spec("PS-11")
-async def test_pull_one_has_one_inbox_for_all(consumer_server: str, fresh: str) -> None:
-    async with bench(consumer_server, fresh, 3) as at:
+async def test_pull_one_has_one_inbox_for_all(any_server: str, fresh: str) -> None:
+    async with bench(any_server, fresh, 3) as at:
         for n in range(3):
             (message,) = await at.consumer.fetch(1)
             assert message.data == b"%d" % n
@@ -238,10 +240,8 @@ async def test_pull_one_has_one_inbox_for_all(consumer_server: str, fresh: str) 
 
 
 @pytest.mark.spec("PS-13")
-async def test_continuous_pulls_overlap_with_bytes_heartbeats_and_what_is_left(
-    consumer_server: str, fresh: str
-) -> None:
-    async with bench(consumer_server, fresh, 40) as at:
+async def test_continuous_pulls_overlap_with_bytes_heartbeats_and_what_is_left(any_server: str, fresh: str) -> None:
+    async with bench(any_server, fresh, 40) as at:
         got: list[bytes] = []
         async for message in at.consumer.messages(max_messages=10, threshold=5, expires=2, heartbeat=0.3):
             got.append(message.data)

@@ -246,8 +246,10 @@ def test_the_blocking_client_does_the_same(any_server: str, bucket: ObjectStoreC
         assert [(each.name, each.size) for each in store.list()] == [("a", len(MEGABYTE)), ("b", 30)]
 
 
-async def test_a_watch_gives_what_is_there_then_a_none_then_the_news(real_url: str, bucket: ObjectStoreConfig) -> None:
-    async with connect(real_url) as nc:
+async def test_a_watch_gives_what_is_there_then_a_none_then_the_news(
+    any_server: str, bucket: ObjectStoreConfig
+) -> None:
+    async with connect(any_server) as nc:
         store = await store_of(nc, bucket)
         async with store.watch() as empty:
             assert await empty.next(timeout=5.0) is None

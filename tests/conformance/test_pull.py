@@ -50,8 +50,8 @@ def numbers(messages: list[JsMessage]) -> list[int]:
 
 
 @pytest.mark.spec("PS-03")
-async def test_messages_keep_their_subject_and_their_reply_is_the_ack_subject(consumer_server: str, fresh: str) -> None:
-    async with world(consumer_server, fresh, 3) as (_, _, stream):
+async def test_messages_keep_their_subject_and_their_reply_is_the_ack_subject(any_server: str, fresh: str) -> None:
+    async with world(any_server, fresh, 3) as (_, _, stream):
         consumer = await stream.create_consumer("dur")
         first, second, third = await consumer.fetch(3)
         assert [m.subject for m in (first, second, third)] == [f"{fresh}.0", f"{fresh}.1", f"{fresh}.2"]
@@ -64,8 +64,8 @@ async def test_messages_keep_their_subject_and_their_reply_is_the_ack_subject(co
         await third.ack_sync()
 
 
-async def test_fetch_gives_what_is_there_at_once(consumer_server: str, fresh: str) -> None:
-    async with world(consumer_server, fresh, 3) as (nc, _, stream):
+async def test_fetch_gives_what_is_there_at_once(any_server: str, fresh: str) -> None:
+    async with world(any_server, fresh, 3) as (nc, _, stream):
         consumer = await stream.create_consumer("dur")
         begin = nc.now()
         assert numbers(await consumer.fetch(10, timeout=30)) == [0, 1, 2]
@@ -75,8 +75,8 @@ async def test_fetch_gives_what_is_there_at_once(consumer_server: str, fresh: st
             await consumer.next(timeout=0.2)
 
 
-async def test_fetch_waits_for_the_first_message_and_takes_those_that_follow(consumer_server: str, fresh: str) -> None:
-    async with world(consumer_server, fresh) as (_, js, stream):
+async def test_fetch_waits_for_the_first_message_and_takes_those_that_follow(any_server: str, fresh: str) -> None:
+    async with world(any_server, fresh) as (_, js, stream):
         consumer = await stream.create_consumer("dur")
         task = asyncio.create_task(consumer.fetch(3, timeout=20))
         while (await consumer.info()).num_waiting == 0:
@@ -86,8 +86,8 @@ async def test_fetch_waits_for_the_first_message_and_takes_those_that_follow(con
         assert numbers(await task) == [0, 1, 2]
 
 
-async def test_next_takes_one_after_the_other_over_one_subscription(consumer_server: str, fresh: str) -> None:
-    async with world(consumer_server, fresh, 20) as (nc, js, stream):
+async def test_next_takes_one_after_the_other_over_one_subscription(any_server: str, fresh: str) -> None:
+    async with world(any_server, fresh, 20) as (nc, js, stream):
         consumer = await stream.create_consumer("dur")
         await consumer.next()
         before = len(nc._core._boxes)
@@ -101,8 +101,8 @@ async def test_next_takes_one_after_the_other_over_one_subscription(consumer_ser
         assert len(nc._core._boxes) == before
 
 
-async def test_max_bytes_bounds_a_fetch_and_a_message_beyond_it_is_an_error(consumer_server: str, fresh: str) -> None:
-    async with world(consumer_server, fresh) as (_, js, stream):
+async def test_max_bytes_bounds_a_fetch_and_a_message_beyond_it_is_an_error(any_server: str, fresh: str) -> None:
+    async with world(any_server, fresh) as (_, js, stream):
         for _ in range(10):
             await js.publish(f"{fresh}.a", b"x" * 1000)
         consumer = await stream.create_consumer("dur")
@@ -112,8 +112,8 @@ async def test_max_bytes_bounds_a_fetch_and_a_message_beyond_it_is_an_error(cons
             await consumer.fetch(10, max_bytes=100)
 
 
-async def test_what_the_server_refuses_is_raised(consumer_server: str, fresh: str) -> None:
-    async with world(consumer_server, fresh, 1) as (_, _, stream):
+async def test_what_the_server_refuses_is_raised(any_server: str, fresh: str) -> None:
+    async with world(any_server, fresh, 1) as (_, _, stream):
         small = await stream.create_consumer(ConsumerConfig(durable_name="small", max_batch=2))
         with pytest.raises(PullRefusedError, match="MaxRequestBatch"):
             await small.fetch(3)
@@ -129,8 +129,8 @@ async def test_what_the_server_refuses_is_raised(consumer_server: str, fresh: st
 
 
 @pytest.mark.spec("PS-05")
-async def test_waiting_requests_are_counted_and_one_too_many_is_refused(consumer_server: str, fresh: str) -> None:
-    async with world(consumer_server, fresh) as (_, _, stream):
+async def test_waiting_requests_are_counted_and_one_too_many_is_refused(any_server: str, fresh: str) -> None:
+    async with world(any_server, fresh) as (_, _, stream):
         consumer = await stream.create_consumer(ConsumerConfig(durable_name="dur", max_waiting=3))
         assert (await stream.create_consumer("other")).cached_info is not None
         assert (await (await stream.consumer("other")).info()).config.max_waiting == 512
@@ -144,8 +144,8 @@ async def test_waiting_requests_are_counted_and_one_too_many_is_refused(consumer
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_a_deleted_consumer_is_an_error_for_who_waits(consumer_server: str, fresh: str) -> None:
-    async with world(consumer_server, fresh) as (_, _, stream):
+async def test_a_deleted_consumer_is_an_error_for_who_waits(any_server: str, fresh: str) -> None:
+    async with world(any_server, fresh) as (_, _, stream):
         consumer = await stream.create_consumer("dur")
 
         async def read() -> None:
@@ -161,8 +161,8 @@ async def test_a_deleted_consumer_is_an_error_for_who_waits(consumer_server: str
                 await task
 
 
-async def test_messages_flow_without_end_in_order_and_acked(consumer_server: str, fresh: str) -> None:
-    async with world(consumer_server, fresh, 2_000) as (_, _, stream):
+async def test_messages_flow_without_end_in_order_and_acked(any_server: str, fresh: str) -> None:
+    async with world(any_server, fresh, 2_000) as (_, _, stream):
         consumer = await stream.create_consumer("dur")
         got: list[int] = []
         async for message in consumer.messages(max_messages=100, idle_timeout=10):
@@ -177,14 +177,14 @@ async def test_messages_flow_without_end_in_order_and_acked(consumer_server: str
         assert (info.num_pending, info.ack_floor.stream_seq, info.num_redelivered) == (0, 2_000, 0)
 
 
-async def test_the_iteration_ends_when_nothing_comes(consumer_server: str, fresh: str) -> None:
-    async with world(consumer_server, fresh, 5) as (_, _, stream):
+async def test_the_iteration_ends_when_nothing_comes(any_server: str, fresh: str) -> None:
+    async with world(any_server, fresh, 5) as (_, _, stream):
         consumer = await stream.create_consumer("dur")
         assert [int(m.data) async for m in consumer.messages(idle_timeout=0.3)] == list(range(5))
 
 
-async def test_what_a_loop_did_not_take_is_there_for_the_next_call(consumer_server: str, fresh: str) -> None:
-    async with world(consumer_server, fresh, 50) as (_, _, stream):
+async def test_what_a_loop_did_not_take_is_there_for_the_next_call(any_server: str, fresh: str) -> None:
+    async with world(any_server, fresh, 50) as (_, _, stream):
         consumer = await stream.create_consumer("dur")
         got: list[int] = []
         async for message in consumer.messages(idle_timeout=5):
@@ -197,8 +197,8 @@ async def test_what_a_loop_did_not_take_is_there_for_the_next_call(consumer_serv
         assert (await consumer.info()).num_redelivered == 0
 
 
-async def test_a_callback_is_called_until_it_is_stopped(consumer_server: str, fresh: str) -> None:
-    async with world(consumer_server, fresh, 100) as (_, _, stream):
+async def test_a_callback_is_called_until_it_is_stopped(any_server: str, fresh: str) -> None:
+    async with world(any_server, fresh, 100) as (_, _, stream):
         consumer = await stream.create_consumer("dur")
         got: list[int] = []
         done = asyncio.Event()
@@ -214,8 +214,8 @@ async def test_a_callback_is_called_until_it_is_stopped(consumer_server: str, fr
         assert got == list(range(100))
 
 
-async def test_a_drained_callback_has_handled_all_that_arrived(consumer_server: str, fresh: str) -> None:
-    async with world(consumer_server, fresh, 300) as (_, _, stream):
+async def test_a_drained_callback_has_handled_all_that_arrived(any_server: str, fresh: str) -> None:
+    async with world(any_server, fresh, 300) as (_, _, stream):
         consumer = await stream.create_consumer("dur")
         got: list[int] = []
         consuming = await consumer.consume(lambda message: got.append(int(message.data)))
@@ -228,8 +228,8 @@ async def test_a_drained_callback_has_handled_all_that_arrived(consumer_server: 
 
 
 @pytest.mark.spec("SW-11")
-async def test_each_kind_of_ack_does_what_it_says(consumer_server: str, fresh: str) -> None:
-    async with world(consumer_server, fresh, 5) as (_, _, stream):
+async def test_each_kind_of_ack_does_what_it_says(any_server: str, fresh: str) -> None:
+    async with world(any_server, fresh, 5) as (_, _, stream):
         config = ConsumerConfig(durable_name="dur", ack_wait=timedelta(seconds=1))
         consumer = await stream.create_consumer(config)
         acked, refused, delayed, ended, slow = await consumer.fetch(5)
@@ -264,8 +264,8 @@ async def test_each_kind_of_ack_does_what_it_says(consumer_server: str, fresh: s
 
 
 @pytest.mark.spec("PS-06")
-async def test_consumer_info_has_every_field_of_the_document(consumer_server: str, fresh: str) -> None:
-    async with world(consumer_server, fresh, 3) as (nc, _, stream):
+async def test_consumer_info_has_every_field_of_the_document(any_server: str, fresh: str) -> None:
+    async with world(any_server, fresh, 3) as (nc, _, stream):
         await stream.create_consumer(
             ConsumerConfig(durable_name="dur", filter_subject=f"{fresh}.>", max_ack_pending=20_000)
         )
@@ -291,8 +291,8 @@ async def test_consumer_info_has_every_field_of_the_document(consumer_server: st
         assert consumer.cached_info.num_pending == 3
 
 
-async def test_consumers_are_made_changed_listed_and_deleted(consumer_server: str, fresh: str) -> None:
-    async with world(consumer_server, fresh) as (_, _, stream):
+async def test_consumers_are_made_changed_listed_and_deleted(any_server: str, fresh: str) -> None:
+    async with world(any_server, fresh) as (_, _, stream):
         for n in range(3):
             await stream.create_consumer(f"c{n}")
         await stream.create_consumer("c0")  # the same again
@@ -311,8 +311,8 @@ async def test_consumers_are_made_changed_listed_and_deleted(consumer_server: st
         assert (await ephemeral.info()).config.durable_name == ""
 
 
-async def test_a_paused_consumer_delivers_when_it_goes_on(consumer_server: str, fresh: str) -> None:
-    async with world(consumer_server, fresh, 2) as (_, _, stream):
+async def test_a_paused_consumer_delivers_when_it_goes_on(any_server: str, fresh: str) -> None:
+    async with world(any_server, fresh, 2) as (_, _, stream):
         consumer = await stream.create_consumer("dur")
         until = time.time_ns() + 60 * 10**9
         paused = await consumer.pause(until)
@@ -323,8 +323,8 @@ async def test_a_paused_consumer_delivers_when_it_goes_on(consumer_server: str, 
         assert len(await consumer.fetch(2, timeout=5)) == 2
 
 
-def test_the_blocking_client_reads_consumers_in_the_same_way(consumer_server: str, fresh: str) -> None:
-    with connect_blocking(consumer_server) as nc:
+def test_the_blocking_client_reads_consumers_in_the_same_way(any_server: str, fresh: str) -> None:
+    with connect_blocking(any_server) as nc:
         js = nc.jetstream()
         stream = js.create_stream(StreamConfig(name=fresh, subjects=(f"{fresh}.>",)))
         with js.publisher() as publisher:

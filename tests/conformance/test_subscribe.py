@@ -46,8 +46,8 @@ async def fill(here: World, count: int, *, first: int = 0) -> None:
 
 
 @pytest.mark.spec("SW-03")
-async def test_the_stream_is_looked_up_by_subject(consumer_server: str, fresh: str) -> None:
-    async with world(consumer_server, fresh, 2) as here:
+async def test_the_stream_is_looked_up_by_subject(any_server: str, fresh: str) -> None:
+    async with world(any_server, fresh, 2) as here:
         for subject in (f"{fresh}.1", f"{fresh}.>", f"{fresh}.*"):
             async with await here.js.subscribe(subject) as subscription:
                 assert subscription.stream == fresh
@@ -60,8 +60,8 @@ async def test_the_stream_is_looked_up_by_subject(consumer_server: str, fresh: s
         assert {fresh, f"{fresh}b"} <= set(caught.value.streams)
 
 
-async def test_messages_are_pushed_read_and_acked(consumer_server: str, fresh: str) -> None:
-    async with world(consumer_server, fresh, 1_000) as here:
+async def test_messages_are_pushed_read_and_acked(any_server: str, fresh: str) -> None:
+    async with world(any_server, fresh, 1_000) as here:
         async with await here.js.subscribe(f"{fresh}.>") as subscription:
             got: list[int] = []
             first = await subscription.next()
@@ -83,8 +83,8 @@ async def test_messages_are_pushed_read_and_acked(consumer_server: str, fresh: s
         assert await names(here.stream) == []
 
 
-async def test_a_callback_gets_the_messages_one_after_the_other(consumer_server: str, fresh: str) -> None:
-    async with world(consumer_server, fresh, 200) as here:
+async def test_a_callback_gets_the_messages_one_after_the_other(any_server: str, fresh: str) -> None:
+    async with world(any_server, fresh, 200) as here:
         got: list[int] = []
 
         async def handle(message: JsMessage) -> None:
@@ -101,8 +101,8 @@ async def test_a_callback_gets_the_messages_one_after_the_other(consumer_server:
 
 
 @pytest.mark.spec("SW-04")
-async def test_a_named_consumer_is_bound_never_created(consumer_server: str, fresh: str) -> None:
-    async with world(consumer_server, fresh, 3) as here:
+async def test_a_named_consumer_is_bound_never_created(any_server: str, fresh: str) -> None:
+    async with world(any_server, fresh, 3) as here:
         for stream in ("", fresh):
             with pytest.raises(ConsumerNotFoundError):
                 await here.js.subscribe(f"{fresh}.>", consumer="push", stream=stream)
@@ -121,8 +121,8 @@ async def test_a_named_consumer_is_bound_never_created(consumer_server: str, fre
 
 
 @pytest.mark.spec("SW-05")
-async def test_a_queue_without_another_name_is_its_own_durable(consumer_server: str, fresh: str) -> None:
-    async with world(consumer_server, fresh) as here:
+async def test_a_queue_without_another_name_is_its_own_durable(any_server: str, fresh: str) -> None:
+    async with world(any_server, fresh) as here:
         one = await here.js.subscribe(f"{fresh}.>", queue="workers")
         two = await here.js.subscribe(f"{fresh}.>", queue="workers")
         assert await names(here.stream) == ["workers"]
@@ -139,8 +139,8 @@ async def test_a_queue_without_another_name_is_its_own_durable(consumer_server: 
 
 
 @pytest.mark.spec("SW-06")
-async def test_each_mistake_about_groups_has_its_own_error(consumer_server: str, fresh: str) -> None:
-    async with world(consumer_server, fresh) as here:
+async def test_each_mistake_about_groups_has_its_own_error(any_server: str, fresh: str) -> None:
+    async with world(any_server, fresh) as here:
         js = here.js
         plain = await js.subscribe(f"{fresh}.>", durable="plain")
         group = await js.subscribe(f"{fresh}.>", durable="group", queue="q")
@@ -158,8 +158,8 @@ async def test_each_mistake_about_groups_has_its_own_error(consumer_server: str,
 
 
 @pytest.mark.spec("SW-07")
-async def test_what_does_not_match_an_existing_consumer_is_an_error(consumer_server: str, fresh: str) -> None:
-    async with world(consumer_server, fresh) as here:
+async def test_what_does_not_match_an_existing_consumer_is_an_error(any_server: str, fresh: str) -> None:
+    async with world(any_server, fresh) as here:
         js, make = here.js, here.stream.create_consumer
         await make(ConsumerConfig(durable_name="push", deliver_subject=f"{fresh}_1", filter_subject=f"{fresh}.a"))
         await make(ConsumerConfig(durable_name="pull", filter_subject=f"{fresh}.a", max_deliver=5))
@@ -185,11 +185,11 @@ async def test_what_does_not_match_an_existing_consumer_is_an_error(consumer_ser
 
 
 @pytest.mark.spec("SW-08")
-async def test_the_race_to_create_is_lost_gracefully(consumer_server: str, fresh: str) -> None:
+async def test_the_race_to_create_is_lost_gracefully(any_server: str, fresh: str) -> None:
     """Both look, both see nothing, one is first: the proxy holds the other back between its two requests."""
     async with (
-        world(consumer_server, fresh) as here,
-        proxy_to(consumer_server) as proxy,
+        world(any_server, fresh) as here,
+        proxy_to(any_server) as proxy,
         connect(proxy.url) as late,
     ):
         js = late.jetstream()
@@ -220,8 +220,8 @@ async def test_the_race_to_create_is_lost_gracefully(consumer_server: str, fresh
 
 
 @pytest.mark.spec("SW-09")
-async def test_what_was_created_is_deleted_and_what_was_bound_is_left_alone(consumer_server: str, fresh: str) -> None:
-    async with world(consumer_server, fresh) as here, proxy_to(consumer_server) as proxy, connect(proxy.url) as nc:
+async def test_what_was_created_is_deleted_and_what_was_bound_is_left_alone(any_server: str, fresh: str) -> None:
+    async with world(any_server, fresh) as here, proxy_to(any_server) as proxy, connect(proxy.url) as nc:
         js = nc.jetstream()
         for end in ("unsubscribe", "drain"):
             for durable in ("", "dur"):
@@ -246,11 +246,11 @@ async def test_what_was_created_is_deleted_and_what_was_bound_is_left_alone(cons
 
 
 @pytest.mark.spec("SW-12", on="C N")
-async def test_three_missed_heartbeats_are_told(consumer_server: str, fresh: str) -> None:
+async def test_three_missed_heartbeats_are_told(any_server: str, fresh: str) -> None:
     events: list[ClientEvent] = []
     async with (
-        world(consumer_server, fresh) as here,
-        proxy_to(consumer_server) as proxy,
+        world(any_server, fresh) as here,
+        proxy_to(any_server) as proxy,
         connect(proxy.url, on_event=events.append) as nc,
     ):
         config = ConsumerConfig(idle_heartbeat=timedelta(seconds=0.2))
@@ -269,11 +269,11 @@ async def test_three_missed_heartbeats_are_told(consumer_server: str, fresh: str
 
 
 @pytest.mark.spec("SW-13")
-async def test_gaps_are_told_but_not_to_queues(consumer_server: str, fresh: str) -> None:
+async def test_gaps_are_told_but_not_to_queues(any_server: str, fresh: str) -> None:
     events: list[ClientEvent] = []
     async with (
-        world(consumer_server, fresh) as here,
-        proxy_to(consumer_server) as proxy,
+        world(any_server, fresh) as here,
+        proxy_to(any_server) as proxy,
         connect(proxy.url, on_event=events.append) as nc,
     ):
         js = nc.jetstream()
@@ -302,9 +302,9 @@ async def test_gaps_are_told_but_not_to_queues(consumer_server: str, fresh: str)
 
 @pytest.mark.spec("SW-15")
 async def test_flow_control_is_answered_at_hand_over_and_a_stalled_consumer_is_released(
-    consumer_server: str, fresh: str
+    any_server: str, fresh: str
 ) -> None:
-    async with world(consumer_server, fresh) as here, proxy_to(consumer_server) as proxy, connect(proxy.url) as nc:
+    async with world(any_server, fresh) as here, proxy_to(any_server) as proxy, connect(proxy.url) as nc:
         async with here.js.publisher() as publisher:
             for n in range(3_000):
                 await publisher.publish(f"{fresh}.a", b"%8d" % n + b"x" * 2_000)
@@ -332,8 +332,8 @@ async def test_flow_control_is_answered_at_hand_over_and_a_stalled_consumer_is_r
 
 
 @pytest.mark.spec("SW-16")
-async def test_statuses_are_quiet_or_raised(consumer_server: str, fresh: str) -> None:
-    async with world(consumer_server, fresh) as here, proxy_to(consumer_server) as proxy, connect(proxy.url) as nc:
+async def test_statuses_are_quiet_or_raised(any_server: str, fresh: str) -> None:
+    async with world(any_server, fresh) as here, proxy_to(any_server) as proxy, connect(proxy.url) as nc:
         js = nc.jetstream()
         push = await js.subscribe(f"{fresh}.>")
         pull = await js.pull_subscribe(f"{fresh}.>")
@@ -369,11 +369,9 @@ def swap(status: bytes):  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.spec("SW-17")
-async def test_drain_hands_over_everything_then_deletes_and_tells_if_it_cannot(
-    consumer_server: str, fresh: str
-) -> None:
+async def test_drain_hands_over_everything_then_deletes_and_tells_if_it_cannot(any_server: str, fresh: str) -> None:
     events: list[ClientEvent] = []
-    async with world(consumer_server, fresh, 300) as here, connect(consumer_server, on_event=events.append) as nc:
+    async with world(any_server, fresh, 300) as here, connect(any_server, on_event=events.append) as nc:
         js = nc.jetstream()
         got: list[int] = []
         seen: list[list[str]] = []
@@ -406,16 +404,16 @@ async def test_drain_hands_over_everything_then_deletes_and_tells_if_it_cannot(
         assert [type(error) for error in errors] == [ConsumerNotFoundError]
 
 
-async def test_unsubscribe_raises_if_the_consumer_cannot_be_deleted(consumer_server: str, fresh: str) -> None:
-    async with world(consumer_server, fresh) as here:
+async def test_unsubscribe_raises_if_the_consumer_cannot_be_deleted(any_server: str, fresh: str) -> None:
+    async with world(any_server, fresh) as here:
         doomed = await here.js.subscribe(f"{fresh}.>")
         await here.stream.delete_consumer(doomed.consumer_name)
         with pytest.raises(ConsumerNotFoundError):
             await doomed.unsubscribe()
 
 
-def test_the_blocking_client_subscribes_in_the_same_way(consumer_server: str, fresh: str) -> None:
-    with connect_blocking(consumer_server) as nc:
+def test_the_blocking_client_subscribes_in_the_same_way(any_server: str, fresh: str) -> None:
+    with connect_blocking(any_server) as nc:
         js = nc.jetstream()
         stream = js.create_stream(StreamConfig(name=fresh, subjects=(f"{fresh}.>",)))
         for n in range(100):

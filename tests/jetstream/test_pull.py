@@ -53,6 +53,20 @@ def test_a_fetch_lingers_when_nothing_is_there() -> None:
     assert fetch.is_done
 
 
+def test_a_fetch_that_hears_nothing_lingers_all_the_same() -> None:
+    fetch = Fetch(5)
+    assert fetch.patience(5.0) == 1.0
+    assert fetch.patience(0.3) == 0.15
+    assert fetch.silence()
+    assert body(fetch.ask(4.0))["expires"] == 3_900_000_000
+    assert fetch.patience(4.0) == 4.0
+    assert not fetch.silence()
+    some = Fetch(5)
+    some.feed([message(1)], 5.0)
+    assert some.patience(4.0) == 4.0
+    assert not some.silence()
+
+
 def test_a_lingering_fetch_ends_with_408_and_is_asked_again_while_there_is_time() -> None:
     fetch = Fetch(2, max_expires=1.0)
     assert fetch.feed([status(408, "Requests Pending")], 5.0)

@@ -295,7 +295,7 @@ def test_account_info_counts_streams_bytes_and_requests(client: Client) -> None:
     assert answer["type"] == TYPE + "account_info_response"
     assert (answer["streams"], answer["memory"], answer["storage"]) == (1, 34, 0)
     assert answer["reserved_memory"] == 1000
-    assert answer["api"]["total"] == 2
+    assert answer["api"]["total"] == 1
     assert answer["api"]["errors"] == 0
     client.api("STREAM.INFO.NONE")
     assert client.api("INFO")["api"]["errors"] == 1

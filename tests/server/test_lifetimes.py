@@ -22,6 +22,7 @@ def left(client: Client) -> list[int]:
     return sequences(client.direct("S", {"seq": 1, "batch": 1000}))
 
 
+@pytest.mark.spec("KV-26", on="E")
 def test_a_message_leaves_at_the_end_of_its_time(client: Client) -> None:
     client.create("S", allow_msg_ttl=True)
     client.publish("s.1", Nats_TTL="2s")
@@ -89,6 +90,7 @@ def test_many_that_are_too_old_leave_in_slices(monkeypatch: pytest.MonkeyPatch, 
     assert left(client) == []
 
 
+@pytest.mark.spec("KV-18", on="E")
 def test_a_marker_takes_the_place_of_the_last_message_of_a_subject(client: Client) -> None:
     client.create("S", subject_delete_marker_ttl=5 * SECOND, max_msgs_per_subject=3)
     client.publish("s.1", b"old", Nats_TTL="5s")

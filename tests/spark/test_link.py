@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from slipstream.errors import Error
+from slipstream.spark.given import Connection
 from slipstream.spark.link import open_jetstream
-from slipstream.spark.options import Connection
 from tests.servers import real_server
 
 

@@ -5,19 +5,24 @@ from __future__ import annotations
 import pytest
 
 from slipstream.errors import UsageError
+from slipstream.spark.given import Connection, secrets_of
 from slipstream.spark.options import (
     EARLIEST,
     LATEST,
     At,
-    Connection,
+    KvSourceOptions,
     Position,
     SinkOptions,
     SourceOptions,
+    StreamSinkOptions,
     batch_options,
-    secrets_of,
+    kv_batch_options,
+    kv_source_options,
+    kv_stream_options,
     sink_options,
     source_options,
     stream_options,
+    stream_sink_options,
     table_options,
 )
 
@@ -36,6 +41,8 @@ def test_every_option_arrives_whatever_its_case() -> None:
         "starting": "17",
         "ending": "2026-01-31T12:00:00.5Z",
         "maxmessagespertrigger": "1000",
+        "maxBytesPerTrigger": "4096",
+        "pollInterval": "0.5",
         "partitions": "4",
         "includeHeaders": "False",
         "failondataloss": "false",
@@ -50,11 +57,11 @@ def test_every_option_arrives_whatever_its_case() -> None:
         ending=Position(At.TIME, 1769860800_500_000_000),
         max_messages_per_trigger=1000,
         partitions=4,
-        include_headers=False,
+        columns=("subject", "sequence", "timestamp", "timestamp_ns", "data"),
         fail_on_data_loss=False,
+        max_bytes_per_trigger=4096,
+        poll_interval=0.5,
     )
-    assert source_options(given).subject == "orders.*.new"
-    assert source_options({"stream": "S"}).subject == ""
 
 
 def test_positions_by_name() -> None:
@@ -80,7 +87,11 @@ def test_positions_by_name() -> None:
         ("timeout", "nan", "a number of seconds above 0"),
         ("subjects", "a..b", "tokens joined by dots"),
         ("subjects", "a.>.b", "the last one may be '>'"),
-        ("subjects", "a,b", "one filter is allowed for now"),
+        ("subjects", "a,b..c", "tokens joined by dots"),
+        ("columns", "data,dat", "some of subject, sequence, timestamp, timestamp_ns, headers, data"),
+        ("columns", "data,data", "each once"),
+        ("pollInterval", "-1", "a number of seconds above 0"),
+        ("maxBytesPerTrigger", "10k", "a whole number of at least 1"),
         ("servers", "nats://a,,nats://b", "nats://host:port is allowed"),
         ("stream", "a.b", "bad stream name 'a.b'"),
     ],
@@ -109,7 +120,9 @@ def test_an_unknown_option_is_named_but_its_value_is_not() -> None:
 
 @pytest.mark.parametrize("name", ["password", "token", "user"])
 def test_a_secret_as_an_option_is_refused_with_advice(name: str) -> None:
-    with pytest.raises(UsageError, match=f"'{name}'.*NATS_USER and NATS_PASSWORD, or NATS_TOKEN") as caught:
+    with pytest.raises(
+        UsageError, match=f"'{name}'.*credentials or context.*NATS_USER and NATS_PASSWORD, or NATS_TOKEN"
+    ) as caught:
         source_options({"stream": "S", name: "hush"})
     assert "hush" not in str(caught.value)
 
@@ -170,3 +183,42 @@ def test_secrets_come_from_the_environment_and_hide_themselves() -> None:
     assert secrets_of({}) == ("", "", "")
     with pytest.raises(UsageError, match="a token or a user is allowed, not both"):
         secrets_of({"NATS_USER": "me", "NATS_TOKEN": "hush"})
+
+
+def test_headers_cannot_be_wanted_and_left_out() -> None:
+    assert source_options({"stream": "S", "columns": "data, headers"}).columns == ("data", "headers")
+    with pytest.raises(UsageError, match="'includeHeaders' is 'false': it cannot be false while 'columns' names"):
+        source_options({"stream": "S", "columns": "headers", "includeHeaders": "false"})
+
+
+def test_a_context_and_credentials_exclude_each_other() -> None:
+    assert source_options({"stream": "S", "context": "prod"}).connection == Connection(context="prod")
+    assert source_options({"stream": "S", "credentials": "/me.creds"}).connection.credentials == "/me.creds"
+    with pytest.raises(UsageError, match=r"'credentials'.*'context'"):
+        source_options({"stream": "S", "context": "prod", "credentials": "/me.creds"})
+
+
+def test_a_bucket_is_read_as_of_now_as_of_a_revision_or_with_its_history() -> None:
+    plain = kv_batch_options({"path": "view"})
+    assert plain == KvSourceOptions(bucket="view", feed=SourceOptions(stream="KV_view", subjects=("$KV.view.>",)))
+    found = kv_batch_options({"bucket": "view", "keys": "a.*, b", "asOfRevision": "7", "includeDeletes": "true"})
+    assert (found.as_of, found.include_deletes, found.history) == (7, True, False)
+    assert found.feed.subjects == ("$KV.view.a.*", "$KV.view.b")
+    since = kv_batch_options({"bucket": "view", "history": "true", "starting": "5"})
+    assert (since.history, since.feed.starting) == (True, Position(At.SEQUENCE, 5))
+    with pytest.raises(UsageError, match="cannot be set together with 'history'"):
+        kv_source_options({"bucket": "view", "history": "true", "asOfRevision": "7"})
+    with pytest.raises(UsageError, match="'starting' and 'ending' choose among the entries of a history"):
+        kv_batch_options({"bucket": "view", "starting": "5"})
+    with pytest.raises(UsageError, match="are for batch reads: readStream gives every change"):
+        kv_stream_options({"bucket": "view", "history": "true"})
+
+
+def test_a_stream_is_enough_to_write_to_it() -> None:
+    assert stream_sink_options({"path": "OUT"}) == StreamSinkOptions(stream="OUT")
+    found = stream_sink_options({"stream": "OUT", "writeId": "day-1", "progress": "done", "maxInFlight": "10"})
+    assert (found.write_id, found.progress, found.max_in_flight) == ("day-1", "done", 10)
+    with pytest.raises(UsageError, match=r"'writeId' is 'a.b': letters, digits"):
+        stream_sink_options({"stream": "OUT", "writeId": "a.b"})
+    with pytest.raises(UsageError, match=r"'progress' is 'a.b': bad bucket name"):
+        stream_sink_options({"stream": "OUT", "progress": "a.b"})

@@ -195,7 +195,11 @@ def test_removed_messages_end_a_streaming_query_or_are_skipped() -> None:
     stream = info(50, 100)
     with pytest.raises(DataLossError, match="messages 11 to 49"):
         plan.next_offset(at(10), stream, limit=5, target=None, fail=True)
-    assert plan.next_offset(at(10), stream, limit=5, target=None, fail=False) == at(54)
+    passed_over = plan.next_offset(at(10), stream, limit=5, target=None, fail=False)
+    assert passed_over == at(54)._replace(skipped=39)
+    assert passed_over.to_json()["skipped"] == 39
+    assert offset_of(passed_over.to_json()) == passed_over
+    assert plan.next_offset(passed_over, stream, limit=5, target=None, fail=False).skipped == 39  # it adds up
     assert plan.stream_range(at(10), at(54), stream, fail=False) == Range(50, 54)
     assert plan.next_offset(at(49), stream, limit=5, target=None, fail=True) == at(54)
 
@@ -270,3 +274,27 @@ def test_a_gap_above_the_first_sequence_is_an_ordinary_one() -> None:
     proof.saw(1, 10, 7)
     assert proof.missing(1) is None
     assert proof.missing(4) == Range(1, 3)
+
+
+# Narrower reads
+
+
+def test_pushed_bounds_cut_the_range_and_never_more() -> None:
+    part = Range(10, 90)
+
+    def cut(**bounds: int | bool) -> Range:
+        return plan.narrowed(part, plan.Narrow(**bounds), at_time=lambda time: time)  # type: ignore[arg-type]
+
+    assert cut() == part
+    assert cut(first=20, last=30) == Range(20, 30)
+    assert cut(first=1, last=200) == part
+    assert cut(since=40, until=50) == Range(40, 50)
+    assert plan.split(*cut(first=95)) == []
+    assert plan.split(*cut(is_empty=True)) == []
+
+
+def test_bytes_become_messages_by_the_streams_average() -> None:
+    stream = StreamInfo(config=StreamConfig(name="S"), state=StreamState(messages=10, bytes=1000, last_seq=10))
+    assert plan.rows_within(250, stream) == 2
+    assert plan.rows_within(1, stream) == 1
+    assert plan.rows_within(250, info(0, 0, messages=0)) == 1

@@ -103,7 +103,7 @@ LAYOUT = Layout("key", "value")
 def test_rows_become_values_binary_or_text() -> None:
     for kind in (pa.binary(), pa.string()):
         batch = pa.record_batch({"key": ["a", "b"], "value": pa.array(["1", "ü"], pa.string()).cast(kind)})
-        assert LAYOUT.changes(batch) == [Change("a", b"1"), Change("b", "ü".encode())]
+        assert [change for _, change in LAYOUT.changes(batch)] == [Change("a", b"1"), Change("b", "ü".encode())]
 
 
 def test_rows_become_deletes_by_a_boolean_or_a_word() -> None:
@@ -116,24 +116,36 @@ def test_rows_become_deletes_by_a_boolean_or_a_word() -> None:
         }
     )
     by_flag, by_word = Layout("key", "value", deleted="deleted"), Layout("key", "value", operation="operation")
-    assert by_flag.changes(batch) == [Change("a", b"1"), Change("b", None), Change("c", b"3")]
-    assert by_word.changes(batch) == [Change("a", b"1"), Change("b", None), Change("c", None)]
+    assert [change for _, change in by_flag.changes(batch)] == [Change("a", b"1"), Change("b", None), Change("c", b"3")]
+    assert [change for _, change in by_word.changes(batch)] == [Change("a", b"1"), Change("b", None), Change("c", None)]
 
 
 def test_a_row_that_cannot_be_written_is_named() -> None:
+    def changes(layout: Layout, **columns: object) -> None:
+        list(layout.changes(pa.record_batch(columns)))
+
     with pytest.raises(UsageError, match="row 1: column 'key' is null"):
-        LAYOUT.changes(pa.record_batch({"key": ["a", None], "value": pa.array([b"1", b"2"])}))
+        changes(LAYOUT, key=["a", None], value=pa.array([b"1", b"2"]))
+    with pytest.raises(UsageError, match=r"row 1: bad key 'b c'"):
+        changes(LAYOUT, key=["a", "b c"], value=pa.array([b"1", b"2"]))
     with pytest.raises(UsageError, match=r"row 1: column 'value' of key 'b' is null; to delete a key"):
-        LAYOUT.changes(pa.record_batch({"key": ["a", "b"], "value": pa.array([b"1", None])}))
+        changes(LAYOUT, key=["a", "b"], value=pa.array([b"1", None]))
     with pytest.raises(UsageError, match=r"row 0: column 'value' of key 'a' is null"):
-        Layout("key", "value", deleted="deleted").changes(
-            pa.record_batch({"key": ["a"], "value": pa.array([None], pa.binary()), "deleted": [False]})
+        changes(
+            Layout("key", "value", deleted="deleted"), key=["a"], value=pa.array([None], pa.binary()), deleted=[False]
         )
+    layout = Layout("key", "value", operation="op")
     for word in ("PURGE", None):
         with pytest.raises(UsageError, match=r"row 0: column 'op' of key 'a' is .*'PUT' or 'DEL' is allowed"):
-            Layout("key", "value", operation="op").changes(
-                pa.record_batch({"key": ["a"], "value": pa.array([b"1"]), "op": pa.array([word], pa.string())})
-            )
+            changes(layout, key=["a"], value=pa.array([b"1"]), op=pa.array([word], pa.string()))
+
+
+def test_rejected_rows_do_not_stop_the_others() -> None:
+    batch = pa.record_batch({"key": ["a", None, "b..", "c"], "value": pa.array([b"1", b"2", b"3", None])})
+    rejected: list[tuple[int, str | None, bytes | None]] = []
+    found = LAYOUT.changes(batch, first=10, reject=lambda row, key, value, _: rejected.append((row, key, value)))
+    assert list(found) == [(10, Change("a", b"1"))]
+    assert rejected == [(11, None, b"2"), (12, "b..", b"3"), (13, "c", None)]
 
 
 def test_the_layout_follows_the_columns_there_are() -> None:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from slipstream import BlockingJetStream, StreamConfig, connect_blocking
+from slipstream import BlockingJetStream, BucketConfig, StreamConfig, connect_blocking
 from slipstream.api import format_time
+from slipstream.spark.push import SLACK
 from slipstream.wire import Headers
 
 LETTERS = "abc"
@@ -86,6 +89,9 @@ class TestBatch:
         assert seen(starting=middle) == list(range(101, 201))
         assert seen(ending=middle) == list(range(1, 101))
         assert seen(starting=201) == []
+        assert seen(subjects=f"{fresh}.a,{fresh}.b") == [n for n in range(1, 201) if n % 3]
+        assert seen(subjects=f"{fresh}.a, {fresh}.*, >", partitions=2) == list(range(1, 201))
+        assert seen(subjects=f"{fresh}.a.>,{fresh}.c,*.c,{fresh}.b") == [n for n in range(1, 201) if n % 3 != 1]
         assert seen(subjects="nobody.writes.this") == []
 
     def test_messages_that_limits_per_subject_removed_are_ordinary_gaps(
@@ -111,10 +117,118 @@ class TestBatch:
         finally:
             spark.sql(f"DROP TABLE table_{fresh}")
         assert "headers" not in read(spark, any_server, fresh, includeHeaders="false").columns
+        assert read(spark, any_server, fresh, columns="data,subject", ending=1).collect() == [(b"0", f"{fresh}.a")]
         chosen = spark.read.schema("data BINARY, sequence BIGINT").format("jetstream").option("servers", any_server)
         assert chosen.option("ending", 2).load(fresh).toArrow().to_pylist() == [
             {"data": b"0", "sequence": 1},
             {"data": b"1", "sequence": 2},
+        ]
+
+
+@pytest.fixture
+def pushing(spark: SparkSession) -> Iterator[None]:
+    """Spark pushes filters down; it does not unless told so."""
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    yield
+    spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+
+
+class Spy:
+    """What is asked of a stream by Direct Get."""
+
+    def __init__(self, server: str, stream: str) -> None:
+        self._client = connect_blocking(server)
+        self._asked = self._client.subscribe(f"$JS.API.DIRECT.GET.{stream}")
+        self._client.flush()
+
+    def batches(self) -> list[dict[str, Any]]:
+        """The batched gets since the last call."""
+        self._client.flush()
+        found = []
+        with contextlib.suppress(TimeoutError):
+            while True:
+                found.append(json.loads(self._asked.next(timeout=0.2).data))
+        return [request for request in found if "batch" in request]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+
+
+@pytest.mark.spec("SP-08")
+class TestPushDown:
+    @pytest.mark.usefixtures("pushing")
+    def test_of_subject_sequence_and_time(
+        self, spark: SparkSession, js: BlockingJetStream, any_server: str, fresh: str
+    ) -> None:
+        make_stream(js, fresh)
+        publish(js, fresh, range(200))
+
+        def asked(condition: str, **options: object) -> tuple[list[int], set[tuple[str, int]]]:
+            with Spy(any_server, fresh) as spy:
+                found = sequences(read(spark, any_server, fresh, **options).where(condition))
+                begins: dict[str, int] = {}
+                for request in spy.batches():  # the first one per subject: pages follow
+                    begins.setdefault(request["next_by_subj"], request["seq"])
+                return found, set(begins.items())
+
+        a, b = f"{fresh}.a", f"{fresh}.b"
+        assert asked(f"subject = '{a}'") == (list(range(1, 201, 3)), {(a, 1)})
+        assert asked(f"subject IN ('{a}', '{b}')")[1] == {(a, 1), (b, 1)}
+        assert asked(f"subject LIKE '{fresh}.b%'") == (list(range(2, 201, 3)), {(f"{fresh}.>", 1)})
+        assert asked(f"subject = '{a}'", subjects=b) == ([], set())
+        assert asked("sequence > 190") == (list(range(191, 201)), {(">", 191)})
+        assert asked("sequence BETWEEN 50 AND 52") == ([50, 51, 52], {(">", 50)})
+        assert asked("sequence = 7 AND length(data) = 1") == ([7], {(">", 7)})
+        assert asked("sequence < 1") == ([], set())
+        assert asked("sequence = 5 OR sequence = 7") == ([5, 7], {(">", 1)})  # Spark hands over no OR
+        future = "timestamp > TIMESTAMP'2100-01-01 00:00:00'"
+        assert asked(future) == ([], set())
+        nanos = js.stream(fresh).get(150).time
+        assert asked(f"timestamp_ns >= {nanos}")[0][-51:] == list(range(150, 201))
+        assert asked(f"timestamp >= timestamp_micros({nanos // 1000})")[0][-51:] == list(range(150, 201))
+
+    @pytest.mark.usefixtures("pushing")
+    def test_of_a_stream_whose_times_reach_back(
+        self, spark: SparkSession, js: BlockingJetStream, any_server: str, fresh: str
+    ) -> None:
+        make_stream(js, fresh)
+        publish(js, fresh, range(10))
+        now = js.stream(fresh).get(1).time
+        late = f"timestamp_ns > {now + 10 * SLACK}"
+        assert read(spark, any_server, fresh).where(late).rdd.getNumPartitions() == 1  # one without anything to read
+        assert read(spark, any_server, fresh).where(late).count() == 0
+        assert read(spark, any_server, fresh).where(f"timestamp_ns < {now + 10 * SLACK}").count() == 10
+
+    @pytest.mark.usefixtures("pushing")
+    def test_of_keys(self, spark: SparkSession, js: BlockingJetStream, any_server: str, fresh: str) -> None:
+        kv = js.create_key_value(BucketConfig(bucket=fresh, history=2))
+        for n in range(20):
+            kv.put(f"{LETTERS[n % 3]}.{n % 7}", str(n).encode())
+
+        def asked(condition: str, **options: str) -> tuple[int, set[str]]:
+            reader = spark.read.format("jetstream_kv").option("servers", any_server).options(**options)
+            with Spy(any_server, f"KV_{fresh}") as spy:
+                found = reader.load(fresh).where(condition).count()
+                return found, {request["next_by_subj"] for request in spy.batches()}
+
+        assert asked("key = 'a.0'") == (1, {f"$KV.{fresh}.a.0"})
+        assert asked("key IN ('a.0', 'b.1', 'x')") == (2, {f"$KV.{fresh}.{key}" for key in ("a.0", "b.1", "x")})
+        assert asked("key LIKE 'c.%'") == (6, {f"$KV.{fresh}.c.>"})
+        assert asked("key = 'a.0'", keys="b.*") == (0, set())
+        assert asked("revision > 18")[0] == 2
+
+    def test_where_it_is_off_the_same_rows_come(
+        self, spark: SparkSession, js: BlockingJetStream, any_server: str, fresh: str
+    ) -> None:
+        make_stream(js, fresh)
+        publish(js, fresh, range(20))
+        assert sequences(read(spark, any_server, fresh).where(f"subject = '{fresh}.a' AND sequence > 10")) == [
+            13,
+            16,
+            19,
         ]
 
 
@@ -222,6 +336,19 @@ class TestStreaming:
         again = micro.run(maxMessagesPerTrigger=70, partitions=2)
         assert again == [batches[2], (3, list(range(101, 111)))]
 
+    def test_a_limit_in_bytes(self, micro: Micro, js: BlockingJetStream, fresh: str) -> None:
+        make_stream(js, fresh)
+        with js.publisher() as publisher:
+            for _ in range(100):
+                publisher.publish(f"{fresh}.a", b"x" * 100)
+        average = js.stream(fresh).info().state.bytes // 100
+        batches = micro.run(maxBytesPerTrigger=30 * average)
+        assert [len(batch) for _, batch in batches] == [30, 30, 30, 10]
+        shutil.rmtree(micro.checkpoint)
+        assert [len(batch) for _, batch in micro.run(maxBytesPerTrigger=30 * average, maxMessagesPerTrigger=60)] == [
+            *(30, 30, 30, 10)
+        ]
+
     def test_a_start_by_sequence_by_time_or_behind_everything(
         self, micro: Micro, js: BlockingJetStream, fresh: str
     ) -> None:
@@ -240,6 +367,49 @@ class TestStreaming:
         assert first_run(starting="latest") == []
         publish(js, fresh, range(60, 65))
         assert [seq for _, batch in micro.run(starting="latest") for seq in batch] == list(range(61, 66))
+
+
+@pytest.mark.spec("SP-04")
+class TestDataLoss:
+    """What limits or deletes removed before it was read is an error that names it, or a skip that is counted."""
+
+    def test_of_a_batch(
+        self, spark: SparkSession, js: BlockingJetStream, any_server: str, fresh: str, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        make_stream(js, fresh, max_msgs=40)
+        publish(js, fresh, range(100))
+        with pytest.raises(PySparkException, match=f"messages 11 to 60 of stream '{fresh}' were removed"):
+            read(spark, any_server, fresh, starting=11).count()
+        assert read(spark, any_server, fresh, starting=11, failOnDataLoss="false").count() == 40
+        assert f"stream {fresh}: skipped 50 lost messages, sequences 11 to 60" in capfd.readouterr().err
+
+    def test_of_a_streaming_query(self, micro: Micro, js: BlockingJetStream, fresh: str) -> None:
+        make_stream(js, fresh)
+        publish(js, fresh, range(20))
+        micro.run()
+        publish(js, fresh, range(20, 70))
+        js.stream(fresh).purge(below=31)
+        for seq in range(31, 41):
+            js.stream(fresh).delete_message(seq)
+        with pytest.raises(PySparkException, match=f"messages 21 to 40 of stream '{fresh}' were removed"):
+            micro.run()
+        assert micro.run(failOnDataLoss="false") == [(1, list(range(41, 71)))]
+        assert micro.offset(1)["skipped"] == 20  # also in query.lastProgress
+        js.stream(fresh).purge()
+        publish(js, fresh, range(70, 75))
+        assert micro.run(failOnDataLoss="false") == [(2, list(range(71, 76)))]
+        assert micro.offset(2)["skipped"] == 20  # nothing more was lost: all of it had been read
+
+    def test_between_the_plan_and_the_read(
+        self, spark: SparkSession, js: BlockingJetStream, any_server: str, fresh: str
+    ) -> None:
+        make_stream(js, fresh)
+        publish(js, fresh, range(40))
+        planned = read(spark, any_server, fresh)
+        planned.rdd.getNumPartitions()  # Spark plans a DataFrame once
+        js.stream(fresh).purge(below=21)
+        with pytest.raises(PySparkException, match=r"messages 1 to 20 .* were removed"):
+            planned.count()
 
 
 class TestStreamingRefusals:
@@ -262,6 +432,7 @@ class TestStreamingRefusals:
         with pytest.raises(PySparkException, match=f"messages 21 to 40 of stream '{fresh}' were removed"):
             micro.run()
         assert micro.run(failOnDataLoss="false") == [(1, list(range(41, 71)))]
+        assert micro.offset(1)["skipped"] == 20  # also in query.lastProgress
 
     def test_an_end(self, spark: SparkSession, real_url: str) -> None:
         source = spark.readStream.format("jetstream").option("servers", real_url).option("ending", 5).load("S")

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 import argparse
 
-from slipstream.cli import bench, completion, consumers, contexts, messaging, objects, reading, server, streams
+from slipstream.cli import (
+    bench,
+    completion,
+    consumers,
+    contexts,
+    keyvalue,
+    messaging,
+    objects,
+    pipeline,
+    reading,
+    server,
+    streams,
+)
 from slipstream.cli.common import Commands, shared_options
 from slipstream.cli.common import Shell as Shell
 from slipstream.version import VERSION
@@ -22,6 +34,18 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"slipstream {VERSION}")
     commands = Commands(parser.add_subparsers(metavar="COMMAND", dest="command"), shared)
-    for room in (messaging, streams, consumers, reading, objects, bench, contexts, server, completion):
+    for room in (
+        messaging,
+        streams,
+        consumers,
+        reading,
+        keyvalue,
+        objects,
+        bench,
+        contexts,
+        pipeline,
+        server,
+        completion,
+    ):
         room.add(commands)
     return parser

@@ -57,8 +57,10 @@ class Consumer:
         self._base = ""
         self._count = 0  # single pulls so far: the last token of their reply subjects
         self._epoch = 0
-        self._kept: deque[Msg] = deque()  # arrived for a call that was given up
-        self._adopted: list[Subscription] = []  # of such calls: something may still come
+        self._kept: deque[tuple[Msg, float]] = (
+            deque()
+        )  # arrived for a call that was given up, and until when it is ours
+        self._adopted: list[tuple[Subscription, float]] = []  # of such calls: something may still come
         self.stream = stream
         self.name = name
         self.cached_info = info
@@ -107,7 +109,7 @@ class Consumer:
                         limit = pull.limit
                         await inbox.unsubscribe(limit)
                 try:
-                    msgs = await inbox.next_msgs(timeout=max(left, 0.0), epoch=epoch)
+                    msgs = await inbox.next_msgs(timeout=pull.patience(left), epoch=epoch)
                     due = pull.feed(msgs, deadline - client.now())
                     is_asked = not due and not pull.is_done
                 except ConnectionLostError:
@@ -116,11 +118,15 @@ class Consumer:
                     left = max(deadline - client.now(), 0.0)
                     await client.wait(lambda: client.is_connected, timeout=left, what="a connection to fetch")
                     due, epoch = True, client.epoch
+                except RequestTimeoutError:
+                    due = pull.silence()
+                    if not due:
+                        raise
             if not pull.messages and client.is_closed:
                 raise ConnectionLostError(f"the client was closed while {self.name} was fetched from")
-        except RequestTimeoutError:
-            if not pull.messages:
-                raise
+        except RequestTimeoutError as error:
+            if not pull.messages and not pull.statuses:
+                raise RequestTimeoutError(f"consumer {self.name}: no answer within {timeout:g} s") from error
         except BaseException:
             self._keep(pull.messages)
             raise
@@ -282,35 +288,50 @@ class Consumer:
             return None
         finally:
             singles.waiters -= 1
+            if singles.is_waiting and not singles.waiters:  # what still comes must not come unasked, nor too late
+                self._give_up_inbox()
 
     # What was given up
 
     def _give_up_inbox(self) -> None:
-        """No more single pulls; what was on its way to them stays for the next reader."""
+        """Forget the single pulls under way; what was on its way to them stays for the next reader."""
         if self._inbox is not None:
             self._inbox.drain_soon()
             self._adopt(self._inbox)
             self._inbox = None
+            self._singles.forget()
 
     def _keep(self, msgs: list[Msg]) -> None:
         """Messages that could not be handed over: the next call has them first."""
-        self._kept.extend(msgs)
+        until = self._ours_until()
+        self._kept.extend([(msg, until) for msg in msgs])
 
     def _adopt(self, subscription: Subscription) -> None:
         """A subscription that ends, with messages on their way."""
-        self._adopted.append(subscription)
+        self._adopted.append((subscription, self._ours_until()))
+
+    def _ours_until(self) -> float:
+        """When the server will deliver again what arrives now: kept any longer it would be handled twice."""
+        if self.cached_info is None:
+            return math.inf
+        config = self.cached_info.config
+        waits = [wait.total_seconds() for wait in (config.ack_wait, *config.backoff[:1]) if wait]
+        return self._client.now() + min(waits) if waits and config.ack_policy != AckPolicy.NONE else math.inf
 
     async def _take_kept(self, count: int, deadline: float) -> list[Msg]:
         """Up to `count` messages that are here already (0: all), and those on their way to calls that were given up."""
         while self._adopted:
-            subscription = self._adopted[0]
+            subscription, until = self._adopted[0]
             await self._ended(subscription, deadline)
-            self._kept.extend(msg for msg in subscription.take_now() if not is_status(msg))
-            if subscription in self._adopted:  # another reader may have been here
-                self._adopted.remove(subscription)
+            self._kept.extend([(msg, until) for msg in subscription.take_now() if not is_status(msg)])
+            if (subscription, until) in self._adopted:  # another reader may have been here
+                self._adopted.remove((subscription, until))
         taken: list[Msg] = []
+        now = self._client.now()
         while self._kept and (not count or len(taken) < count):
-            taken.append(self._kept.popleft())
+            msg, until = self._kept.popleft()
+            if now < until:
+                taken.append(msg)
         return taken
 
     async def _ended(self, subscription: Subscription, deadline: float) -> None:

@@ -96,7 +96,10 @@ class OrderedConsumer:
 
     async def next_chunk(self, *, timeout: float = 5.0) -> list[JsMessage]:
         """Every message that is here, at least one; raises RequestTimeoutError if none comes in time."""
-        chunk = await self._next(self._client.now() + timeout)
+        try:
+            chunk = await self._next(self._client.now() + timeout)
+        except RequestTimeoutError as error:
+            raise RequestTimeoutError(f"ordered consumer of {self.stream}: no message within {timeout:g} s") from error
         if chunk is None:
             raise ConnectionLostError(f"the ordered consumer of {self.stream} is closed")
         return chunk
@@ -153,7 +156,7 @@ class OrderedConsumer:
             return chunk
         run = await self._next_run(deadline)
         client = self._client
-        return run and [JsMessage(msg, client, True, tokens) for msg, tokens in zip(*run, strict=True)]
+        return run and [JsMessage(msg, client, True) for msg in run.messages]
 
     async def next_run(self, *, timeout: float = 5.0) -> Run | None:
         """The same as `next_chunk` for the rooms above, without an object per message; None when it is closed."""

@@ -78,7 +78,10 @@ class PushSubscription:
 
     async def next_chunk(self, *, timeout: float = 5.0) -> list[JsMessage]:
         """Every message that is here, at least one; raises as `next` does."""
-        chunk = await self._next(self._client.now() + timeout)
+        try:
+            chunk = await self._next(self._client.now() + timeout)
+        except RequestTimeoutError as error:
+            raise RequestTimeoutError(f"consumer {self.consumer_name}: no message within {timeout:g} s") from error
         if chunk is None:
             raise ConnectionClosedError(f"the subscription of consumer {self.consumer_name} has ended")
         return chunk

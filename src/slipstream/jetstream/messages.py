@@ -84,14 +84,14 @@ def term_body(reason: str) -> bytes:
     return b"%b %b" % (TERM, reason.encode()) if reason else TERM
 
 
-class BaseJsMessage(BaseMessage[C], Generic[C]):
+class BaseJsMessage(BaseMessage[C], Generic[C], gc=False):
     """A message of a consumer: beside its content, what the server says of it, and whether it was settled here.
 
-    `is_settled`: a terminal ack was sent, or none is wanted; acks are ignored from then on.
+    `is_settled`: a terminal ack was sent, or none is wanted; acks are ignored from then on. Nothing refers back to it,
+    so the collector of cycles leaves it alone: looking at each took as long as making it.
     """
 
     is_settled: bool = False
-    _tokens: list[str] | None = None
 
     @property
     def metadata(self) -> Metadata:
@@ -101,28 +101,22 @@ class BaseJsMessage(BaseMessage[C], Generic[C]):
     @property
     def seq(self) -> int:
         """Its sequence in the stream."""
-        return int(self._split()[5])
+        return int(split_reply(self._msg[2])[5])
 
     @property
     def time(self) -> int:
         """When it was stored, in nanoseconds since the epoch."""
-        return int(self._split()[7])
+        return int(split_reply(self._msg[2])[7])
 
     @property
     def num_delivered(self) -> int:
         """How often it was delivered, this time included."""
-        return int(self._split()[4])
+        return int(split_reply(self._msg[2])[4])
 
     @property
     def num_pending(self) -> int:
         """How many messages the consumer had left to deliver behind this one."""
-        return int(self._split()[8])
-
-    def _split(self) -> list[str]:
-        tokens = self._tokens
-        if tokens is None:
-            tokens = self._tokens = split_reply(self._msg[2])
-        return tokens
+        return int(split_reply(self._msg[2])[8])
 
     def __repr__(self) -> str:
         return f"<JsMessage subject={self.subject!r}, reply={self.reply!r}, {len(self.data)} bytes>"

@@ -27,10 +27,14 @@ LONGEST_PAUSE = 5.0
 
 
 class Run(NamedTuple):
-    """Messages to hand over, and the tokens of their reply subjects (None: not in the format of nine tokens)."""
+    """Messages to hand over, the stream they are of, and the end of each reply subject.
+
+    That is in `parts`: stream sequence (1), consumer sequence (2), time (3) and what is pending (4), as texts.
+    """
 
     messages: list[Msg]
-    tokens: list[list[str] | None]
+    parts: list[list[str]]
+    stream: str
 
 
 def backoff(attempt: int, name: str) -> float:
@@ -114,6 +118,8 @@ class Ordered:
         self.name = ""  # of the consumer in use; empty while there is none
         self._floor: int | None = None  # every message of interest has a greater sequence
         self._cseq = 0  # the last consumer sequence
+        self._stream = ""  # the stream, as the ack subjects have it
+        self._prefix = ""  # what the ack subjects of the consumer in use begin with, once it is known
         self._flow = FlowControl()
         self._queue: deque[list[Msg] | Msg] = deque()
         self.is_broken = True  # a consumer must be created before anything can be handed over
@@ -150,6 +156,7 @@ class Ordered:
         """A consumer was made: its messages come next."""
         self.name = info.name
         self._cseq = 0
+        self._prefix = ""
         self._flow = FlowControl()
         self._queue.clear()
         self.is_broken = False
@@ -182,23 +189,24 @@ class Ordered:
         return None
 
     def _run(self, msgs: list[Msg]) -> Run | Error | None:
-        tokens = [msg[2].split(".") for msg in msgs]
-        if len(tokens[0]) == 9:
+        """All in one step where, as is usual, nothing is amiss: 0.3 µs a message."""
+        parts = [msg[2].rsplit(".", 4) for msg in msgs]  # all up to the deliveries, the sequences, time, pending
+        first = self._cseq + 1
+        if {part[0] for part in parts} == {self._prefix}:
             try:
-                seqs = [int(each[6]) for each in tokens]
-                if seqs == list(range(self._cseq + 1, self._cseq + 1 + len(seqs))):
-                    last = int(tokens[-1][5])
-                    if last > self.last_seq < int(tokens[0][5]):
-                        self._cseq = seqs[-1]
-                        self.last_seq = last
-                        return Run(msgs, tokens)  # type: ignore[arg-type]
-            except (IndexError, ValueError):
-                pass
+                is_next = [int(part[2]) for part in parts] == list(range(first, first + len(parts)))
+                last = int(parts[-1][1])
+                if is_next and self.last_seq < int(parts[0][1]) <= last:
+                    self._cseq += len(parts)
+                    self.last_seq = last
+                    return Run(msgs, parts, self._stream)
+            except ValueError:
+                pass  # told below
         return self._carefully(msgs)
 
     def _carefully(self, msgs: list[Msg]) -> Run | Error | None:
         """The same message by message: with duplicates, a gap, or another format of the reply subject."""
-        run = Run([], [])
+        run = Run([], [], self._stream)
         for index, msg in enumerate(msgs):
             try:
                 tokens = split_reply(msg[2])
@@ -216,8 +224,11 @@ class Ordered:
             if stream_seq > self.last_seq:
                 self.last_seq = stream_seq
                 run.messages.append(msg)
-                run.tokens.append(tokens)
-        return run if run.messages else None
+                run.parts.append(tokens[4:])
+                self._stream = tokens[2]
+                if len(tokens) == msg[2].count(".") + 1:
+                    self._prefix = msg[2].rsplit(".", 4)[0]
+        return run._replace(stream=self._stream) if run.messages else None
 
     def _status(self, msg: Msg) -> Answer | Error | None:
         meaning, error = judge(msg)

@@ -14,6 +14,7 @@ from slipstream.errors import Error, UsageError
 from slipstream.jetstream.asm import Meaning, is_status, judge, pending_of, pieces_of
 from slipstream.wire import Msg
 
+NO_WAIT_PATIENCE = 1.0  # a consumer with too many messages unacknowledged does not answer a `no_wait` at all
 MARGIN = 0.1  # a request expires that much before the caller's patience ends, so that the server tells how it ended
 SMALLEST = 0.001
 GRACE = 1.0  # an answer that is that late will not come any more
@@ -87,6 +88,17 @@ class Fetch:
         expires = min(expires_within(left), self._max_expires)
         return lingering_body(self.batch, expires, max_bytes=self._max_bytes)
 
+    def patience(self, left: float) -> float:
+        """How long to wait for the next frame: an answer to `no_wait` comes at once, or not at all."""
+        left = max(left, 0.0)
+        return min(left / 2, NO_WAIT_PATIENCE) if self.state is State.ASKING and not self.messages else left
+
+    def silence(self) -> bool:
+        """Nothing came for as long as `patience` said; whether the next request is due. False: the time is up."""
+        was_asking = self.state is State.ASKING and not self.messages
+        self.state = State.LINGERING
+        return was_asking
+
     def feed(self, msgs: list[Msg], left: float) -> bool:
         """Take what arrived; whether the next request is due. Raises what a status says."""
         statuses = [msg for msg in msgs if is_status(msg)]
@@ -139,8 +151,13 @@ class Singles:
         self._open.append(until + GRACE)
         self._open.sort()
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a request has no answer yet."""
+        return bool(self._open)
+
     def forget(self) -> None:
-        """The connection is gone, and the requests with it."""
+        """The connection is gone, or the inbox, and the requests with it."""
         self._open = []
 
     def feed(self, msg: Msg) -> Msg | None:

@@ -8,7 +8,6 @@ The blocking twin is generated from this file (`tools/unasync.py`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import cast
 
 from slipstream.errors import (
     BucketNotFoundError,
@@ -19,7 +18,6 @@ from slipstream.errors import (
 )
 from slipstream.jetstream.blocking import JetStream
 from slipstream.jetstream.blocking_ordered import OrderedConsumer
-from slipstream.jetstream.messages import split_reply
 from slipstream.jetstream.ordered import Run
 from slipstream.kv.blocking_outside import clock
 from slipstream.kv.entry import Entry, Listing, Operation, has_mark, listing_of, mark_of
@@ -108,12 +106,12 @@ class StreamFeed:
 
     def _entries(self, run: Run) -> list[Entry[bytes]]:
         """A hot path: 10,000 keys are read at once, and most of them have no header."""
-        messages, tokens = run.messages, self._tokens(run)
-        bucket, cut, put, new, kind, stream = self.bucket, self._cut, Operation.PUT, tuple.__new__, Entry, tokens[0][2]
+        messages, parts, stream = run
+        bucket, cut, put, new, kind = self.bucket, self._cut, Operation.PUT, tuple.__new__, Entry
         entries: list[Entry[bytes]]
         entries = [
-            new(kind, (bucket, msg[0][cut:], msg[4], int(each[5]), int(each[7]), 0, put, "", stream))
-            for msg, each in zip(messages, tokens, strict=True)
+            new(kind, (bucket, msg[0][cut:], msg[4], int(each[1]), int(each[3]), 0, put, "", stream))
+            for msg, each in zip(messages, parts, strict=True)
         ]
         for at, msg in enumerate(messages):
             if msg[3] and has_mark(msg[3]):
@@ -121,19 +119,13 @@ class StreamFeed:
                 entries[at] = entries[at]._replace(operation=operation, marker=marker)
         if self.pending:
             if self._is_history:
-                entries = [entry._replace(delta=int(each[8])) for entry, each in zip(entries, tokens, strict=True)]
-            self._count(len(messages), int(tokens[-1][8]))
+                entries = [entry._replace(delta=int(each[4])) for entry, each in zip(entries, parts, strict=True)]
+            self._count(len(messages), int(parts[-1][4]))
         self.revision = entries[-1].revision
         self._note(self.revision)
         if self._is_wanted is not None:
             return [entry for entry in entries if self._is_wanted(entry.key)]
         return entries
-
-    @staticmethod
-    def _tokens(run: Run) -> list[list[str]]:
-        if None not in run.tokens:
-            return cast("list[list[str]]", run.tokens)
-        return [split_reply(msg[2]) if each is None else each for msg, each in zip(*run, strict=True)]
 
     def keys(self, *, timeout: float) -> Listing:
         """The next part of the initial data as keys alone: the same without an entry for each."""
@@ -143,9 +135,9 @@ class StreamFeed:
             run = self._next(min(timeout, LOOK))
         except RequestTimeoutError:
             return listing_of(self.chunk(timeout=timeout))
-        cut, tokens = self._cut, self._tokens(run)
-        self._count(len(run.messages), int(tokens[-1][8]))
-        self.revision = int(tokens[-1][5])
+        cut, last = self._cut, run.parts[-1]
+        self._count(len(run.messages), int(last[4]))
+        self.revision = int(last[1])
         self._note(self.revision)
         if any(has_mark(msg[3]) for msg in run.messages):
             live = {msg[0][cut:]: mark_of(msg[3]).operation is Operation.PUT for msg in run.messages}

@@ -49,6 +49,7 @@ class Driver:
         self.max_connections = max_connections
         self._trace = trace
         self._hashes: ThreadPoolExecutor | None = None
+        self._hash_slots = asyncio.Semaphore(HASHES)
         self.max_control_line = max_control_line
         self.tls = tls
         self.faults: Faults | None = None  # by order of a test
@@ -64,6 +65,8 @@ class Driver:
         self._last_cid = 0
         self._scheduled = False
         self._quiet = False
+        self._damage_met = 0
+        self._damage_told: set[tuple[str, int]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0
 
@@ -134,9 +137,12 @@ class Driver:
 
     async def _check(self, connection: Connection, check: Check) -> None:
         """Compare a secret with its hash, on a thread: it takes a good part of a second."""
-        if self._hashes is None:
-            self._hashes = ThreadPoolExecutor(HASHES, "slipstream-hash")
-        right = await self._loop.run_in_executor(self._hashes, fits_hash, check.secret, check.hash)
+        async with self._hash_slots:
+            if check.cid not in self._connections:  # it did not wait, or its time is over: no work for nobody
+                return
+            if self._hashes is None:
+                self._hashes = ThreadPoolExecutor(HASHES, "slipstream-hash")
+            right = await self._loop.run_in_executor(self._hashes, fits_hash, check.secret, check.hash)
         self.engine.checked(check.cid, right, self._clock())
         connection.wait(False)
         self.wake()
@@ -224,8 +230,21 @@ class Driver:
         except Exception:  # the timer or job that failed is gone; everything else goes on
             log.exception("an error in the server's own work")
             self.wake()
+        self._tell_damage()
         self._flush()
         self._arm()
+
+    def _tell_damage(self) -> None:
+        """Messages that were found damaged since the last turn, for the log."""
+        met = sum(committer.journal.store.corrupt_records for committer in self._committers)
+        if met == self._damage_met:
+            return
+        self._damage_met = met
+        for committer in self._committers:
+            for stream, seq in committer.journal.store.damaged():
+                if (stream, seq) not in self._damage_told:
+                    self._damage_told.add((stream, seq))
+                    log.error("message %d of stream %r is damaged: it is not served", seq, stream)
 
     def _flush(self) -> None:
         for session in self.engine.take_output():
@@ -244,7 +263,6 @@ class Driver:
             session.out.clear()
             if self.faults is not None:
                 data = self.faults.sent(connection, data)
-            session.out_bytes += len(data)
             session.room = self.engine.settings.max_pending - connection.write(data)
         if session.closed:
             connection.close()

@@ -32,7 +32,7 @@ from slipstream.server.commits import Committer, Worker
 from slipstream.server.connection import Connection
 from slipstream.server.driver import Driver
 from slipstream.server.engine.auth import WEBSOCKET
-from slipstream.server.engine.engine import Engine, Settings
+from slipstream.server.engine.engine import Engine, Health, Settings
 from slipstream.server.engine.limits import AccountLimits
 from slipstream.server.engine.ports import Store, memory_size
 from slipstream.server.engine.session import Door
@@ -192,6 +192,12 @@ class Server:
         """Where clients connect to."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'nats' if self._tls is None else 'tls'}://{host}:{self.port}"
+
+    def health(self) -> Health:
+        """What is wrong with the server; callable from any thread while it runs."""
+        if self._driver is None:
+            return Health(problems=("the server does not run",))
+        return self._driver.engine.health()
 
     @property
     def websocket_url(self) -> str:

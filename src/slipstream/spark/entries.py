@@ -6,12 +6,14 @@ a word that is no operation) is an error that names the row.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from slipstream.errors import UsageError
+from slipstream.kv.bucket import check_key
 from slipstream.spark.options import JETSTREAM_KV, SinkOptions
+from slipstream.spark.records import Reject, fail
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,36 +37,40 @@ class Layout:
     operation: str = ""
     deleted: str = ""
 
-    def changes(self, batch: pa.RecordBatch) -> list[Change]:
-        """What the rows of a batch ask for, in their order."""
+    def changes(self, batch: pa.RecordBatch, *, first: int = 0, reject: Reject = fail) -> Iterator[tuple[int, Change]]:
+        """What the rows of a batch ask for, in their order and with their number; `first` is that of the first one.
+
+        A row that asks for nothing sensible is told to `reject`.
+        """
         keys: list[str | None] = batch.column(self.key).to_pylist()
         # Binary also where it is text: Arrow's strings are UTF-8, as the bytes are that a bucket holds.
         values: list[bytes | None] = batch.column(self.value).cast("binary").to_pylist()
+        marks: list[str | bool | None] = [False] * len(keys)
         if self.operation or self.deleted:
-            gone = self._deletes(batch, keys)
-            values = [None if delete else value for value, delete in zip(values, gone, strict=True)]
-        else:
-            gone = []
-        for row, key in enumerate(keys):
-            if key is None:
-                raise UsageError(f"row {row}: column {self.key!r} is null, a key is needed")
-            if values[row] is None and not (gone and gone[row]):
-                raise UsageError(
-                    f"row {row}: column {self.value!r} of key {key!r} is null; to delete a key say so in a boolean "
-                    "column 'deleted' or a column 'operation' with 'DEL'"
-                )
-        return list(map(Change, keys, values))  # type: ignore[arg-type]  # no key is null
+            marks = batch.column(self.operation or self.deleted).to_pylist()
+        for row, (key, value, mark) in enumerate(zip(keys, values, marks, strict=True), first):
+            try:
+                change = self._change(key, value, mark)
+            except UsageError as error:
+                reject(row, key, value, UsageError(f"row {row}: {error}"))
+                continue
+            yield row, change
 
-    def _deletes(self, batch: pa.RecordBatch, keys: list[str | None]) -> list[bool]:
-        if self.deleted:
-            return [bool(one) for one in batch.column(self.deleted).to_pylist()]
-        words = batch.column(self.operation).to_pylist()
-        for row, word in enumerate(words):
-            if word is None or word.upper() not in _DELETES:
-                raise UsageError(
-                    f"row {row}: column {self.operation!r} of key {keys[row]!r} is {word!r}: 'PUT' or 'DEL' is allowed"
-                )
-        return [_DELETES[word.upper()] for word in words]
+    def _change(self, key: str | None, value: bytes | None, mark: str | bool | None) -> Change:
+        if key is None:
+            raise UsageError(f"column {self.key!r} is null, a key is needed")
+        if self.operation:
+            if not isinstance(mark, str) or mark.upper() not in _DELETES:
+                raise UsageError(f"column {self.operation!r} of key {key!r} is {mark!r}: 'PUT' or 'DEL' is allowed")
+            mark = _DELETES[mark.upper()]
+        if mark:
+            return Change(check_key(key), None)
+        if value is None:
+            raise UsageError(
+                f"column {self.value!r} of key {key!r} is null; to delete a key say so in a boolean column 'deleted' "
+                "or a column 'operation' with 'DEL'"
+            )
+        return Change(check_key(key), value)
 
 
 def layout_of(columns: Mapping[str, str], options: SinkOptions) -> Layout:

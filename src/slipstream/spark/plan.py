@@ -7,6 +7,7 @@ with the range in it, or a skip where the user chose so (`failOnDataLoss`).
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -39,6 +40,19 @@ class Range(NamedTuple):
 
     start: int
     end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Narrow:
+    """What is left to read. `subjects` None: as without filters; empty: nothing. Bounds are inclusive, in sequences
+    and in nanoseconds; 0 is no bound."""
+
+    subjects: tuple[str, ...] | None = None
+    first: int = 0
+    last: int = 0
+    since: int = 0
+    until: int = 0
+    is_empty: bool = False
 
 
 def split(start: int, end: int, *, partitions: int = 0) -> list[Range]:
@@ -98,15 +112,39 @@ def resolve(position: Position, info: StreamInfo, *, at_time: Callable[[int], in
     return at_time(position.value) if position.at is At.TIME else position.value
 
 
-def batch_range(options: SourceOptions, info: StreamInfo, *, at_time: Callable[[int], int]) -> Range:
-    """What a batch read covers. An ending sequence is included; an ending time is not, so that periods adjoin."""
+def batch_range(
+    options: SourceOptions,
+    info: StreamInfo,
+    *,
+    at_time: Callable[[int], int],
+    skipped: Callable[[Range], None] | None = None,
+) -> Range:
+    """What a batch read covers. An ending sequence is included; an ending time is not, so that periods adjoin.
+
+    `skipped` is told what is lost where the user accepts that.
+    """
     last = info.state.last_seq
     start = resolve(options.starting, info, at_time=at_time)
     ending = options.ending
     end = ending.value if ending.at is At.SEQUENCE else resolve(ending, info, at_time=at_time) - 1
     if ending.at is At.SEQUENCE and end > last:
         raise UsageError(f"option 'ending' is {end}, but stream {info.config.name!r} has messages up to {last} only")
-    return Range(after_loss(start, end, info, fail=options.fail_on_data_loss), end)
+    first = after_loss(start, end, info, fail=options.fail_on_data_loss)
+    if first > start and skipped is not None:
+        skipped(Range(start, min(first - 1, end)))
+    return Range(first, end)
+
+
+def narrowed(part: Range, wanted: Narrow, *, at_time: Callable[[int], int]) -> Range:
+    """The range without what pushed-down filters exclude."""
+    start, end = max(part.start, wanted.first), min(part.end, wanted.last) if wanted.last else part.end
+    if wanted.is_empty or start > end:
+        return Range(part.start, part.start - 1)
+    if wanted.since:
+        start = max(start, at_time(wanted.since))
+    if wanted.until:
+        end = min(end, at_time(wanted.until + 1) - 1)
+    return Range(start, end)
 
 
 def next_offset(start: Offset, info: StreamInfo, *, limit: int, target: Offset | None, fail: bool) -> Offset:
@@ -117,7 +155,14 @@ def next_offset(start: Offset, info: StreamInfo, *, limit: int, target: Offset |
         last = min(last, target.seq)
     base = stream_start(start, info, fail=fail) - 1
     end = min(last, base + limit) if limit else last
-    return Offset(end, created) if end > base else start
+    lost_here = base - start.seq if start.created == created else 0
+    return Offset(end, created, start.skipped + lost_here) if end > base else start
+
+
+def rows_within(size: int, info: StreamInfo) -> int:
+    """How many messages fit into so many bytes, going by the stream's average; at least one."""
+    state = info.state
+    return max(size * state.messages // state.bytes, 1) if state.bytes else 1
 
 
 def stream_range(start: Offset, end: Offset, info: StreamInfo, *, fail: bool) -> Range:

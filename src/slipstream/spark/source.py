@@ -8,11 +8,23 @@ is the sequence, and a range that is read again gives the same rows, or an error
 from __future__ import annotations
 
 import json
+import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+    Filter,
+    InputPartition,
+)
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import (
     ArrayType,
@@ -43,6 +55,8 @@ from slipstream.spark.options import (
     stream_options,
     table_options,
 )
+from slipstream.spark.push import Names, narrow
+from slipstream.wire.subjects import matcher, subset_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -58,10 +72,31 @@ COLUMNS: dict[str, DataType] = {
 # `CREATE TABLE ... USING jetstream OPTIONS (...)` hands the options to schema() and to nothing else; the catalog keeps
 # the schema, so they travel in the metadata of its columns. No option is a secret.
 _STORED_OPTIONS = "slipstream.options"
+_PUSHING = "pyspark.sql.worker.data_source_pushdown_filters"
+RETRY = 0.2
+_log = logging.getLogger("slipstream.spark")
+
+
+class RowMaker(Protocol):
+    """Columns off the wire become record batches; it travels to the executors."""
+
+    def batches(self, chunks: Iterable[Columns]) -> Iterator[pa.RecordBatch]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRows:
+    """Messages as they are."""
+
+    names: tuple[str, ...]
+
+    def batches(self, chunks: Iterable[Columns]) -> Iterator[pa.RecordBatch]:
+        from slipstream.spark import rows  # pyarrow: planning does without, and every planning is a new process
+
+        return rows.batches(chunks, self.names)
 
 
 class JetStreamDataSource(DataSource):
-    """A stream as a table."""
+    """A stream as a table, to read and to write."""
 
     @classmethod
     def name(cls) -> str:
@@ -69,52 +104,101 @@ class JetStreamDataSource(DataSource):
 
     def schema(self) -> StructType:
         options = source_options(self.options)
-        names = [name for name in COLUMNS if options.include_headers or name != "headers"]
-        kept = table_options(self.options)
-        metadata = {_STORED_OPTIONS: json.dumps(kept, sort_keys=True)} if kept else {}
-        return StructType([StructField(name, COLUMNS[name], True, metadata) for name in names])
+        return schema_of({name: COLUMNS[name] for name in options.columns}, table_options(self.options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return BatchReader(batch_options(self._given(schema)), columns_of(schema))
+        options = batch_options(stored_options(self.options, schema, "stream"))
+        kind = PushingBatchReader if is_pushing() else BatchReader
+        return kind(options, StreamRows(columns_of(schema, COLUMNS, JETSTREAM)), Names())
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        return StreamReader(stream_options(self._given(schema)), columns_of(schema))
+        options = stream_options(stored_options(self.options, schema, "stream"))
+        return StreamReader(options, StreamRows(columns_of(schema, COLUMNS, JETSTREAM)))
 
-    def _given(self, schema: StructType) -> Mapping[str, str]:
-        if "stream" in self.options or "path" in self.options:
-            return self.options
-        stored = next((f.metadata[_STORED_OPTIONS] for f in schema.fields if _STORED_OPTIONS in f.metadata), "{}")
-        return {**json.loads(stored), **self.options}
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        from slipstream.spark.stream_sink import StreamBatchWriter, stream_task
+
+        if overwrite:
+            raise UsageError(f"{JETSTREAM} cannot overwrite a stream: use mode('append')")
+        return StreamBatchWriter(stream_task(self.options, schema))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
+        from slipstream.spark.stream_sink import StreamWriter, stream_task
+
+        if overwrite:
+            raise UsageError(
+                f"{JETSTREAM} takes no output mode 'complete', which writes everything again each time: use 'append'"
+            )
+        return StreamWriter(stream_task(self.options, schema))
+
+
+def is_pushing() -> bool:
+    """Whether Spark will call `pushFilters` (spark.sql.python.filterPushdown.enabled), which it does in a process of
+    its own. A reader that has the method while it is off fails every query."""
+    main = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return _PUSHING in sys.modules or (main is not None and main.name == _PUSHING)
+
+
+def schema_of(columns: Mapping[str, DataType], kept: Mapping[str, str]) -> StructType:
+    """The columns as a schema; `kept` are the options that a table made of it will need."""
+    metadata = {_STORED_OPTIONS: json.dumps(kept, sort_keys=True)} if kept else {}
+    return StructType([StructField(name, kind, True, metadata) for name, kind in columns.items()])
+
+
+def stored_options(given: Mapping[str, str], schema: StructType, name: str) -> Mapping[str, str]:
+    """The options, or those that a table has kept in its schema."""
+    if name in given or "path" in given:
+        return given
+    stored = next((f.metadata[_STORED_OPTIONS] for f in schema.fields if _STORED_OPTIONS in f.metadata), "{}")
+    return {**json.loads(stored), **given}
 
 
 class BatchReader(DataSourceReader):
     """One read of what the stream has when it is planned."""
 
-    def __init__(self, options: SourceOptions, columns: list[str]) -> None:
+    def __init__(self, options: SourceOptions, maker: RowMaker, names: Names) -> None:
         self._options = options
-        self._columns = columns
+        self._maker = maker
+        self._names = names
+        self._narrow = plan.Narrow()
 
     def partitions(self) -> list[InputPartition]:
         options = self._options
         with open_jetstream(options.connection, os.environ) as js:
             stream = js.stream(options.stream)
             info = inspect(stream)
-            part = plan.batch_range(options, info, at_time=lambda time: find_time(stream, info, time))
+
+            def at_time(time: int) -> int:
+                return find_time(stream, info, time)
+
+            part = plan.batch_range(options, info, at_time=at_time, skipped=_skipped(options.stream))
+            part = plan.narrowed(part, self._narrow, at_time=at_time)
         return partitions_of(options, part, created_of(info))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return read_range(self._options, self._columns, partition)
+        return read_range(self._options, self._maker, partition)
+
+
+class PushingBatchReader(BatchReader):
+    """The same where Spark pushes filters down."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        self._narrow = narrow(filters, self._names, self._options.subjects)
+        if self._narrow.subjects:
+            self._options = replace(self._options, subjects=self._narrow.subjects)
+        return filters  # Spark looks at every row again: a narrower read is all that is promised
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Micro-batches `(start, end]` of sequences. The driver's copy keeps its client open: Spark polls all the time."""
 
-    def __init__(self, options: SourceOptions, columns: list[str]) -> None:
+    def __init__(self, options: SourceOptions, maker: RowMaker) -> None:
         self._options = options
-        self._columns = columns
+        self._maker = maker
         self._target: Offset | None = None
         self._newest: Offset | None = None
         self._open: tuple[Client, JetStream] | None = None
+        self._polled: tuple[float, StreamInfo] | None = None
 
     def initialOffset(self) -> dict[str, Any]:
         options = self._options
@@ -137,11 +221,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = Offset(info.state.last_seq, created_of(info))
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        info = self._info()
+        begin = offset_of(start)
+        info = self._recent(begin)
         self._newest = Offset(info.state.last_seq, created_of(info))
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else 0
+        if self._options.max_bytes_per_trigger:
+            by_bytes = plan.rows_within(self._options.max_bytes_per_trigger, info)
+            most = min(most, by_bytes) if most else by_bytes
         fail = self._options.fail_on_data_loss
-        return plan.next_offset(offset_of(start), info, limit=most, target=self._target, fail=fail).to_json()
+        end = plan.next_offset(begin, info, limit=most, target=self._target, fail=fail)
+        if end.skipped > begin.skipped:
+            _skipped(self._options.stream)(plan.Range(begin.seq + 1, begin.seq + end.skipped - begin.skipped))
+        return end.to_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         return self._newest.to_json() if self._newest is not None else None
@@ -153,12 +244,24 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return partitions_of(self._options, part, created_of(info))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return read_range(self._options, self._columns, partition)
+        return read_range(self._options, self._maker, partition)
 
     def stop(self) -> None:
         opened, self._open = self._open, None
         if opened is not None:
             opened[0].close()
+
+    def _recent(self, start: Offset) -> StreamInfo:
+        """The stream's info; while there is nothing new it is asked for once per poll interval only."""
+        if self._polled is not None and self._open is not None:
+            asked, info = self._polled
+            is_idle = start.seq == info.state.last_seq and start.created == created_of(info)
+            if is_idle and self._open[0].now() - asked < self._options.poll_interval:
+                return info
+        info = self._info()
+        assert self._open is not None
+        self._polled = self._open[0].now(), info
+        return info
 
     def _stream(self) -> Stream:
         if self._open is None:
@@ -167,14 +270,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._open[1].stream(self._options.stream)
 
     def _info(self) -> StreamInfo:
-        try:
-            return inspect(self._stream())
-        except ConnectionLostError:  # between two micro-batches hours may lie: the server may have been restarted
-            self.stop()
-            return inspect(self._stream())
+        deadline = time.monotonic() + self._options.connection.timeout
+        while True:
+            try:
+                return inspect(self._stream())
+            except ConnectionLostError:  # a server that is restarted is back in a moment
+                self.stop()
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(RETRY)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_open": None}
+        return {**self.__dict__, "_open": None, "_polled": None}
 
 
 class RangePartition(InputPartition):
@@ -186,13 +293,13 @@ class RangePartition(InputPartition):
         self.created = created
 
 
-def columns_of(schema: StructType) -> list[str]:
+def columns_of(schema: StructType, columns: Mapping[str, DataType], fmt: str) -> tuple[str, ...]:
     """The columns that are asked for: ours, or those of a schema that the user gave, which may leave some out."""
     for field in schema.fields:
-        if COLUMNS.get(field.name) != field.dataType:
-            ours = ", ".join(f"{name} {kind.simpleString()}" for name, kind in COLUMNS.items())
-            raise UsageError(f"{JETSTREAM} has no column {field.name} {field.dataType.simpleString()}: it has {ours}")
-    return schema.fieldNames()
+        if columns.get(field.name) != field.dataType:
+            ours = ", ".join(f"{name} {kind.simpleString()}" for name, kind in columns.items())
+            raise UsageError(f"{fmt} has no column {field.name} {field.dataType.simpleString()}: it has {ours}")
+    return tuple(schema.fieldNames())
 
 
 def inspect(stream: Stream) -> StreamInfo:
@@ -225,26 +332,54 @@ def partitions_of(options: SourceOptions, part: plan.Range, created: str) -> lis
     return [RangePartition(one, created) for one in parts]
 
 
-def read_range(options: SourceOptions, columns: list[str], partition: InputPartition) -> Iterator[pa.RecordBatch]:
+def read_range(options: SourceOptions, maker: RowMaker, partition: InputPartition) -> Iterator[pa.RecordBatch]:
     """The rows of a range. In the end it is shown that nothing was removed from under the read."""
-    from slipstream.spark import rows  # pyarrow: planning does without, and every planning is a new process
-
     if not isinstance(partition, RangePartition):  # Spark makes one up where there are none
         return
     part = partition.part
     with open_jetstream(options.connection, os.environ) as js:
         stream = js.stream(options.stream)
-        proof = plan.Proof(part, filtered=bool(options.subject))
-        chunks = stream.read_columns(start=part.start, end=part.end, subject=options.subject)
-        yield from rows.batches(_watched(chunks, proof), columns)
+        proof = plan.Proof(part, filtered=bool(options.subjects))
+        yield from maker.batches(read_filtered(stream, part, options.subjects, proof))
         info = inspect(stream)
     plan.check_same(info, partition.created)
     missing = proof.missing(plan.first_seq(info))
-    if missing is not None and options.fail_on_data_loss:
-        raise plan.lost(options.stream, missing.start, missing.end)
+    if missing is not None:
+        if options.fail_on_data_loss:
+            raise plan.lost(options.stream, missing.start, missing.end)
+        _skipped(options.stream)(missing)
 
 
-def _watched(chunks: Iterable[Columns], proof: plan.Proof) -> Iterator[Columns]:
-    for chunk in chunks:
-        proof.saw(chunk.seqs[0], chunk.seqs[-1], len(chunk.seqs))
-        yield chunk
+def read_filtered(
+    stream: Stream, part: plan.Range, subjects: tuple[str, ...], proof: plan.Proof | None = None
+) -> Iterator[Columns]:
+    """The messages of a range that match any of the filters, each once: one read per filter, without what an earlier
+    one had."""
+    filters = [one for one in subjects if not any(one != other and subset_of(one, other) for other in subjects)]
+    earlier: list[Callable[[str], bool]] = []
+    for subject in dict.fromkeys(filters) or [""]:
+        for chunk in stream.read_columns(start=part.start, end=part.end, subject=subject):
+            if proof is not None:
+                proof.saw(chunk.seqs[0], chunk.seqs[-1], len(chunk.seqs))
+            yield without(chunk, earlier) if earlier else chunk
+        earlier.append(matcher(subject))
+
+
+def without(chunk: Columns, matchers: list[Callable[[str], bool]]) -> Columns:
+    """The messages of a chunk whose subject none of the matchers knows."""
+    kept = [i for i, subject in enumerate(chunk.subjects) if not any(known(subject) for known in matchers)]
+    if len(kept) == len(chunk.seqs):
+        return chunk
+    columns = (chunk.subjects, chunk.seqs, chunk.times, chunk.headers, chunk.data)
+    subjects, seqs, times, headers, data = ([column[i] for i in kept] for column in columns)
+    return Columns(subjects, seqs, times, headers, data, chunk.stream)  # type: ignore[arg-type]
+
+
+def _skipped(stream: str) -> Callable[[plan.Range], None]:
+    """Says in the log what is passed over, with its number."""
+
+    def say(part: plan.Range) -> None:
+        count = part.end - part.start + 1
+        _log.warning("stream %s: skipped %d lost messages, sequences %d to %d", stream, count, part.start, part.end)
+
+    return say

@@ -1,7 +1,8 @@
-"""A streaming query in update mode becomes a Key-Value view, by `foreachBatch`.
+"""A streaming query in update mode becomes a Key-Value view or messages of a stream, by `foreachBatch`.
 
 Spark 4.3 lets no Python sink take part in update mode, the one in which a query hands over just the rows that changed;
-`foreachBatch` may. Each micro-batch is written as a batch write of `jetstream_kv`, acknowledged before it commits.
+`foreachBatch` may. Each micro-batch is written as a batch write, acknowledged before it commits, and knows its number:
+what is tried again is written once (a stream), and an older batch never replaces a newer (a bucket).
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from slipstream.spark.options import JETSTREAM_KV, sink_options
+from slipstream.spark.options import JETSTREAM, JETSTREAM_KV, sink_options, stream_sink_options
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -27,5 +28,19 @@ def into_bucket(bucket: str, options: Mapping[str, str] | None = None) -> Callab
 
     def write(batch: DataFrame, batch_id: int) -> None:  # noqa: ARG001 - Spark gives both
         batch.write.format(JETSTREAM_KV).mode("append").options(**given).save()
+
+    return write
+
+
+def into_stream(stream: str, options: Mapping[str, str] | None = None) -> Callable[[DataFrame, int], None]:
+    """The same for a stream: each row of each micro-batch is published exactly once.
+
+    To write more than once in one micro-batch, give each write a name of its own by the option `writeId`.
+    """
+    given = {**(options or {}), "stream": stream}
+    stream_sink_options(given)
+
+    def write(batch: DataFrame, batch_id: int) -> None:
+        batch.write.format(JETSTREAM).mode("append").options(**given).option("batchId", str(batch_id)).save()
 
     return write

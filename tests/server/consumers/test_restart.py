@@ -211,3 +211,16 @@ def test_a_deletion_that_is_lost_gives_the_consumer_back(machine: Machine) -> No
     rig.settle()
     assert bench.info()["num_ack_pending"] == 1
     assert seqs(bench.pull()) == [2]
+
+
+def test_a_consumer_that_began_again_does_so_after_a_restart(machine: Machine) -> None:
+    bench = machine.bench
+    bench.fill(*["s.a"] * 100)
+    bench.create()
+    bench.pull(90)
+    bench.rig.wait(0.1)
+    assert bench.client.api("CONSUMER.RESET.S.c", {"seq": 40})["reset_seq"] == 40
+    bench = machine.restart()
+    info = bench.info()
+    assert (info["num_pending"], info["num_ack_pending"], info["delivered"]["stream_seq"]) == (61, 0, 39)
+    assert seqs(bench.pull(2)) == [40, 41]

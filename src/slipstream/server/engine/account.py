@@ -16,6 +16,7 @@ from slipstream.api.names import API_PREFIX
 from slipstream.server.engine.advisories import Advisories
 from slipstream.server.engine.batches import Load
 from slipstream.server.engine.consumers.acks import FLOW_PATTERN, Desk
+from slipstream.server.engine.consumers.transfer import imported
 from slipstream.server.engine.direct import PREFIX, QUEUE
 from slipstream.server.engine.features import with_level
 from slipstream.server.engine.host import Interested, Job, Target, Waiter
@@ -141,11 +142,14 @@ class Account:
     def listeners(self, subject: str) -> tuple[bool, bool]:
         return self.switch.listeners(subject)
 
-    def sole_client(self, subject: str) -> ClientSub | None:
-        return self.switch.sole_client(subject)
+    def sole_client(self, subject: str, *, limited: bool = False) -> ClientSub | None:
+        return self.switch.sole_client(subject, limited=limited)
+
+    def end(self, sub: ClientSub) -> None:
+        self.switch.remove(sub)
 
     def push(self, sub: ClientSub, frames: bytes, count: int) -> None:
-        self.switch.push_to(sub, frames, count)
+        self.switch.push_to(sub, frames, count, len(frames))
 
     def bounded(self, storage: str) -> bool:
         return self.limits.bytes_of(storage) >= 0
@@ -208,14 +212,19 @@ class Account:
         journal, key = self.journal_for(config.storage), self._key(config.name)
         return journal, journal.store.create(key, encode_json(Stored(now, config.to_dict(), restoring=True)))
 
-    def complete_restore(self, config: StreamConfig, consumers: list[tuple[str, bytes]], now: int) -> dict[str, Any]:  # noqa: ARG002
+    def complete_restore(self, config: StreamConfig, consumers: list[tuple[str, bytes]], now: int) -> dict[str, Any]:
         journal, key = self.journal_for(config.storage), self._key(config.name)
+        log = journal.store.log(key)
+        for name, body in consumers:
+            for record, value in imported(name, body, last_seq=log.state.last_seq, now=now).items():
+                log.keep(record, value)
         self.restores.pop(config.name, None)
         stream = Stream(self, journal, config, key=key, created=now, now=now)
         journal.store.configure(key, stream.stored())
         journal.catalog = True
         self._attach(stream)
         stream.enforce(now)
+        journal.after.append(stream.consumers.recount)
         return self.api.restored(stream, now)
 
     def drop_restore(self, config: StreamConfig) -> None:
@@ -253,11 +262,15 @@ class Account:
                 for inflow in self.inflows(stream):
                     inflow.reset()
                 self._attach(stream)
+                if entry.thin:
+                    stream.thin_out()
         for key, entry in kept.items():
             config = with_level(StreamConfig.from_dict(entry.config))
             stream = Stream(self, journal, config, key=key, created=entry.created, now=now)
             stream.positions = dict(entry.positions)
             self._attach(stream)
+            if entry.thin:
+                stream.thin_out()
 
     def _key(self, name: str) -> str:
         return name if self.name == DEFAULT_ACCOUNT else f"{self.name}/{name}"

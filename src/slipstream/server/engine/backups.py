@@ -13,6 +13,7 @@ from slipstream.server.engine import config as rules
 from slipstream.server.engine import origins
 from slipstream.server.engine.backup import Snapshot, SnapshotRequest, Stage
 from slipstream.server.engine.bodies import Outcome, decode, is_empty, stream_config
+from slipstream.server.engine.consumers.transfer import exported
 from slipstream.server.engine.journal import Source
 from slipstream.server.engine.limits import AccountLimits, check_stream
 from slipstream.server.engine.reports import stream_state
@@ -47,6 +48,10 @@ class Front(Protocol):
     def check_overlap(self, config: StreamConfig) -> None: ...
 
 
+def _consumers(stream: Stream) -> list[tuple[str, bytes]]:
+    return [(name, exported(each)) for name, each in stream.consumers.items.items() if each.persistent]
+
+
 class Backups:
     """The handlers of one account."""
 
@@ -75,7 +80,7 @@ class Backups:
             stream.log,
             request,
             state=state,
-            consumers=[],
+            consumers=[] if request.no_consumers else _consumers(stream),
             ack_subject=f"$JS.SNAPSHOT.ACK.{name}.{depot.advisories.token()}",
             ended=ended,
         )

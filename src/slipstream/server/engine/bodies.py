@@ -62,7 +62,7 @@ def optional(payload: bytes, kind: type[T]) -> T:
 
 def stream_config(payload: bytes, name: str) -> tuple[StreamConfig, bool]:
     """The configuration in a request, and whether it asks to be taken literally."""
-    body: dict[str, Any] = decode(payload, dict) if payload.strip() else {}
+    body: dict[str, Any] = decode(payload, dict) if payload.strip() not in (b"", b"null") else {}
     config = rules.parse(body)
     if config.name != name:
         raise StreamNameMismatchError

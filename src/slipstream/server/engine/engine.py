@@ -31,7 +31,7 @@ from slipstream.server.engine.limits import UNLIMITED, AccountLimits
 from slipstream.server.engine.permissions import Grant, quoted
 from slipstream.server.engine.ports import Store
 from slipstream.server.engine.session import ClientSub, Door, Peer, Session, State
-from slipstream.server.engine.settings import Check, Settings, Totals
+from slipstream.server.engine.settings import Check, Health, Settings, Totals
 from slipstream.server.engine.stream import Stream
 from slipstream.server.engine.switch import INBOX, Dice, Switch
 from slipstream.server.engine.timers import Timers
@@ -52,12 +52,13 @@ from slipstream.wire import (
 )
 from slipstream.wire.encode import OK, PING, PONG
 
-__all__ = ["Check", "Engine", "Settings"]
+__all__ = ["Check", "Engine", "Health", "Settings"]
 
 MAX_PARKED = 10_000
 MAX_JOBS = 10_000
 STEP_MESSAGES = 1024  # what all jobs together send per turn
 CHECKED_SUBJECTS = 16 * 1024
+MAX_NAMED = 10  # damaged messages that a report names
 MAX_CLOSED = 1000  # connections that are gone and still told of
 
 
@@ -144,10 +145,6 @@ class Engine:
             max_memory=at_most(own.max_memory, settings.max_memory),
             max_storage=at_most(own.max_storage, settings.max_storage),
         )
-
-    def health(self) -> list[str]:
-        """What is wrong with the streams; nothing, if all is well."""
-        return []
 
     # Clients.
 
@@ -385,11 +382,25 @@ class Engine:
         """A group could not be kept: everything unfinished is as if it had not been, and its senders are told."""
         self._set_time(now)
         reason = StreamStoreFailedError(str(error) or type(error).__name__)
+        journal.failure = reason.description
         lost = journal.abandon()
         self._load(journal, now)
         for reply, _, source, _ in lost:
             if answer := source.failure(reason):
                 source.home.send(reply, b"", answer)
+
+    def health(self) -> Health:
+        """What is wrong with the server, in words; nothing, if all is well."""
+        problems = [f"the last changes could not be stored: {j.failure}" for j in self.journals if j.failure]
+        damaged = [found for journal in self.journals for found in journal.store.damaged()]
+        records = sum(journal.store.corrupt_records for journal in self.journals)
+        if damaged:
+            named = ", ".join(f"{seq} of {stream!r}" for stream, seq in damaged[:MAX_NAMED])
+            more = f" and {len(damaged) - MAX_NAMED} more" if len(damaged) > MAX_NAMED else ""
+            problems.append(f"damaged messages: {named}{more}")
+        elif records:
+            problems.append(f"records of the store that do not match their checksums were met {records} times")
+        return Health(tuple(problems), tuple(damaged))
 
     # What its accounts ask of the engine (`account.House`).
 

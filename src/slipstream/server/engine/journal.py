@@ -82,6 +82,7 @@ class Journal:
         self.events: list[Event] = []  # of the open group, in order
         self.catalog = False  # whether the open group made, changed or deleted a stream
         self.under_way: Batch | None = None
+        self.failure = ""  # why the last group was lost; empty once one was kept again
         self.after: list[Callable[[], None]] = []  # to call when the open group is durable and answered
         self.keepers: dict[Keeper, None] = {}  # those whose state is not in the open group yet
         self.readers: dict[Reader, None] = {}
@@ -126,6 +127,7 @@ class Journal:
         """The batch is durable: readers see it, and its answers may go."""
         if batch.group is not None:
             self.store.finish(batch.group)
+            self.failure = ""
         self.under_way = None
         return batch.answers
 

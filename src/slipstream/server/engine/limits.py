@@ -50,6 +50,8 @@ def check_stream(limits: AccountLimits, config: StreamConfig, others: Iterable[H
     if limits is UNLIMITED:
         return
     others = list(others)
+    if new and 0 < limits.max_streams <= len(others):
+        raise ApiError("maximum number of streams reached", code=400, err_code=10027)
     if limits.max_bytes_required and config.max_bytes <= 0:
         raise ApiError("account requires a stream config to have max bytes set", code=400, err_code=10113)
     if 0 < limits.stream_bytes_of(config.storage) < config.max_bytes:
@@ -63,8 +65,6 @@ def check_stream(limits: AccountLimits, config: StreamConfig, others: Iterable[H
         memory = config.storage == Storage.MEMORY
         text = f"insufficient {'memory' if memory else 'storage'} resources available"
         raise ApiError(text, code=500, err_code=10028 if memory else 10047)
-    if new and 0 < limits.max_streams <= len(others):
-        raise ApiError("maximum number of streams reached", code=400, err_code=10027)
 
 
 def check_bytes(limits: AccountLimits, storage: str, size: int, streams: Iterable[Holder]) -> None:

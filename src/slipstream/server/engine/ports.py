@@ -97,8 +97,8 @@ class StreamLog(Protocol):
         """When the first message with a time to live is over (`expires_at`), or a moment before; 0 if none has one."""
 
     def take_expired(self, now: int, limit: int) -> list[int]:
-        """Sequences, in order, of up to `limit` messages whose time to live is over at `now`. They are told once: the
-        caller removes them within the same group."""
+        """Sequences, in order, of up to `limit` committed messages whose time to live is over at `now`. They are told
+        once: the caller removes them within the same group."""
 
     # Beside the messages: what the engine keeps for its own ends, small records by name.
 
@@ -183,6 +183,13 @@ class Store(Protocol):
     @property
     def backlog(self) -> bool:
         """Whether work is left from earlier groups (space to give back, indexes to write); empty groups get it done."""
+
+    @property
+    def corrupt_records(self) -> int:
+        """How often a record did not match its checksum since the store was opened."""
+
+    def damaged(self) -> list[tuple[str, int]]:
+        """Stream and sequence of the messages among them (some thousands at most), in the order they were found."""
 
     def seal(self) -> Group:
         """Close the open group and open the next."""

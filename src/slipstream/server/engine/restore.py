@@ -153,8 +153,8 @@ class Restore:
         if not self._complete or not self._frames.between_frames or self._log is None or self._state is None:
             raise ValueError("backup was truncated")
         self._log.skip(self._state.last_seq + 1)
-        self._close()
         info = self._site.complete_restore(self.config, self._consumers, now)
+        self._close()
         self._ended("", self._bytes)
         self._site.answer(self._journal, reply, self._encode(info), self._response)
 

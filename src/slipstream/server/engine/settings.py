@@ -44,6 +44,17 @@ class Settings:
     max_pings_out: int = 2
 
 
+class Health(NamedTuple):
+    """How a server is."""
+
+    problems: tuple[str, ...] = ()
+    damaged: tuple[tuple[str, int], ...] = ()  # stream (with its account in front) and sequence
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems
+
+
 class Totals:
     """Figures of the server since it started; those of connected clients come on top."""
 

@@ -31,11 +31,11 @@ from slipstream.server.engine.journal import Journal
 from slipstream.server.engine.ports import Record, expires_at
 from slipstream.server.engine.publish import NOTHING, Demands, demands
 from slipstream.server.engine.replicas import Replicas
+from slipstream.server.engine.thinning import Thinning
 from slipstream.wire import SubjectMapping, has_wildcard, is_valid_subject
 
 NO_LIMIT = 1 << 62
 FAST_BATCH = ".$FI"
-SLICE = 1000  # subjects that one turn makes fit a new limit
 
 
 def nanoseconds(value: timedelta) -> int:
@@ -47,6 +47,7 @@ class Stored(msgspec.Struct, frozen=True):
 
     created: int
     config: dict[str, object]
+    thin: bool = False  # subjects may have more messages than the limit allows: see `thinning`
     restoring: bool = False  # out of a snapshot that is still coming in: nobody sees it
     positions: dict[str, tuple[int, str]] = {}  # of its sources: up to where, and the upstream's identity
 
@@ -67,6 +68,8 @@ class Stream:
         self._host = host
         self.positions: dict[str, tuple[int, str]] = {}
         self.inflows: tuple[Inlet, ...] = ()
+        self.thin = False
+        self._thinning: Thinning | None = None
         self.snapshots: dict[Snapshot, None] = {}  # on their way
         quoted = encode_json(self.name).decode()
         domain = f',"domain":{encode_json(host.domain).decode()}' if host.domain else ""
@@ -112,7 +115,7 @@ class Stream:
 
     def stored(self) -> bytes:
         """For the store."""
-        return encode_json(Stored(self.created, self.config.to_dict(), positions=self.positions))
+        return encode_json(Stored(self.created, self.config.to_dict(), thin=self.thin, positions=self.positions))
 
     def restore(self, now: int) -> None:
         """Take what is not in the configuration from the log: after a start, and after a group was lost."""
@@ -129,16 +132,34 @@ class Stream:
 
     def enforce(self, now: int) -> None:
         """Drop what a changed configuration does not allow any more."""
-        if self._per_subject:
-            for subject, count in list(self.log.subjects(">")):
-                if count > self._per_subject:
-                    self.log.purge(pattern=subject, keep=self._per_subject)
+        self.thin_out()
         self._trim("")
         self.expiry.arm(now)
+        if self._by_interest and len(self.consumers):
+            self.consumers.sweep()
+
+    def thin_out(self) -> None:
+        """Make every subject fit the limit per subject; of many subjects most later, as a job."""
+        if self._thinning is not None:
+            self._thinning.stop()
+            self._thinning = None
+        if self._per_subject:
+            thinning = Thinning(self.journal, self.log, self._per_subject, self._thinned)
+            self.thin = thinning.work()
+            if self.thin and self._host.start(thinning):
+                self._thinning = thinning
+            self.journal.store.configure(self.key, self.stored())
+
+    def _thinned(self) -> None:
+        if self._thinning is not None:
+            self.thin, self._thinning = False, None
+            self.journal.store.configure(self.key, self.stored())
 
     def stop(self) -> None:
         """The stream is gone."""
         self.expiry.stop()
+        if self._thinning is not None:
+            self._thinning.stop()
         self._batches.stop()
         self.consumers.stop()
         for snapshot in list(self.snapshots):

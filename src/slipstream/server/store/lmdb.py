@@ -67,6 +67,7 @@ class LmdbGroup:
         self.streams: dict[str, LmdbLog] = {}  # as they are at its end; filled when it is sealed
         self.steps: Iterator[int] | None = None
         self.settled: list[Job] = []
+        self.worked = False  # on jobs
         self.error: StoreError | None = None
         self.committed = False
 
@@ -101,6 +102,9 @@ class LmdbStore:
         self._doomed: lmdb.Transaction[bytes] | None = None
         self._before = -1  # the last transaction before the one under way
         self._broken = ""
+        # LMDB uses pages that were freed only from the second commit after that on. When the store is full a commit
+        # with messages may never come: one without any is made instead.
+        self._failed = self._nudge = False
         try:
             with translated("reading the streams"):
                 self._load()
@@ -160,10 +164,13 @@ class LmdbStore:
         """How often a record did not match its checksum since the store was opened."""
         return self._disk.corrupt_records
 
+    def damaged(self) -> list[tuple[str, int]]:
+        return list(self._disk.damaged)
+
     @property
     def backlog(self) -> bool:
         """Whether there is work left for later groups; when the server is idle, empty groups get it done."""
-        return bool(self._jobs or self._chores or self.sweeping)
+        return bool(self._jobs or self._chores or self.sweeping or self._nudge)
 
     # Groups.
 
@@ -193,7 +200,7 @@ class LmdbStore:
             raise StoreError(self._broken)
         if self._disk.transaction is not None:
             raise UsageError("the group was begun already")
-        if not (sealed.deltas or sealed.buried or self._jobs or self._chores):
+        if not (sealed.deltas or sealed.buried or self._jobs or self._chores or self._nudge):
             return
         with translated("beginning a group"):
             self._end_doomed()
@@ -255,6 +262,9 @@ class LmdbStore:
             self._queue(GraveJob(sid, self._graves))
         for log in sealed.deltas:
             self._schedule(log)
+        if self._failed:
+            self._failed = not any(delta.messages for delta in sealed.deltas.values())
+            self._nudge = self._failed and bool(sealed.size or sealed.worked)
         self._groups += 1
         if self._groups % 64 == 0:
             self._save_memory()
@@ -271,6 +281,8 @@ class LmdbStore:
         elif self._before >= 0 and self._disk.env.info()["last_txnid"] != self._before:
             self._broken = "a commit failed and may have reached the disk all the same; the store must be opened again"
         self._before = -1
+        self._failed = True
+        self._nudge = any(group.size for group in groups)
         self._streams = dict(self._committed)
         for group in groups:
             for log in (*group.deltas, *group.deleted):
@@ -315,13 +327,14 @@ class LmdbStore:
             for kind in (STREAM, STATE):
                 disk.write.delete(control_key(kind, sid), db=disk.control)
             disk.write.put(control_key(GRAVE, sid), b"", db=disk.control)
-        if self._next_sid != self._stored_sid:
+        if self._next_sid != self._stored_sid or self._nudge:
             self._write_meta()
         # A change makes two to three units of work, for its index entry and its row: four leave room for chores.
         budget = self.tuning.slice // 4 + 4 * written if group.size else 4 * self.tuning.slice
         while budget > 0 and (queue := self._jobs or self._chores):
             job, steps = queue[0]
             done = next(steps, None)
+            group.worked = True
             if done is None:
                 queue.popleft()
                 group.settled.append(job)
@@ -382,10 +395,9 @@ class LmdbStore:
                 put(key, seal(key, value), db=disk.control)
 
     def _write_meta(self) -> None:
-        self._disk.write.put(
-            META, seal(META, _META.pack(_FORMAT, self._segment, self._next_sid)), db=self._disk.control
-        )
-        self._stored_sid = self._next_sid
+        following = self._next_sid  # the loop may take one meanwhile: then it is written again
+        self._disk.write.put(META, seal(META, _META.pack(_FORMAT, self._segment, following)), db=self._disk.control)
+        self._stored_sid = following
 
     # Jobs.
 

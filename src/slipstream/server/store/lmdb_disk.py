@@ -21,6 +21,8 @@ from slipstream.server.store.segments import Base
 # Kinds of keys in the control table; each is followed by the stream's id and, for some, a number.
 META, STREAM, STATE, SEGMENT, INDEXED, JOURNAL, GRAVE, KEPT = b"m", b"s", b"t", b"g", b"x", b"j", b"d", b"k"
 
+MAX_REPORTED = 10_000
+
 
 def control_key(kind: bytes, sid: int, number: int | None = None) -> bytes:
     key = kind + sid.to_bytes(4, "big")
@@ -96,6 +98,7 @@ class Disk:
         self.journal_next = 0  # number of the next journal record
         self.flushed: list[tuple[Base, list[str]]] = []  # rows that the group wrote to the table of subjects
         self.corrupt_records = 0
+        self.damaged: dict[tuple[str, int], None] = {}  # messages that did not match their checksums
         self._open_for_use = True
 
     def _take_lock(self) -> int:
@@ -121,6 +124,12 @@ class Disk:
         self.read = _Forked(self.pid)  # type: ignore[assignment]
         with suppress(OSError):
             os.close(self._lock)
+
+    def report(self, stream: str, seq: int) -> None:
+        """A message does not match its checksum."""
+        self.corrupt_records += 1
+        if len(self.damaged) < MAX_REPORTED:
+            self.damaged[stream, seq] = None
 
     def check_owner(self) -> None:
         if os.getpid() != self.pid:

@@ -54,12 +54,14 @@ def _stored(disk: Disk, sid: int, changed: dict[bytes, bool]) -> Iterator[bytes]
 
 
 def take(view: View, delta: Delta, now: int, limit: int) -> list[int]:
-    """The sequences that are over at `now`, of up to `limit` moments, which leave the table."""
+    """The committed sequences that are over at `now`, of up to `limit` moments, which leave the table."""
     due: list[tuple[int, int]] = []
+    committed = view.base.state.last_seq
     for moment, seq in moments(view.disk, view.base.sid, view.deltas):
         if moment > now or len(due) == limit:
             break
-        due.append((moment, seq))
+        if seq <= committed:
+            due.append((moment, seq))
     found = []
     for moment, seq in due:
         delta.moments[moment_key(view.base.sid, moment, seq)] = False

@@ -311,7 +311,7 @@ class LmdbLog(LogReader):
 
     def _identify(self, stored: Stored, seq: int) -> Stored:
         """The subject of a damaged message, by the index."""
-        self._disk.corrupt_records += 1
+        self._disk.report(self.name, seq)
         view = self._writer()
         number = seq // self._base.size
         if seq in view.entry(number, stored.subject):

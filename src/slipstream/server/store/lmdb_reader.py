@@ -52,7 +52,7 @@ class LogReader:
 
     def _decode(self, seq: int, key: bytes, value: bytes) -> Record:
         if crc32(value, crc32(key)) != RESIDUE:
-            self._disk.corrupt_records += 1
+            self._disk.report(self.name, seq)
             raise CorruptMessageError(self.name, seq)
         time, subject, header = _head(value)
         subject += 16
@@ -189,7 +189,7 @@ class LogReader:
                     break
                 seq = _numbers(key)[1]
                 if crc32(value, crc32(key)) != RESIDUE:
-                    disk.corrupt_records += 1
+                    disk.report(self.name, seq)
                     if found:
                         break
                     raise CorruptMessageError(self.name, seq)

@@ -216,8 +216,15 @@ class MemoryLog:
 
     def take_expired(self, now: int, limit: int) -> list[int]:
         found: list[int] = []
+        early: list[tuple[int, int]] = []
         while len(found) < limit and 0 < self.next_expiry() <= now:
-            found.append(heappop(self._moments)[1])
+            entry = heappop(self._moments)
+            if entry[1] <= self._committed.last_seq:
+                found.append(entry[1])
+            else:
+                early.append(entry)
+        for entry in early:
+            heappush(self._moments, entry)
         if found:
             self._store._open.touch(self)
         return sorted(found)
@@ -536,6 +543,11 @@ class MemoryStore:
         if entry is None:
             raise StoreError(f"there is no stream {name!r} in the store")
         return entry
+
+    corrupt_records = 0
+
+    def damaged(self) -> list[tuple[str, int]]:
+        return []
 
     # Groups.
 

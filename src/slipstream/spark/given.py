@@ -1,0 +1,202 @@
+"""The string options of a format, as Spark hands them over, become checked values of the kinds that options have.
+
+An error names the option and what is allowed, never the value of an option we do not know: it may be a secret. Secrets
+themselves are no options, since Spark prints those; they come from a credentials file, a context file or the
+environment of the driver and the executors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from slipstream.errors import UsageError
+from slipstream.wire import check_filter, is_valid_subject
+
+DEFAULT_SERVER = "nats://127.0.0.1:4222"
+DEFAULT_TIMEOUT = 10.0
+
+CONNECTION = ("servers", "context", "credentials", "apiPrefix", "domain", "timeout")
+# Spark hands these over with ours: the argument of load() and save(), what a streaming query is started with, and the
+# properties of a table (CREATE TABLE), where each option comes once more with "option." before its name.
+_SPARKS_OWN = frozenset(
+    (
+        *("path", "checkpointlocation", "queryname", "outputmode"),
+        *("provider", "owner", "comment", "location", "external", "is_managed_location", "collation", "table_type"),
+    )
+)
+_TABLE_OPTION = "option."
+_SECRETS = frozenset(("user", "username", "password", "token", "secret", "nkey", "seed", "jwt"))
+_SECRET_ADVICE = (
+    "Spark prints options, so secrets are not taken from them: name a file by the option credentials or context, or "
+    "set NATS_USER and NATS_PASSWORD, or NATS_TOKEN, in the environment of the driver and the executors"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connection:
+    """How to reach the servers; without any secret. No `servers`: those of the context, or the usual address."""
+
+    servers: tuple[str, ...] = ()
+    context: str = ""
+    credentials: str = ""
+    api_prefix: str = ""
+    domain: str = ""
+    timeout: float = DEFAULT_TIMEOUT
+
+
+class Secrets(NamedTuple):
+    """Credentials out of the environment."""
+
+    user: str = ""
+    password: str = ""
+    token: str = ""
+
+    def __repr__(self) -> str:
+        return "Secrets(...)"
+
+
+def secrets_of(environ: Mapping[str, str]) -> Secrets:
+    """What `NATS_USER`, `NATS_PASSWORD` and `NATS_TOKEN` say; a token and a user exclude each other."""
+    found = Secrets(environ.get("NATS_USER", ""), environ.get("NATS_PASSWORD", ""), environ.get("NATS_TOKEN", ""))
+    if found.token and (found.user or found.password):
+        raise UsageError(
+            "NATS_TOKEN and NATS_USER or NATS_PASSWORD are all set: a token or a user is allowed, not both"
+        )
+    return found
+
+
+class Given:
+    """The options of one format as the user gave them. Spark's map ignores case, so do we."""
+
+    def __init__(self, fmt: str, options: Mapping[str, str], known: tuple[str, ...]) -> None:
+        self.format = fmt
+        lowered = {name.lower(): value for name, value in options.items()}
+        self._values = {name: value for name, value in lowered.items() if not name.startswith(_TABLE_OPTION)}
+        allowed = {name.lower() for name in known}
+        unknown = sorted(set(self._values) - allowed - _SPARKS_OWN)
+        if not unknown:
+            return
+        if any(name in _SECRETS for name in unknown):
+            raise UsageError(f"{fmt} does not know the option {unknown[0]!r}: {_SECRET_ADVICE}")
+        plural = "s" if len(unknown) > 1 else ""
+        names = ", ".join(map(repr, unknown))
+        raise UsageError(f"{fmt} does not know the option{plural} {names}; allowed are {', '.join(known)}")
+
+    def has(self, name: str) -> bool:
+        """Whether the user set it."""
+        return name.lower() in self._values
+
+    def bad(self, name: str, allowed: str) -> UsageError:
+        """The error for a value that cannot be used."""
+        return UsageError(f"{self.format} option {name!r} is {self._values.get(name.lower())!r}: {allowed}")
+
+    def text(self, name: str, default: str = "") -> str:
+        """A text; an empty one is a mistake."""
+        value = self._values.get(name.lower(), default)
+        if name.lower() in self._values and not value.strip():
+            raise self.bad(name, "a value that is not empty is allowed")
+        return value.strip()
+
+    def named(self, name: str, check: Callable[[str], str]) -> str:
+        """What the read or write is about, as an option or as the argument of load() or save()."""
+        option, path = self._values.get(name, ""), self._values.get("path", "")
+        if option and path and option != path:
+            raise UsageError(
+                f"{self.format} is given two names, option {name!r} {option!r} and path {path!r}: one is allowed"
+            )
+        if not option and not path:
+            raise UsageError(
+                f"{self.format} needs the option {name!r}, or the {name}'s name as argument of load() or save() "
+                "(a table made with a list of columns has lost its options: leave the list out)"
+            )
+        try:
+            return check(option or path)
+        except UsageError as error:
+            raise UsageError(f"{self.format} option {name!r}: {error}") from error
+
+    def whole(self, name: str, default: int = 0, *, least: int = 1) -> int:
+        """A whole number."""
+        value = self.text(name)
+        if not value:
+            return default
+        if not (value.isascii() and value.isdigit() and least <= int(value) < 2**63):
+            raise self.bad(name, f"a whole number of at least {least} is allowed")
+        return int(value)
+
+    def flag(self, name: str, default: bool) -> bool:
+        """True or false."""
+        value = self.text(name).lower()
+        if value not in ("", "true", "false"):
+            raise self.bad(name, "'true' or 'false' is allowed")
+        return value == "true" if value else default
+
+    def choice(self, name: str, default: str, allowed: tuple[str, ...]) -> str:
+        """One word of several."""
+        value = self.text(name, default).lower()
+        if value not in allowed:
+            raise self.bad(name, f"{', '.join(map(repr, allowed[:-1]))} or {allowed[-1]!r} is allowed")
+        return value
+
+    def seconds(self, name: str, default: float) -> float:
+        """A time span."""
+        value = self.text(name)
+        try:
+            number = float(value) if value else default
+        except ValueError:
+            number = 0.0
+        if not 0 < number < 1e6:
+            raise self.bad(name, "a number of seconds above 0 is allowed")
+        return number
+
+    def filters(self, name: str) -> tuple[str, ...]:
+        """Subject filters with commas between them."""
+        text = self.text(name)
+        found = tuple(one.strip() for one in text.split(",")) if text else ()
+        for one in found:
+            try:
+                check_filter(one)
+            except UsageError as error:
+                raise self.bad(name, str(error)) from error
+        return found
+
+    def subject(self, name: str) -> str:
+        """A subject to publish to; empty if the option is not set."""
+        text = self.text(name)
+        if text and not is_valid_subject(text):
+            raise self.bad(name, "a subject without wildcards is allowed")
+        return text
+
+    def words(self, name: str, allowed: tuple[str, ...]) -> tuple[str, ...]:
+        """Some of the allowed words, in the order given; empty if the option is not set."""
+        text = self.text(name)
+        found = tuple(one.strip() for one in text.split(",")) if text else ()
+        if len(set(found)) < len(found) or any(one not in allowed for one in found):
+            raise self.bad(name, f"some of {', '.join(allowed)}, each once, with commas between them are allowed")
+        return found
+
+    def connection(self) -> Connection:
+        """The options that every format has."""
+        text = self.text("servers")
+        servers = tuple(one.strip() for one in text.split(",")) if text else ()
+        if any("@" in one for one in servers):  # not repeated in the message: it holds the secret
+            raise UsageError(
+                f"{self.format} option 'servers' has user info in a URL: nats://host:port is allowed. {_SECRET_ADVICE}"
+            )
+        if not all(servers):
+            raise self.bad("servers", "nats://host:port is allowed, several with commas between them")
+        prefix, domain = self.text("apiPrefix"), self.text("domain")
+        if prefix and domain:
+            raise self.bad("domain", "it cannot be set together with 'apiPrefix', which already says where the API is")
+        context, credentials = self.text("context"), self.text("credentials")
+        if context and credentials:
+            raise self.bad("credentials", "it cannot be set together with 'context', which already says who we are")
+        return Connection(
+            servers=servers,
+            context=context,
+            credentials=credentials,
+            api_prefix=prefix,
+            domain=domain,
+            timeout=self.seconds("timeout", DEFAULT_TIMEOUT),
+        )

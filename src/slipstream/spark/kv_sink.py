@@ -1,0 +1,217 @@
+"""`df.write` and `writeStream` with the format `jetstream_kv`: rows become the values of a bucket.
+
+A task commits only after the stream has acknowledged every one of its rows. Writing a row again leaves the same value,
+so a task or a micro-batch that is tried again changes nothing; what a streaming query writes is fenced by its batch
+number as well (`fence.py`). Rows of one write that share a key: one of them is kept. For streaming queries in update
+mode see `views.py`: Spark does not let this sink take part in it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from slipstream.api import GetRequest
+from slipstream.errors import BucketNotFoundError, Error, MessageNotFoundError, UsageError, WrongLastSequenceError
+from slipstream.facade.blocking import JetStream
+from slipstream.jetstream.direct import StoredMessage
+from slipstream.kv.bucket import STREAM_PREFIX
+from slipstream.spark.entries import Change, Layout, layout_of
+from slipstream.spark.fence import Epoch, is_due
+from slipstream.spark.link import open_jetstream
+from slipstream.spark.options import SinkOptions, sink_options
+from slipstream.spark.outbox import Outbox
+from slipstream.spark.rejects import Rejects, is_rows_fault
+from slipstream.spark.stream_sink import BATCH_ID, QUERY_ID, current_task
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_DELETE = b"KV-Operation: DEL\r\n"
+_ROUNDS = 20
+MOST_KEYS = 1_000  # looked at together
+
+
+@dataclass(frozen=True, slots=True)
+class Written(WriterCommitMessage):
+    """What a task has stored: rows, those it left as they were, those it rejected, the newest revision."""
+
+    rows: int
+    unchanged: int
+    rejected: int
+    last_revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeyValueTask:
+    """The work of one task."""
+
+    options: SinkOptions
+    layout: Layout
+
+    def run(self, batches: Iterator[pa.RecordBatch]) -> Written:
+        """Write every row and wait until each is acknowledged."""
+        epoch = current_epoch()
+        rows = 0
+        with open_jetstream(self.options.connection, os.environ, reconnect=False) as js:
+            rejects = Rejects(js, self.options.dead_letter, prefix=repr(epoch), timeout=self.options.connection.timeout)
+            keeper = Keeper(js, self.options, epoch, rejects)
+            for batch in batches:
+                for row, change in self.layout.changes(batch, first=rows, reject=rejects.add):
+                    keeper.add(change, row)
+                rows += batch.num_rows
+            keeper.flush()
+            rejects.flush()
+            return Written(rows, keeper.unchanged, rejects.count, keeper.last_revision)
+
+
+class Keeper:
+    """Brings changes into the bucket: blindly, or against what the bucket has where that matters."""
+
+    def __init__(self, js: JetStream, options: SinkOptions, epoch: Epoch | None, rejects: Rejects) -> None:
+        self._js = js
+        self._rejects = rejects
+        self._recent: dict[int, tuple[int, Change]] = {}  # what may still be refused, by its place in the outbox
+        self._most_recent = 2 * max(options.max_in_flight, MOST_KEYS)
+        self._stream = STREAM_PREFIX + options.bucket
+        self._prefix = f"$KV.{options.bucket}."
+        self._timeout = options.connection.timeout
+        self._outbox = Outbox(js, max_in_flight=options.max_in_flight, timeout=self._timeout)
+        self._epoch = epoch
+        self._mark = epoch.header() if epoch else b""
+        self._only_changed = options.only_changed
+        self._is_blind = epoch is None and not options.only_changed
+        self._waiting: dict[str, tuple[int, Change]] = {}
+        self._fresh = 0 if self._is_blind else js.stream(self._stream).info().state.last_seq
+        self.unchanged = 0
+
+    @property
+    def last_revision(self) -> int:
+        return self._outbox.last_seq
+
+    def add(self, change: Change, row: int = 0) -> None:
+        """Take a change; of several for one key the last one counts."""
+        if self._is_blind:
+            self._send(row, change, b"")
+            if self._outbox.has_refused:
+                self._stale()
+            return
+        subject = self._prefix + change.key
+        self._waiting.pop(subject, None)
+        self._waiting[subject] = (row, change)
+        if len(self._waiting) >= MOST_KEYS:
+            self._write_waiting()
+
+    def flush(self) -> None:
+        """Everything is in the bucket, or an error says which key is not."""
+        if self._waiting:
+            self._write_waiting()
+        self._outbox.flush()
+        self._stale()
+
+    def _write_waiting(self) -> None:
+        due, self._waiting = self._waiting, {}
+        entries = self._look(list(due))
+        for _ in range(_ROUNDS):
+            for subject, (row, change) in due.items():
+                entry = entries.get(subject)
+                if is_due(change, entry, self._epoch, only_changed=self._only_changed):
+                    self._send(
+                        row, change, b"Nats-Expected-Last-Subject-Sequence: %d\r\n" % (entry.seq if entry else 0)
+                    )
+                else:
+                    self.unchanged += 1
+            self._outbox.flush()
+            due = self._stale()
+            if not due:
+                return
+            entries = {}
+            for subject in due:  # few: somebody else wrote the same key at this very moment, or a replica was behind
+                try:
+                    request = GetRequest(last_by_subj=subject)
+                    entries[subject] = self._js.stream(self._stream).get_from_leader(request)
+                except MessageNotFoundError:
+                    continue
+        raise UsageError(f"key {next(iter(due.values()))[1].key!r} is changed all the time by somebody else")
+
+    def _look(self, subjects: list[str]) -> dict[str, StoredMessage]:
+        """What the bucket has of these keys, not older than when this task began."""
+        return self._js.stream(self._stream).get_last_many(subjects, min_last_seq=self._fresh, timeout=self._timeout)
+
+    def _send(self, row: int, change: Change, expected: bytes) -> None:
+        place = self._outbox.sent
+        try:
+            self._outbox.send(self._prefix + change.key, change.value or b"", self._header(change, expected))
+        except UsageError as error:  # larger than the server takes
+            self._rejects.add(row, change.key, change.value, _refused(row, change, error))
+            return
+        self._recent[place] = (row, change)
+        if len(self._recent) > self._most_recent:
+            del self._recent[next(iter(self._recent))]
+
+    def _stale(self) -> dict[str, tuple[int, Change]]:
+        """What was refused because the key has changed; other refusals are the row's fault, or an error."""
+        found = {}
+        for failure in self._outbox.refused():
+            row, change = self._recent[failure.place]
+            if isinstance(failure.error, WrongLastSequenceError):
+                found[failure.subject] = (row, change)
+            elif is_rows_fault(failure.error):
+                self._rejects.add(row, change.key, change.value, _refused(row, change, failure.error))
+            else:
+                raise failure.error
+        return found
+
+    def _header(self, change: Change, expected: bytes = b"") -> bytes:
+        lines = self._mark + expected + (_DELETE if change.value is None else b"")
+        return b"NATS/1.0\r\n%b\r\n" % lines if lines else b""
+
+
+def _refused(row: int, change: Change, error: Error) -> UsageError:
+    return UsageError(f"row {row}: key {change.key!r} was refused: {error}")
+
+
+def current_epoch() -> Epoch | None:
+    """The micro-batch that this task belongs to; None outside of streaming queries."""
+    context = current_task()
+    query, batch = context.getLocalProperty(QUERY_ID), context.getLocalProperty(BATCH_ID)
+    return Epoch(query, int(batch)) if query and batch else None
+
+
+def key_value_task(options: Mapping[str, str], schema: StructType) -> KeyValueTask:
+    """The work of a write with these options, checked against the server."""
+    found = sink_options(options)
+    layout = layout_of({field.name: field.dataType.simpleString() for field in schema.fields}, found)
+    with open_jetstream(found.connection, os.environ) as js:
+        try:
+            js.key_value(found.bucket)
+        except BucketNotFoundError as error:
+            raise UsageError(
+                f"there is no bucket {found.bucket!r}: make it first, with create_key_value or `nats kv add`"
+            ) from error
+    return KeyValueTask(found, layout)
+
+
+class KeyValueBatchWriter(DataSourceArrowWriter):
+    """Writes a DataFrame."""
+
+    def __init__(self, task: KeyValueTask) -> None:
+        self._task = task
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        return self._task.run(iterator)
+
+
+class KeyValueStreamWriter(DataSourceStreamArrowWriter):
+    """Writes the micro-batches of a streaming query."""
+
+    def __init__(self, task: KeyValueTask) -> None:
+        self._task = task
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        return self._task.run(iterator)

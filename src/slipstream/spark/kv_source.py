@@ -1,0 +1,227 @@
+"""`spark.read` and `spark.readStream` with the format `jetstream_kv`: a bucket becomes a table of its keys or entries.
+
+A batch read gives the keys with their values as of now or as of a revision, or every entry that the bucket still has
+(`history`); `readStream` is the change feed. A state of the bucket is read by one task: which entry of a key is the
+newest shows only when all have been seen, and keys may change while they are read.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+    Filter,
+    InputPartition,
+)
+from pyspark.sql.types import BinaryType, DataType, LongType, StringType, StructType, TimestampType
+
+from slipstream.api import StreamInfo
+from slipstream.errors import StreamNotFoundError, UsageError
+from slipstream.jetstream.blocking import Stream
+from slipstream.jetstream.columns import Columns
+from slipstream.spark import plan
+from slipstream.spark.link import open_jetstream
+from slipstream.spark.offsets import created_of
+from slipstream.spark.options import (
+    JETSTREAM_KV,
+    KvSourceOptions,
+    kv_batch_options,
+    kv_source_options,
+    kv_stream_options,
+    kv_table_options,
+)
+from slipstream.spark.push import Names, narrow
+from slipstream.spark.source import (
+    StreamReader,
+    columns_of,
+    find_time,
+    is_pushing,
+    read_filtered,
+    schema_of,
+    stored_options,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+COLUMNS: dict[str, DataType] = {
+    "key": StringType(),
+    "value": BinaryType(),
+    "operation": StringType(),
+    "revision": LongType(),
+    "created": TimestampType(),
+    "delta": LongType(),
+}
+_NAMED = 5  # of the keys in an error
+_log = logging.getLogger("slipstream.spark")
+
+
+@dataclass(frozen=True, slots=True)
+class FeedRows:
+    """Messages of the bucket's stream as entries."""
+
+    bucket: str
+    names: tuple[str, ...]
+
+    def batches(self, chunks: Iterable[Columns]) -> Iterator[pa.RecordBatch]:
+        from slipstream.spark import kv_rows
+
+        return kv_rows.feed(chunks, self.bucket, self.names)
+
+
+class KeyValueDataSource(DataSource):
+    """A Key-Value bucket as a table, to read and to write."""
+
+    @classmethod
+    def name(cls) -> str:
+        return JETSTREAM_KV
+
+    def schema(self) -> StructType:
+        kv_source_options(self.options)
+        return schema_of(COLUMNS, kv_table_options(self.options))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        options = kv_batch_options(stored_options(self.options, schema, "bucket"))
+        kind = PushingBucketReader if is_pushing() else BucketReader
+        return kind(options, columns_of(schema, COLUMNS, JETSTREAM_KV))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        options = kv_stream_options(stored_options(self.options, schema, "bucket"))
+        return StreamReader(options.feed, FeedRows(options.bucket, columns_of(schema, COLUMNS, JETSTREAM_KV)))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        from slipstream.spark.kv_sink import KeyValueBatchWriter, key_value_task
+
+        if overwrite:
+            raise UsageError(f"{JETSTREAM_KV} cannot overwrite a bucket: use mode('append'), which replaces key by key")
+        return KeyValueBatchWriter(key_value_task(self.options, schema))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
+        from slipstream.spark.kv_sink import KeyValueStreamWriter, key_value_task
+
+        if overwrite:
+            raise UsageError(
+                f"{JETSTREAM_KV} takes no output mode 'complete': use 'append', or 'update' with "
+                "foreachBatch(slipstream.spark.into_bucket(...)), which writes what changed"
+            )
+        return KeyValueStreamWriter(key_value_task(self.options, schema))
+
+
+class BucketPartition(InputPartition):
+    """The whole bucket, with the revisions that a history is about."""
+
+    def __init__(self, first: int, last: int, created: str) -> None:
+        super().__init__((first, last))
+        self.first = first
+        self.last = last
+        self.created = created
+
+
+class BucketReader(DataSourceReader):
+    """One read of a bucket."""
+
+    def __init__(self, options: KvSourceOptions, names: tuple[str, ...]) -> None:
+        self._options = options
+        self._names = names
+        self._is_empty = False
+
+    def partitions(self) -> list[InputPartition]:
+        options, feed = self._options, self._options.feed
+        with open_jetstream(feed.connection, os.environ) as js:
+            stream = js.stream(feed.stream)
+            info = inspect_bucket(stream, options.bucket)
+            last = info.state.last_seq
+            if options.as_of > last:
+                raise UsageError(
+                    f"{JETSTREAM_KV} option 'asOfRevision' is {options.as_of}, but bucket {options.bucket!r} has "
+                    f"revisions up to {last} only"
+                )
+            part = plan.Range(1, last)
+            if options.history:
+                lenient = replace(feed, fail_on_data_loss=False)  # what the history dropped is not lost
+                part = plan.batch_range(lenient, info, at_time=lambda time: find_time(stream, info, time))
+        return [] if self._is_empty else [BucketPartition(part.start, part.end, created_of(info))]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        from slipstream.spark import kv_rows
+
+        if not isinstance(partition, BucketPartition):
+            return
+        options = self._options
+        with open_jetstream(options.feed.connection, os.environ) as js:
+            stream = js.stream(options.feed.stream)
+            kept = kv_rows.keep(read_settled(stream, options, partition.created), options.bucket)
+            size = inspect_bucket(stream, options.bucket).config.max_msgs_per_subject
+        if options.as_of:
+            self._check_known(kv_rows.doubtful(kept, as_of=options.as_of, history=size))
+        rows = (
+            kv_rows.history(kept.values(), first=partition.first, last=partition.last)
+            if options.history
+            else kv_rows.state(kept.values(), as_of=options.as_of, include_deletes=options.include_deletes)
+        )
+        yield from kv_rows.batches(rows, self._names)
+
+    def _check_known(self, keys: list[str]) -> None:
+        if not keys:
+            return
+        some = ", ".join(map(repr, sorted(keys)[:_NAMED])) + (", ..." if len(keys) > _NAMED else "")
+        text = (
+            f"bucket {self._options.bucket!r} as of revision {self._options.as_of}: its history does not reach back to "
+            f"it for {len(keys)} keys ({some})"
+        )
+        if self._options.feed.fail_on_data_loss:
+            raise plan.DataLossError(
+                f"{text}; set the option failOnDataLoss to false to leave them out, or keep more history",
+                stream=self._options.feed.stream,
+            )
+        _log.warning("%s: they are left out", text)
+
+
+class PushingBucketReader(BucketReader):
+    """The same where Spark pushes filters down: those on keys. What is newest depends on all revisions of a key."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        options = self._options
+        names = Names(subject="key", sequence="revision", times=("created", ""), prefix=f"$KV.{options.bucket}.")
+        found = narrow(filters, names, options.feed.subjects)
+        self._is_empty = found.is_empty
+        if found.subjects:
+            self._options = replace(options, feed=replace(options.feed, subjects=found.subjects))
+        return filters
+
+
+def read_settled(stream: Stream, options: KvSourceOptions, created: str) -> Iterator[Columns]:
+    """Every entry that the bucket has, up to one moment of its life.
+
+    A key that is written while we read may vanish from behind us and appear in front: what was added meanwhile is read
+    as well, until a look at the leader shows nothing new behind the end. Then what was read, newest per key, is the
+    state of that moment.
+    """
+    start = 1
+    while True:
+        info = inspect_bucket(stream, options.bucket)
+        plan.check_same(info, created)
+        if start > info.state.last_seq:
+            return
+        end = info.state.last_seq
+        yield from read_filtered(stream, plan.Range(start, end), options.feed.subjects)
+        start = end + 1
+
+
+def inspect_bucket(stream: Stream, bucket: str) -> StreamInfo:
+    """The bucket's stream; raises if there is none or it cannot be read."""
+    try:
+        info = stream.info()
+    except StreamNotFoundError as error:
+        raise UsageError(f"there is no bucket {bucket!r} on this server, or not in this account") from error
+    plan.check_readable(info)
+    return info

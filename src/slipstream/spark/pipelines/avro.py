@@ -1,0 +1,248 @@
+"""Avro records (binary, one per message) become JSON that Spark reads, and an Avro schema becomes Spark's columns.
+
+Spark's own Avro is not part of PySpark; this needs nothing. Records are those of the plain binary encoding; the single
+object encoding (a header of ten bytes, C3 01 and the schema's fingerprint) is taken as well. The whole message must be
+used up by the record: bytes left over mean another schema.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from base64 import b64encode
+from collections.abc import Callable, Iterator
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+from slipstream.errors import UsageError
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+_PRIMITIVES = {
+    "null": "VOID",
+    "boolean": "BOOLEAN",
+    "int": "INT",
+    "long": "BIGINT",
+    "float": "FLOAT",
+    "double": "DOUBLE",
+    "bytes": "BINARY",
+    "string": "STRING",
+}
+_LOGICAL: dict[tuple[str, str | None], str] = {
+    ("int", "date"): "DATE",
+    ("long", "timestamp-millis"): "TIMESTAMP",
+    ("long", "timestamp-micros"): "TIMESTAMP",
+}
+_SINGLE_OBJECT = b"\xc3\x01"
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MOST_DEPTH = 64
+
+
+class AvroError(UsageError):
+    """A schema that is none, or bytes that do not fit it."""
+
+
+def parse_schema(text: str) -> dict[str, Any]:
+    """A schema of a record, with every named type noted; raises AvroError."""
+    try:
+        schema = json.loads(text)
+    except ValueError as error:
+        raise AvroError(f"an Avro schema is JSON: {error}") from None
+    if not isinstance(schema, dict) or schema.get("type") != "record":
+        raise AvroError("an Avro schema of a message is a record: {'type': 'record', 'name': ..., 'fields': [...]}")
+    spark_type(schema, {})
+    return schema
+
+
+def spark_schema(text: str) -> str:
+    """The columns of a record, as DDL."""
+    schema = parse_schema(text)
+    names: dict[str, Any] = {}
+    _note(schema, names)
+    return ", ".join(f"`{one['name']}` {spark_type(one['type'], names)}" for one in schema["fields"])
+
+
+def spark_type(schema: Any, names: dict[str, Any], depth: int = 0) -> str:
+    """Spark's type for a part of a schema."""
+    if depth > _MOST_DEPTH:
+        raise AvroError("an Avro schema that contains itself has no columns in Spark")
+    if isinstance(schema, list):
+        kinds = [one for one in schema if one != "null"]
+        if len(kinds) != 1:
+            raise AvroError(f"the union {schema!r} has no type in Spark: one type, with or without null, is allowed")
+        return spark_type(kinds[0], names, depth + 1)
+    if isinstance(schema, str):
+        if schema in _PRIMITIVES:
+            return _PRIMITIVES[schema]
+        return spark_type(_named(schema, names), names, depth + 1)
+    if not isinstance(schema, dict) or "type" not in schema:
+        raise AvroError(f"{schema!r} is no Avro type")
+    kind, logical = schema["type"], schema.get("logicalType")
+    _note(schema, names)
+    if logical == "decimal":
+        return f"DECIMAL({schema['precision']}, {schema.get('scale', 0)})"
+    if isinstance(kind, str) and (kind, logical) in _LOGICAL:
+        return _LOGICAL[kind, logical]
+    if kind == "record":
+        fields = (f"`{one['name']}`: {spark_type(one['type'], names, depth + 1)}" for one in schema["fields"])
+        return f"STRUCT<{', '.join(fields)}>"
+    if kind == "array":
+        return f"ARRAY<{spark_type(schema['items'], names, depth + 1)}>"
+    if kind == "map":
+        return f"MAP<STRING, {spark_type(schema['values'], names, depth + 1)}>"
+    if kind in ("enum", "fixed"):
+        return "STRING" if kind == "enum" else "BINARY"
+    return spark_type(kind, names, depth + 1)
+
+
+def _note(schema: Any, names: dict[str, Any]) -> None:
+    if isinstance(schema, dict) and "name" in schema and schema.get("type") in ("record", "enum", "fixed"):
+        names[schema["name"].rpartition(".")[2]] = schema
+
+
+def _named(name: str, names: dict[str, Any]) -> Any:
+    """A type by its name. Namespaces are inherited and may be left out: the last part is what tells types apart."""
+    found = names.get(name.rpartition(".")[2])
+    if found is None:
+        raise AvroError(f"unknown Avro type {name!r}")
+    return found
+
+
+class Decoder:
+    """Bytes of one schema become JSON."""
+
+    def __init__(self, text: str) -> None:
+        self._schema = parse_schema(text)
+        self._names: dict[str, Any] = {}
+        spark_type(self._schema, self._names)
+
+    def to_json(self, data: bytes) -> str:
+        """The record; raises AvroError if the bytes are not exactly one."""
+        cursor = _Cursor(data, 10 if data.startswith(_SINGLE_OBJECT) else 0)
+        try:
+            value = self._read(self._schema, cursor)
+        except (IndexError, struct.error, UnicodeDecodeError, OverflowError, ValueError) as error:
+            raise AvroError(f"not a record of the schema: {type(error).__name__} at byte {cursor.at}") from None
+        if cursor.at != len(data):
+            raise AvroError(f"{len(data) - cursor.at} bytes are left behind the record")
+        return json.dumps(value)
+
+    def _read(self, schema: Any, cursor: _Cursor) -> Any:
+        if isinstance(schema, list):
+            return self._read(schema[cursor.index(len(schema))], cursor)
+        if isinstance(schema, str):
+            if schema in _PRIMITIVES:
+                return _plain(cursor.primitive(schema))
+            return self._read(_named(schema, self._names), cursor)
+        kind, logical = schema["type"], schema.get("logicalType")
+        if kind == "record":
+            return {one["name"]: self._read(one["type"], cursor) for one in schema["fields"]}
+        if kind == "enum":
+            return schema["symbols"][cursor.index(len(schema["symbols"]))]
+        if kind == "array":
+            return [self._read(schema["items"], cursor) for _ in cursor.items()]
+        if kind == "map":
+            found = {}
+            for _ in cursor.items():
+                key = cursor.primitive("string")
+                found[key] = self._read(schema["values"], cursor)
+            return found
+        value = cursor.take(schema["size"]) if kind == "fixed" else None
+        if value is None:
+            value = cursor.primitive(kind) if isinstance(kind, str) and kind in _PRIMITIVES else None
+            if value is None and kind != "null":
+                return self._read(kind, cursor)
+        return _plain(_logical(value, logical, schema))
+
+
+def _logical(value: Any, logical: str | None, schema: dict[str, Any]) -> Any:
+    if logical == "decimal" and isinstance(value, bytes):
+        return str(Decimal(int.from_bytes(value, "big", signed=True)).scaleb(-schema.get("scale", 0)))
+    if logical == "date":
+        return (date(1970, 1, 1) + timedelta(days=value)).isoformat()
+    if logical == "timestamp-millis":
+        return (_EPOCH + timedelta(milliseconds=value)).isoformat()
+    if logical == "timestamp-micros":
+        return (_EPOCH + timedelta(microseconds=value)).isoformat()
+    return value
+
+
+def _plain(value: Any) -> Any:
+    return b64encode(value).decode() if isinstance(value, bytes) else value
+
+
+class _Cursor:
+    """A place in the bytes of a record."""
+
+    def __init__(self, data: bytes, at: int) -> None:
+        self._data = data
+        self.at = at
+
+    def take(self, size: int) -> bytes:
+        if size < 0 or self.at + size > len(self._data):
+            raise ValueError("the bytes end before the record does")
+        found = self._data[self.at : self.at + size]
+        self.at += size
+        return found
+
+    def long(self) -> int:
+        shift = value = 0
+        while True:
+            byte = self._data[self.at]
+            self.at += 1
+            value |= (byte & 0x7F) << shift
+            if not byte & 0x80:
+                return (value >> 1) ^ -(value & 1)
+            shift += 7
+            if shift > 63:
+                raise ValueError("a number of more than ten bytes")
+
+    def index(self, size: int) -> int:
+        found = self.long()
+        if not 0 <= found < size:
+            raise ValueError("no such branch")
+        return found
+
+    def items(self) -> Iterator[int]:
+        """One step per item of an array or map, which come in blocks; a block of no items is the last."""
+        while count := self.long():
+            if count < 0:  # the block's size in bytes follows
+                count = -count
+                self.long()
+            if count > len(self._data):
+                raise ValueError("more items than bytes")
+            yield from range(count)
+
+    def primitive(self, kind: str) -> Any:
+        if kind in ("int", "long"):
+            return self.long()
+        if kind == "string":
+            return self.take(self.long()).decode()
+        if kind == "bytes":
+            return self.take(self.long())
+        if kind == "boolean":
+            return self.take(1) == b"\x01"
+        if kind == "float":
+            return struct.unpack("<f", self.take(4))[0]
+        if kind == "double":
+            return struct.unpack("<d", self.take(8))[0]
+        return None
+
+
+def avro_to_json(schema: str) -> Callable[[Column], Column]:
+    """A function of Spark: bytes of a record to JSON, null where they are none."""
+    from pyspark.sql.functions import udf
+
+    decoder = Decoder(schema)
+
+    def decode(data: bytes | None) -> str | None:
+        if data is None:
+            return None
+        try:
+            return decoder.to_json(bytes(data))
+        except AvroError:
+            return None
+
+    return udf(decode, "string", useArrow=False)

@@ -1,0 +1,87 @@
+"""What the queries of a pipeline report becomes lines, or a table that is kept up to date where there is a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self, TextIO
+
+from slipstream.spark.pipelines.state import QueryState
+
+
+class Lines:
+    """One line per batch of rows: for logs and pipes."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._told: dict[str, int] = {}
+
+    def say(self, text: str) -> None:
+        """A line of its own."""
+        print(text, file=self._out, flush=True)
+
+    def show(self, queries: Mapping[str, QueryState], lags: Mapping[str, int]) -> None:
+        """What has changed since the last time."""
+        for name, one in queries.items():
+            if one.batch >= 0 and self._told.get(name) != one.batch:
+                self._told[name] = one.batch
+                lag = f", {lags[name]:,} behind" if name in lags else ""
+                self.say(f"{name}: batch {one.batch}, {one.rows:,} rows, {one.rate:,.0f} rows/s{lag}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return
+
+
+class Live(Lines):
+    """A table in a terminal."""
+
+    def __init__(self, out: TextIO, title: str) -> None:
+        super().__init__(out)
+        from rich.console import Console
+        from rich.live import Live as RichLive
+
+        self._title = title
+        self._console = Console(file=out)
+        self._live = RichLive(console=self._console, refresh_per_second=4)
+
+    def say(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False)
+
+    def show(self, queries: Mapping[str, QueryState], lags: Mapping[str, int]) -> None:
+        self._live.update(table(self._title, queries, lags))
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+
+def table(title: str, queries: Mapping[str, QueryState], lags: Mapping[str, int]) -> Any:
+    """The state of every output as a table of rich."""
+    from rich.table import Table
+
+    found = Table(title=title)
+    found.add_column("output")
+    for name in ("batch", "rows", "rows/s", "behind", "skipped"):
+        found.add_column(name, justify="right")
+    found.add_column("last batch at")
+    for name, one in queries.items():
+        lag = f"{lags[name]:,}" if name in lags else "-"
+        batch = str(one.batch) if one.batch >= 0 else "-"
+        skipped = f"{one.skipped:,}" if one.skipped else "-"
+        found.add_row(name, batch, f"{one.rows:,}", f"{one.rate:,.0f}", lag, skipped, one.at or "-")
+    return found
+
+
+def display(out: TextIO, title: str, *, plain: bool = False) -> Lines:
+    """What fits: a live table in a terminal, lines elsewhere."""
+    return Lines(out) if plain or not out.isatty() else Live(out, title)

@@ -1,0 +1,106 @@
+"""The text of a TOML file becomes the place (line and column) of every key in it.
+
+`tomllib` says where a syntax error is, but not where a key stands whose value makes no sense. This reads a text that
+`tomllib` has accepted, so it need not find mistakes, only keys: it skips comments, strings and nested brackets.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
+_SPACE = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")
+_STRING = re.compile(
+    r'"""(?:\\.|[^\\])*?"{3,5}|' + r"'''.*?'{3,5}|" + r'"(?:\\.|[^"\\\n])*"|' + r"'[^'\n]*'",
+    re.DOTALL,
+)
+_ESCAPES = {'\\"': '"', "\\\\": "\\"}
+
+
+class Place(NamedTuple):
+    """Where something stands, counted from 1."""
+
+    line: int
+    column: int
+
+
+class Places:
+    """The places of the keys of one file, by path."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._found: dict[tuple[str, ...], int] = {}
+        self._read()
+
+    def __getitem__(self, path: tuple[str, ...]) -> Place:
+        """The place of a key, or of the nearest table around it that was written down."""
+        while path and path not in self._found:
+            path = path[:-1]
+        at = self._found.get(path, 0)
+        before = self._text[:at]
+        return Place(before.count("\n") + 1, at - (before.rfind("\n") + 1) + 1)
+
+    def _read(self) -> None:
+        table: tuple[str, ...] = ()
+        at = self._skip(0)
+        while at < len(self._text):
+            if self._text[at] == "[":
+                brackets = 2 if self._text.startswith("[[", at) else 1
+                table, end = self._key(self._skip(at + brackets))
+                self._note(table, at)
+                at = self._skip(end + brackets)
+            else:
+                at = self._skip(self._pair(table, at))
+
+    def _pair(self, table: tuple[str, ...], at: int) -> int:
+        """A key with its value; gives where the value ends."""
+        key, end = self._key(at)
+        path = (*table, *key)
+        self._note(path, at)
+        return self._value(path, self._skip(end + 1))  # behind the `=`
+
+    def _value(self, path: tuple[str, ...], at: int) -> int:
+        text = self._text
+        if found := _STRING.match(text, at):
+            return found.end()
+        if text[at] == "{":
+            at = self._skip(at + 1)
+            while text[at] != "}":
+                at = self._skip(self._pair(path, at))
+                at = self._skip(at + 1) if text[at] == "," else at
+            return at + 1
+        if text[at] == "[":
+            at = self._skip(at + 1)
+            while text[at] != "]":
+                at = self._skip(self._value(path, at))
+                at = self._skip(at + 1) if text[at] == "," else at
+            return at + 1
+        while at < len(text) and text[at] not in ",]}#\n":
+            at += 1
+        return at
+
+    def _key(self, at: int) -> tuple[tuple[str, ...], int]:
+        """A dotted key; gives where the next thing behind it begins."""
+        parts: list[str] = []
+        while True:
+            if found := _STRING.match(self._text, at):
+                inner = found[0][1:-1]
+                parts.append(re.sub(r'\\["\\]', lambda one: _ESCAPES[one[0]], inner) if found[0][0] == '"' else inner)
+            else:
+                found = _BARE.match(self._text, at)
+                assert found is not None, f"no key at {at}: tomllib has accepted this text"
+                parts.append(found[0])
+            at = self._skip(found.end())
+            if at >= len(self._text) or self._text[at] != ".":
+                return tuple(parts), at
+            at = self._skip(at + 1)
+
+    def _skip(self, at: int) -> int:
+        found = _SPACE.match(self._text, at)
+        assert found is not None
+        return found.end()
+
+    def _note(self, path: tuple[str, ...], at: int) -> None:
+        for end in range(1, len(path) + 1):
+            self._found.setdefault(path[:end], at)

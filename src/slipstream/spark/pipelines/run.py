@@ -1,0 +1,328 @@
+"""A pipeline becomes running queries, until they are done (`once`) or until it is told to stop.
+
+Every output is a query with a checkpoint of its own. One that fails because a server was away is started again after a
+pause that grows, and goes on where it stood; any other failure ends the run with its reason. Being stopped in the
+middle is harmless: what was not committed is done again by the next run, and written once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from slipstream.errors import Error, UsageError
+from slipstream.facade.blocking import JetStream
+from slipstream.spark.pipelines.config import Output, Pipeline
+from slipstream.spark.pipelines.display import Lines, display
+from slipstream.spark.pipelines.place import jetstream, last_sequences, prepare, servers
+from slipstream.spark.pipelines.state import QueryState, StateFolder, lag_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+LOOK = 0.5
+START = 20.0
+FIRST_PAUSE = 1.0
+LONGEST_PAUSE = 30.0
+MOST_FAILURES = 20
+TASK_FAILURES = 4
+# Names in the text of an exception from a task or from the driver: a server was away, nothing is wrong with the query.
+_PASSING = (
+    "ConnectionLostError",
+    "ConnectionClosedError",
+    "failed to connect back",  # a Python worker, because the machine was busy
+    "exited unexpectedly",  # a Python worker
+    "java.io.EOFException",
+    "java.net.SocketException",
+    "RequestTimeoutError",
+    "StaleReadError",
+    "NoRespondersError",
+)
+_LOGS = """
+rootLogger.level = error
+rootLogger.appenderRef.console.ref = console
+appender.console.type = Console
+appender.console.name = console
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n
+logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
+logger.gateway.level = error
+logger.stream.name = org.apache.spark.sql.execution.streaming
+logger.stream.level = off
+logger.files.name = org.apache.spark.sql.execution.datasources
+logger.files.level = off
+logger.executor.name = org.apache.spark.executor
+logger.executor.level = off
+logger.scheduler.name = org.apache.spark.scheduler
+logger.scheduler.level = off
+"""
+
+
+class StoppedError(Error):
+    """The run was told to stop before it was done."""
+
+
+class Running:
+    """One query of the pipeline and what is known of it."""
+
+    def __init__(self, name: str, make: Callable[[], DataStreamWriter]) -> None:
+        self.name = name
+        self.make = make
+        self.state = QueryState()
+        self.query: StreamingQuery | None = None
+        self.pause = FIRST_PAUSE
+        self.again_at = 0.0
+        self.failures = 0  # since the last batch that went well
+        self._seen: set[tuple[str, int]] = set()
+
+    def look(self) -> None:
+        """Take in what Spark reports about batches that are done."""
+        if self.query is None:
+            return
+        for progress in self.query.recentProgress:
+            key = (progress["runId"], progress["batchId"])
+            if key in self._seen:
+                continue
+            self._seen.add(key)
+            self._take(progress)
+
+    def _take(self, progress: Any) -> None:
+        state = self.state
+        rows = progress["numInputRows"]
+        if rows:
+            state.rows += rows
+            state.batch = progress["batchId"]
+            state.rate = progress["processedRowsPerSecond"] or 0.0
+            state.at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+            self.pause, self.failures = FIRST_PAUSE, 0
+        for place, source in enumerate(progress["sources"]):
+            end = source["endOffset"]
+            end = json.loads(end) if isinstance(end, str) else end
+            if isinstance(end, dict) and "seq" in end:
+                state.sequences[str(place)] = end["seq"]
+                state.skipped = max(state.skipped, end.get("skipped", 0))
+
+
+class Runner:
+    """Runs the queries of one pipeline."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        *,
+        once: bool,
+        master: str = "",
+        given_servers: str = "",
+        out: TextIO = sys.stdout,
+        plain: bool = False,
+    ) -> None:
+        self._pipeline = pipeline
+        self._once = once
+        self._master = master or pipeline.master
+        self._given = given_servers
+        self._state = StateFolder(pipeline)
+        self._out = out
+        self._plain = plain
+        self._stopping = threading.Event()
+        self.queries: dict[str, Running] = {}
+        self.seconds = 0.0
+
+    def stop(self) -> None:
+        """End the run, from a signal or another thread."""
+        self._stopping.set()
+
+    def run(self) -> dict[str, QueryState]:
+        """Run to the end; gives what each query has done. Raises what a query failed with."""
+        pid, _, _ = self._state.read_run()
+        if pid and pid != os.getpid():
+            raise UsageError(f"the pipeline {self._pipeline.name!r} is running already, as process {pid}")
+        title = f"pipeline {self._pipeline.name}"
+        with (
+            servers(self._pipeline, self._state, self._given) as connection,
+            jetstream(connection) as js,
+            display(self._out, title, plain=self._plain) as screen,
+        ):
+            for made in prepare(js, self._pipeline):
+                screen.say(f"made {made}")
+            screen.say(f"{title}: {connection.get('servers') or 'context ' + connection['context']}, {self._master}")
+            spark = start_spark(self._pipeline, self._master, self._state)
+            try:
+                self._run(spark, connection, js, screen)
+            finally:
+                self._note(connection, is_running=False)
+                spark.stop()
+        return {name: one.state for name, one in self.queries.items()}
+
+    def _run(self, spark: SparkSession, connection: dict[str, str], js: JetStream, screen: Lines) -> None:
+        self._build(spark, connection)
+        begin = time.monotonic()
+        try:
+            for one in self.queries.values():
+                self._start(one)
+                self._settle(one)
+            while not self._stopping.is_set() and self._tend(screen):
+                self._report(connection, js, screen)
+                self._stopping.wait(LOOK)
+            self._report(connection, js, screen)
+        finally:
+            self.seconds = time.monotonic() - begin
+            for one in self.queries.values():
+                if one.query is not None and one.query.isActive:
+                    one.query.stop()
+                one.look()
+        if self._stopping.is_set():
+            screen.say("stopped; the next run goes on from here")
+
+    def _build(self, spark: SparkSession, connection: dict[str, str]) -> None:
+        from slipstream.spark.pipelines.build import Built
+
+        built = Built(spark, self._pipeline, connection)
+        for output in self._pipeline.outputs:
+            self.queries[output.name] = Running(output.name, lambda output=output: built.query(output))  # type: ignore[misc]
+        for name in built.dead_letters():
+            self.queries[name] = Running(name, lambda name=name: built.dead_letters()[name])  # type: ignore[misc]
+
+    def _start(self, one: Running) -> None:
+        output = next((output for output in self._pipeline.outputs if output.name == one.name), None)
+        writer = one.make().queryName(f"{self._pipeline.name}-{one.name}")
+        writer = writer.option("checkpointLocation", str(self._state.checkpoint(one.name)))
+        writer = (
+            writer.trigger(availableNow=True) if self._once else writer.trigger(processingTime=self._pipeline.trigger)
+        )
+        if output is not None and output.kind == "table":
+            one.query = writer.toTable(output.target)
+        elif output is not None and output.kind == "files":
+            one.query = writer.start(str(target_path(self._pipeline, output)))
+        else:
+            one.query = writer.start()
+
+    def _settle(self, one: Running) -> None:
+        """Wait until a query is under way. Each starts a Python process of its own, and Spark gives up on one that does
+        not answer within ten seconds: many at once would not, on a machine with few cores."""
+        deadline = time.monotonic() + START
+        while one.query is not None and one.query.isActive and time.monotonic() < deadline:
+            if one.query.status["isDataAvailable"] or one.query.lastProgress or self._stopping.wait(LOOK / 5):
+                return
+
+    def _tend(self, screen: Lines) -> bool:
+        """Start again what a server's absence ended; False once every query is done."""
+        is_any = False
+        for one in self.queries.values():
+            one.look()
+            if one.query is None:
+                if time.monotonic() >= one.again_at:
+                    self._start(one)
+                is_any = True
+            elif one.query.isActive:
+                is_any = True
+            elif (error := one.query.exception()) is not None:
+                self._failed(one, str(error), screen)
+                is_any = True
+        return is_any
+
+    def _failed(self, one: Running, text: str, screen: Lines) -> None:
+        reason = reason_of(text)
+        one.state.error = reason
+        one.failures += 1
+        if one.failures > MOST_FAILURES or not any(name in text for name in _PASSING):
+            raise UsageError(f"output {one.name!r} failed: {reason}")
+        screen.say(f"{one.name}: {reason}; again in {one.pause:g} s")
+        one.query = None
+        one.again_at = time.monotonic() + one.pause
+        one.pause = min(one.pause * 2, LONGEST_PAUSE)
+
+    def _report(self, connection: dict[str, str], js: JetStream, screen: Lines) -> None:
+        for one in self.queries.values():
+            one.look()
+        screen.show({name: one.state for name, one in self.queries.items()}, self._lags(js))
+        self._note(connection, is_running=True)
+
+    def _lags(self, js: JetStream) -> dict[str, int]:
+        """How many messages each query has still to read."""
+        try:
+            last = last_sequences(js, self._pipeline)
+        except Error:  # the server is away for a moment: the figure is, too
+            return {}
+        found = {}
+        for name, one in self.queries.items():
+            offsets = [{"seq": seq} for seq in one.state.sequences.values()]
+            lag = lag_of(self._pipeline, offsets, last)
+            if lag is not None:
+                found[name] = lag
+        return found
+
+    def _note(self, connection: dict[str, str], *, is_running: bool) -> None:
+        states = {name: one.state for name, one in self.queries.items()}
+        self._state.write_run(connection.get("servers", ""), states, is_running=is_running)
+
+
+def target_path(pipeline: Pipeline, output: Output) -> str | Path:
+    """Where files go: relative to the pipeline's file, or wherever a URL says."""
+    if "://" in output.target:
+        return output.target
+    return Path(pipeline.file).resolve().parent / output.target
+
+
+def reason_of(text: str) -> str:
+    """The line of an exception that says what is wrong: ours where there is one."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    for line in reversed(lines):
+        head, colon, rest = line.partition(": ")
+        if colon and head.startswith(("slipstream.errors.", "slipstream.spark.plan.", "ConnectionRefusedError")):
+            return rest
+    return lines[0] if lines else "no reason was given"
+
+
+def start_spark(pipeline: Pipeline, master: str, state: StateFolder) -> SparkSession:
+    """A session with few shuffle partitions, little logging and the pipeline's own settings on top."""
+    if not os.environ.get("JAVA_HOME") and not shutil.which("java"):
+        raise UsageError("Spark needs Java 17 or newer: install one, or set JAVA_HOME")
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else Spark's workers run the system's Python
+    warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
+    from pyspark.sql import SparkSession
+
+    state.path.mkdir(parents=True, exist_ok=True)
+    logs = state.path / "log4j2.properties"
+    logs.write_text(_LOGS, "utf-8")
+    conf = {
+        "spark.app.name": f"slipstream pipeline {pipeline.name}",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.shuffle.partitions": "4",
+        "spark.sql.warehouse.dir": str(state.path / "warehouse"),
+        "spark.sql.streaming.metricsEnabled": "false",
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={logs}",
+    }
+    if master.startswith("local"):
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    if re.fullmatch(r"local\[[\d*]+\]", master):
+        master = f"{master[:-1]},{TASK_FAILURES}]"  # as on a cluster: one task that dies does not end the query
+    builder = SparkSession.builder.master(master)
+    for name, value in {**conf, **pipeline.conf}.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def stop_on_signals(runner: Runner) -> None:
+    """Ctrl-C and SIGTERM end the run in an orderly way; a second one ends it at once."""
+
+    def handle(number: int, _: object) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        runner.stop()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, handle)

@@ -1,0 +1,302 @@
+"""`df.write` and `writeStream` with the format `jetstream`: rows become messages of a stream, each exactly once.
+
+Every row has an id that is the same at every attempt (`records.py`), and how far a batch was written is on record
+(`progress.py`). An attempt that is not the first reads what the stream has got of its rows and sends the rest. Attempts
+that run side by side (speculative tasks, a worker that outlives its driver) are held apart by the stream's duplicate
+window: an attempt looks at the stream again before half of that time has passed since it last did, so that a row is
+either found there or refused as a duplicate. Publishes are never kept for a later connection: a lost one is an error.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from slipstream.api import StreamInfo
+from slipstream.errors import ApiError, Error, StreamNotFoundError, UsageError
+from slipstream.facade.blocking import JetStream
+from slipstream.spark.link import open_jetstream
+from slipstream.spark.options import JETSTREAM, StreamSinkOptions, stream_sink_options
+from slipstream.spark.outbox import Outbox
+from slipstream.spark.progress import Progress, Task, written_ids
+from slipstream.spark.records import Record, Shape, id_prefix, records, shape_of
+from slipstream.spark.rejects import Rejects, is_rows_fault
+from slipstream.wire import Headers
+from slipstream.wire.subjects import matcher
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+QUERY_ID = "sql.streaming.queryId"
+BATCH_ID = "streaming.sql.batchId"
+_LEAST_LOOK = 0.5
+ATOMIC_ROWS = 1_000  # the most that a server takes in one batch
+ATOMIC_BYTES = 4 * 1024 * 1024
+REMEMBERED = 10_000  # subjects
+
+
+@dataclass(frozen=True, slots=True)
+class Sent(WriterCommitMessage):
+    """What a task has done: its rows, those an earlier attempt had written, those it rejected, the newest sequence."""
+
+    partition: int
+    rows: int
+    found: int
+    rejected: int
+    last_seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamTask:
+    """The work of one task."""
+
+    options: StreamSinkOptions
+    shape: Shape
+
+    def run(self, batches: Iterator[pa.RecordBatch], task: Task) -> Sent:
+        """Bring every row into the stream, once, and wait until each is acknowledged."""
+        options = self.options
+        with open_jetstream(options.connection, os.environ, reconnect=False) as js:
+            target = check_target(js, options)
+            progress = Progress(js, options.progress, options.stream)
+            begun = progress.begin(task, target)
+            if begun.is_done:
+                return Sent(task.partition, 0, 0, 0, target.state.last_seq)
+            prefix = id_prefix(*task)
+            rejects = Rejects(js, options.dead_letter, prefix=prefix, timeout=options.connection.timeout)
+            rows = records(batches, self.shape, prefix, rejects.add)
+            known = "" if self.shape.has_msg_id else prefix
+            sender = _Sender(js, options, target, rejects, prefix=known, begin=begun.begin)
+            if not begun.is_first:
+                sender.look()
+            sent = sender.send_all(rows)
+            rejects.flush()
+            progress.done(task, begun, target)
+            return Sent(task.partition, sent, sender.found, rejects.count, sender.last_seq)
+
+
+class _Sender:
+    """Sends the rows of one attempt, and looks from time to time at what others have sent of them."""
+
+    def __init__(
+        self,
+        js: JetStream,
+        options: StreamSinkOptions,
+        target: StreamInfo,
+        rejects: Rejects,
+        *,
+        prefix: str,
+        begin: int,
+    ) -> None:
+        self._js = js
+        self._rejects = rejects
+        self._recent: dict[int, Record] = {}  # what may still be refused, by its place in the outbox
+        self._most_recent = 2 * options.max_in_flight
+        self._stream = js.stream(options.stream)
+        self._now = js.client.now
+        self._prefix = prefix
+        self._looked_to = begin
+        self._looked_at = self._now()
+        self._look_every = max(_LEAST_LOOK, target.config.duplicate_window.total_seconds() / 2)
+        self._known: set[str] = set()
+        timeout = options.connection.timeout
+        self._outbox = Outbox(js, max_in_flight=options.max_in_flight, timeout=timeout)
+        self._expected = b"Nats-Expected-Stream: %b\r\n" % options.stream.encode()
+        self._timeout = timeout
+        self._subjects = target.config.subjects
+        self._listens = [matcher(subject) for subject in self._subjects]
+        self._taken: set[str] = set()
+        self._batch: list[Record] | None = [] if uses_atomic(options, target) else None
+        self._batch_bytes = 0
+        self._committed = 0  # the newest sequence of an atomic batch
+        self.found = 0
+
+    @property
+    def last_seq(self) -> int:
+        return max(self._outbox.last_seq, self._committed)
+
+    def look(self) -> None:
+        """Note the ids that the stream has got since the last look."""
+        self._outbox.flush()  # what is on its way is seen now or by the next look, in any case before half the window
+        info = self._stream.info()
+        self._looked_at = self._now()
+        self._known.update(written_ids(self._stream, info, self._looked_to + 1, self._prefix))
+        self._looked_to = max(info.state.last_seq, self._looked_to)
+
+    def send_all(self, rows: Iterator[Record]) -> int:
+        """Send what is not there; gives the number of rows. The first row that is refused is an error that names it."""
+        count = 0
+        outbox, known = self._outbox, self._known
+        for record in rows:
+            count += 1
+            if self._now() - self._looked_at > self._look_every:
+                self.look()
+            if record.msg_id in known:
+                self.found += 1
+            elif record.subject not in self._taken and not self._takes(record):
+                continue
+            elif self._batch is None:
+                self._send(record)
+            else:
+                self._gather(record, self._batch)
+            if outbox.has_refused:
+                self._settle()
+        if self._batch:
+            self._commit(self._batch)
+        outbox.flush()
+        self._settle()
+        self.found += outbox.duplicates
+        return count
+
+    def _takes(self, record: Record) -> bool:
+        """Whether the stream listens on a row's subject. An answer cannot tell: none comes while its leader changes."""
+        if not any(listens(record.subject) for listens in self._listens):
+            allowed = UsageError(f"stream {self._stream.name!r} takes {', '.join(self._subjects) or 'no subjects'}")
+            self._rejects.add(record.row, record.subject, record.data, refused(record, allowed))
+            return False
+        self._taken = self._taken if len(self._taken) < REMEMBERED else set()
+        self._taken.add(record.subject)
+        return True
+
+    def _gather(self, record: Record, batch: list[Record]) -> None:
+        batch.append(record)
+        self._batch_bytes += len(record.data)
+        if len(batch) >= ATOMIC_ROWS or self._batch_bytes >= ATOMIC_BYTES:
+            self._commit(batch)
+
+    def _commit(self, batch: list[Record]) -> None:
+        """Store rows together. A refusal says nothing about the single rows, and one that another attempt has sent is
+        reason enough for it: they are sent one by one then, which names what is wrong and leaves out what is there."""
+        try:
+            with self._js.atomic_batch(timeout=self._timeout) as atomic:
+                for record in batch:
+                    headers = Headers.parse(b"NATS/1.0\r\n%b\r\n" % record.headers)
+                    expected = self._stream.name
+                    atomic.publish(
+                        record.subject, record.data, headers=headers, msg_id=record.msg_id, expected_stream=expected
+                    )
+            self._committed = atomic.ack.seq if atomic.ack else 0
+        except (ApiError, UsageError):
+            for record in batch:
+                self._send(record)
+        batch.clear()
+        self._batch_bytes = 0
+
+    def _send(self, record: Record) -> None:
+        place, msg_id = self._outbox.sent, record.msg_id.encode()
+        header = b"NATS/1.0\r\n%b%bNats-Msg-Id: %b\r\n\r\n" % (record.headers, self._expected, msg_id)
+        try:
+            self._outbox.send(record.subject, record.data, header)
+        except UsageError as error:  # larger than the server takes
+            self._rejects.add(record.row, record.subject, record.data, refused(record, error))
+            return
+        self._recent[place] = record
+        if len(self._recent) > self._most_recent:
+            del self._recent[next(iter(self._recent))]
+
+    def _settle(self) -> None:
+        """A refusal is the row's fault, or an error."""
+        for failure in self._outbox.refused():
+            record = self._recent[failure.place]
+            if not is_rows_fault(failure.error):
+                raise failure.error
+            self._rejects.add(record.row, record.subject, record.data, refused(record, failure.error))
+
+
+def refused(record: Record, error: Error) -> UsageError:
+    """The refusal, with the row that it is about."""
+    return UsageError(f"row {record.row} (subject {record.subject!r}) was refused: {error}")
+
+
+def uses_atomic(options: StreamSinkOptions, target: StreamInfo) -> bool:
+    """Whether rows go in atomic batches: where the stream takes them, unless the user says otherwise."""
+    if options.atomic == "true" and not target.config.allow_atomic:
+        raise UsageError(
+            f"{JETSTREAM} option 'atomic' is true, but stream {options.stream!r} does not take atomic batches: set "
+            "allow_atomic in its configuration (nats-server 2.12 or newer), or leave the option out"
+        )
+    return options.atomic != "false" and target.config.allow_atomic
+
+
+def check_target(js: JetStream, options: StreamSinkOptions) -> StreamInfo:
+    """The stream's info; raises if it cannot be written to."""
+    try:
+        info = js.stream(options.stream).info()
+    except StreamNotFoundError as error:
+        raise UsageError(f"there is no stream {options.stream!r}: make it first, with create_stream") from error
+    if info.config.mirror is not None or info.config.sealed:
+        kind = "a mirror" if info.config.mirror is not None else "sealed"
+        raise UsageError(f"stream {options.stream!r} is {kind}: only its origin can be written to")
+    if info.config.no_ack:
+        raise UsageError(f"stream {options.stream!r} has no_ack set: rows that nobody acknowledges can be lost")
+    uses_atomic(options, info)
+    return info
+
+
+def stream_task(options: Mapping[str, str], schema: StructType) -> StreamTask:
+    """The work of a write with these options, checked against the server."""
+    found = stream_sink_options(options)
+    shape = shape_of({field.name: field.dataType.simpleString() for field in schema.fields})
+    with open_jetstream(found.connection, os.environ) as js:
+        check_target(js, found)
+        Progress(js, found.progress, found.stream).prepare()
+    return StreamTask(found, shape)
+
+
+def current_task() -> TaskContext:
+    """The task that this worker runs."""
+    context = TaskContext.get()
+    if context is None:
+        raise UsageError("rows are written by tasks of Spark only")
+    return context
+
+
+class StreamBatchWriter(DataSourceArrowWriter):
+    """Writes a DataFrame. With the option `writeId` a write that is run again leaves out what it wrote before."""
+
+    def __init__(self, task: StreamTask) -> None:
+        self._is_named = bool(task.options.write_id)
+        self._task = task if self._is_named else replace(task, options=_with_id(task.options))
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Sent:
+        context, options = current_task(), self._task.options
+        if options.batch_id is None:
+            return self._task.run(iterator, Task(f"write-{options.write_id}", 0, context.partitionId()))
+        query = context.getLocalProperty(QUERY_ID)
+        if not query:
+            raise UsageError("option 'batchId' is for foreachBatch of a streaming query; there is none")
+        writer = f"{query}-{options.write_id}" if self._is_named else query
+        return self._task.run(iterator, Task(writer, options.batch_id, context.partitionId()))
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Nobody will try it again, unless it has a name: then a second run must find the records."""
+        options = self._task.options
+        if self._is_named or options.batch_id is not None:
+            return
+        with open_jetstream(options.connection, os.environ) as js:
+            Progress(js, options.progress, options.stream).forget(f"write-{options.write_id}", range(len(messages)))
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """Writes the micro-batches of a streaming query."""
+
+    def __init__(self, task: StreamTask) -> None:
+        self._task = task
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Sent:
+        context = current_task()
+        query, batch = context.getLocalProperty(QUERY_ID), context.getLocalProperty(BATCH_ID)
+        if not query or not batch:
+            raise UsageError(f"Spark does not say which batch this is: {QUERY_ID} is {query!r}, {BATCH_ID} {batch!r}")
+        return self._task.run(iterator, Task(query, int(batch), context.partitionId()))
+
+
+def _with_id(options: StreamSinkOptions) -> StreamSinkOptions:
+    return replace(options, write_id=uuid.uuid4().hex)

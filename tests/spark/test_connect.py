@@ -1,0 +1,89 @@
+"""Spark Connect and Spark's declarative pipelines: the same sources and sinks. Both need `pyspark[pipelines]`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from slipstream import BlockingJetStream, BucketConfig, StreamConfig
+
+pytest.importorskip("grpc", reason="pyspark[pipelines] is not installed")
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+EXAMPLE = ROOT / "examples" / "declarative"
+CONNECT = """
+import sys
+from pyspark.sql import SparkSession
+url, name, folder = sys.argv[1:]
+spark = SparkSession.builder.remote("local[2]").getOrCreate()
+batch = spark.read.format("jetstream").option("servers", url).load(name)
+print("rows", batch.count())
+rows = spark.readStream.format("jetstream").option("servers", url).load(name)
+rows = rows.selectExpr(f"concat('{name}_out.', sequence) AS subject", "data")
+query = rows.writeStream.format("jetstream").option("servers", url).option("checkpointLocation", folder)
+query.trigger(availableNow=True).start(f"{name}_out").awaitTermination()
+view = batch.groupBy("subject").count().selectExpr("subject AS key", "CAST(count AS STRING) AS value")
+view.write.format("jetstream_kv").mode("append").option("servers", url).save(name)
+print("keys", spark.read.format("jetstream_kv").option("servers", url).load(name).count())
+spark.stop()
+"""
+
+
+def environment(url: str) -> dict[str, str]:
+    return {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1", "NATS_URL": url}
+
+
+def publish(js: BlockingJetStream, name: str, prefix: str) -> None:
+    js.create_stream(StreamConfig(name=name, subjects=(f"{prefix}.>",), allow_direct=True))
+    with js.publisher() as publisher:
+        for n in range(100):
+            customer = ("ada", "alan", "grace")[n % 3]
+            publisher.publish(f"{prefix}.{customer}", b'{"customer": "%s", "amount": %d}' % (customer.encode(), n))
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(900)
+def test_connect_reads_and_writes_the_same(js: BlockingJetStream, any_server: str, fresh: str, tmp_path: Path) -> None:
+    publish(js, fresh, fresh)
+    js.create_stream(StreamConfig(name=f"{fresh}_out", subjects=(f"{fresh}_out.>",), allow_direct=True))
+    js.create_key_value(BucketConfig(bucket=fresh))
+    command = [sys.executable, "-W", "ignore", "-c", CONNECT, any_server, fresh, str(tmp_path)]
+    done = subprocess.run(
+        command, env=environment(any_server), cwd=tmp_path, capture_output=True, text=True, timeout=800, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    assert "rows 100" in done.stdout
+    assert "keys 3" in done.stdout
+    assert js.stream(f"{fresh}_out").info().state.messages == 100
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(900)
+def test_a_declarative_pipeline(js: BlockingJetStream, any_server: str, tmp_path: Path) -> None:
+    for name in ("ORDERS", "LARGE"):
+        if name in list(js.stream_names()):
+            js.stream(name).delete()
+    publish(js, "ORDERS", "orders")
+    js.create_stream(StreamConfig(name="LARGE", subjects=("large.>",), allow_direct=True))
+    project = tmp_path / "project"
+    shutil.copytree(EXAMPLE, project)
+    settings = project / "spark-pipeline.yml"
+    settings.write_text(settings.read_text().replace("/tmp/slipstream-declarative", str(tmp_path / "storage")))
+    (tmp_path / "storage").mkdir()
+    command = [str(Path(sys.executable).parent / "spark-pipelines"), "run", "--conf", "spark.sql.shuffle.partitions=1"]
+    try:
+        done = subprocess.run(
+            command, env=environment(any_server), cwd=project, capture_output=True, text=True, timeout=800, check=False
+        )
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+        assert sorted(message.subject for message in js.stream("LARGE").read()) == sorted(
+            f"large.{('ada', 'alan', 'grace')[n % 3]}" for n in range(90, 100)
+        )
+    finally:
+        for name in ("ORDERS", "LARGE"):
+            js.stream(name).delete()

@@ -1,0 +1,177 @@
+"""Buckets read by Spark: as of now, as of a revision, with their history, and as a change feed."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from slipstream import BlockingJetStream, BucketConfig, connect_blocking
+from slipstream.jetstream.columns import Columns
+from slipstream.spark import kv_rows
+
+
+def read(spark: SparkSession, server: str, bucket: str, **options: object) -> DataFrame:
+    given = {key: str(value) for key, value in options.items()}
+    return spark.read.format("jetstream_kv").option("servers", server).options(**given).load(bucket)
+
+
+def rows(df: DataFrame, *names: str) -> list[tuple[Any, ...]]:
+    return [tuple(row) for row in df.select(*names).orderBy("revision").collect()]
+
+
+@pytest.fixture
+def bucket(js: BlockingJetStream, fresh: str) -> str:
+    """History 3. Revisions: 1 a=1, 2 b=1, 3 a=2, 4 c.x=1, 5 b deleted, 6 a=3, 7 d purged, 8 c.y=ü."""
+    kv = js.create_key_value(BucketConfig(bucket=fresh, history=3))
+    kv.put("a", b"1")
+    kv.put("b", b"1")
+    kv.put("a", b"2")
+    kv.put("c.x", b"1")
+    kv.delete("b")
+    kv.put("a", b"3")
+    kv.purge("d")
+    kv.put("c.y", "ü".encode())
+    return fresh
+
+
+@pytest.mark.spec("SP-06")
+class TestReading:
+    def test_as_of_now(self, spark: SparkSession, any_server: str, bucket: str, js: BlockingJetStream) -> None:
+        now = read(spark, any_server, bucket)
+        assert now.columns == ["key", "value", "operation", "revision", "created", "delta"]
+        assert rows(now, "key", "value", "operation", "revision", "delta") == [
+            ("c.x", b"1", "PUT", 4, 0),
+            ("a", b"3", "PUT", 6, 0),
+            ("c.y", "ü".encode(), "PUT", 8, 0),
+        ]
+        created = js.key_value(bucket).get("a").created
+        assert [row.n for row in now.where("key = 'a'").selectExpr("unix_micros(created) AS n").collect()] == [
+            created // 1000
+        ]
+        deleted = read(spark, any_server, bucket, includeDeletes="true").where("operation != 'PUT'")
+        assert rows(deleted, "key", "value", "operation") == [("b", None, "DEL"), ("d", None, "PURGE")]
+        assert rows(read(spark, any_server, bucket, keys="c.*,a"), "key") == [("c.x",), ("a",), ("c.y",)]
+
+    def test_as_of_a_revision(self, spark: SparkSession, any_server: str, bucket: str, js: BlockingJetStream) -> None:
+        def then(revision: int, **options: object) -> list[tuple[Any, ...]]:
+            return rows(read(spark, any_server, bucket, asOfRevision=revision, **options), "key", "value")
+
+        assert then(2, failOnDataLoss="false") == [("a", b"1"), ("b", b"1")]
+        assert then(4, keys="a,b,c.>") == [("b", b"1"), ("a", b"2"), ("c.x", b"1")]
+        assert then(8) == [("c.x", b"1"), ("a", b"3"), ("c.y", "ü".encode())]
+        with pytest.raises(PySparkException, match=r"does not reach back to it for 1 keys \('d'\)"):
+            then(4)  # d was purged: what it was before cannot be known
+        js.key_value(bucket).put("a", b"4")
+        with pytest.raises(PySparkException, match=r"as of revision 2: .* for 2 keys \('a', 'd'\)"):
+            then(2)
+        with pytest.raises(PySparkException, match="has revisions up to 9 only"):
+            then(10)
+
+    def test_with_its_history(self, spark: SparkSession, any_server: str, bucket: str) -> None:
+        past = read(spark, any_server, bucket, history="true")
+        assert rows(past, "key", "operation", "revision", "delta") == [
+            ("a", "PUT", 1, 2),
+            ("b", "PUT", 2, 1),
+            ("a", "PUT", 3, 1),
+            ("c.x", "PUT", 4, 0),
+            ("b", "DEL", 5, 0),
+            ("a", "PUT", 6, 0),
+            ("d", "PURGE", 7, 0),
+            ("c.y", "PUT", 8, 0),
+        ]
+        part = read(spark, any_server, bucket, history="true", starting=3, ending=5, keys="a,b")
+        assert rows(part, "key", "revision", "delta") == [("a", 3, 1), ("b", 5, 0)]
+
+    def test_as_a_change_feed(
+        self, spark: SparkSession, any_server: str, bucket: str, js: BlockingJetStream, tmp_path: Path
+    ) -> None:
+        seen: list[list[tuple[Any, ...]]] = []
+
+        def run(**options: object) -> None:
+            given = {key: str(value) for key, value in options.items()}
+            source = spark.readStream.format("jetstream_kv").option("servers", any_server).options(**given).load(bucket)
+            query = source.writeStream.foreachBatch(
+                lambda batch, _: seen.append(rows(batch, "key", "value", "operation", "revision"))
+            )
+            query.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start().awaitTermination()
+
+        run(maxMessagesPerTrigger=6, starting=2)
+        assert seen == [
+            [
+                ("b", b"1", "PUT", 2),
+                ("a", b"2", "PUT", 3),
+                ("c.x", b"1", "PUT", 4),
+                ("b", None, "DEL", 5),
+                ("a", b"3", "PUT", 6),
+                ("d", None, "PURGE", 7),
+            ],
+            [("c.y", "ü".encode(), "PUT", 8)],
+        ]
+        js.key_value(bucket).put("a", b"4")
+        seen.clear()
+        run()
+        assert seen == [[("a", b"4", "PUT", 9)]]
+
+    def test_keys_that_change_while_they_are_read_are_all_there(
+        self, spark: SparkSession, any_server: str, fresh: str, js: BlockingJetStream
+    ) -> None:
+        keys = [f"k{n}" for n in range(3_000)]
+        kv = js.create_key_value(BucketConfig(bucket=fresh))
+        with kv.writer() as writer:
+            for key in keys:
+                writer.put(key, b"0")
+        stop = threading.Event()
+
+        def change() -> None:
+            with connect_blocking(any_server) as client, client.jetstream().key_value(fresh).writer() as writer:
+                while not stop.is_set():
+                    for key in keys[:500]:
+                        writer.put(key, b"1")
+
+        changer = threading.Thread(target=change)
+        changer.start()
+        try:
+            found = [row.key for row in read(spark, any_server, fresh).select("key").collect()]
+        finally:
+            stop.set()
+            changer.join(timeout=30)
+        assert sorted(found) == sorted(keys)
+
+    def test_tables_and_views_in_sql(self, spark: SparkSession, any_server: str, bucket: str) -> None:
+        options = f"OPTIONS (bucket '{bucket}', servers '{any_server}', keys 'a,c.>')"
+        spark.sql(f"CREATE TEMPORARY VIEW bucket_{bucket} USING jetstream_kv {options}")
+        assert spark.sql(f"SELECT count(*), max(revision) FROM bucket_{bucket}").collect() == [(3, 8)]
+        spark.sql(f"CREATE TABLE table_{bucket} USING jetstream_kv {options}")
+        try:
+            assert spark.sql(f"SELECT count(*), max(revision) FROM table_{bucket}").collect() == [(3, 8)]
+        finally:
+            spark.sql(f"DROP TABLE table_{bucket}")
+
+
+class TestRefusals:
+    def test_options_and_buckets(self, spark: SparkSession, real_url: str) -> None:
+        with pytest.raises(PySparkException, match="does not know the option 'key'; allowed are bucket, keys"):
+            read(spark, real_url, "b", key="x")
+        with pytest.raises(PySparkException, match="there is no bucket 'nope'"):
+            read(spark, real_url, "nope").count()
+        with pytest.raises(PySparkException, match="has no column value string: it has key string, value binary"):
+            spark.read.schema("value STRING").format("jetstream_kv").load("b").count()
+
+
+def columns(*rows: tuple[str, int, bytes]) -> Columns:
+    keys, seqs, headers = (list(column) for column in zip(*rows, strict=True))
+    return Columns(keys, seqs, [0] * len(rows), headers, [b"v"] * len(rows), "KV_b")
+
+
+def test_a_key_is_doubtful_only_if_something_of_it_was_dropped() -> None:
+    purged = b"NATS/1.0\r\nKV-Operation: PURGE\r\n\r\n"
+    chunk = columns(("$KV.b.old", 1, b""), ("$KV.b.full", 5, b""), ("$KV.b.full", 6, b""), ("$KV.b.new", 7, b""))
+    kept = kv_rows.keep([chunk, columns(("$KV.b.gone", 8, purged))], "b")
+    assert kv_rows.doubtful(kept, as_of=3, history=2) == ["full", "gone"]
+    assert kv_rows.doubtful(kept, as_of=5, history=2) == ["gone"]
+    assert [row.key for row in kv_rows.state(kept.values(), as_of=3, include_deletes=False)] == ["old"]

@@ -1,0 +1,279 @@
+"""Pipeline files: what is taken, and where each mistake is said to be."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipstream.spark.pipelines import PipelineError, main, parse
+from slipstream.spark.pipelines.avro import AvroError, Decoder, spark_schema
+from slipstream.spark.pipelines.config import mentioned
+from slipstream.spark.pipelines.display import Lines, display, table
+from slipstream.spark.pipelines.locate import Place, Places
+from slipstream.spark.pipelines.state import QueryState, StateFolder, lag_of
+
+EXAMPLE = Path(__file__).resolve().parent.parent.parent / "examples" / "orders.toml"
+
+SMALL = """
+[sources.orders]
+stream = "ORDERS"
+
+[outputs.copy]
+from = "orders"
+stream = "COPY"
+subject = "subject"
+value = "data"
+"""
+
+
+def mistakes(text: str) -> list[tuple[int, int, str]]:
+    with pytest.raises(PipelineError) as caught:
+        parse(text, file="p.toml")
+    for one in caught.value.mistakes:
+        assert f"p.toml:{one.place.line}:{one.place.column}: {one.text}" in str(caught.value)
+    return [(*one.place, one.text) for one in caught.value.mistakes]
+
+
+class TestFile:
+    def test_the_example(self) -> None:
+        found = parse(EXAMPLE.read_text(), file=str(EXAMPLE))
+        assert found.name == "orders"
+        assert [one.name for one in found.outputs] == ["customers", "minutes", "alerts", "history"]
+        assert found.sources[0].options == {"maxMessagesPerTrigger": "100000"}
+        assert found.outputs[0].mode == "update"
+        assert found.conf == {"spark.sql.shuffle.partitions": "2"}
+
+    def test_a_small_one(self) -> None:
+        found = parse(SMALL, name="x")
+        assert (found.name, found.sources[0].format, found.outputs[0].kind) == ("x", "raw", "stream")
+
+    def test_steps_come_in_the_order_they_need(self) -> None:
+        steps = '[steps.b]\nsql = "SELECT * FROM a"\n[steps.a]\nsql = "SELECT b FROM orders"\n'
+        assert [step.name for step in parse(SMALL + steps).steps] == ["a", "b"]
+
+    def test_syntax(self) -> None:
+        assert mistakes("[pipeline]\nname = \n")[0][:2] == (2, 8)
+        assert mistakes("[pipeline]\nname = 'x")[0][0] == 2
+
+    @pytest.mark.parametrize(
+        ("text", "place", "said"),
+        [
+            ('[sources.s]\nstream = "S"\nformt = "json"\n', (3, 1), "formt is not known here, did you mean format?"),
+            ('[sources.s]\nstream = "a.b"\n', (2, 1), "bad stream name 'a.b'"),
+            ("[sources.s]\nstream = 5\n", (2, 1), "stream is 5: a text is allowed"),
+            ("[sources.s]\n", (1, 1), "needs a stream or a bucket to read"),
+            (
+                '[sources.s]\nstream = "S"\nformat = "xml"\nschema="a INT"',
+                (3, 1),
+                "format is 'xml': json, csv, avro, raw",
+            ),
+            ('[sources.s]\nstream = "S"\nformat = "json"\n', (3, 1), "json needs a schema"),
+            ('[sources.s]\nstream = "S"\nschema = "a INT"\n', (3, 1), "raw has no schema"),
+            ('[sources.s]\nstream = "S"\n\n  starting = "soon"\n', (4, 3), "'starting' is 'soon'"),
+            ('[sources.s]\nstream = "S"\npartitions = 0\n', (3, 1), "'partitions' is '0': a whole number"),
+            ('[sources.s]\nstream = "S"\nsubjects = ["a..b"]\n', (3, 1), "bad subject filter 'a..b'"),
+            ('[sources.s]\nstream="S"\nwatermark = { column = "t" }\n', (3, 1), "needs delay"),
+            (
+                '[outputs.o]\nfrom = "ordres"\nbucket = "b"\nkey = "k"\n',
+                (2, 1),
+                "no source or step 'ordres': did you mean",
+            ),
+            ('[outputs.o]\nfrom = "orders"\n', (1, 1), "needs one of bucket, stream, path and table, it has 0"),
+            ('[outputs.o]\nfrom = "orders"\nbucket = "b"\n', (1, 1), "needs key"),
+            ('[outputs.o]\nfrom = "orders"\nstream = "S"\n', (1, 1), "needs subject"),
+            ('[outputs.o]\nfrom = "orders"\npath = "x"\nmode = "update"', (4, 1), "files and tables take 'append'"),
+            ('[outputs.o]\nfrom = "orders"\npath = "x"\nkey = "k"\n', (4, 1), "key is not for an output into a file"),
+            ('[outputs.o]\nfrom = "orders"\nbucket = "b"\nkey="k"\nmode = "complete"', (5, 1), "takes 'update' or"),
+            ('[steps.x]\nsql = "SELECT * FROM y"\n[steps.y]\nsql = "SELECT * FROM x"', (1, 1), "is made of itself"),
+            ('[steps.orders]\nsql = "SELECT 1"\n', (1, 1), "'orders' is a source as well"),
+            ('[steps.x]\nsql = " "\n', (2, 1), "sql is empty"),
+            ('[connection]\nservers = "nats://me:hush@x"\n', (1, 1), "has user info in a URL"),
+            ('[connection]\nserver = "x"\n', (2, 1), "did you mean servers?"),
+            ('[connection]\nservers = "x"\n[server]\nport = 1\n', (3, 1), "one is allowed"),
+            ("[server]\nport = 70000\n", (2, 1), "port is 70000: 0 to 65535 is allowed"),
+            ("[streams.S]\n", (1, 1), "[streams.S] needs subjects"),
+            ('[streams."a b"]\nsubjects = "x"\n', (1, 1), "bad stream name 'a b'"),
+            ("[buckets.b]\nhistory = 65\n", (2, 1), "history is 65: 1 to 64 is allowed"),
+            ('[pipeline]\nname = "a b"\n', (2, 1), "name is 'a b': letters, digits"),
+            ('[pipeline]\ntrigger = "soon"\n', (2, 1), "trigger is 'soon': a time such as"),
+            ("[sources]\ns = 5\n", (2, 1), "s is 5: a table [sources.s] is allowed"),
+            ("typo = 1\n", (1, 1), "typo is not known here"),
+        ],
+    )
+    def test_a_mistake_is_found_where_it_is(self, text: str, place: tuple[int, int], said: str) -> None:
+        found = mistakes(text + "\n" + SMALL if text.startswith("typo") else text + SMALL)
+        assert any(one[:2] == place and said in one[2] for one in found), found
+        assert "hush" not in str(found)
+
+    def test_all_mistakes_at_once(self) -> None:
+        text = '[sources.s]\nstream = "a b"\nformat = 5\n[outputs.o]\nfrom = "t"\n'
+        assert {one[0] for one in mistakes(text)} == {2, 3, 4, 5}
+        assert any("there is no source" in one[2] for one in mistakes("[pipeline]\n"))
+
+
+class TestPlaces:
+    def test_keys_of_all_kinds(self) -> None:
+        text = '''# [not.this]
+top = """
+[neither] = "this"
+"""   # comment
+[a . "b c"]
+  x = { y = [1, { z = 2 }], "w" = 'q=1' }
+a.b = 1
+[[list]]
+k = "v"
+'''
+        places = Places(text)
+        assert places[("top",)] == Place(2, 1)
+        assert places[("a", "b c")] == Place(5, 1)
+        assert places[("a", "b c", "x")] == Place(6, 3)
+        assert places[("a", "b c", "x", "y")] == Place(6, 9)
+        assert places[("a", "b c", "x", "y", "z")] == Place(6, 19)
+        assert places[("a", "b c", "x", "w")] == Place(6, 29)
+        assert places[("a", "b c", "a", "b")] == Place(7, 1)
+        assert places[("list", "k")] == Place(9, 1)
+        assert places[("list", "not there")] == Place(8, 1)
+        assert places[("nowhere",)] == Place(1, 1)
+
+
+def test_which_names_a_query_is_made_of() -> None:
+    sql = "SELECT a, 'FROM x' FROM orders o JOIN `b` ON 1 -- FROM c\n, (SELECT * FROM d, e) /* JOIN f */"
+    assert mentioned(sql, ["a", "orders", "b", "c", "d", "e", "f", "x"]) == {"orders", "b", "d", "e"}
+
+
+class TestAvro:
+    SCHEMA = json.dumps(
+        {
+            "type": "record",
+            "name": "Order",
+            "namespace": "shop",
+            "fields": [
+                {"name": "id", "type": "long"},
+                {"name": "note", "type": ["null", "string"]},
+                {"name": "tags", "type": {"type": "array", "items": "string"}},
+                {"name": "sizes", "type": {"type": "map", "values": "int"}},
+                {"name": "kind", "type": {"type": "enum", "name": "Kind", "symbols": ["A", "B"]}},
+                {"name": "price", "type": {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}},
+                {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}},
+                {"name": "raw", "type": {"type": "fixed", "name": "Two", "size": 2}},
+                {"name": "ok", "type": "boolean"},
+                {"name": "x", "type": "double"},
+                {"name": "again", "type": "shop.Kind"},
+            ],
+        }
+    )
+    # id 150, note "hi", tags [a, b], sizes {k: -1}, kind B, price 12.34, at 1000 ms, raw 0102, ok, x 0.5, again A
+    DATA = bytes.fromhex("ac020204686904026102620002026b0100020404d2d00f010201000000000000e03f00")
+
+    def test_records_become_json_and_columns(self) -> None:
+        assert spark_schema(self.SCHEMA) == (
+            "`id` BIGINT, `note` STRING, `tags` ARRAY<STRING>, `sizes` MAP<STRING, INT>, `kind` STRING, "
+            "`price` DECIMAL(9, 2), `at` TIMESTAMP, `raw` BINARY, `ok` BOOLEAN, `x` DOUBLE, `again` STRING"
+        )
+        expected = {
+            **{"id": 150, "note": "hi", "tags": ["a", "b"], "sizes": {"k": -1}, "kind": "B", "price": "12.34"},
+            **{"at": "1970-01-01T00:00:01+00:00", "raw": "AQI=", "ok": True, "x": 0.5, "again": "A"},
+        }
+        decoder = Decoder(self.SCHEMA)
+        assert json.loads(decoder.to_json(self.DATA)) == expected
+        assert json.loads(decoder.to_json(b"\xc3\x01" + b"\0" * 8 + self.DATA)) == expected
+
+    @given(st.binary(max_size=60))
+    def test_other_bytes_are_an_error_and_nothing_else(self, data: bytes) -> None:
+        decoder = Decoder(self.SCHEMA)
+        try:
+            decoder.to_json(data)
+        except AvroError:
+            return
+
+    def test_every_cut_of_a_record_is_an_error(self) -> None:
+        decoder = Decoder(self.SCHEMA)
+        for end in range(len(self.DATA)):
+            with pytest.raises(AvroError):
+                decoder.to_json(self.DATA[:end])
+        with pytest.raises(AvroError, match="1 bytes are left"):
+            decoder.to_json(self.DATA + b"\0")
+
+    @pytest.mark.parametrize(
+        ("schema", "said"),
+        [
+            ("{", "is JSON"),
+            ('"string"', "is a record"),
+            ('{"type":"record","name":"R","fields":[{"name":"a","type":["int","string"]}]}', "has no type in Spark"),
+            ('{"type":"record","name":"R","fields":[{"name":"a","type":"Other"}]}', "unknown Avro type 'Other'"),
+            ('{"type":"record","name":"R","fields":[{"name":"a","type":"R"}]}', "contains itself"),
+        ],
+    )
+    def test_a_schema_that_cannot_be_used(self, schema: str, said: str) -> None:
+        with pytest.raises(AvroError, match=said):
+            spark_schema(schema)
+
+
+class TestState:
+    def test_what_a_run_has_seen_is_read_back(self, tmp_path: Path) -> None:
+        state = StateFolder(parse(SMALL, file=str(tmp_path / "p.toml"), name="p"))
+        assert state.read_run() == (0, "", {})
+        seen = {"copy": QueryState(rows=5, batch=2, rate=1.5, at="now", sequences={"0": 7})}
+        state.write_run("nats://x", seen, is_running=False)
+        assert state.read_run() == (0, "nats://x", seen)
+        state.write_run("nats://x", seen, is_running=True)
+        assert state.read_run()[0] > 0
+
+    def test_how_far_an_output_is_behind(self) -> None:
+        pipeline = parse(SMALL)
+        assert lag_of(pipeline, [{"seq": 7}], {"orders": 10}) == 3
+        assert lag_of(pipeline, [], {"orders": 10}) == 10
+        assert lag_of(pipeline, [{"seq": 7}, {"seq": 1}], {"orders": 10}) is None
+        assert lag_of(pipeline, [], {}) is None
+
+
+class TestDisplay:
+    def test_lines_where_there_is_no_terminal(self, capsys: pytest.CaptureFixture[str]) -> None:
+        import sys
+
+        screen = display(sys.stdout, "title")
+        assert type(screen) is Lines
+        queries = {"a": QueryState(rows=1500, batch=3, rate=250.0), "b": QueryState()}
+        for _ in range(2):  # nothing new: nothing is said
+            screen.show(queries, {"a": 20})
+        assert capsys.readouterr().out == "a: batch 3, 1,500 rows, 250 rows/s, 20 behind\n"
+
+    def test_a_table_where_there_is_one(self) -> None:
+        from rich.console import Console
+
+        console = Console(width=100, record=True, file=io.StringIO())
+        console.print(table("pipeline p", {"a": QueryState(rows=1500, batch=3)}, {"a": 20}))
+        text = console.export_text()
+        assert "pipeline p" in text
+        assert "1,500" in text
+
+
+class TestCommand:
+    def test_validate(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        file = tmp_path / "p.toml"
+        file.write_text(SMALL)
+        assert main(["validate", str(file)]) == 0
+        assert "1 sources, 0 steps, 1 outputs" in capsys.readouterr().out
+        file.write_text(SMALL + "typo = 1\n")
+        assert main(["validate", str(file)]) == 2
+        assert f"{file}:10:1: typo is not known here" in capsys.readouterr().err
+        assert main(["validate", str(tmp_path / "none.toml")]) == 2
+
+    def test_reset_asks_first(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        file = tmp_path / "p.toml"
+        file.write_text(SMALL + '[outputs.files]\nfrom = "orders"\npath = "out"\n')
+        checkpoint = tmp_path / "p-state" / "checkpoints" / "files"
+        for folder in (checkpoint, tmp_path / "out"):
+            folder.mkdir(parents=True)
+        assert main(["reset", str(file), "--output", "files"]) == 1
+        assert "say --yes" in capsys.readouterr().out
+        assert checkpoint.exists()
+        assert main(["reset", str(file), "--output", "nope"]) == 2
+        assert main(["reset", str(file), "--yes"]) == 0
+        assert not checkpoint.exists()
+        assert not (tmp_path / "out").exists()  # Spark notes in it what it has, and would leave that out
