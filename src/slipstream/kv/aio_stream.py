@@ -256,7 +256,9 @@ class StreamStorage:
         self, patterns: Sequence[str], start: Start, meta_only: bool, min_last: int, timeout: float | None
     ) -> StreamFeed:
         """The initial data by Direct Gets that prove how new it is, then a consumer for what comes behind it."""
-        last = await self._leader_has(min_last, timeout)
+        last = min_last
+        if not self.address.is_direct:
+            last = await self._leader_has(min_last, timeout)
         if start.kind is From.LATEST:
             initial = await self._newest(patterns, last, timeout)
         else:
@@ -264,6 +266,8 @@ class StreamStorage:
             async for entries in self.read(patterns, min_last_revision=last, timeout=timeout):
                 initial += entries
             initial.sort(key=attrgetter("revision"))
+        if initial and len(patterns) == 1:  # read in order: up to the last one nothing can be missing
+            last = max(last, initial[-1].revision)
         initial = [entry for entry in initial if start.revision <= entry.revision <= last]
         if meta_only:
             initial = [entry._replace(value=b"") for entry in initial]
