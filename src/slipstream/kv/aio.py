@@ -13,7 +13,8 @@ from typing import Generic, TypeVar, cast
 from slipstream.errors import HistoryLostError, KeyExistsError, KeyNotFoundError, UsageError, WrongLastSequenceError
 from slipstream.kv.aio_cache import CACHE_BYTES, CACHE_ENTRIES, CachedStorage
 from slipstream.kv.aio_codec import CodecStorage
-from slipstream.kv.aio_lease import DEFAULT_TTL, Election, Lock, Members
+from slipstream.kv.aio_groups import Election, Members
+from slipstream.kv.aio_lease import DEFAULT_TTL, Lock
 from slipstream.kv.aio_storage import ReadOnlyStorage, Storage, StorageWriter
 from slipstream.kv.aio_watch import Watch
 from slipstream.kv.bucket import SHORTEST_TTL, BucketConfig, BucketStatus

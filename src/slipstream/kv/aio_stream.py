@@ -11,13 +11,12 @@ from datetime import timedelta
 from functools import partial
 from operator import attrgetter
 
-from slipstream.api import DeliverPolicy, StreamInfo, names
+from slipstream.api import DeliverPolicy, names
 from slipstream.errors import (
     BucketNotFoundError,
     Error,
     MessageNotFoundError,
     StaleReadError,
-    StreamNameInUseError,
     StreamNotFoundError,
 )
 from slipstream.jetstream.aio import JetStream, Publisher, Stream
@@ -29,10 +28,10 @@ from slipstream.jetstream.direct import StoredMessage
 from slipstream.jetstream.patience import Patience
 from slipstream.kv.aio_feed import StreamFeed
 from slipstream.kv.aio_outside import sleep
-from slipstream.kv.bucket import STREAM_PREFIX, Address, BucketConfig, BucketStatus
+from slipstream.kv.bucket import Address, BucketStatus
 from slipstream.kv.decode import entry_or_message
 from slipstream.kv.entry import Entry, Listing, Operation, listing_of, mark_of
-from slipstream.kv.keys import any_of, check_bucket, check_key, check_patterns, filters_for
+from slipstream.kv.keys import any_of, check_key, check_patterns, filters_for
 from slipstream.kv.snapshot import forgotten_of, with_forgotten
 from slipstream.kv.start import ALL, LATEST, From, Start
 from slipstream.wire import matcher
@@ -315,7 +314,7 @@ class StreamStorage:
         try:
             return await consumer.start(timeout=self._patience(timeout))
         except StreamNotFoundError as error:
-            raise _not_found(self.bucket) from error
+            raise not_found(self.bucket) from error
 
     def _feed(
         self,
@@ -353,7 +352,7 @@ class StreamStorage:
         try:
             return BucketStatus(self.bucket, await self.stream.info(timeout=timeout))
         except StreamNotFoundError as error:
-            raise _not_found(self.bucket) from error
+            raise not_found(self.bucket) from error
 
     async def close(self) -> None:
         """Nothing is held here: the connection is the caller's."""
@@ -363,7 +362,7 @@ class StreamStorage:
         try:
             await self.stream.delete(timeout=timeout)
         except StreamNotFoundError as error:
-            raise _not_found(self.bucket) from error
+            raise not_found(self.bucket) from error
 
 
 _HEADERS = {
@@ -376,7 +375,7 @@ _WRITER_HEADERS = {
 }
 
 
-def _not_found(bucket: str) -> BucketNotFoundError:
+def not_found(bucket: str) -> BucketNotFoundError:
     return BucketNotFoundError(f"no bucket is called {bucket!r}")
 
 
@@ -402,66 +401,3 @@ class StreamWriter:
         """Give up on what is in flight."""
         error = Error("given up: the block that wrote it raised")
         await self._publisher.__aexit__(Error, error, None)
-
-
-# Buckets by name
-
-
-async def create_bucket(js: JetStream, config: BucketConfig, *, timeout: float | None = None) -> StreamStorage:
-    """Make a bucket, or find it made with the same configuration."""
-    stream = config.stream_config()
-    address = _address(js, stream_prefix=config.subject_prefix, info=StreamInfo(config=stream))
-    try:
-        await js.create_stream(stream, timeout=timeout)
-    except StreamNameInUseError:
-        found = (await Stream(js, stream.name).info(timeout=timeout)).config
-        if not forgotten_of(found) or config.applied_to(found) != found:  # else it differs by that record only
-            raise
-    return StreamStorage(js, check_bucket(config.bucket), address)
-
-
-async def update_bucket(js: JetStream, config: BucketConfig, *, timeout: float | None = None) -> StreamStorage:
-    """Change an existing bucket's options; what its stream has beyond them stays."""
-    try:
-        current = (await Stream(js, config.stream_name).info(timeout=timeout)).config
-    except StreamNotFoundError as error:
-        raise _not_found(config.bucket) from error
-    info = await js.update_stream(config.applied_to(current), timeout=timeout)
-    return StreamStorage(js, config.bucket, _address(js, stream_prefix=config.subject_prefix, info=info))
-
-
-async def open_bucket(
-    js: JetStream,
-    bucket: str,
-    *,
-    stream: str = "",
-    subject_prefix: str = "",
-    put_prefix: str = "",
-    timeout: float | None = None,
-) -> StreamStorage:
-    """An existing bucket; raises BucketNotFoundError if there is none.
-
-    How it can be read and written is taken from its stream's configuration, whoever made it.
-    """
-    check_bucket(bucket)
-    try:
-        info = await Stream(js, stream or STREAM_PREFIX + bucket).info(timeout=timeout)
-    except StreamNotFoundError as error:
-        raise _not_found(bucket) from error
-    return StreamStorage(js, bucket, _address(js, stream_prefix=subject_prefix, put_prefix=put_prefix, info=info))
-
-
-async def delete_bucket(js: JetStream, bucket: str, *, timeout: float | None = None) -> None:
-    """Remove a bucket and everything in it."""
-    await StreamStorage(js, bucket, Address.usual(bucket)).destroy(timeout=timeout)
-
-
-async def bucket_names(js: JetStream, *, timeout: float | None = None) -> AsyncIterator[str]:
-    """The names of all buckets that are called as the document says; mirrors, which listen on nothing, included."""
-    async for name in js.stream_names(timeout=timeout):
-        if name.startswith(STREAM_PREFIX):
-            yield name.removeprefix(STREAM_PREFIX)
-
-
-def _address(js: JetStream, *, info: StreamInfo, stream_prefix: str = "", put_prefix: str = "") -> Address:
-    return Address.found(info.config, api_prefix=js.prefix, subject_prefix=stream_prefix, put_prefix=put_prefix)

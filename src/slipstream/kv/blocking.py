@@ -14,7 +14,8 @@ from typing import Generic, TypeVar, cast
 from slipstream.errors import HistoryLostError, KeyExistsError, KeyNotFoundError, UsageError, WrongLastSequenceError
 from slipstream.kv.blocking_cache import CACHE_BYTES, CACHE_ENTRIES, CachedStorage
 from slipstream.kv.blocking_codec import CodecStorage
-from slipstream.kv.blocking_lease import DEFAULT_TTL, Election, Lock, Members
+from slipstream.kv.blocking_groups import Election, Members
+from slipstream.kv.blocking_lease import DEFAULT_TTL, Lock
 from slipstream.kv.blocking_storage import ReadOnlyStorage, Storage, StorageWriter
 from slipstream.kv.blocking_watch import Watch
 from slipstream.kv.bucket import SHORTEST_TTL, BucketConfig, BucketStatus

@@ -12,13 +12,12 @@ from datetime import timedelta
 from functools import partial
 from operator import attrgetter
 
-from slipstream.api import DeliverPolicy, StreamInfo, names
+from slipstream.api import DeliverPolicy, names
 from slipstream.errors import (
     BucketNotFoundError,
     Error,
     MessageNotFoundError,
     StaleReadError,
-    StreamNameInUseError,
     StreamNotFoundError,
 )
 from slipstream.jetstream.blocking import JetStream, Publisher, Stream
@@ -30,10 +29,10 @@ from slipstream.jetstream.direct import StoredMessage
 from slipstream.jetstream.patience import Patience
 from slipstream.kv.blocking_feed import StreamFeed
 from slipstream.kv.blocking_outside import sleep
-from slipstream.kv.bucket import STREAM_PREFIX, Address, BucketConfig, BucketStatus
+from slipstream.kv.bucket import Address, BucketStatus
 from slipstream.kv.decode import entry_or_message
 from slipstream.kv.entry import Entry, Listing, Operation, listing_of, mark_of
-from slipstream.kv.keys import any_of, check_bucket, check_key, check_patterns, filters_for
+from slipstream.kv.keys import any_of, check_key, check_patterns, filters_for
 from slipstream.kv.snapshot import forgotten_of, with_forgotten
 from slipstream.kv.start import ALL, LATEST, From, Start
 from slipstream.wire import matcher
@@ -312,7 +311,7 @@ class StreamStorage:
         try:
             return consumer.start(timeout=self._patience(timeout))
         except StreamNotFoundError as error:
-            raise _not_found(self.bucket) from error
+            raise not_found(self.bucket) from error
 
     def _feed(
         self,
@@ -350,7 +349,7 @@ class StreamStorage:
         try:
             return BucketStatus(self.bucket, self.stream.info(timeout=timeout))
         except StreamNotFoundError as error:
-            raise _not_found(self.bucket) from error
+            raise not_found(self.bucket) from error
 
     def close(self) -> None:
         """Nothing is held here: the connection is the caller's."""
@@ -360,7 +359,7 @@ class StreamStorage:
         try:
             self.stream.delete(timeout=timeout)
         except StreamNotFoundError as error:
-            raise _not_found(self.bucket) from error
+            raise not_found(self.bucket) from error
 
 
 _HEADERS = {
@@ -373,7 +372,7 @@ _WRITER_HEADERS = {
 }
 
 
-def _not_found(bucket: str) -> BucketNotFoundError:
+def not_found(bucket: str) -> BucketNotFoundError:
     return BucketNotFoundError(f"no bucket is called {bucket!r}")
 
 
@@ -399,66 +398,3 @@ class StreamWriter:
         """Give up on what is in flight."""
         error = Error("given up: the block that wrote it raised")
         self._publisher.__exit__(Error, error, None)
-
-
-# Buckets by name
-
-
-def create_bucket(js: JetStream, config: BucketConfig, *, timeout: float | None = None) -> StreamStorage:
-    """Make a bucket, or find it made with the same configuration."""
-    stream = config.stream_config()
-    address = _address(js, stream_prefix=config.subject_prefix, info=StreamInfo(config=stream))
-    try:
-        js.create_stream(stream, timeout=timeout)
-    except StreamNameInUseError:
-        found = (Stream(js, stream.name).info(timeout=timeout)).config
-        if not forgotten_of(found) or config.applied_to(found) != found:  # else it differs by that record only
-            raise
-    return StreamStorage(js, check_bucket(config.bucket), address)
-
-
-def update_bucket(js: JetStream, config: BucketConfig, *, timeout: float | None = None) -> StreamStorage:
-    """Change an existing bucket's options; what its stream has beyond them stays."""
-    try:
-        current = (Stream(js, config.stream_name).info(timeout=timeout)).config
-    except StreamNotFoundError as error:
-        raise _not_found(config.bucket) from error
-    info = js.update_stream(config.applied_to(current), timeout=timeout)
-    return StreamStorage(js, config.bucket, _address(js, stream_prefix=config.subject_prefix, info=info))
-
-
-def open_bucket(
-    js: JetStream,
-    bucket: str,
-    *,
-    stream: str = "",
-    subject_prefix: str = "",
-    put_prefix: str = "",
-    timeout: float | None = None,
-) -> StreamStorage:
-    """An existing bucket; raises BucketNotFoundError if there is none.
-
-    How it can be read and written is taken from its stream's configuration, whoever made it.
-    """
-    check_bucket(bucket)
-    try:
-        info = Stream(js, stream or STREAM_PREFIX + bucket).info(timeout=timeout)
-    except StreamNotFoundError as error:
-        raise _not_found(bucket) from error
-    return StreamStorage(js, bucket, _address(js, stream_prefix=subject_prefix, put_prefix=put_prefix, info=info))
-
-
-def delete_bucket(js: JetStream, bucket: str, *, timeout: float | None = None) -> None:
-    """Remove a bucket and everything in it."""
-    StreamStorage(js, bucket, Address.usual(bucket)).destroy(timeout=timeout)
-
-
-def bucket_names(js: JetStream, *, timeout: float | None = None) -> Iterator[str]:
-    """The names of all buckets that are called as the document says; mirrors, which listen on nothing, included."""
-    for name in js.stream_names(timeout=timeout):
-        if name.startswith(STREAM_PREFIX):
-            yield name.removeprefix(STREAM_PREFIX)
-
-
-def _address(js: JetStream, *, info: StreamInfo, stream_prefix: str = "", put_prefix: str = "") -> Address:
-    return Address.found(info.config, api_prefix=js.prefix, subject_prefix=stream_prefix, put_prefix=put_prefix)

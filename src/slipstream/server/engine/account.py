@@ -292,6 +292,8 @@ class Account:
         self._deputies.pop(stream.name, None)
         for inflow in self.inflows(stream):
             self._inflows.pop(inflow, None)
+            if (upstream := self.streams.get(inflow.source.name)) is not None:
+                upstream.takers.pop(inflow, None)
             inflow.stop()
 
     def inflows(self, stream: Stream) -> tuple[Inflow, ...]:
@@ -320,9 +322,13 @@ class Account:
             stream.inflows = tuple(known(source) or Sourcing(self, stream, source) for source in config.sources)
         for inflow in self.inflows(stream):
             self._inflows[inflow] = None
+            upstream = self.streams.get(inflow.source.name)
+            if upstream is not None and not inflow.is_remote:
+                upstream.takers[inflow] = None
             inflow.start()
         for inflow in self._inflows:
-            if inflow.source.name == stream.name:
+            if inflow.source.name == stream.name and not inflow.is_remote:
+                stream.takers[inflow] = None
                 inflow.release()
 
     def _responders(self, stream: Stream) -> Iterator[tuple[str, Target]]:

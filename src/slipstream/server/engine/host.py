@@ -74,6 +74,9 @@ class Inlet(Protocol):
     def info(self, now: int) -> dict[str, Any]:
         """For the stream's info."""
 
+    def covers(self, subject: str) -> bool:
+        """Whether it wants the messages of a subject."""
+
 
 class Host(Protocol):
     """An account, as its parts see it."""

@@ -70,6 +70,7 @@ class Stream:
         self.inflows: tuple[Inlet, ...] = ()
         self.thin = False
         self._thinning: Thinning | None = None
+        self.takers: dict[Inlet, None] = {}  # inflows of other streams from this one
         self.snapshots: dict[Snapshot, None] = {}  # on their way
         quoted = encode_json(self.name).decode()
         domain = f',"domain":{encode_json(host.domain).decode()}' if host.domain else ""

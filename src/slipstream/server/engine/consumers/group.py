@@ -6,6 +6,7 @@ writer's side, together with the ack that decides it: both are in the same group
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -208,6 +209,8 @@ class Consumers:
         for consumer in list(self.items.values()):
             entry = stored.pop(consumer.name, None)
             if not consumer.persistent:
+                consumer.begin()  # what it waited for is decided, one way or the other
+                consumer.recount()
                 continue
             if entry is None or entry.created != consumer.created:
                 self._drop(consumer, deleted=True)
@@ -249,9 +252,13 @@ class Consumers:
     def committed(self, now: int) -> None:  # noqa: ARG002
         """A group was finished."""
         news = self.stream.log.news()
-        if news is not None:
-            for consumer in list(self.items.values()):
-                consumer.committed(news)
+        if news is None:
+            return
+        consumers = list(self.items.values())
+        filtered = any(consumer.filters.patterns for consumer in consumers)
+        added = Counter(subject for _, subject in news.added) if filtered else {}
+        for consumer in consumers:
+            consumer.committed(news, added)
 
     def purged(self, pattern: str) -> None:
         """Messages are being purged: once that is durable, consumers are behind them."""
@@ -306,12 +313,16 @@ class Consumers:
 
     def offered(self, seq: int, subject: str) -> None:
         """A new message, by interest: if it is nobody's business it counts, and is not kept."""
-        if not any(consumer.filters.covers(subject) for consumer in self.items.values()):
+        if not any(consumer.filters.covers(subject) for consumer in self.items.values()) and not self.taken(subject):
             self.stream.log.remove(seq)
+
+    def taken(self, subject: str) -> bool:
+        """Whether a mirror or a source of another stream wants the messages of a subject: that is an interest too."""
+        return any(taker.covers(subject) for taker in self.stream.takers)
 
     def sweep(self) -> None:
         """Remove what nobody needs any more, after a consumer went or wants less than before."""
-        if not self.items:
+        if not self.items and not self.stream.takers:
             self.stream.log.purge()
             return
         sweep = Sweep(self)
@@ -330,8 +341,9 @@ class Sweep:
 
     def run(self) -> tuple[Progress, int]:
         """Look at the next messages."""
-        log, items = self._consumers.stream.log, self._consumers.items
-        if not items or self._seq > self._last:
+        stream, items = self._consumers.stream, self._consumers.items
+        log = stream.log
+        if self._seq > self._last or not (items or stream.takers):
             return Progress.DONE, 0
         try:
             records = log.scan("", self._seq, limit=PIECE)
@@ -341,7 +353,8 @@ class Sweep:
         if not records:
             return Progress.DONE, 0
         for record in records:
-            if not any(consumer.needs(record.seq, record.subject) for consumer in items.values()):
+            needed = any(consumer.needs(record.seq, record.subject) for consumer in items.values())
+            if not needed and not (stream.takers and self._consumers.taken(record.subject)):
                 log.remove(record.seq)
         self._seq = records[-1].seq + 1
         return Progress.MORE, len(records)
