@@ -73,6 +73,18 @@ def test_a_message_that_was_given_up_stays(queue: Bench) -> None:
     assert kept(queue) == [1]
 
 
+def test_a_late_ack_of_a_message_that_was_given_up_still_takes_it_out(rig: Rig) -> None:
+    queue = Bench(rig, retention="workqueue")
+    queue.fill("s.a", "s.a")
+    queue.create(max_deliver=1, ack_wait=SECOND)
+    late, _ = queue.pull(2)
+    rig.wait(2)
+    assert queue.info()["num_ack_pending"] == 0
+    assert kept(queue) == [1, 2]
+    queue.ack(late, sync=True)
+    assert kept(queue) == [2]
+
+
 def test_a_work_queue_wants_explicit_acks_and_all_messages(queue: Bench) -> None:
     assert code(queue.create(ack_policy="none")) == 10084
     assert code(queue.create(ack_policy="none", deliver_subject="d")) == 10098

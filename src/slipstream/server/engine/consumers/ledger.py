@@ -84,12 +84,13 @@ class Ledger:
     # Settling.
 
     def settle(self, seq: int) -> bool:
-        """A message needs no ack any more; False if it did not."""
+        """A message needs no ack any more; False if it did not. One that was given up does: its ack may come late."""
         entry = self.pending.pop(seq, None)
-        if self.counts.pop(seq, None) is not None or entry is not None:
+        counted = self.counts.pop(seq, None) is not None
+        if counted or entry is not None:
             self._dirty.add(seq >> BLOCK)
         if entry is None:
-            return False
+            return counted
         if self.queue:
             self.queue.pop(seq, None)
         self._move_floor(entry[0], seq)
