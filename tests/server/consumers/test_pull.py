@@ -376,3 +376,14 @@ def test_the_last_of_each_subject_stay_the_last_when_some_of_them_go(bench: Benc
     (message, end) = bench.pull(5, "last", no_wait=True)
     assert (ack_of(message).seq, ack_of(message).pending) == (last + 1, 0)
     assert status(end) == (404, "No Messages")
+
+
+def test_no_wait_ends_at_its_time_where_it_must_wait_for_acks(bench: Bench) -> None:
+    bench.fill("s.a", "s.b")
+    bench.create("few", max_ack_pending=1)
+    bench.pull(1, "few")
+    assert bench.pull(1, "few", no_wait=True, expires=SECOND) == []
+    assert bench.info("few")["num_waiting"] == 1
+    bench.rig.wait(1)
+    assert statuses(bench.client.messages()) == [(408, "Request Timeout")]
+    assert bench.info("few")["num_waiting"] == 0

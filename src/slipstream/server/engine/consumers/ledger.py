@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from struct import Struct
 
 BLOCK = 6  # 64 sequences to a block: a page of the store holds one
+SPARE = 1024
 _HEAD = Struct("<QQQQQqq")
 HEAD_SIZE = _HEAD.size
 _ENTRY = Struct("<QQqI")  # stream sequence, consumer sequence (0: not pending), time, count
@@ -48,6 +49,7 @@ class Ledger:
         self.pending[seq] = (self.dseq, now)
         self._order.append(seq)
         self._dirty.add(seq >> BLOCK)
+        self._tidy()
         return self.dseq
 
     def deliver_all(self, seqs: list[int], now: int) -> None:
@@ -60,6 +62,12 @@ class Ledger:
         self.delivered = seqs[-1]
         self._order += seqs
         self._dirty.update([seq >> BLOCK for seq in seqs])
+        self._tidy()
+
+    def _tidy(self) -> None:
+        """Behind a message that nobody acks for long, those that are settled do not pile up."""
+        if len(self._order) > SPARE + 2 * len(self.pending):
+            self._order = deque(self.pending)
 
     def hand_over(self, seq: int) -> int:
         """A new message goes out, and nobody acks it."""

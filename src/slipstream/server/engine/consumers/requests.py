@@ -58,8 +58,9 @@ class Request:
         self.batch = max(body.batch, 1)
         self.max_bytes = max(body.max_bytes, 0)  # 0: no bound
         self.no_wait = body.no_wait
-        # The specification: a request that does not wait does not wait, whatever it says of its end.
-        self.expires = now + body.expires if body.expires > 0 and not body.no_wait else 0
+        # A request that does not wait is answered at once, whatever it says of its end; that counts where it has to
+        # wait all the same: for acks of others, or for whoever is before it.
+        self.expires = now + body.expires if body.expires > 0 else 0
         self.heartbeat = max(body.idle_heartbeat, 0)
         self.beat = now + self.heartbeat if self.heartbeat else 0  # when the next one is due
         self.delivered = 0
