@@ -272,13 +272,13 @@ class StreamBatchWriter(DataSourceArrowWriter):
         writer = f"{query}-{options.write_id}" if self._is_named else query
         return self._task.run(iterator, Task(writer, options.batch_id, context.partitionId()))
 
-    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:  # noqa: ARG002 - Spark gives them
         """Nobody will try it again, unless it has a name: then a second run must find the records."""
         options = self._task.options
         if self._is_named or options.batch_id is not None:
             return
         with open_jetstream(options.connection, os.environ) as js:
-            Progress(js, options.progress, options.stream).forget(f"write-{options.write_id}", range(len(messages)))
+            Progress(js, options.progress, options.stream).forget(f"write-{options.write_id}")
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
