@@ -28,6 +28,7 @@ from tests.kv.behaviour import Behaviour
 SECOND = 10**9
 
 
+@pytest.mark.spec("KV-28")
 class TestInMemory(Behaviour):
     @asynccontextmanager
     async def bucket(self, config: BucketConfig) -> AsyncIterator[KeyValue[bytes]]:
@@ -38,6 +39,7 @@ class TestInMemory(Behaviour):
             await kv.close()
 
 
+@pytest.mark.spec("KV-28")
 class TestInAFile(Behaviour):
     @pytest.fixture(autouse=True)
     def _folder(self, tmp_path: Path) -> None:

@@ -158,6 +158,7 @@ def test_jetstream_is_shown_alike(sites: tuple[Site, Site]) -> None:
             js = client.jetstream()
             js.create_stream(slipstream.StreamConfig(name="S", subjects=("s",), storage="memory"))
             js.publish("s", b"x")
+            js.stream("S").create_consumer(slipstream.ConsumerConfig(durable_name="D"))
         found = site.get("/jsz?accounts=1&streams=1")
         keys = ("streams", "messages", "consumers", "accounts", "total", "bytes")
         (detail,) = (one for one in found["account_details"] if one["name"] == "A")

@@ -321,12 +321,13 @@ def jsz(engine: Engine, now: int, query: Query) -> dict[str, Any]:
         for name, account in _accounts(engine).items()
         if engine.has_jetstream(name) and (not wanted or name == wanted)
     }
-    states = [stream.log.committed for account in accounts.values() for stream in account.streams.values()]
+    every = [stream for account in accounts.values() for stream in account.streams.values()]
+    states = [stream.log.committed for stream in every]
     seen |= _jetstream_stats(engine, accounts) | {
         "config": _jetstream_config(engine),
         "limits": {},
         "streams": len(states),
-        "consumers": 0,
+        "consumers": sum(len(stream.consumers) for stream in every),
         "messages": sum(state.messages for state in states),
         "bytes": sum(state.bytes for state in states),
         "total": len(accounts),

@@ -11,13 +11,14 @@ delivery counts; the messages then come again. It never takes back an ack that w
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from slipstream.api import AckPolicy, ConsumerConfig, DeliverPolicy, ReplayPolicy, encode_json
-from slipstream.errors import ApiError, CorruptRecordError
+from slipstream.errors import ApiError, CorruptRecordError, StoreError
 from slipstream.server.engine.consumers import rules
 from slipstream.server.engine.consumers.advisories import Advisories
 from slipstream.server.engine.consumers.filters import Filters
@@ -36,6 +37,7 @@ CHUNK = 512
 CHUNK_BYTES = 256 * 1024
 LAZY = 20_000_000
 RETRY = 10 * MILLISECOND
+FAILED = 1000 * MILLISECOND
 
 
 def nanos(value: timedelta) -> int:
@@ -146,12 +148,16 @@ class Consumer(Settling):
         self.wake()
 
     def _look_over(self) -> None:
-        """After a start: what left the stream before the books could say so needs no ack any more."""
+        """What left the stream without the books being told, before a start or among very many, needs no ack."""
         ledger = self.ledger
-        ledger.forget_below(self.log.committed.first_seq)
+        gone = ledger.forget_below(self.log.committed.first_seq)
         for seq in [*ledger.pending, *ledger.counts]:
             if not exists(self.log, seq):
                 ledger.settle(seq)
+                gone = True
+        if gone:
+            ledger.last_ack = self.host.now
+            self.touch()
 
     @property
     def held(self) -> bool:
@@ -227,8 +233,8 @@ class Consumer(Settling):
         else:
             self.left = len(self.skips) + self.filters.count(self.log, self.skips.resume)
 
-    def committed(self, news: Changes) -> None:
-        """A group was committed."""
+    def committed(self, news: Changes, added: Mapping[str, int]) -> None:
+        """A group was committed; `added` counts its new messages by subject."""
         if not self.live:
             return
         if self._new:
@@ -238,14 +244,12 @@ class Consumer(Settling):
                 self.wake()
             return
         if news.recount:
-            if self.ledger.forget_below(self.log.committed.first_seq):
-                self.ledger.last_ack = self.host.now
-                self.touch()
+            self._look_over()
             if self.skips is not None:
                 self.skips.review(self.log)
             self.recount()
         else:
-            self._follow(news)
+            self._follow(news, added)
         if self.left:
             self.wake()
 
@@ -255,21 +259,24 @@ class Consumer(Settling):
             return
         mine, start = self.filters.patterns, self.log.committed.first_seq
         if pattern not in ("", ">") and mine and all(subset_of(filter_, pattern) for filter_ in mine):
-            left = self.log.scan(pattern, 0, limit=1)
-            start = left[0].seq if left else self.log.committed.last_seq + 1
+            try:
+                left = self.log.scan(pattern, 0, limit=1)
+                start = left[0].seq if left else self.log.committed.last_seq + 1
+            except CorruptRecordError as exc:
+                start = max(start, exc.seq)
         elif pattern and mine and not any(overlaps(filter_, pattern) for filter_ in mine):
             return
         self.ledger.pass_over(start)
         self.touch()
 
-    def _follow(self, news: Changes) -> None:
+    def _follow(self, news: Changes, added: Mapping[str, int]) -> None:
         ledger, covers, skips = self.ledger, self.filters.covers, self.skips
         if skips is not None and skips.done:
             skips = None
         if not self.filters.patterns:
             self.left += len(news.added)
         else:
-            self.left += sum(1 for _, subject in news.added if covers(subject))
+            self.left += self.filters.total(added)
         for seq, subject in news.removed:
             if seq in ledger.pending:
                 self._removed(seq)
@@ -305,7 +312,12 @@ class Consumer(Settling):
         if self.stopped or self._pace_timer is not None:
             self._scheduled = False
             return Progress.DONE, 0
-        progress, sent = self.work(self.host.now)
+        try:
+            progress, sent = self.work(self.host.now)
+        except StoreError:  # whoever asks for the message is told; deliveries are tried again
+            self._scheduled = False
+            self._pace(self.host.now + FAILED)
+            return Progress.DONE, 0
         if progress is Progress.DONE:
             self._scheduled = False
         return progress, sent

@@ -6,6 +6,7 @@ writer's side, together with the ack that decides it: both are in the same group
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -208,6 +209,8 @@ class Consumers:
         for consumer in list(self.items.values()):
             entry = stored.pop(consumer.name, None)
             if not consumer.persistent:
+                consumer.begin()  # what it waited for is decided, one way or the other
+                consumer.recount()
                 continue
             if entry is None or entry.created != consumer.created:
                 self._drop(consumer, deleted=True)
@@ -249,9 +252,13 @@ class Consumers:
     def committed(self, now: int) -> None:  # noqa: ARG002
         """A group was finished."""
         news = self.stream.log.news()
-        if news is not None:
-            for consumer in list(self.items.values()):
-                consumer.committed(news)
+        if news is None:
+            return
+        consumers = list(self.items.values())
+        filtered = any(consumer.filters.patterns for consumer in consumers)
+        added = Counter(subject for _, subject in news.added) if filtered else {}
+        for consumer in consumers:
+            consumer.committed(news, added)
 
     def purged(self, pattern: str) -> None:
         """Messages are being purged: once that is durable, consumers are behind them."""

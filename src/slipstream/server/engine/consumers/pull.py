@@ -320,7 +320,8 @@ class PullConsumer(Consumer):
         if not self._pins:
             return True
         if not self._pin and not body.id:
-            self._take_pin(request)
+            if body.group:  # a request without one is served, and pins nobody
+                self._take_pin(request)
             return True
         if body.id == self._pin:
             return True
