@@ -28,7 +28,7 @@ FIND_JAVA = JAVA_HOME="$$($(PY) tools/java_home.py)" || exit 1; export JAVA_HOME
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-demo: java $(STAMP) ## Orders through the embedded server and Spark into a Key-Value view
+demo: java $(STAMP) ## A pipeline of orders: embedded server, Spark, Key-Value views, Parquet
 	@$(FIND_JAVA); $(PY) -m examples.demo
 
 test: java $(STAMP) check ## Lint, types and all tests but the long ones
@@ -59,9 +59,9 @@ clean: ## Remove the environment, caches and results
 	rm -rf spark-warehouse metastore_db artifacts derby.log
 	find src tests tools benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
-# Before the long installation, so that a machine without Java hears of it at once.
+# Before the long installation, so that a machine without Java hears of it at once, or gets one where it may.
 java:
-	@$(FIND_PYTHON); "$$python" tools/java_home.py >/dev/null
+	@$(FIND_PYTHON); "$$python" tools/java_home.py --install >/dev/null
 
 $(STAMP): pyproject.toml
 	@$(FIND_PYTHON); \

@@ -1,4 +1,4 @@
-"""JetStream through nats-py and through us, on one real nats-server: acked publish, drains, gets, keys.
+"""JetStream through nats-py and through us, on one real nats-server: acked publish, drains, gets.
 
 Each measurement runs in a process of its own (`python -m benchmarks.jetstream NAME URL`), with uvloop on both sides, on
 the same stream of 128-byte messages over 1,000 subjects.
@@ -11,7 +11,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 
 import nats
 import nats.js.api
@@ -19,7 +19,6 @@ import uvloop
 
 import slipstream
 from benchmarks.report import Row, row, table
-from slipstream.kv import BucketConfig
 from tests.servers import real_server
 
 MESSAGES = 200_000
@@ -27,7 +26,6 @@ PEER_MESSAGES = 100_000
 WINDOW = 4_000
 GETS = 32_000
 IN_FLIGHT = 64
-KEYS = 10_000
 PAYLOAD = b"x" * 128
 DRAINS = ("read_ours", "pull_peer", "pull_ours", "ordered_peer", "ordered_ours")
 SUBJECTS = [f"bench.{n}" for n in range(1000)]
@@ -66,17 +64,13 @@ async def publish_peer(url: str) -> float:
 
 
 async def fill(url: str) -> float:
-    """The stream and the bucket that the reads below share."""
+    """The stream that the reads below share."""
     async with slipstream.connect(url) as nc:
         js = nc.jetstream()
         await js.create_stream(slipstream.StreamConfig(name="BENCH", subjects=("bench.>",), allow_direct=True))
         async with js.publisher() as publisher:
             for n in range(MESSAGES):
                 await publisher.publish(SUBJECTS[n % 1000], PAYLOAD)
-        kv = await js.create_key_value(BucketConfig(bucket="bench"))
-        async with kv.writer() as writer:
-            for n in range(KEYS):
-                await writer.put(f"key.{n}", PAYLOAD)
     return 0.0
 
 
@@ -175,31 +169,53 @@ async def gets_peer(url: str) -> float:
     return rate
 
 
-async def keys_ours(url: str) -> float:
-    async with slipstream.connect(url) as nc:
-        kv = await nc.jetstream().key_value("bench")
-        begin = time.perf_counter()
-        keys = await kv.keys()
-        assert len(keys) == KEYS
-        return KEYS / (time.perf_counter() - begin)
+async def in_flight(get: Callable[[int], Awaitable[object]]) -> float:
+    """Gets per second, `IN_FLIGHT` at a time."""
 
+    async def work(first: int) -> None:
+        for n in range(first, first + GETS // IN_FLIGHT):
+            await get(n)
 
-async def keys_peer(url: str) -> float:
-    nc = await nats.connect(url)
-    kv = await nc.jetstream().key_value("bench")
     begin = time.perf_counter()
-    keys = await kv.keys()
-    assert len(keys) == KEYS
-    rate = KEYS / (time.perf_counter() - begin)
-    await nc.close()
-    return rate
+    await asyncio.gather(*(work(k * (GETS // IN_FLIGHT)) for k in range(IN_FLIGHT)))
+    return GETS / (time.perf_counter() - begin)
+
+
+async def last_plain(url: str) -> float:
+    async with slipstream.connect(url) as nc:
+        stream = nc.jetstream().stream("BENCH")
+        return await in_flight(lambda n: stream.get_last(SUBJECTS[n % 1000]))
+
+
+async def last_trusted(url: str) -> float:
+    """Every answer proven to be as new as the stream's last message; the first few learn what there is to learn."""
+    async with slipstream.connect(url) as nc:
+        stream = nc.jetstream().stream("BENCH")
+        return await in_flight(lambda n: stream.get_last(SUBJECTS[n % 1000], min_last_seq=MESSAGES))
+
+
+async def seq_trusted(url: str) -> float:
+    async with slipstream.connect(url) as nc:
+        stream = nc.jetstream().stream("BENCH")
+        return await in_flight(lambda n: stream.get(n + 1, min_last_seq=MESSAGES))
+
+
+async def range_trusted(url: str) -> float:
+    async with slipstream.connect(url) as nc:
+        stream = nc.jetstream().stream("BENCH")
+        begin = time.perf_counter()
+        count = 0
+        async for columns in stream.read_columns(end=MESSAGES):
+            count += len(columns.seqs)
+        assert count == MESSAGES
+        return count / (time.perf_counter() - begin)
 
 
 MEASURES: dict[str, Measure] = {
     measure.__name__: measure
     for measure in (
         publish_ours, publish_peer, fill, read_ours, pull_peer, pull_ours, ordered_peer, ordered_ours,
-        gets_ours, gets_peer, keys_ours, keys_peer,
+        gets_ours, gets_peer, last_plain, last_trusted, seq_trusted, range_trusted,
     )
 }  # fmt: skip
 
@@ -227,7 +243,15 @@ def run() -> list[Row]:
             row("batched Direct Get against nats-py's pull, every message acked", drained, pulled, target=10),
             row("batched Direct Get against nats-py's ordered consumer", drained, ordered, target=7),
             row("single Direct Get, 64 in flight", measure("gets_ours", url), measure("gets_peer", url), target=2),
-            row("KV keys() of 10,000 keys", measure("keys_ours", url), measure("keys_peer", url), target=4),
+            row(
+                "a trusted last by subject against a plain one",
+                measure("last_trusted", url),
+                measure("last_plain", url),
+            ),
+            row(
+                "a trusted get by sequence against a plain one", measure("seq_trusted", url), measure("gets_ours", url)
+            ),
+            row("a trusted range against a plain one", measure("range_trusted", url), drained),
         ]
     return rows
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.java_home import find, version
+from tools.java_home import PACKAGE, find, install, version
 
 
 def fake_java(home: Path, spec: str, *, vector: bool = True) -> Path:
@@ -48,3 +48,25 @@ def test_a_java_home_without_a_java_is_passed_over(tmp_path: Path) -> None:
     home, refused = find({"JAVA_HOME": str(tmp_path), "PATH": ""}, tmp_path / "none")
     assert home == ""
     assert "does not run" in refused[0]
+
+
+def fake_apt(folder: Path, *, code: int) -> Path:
+    """A shell script that notes what it was asked to do."""
+    folder.mkdir()
+    program = folder / "apt-get"
+    program.write_text(f'#!/bin/sh\necho "$@" >> {folder}/asked\necho "no space left" >&2\nexit {code}\n', "utf-8")
+    program.chmod(0o755)
+    return folder
+
+
+def test_java_is_installed_where_we_may(tmp_path: Path) -> None:
+    apt = fake_apt(tmp_path / "good", code=0)
+    assert install({"PATH": str(apt)}, is_root=True) == ""
+    assert (apt / "asked").read_text().splitlines()[1] == f"-qq install --yes --no-install-recommends {PACKAGE}"
+
+
+def test_why_java_was_not_installed_is_said(tmp_path: Path) -> None:
+    apt = fake_apt(tmp_path / "bad", code=100)
+    assert install({"PATH": str(apt)}, is_root=True) == f"apt-get could not install {PACKAGE}: no space left"
+    assert install({"PATH": str(apt)}, is_root=False) == "only root may install one"
+    assert "no apt-get" in install({"PATH": str(tmp_path)}, is_root=True)

@@ -44,7 +44,10 @@ EXTRA_EDGES = {
     "slipstream/cli/server.py": {SERVER},  # the one command that is the server and not a client
     "slipstream/spark/pipelines/place.py": {ROOT},  # an embedded server, where no other is named
 }
-LAZY_EDGES = {ROOT: {SERVER}}  # only inside a function or for types: `import slipstream` must stay light
+LAZY_EDGES = {
+    ROOT: {SERVER},
+    "cli": {"spark"},
+}  # only inside a function or for types: `import slipstream` must stay light
 
 # Third-party module -> the files that may import it, as patterns below src/ (`*` also crosses directories).
 CORE_ROOMS = (API, CLIENT, JETSTREAM, KV, OBJECTS, SERVER, WIRE, FACADE)

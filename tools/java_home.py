@@ -16,6 +16,7 @@ from pathlib import Path
 
 LEAST = 17
 JVM_DIR = Path("/usr/lib/jvm")
+PACKAGE = "default-jre-headless"
 
 
 def candidates(env: Mapping[str, str], jvm_dir: Path = JVM_DIR) -> Iterator[Path]:
@@ -61,14 +62,39 @@ def find(env: Mapping[str, str], jvm_dir: Path = JVM_DIR) -> tuple[str, list[str
     return "", refused
 
 
-def main() -> int:
+def install(env: Mapping[str, str], *, is_root: bool) -> str:
+    """Install Debian's headless Java where we may; an empty text if that went well, else the reason why not."""
+    apt = shutil.which("apt-get", path=env.get("PATH", ""))
+    if apt is None:
+        return "there is no apt-get here to install one with"
+    if not is_root:
+        return "only root may install one"
+    print("installing Debian's headless Java; this takes a minute, once", file=sys.stderr)
+    quiet = {**env, "DEBIAN_FRONTEND": "noninteractive"}
+    last = ""
+    for command in (["update"], ["install", "--yes", "--no-install-recommends", PACKAGE]):
+        done = subprocess.run(
+            [apt, "-qq", *command], env=quiet, capture_output=True, text=True, timeout=900, check=False
+        )
+        last = done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"exit code {done.returncode}"
+        if done.returncode and command[0] == "install":  # a list that cannot be updated may still be good enough
+            return f"apt-get could not install {PACKAGE}: {last}"
+    return ""
+
+
+def main(arguments: list[str]) -> int:
     home, refused = find(os.environ)
+    if not home and "--install" in arguments:
+        if reason := install(os.environ, is_root=os.geteuid() == 0):
+            refused.append(reason)
+        else:
+            home, refused = find(os.environ)
     if home:
         print(home)
         return 0
     seen = "".join(f"\n  {line}" for line in refused) or " none"
     print(
-        f"error: Spark needs Java {LEAST} or newer. Install one (Debian: openjdk-17-jre-headless) or set JAVA_HOME.\n"
+        f"error: Spark needs Java {LEAST} or newer. Install one (Debian: {PACKAGE}) or set JAVA_HOME.\n"
         f"Looked at JAVA_HOME, PATH and {JVM_DIR}; found:{seen}",
         file=sys.stderr,
     )
@@ -76,4 +102,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -281,6 +281,7 @@ def test_a_handler_that_raises_does_no_harm(driver: Driver, nats_url: str) -> No
         {"servers": "nats://:4222"},
         {"timeout": 0},
         {"ping_interval": -1},
+        {"max_reconnects": -1},
         {"inbox_prefix": "a.*"},
         {"token": "t", "user": "u"},
     ],

@@ -160,6 +160,33 @@ async def test_sources_carry_where_a_message_is_from(any_server: str, fresh: str
         assert re.fullmatch(f"{b} 1 {b}.1 mapped {b}.1 [0-9A-Za-z]{{8}}", second[3])
 
 
+@pytest.mark.parametrize("retention", ["interest", "workqueue"])
+@pytest.mark.parametrize("kind", ["mirror", "sources"])
+async def test_mirrors_and_sources_of_streams_that_keep_what_is_wanted(
+    any_server: str, fresh: str, retention: str, kind: str
+) -> None:
+    async with connect(any_server) as nc:
+        api = api_of(nc)
+        up, copy = f"{fresh}UP", f"{fresh}C"
+        await api(f"STREAM.CREATE.{up}", name=up, subjects=[f"{fresh}.>"], retention=retention)
+        source = {"name": up}
+        config = {kind: source if kind == "mirror" else [source]}
+        await api(f"STREAM.CREATE.{copy}", name=copy, allow_direct=True, **config)
+
+        async def connected() -> bool:
+            info = await api(f"STREAM.INFO.{copy}")
+            return bool((info["mirror"] if kind == "mirror" else info["sources"][0])["active"] >= 0)
+
+        await until(connected)
+        for n in range(3):
+            await nc.jetstream().publish(f"{fresh}.{n}", b"%d" % n)
+        info = await holding(api, copy, 3)
+        assert [data for _, _, data, _ in await contents(nc, copy)] == [b"0", b"1", b"2"]
+        assert (await api(f"STREAM.INFO.{up}"))["state"]["messages"] == 3
+        if kind == "sources":
+            assert info["sources"][0]["seq"] == 3
+
+
 def transformed(name: str, *pairs: tuple[str, str], **more: Any) -> dict[str, Any]:
     return {"name": name, "subject_transforms": [{"src": src, "dest": dest} for src, dest in pairs]} | more
 
@@ -176,6 +203,11 @@ BAD_MIRRORS: list[dict[str, Any]] = [
     {"mirror": {"name": "U", "external": {"api": "$JS.*.API", "deliver": ""}}},
     {"mirror": {"name": "U", "external": {"api": "$JS.API", "deliver": ""}}},
     {"mirror": {"name": "U", "external": {"api": "$JS.hub.API", "deliver": "d.*"}}},
+    {"mirror": {"name": "U", "filter_subject": "a..b"}},
+    {"subject_delete_marker_ttl": 2_000_000_000, "allow_msg_ttl": True},
+    {"allow_msg_counter": True},
+    {"allow_atomic": True},
+    {"mirror": None, "sources": [{"name": "U", "filter_subject": "a..b"}]},
     {"mirror": None, "mirror_direct": True},
     {"mirror": None, "sources": [{"name": "A"}, {"name": "A"}]},
     {"mirror": None, "sources": [{"name": "a b"}]},

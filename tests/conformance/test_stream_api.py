@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -211,7 +210,6 @@ async def test_no_ack_means_no_ack(urls: tuple[str, str], fresh: str) -> None:
         await wire.nc.publish(f"{wire.subject}.a", b"x", reply=inbox)
         await wire.nc.publish(f"{wire.subject}.a", b"x", reply=inbox, headers={"Nats-Expected-Stream": "no"})
         await wire.nc.flush()
-        await asyncio.sleep(0.3)
         await wire.info()
         wire.record.append(answers.qsize())
 

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.errors import DirectGetNotAllowedError, RemoteProtocolError, StaleReadError
+from slipstream.jetstream import columns
 from slipstream.jetstream.columns import ColumnPage, Columns
 from slipstream.wire import Msg, Parser, Side
 from tests.jetstream.test_direct import batched, reply
@@ -61,6 +62,66 @@ def test_the_quick_way_gives_what_the_parser_and_the_decoder_give(messages: list
     page, pos = scanned(data)
     assert pos == len(data)
     assert page.take() == delivered(data)
+
+
+def scanned_in_runs(data: bytes) -> tuple[ColumnPage, int]:
+    """As the client does it, with runs from the third frame of a size on."""
+    page, pos = ColumnPage("x"), 0
+    page.attach(PREFIX)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(columns, "_RUN_LENGTH", 2)
+        while (step := page.scan(data, pos))[0] != pos:
+            pos = step[0]
+    return page, pos
+
+
+@given(
+    st.lists(st.tuples(own_headers, times, st.sampled_from([b"abc", b"a\r\n", b"\r\nc", b"longer"])), max_size=14),
+    st.booleans(),
+)
+def test_runs_of_one_size_give_what_the_parser_and_the_decoder_give(
+    messages: list[tuple[bytes, bytes, bytes]], without_headers: bool
+) -> None:
+    data = b"".join(
+        frame(batched(n, own=b"" if without_headers else own, time=time), payload)
+        for n, (own, time, payload) in enumerate(messages, 1)
+    )
+    page, pos = scanned_in_runs(data)
+    assert pos == len(data)
+    assert page.take() == delivered(data)
+
+
+RUN = b"".join(frame(batched(n), b"abc") for n in range(1, 6))
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        frame(EOB),
+        frame(batched(6), b"abc", prefix=b"HMSG _INBOX.x.2 1 "),
+        frame(batched(5), b"abc"),  # a sequence that does not grow
+        frame(batched(6).replace(b"ORDERS", b"MIRROR"), b"abc"),
+        frame(batched(6, time=b"2026-99-15T08:03:38Z"), b"abc"),
+        frame(batched(6, time=b"2026-11-15T08:03:38.1_0Z"), b"abc"),
+        frame(batched(6).replace(b"orders.6", b"orders.\xff"), b"abc"),
+        frame(batched(6).replace(b"Nats-Sequence: 6", b"Nats-Sequence: +6"), b"abc"),
+        frame(batched(6).replace(b"Nats-Sequence: 6", b"Nats-Sequence: 1_6"), b"abc"),
+        frame(batched(6), b"abc")[:-1],
+        frame(batched(6), b"abc").replace(b"abc\r\n", b"abcXX"),
+        b"PING\r\n",
+    ],
+)
+def test_what_is_unusual_in_a_run_is_left_to_the_parser(odd: bytes) -> None:
+    page, pos = scanned_in_runs(RUN + odd)
+    assert pos == len(RUN)
+    assert page.take().seqs == [1, 2, 3, 4, 5]
+
+
+def test_a_header_that_holds_a_whole_frame_is_a_header() -> None:
+    """A publisher may store any bytes as headers, also the end of a block and what follows it on the wire."""
+    inner = batched(6).removeprefix(b"NATS/1.0\r\n") + b"abc\r\n"
+    forged = frame(batched(6, own=inner), b"abc")
+    assert scanned_in_runs(RUN + forged)[1] == len(RUN)
 
 
 @given(st.integers(0, 2000), st.booleans())

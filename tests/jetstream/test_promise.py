@@ -57,7 +57,8 @@ class Trouble(threading.Thread):
 
 
 class Reader:
-    """Reads by every path in turn, each with what it must have seen: all that was acknowledged to anybody before."""
+    """Reads by every path in turn, each with what it must have seen: all that was acknowledged to anybody before, and
+    all that this reader saw."""
 
     def __init__(self, name: str, stream: Stream, history: History, seed: int) -> None:
         self.name = name
@@ -65,10 +66,11 @@ class Reader:
         self.history = history
         self.random = random.Random(seed)
         self.subject = f"{stream.name}."
+        self.seen = 0
 
     async def read(self) -> None:
         path = self.random.choice(PATHS)
-        wanted = self.history.last
+        wanted = max(self.history.last, self.seen)
         key = self.random.choice(KEYS)
         try:
             await getattr(self, f"_{path}")(key, wanted)
@@ -76,6 +78,7 @@ class Reader:
             self.history.refused.append(f"{self.name} {path} of {key} at {wanted}: {error!r}")
 
     def _got(self, path: str, key: str, wanted: int, got: StoredMessage | None) -> None:
+        self.seen = max(self.seen, got.seq if got is not None else 0)
         self.history.reads.append(KeyRead(self.name, path, key, wanted, got))
 
     async def _last(self, key: str, wanted: int) -> None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from slipstream import BucketConfig, Client, StreamConfig, connect
+from slipstream import BucketConfig, Client, StreamConfig, connect, connect_blocking
 from slipstream.api import GetRequest, StreamSource, SubjectTransform
 from slipstream.errors import (
     Error,
@@ -324,6 +325,23 @@ async def test_rule_8_a_read_goes_to_another_server_when_this_one_is_cut_off(clu
         assert nc.jetstream().read_figures.failed == 0
 
 
+def test_rule_8_in_the_blocking_client_too(cluster: Cluster, fresh: str) -> None:
+    with connect_blocking(cluster.urls) as nc:
+        nc.jetstream().create_stream(config(fresh, num_replicas=3))
+        cluster.wait_for_direct(fresh)
+    leader = cluster.leader(fresh)
+    lonely = cluster.others(leader)[0]
+    urls = [cluster.url(name) for name in (lonely, *cluster.others(lonely))]
+    with connect_blocking(urls) as nc, connect_blocking(cluster.url(leader)) as other:
+        stream = nc.jetstream(timeout=10).stream(fresh)
+        with cluster.isolated(lonely), ThreadPoolExecutor(4) as pool:
+            last = other.jetstream().publish(f"{fresh}.a", b"new").seq
+            found = pool.map(lambda _: stream.get_last(f"{fresh}.a", min_last_seq=last).data, range(8))
+            assert set(found) == {b"new"}
+            assert nc.server_info.server_name != lonely
+        assert nc.jetstream().read_figures.moves == 1
+
+
 async def test_rule_8_a_range_goes_on_from_where_it_was(cluster: Cluster, fresh: str) -> None:
     async with connect(cluster.urls) as nc:
         js = nc.jetstream()
@@ -347,25 +365,24 @@ async def test_rule_8_a_range_goes_on_from_where_it_was(cluster: Cluster, fresh:
 
 async def test_rule_9_no_key_is_missing_while_a_replica_catches_up(cluster: Cluster, fresh: str) -> None:
     async with connect(cluster.urls) as nc:
-        js = nc.jetstream()
-        stream = await replicated(js, fresh, cluster, max_msgs_per_subject=1)
-        leader = cluster.leader(fresh)
-        behind = cluster.others(leader)[0]
-        others = [cluster.url(name) for name in cluster.others(behind)]
-        async with connect(others) as nc:
-            js = nc.jetstream(timeout=10)
-            stream = js.stream(fresh)
-            cluster.kill(behind)
-            async with js.publisher(timeout=20) as publisher:
-                for n in range(9_000):
-                    await publisher.publish(f"{fresh}.{n % 300}", b"%d" % n)
-            last = publisher.acked
-            starting = asyncio.ensure_future(asyncio.to_thread(cluster.start, behind))
-            reads = 0
-            while not starting.done() or cluster.last_seq(behind, fresh) < last:
-                keys = [f"{fresh}.{(reads + k) % 300}" for k in range(20)]
-                found = await asyncio.gather(*(stream.get_last(key, min_last_seq=last) for key in keys))
-                assert all(int(message.data) >= 8_700 for message in found)
-                reads += 20
-            await starting
-            assert reads > 100
+        await replicated(nc.jetstream(), fresh, cluster, max_msgs_per_subject=1)
+    leader = cluster.leader(fresh)
+    behind = cluster.others(leader)[0]
+    async with connect([cluster.url(name) for name in cluster.others(behind)]) as nc:
+        js = nc.jetstream(timeout=15)
+        stream = js.stream(fresh)
+        cluster.hold_replica(leader, behind)
+        async with js.publisher(timeout=20) as publisher:
+            for n in range(20_000):
+                await publisher.publish(f"{fresh}.{n % 300}", b"%d" % n)
+        cluster.proxy.drop(leader, behind)
+        cluster.release_replica(leader, behind)
+        missing, is_level = 0, False
+        while not is_level:
+            keys = [f"{fresh}.{k}" for k in range(missing % 7, 300, 7)]
+            plain = await asyncio.gather(*(stream.get_last(key) for key in keys), return_exceptions=True)
+            missing += sum(isinstance(found, MessageNotFoundError) for found in plain)
+            found = await asyncio.gather(*(stream.get_last(key, min_last_seq=publisher.acked) for key in keys))
+            assert all(int(message.data) >= 19_700 for message in found)
+            is_level = cluster.last_seq(behind, fresh) >= publisher.acked
+        assert missing > 0

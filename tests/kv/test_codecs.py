@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from slipstream import BucketConfig
 from slipstream.errors import CodecError, DecryptionError, KeyNotFoundError, UsageError
 from slipstream.kv.aio import KeyValue, open_local_key_value
-from slipstream.kv.aio_codec import reencrypt
+from slipstream.kv.aio_rotation import reencrypt
 from slipstream.kv.codecs import Base64Keys, Base64Values, Codec, Compressed, Json, MessagePack, PathKeys
 from slipstream.kv.encryption import Encrypted, Keyring
 from slipstream.kv.keys import check_key, check_pattern
@@ -297,8 +297,8 @@ async def test_keys_are_rotated() -> None:
     kv = raw.with_codec(both)
     assert (await kv.get("a")).value == b"1"
     await kv.put("b", b"3")
-    assert await reencrypt(raw.storage, both) == 1
-    assert await reencrypt(raw.storage, both) == 0
+    assert await reencrypt(raw, both) == 1
+    assert await reencrypt(raw, both) == 0
     assert {entry.value for entry in (await kv.get_range()).values()} == {b"1", b"3"}
     assert all(Encrypted.key_name(entry.value) == "new" for entry in (await raw.get_range()).values())
     with pytest.raises(DecryptionError):

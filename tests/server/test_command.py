@@ -237,6 +237,10 @@ def test_help_version_and_errors_are_short(tmp_path: Path) -> None:
     assert run("-v").stdout.startswith("slipstream: v")
     wrong = run("--nope")
     assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
+    traced = subprocess.run(
+        [*OURS[:-1], "--debug", "server", "--nope"], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert "Traceback" in traced.stderr
     with socket.create_server(("127.0.0.1", 0)) as taken:
         busy = run("-p", str(taken.getsockname()[1]), "-T=false")
     assert busy.returncode == 1

@@ -195,3 +195,19 @@ async def fill_up(nc: NatsClient) -> int:
             assert answer["error"]["err_code"] == 10077
             return kept
     raise AssertionError("the disk never became full")
+
+
+def test_details_of_what_is_gone_pass_over_what_is_damaged(tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path, map_size=1 << 26)
+    client = Rig(store=store).client()
+    client.create("S", storage="file")
+    for n in range(10):
+        client.publish("s.1", MARK if n == 4 else b"x")
+    client.api("STREAM.MSG.DELETE.S", {"seq": 4})
+    client.api("STREAM.MSG.DELETE.S", {"seq": 8})
+    store.close()
+    flip(tmp_path, MARK)
+    store = LmdbStore(tmp_path, map_size=1 << 26)
+    client = Rig(store=store).client()
+    assert client.api("STREAM.INFO.S", {"deleted_details": True})["state"]["deleted"] == [4, 8]
+    store.close()

@@ -97,6 +97,8 @@ def test_a_mirror_begins_where_it_is_told(client: Client) -> None:
     time = client.api("STREAM.INFO.S")["state"]["last_ts"]
     mirror(client, "BY_TIME", opt_start_time=time)
     assert [record.seq for record in contents(client, "BY_TIME")] == [5]
+    mirror(client, "BOTH", opt_start_time=time, opt_start_seq=4)  # the sequence counts
+    assert [record.seq for record in contents(client, "BOTH")] == [4, 5]
     mirror(client, "AHEAD", opt_start_seq=8)
     for _ in range(4):
         client.publish("s.1")
@@ -301,6 +303,7 @@ def test_a_filtered_mirror_leaves_what_it_cannot_know_to_the_upstream(client: Cl
     client.publish("s.2", b"two")
     mirror(client, "ONLY2", filter_subject="s.2")
     mirror(client, "MAPPED", subject_transforms=[{"src": "s.*", "dest": "t.{{wildcard(1)}}"}])
+    mirror(client, "RENAMED", subject_transform={"src": "s.*", "dest": "r.{{wildcard(1)}}"})
     assert answers(client) == {("S", b"1"): 60}
     assert set(answers(client, last_by_subj="s.2")) == {("S", b"two"), ("ONLY2", b"two")}
     assert {len(client.direct("S", {"seq": 1, "batch": 5})) for _ in range(20)} == {3}

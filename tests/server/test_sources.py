@@ -54,8 +54,8 @@ def test_messages_of_several_streams_come_together_with_their_origin(client: Cli
     assert origins(client)[:4] == ["A 1 > > a.1", "B 1 b.yes > b.yes", "A 2 > > a.1", "B 3 b.yes > b.yes"]
     info = client.api("STREAM.INFO.ALL")
     assert info["sources"] == [
-        {"name": "A", "lag": 0, "active": 0},
-        {"name": "B", "lag": 0, "active": 0, "filter_subject": "b.yes"},
+        {"name": "A", "lag": 0, "active": 0, "seq": 3},
+        {"name": "B", "lag": 0, "active": 0, "filter_subject": "b.yes", "seq": 6},
     ]
     assert "subjects" not in info["config"]
 
@@ -90,6 +90,23 @@ def test_what_was_meant_for_the_upstream_is_dropped_from_the_headers() -> None:
     )
     assert with_origin(b"", "A 1 > > s") == b"NATS/1.0\r\nNats-Stream-Source: A 1 > > s\r\n\r\n"
     assert with_origin(b"junk", "A 1 > > s") == b"NATS/1.0\r\nNats-Stream-Source: A 1 > > s\r\n\r\n"
+
+
+def test_a_source_is_an_interest_in_what_it_wants(client: Client) -> None:
+    client.create("I", retention="interest")
+    client.publish("i.1", b"nobody's")
+    gather(client, {"name": "I", "filter_subject": "i.1"})
+    for subject in ("i.1", "i.2", "i.1"):
+        client.publish(subject, b"wanted")
+    assert [record.subject for record in contents(client)] == ["i.1", "i.1"]
+    assert [record.seq for record in contents(client, "I")] == [2, 4]
+    client.api("CONSUMER.CREATE.I.c", {"stream_name": "I", "config": {"durable_name": "c", "ack_policy": "explicit"}})
+    client.publish("i.2", b"for the consumer")
+    client.api("CONSUMER.DELETE.I.c")
+    assert [record.seq for record in contents(client, "I")] == [2, 4]
+    client.api("STREAM.DELETE.ALL")
+    client.publish("i.1", b"nobody's")
+    assert [record.seq for record in contents(client, "I")] == [2, 4]
 
 
 def test_duplicates_by_message_id_are_left_out(client: Client) -> None:

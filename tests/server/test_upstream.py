@@ -13,6 +13,7 @@ import pytest
 from slipstream import Client, StreamConfig, connect
 from slipstream.errors import UsageError
 from slipstream.server import Server, Upstream, User
+from slipstream.server import upstream as upstream_module
 from slipstream.server.conf.load import ProcessOptions
 from slipstream.server.flags import apply, parse
 from slipstream.testing import TestServer
@@ -147,6 +148,73 @@ async def test_a_mirror_of_a_stream_on_a_real_server(direct: bool) -> None:
             await reaches(here, 310, "LATE")
             first = (await contents(here, "LATE"))[0][0]
             assert 280 <= first <= 300  # those that were stored at the same time as the last
+
+
+async def test_what_a_filter_leaves_out_counts_as_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read that asks for a sequence which the mirror was not interested in is answered all the same."""
+    monkeypatch.setattr(upstream_module, "IDLE", 0.05)
+    with real_server() as url:
+        async with Server(upstreams={"hub": url}) as edge, connect(edge.url) as here, connect(url) as there:
+            await there.jetstream().create_stream(S)
+            await fill(there, 1, 10)
+            await make(here, source={"filter_subject": "s.1"})
+            await reaches(here, 10)
+            await there.jetstream().publish("s.2", b"")
+            ack = await there.jetstream().publish("s.2", b"")
+            found = await here.jetstream().stream("M").get_last("s.1", min_last_seq=ack.seq, timeout=10)
+            assert found.seq == 10
+            # Deleted and made again upstream: told, and not mixed up.
+            await there.jetstream().stream("S").delete()
+            await there.jetstream().create_stream(S)
+            await there.jetstream().publish("s.1", b"new")
+
+            async def says_so() -> bool:
+                error = (await api(here, "STREAM.INFO.M"))["mirror"].get("error")
+                return error is not None and "made anew" in error["description"]
+
+            await until(says_so)
+            assert (await api(here, "STREAM.INFO.M"))["state"]["last_seq"] == 10
+
+
+@pytest.mark.parametrize("direct", [True, False])
+async def test_a_work_queue_that_nobody_may_consume_beside_its_worker_is_mirrored_all_the_same(direct: bool) -> None:
+    with TestServer() as hub:
+        async with (
+            Server(upstreams={"hub": hub.url}) as edge,
+            connect(edge.url) as here,
+            connect(hub.url) as there,
+        ):
+            queue = S.replace(retention="workqueue", allow_direct=direct)
+            stream = await there.jetstream().create_stream(queue)
+            await stream.create_consumer("worker")
+            await fill(there, 1, 30)
+            await make(here)
+            await reaches(here, 30)
+            for n in range(31, 36):  # one by one: news are waited for
+                await fill(there, n, n)
+                await reaches(here, n)
+            assert [seq for seq, *_ in await contents(here, "M")] == list(range(1, 36))
+
+
+async def test_mirrors_of_the_upstream_are_not_taken_for_it() -> None:
+    """They answer Direct Gets for it, and may lack what they were never given or what was deleted there."""
+    with TestServer() as hub:
+        async with (
+            Server(upstreams={"hub": hub.url}) as edge,
+            connect(edge.url) as here,
+            connect(hub.url) as there,
+        ):
+            await there.jetstream().create_stream(S)
+            made = await api(there, "STREAM.CREATE.COPY", name="COPY", mirror={"name": "S"}, mirror_direct=True)
+            assert made["config"]["mirror_direct"]
+            await fill(there, 1, 200)
+            await reaches(there, 200, "COPY")
+            await api(there, "STREAM.PURGE.COPY", keep=10)
+            for n in range(5):
+                await make(here, f"M{n}")
+            for n in range(5):
+                await reaches(here, 200, f"M{n}")
+                assert len(await contents(here, f"M{n}")) == 200
 
 
 async def test_a_held_mirror_of_another_server_stays_where_it_is() -> None:

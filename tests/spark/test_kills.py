@@ -163,6 +163,10 @@ class Job:
                 self._job.wait(timeout=60)
             finally:
                 self.close()
+        file = self._folder / "kills.toml"  # large batches from here on
+        file.write_text(
+            file.read_text().replace("max_messages_per_trigger = 300", "max_messages_per_trigger = 100_000")
+        )
         done = subprocess.run(
             self.command("--once"), cwd=self._folder, capture_output=True, text=True, timeout=600, check=False
         )

@@ -19,6 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from slipstream import BlockingJetStream, StreamConfig
 from slipstream.errors import UsageError
+from slipstream.spark import into_stream
 from slipstream.spark.given import Connection
 from slipstream.spark.options import StreamSinkOptions
 from slipstream.spark.progress import Progress, Task
@@ -250,6 +251,36 @@ class TestAttempts:
         task.run(overtaken(), Task(fresh, 0, 3))
         assert sorted(stored(js, fresh)) == sorted((f"{fresh}.{n % 3}", str(n).encode()) for n in range(100))
 
+    def test_rows_that_cannot_be_written_go_to_the_dead_letters_once(
+        self, js: BlockingJetStream, any_server: str, fresh: str
+    ) -> None:
+        make_stream(js, fresh, max_msg_size=300)
+        make_stream(js, f"{fresh}_dead")
+        connection = Connection(servers=(any_server,))
+        options = StreamSinkOptions(stream=fresh, connection=connection, dead_letter=f"{fresh}_dead.rows")
+        Progress(js, options.progress, fresh).prepare()
+        schema = pa.schema([("subject", pa.string()), ("data", pa.binary())])
+        good = [{"subject": f"{fresh}.a", "data": b"%d" % n} for n in range(10)]
+        bad = [
+            {"subject": "no spaces please", "data": b"1"},
+            {"subject": "no spaces please", "data": b"1"},  # the same again: none of the two may be lost
+            {"subject": None, "data": b"2"},
+            {"subject": f"{fresh}.a", "data": None},
+            {"subject": "somewhere.else", "data": b"3"},
+            {"subject": f"{fresh}.a", "data": b"x" * 400},
+            {"subject": f"{fresh}.a", "data": b"x" * 2_000_000},  # more than a server takes at all
+        ]
+        rows = pa.RecordBatch.from_pylist([*good[:5], *bad, *good[5:]], schema=schema)
+        for partition in (0, 0, 1):  # the second attempt finds all done; another partition is another write
+            StreamTask(options, Shape()).run(iter([rows]), Task("q", 0, partition))
+        assert len(stored(js, fresh)) == 20
+        letters = list(js.stream(f"{fresh}_dead").read())
+        assert len(letters) == 2 * len(bad)
+        reasons = [str(letter.headers.get("Slipstream-Reason")) for letter in letters[: len(bad)]]
+        for said in ("bad subject", "'subject' is null", "'data' is null", f"takes {fresh}.>", "size"):
+            assert any(said in reason for reason in reasons), (said, reasons)
+        assert max(len(letter.data) for letter in letters) > 1_000_000
+
     def test_a_row_that_the_stream_refuses_is_named(self, js: BlockingJetStream, any_server: str, fresh: str) -> None:
         make_stream(js, fresh, max_msg_size=300)
         options = StreamSinkOptions(stream=fresh, connection=Connection(servers=(any_server,)))
@@ -338,6 +369,30 @@ class TestWriting:
         time.sleep(NO_WINDOW.total_seconds() * 1.5)
         run()
         assert sorted(int(data) for _, data in stored(js, f"{fresh}_out")) == list(range(1_000))
+
+    def test_an_aggregate_in_update_mode(
+        self, spark: SparkSession, js: BlockingJetStream, any_server: str, fresh: str, tmp_path: Path
+    ) -> None:
+        make_stream(js, fresh)
+        make_stream(js, f"{fresh}_out", duplicate_window=NO_WINDOW)
+        with js.publisher() as publisher:
+            for n in range(600):
+                publisher.publish(f"{fresh}.{n % 2}", b"")
+
+        def run() -> None:
+            reader = spark.readStream.format("jetstream").option("servers", any_server)
+            counts = reader.option("maxMessagesPerTrigger", 400).load(fresh).groupBy("subject").count()
+            rows = counts.selectExpr(f"replace(subject, '{fresh}', '{fresh}_out') AS subject", "string(count) AS data")
+            write_batch = into_stream(f"{fresh}_out", {"servers": any_server})
+            writer = rows.writeStream.outputMode("update").foreachBatch(write_batch).trigger(availableNow=True)
+            writer.option("checkpointLocation", str(tmp_path)).start().awaitTermination()
+
+        run()
+        for file in (tmp_path / "commits").glob("*1*"):  # as if the driver had died before it noted the commit
+            file.unlink()
+        time.sleep(NO_WINDOW.total_seconds() * 1.5)
+        run()
+        assert sorted(data for _, data in stored(js, f"{fresh}_out")) == [b"200", b"200", b"300", b"300"]
 
 
 class TestRefusals:

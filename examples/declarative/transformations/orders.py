@@ -4,6 +4,7 @@ import os
 
 from pyspark import pipelines as dp
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import sum as sum_
 
 SERVERS = os.environ.get("NATS_URL", "nats://127.0.0.1:4222")
 SCHEMA = "customer STRING, amount BIGINT"
@@ -20,7 +21,7 @@ def orders() -> DataFrame:
 
 @dp.materialized_view
 def per_customer() -> DataFrame:
-    return spark.read.table("orders").groupBy("customer").sum("amount")
+    return spark.read.table("orders").groupBy("customer").agg(sum_("amount").alias("revenue"))
 
 
 dp.create_sink("large", "jetstream", {"servers": SERVERS, "stream": "LARGE"})

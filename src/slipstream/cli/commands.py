@@ -12,6 +12,7 @@ from slipstream.cli import (
     keyvalue,
     messaging,
     objects,
+    pipeline,
     reading,
     server,
     streams,
@@ -33,6 +34,18 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"slipstream {VERSION}")
     commands = Commands(parser.add_subparsers(metavar="COMMAND", dest="command"), shared)
-    for room in (messaging, streams, consumers, reading, keyvalue, objects, bench, contexts, server, completion):
+    for room in (
+        messaging,
+        streams,
+        consumers,
+        reading,
+        keyvalue,
+        objects,
+        bench,
+        contexts,
+        pipeline,
+        server,
+        completion,
+    ):
         room.add(commands)
     return parser

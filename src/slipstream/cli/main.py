@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from slipstream.cli import server
+from slipstream.cli import pipeline, server
 from slipstream.errors import (
     ApiError,
     AuthorizationError,
@@ -36,8 +36,11 @@ _NOT_FOUND = (
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if words[:1] == [server.NAME]:  # its flags are those of nats-server, which argparse does not read
-        return server.serve(words[1:])
+    debug = words[:1] == ["--debug"]
+    if words[debug : debug + 1] == [server.NAME]:  # its flags are those of nats-server, which argparse does not read
+        return _serve(words[debug + 1 :], debug=debug)
+    if words[:1] == [pipeline.NAME]:
+        return pipeline.run(words[1:])
 
     from slipstream.cli.commands import Shell, build_parser  # a server does not pay for them
 
@@ -61,6 +64,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         return _say(_line(exc), _code(exc))
     return 0
+
+
+def _serve(arguments: list[str], *, debug: bool) -> int:
+    try:
+        return server.serve(arguments)
+    except (Error, OSError) as exc:
+        if debug:
+            raise
+        return _say(_line(exc), _code(exc))
 
 
 def run() -> None:

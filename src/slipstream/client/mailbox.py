@@ -30,8 +30,8 @@ class Mailbox:
     """One subscription: what it is for the server (`sid`, `subject`, `queue`) and what arrived for it."""
 
     __slots__ = (
-        "_gaps", "_size", "_wake", "before", "dropped", "error", "is_ended", "items", "limit", "max_bytes", "max_msgs",
-        "on_gap", "queue", "received", "sid", "subject",
+        "_gaps", "_size", "_wake", "before", "closing", "dropped", "error", "is_ended", "items", "limit", "max_bytes",
+        "max_msgs", "on_gap", "queue", "received", "sid", "subject",
     )  # fmt: skip
 
     def __init__(self, sid: bytes, subject: str, *, queue: str, max_msgs: int, max_bytes: int) -> None:
@@ -48,6 +48,7 @@ class Mailbox:
         self.dropped = 0  # for want of room
         self.is_ended = False
         self.error: Error | None = None  # why it ended, if not by order
+        self.closing: Error | None = None  # what ended with it, by order: iteration stops, `next` raises this
         self.on_gap: Callable[[SlowConsumerError], None] | None = None
         self.items: deque[Msg | _Gap] = deque()  # for `take`; outside, only whether it is empty is of interest
         self._size = 0
@@ -133,16 +134,18 @@ class Mailbox:
         if self._wake is not _nobody:
             self._call_wake()
 
-    def end(self, error: Error | None = None) -> None:
+    def end(self, error: Error | None = None, *, closing: Error | None = None) -> None:
         """Nothing comes any more; what is here can still be taken."""
         if not self.is_ended:
             self.is_ended = True
             self.error = error
+            self.closing = closing
             self._call_wake()
 
     def ending(self) -> Error:
         """What a reader gets that wants a message after the end."""
-        return self.error or UsageError(f"the subscription of {self.subject!r} ended after {self.received} messages")
+        text = f"the subscription of {self.subject!r} ended after {self.received} messages"
+        return self.error or self.closing or UsageError(text)
 
     def _call_wake(self) -> None:
         wake, self._wake = self._wake, _nobody

@@ -104,6 +104,8 @@ class Options:
         for name in ("timeout", "ping_interval", "max_pings_out", "max_pending_bytes", "reconnect_wait"):
             if not getattr(self, name) > 0:
                 raise UsageError(f"{name} is {getattr(self, name)!r}, more than 0 is allowed")
+        if self.max_reconnects is not None and self.max_reconnects < 0:  # -1 is for ever in other clients
+            raise UsageError(f"max_reconnects is {self.max_reconnects}, 0 or more is allowed, or None for any number")
         ways = {
             "user and password": bool(self.user or self.password),
             "token": bool(self.token),

@@ -230,7 +230,7 @@ class Session(Requests):
         self.timer = math.inf
         self._fail_waiting(self.error)
         for box in self._boxes.values():
-            box.end(None)
+            box.end(closing=self.error)
         self._boxes = {}
         self._report(EventKind.CLOSED, None)
         return self._take_effects()

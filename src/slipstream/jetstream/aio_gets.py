@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from slipstream.api import GetRequest, encode_json
 from slipstream.client.aio import Client
 from slipstream.errors import AuthorizationError, Error, MessageNotFoundError, UsageError
 from slipstream.jetstream import calls
-from slipstream.jetstream.aio_asking import Asking, ask
+from slipstream.jetstream.aio_asking import Asking
 from slipstream.jetstream.aio_leader import LeaderRead
 from slipstream.jetstream.aio_many import ManyRead
 from slipstream.jetstream.aio_reads import TrustedRead
@@ -241,17 +240,22 @@ class StreamReads:
 
     async def _plain(self, asked: str, body: bytes, timeout: float | None) -> StoredMessage:
         """A Direct Get of whichever replica answers."""
-        js = self._js
-        call = calls.Call(asked, body, partial(decode_one, asked=asked))
+        client, ledger = self._client, self._js._ledger
+        answer = calls.Answer()
+        token = client.start(asked, body, answer)
         try:
-            found = await ask(self._client, call, js._timeout if timeout is None else timeout)
+            limit = self._js._timeout if timeout is None else timeout
+            await client.wait(answer.ready, timeout=limit, what=f"an answer on {asked}")
+            found = decode_one(answer.take(), asked=asked)
         except MessageNotFoundError:
-            js._ledger.at_once += 1
+            ledger.at_once += 1
             raise
         except Error:
-            js._ledger.failed += 1
+            ledger.failed += 1
             raise
-        js._ledger.at_once += 1
+        finally:
+            client.cancel(token)
+        ledger.at_once += 1
         return found
 
     async def _get_by_leader(self, request: GetRequest, min_last_seq: int, timeout: float | None) -> StoredMessage:

@@ -42,7 +42,9 @@ class LeaderRead(TrustedRead):
     async def get(self, request: GetRequest) -> StoredMessage:
         """What the request asks for, at or after the wanted sequence."""
         self.with_leader = True
-        keeps = True  # until it says that it does not know the field
+        keeps = self.knows_keeping is not False or not self._wanted  # until it says that it does not know the field
+        if not keeps:
+            await self._know_stream()
         while True:
             request = msgspec.structs.replace(request, min_last_seq=self._wanted if keeps else 0)
             try:
@@ -50,14 +52,16 @@ class LeaderRead(TrustedRead):
             except _UNKNOWN_FIELD:
                 if not request.min_last_seq:
                     raise
-                keeps = False
+                keeps = self.knows_keeping = False
                 await self._know_stream()
                 continue
             except MessageNotFoundError:
                 if keeps or await self._is_absent(request):
                     raise
             else:
-                if found is not None and (keeps or await self._is_good(found, request)):
+                if found is None:
+                    continue
+                if keeps or await self._is_good(found, request):
                     self.reached = max(found.seq, self.reached)
                     return found
             await self._pause(self._behind(0))
@@ -170,7 +174,7 @@ class LeaderRead(TrustedRead):
         """One try; None if nobody answered, or one that is no leader any more said so."""
         try:
             call = self._api.message_get(self._name, request)  # a rejection comes late, which is no silence
-            limit = self._patience.left() if request.min_last_seq else self._patience.for_one_try()
+            limit = self._patience.for_late_try() if request.min_last_seq else self._patience.for_one_try()
             found = await ask(self._client, call, limit)
         except RequestTimeoutError as error:
             await self._unanswered(error)

@@ -327,7 +327,8 @@ class TrustedRead(Asking):
         """What arrived of a page; None if it is of no use, and the page must be asked for again."""
         seen = self._client.stats.in_bytes
         try:
-            limit = self._patience.left() if plain else self._patience.for_one_try()
+            tries = self._patience.for_late_try if plain else self._patience.for_one_try
+            limit = tries() if reader.goal else self._patience.left()
             await self._client.wait(page.ready, timeout=limit, what=f"messages of {self._name}")
             over = page.finished  # before the take: what ends the page comes behind all it holds
             columns = page.take()

@@ -76,7 +76,7 @@ class Asking:
         self._session = session
         self._has_looked = False
         self._notes = ledger.stream(api.prefix, stream)
-        self._direct = api.direct_subject(stream)
+        self._direct = f"{api.prefix}.DIRECT.GET.{stream}"  # the name was checked when its handle was made
         self.with_leader = False  # whether the leader's word was part of the proof
         self.reached = 0  # a sequence that the state of the answer is known to have reached
 
@@ -90,16 +90,24 @@ class Asking:
         """How many tries did not bring the answer."""
         return self._patience.tries
 
+    @property
+    def knows_keeping(self) -> bool | None:
+        """Whether servers here keep `min_last_seq` themselves, if that is known."""
+        return self._ledger.keeps_min.get((self._client.server_info.server_id, self._api.prefix))
+
+    @knows_keeping.setter
+    def knows_keeping(self, keeps: bool) -> None:
+        self._ledger.keeps_min[self._client.server_info.server_id, self._api.prefix] = keeps
+
     def keeps_min_last_seq(self) -> bool:
         """Whether servers here keep `min_last_seq` themselves; asked once per connection, by what they do."""
         while True:
-            place = (self._client.server_info.server_id, self._api.prefix)
-            known = self._ledger.keeps_min.get(place)
+            known = self.knows_keeping
             if known is not None:
                 return known
             call = self._api.probe_min_last_seq(self._name)
             try:
-                self._ledger.keeps_min[place] = ask(self._client, call, self._patience.for_one_try())
+                self.knows_keeping = ask(self._client, call, self._patience.for_one_try())
             except RequestTimeoutError as error:
                 self._unanswered(error)
             except (ConnectionLostError, DirectGetNotAllowedError) as error:
@@ -118,7 +126,7 @@ class Asking:
             replies = Replies(asked, min_last_seq=self._wanted)
             token = self._client.start(asked, body, replies)
             try:
-                limit = self._patience.left() if self._wanted else self._patience.for_one_try()
+                limit = self._patience.for_late_try() if self._wanted else self._patience.for_one_try()
                 self._client.wait(replies.ready, timeout=limit, what=f"an answer on {asked}")
                 if replies.error is not None:
                     raise replies.error
@@ -181,7 +189,7 @@ class Asking:
         try:
             token = self._client.start(self._direct, encode_json(request), replies)
             try:
-                limit = self._patience.left() if late else self._patience.for_one_try()
+                limit = self._patience.for_late_try() if late else self._patience.for_one_try()
                 self._client.wait(replies.ready, timeout=limit, what=f"an answer on {self._direct}")
             finally:
                 self._client.cancel(token)
@@ -194,11 +202,12 @@ class Asking:
             self._again(error)
             return None
         self._patience.heard()
-        oldest = oldest_time(replies.items) if replies.items else None
-        reason = self._distrust(responder(replies.items), oldest)
-        if reason:
-            self._pause(StaleReadError(reason, stream=self._name, min_last_seq=self._wanted))
-            return None
+        source, oldest = responder(replies.items), oldest_time(replies.items)
+        if replies.items and (source != self._name or oldest < self._notes.floor):
+            reason = self._distrust(source, oldest)
+            if reason:
+                self._pause(StaleReadError(reason, stream=self._name, min_last_seq=self._wanted))
+                return None
         return replies
 
     def _distrust(self, source: str, oldest: int | None) -> str:

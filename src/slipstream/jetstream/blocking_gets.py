@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from slipstream.api import GetRequest, encode_json
@@ -17,7 +16,7 @@ from slipstream.client.blocking import Client
 from slipstream.errors import AuthorizationError, Error, MessageNotFoundError, UsageError
 from slipstream.jetstream import calls
 from slipstream.jetstream.batch import RangeReader
-from slipstream.jetstream.blocking_asking import Asking, ask
+from slipstream.jetstream.blocking_asking import Asking
 from slipstream.jetstream.blocking_leader import LeaderRead
 from slipstream.jetstream.blocking_many import ManyRead
 from slipstream.jetstream.blocking_reads import TrustedRead
@@ -242,17 +241,22 @@ class StreamReads:
 
     def _plain(self, asked: str, body: bytes, timeout: float | None) -> StoredMessage:
         """A Direct Get of whichever replica answers."""
-        js = self._js
-        call = calls.Call(asked, body, partial(decode_one, asked=asked))
+        client, ledger = self._client, self._js._ledger
+        answer = calls.Answer()
+        token = client.start(asked, body, answer)
         try:
-            found = ask(self._client, call, js._timeout if timeout is None else timeout)
+            limit = self._js._timeout if timeout is None else timeout
+            client.wait(answer.ready, timeout=limit, what=f"an answer on {asked}")
+            found = decode_one(answer.take(), asked=asked)
         except MessageNotFoundError:
-            js._ledger.at_once += 1
+            ledger.at_once += 1
             raise
         except Error:
-            js._ledger.failed += 1
+            ledger.failed += 1
             raise
-        js._ledger.at_once += 1
+        finally:
+            client.cancel(token)
+        ledger.at_once += 1
         return found
 
     def _get_by_leader(self, request: GetRequest, min_last_seq: int, timeout: float | None) -> StoredMessage:

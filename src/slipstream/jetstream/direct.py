@@ -9,6 +9,7 @@ Whole batches have a quicker way, `columns.py`, which leaves to this module what
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import NamedTuple
 
 from slipstream.api import names
@@ -29,6 +30,10 @@ _TAIL = re.compile(
     rb"\r\nNats-Stream: ([^\r]*)\r\nNats-Subject: ([^\r]*)\r\nNats-Sequence: (\d{1,20})\r\n"
     rb"Nats-Time-Stamp: ([^\r]*)\r\n"
     rb"(?:Nats-Num-Pending: (\d{1,20})\r\nNats-Last-Sequence: (\d{1,20})\r\n)?\r\n"
+)
+_END = re.compile(
+    rb"NATS/1\.0 204 EOB\r\nNats-Num-Pending: (\d{1,20})\r\nNats-Last-Sequence: (\d{1,20})\r\n"
+    rb"(?:Nats-UpTo-Sequence: (\d{1,20})\r\n)?\r\n"
 )
 _UNKNOWN = -1
 
@@ -73,15 +78,18 @@ def decode(msg: Msg, *, asked: str, min_last_seq: int = 0) -> BatchItem | EndOfB
     header = msg.header
     at = header.rfind(_MARK)
     tail = _TAIL.fullmatch(header, at) if at >= 0 else None
+    if tail is None and (end := _END.fullmatch(header)) is not None:
+        pending, last, up_to = end.groups()
+        return EndOfBatch(int(pending), int(last), _UNKNOWN if up_to is None else int(up_to))
     if tail is None:  # a message may have been stored with a status line: only what the server did not sign is a status
         status = parse_status(header)
         if status is not None and Headers.parse(header).last(names.SEQUENCE) is None:
             return _status(status, header, asked, min_last_seq)
         return _unusual(msg, asked)
-    stream, subject, seq, time, pending, _ = (_text(part) for part in tail.groups(default=b""))
+    stream, subject, seq, time, left, _ = tail.groups()
     own = header[: at + 2] + b"\r\n" if at > 8 else b""
-    message = StoredMessage(subject, int(seq), _time(time, asked), own, msg.payload, stream)
-    return BatchItem(message, _number(pending))
+    message = StoredMessage(_text(subject), int(seq), _nanos(time, asked), own, msg.payload, _text(stream))
+    return BatchItem(message, _UNKNOWN if left is None else int(left))
 
 
 def decode_one(msg: Msg, *, asked: str, min_last_seq: int = 0) -> StoredMessage:
@@ -179,6 +187,23 @@ def _unusual(msg: Msg, asked: str) -> BatchItem:
 def _text(raw: bytes) -> str:
     """A server passes any bytes on, so a subject need not be UTF-8; it must not cost the reader the rest."""
     return raw.decode(errors="replace")
+
+
+@lru_cache(maxsize=256)
+def _second(text: bytes) -> int:
+    """A stream's messages share their seconds."""
+    return parse_time(f"{text.decode()}Z")
+
+
+def _nanos(raw: bytes, asked: str) -> int:
+    """The time of a message; today's format is read without a look at its parts."""
+    fraction = raw[20:-1]
+    if raw[-1:] == b"Z" and raw[19:20] == b"." and len(fraction) <= 9 and fraction.isdigit():
+        try:
+            return _second(raw[:19]) + int(fraction.ljust(9, b"0"))
+        except ValueError:
+            pass
+    return _time(_text(raw), asked)
 
 
 def _time(text: str, asked: str) -> int:

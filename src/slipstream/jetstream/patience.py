@@ -14,7 +14,8 @@ FIRST_PAUSE = 0.002
 LONGEST_PAUSE = 0.25
 SHORTEST_TRY = 0.001
 TRIES_IN_TIMEOUT = 5  # a try takes at most this part of the timeout,
-LONGEST_TRY = 1.0  # and never longer than that
+LONGEST_TRY = 1.0  # and at first not longer than that
+LATE_TRY = 2.0  # a server that keeps `min_last_seq` itself says no only after a while
 SILENCES = 2  # tries in a row without an answer, after which another server is worth its price
 
 
@@ -46,6 +47,10 @@ class Patience:
     def for_one_try(self) -> float:
         """Seconds that one try may take."""
         return max(min(self._deadline - self._now(), self._try), SHORTEST_TRY)
+
+    def for_late_try(self) -> float:
+        """The same where the answer may be held back until it is new enough."""
+        return max(min(self._deadline - self._now(), max(self._try, LATE_TRY)), SHORTEST_TRY)
 
     @property
     def is_over(self) -> bool:

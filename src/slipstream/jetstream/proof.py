@@ -138,6 +138,8 @@ def state_shows_rest(state: StreamState, after: int, end: int, goal: int) -> Ver
 
 def oldest_time(messages: Sequence[BatchItem]) -> int:
     """The time of the oldest message of an answer: before its stream was made, it is of another stream."""
+    if len(messages) == 1:
+        return messages[0].message.time
     return min((item.message.time for item in messages), default=0)
 
 

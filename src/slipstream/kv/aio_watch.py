@@ -90,6 +90,8 @@ class Watch(Generic[V]):
         return self
 
     async def __anext__(self) -> Entry[V] | None:
+        if self._ready:
+            return self._ready.popleft()
         if self._is_closed:
             raise StopAsyncIteration
         try:

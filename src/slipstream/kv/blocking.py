@@ -15,7 +15,6 @@ from slipstream.errors import HistoryLostError, KeyExistsError, KeyNotFoundError
 from slipstream.kv.blocking_cache import CACHE_BYTES, CACHE_ENTRIES, CachedStorage
 from slipstream.kv.blocking_codec import CodecStorage
 from slipstream.kv.blocking_lease import DEFAULT_TTL, Election, Lock, Members
-from slipstream.kv.blocking_local import MEMORY, open_local
 from slipstream.kv.blocking_storage import ReadOnlyStorage, Storage, StorageWriter
 from slipstream.kv.blocking_watch import Watch
 from slipstream.kv.bucket import SHORTEST_TTL, BucketConfig, BucketStatus
@@ -334,8 +333,10 @@ class CachedKeyValue(KeyValue[V]):
         return self._cache.figures
 
 
-def open_local_key_value(path: str = MEMORY, config: BucketConfig | None = None) -> KeyValue[bytes]:
+def open_local_key_value(path: str = ":memory:", config: BucketConfig | None = None) -> KeyValue[bytes]:
     """A bucket without any server: in a file, or in memory. It is made if it is not there; close it at the end."""
+    from slipstream.kv.blocking_local import open_local  # SQLite is loaded by those who use it
+
     return KeyValue(open_local(path, config))
 
 

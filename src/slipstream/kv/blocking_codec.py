@@ -10,10 +10,8 @@ from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Generic, TypeVar, cast
 
-from slipstream.errors import WrongLastSequenceError
 from slipstream.kv.blocking_storage import Feed, Storage, StorageWriter, WrappedStorage
 from slipstream.kv.codecs import Codec
-from slipstream.kv.encryption import Encrypted
 from slipstream.kv.entry import Entry, Listing, Operation
 from slipstream.kv.start import Start
 
@@ -187,24 +185,3 @@ class CodecFeed(Generic[V]):
     def close(self) -> None:
         """End it."""
         self._inner.close()
-
-
-def reencrypt(storage: Storage[bytes], codec: Encrypted, *, timeout: float | None = None) -> int:
-    """Write every newest value that is not under the primary key again with it; returns how many.
-
-    `storage` is the bucket without the codec. A value that changes meanwhile is left: its writer used a current key, or
-    the next call finds it. History keeps what it has; purge it or let it go before an old key is taken out.
-    """
-    done = 0
-    for entries in storage.latest((">",), timeout=timeout):
-        for entry in entries:
-            if entry.is_deleted or codec.is_current(entry.value):
-                continue
-            key = codec.decode_key(entry.key)
-            fresh = codec.encode_value(key, codec.decode_value(key, entry.value))
-            try:
-                storage.append(entry.key, fresh, last=entry.revision, timeout=timeout)
-            except WrongLastSequenceError:
-                continue
-            done += 1
-    return done

@@ -91,6 +91,8 @@ class Watch(Generic[V]):
         return self
 
     def __next__(self) -> Entry[V] | None:
+        if self._ready:
+            return self._ready.popleft()
         if self._is_closed:
             raise StopIteration
         try:

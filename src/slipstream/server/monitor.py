@@ -10,12 +10,11 @@ import asyncio
 import html
 import logging
 import os
-import resource
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
@@ -33,6 +32,7 @@ log = logging.getLogger("slipstream.server")
 MAX_HEAD = 8 * 1024
 MAX_CONNECTIONS = 100
 IDLE = 30.0  # seconds between requests, and for one to arrive
+UNREAD = 64 * 1024  # bytes of answers at which no more are given
 JSON, HTML, TEXT = "application/json", "text/html; charset=utf-8", "text/plain; charset=utf-8"
 
 Answer = tuple[int, str, bytes]  # status, type, body
@@ -135,6 +135,8 @@ def _memory() -> int:
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
+        import resource  # not everywhere
+
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak if sys.platform == "darwin" else peak * 1024
 
@@ -146,10 +148,12 @@ class _Visit(asyncio.Protocol):
         self._monitor = monitor
         self._transport: asyncio.Transport | None = None
         self._held = b""
+        self._is_stuck = False
         self._clock: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport  # type: ignore[assignment]
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
+        self._transport.set_write_buffer_limits(high=UNREAD // 2)
         self._monitor.open += 1
         if self._monitor.open > MAX_CONNECTIONS:
             transport.close()
@@ -169,16 +173,19 @@ class _Visit(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """It does not read its answers: it gets no more."""
+        self._is_stuck = True
         if self._transport is not None:
             self._transport.pause_reading()
 
     def resume_writing(self) -> None:
+        self._is_stuck = False
         if self._transport is not None:
             self._transport.resume_reading()
+            self.data_received(b"")
 
     def data_received(self, data: bytes) -> None:
         self._held += data
-        while self._transport is not None and not self._transport.is_closing():
+        while self._transport is not None and not self._transport.is_closing() and not self._is_stuck:
             end = self._held.find(b"\r\n\r\n", 0, MAX_HEAD)
             if end < 0:
                 if len(self._held) >= MAX_HEAD:
@@ -186,6 +193,9 @@ class _Visit(asyncio.Protocol):
                 return
             head, self._held = self._held[:end], self._held[end + 4 :]
             self._request(head.decode("latin-1"))
+            if self._transport is not None and self._transport.get_write_buffer_size() > UNREAD:
+                asyncio.get_running_loop().call_soon(self.data_received, b"")  # uvloop tells of a full buffer later
+                return
 
     def _request(self, head: str) -> None:
         line, *fields = head.split("\r\n")

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from slipstream.server.driver import Driver
 
 PREFIX = "$SLIPSTREAM.FAULTS."
+REFUSAL = "this server takes no orders for faults; it is to be started with them on (faults=True)"
 
 
 class Orders:
@@ -240,19 +241,21 @@ class Desk:
         self._driver, self._orders, self._account = driver, orders, account
 
     def receive(self, subject: str, reply: str, header: bytes, payload: bytes, now: int) -> bool:  # noqa: ARG002
-        self._driver.spawn(self._answer(subject.removeprefix(PREFIX), reply, payload))
+        if self._orders is None:
+            self._say(reply, {"error": REFUSAL})
+        else:
+            self._driver.spawn(self._answer(self._orders, subject.removeprefix(PREFIX), reply, payload))
         return True
 
-    async def _answer(self, order: str, reply: str, payload: bytes) -> None:
+    async def _answer(self, orders: Orders, order: str, reply: str, payload: bytes) -> None:
         try:
-            if self._orders is None:
-                raise UsageError(
-                    "this server takes no orders for faults; it is to be started with them on (faults=True)"
-                )
             body = msgspec.json.decode(payload, type=dict[str, Any]) if payload.strip() else {}
-            answer = await self._orders.carry_out(order, body, account=self._account.name)
+            answer = await orders.carry_out(order, body, account=self._account.name)
         except (Error, ValueError) as exc:
             answer = {"error": str(exc)}
+        self._say(reply, answer)
+
+    def _say(self, reply: str, answer: dict[str, Any]) -> None:
         if reply:
             self._account.send(reply, b"", msgspec.json.encode(answer))
             self._driver.wake()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from pathlib import Path
 
@@ -228,3 +229,16 @@ def test_files_are_read_from_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     path.write_text("no_auth_user: x\nauthorization {user: a, password: b}")
     with pytest.raises(UsageError, match="no_auth_user 'x' is not among the users"):
         read_config(path).server.checked()
+
+
+def test_the_configuration_in_the_documentation_can_be_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("READER_PASSWORD", "secret")
+    page = Path(__file__).parents[3] / "docs" / "howto" / "server.md"
+    (sample,) = [block for block in re.findall(r"```text\n(.*?)```", page.read_text(), re.S) if "accounts {" in block]
+    path = tmp_path / "server.conf"
+    path.write_text(sample)
+    server = read_config(path).server
+    assert server.domain == "edge"
+    assert [user.name for user in server.users] == ["shop", "", "reader"]
+    assert server.websocket is not None
+    assert server.gate().accounts["ORDERS"].max_connections == 100

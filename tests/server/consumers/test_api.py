@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from slipstream.server.engine.limits import AccountLimits
+from slipstream.server.engine.users import AccountOptions
 from slipstream.wire import Headers, pub
 from tests.server.consumers.kit import SECOND, Bench, seqs
 from tests.server.support import Rig
@@ -262,3 +264,12 @@ def test_pausing_a_paused_consumer_again_with_no_time_resumes_it(bench: Bench) -
 def test_an_update_leaves_a_pause_alone(bench: Bench) -> None:
     bench.create(pause_until="2040-01-01T00:00:00Z")
     assert bench.create(description="new")["config"]["pause_until"] == "2040-01-01T00:00:00Z"
+
+
+def test_an_account_bounds_its_consumers() -> None:
+    limits = AccountLimits(max_consumers=2, max_ack_pending=100)
+    bench = Bench(Rig(accounts=(AccountOptions(name="$G", jetstream=limits),)))
+    assert bench.create("a")["config"]["max_ack_pending"] == 100
+    assert refused(bench.create("b", max_ack_pending=101))[1] == 10121
+    bench.create("b")
+    assert refused(bench.create("c")) == (400, 10026, "maximum consumers limit reached")

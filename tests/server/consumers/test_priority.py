@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from slipstream.wire import pub
 from tests.server.consumers.kit import SECOND, Bench, headers, seqs, status, statuses
 from tests.server.support import Rig
 
@@ -102,3 +103,15 @@ def test_lower_priorities_come_first(bench: Bench) -> None:
 def test_a_wrong_unpin_is_refused(bench: Bench, body: dict[str, str], err_code: int) -> None:
     bench.create(priority_policy="pinned_client", priority_groups=["g"])
     assert bench.client.api("CONSUMER.UNPIN.S.c", body)["error"]["err_code"] == err_code
+
+
+def test_a_request_without_a_group_pins_nobody(bench: Bench) -> None:
+    bench.create(priority_policy="pinned_client", priority_groups=["g"])
+    bench.create("plain")
+    bench.fill("s.a", "s.b")
+    bench.client.take()
+    for name in ("c", "plain"):
+        bench.client.send(pub(f"$JS.API.CONSUMER.MSG.NEXT.S.{name}", b"", "_INBOX.c1.x"))
+        (message,) = bench.client.messages()
+        assert (message.payload, message.header) == (b"x", b"")
+    assert "pinned_client_id" not in bench.info()["priority_groups"][0]

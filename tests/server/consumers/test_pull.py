@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from slipstream.server import Permissions, User
 from slipstream.wire import pub
 from tests.server.consumers.kit import SECOND, Bench, ack_of, headers, seqs, status, statuses
-from tests.server.support import Rig
+from tests.server.support import HELLO, Client, Rig
 
 NEXT = "$JS.API.CONSUMER.MSG.NEXT.S.c"
 
@@ -294,3 +295,65 @@ def test_ack_and_next_in_one(bench: Bench) -> None:
     assert bench.info()["ack_floor"]["stream_seq"] == 1
     bench.client.send(pub(message.reply, b'+NXT {"batch":1,"no_wait":true}', "_INBOX.c1.next"))
     assert seqs(bench.client.messages()) == [3]
+
+
+def test_overlapping_pulls_of_one_client_stay_in_order(bench: Bench) -> None:
+    client = bench.rig.client()
+    client.send(b"SUB _INBOX.other.1 7\r\n")
+    client.send(pub(NEXT, b"5", "_INBOX.other.1") + pub(NEXT, b"5", f"{client.inbox}2"))
+    client.send(pub(NEXT, b'{"batch":3,"max_bytes":100000}', f"{client.inbox}3"))
+    bench.client.send(b"".join(pub("s.a", b"") for _ in range(20)))
+    assert seqs(client.messages()) == list(range(1, 14))
+
+
+def test_a_subscription_that_ends_after_some_messages_gets_those_and_no_more(bench: Bench) -> None:
+    client = bench.rig.client()
+    client.send(b"SUB _INBOX.few 7\r\nUNSUB 7 3\r\n" + pub(NEXT, b"10", "_INBOX.few"))
+    bench.client.send(b"".join(pub("s.a", b"") for _ in range(5)))
+    assert seqs(client.messages()) == [1, 2, 3]
+    info = bench.info()
+    assert (info["num_waiting"], info["num_ack_pending"], info["num_pending"]) == (0, 3, 2)
+
+
+def test_two_who_listen_on_one_inbox_both_get_the_message(bench: Bench) -> None:
+    one, two = bench.rig.client(), bench.rig.client()
+    for client in (one, two):
+        client.send(b"SUB _INBOX.shared 7\r\n")
+    one.send(pub(NEXT, b"2", "_INBOX.shared"))
+    bench.fill("s.a", "s.b")
+    assert seqs(one.messages()) == seqs(two.messages()) == [1, 2]
+
+
+def test_a_listener_that_ends_while_messages_go_out_is_not_sent_more() -> None:
+    """Through the router: two listeners, and both are to end after one message."""
+    bench = Bench(Rig())
+    bench.create()
+    one, two = bench.rig.client(), bench.rig.client()
+    for client in (one, two):
+        client.send(b"SUB _INBOX.shared 7\r\nUNSUB 7 1\r\n")
+    one.send(pub(NEXT, b"5", "_INBOX.shared"))
+    bench.client.send(pub("s.a", b"") + pub("s.b", b""))
+    assert seqs(one.messages()) == [1]
+    assert (bench.info()["num_ack_pending"], bench.info()["num_pending"]) == (1, 1)
+
+
+def test_permissions_are_asked_about_the_inbox_and_not_about_the_message() -> None:
+    may = Permissions(subscribe=("_INBOX.>",), subscribe_deny=("s.>", "_INBOX.no"))
+    users = (User(name="all", password="p"), User(name="joe", password="p", permissions=may))
+    rig = Rig(users=users)
+
+    def client(name: str) -> Client:
+        hello = HELLO.replace(b"{", b'{"user":"%b","pass":"p",' % name.encode(), 1)
+        return rig.client(hello)
+
+    owner, joe = client("all"), client("joe")
+    owner.create("S")
+    body = {"stream_name": "S", "config": {"durable_name": "c", "ack_policy": "explicit"}}
+    owner.api("CONSUMER.CREATE.S.c", body)
+    owner.publish("s.a")
+    joe.take()
+    joe.send(pub(NEXT, b"1", f"{joe.inbox}1"))
+    (message,) = joe.messages()
+    assert message.subject == "s.a"
+    joe.send(pub(message.reply, b"+ACK"))
+    assert owner.api("CONSUMER.INFO.S.c")["num_ack_pending"] == 0

@@ -71,6 +71,7 @@ def test_without_acks_the_floor_follows_the_deliveries(bench: Bench) -> None:
     assert status(nobody)[0] == 503
 
 
+@pytest.mark.spec("SW-12", on="E")
 def test_idle_heartbeats_say_how_far_it_is(bench: Bench) -> None:
     listener = listen(bench)
     push(bench, idle_heartbeat=SECOND)
@@ -253,7 +254,7 @@ def test_what_was_published_before_in_the_same_turn_is_not_new(bench: Bench) -> 
     assert [message.payload for message in listener.messages()] == [b"after"]
 
 
-@pytest.mark.spec("RW-12")
+@pytest.mark.spec("RW-12", on="E")
 def test_a_consumer_waits_for_the_sequence_it_asks_for(bench: Bench) -> None:
     listener = listen(bench)
     bench.fill("s.a", "s.b")

@@ -211,3 +211,30 @@ def test_a_deletion_that_is_lost_gives_the_consumer_back(machine: Machine) -> No
     rig.settle()
     assert bench.info()["num_ack_pending"] == 1
     assert seqs(bench.pull()) == [2]
+
+
+def test_a_consumer_that_began_again_does_so_after_a_restart(machine: Machine) -> None:
+    bench = machine.bench
+    bench.fill(*["s.a"] * 100)
+    bench.create()
+    bench.pull(90)
+    bench.rig.wait(0.1)
+    assert bench.client.api("CONSUMER.RESET.S.c", {"seq": 40})["reset_seq"] == 40
+    bench = machine.restart()
+    info = bench.info()
+    assert (info["num_pending"], info["num_ack_pending"], info["delivered"]["stream_seq"]) == (61, 0, 39)
+    assert seqs(bench.pull(2)) == [40, 41]
+
+
+def test_a_consumer_in_memory_outlives_a_group_that_is_lost(machine: Machine) -> None:
+    bench = machine.bench
+    rig = bench.rig
+    bench.fill("s.a")
+    body = b'{"stream_name":"S","config":{"name":"m","mem_storage":true}}'
+    bench.client.send(pub("s.a", b"lost") + pub("$JS.API.CONSUMER.CREATE.S.m", body, "_INBOX.c1.1"), settle=False)
+    journal = rig.engine.journals[0]
+    journal.seal()
+    rig.engine.failed(journal, RuntimeError("the disk is full"), rig.now)
+    rig.settle()
+    assert bench.info("m")["num_pending"] == 1
+    assert seqs(bench.pull(5, "m", no_wait=True)) == [1]

@@ -177,3 +177,25 @@ def test_an_ack_and_the_removal_it_causes_are_one(tmp_path: Path) -> None:
     assert kept(bench) == [2, 3]
     assert bench.info()["num_ack_pending"] == 1
     store.close()
+
+
+def test_a_stream_that_goes_by_interest_from_now_on_drops_what_nobody_needs(rig: Rig) -> None:
+    bench = Bench(rig)
+    bench.fill(*["s.a"] * 3)
+    bench.create(filter_subject="s.a")
+    bench.fill("s.b", "s.a")
+    for message in bench.pull(2):
+        bench.ack(message)
+    config = {"name": "S", "subjects": ["s.>"], "storage": "memory", "allow_direct": True, "retention": "interest"}
+    assert "error" not in bench.client.api("STREAM.UPDATE.S", config)
+    assert kept(bench) == [3, 5]
+
+
+def test_a_large_stream_is_looked_through_in_pieces(rig: Rig) -> None:
+    bench = Bench(rig, retention="interest")
+    bench.create("a")
+    bench.create("b", filter_subject="s.b")
+    bench.client.send(b"".join(pub("s.a" if i % 2 else "s.b", b"") for i in range(3000)))
+    bench.client.api("CONSUMER.DELETE.S.a")
+    assert len(kept(bench)) == 1000  # of 1,500: as many as `kept` looks at
+    assert bench.client.api("STREAM.INFO.S")["state"]["messages"] == 1500

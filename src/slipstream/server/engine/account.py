@@ -142,11 +142,14 @@ class Account:
     def listeners(self, subject: str) -> tuple[bool, bool]:
         return self.switch.listeners(subject)
 
-    def sole_client(self, subject: str) -> ClientSub | None:
-        return self.switch.sole_client(subject)
+    def sole_client(self, subject: str, *, limited: bool = False) -> ClientSub | None:
+        return self.switch.sole_client(subject, limited=limited)
+
+    def end(self, sub: ClientSub) -> None:
+        self.switch.remove(sub)
 
     def push(self, sub: ClientSub, frames: bytes, count: int) -> None:
-        self.switch.push_to(sub, frames, count)
+        self.switch.push_to(sub, frames, count, len(frames))
 
     def bounded(self, storage: str) -> bool:
         return self.limits.bytes_of(storage) >= 0
@@ -289,6 +292,8 @@ class Account:
         self._deputies.pop(stream.name, None)
         for inflow in self.inflows(stream):
             self._inflows.pop(inflow, None)
+            if (upstream := self.streams.get(inflow.source.name)) is not None:
+                upstream.takers.pop(inflow, None)
             inflow.stop()
 
     def inflows(self, stream: Stream) -> tuple[Inflow, ...]:
@@ -317,9 +322,13 @@ class Account:
             stream.inflows = tuple(known(source) or Sourcing(self, stream, source) for source in config.sources)
         for inflow in self.inflows(stream):
             self._inflows[inflow] = None
+            upstream = self.streams.get(inflow.source.name)
+            if upstream is not None and not inflow.is_remote:
+                upstream.takers[inflow] = None
             inflow.start()
         for inflow in self._inflows:
-            if inflow.source.name == stream.name:
+            if inflow.source.name == stream.name and not inflow.is_remote:
+                stream.takers[inflow] = None
                 inflow.release()
 
     def _responders(self, stream: Stream) -> Iterator[tuple[str, Target]]:

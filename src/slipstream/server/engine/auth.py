@@ -169,7 +169,8 @@ class Gate:
 
     def _known(self, shown: Shown) -> Verdict:
         options = shown.options
-        if self.default is not None and not (options.user or options.password or options.auth_token or options.nkey):
+        shows = options.user or options.password or options.auth_token or options.nkey
+        if self.default is not None and not shows and not shown.by_certificate:
             return self.default
         if options.nkey and self._keys:
             return self._signer(options.nkey, options.sig or "", shown.nonce)

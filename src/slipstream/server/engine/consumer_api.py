@@ -15,7 +15,7 @@ import msgspec
 from slipstream.api import ConsumerConfig, ConsumerInfo, SequenceInfo, parse_time
 from slipstream.api.times import ZERO, format_time
 from slipstream.errors import ApiError, InvalidJsonError, ReplicasNotSupportedError
-from slipstream.server.engine.bodies import Count, Outcome, decode, is_empty, optional
+from slipstream.server.engine.bodies import Count, Outcome, Sequence, decode, is_empty, optional
 from slipstream.server.engine.consumers import rules
 from slipstream.server.engine.consumers.consumer import Consumer
 from slipstream.server.engine.consumers.pull import PullConsumer
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 MAX_NAMES = 1024
 MAX_LIST = 256
+AFTER_CLUSTER = ("push_bound", "paused", "pause_remaining", "ts", "priority_groups")
 
 Handler = Callable[[list[str], bytes, int], Outcome]
 Find = Callable[[str], "Stream"]
@@ -40,6 +41,12 @@ class PauseRequest(msgspec.Struct):
     """Body of CONSUMER.PAUSE."""
 
     pause_until: str | None = None
+
+
+class ResetRequest(msgspec.Struct):
+    """Body of CONSUMER.RESET."""
+
+    seq: Sequence = 0
 
 
 class UnpinRequest(msgspec.Struct):
@@ -65,6 +72,7 @@ class ConsumerApi:
             "DELETE": ("consumer_delete_response", self._delete, 2),
             "PAUSE": ("consumer_pause_response", self._pause, 2),
             "UNPIN": ("consumer_unpin_response", self._unpin, 2),
+            "RESET": ("consumer_reset_response", self._reset, 2),
         }
 
     # Making.
@@ -125,7 +133,11 @@ class ConsumerApi:
 
     def _info(self, tokens: list[str], payload: bytes, _: int) -> Outcome:
         _check_empty(payload)
-        return Outcome(self._report(self._consumer(tokens)))
+        consumer = self._consumer(tokens)
+        info = self._report(consumer)
+        # The document shows it; nats-server itself leaves it out where there is no cluster.
+        when = {name: info.pop(name) for name in AFTER_CLUSTER if name in info}
+        return Outcome(info | {"cluster": {"leader": consumer.host.leader_name}} | when)
 
     def _report(self, consumer: Consumer) -> dict[str, Any]:
         """A consumer, with what this server adds to its metadata."""
@@ -171,6 +183,15 @@ class ConsumerApi:
             raise ApiError(text, code=400, err_code=10160)
         consumer.unpin("admin", request.group)
         return Outcome({})
+
+    def _reset(self, tokens: list[str], payload: bytes, _: int) -> Outcome:
+        request = decode(payload, ResetRequest) if payload.strip() else ResetRequest()
+        consumer = self._consumer(tokens)
+        seq = consumer.reset(request.seq)
+        journal = consumer.group.stream.journal
+        if consumer in journal.keepers:  # the answer waits for its books
+            journal.after.append(lambda: None)
+        return Outcome({}, journal, later=lambda: self._report(consumer) | {"reset_seq": seq})
 
 
 def consumer_info(consumer: Consumer) -> dict[str, Any]:

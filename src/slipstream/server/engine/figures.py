@@ -1,7 +1,7 @@
 """The engine becomes what the monitoring endpoints show: `/varz`, `/connz`, `/subsz`, `/accountz`, `/jsz`, `/healthz`.
 
-Names and shapes are nats-server's, so that its tools and dashboards read them. `out_bytes` counts what was written,
-protocol lines included (nats-server counts payloads and headers there); it costs nothing per message that way.
+Names and shapes are nats-server's, so that its tools and dashboards read them. `out_bytes` counts payloads and headers,
+as there; of messages that are written in one piece (batches, deliveries of consumers) the protocol lines too.
 """
 
 from __future__ import annotations
@@ -151,6 +151,7 @@ _STATES = {
 def connz(engine: Engine, now: int, query: Query) -> dict[str, Any]:
     """The connections: sorted, filtered, a page of them."""
     order = query.get("sort", "cid") or "cid"
+    _count(query, "cid", 0)
     state = _STATES.get(query.get("state", "").lower() or "open", "")
     if order != "pending" and order not in _SORTS:
         raise UsageError(f"invalid sorting option: {order}")
@@ -219,7 +220,7 @@ def _connection(one: Session, now: int, pending: int, auth: bool, subs: int) -> 
     optional |= {"tls_version": one.tls[0].removeprefix("TLSv"), "tls_cipher_suite": one.tls[1]}
     if auth:
         optional |= {"authorized_user": one.member.name if one.member is not None else ""}
-        optional |= {"account": one.account or DEFAULT_ACCOUNT}
+        optional |= {"account": one.account or DEFAULT_ACCOUNT, "name_tag": one.account or DEFAULT_ACCOUNT}
     seen |= {name: value for name, value in optional.items() if value}
     if subs == 1:
         seen["subscriptions_list"] = [sub.subject for sub in one.subs.values()]
@@ -233,7 +234,7 @@ def _reason(one: Session) -> str:
 
 
 def _subscription(sub: ClientSub) -> dict[str, Any]:
-    seen: dict[str, Any] = {"account": sub.session.account or DEFAULT_ACCOUNT, "subject": sub.subject}
+    seen: dict[str, Any] = {"subject": sub.subject}
     if sub.queue:
         seen["qgroup"] = sub.queue
     seen |= {"sid": sub.sid.decode(errors="replace"), "msgs": sub.delivered}
@@ -272,7 +273,9 @@ def subsz(engine: Engine, now: int, query: Query) -> dict[str, Any]:
         "limit": limit,
     }
     if _flag(query, "subs"):
-        seen["subscriptions_list"] = [_subscription(sub) for sub in page]
+        seen["subscriptions_list"] = [
+            {"account": sub.session.account or DEFAULT_ACCOUNT, **_subscription(sub)} for sub in page
+        ]
     return seen
 
 
@@ -295,13 +298,12 @@ def accountz(engine: Engine, now: int, query: Query) -> dict[str, Any]:
     return seen | {
         "account_detail": {
             "account_name": name,
-            "is_system": name == engine.system_account,
-            "expired": False,
             "complete": True,
             "jetstream_enabled": engine.has_jetstream(name),
             "leafnode_connections": 0,
             "client_connections": len(sessions),
             "subscriptions": sum(len(one.subs) for one in sessions),
+            **({"is_system": True} if name == engine.system_account else {}),
         }
     }
 
@@ -319,12 +321,13 @@ def jsz(engine: Engine, now: int, query: Query) -> dict[str, Any]:
         for name, account in _accounts(engine).items()
         if engine.has_jetstream(name) and (not wanted or name == wanted)
     }
-    states = [stream.log.committed for account in accounts.values() for stream in account.streams.values()]
+    every = [stream for account in accounts.values() for stream in account.streams.values()]
+    states = [stream.log.committed for stream in every]
     seen |= _jetstream_stats(engine, accounts) | {
         "config": _jetstream_config(engine),
         "limits": {},
         "streams": len(states),
-        "consumers": 0,
+        "consumers": sum(len(stream.consumers) for stream in every),
         "messages": sum(state.messages for state in states),
         "bytes": sum(state.bytes for state in states),
         "total": len(accounts),
@@ -376,22 +379,22 @@ def _jetstream_stats(engine: Engine, accounts: Mapping[str, Account]) -> dict[st
 
 def healthz(engine: Engine, query: Query) -> tuple[int, dict[str, Any]]:
     """Whether the server can do its work: an HTTP status, and what to say."""
-    if (_flag(query, "js-enabled-only") or _flag(query, "js-enabled")) and not engine.settings.jetstream:
-        return 503, {"status": "unavailable", "status_code": 503, "error": "JetStream not enabled"}
-    name, stream = query.get("account", "") or DEFAULT_ACCOUNT, query.get("stream", "")
-    if query.get("account") and name not in _accounts(engine):
-        return 404, {"status": "error", "status_code": 404, "error": f"account {name[:64]!r} does not exist"}
-    if stream and stream not in _accounts(engine)[name].streams:
-        return 404, {
-            "status": "error",
-            "status_code": 404,
-            "error": f"JetStream stream '{name} > {stream[:64]}' not found",
-        }
-    complaints = [] if _flag(query, "js-server-only") else list(engine.health().problems)
+    name, stream = query.get("account", ""), query.get("stream", "")
+    if stream and not name:
+        return 400, {"status": "error", "error": '"account" must not be empty when checking stream health'}
+    account = _accounts(engine).get(name)
+    if name and (account is None or not engine.has_jetstream(name)):
+        return 404, _unwell(query, "ACCOUNT", f'JetStream account "{name[:64]}" not found')
+    if stream and account is not None and stream not in account.streams:
+        return 404, _unwell(query, "STREAM", f"JetStream stream '{name} > {stream[:64]}' not found")
+    only_server = any(_flag(query, flag) for flag in ("js-server-only", "js-enabled-only", "js-enabled"))
+    complaints = [] if only_server else engine.health().problems
     if complaints:
-        return 503, {
-            "status": "error",
-            "status_code": 503,
-            "errors": [{"type": "JETSTREAM", "error": text} for text in complaints],
-        }
+        return 503, _unwell(query, "JETSTREAM", complaints[0])
     return 200, {"status": "ok"}
+
+
+def _unwell(query: Query, kind: str, text: str) -> dict[str, Any]:
+    if _flag(query, "details"):
+        return {"status": "error", "errors": [{"type": kind, "error": text}]}
+    return {"status": "unavailable", "error": text}

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from slipstream.server.engine.advisories import Advisories
 from slipstream.server.engine.batches import Load
 from slipstream.server.engine.journal import Home
+from slipstream.server.engine.limits import AccountLimits
 from slipstream.server.engine.session import ClientSub
 from slipstream.server.engine.timers import Timers
 
@@ -52,8 +53,8 @@ class Interested(Hashable, Protocol):
 class AckTarget(Protocol):
     """A consumer, as acks and answers to flow control reach it."""
 
-    def ack(self, tokens: list[str], reply: str, payload: bytes, now: int) -> bool:
-        """Take an ack; `tokens` are delivery count, stream sequence, consumer sequence, time, pending."""
+    def ack(self, tokens: list[str], at: int, reply: str, payload: bytes, now: int) -> bool:
+        """Take an ack. From `at` on `tokens` are delivery count, stream sequence, consumer sequence, time, pending."""
 
     def flow(self, subject: str, now: int) -> None:
         """Take the answer to a flow control request."""
@@ -73,6 +74,9 @@ class Inlet(Protocol):
     def info(self, now: int) -> dict[str, Any]:
         """For the stream's info."""
 
+    def covers(self, subject: str) -> bool:
+        """Whether it wants the messages of a subject."""
+
 
 class Host(Protocol):
     """An account, as its parts see it."""
@@ -81,6 +85,7 @@ class Host(Protocol):
     timers: Timers
     max_pending: int  # bytes that may be unsent to a client
     max_payload: int
+    limits: AccountLimits
     domain: str  # of JetStream; empty: none
     batch_load: Load  # of batches, on the whole server
     advisories: Advisories
@@ -126,11 +131,15 @@ class Host(Protocol):
     def send(self, subject: str, header: bytes, payload: bytes) -> bool:
         """Publish from within the server; whether anybody got it."""
 
-    def sole_client(self, subject: str) -> ClientSub | None:
-        """The one client subscription on a subject, if it is the only subscriber and takes any number of messages."""
+    def sole_client(self, subject: str, *, limited: bool = False) -> ClientSub | None:
+        """The one client subscription on a subject, if it is the only subscriber and takes any number of messages
+        (`limited`: or is to end after some; the caller sees to that)."""
 
     def push(self, sub: ClientSub, frames: bytes, count: int) -> None:
         """Queue `count` encoded messages for a subscription."""
+
+    def end(self, sub: ClientSub) -> None:
+        """End a subscription that has got all it wanted."""
 
     def listeners(self, subject: str) -> tuple[bool, bool]:
         """Whether anybody listens on a subject, and whether one of them does not keep up."""

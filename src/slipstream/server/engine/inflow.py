@@ -16,7 +16,7 @@ from slipstream.errors import ApiError, CorruptRecordError, StoreError, StreamNo
 from slipstream.server.engine.host import Host, Progress, Waiter
 from slipstream.server.engine.names import short_hash
 from slipstream.server.engine.ports import Record, matcher
-from slipstream.server.engine.snapshot import LogView, first_damaged
+from slipstream.server.engine.snapshot import LogView, damaged_at
 from slipstream.wire import SubjectMapping
 
 if TYPE_CHECKING:
@@ -105,7 +105,8 @@ class Inflow:
         self.mappings = tuple(SubjectMapping(t.src, t.dest) for t in transforms)
         own = f"$JS.{grounds.domain}.API" if grounds.domain else API_PREFIX
         self.is_remote = source.external is not None and source.external.api != own
-        self._fits = tuple(matcher(pattern) for pattern in self.filters) if len(self.filters) > 1 else ()
+        self._all_fits = tuple(matcher(pattern) for pattern in self.filters)
+        self._fits = self._all_fits if len(self.filters) > 1 else ()  # what a scan does not do itself
         self._grounds = grounds
         self._busy = self._stopped = False
         self._last = 0  # the upstream's last sequence, when it was looked at
@@ -176,12 +177,16 @@ class Inflow:
         return upstream
 
     def _is_behind(self, log: LogView) -> bool:
-        self._last = last = log.committed.last_seq
+        self._compare(log.committed.last_seq)
+        return self.next_seq <= self._last
+
+    def _compare(self, last: int) -> None:
+        """The upstream ends there: not before what was read of it already, or it is another one."""
+        self._last = last
         if last + 1 < self.next_seq and self.next_seq > max(self.source.opt_start_seq, 1):
             seen = self.next_seq - 1
             text = f"stream {self.source.name} ends at {last}, and was read up to {seen} before: was it made anew?"
             self._error = ApiError(text, code=500, err_code=10029)
-        return self.next_seq <= last
 
     # An upstream in the same account.
 
@@ -200,8 +205,8 @@ class Inflow:
         last = log.committed.last_seq
         try:
             records = log.scan(self._pattern, self.next_seq, limit=CHUNK, max_bytes=CHUNK_BYTES)
-        except CorruptRecordError:  # it is reported by whoever reads it there; here it is a gap
-            records, up_to = [], first_damaged(log, self.next_seq)
+        except CorruptRecordError as exc:  # it is reported by whoever reads it there; here it is a gap
+            records, up_to = [], damaged_at(exc, log, self.next_seq)
         else:
             up_to = records[-1].seq if records else last
         before = self.next_seq
@@ -263,6 +268,7 @@ class Inflow:
 
     def offer(self, records: Sequence[Record], up_to: int, last: int, now: int) -> None:
         self._contact, self._error = now, None
+        self._compare(last)
         self._take(records, up_to, last)
 
     def fail(self, error: ApiError, now: int) -> None:  # noqa: ARG002
@@ -270,6 +276,9 @@ class Inflow:
             self._error = error
 
     # Reports.
+
+    def covers(self, subject: str) -> bool:
+        return any(fits(subject) for fits in self._all_fits)
 
     def info(self, now: int) -> dict[str, Any]:
         """`mirror`, or one of `sources`, of the stream's info."""

@@ -59,6 +59,7 @@ _ALWAYS: dict[str, dict[str, Any]] = {
     "stream_list_response": {"total": 0, "offset": 0, "limit": 0, "streams": []},
     "consumer_names_response": {"total": 0, "offset": 0, "limit": 0, "consumers": []},
     "consumer_list_response": {"total": 0, "offset": 0, "limit": 0, "consumers": []},
+    "consumer_reset_response": {"reset_seq": 0},
     "consumer_pause_response": {"paused": False, "pause_until": "0001-01-01T00:00:00Z"},
 }
 
@@ -159,8 +160,11 @@ class _Response:
     def ack(self, seq: int) -> tuple[str, int]:  # noqa: ARG002
         """The response that is only written when it goes."""
         assert self.later is not None
-        text = self.encode(None, self.later()).decode()
-        return text, len(text)
+        try:
+            text = self.encode(None, self.later()).decode()
+        except StoreError as exc:
+            text = self.failure(StreamStoreFailedError(str(exc))).decode()
+        return text, len(text.encode())
 
 
 class Api:
@@ -281,8 +285,12 @@ class Api:
         return Outcome(page | {"streams": [stream_info(stream, now, domain=domain) for stream in streams]})
 
     def _info(self, name: str, payload: bytes, now: int) -> Outcome:
+        """What was published before, with an ack or without, is in the answer: it waits for what is under way."""
         request = _optional(payload, InfoRequest)
         stream = self._stream(name)
+        return Outcome({}, stream.journal, later=lambda: self._full_report(stream, request, now))
+
+    def _full_report(self, stream: Stream, request: InfoRequest, now: int) -> dict[str, Any]:
         page, subjects = {"total": 0, "offset": 0, "limit": 0}, None
         if request.subjects_filter:
             offset = max(request.offset, 0)
@@ -292,7 +300,7 @@ class Api:
         info = self._report(stream, now, subjects=subjects, details=request.deleted_details)
         when = info.pop("ts")
         cluster = info.pop("cluster", {"leader": self._catalog.leader_name})
-        return Outcome(page | info | {"cluster": cluster, "ts": when})
+        return page | info | {"cluster": cluster, "ts": when}
 
     def _report(
         self,

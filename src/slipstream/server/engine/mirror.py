@@ -34,7 +34,7 @@ class Mirror(Inflow):
     def first_wanted(self) -> int:
         last = self.stream.log.state.last_seq
         self._stored = self._seen = last
-        if last or self.source.opt_start_time is None:
+        if last or self.source.opt_start_seq or self.source.opt_start_time is None:
             return max(last + 1, self.source.opt_start_seq)
         return 0
 
@@ -64,10 +64,11 @@ class Mirror(Inflow):
         upstream = None if self.is_remote else self._grounds.upstreams.get(self.source.name)
         if not self.was_caught_up or (upstream is not None and not upstream.config.allow_direct):
             return False
-        if not self.is_filtered and not self.mappings:
-            return True
+        renames = bool(self.mappings) or self.stream.config.subject_transform is not None
+        if not self.is_filtered or renames:
+            return not renames
         wanted = request.multi_last or [request.last_by_subj or request.next_by_subj]
-        return not self.mappings and all(subject and subset_of(subject, self.filters[0]) for subject in wanted)
+        return all(subject and subset_of(subject, self.filters[0]) for subject in wanted)
 
 
 class Deputy:

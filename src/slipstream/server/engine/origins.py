@@ -53,10 +53,6 @@ def checked(config: StreamConfig, streams: Mapping[str, Known]) -> StreamConfig:
         for name, text, code in _NOT_FOR_MIRRORS:
             if getattr(config, name):
                 raise ApiError(text, code=400, err_code=code)
-        if mirror.opt_start_seq and mirror.opt_start_time is not None:
-            raise ApiError(
-                "stream mirrors can not have both start seq and start time configured", code=400, err_code=10032
-            )
         if config.subject_delete_marker_ttl:
             raise StreamInvalidConfigError("subject delete markers forbidden on mirrors")
         _check_source(config, mirror, streams, 0)
@@ -85,7 +81,9 @@ def _check_source(config: StreamConfig, source: StreamSource, streams: Mapping[s
     if source.filter_subject and transforms:
         raise fault("filters")
     if source.filter_subject and not is_valid_filter(source.filter_subject):
-        raise fault("filter", f"invalid subject {source.filter_subject}")
+        what = ("the mirror", "the source:")[kind]
+        text = f"subject filter '{source.filter_subject}' for {what} invalid subject"
+        raise ApiError(text, code=500, err_code=10049)
     for transform in transforms:
         if transform.src and not is_valid_filter(transform.src):
             raise fault("filter", f"invalid subject {transform.src}")

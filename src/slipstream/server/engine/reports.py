@@ -7,6 +7,7 @@ from typing import Any
 
 from slipstream.api import StreamState, format_time
 from slipstream.api.times import ZERO
+from slipstream.errors import CorruptRecordError
 from slipstream.server.engine.stream import Stream
 
 MAX_SUBJECTS = 100_000
@@ -83,7 +84,12 @@ def _gaps(stream: Stream) -> tuple[int, ...]:
         state = stream.log.committed
         seq = state.first_seq
         while seq <= state.last_seq:
-            records = stream.log.scan("", seq, limit=1024)
+            try:
+                records = stream.log.scan("", seq, limit=1024)
+            except CorruptRecordError as exc:  # it is damaged, not gone
+                yield from range(seq, exc.seq)
+                seq = max(seq, exc.seq) + 1
+                continue
             for record in records:
                 yield from range(seq, record.seq)
                 seq = record.seq + 1

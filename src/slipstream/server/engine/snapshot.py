@@ -122,28 +122,26 @@ class Snapshot:
 
 def records_of(log: LogView, seq: int = 0) -> Iterator[Record | int]:
     """Every message of a log from `seq` on, in order; of a damaged one its sequence."""
-    limit, last = _CHUNK, log.committed.last_seq
+    last = log.committed.last_seq
     seq = max(seq, log.committed.first_seq)
     while seq <= last:
         try:
-            records = log.scan("", seq, limit=limit)
-        except CorruptRecordError:
-            if limit > 1:
-                limit //= 2
-                continue
-            at = first_damaged(log, seq)
+            records = log.scan("", seq, limit=_CHUNK)
+        except CorruptRecordError as exc:
+            at = damaged_at(exc, log, seq)
             yield at
-            seq, limit = at + 1, _CHUNK
+            seq = at + 1
             continue
         yield from records
         seq = records[-1].seq + 1 if records else last + 1
 
 
-def first_damaged(log: LogView, seq: int) -> int:
-    """The first sequence from `seq` on that cannot be read."""
-    while True:
+def damaged_at(error: CorruptRecordError, log: LogView, seq: int) -> int:
+    """The first sequence from `seq` on that cannot be read: what a scan from there stumbled over."""
+    while not error.seq:
         try:
             log.get(seq)
         except CorruptRecordError:
             return seq
         seq += 1
+    return error.seq

@@ -6,6 +6,8 @@ taken twice and nothing is left out, also when the messages themselves are gone 
 
 from __future__ import annotations
 
+from typing import Any
+
 from slipstream.api import StreamSource
 from slipstream.server.engine.inflow import Inflow
 from slipstream.server.engine.names import short_hash
@@ -22,7 +24,8 @@ class Sourcing(Inflow):
         position, self.identity = self.stream.positions.get(source_key(self.source), (-1, ""))
         if position >= 0:
             return position + 1
-        return 0 if self.source.opt_start_time is not None else max(self.source.opt_start_seq, 1)
+        by_time = self.source.opt_start_time is not None and not self.source.opt_start_seq
+        return 0 if by_time else max(self.source.opt_start_seq, 1)
 
     def store(self, record: Record) -> None:
         name, filters, destinations = source_key(self.source).split(" ")
@@ -34,6 +37,12 @@ class Sourcing(Inflow):
     def _mapped(self, record: Record) -> Record:
         self._original = record.subject
         return super()._mapped(record)
+
+    def info(self, now: int) -> dict[str, Any]:
+        found = super().info(now)
+        if self.next_seq > 1:
+            found["seq"] = self.next_seq - 1
+        return found
 
     def looked(self, up_to: int) -> None:
         if self.stream.positions.get(source_key(self.source)) != (up_to, self.identity):

@@ -70,6 +70,7 @@ class Stream:
         self.inflows: tuple[Inlet, ...] = ()
         self.thin = False
         self._thinning: Thinning | None = None
+        self.takers: dict[Inlet, None] = {}  # inflows of other streams from this one
         self.snapshots: dict[Snapshot, None] = {}  # on their way
         quoted = encode_json(self.name).decode()
         domain = f',"domain":{encode_json(host.domain).decode()}' if host.domain else ""
@@ -135,6 +136,8 @@ class Stream:
         self.thin_out()
         self._trim("")
         self.expiry.arm(now)
+        if self._by_interest and len(self.consumers):
+            self.consumers.sweep()
 
     def thin_out(self) -> None:
         """Make every subject fit the limit per subject; of many subjects most later, as a job."""

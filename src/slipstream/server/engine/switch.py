@@ -146,12 +146,17 @@ class Switch:
         every = (*found.plain, *(member for _, members in found.queues for member in members))
         return bool(every), any(isinstance(sub, ClientSub) and sub.session.congested for sub in every)
 
-    def sole_client(self, subject: str) -> ClientSub | None:
+    def sole_client(self, subject: str, *, limited: bool = False) -> ClientSub | None:
         found = self.router.match_once(subject)
         if found.queues or len(found.plain) != 1:
             return None
         sub = found.plain[0]
-        if type(sub) is not ClientSub or sub.max_msgs or not sub.session.headers or not sub.sid.isascii():
+        if (
+            type(sub) is not ClientSub
+            or (sub.max_msgs and not limited)
+            or not sub.session.headers
+            or not sub.sid.isascii()
+        ):
             return None
         return sub
 
@@ -163,66 +168,70 @@ class Switch:
 
     def pass_on(self, to: str, subject: str, reply: str, header: bytes, payload: bytes) -> bool:
         """Give whoever listens on `to` a message that shows another subject; whether anybody got it."""
-        return self.route(self.router.match_once(to), subject, reply, header, payload, None)
+        return self.route(self.router.match_once(to), subject, reply, header, payload, None, to=to)
 
     def route(
         self, found: Match[ClientSub | Target], subject: str, reply: str, header: bytes, payload: bytes,
-        origin: Session | None,
+        origin: Session | None, *, to: str = "",
     ) -> bool:  # fmt: skip
-        """Give a message to every plain subscriber and to one of each queue group; whether anybody took it."""
+        """Give a message to every plain subscriber and to one of each queue group; whether anybody took it. With `to`
+        that is where it goes, and `subject` only what it shows: permissions are asked about the former."""
         taken = False
         lead = tail = b""
+        size = len(header) + len(payload)
         for target in found.plain:
             if type(target) is not ClientSub:
                 if type(target) is GuardedSub:
-                    taken |= self._guarded(target, subject, reply, header, payload, origin)
+                    taken |= self._guarded(target, to or subject, subject, reply, header, payload, origin)
                 else:
                     taken |= target.receive(subject, reply, header, payload, self.now)  # type: ignore[union-attr]
                 continue
             if header and not target.session.headers:
-                taken |= self.deliver(target, _frame(subject, target.sid, reply, payload), origin)
+                taken |= self.deliver(target, _frame(subject, target.sid, reply, payload), origin, len(payload))
                 continue
             if not lead:
                 lead, tail = _halves(subject, reply, header, payload)
-            taken |= self.deliver(target, b"".join((lead, target.sid, tail)), origin)
+            taken |= self.deliver(target, b"".join((lead, target.sid, tail)), origin, size)
         for _, members in found.queues:
             count = len(members)
             first = int(self._dice.random() * count) if count > 1 else 0
             for i in range(count):  # a member may not take it (no echo): then the next one is asked
                 target = members[(first + i) % count]
                 if type(target) is GuardedSub:
-                    done = self._guarded(target, subject, reply, header, payload, origin)
+                    done = self._guarded(target, to or subject, subject, reply, header, payload, origin)
                 elif type(target) is not ClientSub:
                     done = target.receive(subject, reply, header, payload, self.now)  # type: ignore[union-attr]
                 elif header and not target.session.headers:
-                    done = self.deliver(target, _frame(subject, target.sid, reply, payload), origin)
+                    done = self.deliver(target, _frame(subject, target.sid, reply, payload), origin, len(payload))
                 else:
                     if not lead:
                         lead, tail = _halves(subject, reply, header, payload)
-                    done = self.deliver(target, b"".join((lead, target.sid, tail)), origin)
+                    done = self.deliver(target, b"".join((lead, target.sid, tail)), origin, size)
                 if done:
                     taken = True
                     break
         return taken
 
     def _guarded(
-        self, sub: GuardedSub, subject: str, reply: str, header: bytes, payload: bytes, origin: Session | None
+        self, sub: GuardedSub, to: str, subject: str, reply: str, header: bytes, payload: bytes, origin: Session | None
     ) -> bool:
         """Give a message to a subscription with permissions, if it may have it."""
-        if not sub.admits(subject):
+        if not sub.admits(to):
             return False
         lead, tail = _halves(subject, reply, header if sub.session.headers else b"", payload)
-        if not self.deliver(sub, b"".join((lead, sub.sid, tail)), origin):
+        if not self.deliver(sub, b"".join((lead, sub.sid, tail)), origin, len(header) + len(payload)):
             return False
         if reply:
             sub.grant.expect(reply, self.now)
         return True
 
-    def deliver(self, sub: ClientSub, frame: bytes, origin: Session | None) -> bool:
+    def deliver(self, sub: ClientSub, frame: bytes, origin: Session | None, size: int) -> bool:
+        """Queue one message, with `size` bytes of header and payload, for a subscription; whether it took it."""
         session = sub.session
         if session.closed or (session is origin and not session.echo):
             return False
         sub.delivered += 1
+        session.out_bytes += size
         if sub.max_msgs and sub.delivered >= sub.max_msgs:
             self.remove(sub)
         self.push(session, frame)
@@ -233,7 +242,7 @@ class Switch:
         for sub in (*found.plain, *(member for _, members in found.queues for member in members)):
             if isinstance(sub, ClientSub) and sub.session is session:
                 block = f"NATS/1.0 503\r\nNats-Subject: {subject}\r\n\r\n".encode()
-                self.deliver(sub, hmsg(reply.encode(), sub.sid, block, b""), None)
+                self.deliver(sub, hmsg(reply.encode(), sub.sid, block, b""), None, len(block))
                 return
 
     def _inbox(self, prefix: str) -> ClientSub | None:
@@ -252,6 +261,7 @@ class Switch:
         inboxes = self._inboxes
         current: ClientSub | None = None
         sid = ""
+        total = 0
         texts: list[str] = []
         for reply, seq, source, payload in answers:
             sub = None
@@ -260,23 +270,26 @@ class Switch:
                 sub = inboxes[prefix] if prefix in inboxes else self._inbox(prefix)
             if sub is not current and texts:
                 assert current is not None
-                self.push_to(current, "".join(texts).encode(), len(texts))
-                texts = []
+                self.push_to(current, "".join(texts).encode(), len(texts), total)
+                texts, total = [], 0
             current = sub
             if sub is not None:
                 if not texts:
                     sid = sub.sid.decode()
                 text, size = source.ack(seq)
                 texts.append(f"MSG {reply} {sid} {size}\r\n{text}\r\n")
+                total += size
             else:
                 self.send(reply, b"", payload or source.ack(seq)[0].encode())
         if current is not None and texts:
-            self.push_to(current, "".join(texts).encode(), len(texts))
+            self.push_to(current, "".join(texts).encode(), len(texts), total)
 
     # Output.
 
-    def push_to(self, sub: ClientSub, frames: bytes, count: int) -> None:
+    def push_to(self, sub: ClientSub, frames: bytes, count: int, size: int) -> None:
+        """Queue `count` messages, with `size` bytes of headers and payloads, for a subscription."""
         sub.delivered += count
+        sub.session.out_bytes += size
         self.push(sub.session, frames)
 
     def push(self, session: Session, data: bytes) -> None:

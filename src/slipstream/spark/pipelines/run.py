@@ -39,6 +39,7 @@ FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 30.0
 MOST_FAILURES = 20
 TASK_FAILURES = 4
+JVM_DIR = Path("/usr/lib/jvm")
 # Names in the text of an exception from a task or from the driver: a server was away, nothing is wrong with the query.
 _PASSING = (
     "ConnectionLostError",
@@ -290,7 +291,12 @@ def reason_of(text: str) -> str:
 def start_spark(pipeline: Pipeline, master: str, state: StateFolder) -> SparkSession:
     """A session with few shuffle partitions, little logging and the pipeline's own settings on top."""
     if not os.environ.get("JAVA_HOME") and not shutil.which("java"):
-        raise UsageError("Spark needs Java 17 or newer: install one, or set JAVA_HOME")
+        usual = sorted(JVM_DIR.glob("*/bin/java"))
+        if not usual:
+            raise UsageError(
+                f"Spark needs Java 17 or newer: there is none on the PATH or in {JVM_DIR}, or set JAVA_HOME"
+            )
+        os.environ["JAVA_HOME"] = str(usual[-1].parent.parent)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else Spark's workers run the system's Python
     warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
     from pyspark.sql import SparkSession

@@ -27,10 +27,10 @@ class Desk:
             return self._flow(tokens, subject, now)
         if count == 9:
             consumer = self.consumers.get((tokens[2], tokens[3]))
-            return consumer is not None and consumer.ack(tokens[4:], reply, payload, now)
+            return consumer is not None and consumer.ack(tokens, 4, reply, payload, now)
         if count > 10:  # the newer form, with the domain and the account in front and perhaps more behind
             consumer = self.consumers.get((tokens[4], tokens[5]))
-            return consumer is not None and consumer.ack(tokens[6:11], reply, payload, now)
+            return consumer is not None and consumer.ack(tokens, 6, reply, payload, now)
         return False
 
     def _flow(self, tokens: list[str], subject: str, now: int) -> bool:

@@ -11,18 +11,19 @@ delivery counts; the messages then come again. It never takes back an ack that w
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from slipstream.api import AckPolicy, ConsumerConfig, DeliverPolicy, ReplayPolicy, encode_json
-from slipstream.errors import ApiError, CorruptRecordError
+from slipstream.errors import ApiError, CorruptRecordError, StoreError
 from slipstream.server.engine.consumers import rules
 from slipstream.server.engine.consumers.advisories import Advisories
 from slipstream.server.engine.consumers.filters import Filters
-from slipstream.server.engine.consumers.ledger import Ledger, due
+from slipstream.server.engine.consumers.ledger import Ledger
+from slipstream.server.engine.consumers.settling import MILLISECOND, REMOVED, AckReply, Settling
 from slipstream.server.engine.consumers.start import SkipList, exists, starting_point
 from slipstream.server.engine.host import Progress
 from slipstream.server.engine.ports import Changes, Record
@@ -31,14 +32,12 @@ from slipstream.wire import overlaps, subset_of
 
 if TYPE_CHECKING:
     from slipstream.server.engine.consumers.group import Consumers
-    from slipstream.server.engine.journal import Home
 
 CHUNK = 512
 CHUNK_BYTES = 256 * 1024
 LAZY = 20_000_000
-MILLISECOND = 1_000_000
 RETRY = 10 * MILLISECOND
-REMOVED = "Unacknowledged message was deleted"
+FAILED = 1000 * MILLISECOND
 
 
 def nanos(value: timedelta) -> int:
@@ -52,20 +51,7 @@ class Stored(msgspec.Struct, frozen=True):
     config: dict[str, Any]
 
 
-class AckReply:
-    """The empty answer to an ack; a lost one is not answered."""
-
-    def __init__(self, home: Home) -> None:
-        self.home = home
-
-    def ack(self, seq: int) -> tuple[str, int]:  # noqa: ARG002
-        return "", 0
-
-    def failure(self, error: ApiError) -> bytes:  # noqa: ARG002
-        return b""
-
-
-class Consumer:
+class Consumer(Settling):
     """What push and pull consumers have in common."""
 
     def __init__(
@@ -162,12 +148,16 @@ class Consumer:
         self.wake()
 
     def _look_over(self) -> None:
-        """After a start: what left the stream before the books could say so needs no ack any more."""
+        """What left the stream without the books being told, before a start or among very many, needs no ack."""
         ledger = self.ledger
-        ledger.forget_below(self.log.committed.first_seq)
+        gone = ledger.forget_below(self.log.committed.first_seq)
         for seq in [*ledger.pending, *ledger.counts]:
             if not exists(self.log, seq):
                 ledger.settle(seq)
+                gone = True
+        if gone:
+            ledger.last_ack = self.host.now
+            self.touch()
 
     @property
     def held(self) -> bool:
@@ -183,6 +173,28 @@ class Consumer:
         self.ledger = Ledger(start)
         self.touch()
 
+    def reset(self, seq: int) -> int:
+        """Begin again from a stream sequence, or (0) from the floor of the acks; where that is."""
+        config = self.config
+        if seq:
+            first, text = 0, ""
+            if config.deliver_policy == DeliverPolicy.BY_START_SEQUENCE:
+                first, text = config.opt_start_seq, "below start seq"
+            elif config.deliver_policy == DeliverPolicy.BY_START_TIME:
+                first, text = self.log.time_to_seq(config.opt_start_time or 0), "below start time"
+            elif config.deliver_policy != DeliverPolicy.ALL:
+                raise ApiError("invalid reset: not allowed", code=400, err_code=10204)
+            if seq < first:
+                raise ApiError(f"invalid reset: {text}", code=400, err_code=10204)
+        seq = seq or self.ledger.floor_seq + 1
+        self._new, self.skips = False, None
+        self.ledger.reset(seq)
+        if self.live:
+            self.recount()
+        self.touch()
+        self.wake()
+        return seq
+
     def stop(self, *, deleted: bool) -> None:  # noqa: ARG002
         """No more; `deleted`: for good, and not only with this server."""
         self.stopped = True
@@ -197,6 +209,11 @@ class Consumer:
         """The books changed."""
         if self.persistent:
             self.group.mark(self)
+
+    @property
+    def kept(self) -> bool:
+        """Whether its books are written already, or need not be."""
+        return self not in self.group.stream.journal.keepers
 
     def save(self) -> None:
         """Put the changes of the books into the open group."""
@@ -216,8 +233,8 @@ class Consumer:
         else:
             self.left = len(self.skips) + self.filters.count(self.log, self.skips.resume)
 
-    def committed(self, news: Changes) -> None:
-        """A group was committed."""
+    def committed(self, news: Changes, added: Mapping[str, int]) -> None:
+        """A group was committed; `added` counts its new messages by subject."""
         if not self.live:
             return
         if self._new:
@@ -227,14 +244,12 @@ class Consumer:
                 self.wake()
             return
         if news.recount:
-            if self.ledger.forget_below(self.log.committed.first_seq):
-                self.ledger.last_ack = self.host.now
-                self.touch()
+            self._look_over()
             if self.skips is not None:
                 self.skips.review(self.log)
             self.recount()
         else:
-            self._follow(news)
+            self._follow(news, added)
         if self.left:
             self.wake()
 
@@ -244,21 +259,24 @@ class Consumer:
             return
         mine, start = self.filters.patterns, self.log.committed.first_seq
         if pattern not in ("", ">") and mine and all(subset_of(filter_, pattern) for filter_ in mine):
-            left = self.log.scan(pattern, 0, limit=1)
-            start = left[0].seq if left else self.log.committed.last_seq + 1
+            try:
+                left = self.log.scan(pattern, 0, limit=1)
+                start = left[0].seq if left else self.log.committed.last_seq + 1
+            except CorruptRecordError as exc:
+                start = max(start, exc.seq)
         elif pattern and mine and not any(overlaps(filter_, pattern) for filter_ in mine):
             return
         self.ledger.pass_over(start)
         self.touch()
 
-    def _follow(self, news: Changes) -> None:
+    def _follow(self, news: Changes, added: Mapping[str, int]) -> None:
         ledger, covers, skips = self.ledger, self.filters.covers, self.skips
         if skips is not None and skips.done:
             skips = None
         if not self.filters.patterns:
             self.left += len(news.added)
         else:
-            self.left += sum(1 for _, subject in news.added if covers(subject))
+            self.left += self.filters.total(added)
         for seq, subject in news.removed:
             if seq in ledger.pending:
                 self._removed(seq)
@@ -294,7 +312,12 @@ class Consumer:
         if self.stopped or self._pace_timer is not None:
             self._scheduled = False
             return Progress.DONE, 0
-        progress, sent = self.work(self.host.now)
+        try:
+            progress, sent = self.work(self.host.now)
+        except StoreError:  # whoever asks for the message is told; deliveries are tried again
+            self._scheduled = False
+            self._pace(self.host.now + FAILED)
+            return Progress.DONE, 0
         if progress is Progress.DONE:
             self._scheduled = False
         return progress, sent
@@ -386,6 +409,24 @@ class Consumer:
         else:
             ledger.next_seq = seq + 1
 
+    def book_all(self, records: list[Record], now: int) -> None:
+        """New messages went out, in a row. Hot."""
+        if self.skips is not None and not self.skips.done:
+            for record in records:
+                self.book(record, now)
+            if not self.acks:
+                self.group.settled([record[0] for record in records])
+            return
+        seqs = [record[0] for record in records]
+        self.left -= len(seqs)
+        self.ledger.next_seq = seqs[-1] + 1
+        if self.acks:
+            self.ledger.deliver_all(seqs, now)
+        else:
+            self.ledger.dseq += len(seqs) - 1
+            self.ledger.hand_over(seqs[-1])
+            self.group.settled(seqs)
+
     def after_chunk(self, now: int) -> None:
         """Something was delivered."""
         self.last_active = self.ledger.last_delivery = now
@@ -433,124 +474,6 @@ class Consumer:
             self._replayed = (record.time, now)
             if record.seq >= self._replay_to:
                 self._replay_to = 0
-
-    # Acks.
-
-    def ack(self, tokens: list[str], reply: str, payload: bytes, now: int) -> bool:
-        """Take an ack."""
-        if not self.acks or self.stopped:
-            return False
-        try:
-            times, seq, dseq = int(tokens[0]), int(tokens[1]), int(tokens[2])
-        except ValueError:
-            return True
-        answered = True
-        if not payload or payload in (b"+ACK", b"+OK"):
-            answered = self._acked(seq, dseq, times, now)
-        elif payload.startswith(b"+NXT"):
-            self._acked(seq, dseq, times, now)
-            self.next_request(reply, payload[4:], now)
-            return True
-        elif payload.startswith(b"-NAK"):
-            self._naked(seq, dseq, times, payload[4:].strip(), now)
-        elif payload == b"+WPI":
-            self._in_progress(seq, now)
-        elif payload.startswith(b"+TERM"):
-            answered = self._terminated(seq, dseq, times, payload[5:].strip(), now)
-        if reply and answered:
-            self.group.answer(self, reply, self._reply)
-        return True
-
-    def next_request(self, reply: str, payload: bytes, now: int) -> None:
-        """A pull, or what takes one for it."""
-        raise NotImplementedError
-
-    def flow(self, subject: str, now: int) -> None:
-        """The answer to a flow control request; none was made."""
-
-    def _acked(self, seq: int, dseq: int, times: int, now: int, *, sampled: bool = True) -> bool:
-        """Settle a message; False if it cannot have been delivered."""
-        ledger = self.ledger
-        if seq > ledger.delivered:
-            return False
-        was_full = self.full
-        if self._ack_all:
-            settled: Iterable[int] = ledger.settle_to(seq) if dseq > ledger.floor_dseq else ()
-        else:
-            entry = ledger.pending.get(seq)
-            if sampled and entry is not None and self._sampled and self.host.sample(self._sampled):
-                self.advisories.acked(seq, dseq, times, now - entry[1])
-            settled = (seq,) if ledger.settle(seq) else ()
-        ledger.last_ack = self.last_active = now
-        self.touch()
-        if settled:
-            self.group.settled(settled)
-        if was_full:
-            self.wake()
-        return True
-
-    def _naked(self, seq: int, dseq: int, times: int, argument: bytes, now: int) -> None:
-        ledger = self.ledger
-        if seq not in ledger.pending:
-            return
-        self.advisories.refused(seq, dseq, times)
-        delay = rules.nak_delay(argument)
-        if delay is not None:
-            ledger.queue.pop(seq, None)
-            wait = self._waits[min(ledger.counts.get(seq, 0), len(self._waits) - 1)]
-            ledger.touch(seq, now + delay - wait)
-            self.touch()
-            self._arm_acks(now + delay)
-        elif self._max_deliver and ledger.times(seq) >= self._max_deliver:
-            self._give_up(seq)
-        else:
-            ledger.queue[seq] = None
-        self.wake()
-
-    def _in_progress(self, seq: int, now: int) -> None:
-        if self.ledger.touch(seq, now):
-            self.ledger.queue.pop(seq, None)
-            self.last_active = now
-            self.touch()
-
-    def _terminated(self, seq: int, dseq: int, times: int, reason: bytes, now: int) -> bool:
-        answered = self._acked(seq, dseq, times, now, sampled=False)
-        self.advisories.terminated(seq, dseq, times, reason.decode(errors="replace"))
-        return answered
-
-    def _give_up(self, seq: int) -> None:
-        times = self.ledger.times(seq)
-        self.ledger.give_up(seq)
-        self.advisories.given_up(seq, times)
-        self.touch()
-
-    def _arm_acks(self, when: int) -> None:
-        """Look for overdue acks at that time, or earlier."""
-        timer = self._ack_timer
-        if timer is not None and timer.action is not None:
-            if timer.when <= when:
-                return
-            timer.cancel()
-        self._ack_timer = self.host.timers.at(when, self._look)
-
-    def _look(self, now: int) -> None:
-        """Whose ack is overdue?"""
-        ledger = self.ledger
-        if not self._waits[0] or not ledger.pending:
-            return
-        overdue, soonest = due(ledger.pending, ledger.counts, self._waits, now)
-        for seq in overdue:
-            if seq in ledger.queue:
-                continue
-            if self._max_deliver and ledger.times(seq) >= self._max_deliver:
-                self._give_up(seq)
-            else:
-                ledger.queue[seq] = None
-        if soonest:  # with very many pending, not too often: looking through them takes time
-            self._arm_acks(max(soonest, now + MILLISECOND + 2000 * len(ledger.pending)))
-        if overdue:
-            self.touch()
-            self.wake()
 
     # Pausing, and the end of those that nobody uses.
 

@@ -6,9 +6,10 @@ may share some subjects (`a.*.c` and `a.b.*`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import combinations
 
+from slipstream.errors import CorruptRecordError
 from slipstream.server.engine.ports import Record, StreamLog
 from slipstream.wire import has_wildcard, matcher, overlaps
 
@@ -40,20 +41,37 @@ class Filters:
             known = self._known[subject] = any(fits(subject) for fits in self._fits)
         return known
 
+    def total(self, counts: Mapping[str, int]) -> int:
+        """How many of some messages, counted by subject, are wanted."""
+        if not self._fits:
+            return sum(counts.get(subject, 0) for subject in self._literals)
+        return sum(count for subject, count in counts.items() if self.covers(subject))
+
     def scan(self, log: StreamLog, seq: int, *, limit: int, max_bytes: int) -> list[Record]:
         """The next messages from `seq` on; fewer than `limit` do not mean that there are no more."""
         if len(self.patterns) < 2:
             return log.scan(self.patterns[0] if self.patterns else "", seq, limit=limit, max_bytes=max_bytes)
         found: dict[int, Record] = {}
         horizon = log.committed.last_seq
+        broken: CorruptRecordError | None = None
         for pattern in self.patterns:
-            records = log.scan(pattern, seq, limit=limit, max_bytes=max_bytes)
+            try:
+                records = log.scan(pattern, seq, limit=limit, max_bytes=max_bytes)
+            except CorruptRecordError as exc:
+                if not exc.seq:
+                    raise
+                broken = exc if broken is None or exc.seq < broken.seq else broken
+                horizon = min(horizon, exc.seq - 1)
+                continue
             for record in records:
                 found[record.seq] = record
             # Where a scan ended early, there may be more of that filter behind.
-            if records and log.scan(pattern, records[-1].seq + 1, limit=1):
+            if records and _more(log, pattern, records[-1].seq + 1):
                 horizon = min(horizon, records[-1].seq)
-        return [found[at] for at in sorted(found) if at <= horizon][:limit]
+        chosen = [found[at] for at in sorted(found) if at <= horizon][:limit]
+        if broken is not None and not chosen:
+            raise broken
+        return chosen
 
     def count(self, log: StreamLog, seq: int) -> int:
         """How many messages there are from `seq` on."""
@@ -71,4 +89,19 @@ class Filters:
         """The sequence of the newest message; 0 if there is none."""
         if not self.patterns:
             return log.committed.last_seq
-        return max((record.seq for p in self.patterns if (record := log.last(p)) is not None), default=0)
+        return max(_last_seq(log, pattern) for pattern in self.patterns)
+
+
+def _last_seq(log: StreamLog, pattern: str) -> int:
+    try:
+        record = log.last(pattern)
+    except CorruptRecordError as exc:
+        return exc.seq
+    return record.seq if record is not None else 0
+
+
+def _more(log: StreamLog, pattern: str, seq: int) -> bool:
+    try:
+        return bool(log.scan(pattern, seq, limit=1))
+    except CorruptRecordError:
+        return True

@@ -6,6 +6,7 @@ writer's side, together with the ack that decides it: both are in the same group
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -14,12 +15,13 @@ import msgspec
 from slipstream.api import AckPolicy, ConsumerConfig, DeliverPolicy, Retention
 from slipstream.errors import ApiError, ConsumerNotFoundError, CorruptRecordError
 from slipstream.server.engine.consumers import rules
-from slipstream.server.engine.consumers.consumer import LAZY, AckReply, Consumer, Stored
+from slipstream.server.engine.consumers.consumer import LAZY, Consumer, Stored
 from slipstream.server.engine.consumers.ledger import HEAD_SIZE, Ledger
 from slipstream.server.engine.consumers.pull import PullConsumer
 from slipstream.server.engine.consumers.push import PushConsumer
+from slipstream.server.engine.consumers.settling import AckReply
 from slipstream.server.engine.consumers.start import SkipList
-from slipstream.server.engine.host import Host
+from slipstream.server.engine.host import Host, Progress
 from slipstream.server.engine.timers import Timer
 from slipstream.wire import overlaps
 
@@ -56,13 +58,16 @@ class Consumers:
         old = self.items.get(config.durable_name or config.name)
         if old is not None:
             config = config.replace(pause_until=old.config.pause_until)
-        config = rules.with_level(rules.complete(config, stream, pedantic=pedantic))
-        rules.check(config, stream)
+        limits = self.host.limits
+        config = rules.complete(config, stream, pedantic=pedantic, most=limits.max_ack_pending)
+        config = rules.with_level(config)
+        rules.check(config, stream, most=limits.max_ack_pending)
         if old is not None:
             return self._update(old, config, action, now)
         if action == "update":
             raise ApiError("consumer does not exist", code=400, err_code=10149)
-        if 0 < stream.max_consumers <= len(self.items):
+        most = min((n for n in (stream.max_consumers, limits.max_consumers) if n > 0), default=0)
+        if 0 < most <= len(self.items):
             raise ApiError("maximum consumers limit reached", code=400, err_code=10026)
         self._check_queue(config)
         return self._create(config, now)
@@ -204,6 +209,8 @@ class Consumers:
         for consumer in list(self.items.values()):
             entry = stored.pop(consumer.name, None)
             if not consumer.persistent:
+                consumer.begin()  # what it waited for is decided, one way or the other
+                consumer.recount()
                 continue
             if entry is None or entry.created != consumer.created:
                 self._drop(consumer, deleted=True)
@@ -245,9 +252,13 @@ class Consumers:
     def committed(self, now: int) -> None:  # noqa: ARG002
         """A group was finished."""
         news = self.stream.log.news()
-        if news is not None:
-            for consumer in list(self.items.values()):
-                consumer.committed(news)
+        if news is None:
+            return
+        consumers = list(self.items.values())
+        filtered = any(consumer.filters.patterns for consumer in consumers)
+        added = Counter(subject for _, subject in news.added) if filtered else {}
+        for consumer in consumers:
+            consumer.committed(news, added)
 
     def purged(self, pattern: str) -> None:
         """Messages are being purged: once that is durable, consumers are behind them."""
@@ -271,10 +282,10 @@ class Consumers:
     def _hurry(self, _: int) -> None:
         self.stream.journal.hurried = True
 
-    def answer(self, consumer: Consumer, reply: str, source: AckReply) -> None:
-        """Answer an ack when it is durable."""
+    def answer(self, reply: str, source: AckReply, *, kept: bool) -> None:
+        """Answer an ack when it is durable; `kept`: the books have nothing new."""
         journal = self.stream.journal
-        if consumer in journal.keepers or journal.unfinished:
+        if not kept or journal.unfinished:
             journal.answers.append((reply, 0, source, b""))
         else:
             self.host.send(reply, b"", b"")
@@ -302,18 +313,48 @@ class Consumers:
 
     def offered(self, seq: int, subject: str) -> None:
         """A new message, by interest: if it is nobody's business it counts, and is not kept."""
-        if not any(consumer.filters.covers(subject) for consumer in self.items.values()):
+        if not any(consumer.filters.covers(subject) for consumer in self.items.values()) and not self.taken(subject):
             self.stream.log.remove(seq)
+
+    def taken(self, subject: str) -> bool:
+        """Whether a mirror or a source of another stream wants the messages of a subject: that is an interest too."""
+        return any(taker.covers(subject) for taker in self.stream.takers)
 
     def sweep(self) -> None:
         """Remove what nobody needs any more, after a consumer went or wants less than before."""
-        log = self.stream.log
-        if not self.items:
-            log.purge()
+        if not self.items and not self.stream.takers:
+            self.stream.log.purge()
             return
-        seq, last = log.committed.first_seq, log.committed.last_seq
-        while seq <= last and (records := log.scan("", seq, limit=PIECE)):
-            for record in records:
-                if not any(consumer.needs(record.seq, record.subject) for consumer in self.items.values()):
-                    log.remove(record.seq)
-            seq = records[-1].seq + 1
+        sweep = Sweep(self)
+        if not self.host.start(sweep):  # too much is going on already: at once, rather than not at all
+            while sweep.run()[0] is Progress.MORE:
+                pass
+
+
+class Sweep:
+    """Looks through a stream for messages that no consumer needs, a piece at a time."""
+
+    def __init__(self, consumers: Consumers) -> None:
+        self._consumers = consumers
+        state = consumers.stream.log.committed
+        self._seq, self._last = state.first_seq, state.last_seq
+
+    def run(self) -> tuple[Progress, int]:
+        """Look at the next messages."""
+        stream, items = self._consumers.stream, self._consumers.items
+        log = stream.log
+        if self._seq > self._last or not (items or stream.takers):
+            return Progress.DONE, 0
+        try:
+            records = log.scan("", self._seq, limit=PIECE)
+        except CorruptRecordError as exc:
+            self._seq = max(self._seq, exc.seq) + 1
+            return Progress.MORE, 1
+        if not records:
+            return Progress.DONE, 0
+        for record in records:
+            needed = any(consumer.needs(record.seq, record.subject) for consumer in items.values())
+            if not needed and not (stream.takers and self._consumers.taken(record.subject)):
+                log.remove(record.seq)
+        self._seq = records[-1].seq + 1
+        return Progress.MORE, len(records)

@@ -50,6 +50,17 @@ class Ledger:
         self._dirty.add(seq >> BLOCK)
         return self.dseq
 
+    def deliver_all(self, seqs: list[int], now: int) -> None:
+        """New messages go out, in order, and are to be acked."""
+        dseq, pending = self.dseq, self.pending
+        for seq in seqs:
+            dseq += 1
+            pending[seq] = (dseq, now)
+        self.dseq = dseq
+        self.delivered = seqs[-1]
+        self._order += seqs
+        self._dirty.update([seq >> BLOCK for seq in seqs])
+
     def hand_over(self, seq: int) -> int:
         """A new message goes out, and nobody acks it."""
         self.dseq += 1
@@ -213,7 +224,7 @@ class Ledger:
         return ledger
 
     def reset(self, start: int) -> None:
-        """Begin again from a stream sequence; consumer sequences go on."""
+        """Begin again, from a stream sequence, as if nothing had been delivered."""
         self._dirty.update(seq >> BLOCK for seq in (*self.pending, *self.counts))
         self.pending.clear()
         self.counts.clear()
@@ -221,7 +232,8 @@ class Ledger:
         self._order.clear()
         self.next_seq = start
         self.delivered = self.floor_seq = start - 1
-        self.floor_dseq = self.dseq
+        self.dseq = self.floor_dseq = 0
+        self.last_delivery = self.last_ack = 0
 
 
 def due(

@@ -12,8 +12,8 @@ from slipstream.api import ConsumerConfig, PriorityPolicy, format_time
 from slipstream.api.names import LAST_CONSUMER, LAST_STREAM
 from slipstream.api.times import ZERO
 from slipstream.server.engine.bodies import level_suffices
-from slipstream.server.engine.consumers.consumer import CHUNK, MILLISECOND, Consumer, nanos
-from slipstream.server.engine.consumers.lanes import Lane
+from slipstream.server.engine.consumers.consumer import CHUNK, Consumer, nanos
+from slipstream.server.engine.consumers.lanes import Lane, Lanes
 from slipstream.server.engine.consumers.ledger import Ledger
 from slipstream.server.engine.consumers.requests import (
     CONSUMER_DELETED,
@@ -27,6 +27,7 @@ from slipstream.server.engine.consumers.requests import (
     parse,
     refusal,
 )
+from slipstream.server.engine.consumers.settling import MILLISECOND
 from slipstream.server.engine.host import Progress
 from slipstream.server.engine.ports import Record
 from slipstream.server.engine.timers import Timer
@@ -53,6 +54,8 @@ class PullConsumer(Consumer):
     def configure(self, config: ConsumerConfig) -> None:
         super().configure(config)
         self._queue.prioritized = config.priority_policy == PriorityPolicy.PRIORITIZED
+        # Nothing that would have to be looked at message by message.
+        self._plain = not config.priority_policy and not config.headers_only and config.replay_policy == "instant"
         self._overflow = config.priority_policy == PriorityPolicy.OVERFLOW
         self._pins = config.priority_policy == PriorityPolicy.PINNED_CLIENT
         if self.threshold:  # as on nats-server: not all at the same moment
@@ -159,7 +162,7 @@ class PullConsumer(Consumer):
             if not self.held:
                 self._review(now, at_end=True)
             return Progress.DONE, 0
-        lanes: dict[str, Lane] = {}
+        lanes = Lanes(self.host)
         limit = min(sum(request.batch for request in self._queue), CHUNK) if len(self._queue) < CHUNK else CHUNK
         again, fresh = self.upcoming(limit)
         sent, stuck = self._again_to(again, lanes, now), False
@@ -167,19 +170,17 @@ class PullConsumer(Consumer):
             before = sent
             sent += self._fresh_to(fresh, lanes, now)
             stuck = sent - before < len(fresh)
-        for lane in lanes.values():
-            lane.flush()
+        lanes.flush()
         if sent:
             self.after_chunk(now)
         return self._standing(lanes, now, sent, stuck=stuck or len(again) > sent, found=bool(again or fresh)), sent
 
-    def _standing(self, lanes: dict[str, Lane], now: int, sent: int, *, stuck: bool, found: bool) -> Progress:
+    def _standing(self, lanes: Lanes, now: int, sent: int, *, stuck: bool, found: bool) -> Progress:
         """How the job stands after a chunk."""
         if not self._queue:
             return Progress.DONE
         if stuck:
-            congested = any(lane.congested for lane in lanes.values())
-            return Progress.BLOCKED if congested and self._pace_timer is None else Progress.DONE
+            return Progress.BLOCKED if lanes.congested and self._pace_timer is None else Progress.DONE
         if self.at_end:
             self._review(now, at_end=True)
             return Progress.DONE
@@ -190,21 +191,23 @@ class PullConsumer(Consumer):
             return Progress.DONE
         return Progress.MORE if sent and (self.ledger.queue or not self.full) else Progress.DONE
 
-    def _again_to(self, records: list[Record], lanes: dict[str, Lane], now: int) -> int:
+    def _again_to(self, records: list[Record], lanes: Lanes, now: int) -> int:
         sent = 0
         for record in records:
             header, payload = self.shown(record)
             reply = self.ack_subject(record, self.ledger.times(record.seq) + 1, self.left)
-            request = self._choose(len(record.subject) + len(reply) + len(header) + len(payload), lanes, now)
-            if request is None:
+            size = len(record.subject) + len(reply) + len(header) + len(payload)
+            if not self._hand(size, lanes, now, (record.subject, reply, header, payload)):
                 break
-            self._give(request, lanes, record.subject, reply, header, payload, now)
             self.ledger.deliver_again(record.seq, now)
             sent += 1
         return sent
 
-    def _fresh_to(self, records: list[Record], lanes: dict[str, Lane], now: int) -> int:
-        """Hot: what a message costs here, it costs for every message of every pull consumer."""
+    def _fresh_to(self, records: list[Record], lanes: Lanes, now: int) -> int:
+        if not records or not self._queue:
+            return 0
+        if self._plain and self._is_one(lanes):
+            return self._all_to_one(records, lanes, now)
         sent = 0
         prefix, bare = f"{self._ack_prefix}1.", self._bare
         gone: list[int] = []
@@ -215,10 +218,9 @@ class PullConsumer(Consumer):
             if bare:
                 header, payload = self.shown(record)
             reply = f"{prefix}{seq}.{self.ledger.dseq + 1}.{time}.{self.left - 1}"
-            request = self._choose(len(subject) + len(reply) + len(header) + len(payload), lanes, now)
-            if request is None:
+            size = len(subject) + len(reply) + len(header) + len(payload)
+            if not self._hand(size, lanes, now, (subject, reply, header, payload)):
                 break
-            self._give(request, lanes, subject, reply, header, payload, now)
             self.book(record, now)
             sent += 1
             if self._replay_to:
@@ -229,24 +231,52 @@ class PullConsumer(Consumer):
             self.group.settled(gone)
         return sent
 
-    def _give(
-        self,
-        request: Request,
-        lanes: dict[str, Lane],
-        subject: str,
-        reply: str,
-        header: bytes,
-        payload: bytes,
-        now: int,
-    ) -> None:
-        """A message for the request in front."""
-        lane = lanes[request.reply]
-        if self._pin:
-            pin = f"Nats-Pin-Id: {self._pin}\r\n\r\n".encode()
-            header = (header[:-2] if header.endswith(b"\r\n\r\n") else b"NATS/1.0\r\n") + pin
-        lane.put(subject, reply, header, payload)
-        request.batch -= 1
+    def _all_to_one(self, records: list[Record], lanes: Lanes, now: int) -> int:
+        """The requests of one client are filled one after the other. Hot: what a message costs here, it costs for every
+        one of them."""
+        sent, total = 0, len(records)
+        while sent < total and (request := self._choose(0, lanes, now)) is not None:
+            lane = lanes.to(request.reply)
+            part = records[sent : sent + min(request.batch, lane.room)]
+            lane.put_all(part, f"{self._ack_prefix}1.", self.ledger.dseq, self.left)
+            self.book_all(part, now)
+            sent += len(part)
+            request.batch -= len(part)
+            request.delivered += len(part)
+            if request.batch <= 0:
+                self._queue.pop()
+            elif request.heartbeat:
+                request.beat = now + request.heartbeat
+        return sent
+
+    def _is_one(self, lanes: Lanes) -> bool:
+        """Whether all requests are of one client, and none counts bytes: nobody is there to share with."""
+        session = lanes.to(self._queue.front().reply).session
+        if session is None:
+            return False
+        return all(not request.max_bytes and lanes.to(request.reply).session is session for request in self._queue)
+
+    def _hand(self, size: int, lanes: Lanes, now: int, message: tuple[str, str, bytes, bytes]) -> bool:
+        """Give a message to the request whose turn it is; False if nobody can have it now."""
+        while (request := self._choose(size, lanes, now)) is not None:
+            subject, reply, header, payload = message
+            if self._pin:
+                pin = f"Nats-Pin-Id: {self._pin}\r\n\r\n".encode()
+                header = (header[:-2] if header.endswith(b"\r\n\r\n") else b"NATS/1.0\r\n") + pin
+            lane = lanes.to(request.reply)
+            if lane.put(subject, reply, header, payload):
+                self._served(request, lane, size, now)
+                return True
+        return False
+
+    def _served(self, request: Request, lane: Lane, size: int, now: int) -> None:
+        """The request in front got a message."""
         request.delivered += 1
+        request.batch -= 1
+        if request.max_bytes:
+            request.max_bytes -= size
+            if not request.max_bytes:  # exactly used up
+                request.batch = 0
         if request.batch <= 0:
             self._queue.pop()
             if request.max_bytes:
@@ -257,17 +287,15 @@ class PullConsumer(Consumer):
             if len(self._queue) > 1:
                 self._queue.turn()
 
-    def _choose(self, size: int, lanes: dict[str, Lane], now: int) -> Request | None:
+    def _choose(self, size: int, lanes: Lanes, now: int) -> Request | None:
         """Whose turn it is to get a message of that size; it is then in front."""
         queue = self._queue
         tries = len(queue)
         while tries > 0 and queue:
             request = queue.front()
-            lane = lanes.get(request.reply)
-            if lane is None:
-                lane = lanes[request.reply] = Lane(self.host, request.reply)
+            lane = lanes.to(request.reply)
             tries -= 1
-            if not lane.there:
+            if not lane.room:
                 queue.pop()
             elif request.expires and request.expires <= now:
                 lane.status(request.ended(408, "Request Timeout"))
@@ -279,10 +307,6 @@ class PullConsumer(Consumer):
                 lane.status(request.ended(409, "Message Size Exceeds MaxBytes"))
                 queue.pop()
             else:
-                if request.max_bytes:
-                    request.max_bytes -= size
-                    if not request.max_bytes:
-                        request.batch = 1
                 return request
         return None
 
@@ -296,7 +320,8 @@ class PullConsumer(Consumer):
         if not self._pins:
             return True
         if not self._pin and not body.id:
-            self._take_pin(request)
+            if body.group:  # a request without one is served, and pins nobody
+                self._take_pin(request)
             return True
         if body.id == self._pin:
             return True

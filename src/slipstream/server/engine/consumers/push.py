@@ -11,7 +11,7 @@ from slipstream.api import ConsumerConfig
 from slipstream.api.names import CONSUMER_STALLED, LAST_CONSUMER, LAST_STREAM
 from slipstream.server.engine.consumers.acks import FLOW_PREFIX
 from slipstream.server.engine.consumers.consumer import CHUNK, Consumer, nanos
-from slipstream.server.engine.consumers.lanes import Lane
+from slipstream.server.engine.consumers.lanes import Lane, Lanes
 from slipstream.server.engine.consumers.requests import PUSH_BASED
 from slipstream.server.engine.host import Progress
 from slipstream.server.engine.ports import Record
@@ -40,6 +40,8 @@ class PushConsumer(Consumer):
     def configure(self, config: ConsumerConfig) -> None:
         super().configure(config)
         self._heartbeat = nanos(config.idle_heartbeat)
+        # Nothing that would have to be looked at message by message.
+        self._plain = not (config.rate_limit_bps or config.headers_only) and config.replay_policy == "instant"
         self._rate = config.rate_limit_bps / 8  # bytes per second
         limit = self.group.stream.config.max_msg_size
         self._burst = limit if limit > 0 else self.host.max_payload
@@ -130,16 +132,16 @@ class PushConsumer(Consumer):
     def work(self, now: int) -> tuple[Progress, int]:
         if not self.active or self.paused or self.held or self.at_end or self._closed:
             return Progress.DONE, 0
-        lanes = self._lanes()
-        free = [lane for lane in lanes if not lane.congested]
+        lanes = Lanes(self.host)
+        ways = self._ways(lanes)
+        free = [lane for lane in ways if not lane.congested]
         if not free:
-            return (Progress.BLOCKED if lanes else Progress.DONE), 0
+            return (Progress.BLOCKED if ways else Progress.DONE), 0
         again, fresh = self.upcoming(CHUNK)
         sent = self._send(again, free, now, fresh=False)
         if sent == len(again):
             sent += self._send(fresh, free, now, fresh=True)
-        for lane in free:
-            lane.flush()
+        lanes.flush()
         if sent:
             self.after_chunk(now)
             self._arm_beat(now)
@@ -154,19 +156,21 @@ class PushConsumer(Consumer):
         """Whether the window of flow control is used up."""
         return self.config.flow_control and self._unseen > self._window
 
-    def _lanes(self) -> list[Lane]:
+    def _ways(self, lanes: Lanes) -> list[Lane]:
         """The ways out: one, or one for each member of the deliver group if nobody else listens."""
         to, group = self.config.deliver_subject, self.config.deliver_group
         if group:
             members = self.host.members(to, group)
             plain = all(type(sub) is ClientSub and not sub.max_msgs and sub.session.headers for sub in members)
             if plain and len(members) == self.host.audience(to):
-                return [Lane(self.host, to, sub) for sub in members]
-        lane = Lane(self.host, to)
+                return [lanes.open(to, sub) for sub in members]
+        lane = lanes.to(to)
         return [lane] if lane.there else []
 
     def _send(self, records: list[Record], lanes: list[Lane], now: int, *, fresh: bool) -> int:
-        """Hand messages over. Hot: what a message costs here, it costs for every message of every push consumer."""
+        """Hand messages over."""
+        if fresh and self._plain and len(lanes) == 1 and records and lanes[0].session is not None:
+            return self._send_all(records, lanes[0], now)
         ledger, lane = self.ledger, lanes[0]
         sent, flow = 0, self.config.flow_control
         prefix, several = f"{self._ack_prefix}1.", len(lanes) > 1
@@ -186,7 +190,8 @@ class PushConsumer(Consumer):
                 break
             if several:
                 lane = lanes[int(self.host.chance() * len(lanes))]
-            lane.put(subject, reply, header, payload)
+            if not lane.put(subject, reply, header, payload):
+                break
             if fresh:
                 self.book(record, now)
                 ledger = self.ledger
@@ -202,6 +207,34 @@ class PushConsumer(Consumer):
         if gone:
             self.group.settled(gone)
         return sent
+
+    def _send_all(self, records: list[Record], lane: Lane, now: int) -> int:
+        """All to one, up to the window. Hot: what a message costs here, it costs for every one of them."""
+        ledger, prefix = self.ledger, f"{self._ack_prefix}1."
+        records = records[: lane.room]
+        if self.config.flow_control and records:
+            digits = len(f"{prefix}{records[-1].seq}.{ledger.dseq + len(records)}.{records[-1].time}.{self.left}")
+            sent, total = 0, len(records)
+            while sent < total:  # a window's half at a time: the request for an answer goes in between
+                room = (self._window // 2 if not self._asked else self._window) - self._unseen
+                size = end = 0
+                for end in range(sent, total):
+                    _, _, subject, header, payload = records[end]
+                    size += len(subject) + digits + len(header) + len(payload)
+                    if size > room:
+                        break
+                part = records[sent : end + 1]
+                lane.put_all(part, prefix, ledger.dseq, self.left)
+                self.book_all(part, now)
+                ledger = self.ledger
+                sent = end + 1
+                if not self._count(size, lane):
+                    break
+            return sent
+        if records:
+            lane.put_all(records, prefix, ledger.dseq, self.left)
+            self.book_all(records, now)
+        return len(records)
 
     def _too_fast(self, size: int, now: int) -> bool:
         """Whether the rate limit forbids so many bytes for the moment."""

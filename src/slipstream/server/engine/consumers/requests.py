@@ -41,7 +41,6 @@ class Body(msgspec.Struct):
 
 
 _decode = msgspec.json.Decoder(Body).decode
-_NEXT_ONE = Body(batch=1)
 
 
 class Request:
@@ -74,12 +73,12 @@ def parse(payload: bytes) -> tuple[Body, bool] | bytes:
     """The request in the body of a pull and whether it was JSON; or the status that refuses it."""
     text = payload.strip()
     if not text:
-        return _NEXT_ONE, False
+        return Body(batch=1), False
     if text[:1] != b"{":
         digits = text[1:] if text[:1] in b"+-" else text
         if digits.isdigit() and len(digits) < 19:
             return Body(batch=int(text)), False
-        return _NEXT_ONE, False
+        return Body(batch=1), False
     try:
         body = _decode(text)
     except (msgspec.DecodeError, ValueError) as exc:

@@ -77,8 +77,9 @@ def filters_of(config: ConsumerConfig) -> tuple[str, ...]:
     return (*config.filter_subjects, config.filter_subject) if config.filter_subject else config.filter_subjects
 
 
-def complete(config: ConsumerConfig, stream: StreamConfig, *, pedantic: bool) -> ConsumerConfig:
-    """Fill in what was left open; a pedantic request is refused where that would change what it says."""
+def complete(config: ConsumerConfig, stream: StreamConfig, *, pedantic: bool, most: int = -1) -> ConsumerConfig:
+    """Fill in what was left open; a pedantic request is refused where that would change what it says. `most` is the
+    account's bound of pending acks (-1: none)."""
     changes: dict[str, Any] = {}
 
     def fill(name: str, value: Any, complaint: str = "") -> None:
@@ -114,7 +115,7 @@ def complete(config: ConsumerConfig, stream: StreamConfig, *, pedantic: bool) ->
             "max_ack_pending must be set if it's configured in stream limits" if bound else "",
         )
     elif not config.max_ack_pending and config.ack_policy != AckPolicy.NONE:
-        fill("max_ack_pending", MAX_ACK_PENDING)
+        fill("max_ack_pending", min(most, MAX_ACK_PENDING) if most > 0 else MAX_ACK_PENDING)
     if not config.inactive_threshold and limits.inactive_threshold:
         fill(
             "inactive_threshold",
@@ -126,8 +127,8 @@ def complete(config: ConsumerConfig, stream: StreamConfig, *, pedantic: bool) ->
     return config.replace(**changes)
 
 
-def check(config: ConsumerConfig, stream: StreamConfig) -> None:
-    """Raise the ApiError of the first rule that is broken; `config` is complete."""
+def check(config: ConsumerConfig, stream: StreamConfig, *, most: int = -1) -> None:
+    """Raise the ApiError of the first rule that is broken; `config` is complete. `most`: as for `complete`."""
     _check_names(config)
     _check_replicas(config, stream)
     if any(wait < ZERO for wait in config.backoff):
@@ -144,8 +145,9 @@ def check(config: ConsumerConfig, stream: StreamConfig) -> None:
     else:
         _check_pull(config, stream)
     limits = stream.consumer_limits
-    if 0 < limits.max_ack_pending < config.max_ack_pending:
-        raise _refused(f"consumer max ack pending exceeds system limit of {limits.max_ack_pending}", 10121)
+    for bound in (most, limits.max_ack_pending):
+        if 0 < bound < config.max_ack_pending:
+            raise _refused(f"consumer max ack pending exceeds system limit of {bound}", 10121)
     if ZERO < limits.inactive_threshold < config.inactive_threshold:
         text = go_duration(limits.inactive_threshold)
         raise _refused(f"consumer inactive threshold exceeds system limit of {text}", 10153)
