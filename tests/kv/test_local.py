@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
@@ -150,6 +151,21 @@ async def test_writers_at_once_do_not_lose_each_other(tmp_path: Path) -> None:
 
     await asyncio.gather(*(add() for _ in range(5)))
     assert (await kv.get("n")).value == b"50"
+    await kv.close()
+
+
+async def test_calls_that_are_cancelled_leave_the_file_whole(tmp_path: Path) -> None:
+    kv = await open_local_key_value(str(tmp_path / "b.db"), BucketConfig(bucket="b", history=3))
+    chance = random.Random(3)
+    for _ in range(30):
+        tasks = [asyncio.create_task(kv.put(f"k{n}", b"x" * 100)) for n in range(5)]
+        await asyncio.sleep(chance.uniform(0, 0.004))
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert await kv.put("after", b"1") == (await kv.status()).last_revision
+    for key in await kv.keys():
+        assert len(await kv.history(key)) <= 3
     await kv.close()
 
 
