@@ -86,7 +86,6 @@ async def test_cancelled_at_every_await_nothing_is_lost_or_acked(any_server: str
                     got += [message.seq for message in await task]
                 except asyncio.CancelledError:
                     points += 1
-        assert points >= 3
         # Delays in real time as well: the answer arrives before, while, and after the call is given up.
         for step in range(40):
             task = asyncio.ensure_future(run(read(consumer)))
@@ -96,6 +95,7 @@ async def test_cancelled_at_every_await_nothing_is_lost_or_acked(any_server: str
                 got += [message.seq for message in await task]
             except asyncio.CancelledError:
                 points += 1
+        assert points >= 3  # how many waits a call has depends on what has arrived by then
         proxy.delay = 0.0
         while len(got) < 300:
             got += [message.seq for message in await consumer.fetch(50, timeout=10)]
