@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
 
@@ -517,13 +518,17 @@ async def test_every_read_can_be_asked_to_be_new_enough(any_server: str, fresh: 
             stream.get(seq + 1, min_last_seq=99, timeout=1.5),  # one that is there is never stale
             stream.get_last(f"{fresh}.a", min_last_seq=99, timeout=1.5),
             stream.get_next(f"{fresh}.b", min_last_seq=99, timeout=1.5),
-            anext(stream.read(min_last_seq=99, timeout=1.5)),
+            _all(stream.read(min_last_seq=99, timeout=1.5)),
             store.get("o", min_last_seq=99, timeout=1.5),
             store.info("o", min_last_seq=99, timeout=1.5),
-            anext(store.list(min_last_seq=99, timeout=1.5)),
+            _all(store.list(min_last_seq=99, timeout=1.5)),
         ]
         for outcome in await asyncio.gather(*reads, return_exceptions=True):
             assert isinstance(outcome, StaleReadError), outcome
+
+
+async def _all(items: AsyncIterator[Any]) -> list[Any]:
+    return [item async for item in items]
 
 
 async def _reads_of_a_bucket(js: JetStream, fresh: str) -> None:

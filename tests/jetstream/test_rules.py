@@ -214,6 +214,7 @@ async def test_rule_4_a_mirror_that_is_no_whole_copy_is_not_believed(real_url: s
             assert {subject: message.seq for subject, message in many.items()} == {f"{fresh}.a": 3, f"{fresh}.b": 2}
 
 
+@pytest.mark.spec("DG-06", on="N")
 async def test_rule_4_a_whole_mirror_is_as_good_as_a_replica(real_url: str, fresh: str) -> None:
     async with connect(real_url) as nc:
         js = nc.jetstream()

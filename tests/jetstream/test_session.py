@@ -189,3 +189,15 @@ def test_notes_of_a_session_are_checked(our_url: str) -> None:
         for bad in (("a.b", 1), ("S", -1), ("S", True)):
             with pytest.raises(UsageError):
                 session.note(*bad)
+
+
+def test_only_one_thread_shortens_what_was_noted() -> None:
+    state = SessionState()
+    turn = state._turn.pop()  # another thread has it
+    for seq in range(1, 100):
+        state.note("S", seq)
+    state._shorten(state._seqs["S"])
+    assert len(state._seqs["S"]) == 100
+    state._turn.append(turn)
+    state.note("S", 100)
+    assert (len(state._seqs["S"]), state.seen("S")) == (1, 100)

@@ -323,6 +323,7 @@ class Asking:
         if patience.silent() and is_move_due and self._client.leave_server(error):
             ledger.moved_at = now
             ledger.moves += 1
+            patience.heard()
 
     def _pause(self, error: Error) -> None:
         """Rest a little before asking again; raises when the time is up."""
