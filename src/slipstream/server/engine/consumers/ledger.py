@@ -16,6 +16,7 @@ from struct import Struct
 
 BLOCK = 6  # 64 sequences to a block: a page of the store holds one
 SPARE = 1024
+LAST = 2**63 - 1  # the moments that can be kept
 _HEAD = Struct("<QQQQQqq")
 HEAD_SIZE = _HEAD.size
 _ENTRY = Struct("<QQqI")  # stream sequence, consumer sequence (0: not pending), time, count
@@ -159,7 +160,7 @@ class Ledger:
         entry = self.pending.get(seq)
         if entry is None:
             return False
-        self.pending[seq] = (entry[0], now)
+        self.pending[seq] = (entry[0], max(-LAST, min(now, LAST)))  # a nak may ask for any delay
         self._dirty.add(seq >> BLOCK)
         return True
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from datetime import timedelta
+from typing import Annotated
 
 import msgspec
 
@@ -25,19 +26,22 @@ REQUESTS_PENDING = status_block(408, "Requests Pending")
 LEVEL_MISSING = status_block(412, "Required Api Level")
 
 
+Number = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+
+
 class Body(msgspec.Struct):
     """What a pull may say. Fields that are not known are overlooked."""
 
-    expires: int = 0
-    batch: int = 0
-    max_bytes: int = 0
+    expires: Number = 0
+    batch: Number = 0
+    max_bytes: Number = 0
     no_wait: bool = False
-    idle_heartbeat: int = 0
+    idle_heartbeat: Number = 0
     group: str = ""
-    min_pending: int = 0
-    min_ack_pending: int = 0
+    min_pending: Number = 0
+    min_ack_pending: Number = 0
     id: str = ""
-    priority: int = 0
+    priority: Number = 0
 
 
 _decode = msgspec.json.Decoder(Body).decode
