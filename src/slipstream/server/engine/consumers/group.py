@@ -225,7 +225,8 @@ class Consumers:
             config = ConsumerConfig.from_dict(entry.config)
             if config != consumer.config:
                 consumer.change(config, now)
-            consumer.ledger.all_changed()
+            blocks = f"{consumer.name}\0b"  # also those that the lost group had emptied
+            consumer.ledger.all_changed(int(key[len(blocks) :], 16) for key in kept if key.startswith(blocks))
             self.mark(consumer)
             consumer.begin()
             consumer.recount()

@@ -189,8 +189,9 @@ class Ledger:
         self._dirty.clear()
         return blocks
 
-    def all_changed(self) -> None:
-        """Everything is to be written again."""
+    def all_changed(self, blocks: Iterable[int] = ()) -> None:
+        """Everything is to be written again, also the `blocks` that are kept."""
+        self._dirty.update(blocks)
         self._dirty.update(seq >> BLOCK for seq in (*self.pending, *self.counts))
 
     def _pack_block(self, number: int) -> bytes:
