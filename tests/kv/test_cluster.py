@@ -56,7 +56,7 @@ async def test_no_read_of_a_bucket_is_stale_when_asked_not_to_be(cluster: Cluste
                 history = await kv.history("a", min_last_revision=last)
                 assert [entry.value for entry in history] == [b"old", b"new"]
                 assert sorted(await kv.snapshot()) == ["a", "b"]
-            # Once: a consumer that is placed on the lagging server cannot be made, and is tried elsewhere after a while.
+            # Once: a consumer that is placed on the lagging server cannot be made, and is tried elsewhere later.
             async with await kv.watch(min_last_revision=last, ignore_deletes=True, timeout=40) as watch:
                 assert sorted(entry.key for entry in await watch.initial()) == ["a", "b"]
 
