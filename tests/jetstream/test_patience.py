@@ -41,9 +41,11 @@ def test_silence_again_and_again_is_a_reason_to_go_and_an_answer_is_none() -> No
     patience = Patience(1.0, lambda: 0.0)
     for _ in range(3):
         assert [patience.silent() for _ in range(SILENCES)] == [False] * (SILENCES - 1) + [True]
+    assert patience.for_one_try() > 0.2  # slow answers are not lost for ever
     for _ in range(10):
         assert not patience.silent()
         patience.heard()
+    assert patience.for_one_try() == 0.2
 
 
 def test_staleness_says_more_than_a_lost_connection() -> None:

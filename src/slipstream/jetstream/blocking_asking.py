@@ -224,24 +224,21 @@ class Asking:
         return ""
 
     def _is_whole_copy(self, mirror: str) -> bool:
-        """Whether a mirror has all messages of the stream, under their own subjects; asked once."""
+        """Whether a mirror holds all that the stream holds, by their configurations; asked once."""
         known = self._notes.mirrors.get(mirror)
         if known is not None:
             return known
+        if self._notes.config is None and self._info() is None:
+            return False
         try:
             call = self._api.stream_info(mirror)
-            source = (ask(self._client, call, self._patience.for_one_try())).config.mirror
+            config = (ask(self._client, call, self._patience.for_one_try())).config
         except (RequestTimeoutError, ConnectionLostError):
             return False
-        except (ApiError, AuthorizationError):
-            source = None
-        is_whole = (
-            source is not None
-            and source.name == self._name
-            and not (
-                source.filter_subject or source.subject_transforms or source.opt_start_seq or source.opt_start_time
-            )
-        )
+        except (ApiError, AuthorizationError):  # of another account or domain, or none of our business
+            is_whole = False
+        else:
+            is_whole = self._notes.is_whole_copy(config)
         self._notes.mirrors[mirror] = is_whole
         return is_whole
 
@@ -326,6 +323,7 @@ class Asking:
         if patience.silent() and is_move_due and self._client.leave_server(error):
             ledger.moved_at = now
             ledger.moves += 1
+            patience.heard()
 
     def _pause(self, error: Error) -> None:
         """Rest a little before asking again; raises when the time is up."""

@@ -22,14 +22,15 @@ SILENCES = 2  # tries in a row without an answer, after which another server is 
 class Patience:
     """A deadline, a growing pause between tries, and a count of silences."""
 
-    __slots__ = ("_deadline", "_now", "_pause", "_reason", "_silences", "_timeout", "_try", "tries")
+    __slots__ = ("_deadline", "_first_try", "_now", "_pause", "_reason", "_silences", "_timeout", "_try", "tries")
 
     def __init__(self, timeout: float, now: Callable[[], float]) -> None:
         self._now = now
         self._reason: Error | None = None
         self._timeout = timeout
         self._deadline = now() + timeout
-        self._try = min(timeout / TRIES_IN_TIMEOUT, LONGEST_TRY)
+        self._first_try = min(timeout / TRIES_IN_TIMEOUT, LONGEST_TRY)
+        self._try = self._first_try
         self._pause = FIRST_PAUSE
         self._silences = 0
         self.tries = 0  # that did not bring the answer
@@ -78,14 +79,18 @@ class Patience:
         return pause
 
     def heard(self) -> None:
-        """Somebody answered, whatever the answer is worth."""
+        """Somebody answered, whatever the answer is worth; or it is another server that will be asked."""
         self._silences = 0
+        self._try = self._first_try
 
     def silent(self) -> bool:
-        """A try was not answered; True when it is time to try another server. The next one gets more time."""
+        """A try was not answered; True when it is time to try another server.
+
+        If there is none, it may be that answers are slow: the next tries get more time.
+        """
         self._silences += 1
-        self._try *= 2
         if self._silences < SILENCES:
             return False
         self._silences = 0
+        self._try *= 2
         return True
