@@ -314,16 +314,21 @@ class Asking:
 
     def _unanswered(self, error: RequestTimeoutError) -> None:
         """A try was in vain; after several of them our own server may be the one that is cut off."""
-        patience, ledger = self._patience, self._ledger
+        patience = self._patience
         if patience.is_over:
             raise patience.why(error) from error
         patience.tries += 1
-        now = self._client.now()
-        is_move_due = ledger.moved_at is None or now - ledger.moved_at >= MOVE_INTERVAL
-        if patience.silent() and is_move_due and self._client.leave_server(error):
+        if patience.silent():
+            self._move(error)
+
+    def _move(self, error: Error) -> None:
+        """Go to another server of the cluster, if there is one and we did not just come from one."""
+        ledger, now = self._ledger, self._client.now()
+        is_due = ledger.moved_at is None or now - ledger.moved_at >= MOVE_INTERVAL
+        if is_due and self._client.leave_server(error):
             ledger.moved_at = now
             ledger.moves += 1
-            patience.heard()
+            self._patience.heard()
 
     def _pause(self, error: Error) -> None:
         """Rest a little before asking again; raises when the time is up."""
@@ -331,6 +336,8 @@ class Asking:
             self._has_looked = True
             self._info()
         pause(self._client, self._patience, error)
+        if self._patience.stuck():
+            self._move(error)
 
     def _behind(self, reached: int, goal: int = 0) -> StaleReadError:
         wanted = goal or self._wanted
