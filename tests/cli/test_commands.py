@@ -232,7 +232,7 @@ def test_a_command_that_does_not_stop_when_the_lock_is_lost_is_killed(monkeypatc
         return started[0]
 
     monkeypatch.setattr(keyvalue, "STOP_TIMEOUT", 0.5)
-    monkeypatch.setattr(keyvalue.subprocess, "Popen", start)
+    monkeypatch.setattr(subprocess, "Popen", start)
     stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
     options = argparse.Namespace(program=[sys.executable, "-c", stubborn])
     with pytest.raises(LeaseLostError):
