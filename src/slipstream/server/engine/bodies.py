@@ -13,6 +13,7 @@ from slipstream.errors import ApiError, InvalidJsonError, StreamNameMismatchErro
 from slipstream.server.engine import config as rules
 from slipstream.server.engine.features import API_LEVEL
 from slipstream.server.engine.journal import Journal
+from slipstream.server.engine.publish import is_number
 from slipstream.wire import Headers
 
 T = TypeVar("T")
@@ -35,7 +36,7 @@ def level_suffices(header: bytes) -> bool:
     if b"Nats-Required-Api-Level" not in header or not header.startswith(b"NATS/1.0"):  # any bytes may come as a block
         return True
     wanted = Headers.parse(header).get(REQUIRED_API_LEVEL) or "0"
-    return wanted.isascii() and wanted.isdigit() and int(wanted) <= API_LEVEL
+    return is_number(wanted) and int(wanted) <= API_LEVEL
 
 
 def is_empty(payload: bytes) -> bool:

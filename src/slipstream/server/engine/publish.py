@@ -51,6 +51,11 @@ class Demands(NamedTuple):
 NOTHING = Demands()
 
 
+def is_number(text: str) -> bool:
+    """Whether it is one that can be: `int` takes other digits too, and raises for thousands of them."""
+    return text.isascii() and text.isdigit() and len(text) <= 20
+
+
 def demands(header: bytes) -> Demands:
     """What the publisher asks of the stream."""
     if b"\r\nNats-" not in header:
@@ -65,7 +70,7 @@ def demands(header: bytes) -> Demands:
             found.setdefault(_TEXTS[name], value.lower() if name == names.ROLLUP else value)
         elif name in _NUMBERS:
             # A number that is none cannot be the right one: it is refused as a wrong sequence, as on nats-server.
-            found.setdefault(_NUMBERS[name], int(value) if value.isascii() and value.isdigit() else -1)
+            found.setdefault(_NUMBERS[name], int(value) if is_number(value) else -1)
     return Demands(**found) if found else NOTHING  # type: ignore[arg-type]
 
 
