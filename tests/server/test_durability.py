@@ -233,3 +233,24 @@ def play(commands: list[tuple[str, str, object]]) -> tuple[list[bytes], dict[str
 @given(st.lists(COMMANDS, max_size=25))
 def test_replaying_a_log_of_commands_gives_the_same_output_and_state(commands: list[tuple[str, str, object]]) -> None:
     assert play(commands) == play(commands)
+
+
+def test_one_who_cannot_save_its_state_does_not_stop_the_others(client: Client) -> None:
+    saved: list[str] = []
+
+    class Keeper:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def save(self) -> None:
+            if self.name == "bad":
+                raise RuntimeError("a number that does not fit")
+            saved.append(self.name)
+
+    journal = client.rig.engine.journals[0]
+    journal.keepers |= {Keeper(name): None for name in ("first", "bad", "last")}
+    with pytest.raises(RuntimeError, match="does not fit"):
+        client.publish("s.1")
+    client.rig.settle()
+    assert saved == ["first", "last"]
+    assert client.publish("s.1")["seq"] == 2
