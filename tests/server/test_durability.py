@@ -254,3 +254,18 @@ def test_one_who_cannot_save_its_state_does_not_stop_the_others(client: Client) 
     client.rig.settle()
     assert saved == ["first", "last"]
     assert client.publish("s.1")["seq"] == 2
+
+
+def test_what_is_durable_is_answered_whatever_goes_wrong_with_those_who_follow(client: Client) -> None:
+    class Reader:
+        def committed(self, now: int) -> None:
+            raise RuntimeError(f"at {now}")
+
+    journal = client.rig.engine.journals[0]
+    reader = Reader()
+    journal.readers[reader] = None
+    with pytest.raises(RuntimeError):
+        client.ask("s.1", b"x")
+    del journal.readers[reader]
+    assert answers(client) == [b'{"stream":"S","seq":1}']
+    assert client.publish("s.1")["seq"] == 2
