@@ -90,7 +90,7 @@ def test_a_bad_configuration_gets_nats_servers_error(
 @pytest.mark.parametrize(
     "config",
     [
-        {"allow_msg_schedules": True}, {"allow_batched": True},
+        {"allow_batched": True},
     ],
     ids=str,
 )  # fmt: skip
