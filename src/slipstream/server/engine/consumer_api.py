@@ -229,11 +229,13 @@ def _create_body(payload: bytes) -> dict[str, Any]:
     for name, value in body.items():
         if name not in ("stream_name", "config", "action", "pedantic"):
             raise InvalidJsonError(f'invalid JSON: json: unknown field "{name}"')
+        if value is None:  # as if it were not there
+            continue
         if name == "action" and value not in ("", "create", "update"):
             raise InvalidJsonError(f"invalid JSON: unknown consumer action: {msgspec.json.encode(value).decode()}")
         if name == "pedantic" and not isinstance(value, bool):
             raise InvalidJsonError(f"invalid JSON: pedantic is {value!r}, true or false is allowed")
-    return body
+    return {name: value for name, value in body.items() if value is not None}
 
 
 def _named(config: ConsumerConfig, name: str | None, *, durable: bool) -> ConsumerConfig:
