@@ -446,6 +446,23 @@ async def test_a_server_runs_on_the_loop_of_its_user_and_stops() -> None:
         await asyncio.open_connection("127.0.0.1", server.port)
 
 
+def test_who_waits_for_messages_is_told_that_the_server_stops() -> None:
+    """An idle server as well: nothing but that is left to send."""
+    with Server() as server:
+        raw = Raw(server)
+        raw.send(b"SUB inbox 1\r\n")
+        for subject, body in (
+            ("STREAM.CREATE.S", b'{"name":"S","subjects":["s"]}'),
+            ("CONSUMER.CREATE.S.c", b'{"stream_name":"S","config":{"name":"c","ack_policy":"explicit"}}'),
+        ):
+            raw.send(b"PUB $JS.API.%b inbox %d\r\n%b\r\n" % (subject.encode(), len(body), body))
+            raw.until(b"_response", b"\r\n")
+        raw.send(b"PUB $JS.API.CONSUMER.MSG.NEXT.S.c inbox 2\r\n{}\r\nPING\r\n")
+        raw.until(b"PONG\r\n")
+        time.sleep(0.05)  # everything is carried out, and the server sleeps
+    assert b"NATS/1.0 409 Server Shutdown\r\n" in raw.rest()
+
+
 def test_a_port_that_is_taken_is_an_error_for_the_caller() -> None:
     with Server() as server, pytest.raises(OSError, match="in use"), Server(port=server.port):
         pass

@@ -173,6 +173,7 @@ class Driver:
         self.engine.retire()
         for connection in self._connections.values():
             connection.hold()
+        self._flush()  # nothing else may be left to do that would send what waiting clients are told
 
     def close_all(self) -> None:
         """Cut every client off."""
