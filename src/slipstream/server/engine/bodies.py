@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from slipstream.api import NOT_JSON, StreamConfig
+from slipstream.api import NOT_JSON, StreamConfig, read_json
 from slipstream.api.names import REQUIRED_API_LEVEL
 from slipstream.errors import ApiError, InvalidJsonError, StreamNameMismatchError
 from slipstream.server.engine import config as rules
@@ -51,7 +51,7 @@ def is_empty(payload: bytes) -> bool:
 
 def decode(payload: bytes, kind: type[T]) -> T:
     try:
-        return msgspec.json.decode(payload, type=kind)
+        return read_json(payload, kind)
     except NOT_JSON as exc:
         raise InvalidJsonError(_json_text(exc)) from exc
 

@@ -447,6 +447,7 @@ class Engine:
             "version": settings.version,
             "slipstream": settings.slipstream,
             "proto": 1,
+            "go": "",  # clients that read it expect it to be there
             "host": session.door.host,
             "port": session.door.port,
             "headers": True,

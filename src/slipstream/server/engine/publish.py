@@ -22,7 +22,8 @@ _TEXTS = {
     names.BATCH_ID: "batch",
     names.BATCH_SEQUENCE: "batch_seq",
     names.BATCH_COMMIT: "batch_commit",
-    names.SCHEDULE: "schedule",
+    names.SCHEDULER: "scheduler",
+    names.SCHEDULE_NEXT: "schedule_next",
     names.STREAM_SOURCE: "source",
     names.REQUIRED_API_LEVEL: "api_level",
 }
@@ -43,7 +44,8 @@ class Demands(NamedTuple):
     batch: str = ""
     batch_seq: str = ""
     batch_commit: str = ""
-    schedule: str = ""
+    scheduler: str = ""
+    schedule_next: str = ""
     source: str = ""
     api_level: str = ""
 
@@ -83,6 +85,13 @@ def remove_header(header: bytes, name: str) -> bytes:
         header = header[:at] + header[end:]
         at = header.find(lead)
     return header
+
+
+def remove_lines(header: bytes, leads: tuple[str, ...]) -> bytes:
+    """The block without the lines that begin with one of `leads`."""
+    first, *lines = header.split(b"\r\n")
+    begins = tuple(lead.encode() for lead in leads)
+    return b"\r\n".join([first, *(line for line in lines if not line.startswith(begins))])
 
 
 def set_header(header: bytes, name: str, value: str) -> bytes:

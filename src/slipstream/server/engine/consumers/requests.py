@@ -13,7 +13,7 @@ from typing import Annotated
 
 import msgspec
 
-from slipstream.api import ConsumerConfig, PriorityPolicy
+from slipstream.api import ConsumerConfig, PriorityPolicy, read_json
 from slipstream.api.names import PENDING_BYTES, PENDING_MESSAGES
 from slipstream.server.engine.consumers.rules import go_duration
 from slipstream.wire.headers import status_block
@@ -49,9 +49,6 @@ class Body(msgspec.Struct):
         does not speak; whoever asks for them means to wait for the first message (and only for that), as on
         nats-server."""
         return not self.no_wait or (self.idle_heartbeat > 0 and self.expires > 0)
-
-
-_decode = msgspec.json.Decoder(Body).decode
 
 
 class Request:
@@ -96,7 +93,7 @@ def parse(payload: bytes) -> tuple[Body, bool] | bytes:
             return Body(batch=int(text)), False
         return Body(batch=1), False
     try:
-        body = _decode(text)
+        body = read_json(text, Body)
     except (msgspec.DecodeError, ValueError) as exc:
         return status_block(400, f"Bad Request - {' '.join(str(exc).split())}")
     if body.idle_heartbeat > 0 and body.idle_heartbeat * 2 > body.expires:

@@ -21,6 +21,7 @@ from slipstream.api import (
     Retention,
     StreamConfig,
     encode_json,
+    read_json,
 )
 from slipstream.errors import ApiError, InvalidJsonError, StreamInvalidConfigError
 from slipstream.server.engine.features import REQUIRED_LEVEL, SERVER_LEVEL, SERVER_VERSION, pedantic_error
@@ -361,7 +362,7 @@ def nak_delay(argument: bytes) -> int | None:
         return None
     try:
         if argument[:1] == b"{":
-            return msgspec.json.decode(argument, type=_Nak).delay
+            return read_json(argument, _Nak).delay
         delay = _duration(argument.decode())
     except (msgspec.DecodeError, ValueError, OverflowError):
         return None
