@@ -174,7 +174,8 @@ def page(verdicts: Sequence[Verdict]) -> str:
             lines += ["", f"## {family}", "", "| row | needed | missing | statement | tests |", "|---|---|---|---|---|"]
         names = dict.fromkeys(test.partition("[")[0] for test in verdict.proofs)  # parameters are left out
         tests = "<br>".join(f"`{name.removeprefix('tests/')}`" for name in names) or "none"
-        lines.append(f"| {row.id} | {show(row.sides)} | {show(verdict.missing) or 'none'} | {row.statement} | {tests} |")
+        missing = show(verdict.missing) or "none"
+        lines.append(f"| {row.id} | {show(row.sides)} | {missing} | {row.statement} | {tests} |")
     return "\n".join(lines) + "\n"
 
 
