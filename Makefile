@@ -51,6 +51,7 @@ spec: $(STAMP) ## Which rows of docs/requirements.md the last test results prove
 
 docs: $(STAMP) ## The documentation as a site, in build/site
 	@$(PY) -c 'import mkdocs, mkdocstrings' 2>/dev/null || $(PY) -m pip install --quiet --group docs
+	@test ! -f .spec-results.json || $(PY) tools/spec.py --write docs/proofs.md >/dev/null
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet --strict
 	@echo "build/site/index.html"
 

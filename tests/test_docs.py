@@ -21,7 +21,7 @@ from slipstream.server.net import Server
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 KINDS = {"python", "console", "text", "toml", "json", ""}
-TIMEOUT = 100
+TIMEOUT = 240
 PYTEST = ("-m", "pytest", "-q", "-p", "slipstream.testing.plugin", "-p", "no:cacheprovider")
 
 
