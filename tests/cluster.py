@@ -20,6 +20,7 @@ import socket
 import subprocess
 import tempfile
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -99,9 +100,13 @@ class Node:
 
     def ask(self, path: str) -> dict[str, Any]:
         """What the monitoring endpoint says."""
-        with urllib.request.urlopen(f"{self.monitor}/{path}", timeout=5) as answer:
-            found: dict[str, Any] = json.load(answer)
-            return found
+        try:
+            with urllib.request.urlopen(f"{self.monitor}/{path}", timeout=5) as answer:
+                found: dict[str, Any] = json.load(answer)
+        except urllib.error.HTTPError as error:  # a server that is not healthy says so with 503 and a reason
+            with error:
+                found = json.load(error)
+        return found
 
 
 class Cluster:

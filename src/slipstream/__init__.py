@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from slipstream.facade.blocking import Client as BlockingClient
     from slipstream.facade.blocking import JetStream as BlockingJetStream
     from slipstream.facade.blocking import connect as connect_blocking
+    from slipstream.jetstream.aio_messages import JsMessage
     from slipstream.kv.aio import KeyValue
     from slipstream.kv.blocking import KeyValue as BlockingKeyValue
     from slipstream.server.net import Server
@@ -54,6 +55,7 @@ __all__ = [
     "Error",
     "Headers",
     "JetStream",
+    "JsMessage",
     "KeyValue",
     "ObjectInfo",
     "ObjectStoreConfig",
@@ -75,6 +77,7 @@ _HOMES = {
     "Client": ("slipstream.facade.aio", "Client"),
     "Error": ("slipstream.errors", "Error"),
     "JetStream": ("slipstream.facade.aio", "JetStream"),
+    "JsMessage": ("slipstream.jetstream.aio_messages", "JsMessage"),
     "KeyValue": ("slipstream.kv.aio", "KeyValue"),
     "Server": ("slipstream.server.net", "Server"),
     "connect": ("slipstream.facade.aio", "connect"),

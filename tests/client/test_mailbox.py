@@ -101,3 +101,13 @@ def test_a_chunk_ends_before_a_gap() -> None:
     with pytest.raises(SlowConsumerError, match="2 message"):
         box.take_all()
     assert [msg.subject for msg in box.take_all()] == ["4"]
+
+
+def test_a_stirred_reader_is_woken_once_and_finds_nothing() -> None:
+    woken: list[int] = []
+    box = Mailbox(b"1", "a", queue="", max_msgs=5, max_bytes=100)
+    box.stir()  # nobody waits
+    box.wake_with(lambda: woken.append(1))
+    box.stir()
+    box.stir()
+    assert (woken, box.is_ready) == ([1], False)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from slipstream.client.events import Report
 from slipstream.client.outgoing import BIG_PAYLOAD
-from slipstream.errors import ConnectionLostError, UsageError
+from slipstream.errors import ConnectionLostError, RemoteProtocolError, UsageError
 from slipstream.wire import Headers, Parser, Pub, Side
 from tests.client.test_protocol import INFO, Sink, connect, connected
 
@@ -69,3 +69,15 @@ def test_what_was_kept_and_is_too_large_for_the_next_server_is_left_out_and_repo
     assert reports == ["1 message(s) were kept for a connection, this server allows 100 bytes each"]
     assert session.take() == b"PUB a 50\r\n" + b"y" * 50 + b"\r\nPING\r\n"
     assert session.stats.out_msgs == 1
+
+
+def test_an_answer_is_sent_to_a_subject_that_a_peer_made_and_cannot_break_out_of_its_line() -> None:
+    core = connected()
+    core.take()
+    core.answer("$JS.ACK.S.C.1.1.1.1.0", b"+ACK")
+    assert core.take() == b"PUB $JS.ACK.S.C.1.1.1.1.0 4\r\n+ACK\r\n"
+    assert not core._prefixes  # each is used once: nothing is remembered
+    for bad in ("a b", "a\rb", "a\nPUB x 0", "a\tb"):
+        with pytest.raises(RemoteProtocolError, match="reply subject"):
+            core.answer(bad, b"")
+    assert core.take() == b""

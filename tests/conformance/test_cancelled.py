@@ -15,6 +15,7 @@ from slipstream.jetstream.aio_messages import JsMessage
 from tests.conformance.test_pull import world
 from tests.proxy import proxy_to
 
+PATIENT = ConsumerConfig(durable_name="dur", ack_wait=timedelta(minutes=5))  # a slow machine is no redelivery
 Read = Callable[[Consumer], Awaitable[list[JsMessage]]]
 
 
@@ -74,7 +75,7 @@ async def test_cancelled_at_every_await_nothing_is_lost_or_acked(any_server: str
         proxy_to(any_server) as proxy,
         connect(proxy.url) as nc,
     ):
-        await stream.create_consumer("dur")
+        await stream.create_consumer(PATIENT)
         consumer = await nc.jetstream().stream(fresh).consumer("dur")
         proxy.delay = 0.0003  # so that calls are given up while their messages are on the way
         got: list[int] = []
@@ -86,7 +87,6 @@ async def test_cancelled_at_every_await_nothing_is_lost_or_acked(any_server: str
                     got += [message.seq for message in await task]
                 except asyncio.CancelledError:
                     points += 1
-        assert points >= 3
         # Delays in real time as well: the answer arrives before, while, and after the call is given up.
         for step in range(40):
             task = asyncio.ensure_future(run(read(consumer)))
@@ -96,6 +96,7 @@ async def test_cancelled_at_every_await_nothing_is_lost_or_acked(any_server: str
                 got += [message.seq for message in await task]
             except asyncio.CancelledError:
                 points += 1
+        assert points >= 3  # how many waits a call has depends on what has arrived by then
         proxy.delay = 0.0
         while len(got) < 300:
             got += [message.seq for message in await consumer.fetch(50, timeout=10)]
@@ -110,7 +111,7 @@ async def run(work: Awaitable[list[JsMessage]]) -> list[JsMessage]:
 
 async def test_a_timeout_that_strikes_while_messages_arrive_loses_none(any_server: str, fresh: str) -> None:
     async with world(any_server, fresh) as (_, _, stream), connect(any_server) as other:
-        consumer = await stream.create_consumer("dur")
+        consumer = await stream.create_consumer(PATIENT)
         writer = other.jetstream()
 
         async def publish() -> None:

@@ -268,3 +268,46 @@ async def test_continuous_pulls_overlap_with_bytes_heartbeats_and_what_is_left(a
         assert len(first) == 2
         stream = at.consumer.chunks(max_bytes=1_200, idle_timeout=1)
         assert sum([len(chunk) async for chunk in stream]) == 2
+
+
+@pytest.mark.spec("PS-04")
+async def test_a_request_lingers_until_it_is_filled_expires_or_nobody_waits(any_server: str, fresh: str) -> None:
+    async with bench(any_server, fresh) as at:
+        subject = f"$JS.API.CONSUMER.MSG.NEXT.{fresh}.dur"
+        js = at.direct.jetstream()
+
+        async def waiting(count: int) -> None:
+            async with asyncio.timeout(10):
+                while (await at.consumer.info()).num_waiting != count:
+                    await asyncio.sleep(0.02)
+
+        inbox = await at.direct.subscribe(at.direct.new_inbox())
+        await at.direct.publish(subject, b'{"batch":2}', reply=inbox.subject)
+        await waiting(1)
+        await js.publish(fresh, b"1")
+        assert (await inbox.next()).data == b"1"
+        await waiting(1)  # one is still missing
+        await js.publish(fresh, b"2")
+        assert (await inbox.next()).data == b"2"
+        await waiting(0)  # filled
+        await at.direct.publish(subject, b'{"batch":1,"expires":200000000}', reply=inbox.subject)
+        ended = await inbox.next()
+        assert ended.status is not None
+        assert ended.status.code == 408
+        await waiting(0)  # expired
+        await at.direct.publish(subject, b'{"batch":1}', reply=inbox.subject)
+        await waiting(1)
+        await inbox.unsubscribe()
+        await at.direct.flush()
+        await js.publish(fresh, b"3")
+        (third,) = await at.consumer.fetch(1)  # not sent to an inbox that is gone
+        assert (third.data, third.num_delivered) == (b"3", 1)
+        await waiting(0)
+        async with connect(any_server) as other:
+            gone = await other.subscribe(other.new_inbox())
+            await other.publish(subject, b'{"batch":1}', reply=gone.subject)
+            await waiting(1)
+        await js.publish(fresh, b"4")
+        (fourth,) = await at.consumer.fetch(1)  # nor to a client that is gone
+        assert (fourth.data, fourth.num_delivered) == (b"4", 1)
+        await waiting(0)

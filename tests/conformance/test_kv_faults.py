@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from slipstream import BucketConfig, connect
+from slipstream import BucketConfig, connect, connect_blocking
 from slipstream.errors import BucketNotFoundError, Error
 from slipstream.kv import Entry
 from slipstream.kv.aio import KeyValue
@@ -191,3 +191,39 @@ async def test_a_watch_survives_restarts_of_our_server(tmp_path: Path) -> None:
 async def test_a_watch_survives_restarts_of_the_real_server(tmp_path: Path) -> None:
     with RealProcess(tmp_path) as server:
         await _through_restarts(server)
+
+
+def _blocking_through_a_restart(server: Any) -> None:
+    with connect_blocking(server.url, reconnect_wait=0.05, reconnect_max_wait=0.2) as nc:
+        kv = nc.jetstream(timeout=10).create_key_value(BucketConfig(bucket="b", history=HISTORY))
+        kv.put("k", b"0")
+        with kv.watch(include_history=True) as watch, kv.watch(updates_only=True) as idle:
+            assert [entry.value for entry in watch.initial()] == [b"0"]
+            server.kill()
+            server.start()
+            deadline = time.monotonic() + 30
+            for n in range(1, 6):
+                while True:
+                    try:
+                        last = kv.storage.last("k")
+                        if last is not None and last.revision == n:
+                            kv.update("k", b"%d" % n, last=n)
+                        break
+                    except Error:
+                        assert time.monotonic() < deadline
+                        time.sleep(0.02)
+            for each in (watch, idle):
+                seen: list[bytes] = []
+                while len(seen) < 5:
+                    seen += [entry.value for entry in each.chunk(timeout=30)]
+                assert seen == [b"1", b"2", b"3", b"4", b"5"]
+
+
+def test_a_blocking_watch_survives_a_restart_of_our_server(tmp_path: Path) -> None:
+    with OurProcess(tmp_path) as server:
+        _blocking_through_a_restart(server)
+
+
+def test_a_blocking_watch_survives_a_restart_of_the_real_server(tmp_path: Path) -> None:
+    with RealProcess(tmp_path) as server:
+        _blocking_through_a_restart(server)

@@ -159,3 +159,29 @@ async def test_its_consumers_read(any_server: str, fresh: str) -> None:
         assert [(await push.next_msg(timeout=5)).data for _ in range(20)] == [b"%d" % n for n in range(20)]
         await push.unsubscribe()
         assert await js.delete_consumer(fresh, "some")
+
+
+@pytest.mark.parametrize("storage", [api.StorageType.FILE, api.StorageType.MEMORY])
+async def test_subjects_that_look_like_filters_are_stored_as_they_are(
+    any_server: str, fresh: str, storage: api.StorageType
+) -> None:
+    async with connected(any_server) as (_, js):
+        config = api.StreamConfig(
+            name=fresh, subjects=[f"{fresh}.>"], max_msgs_per_subject=2, allow_rollup_hdrs=True, storage=storage
+        )
+        await js.add_stream(config)
+        for subject in ("a", "*", "*", "*", "x.>", "a", "x.y"):
+            await js.publish(f"{fresh}.{subject}", b"x")
+        state = (await js.stream_info(fresh, subjects_filter=">")).state
+        assert state.subjects == {f"{fresh}.*": 2, f"{fresh}.a": 2, f"{fresh}.x.>": 1, f"{fresh}.x.y": 1}
+        assert (await js.get_last_msg(fresh, f"{fresh}.*")).seq == 6
+        assert (await js.get_last_msg(fresh, f"{fresh}.x.>")).seq == 7
+        expected = {"Nats-Expected-Last-Subject-Sequence": "7"}
+        assert (await js.publish(f"{fresh}.x.>", b"x", headers=expected)).seq == 8
+        sub = await js.pull_subscribe(f"{fresh}.*", "reader")
+        got = await sub.fetch(4, timeout=10)
+        assert [message.subject.removeprefix(fresh) for message in got] == [".a", ".*", ".*", ".a"]
+        await js.publish(f"{fresh}.*", b"", headers={"Nats-Rollup": "sub"})
+        state = (await js.stream_info(fresh, subjects_filter=">")).state
+        assert state.subjects == {f"{fresh}.*": 1, f"{fresh}.x.>": 2, f"{fresh}.x.y": 1}
+        await js.delete_stream(fresh)

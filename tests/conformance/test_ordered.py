@@ -13,7 +13,7 @@ import pytest
 
 from slipstream import StreamConfig, connect
 from slipstream.client.events import ClientEvent
-from slipstream.errors import HeartbeatLostError, RequestTimeoutError, StreamNotFoundError
+from slipstream.errors import HeartbeatLostError, RequestTimeoutError, StreamLookupError, StreamNotFoundError
 from slipstream.jetstream.aio import Stream
 from slipstream.jetstream.aio_ordered import OrderedConsumer
 from tests.proxy import Proxy, proxy_to, whole
@@ -70,6 +70,8 @@ async def test_all_starts_and_filters(any_server: str, fresh: str) -> None:
         async with stream.ordered_consumer(f"{fresh}.3") as ordered:
             assert ordered.initial_pending == 10
             assert await read(ordered, 10) == list(range(4, 101, 10))
+        async with await stream._js.ordered(f"{fresh}.3", start_seq=90) as ordered:
+            assert await read(ordered, 1) == [94]
         async with stream.ordered_consumer([f"{fresh}.3", f"{fresh}.4"], start_seq=90) as ordered:
             assert await read(ordered, 2) == [94, 95]
         async with stream.ordered_consumer(deliver_policy="last_per_subject") as ordered:
@@ -93,6 +95,8 @@ async def test_an_empty_stream_and_one_that_is_not_there(any_server: str, fresh:
             assert ordered.initial_pending == 0
             await publish(stream, 0, 3)
             assert await read(ordered, 3) == [1, 2, 3]
+        with pytest.raises(StreamLookupError):
+            await stream._js.ordered(f"{fresh}_none.a")
         with pytest.raises(StreamNotFoundError):
             await stream._js.stream(f"{fresh}_none").ordered_consumer().start()
 

@@ -60,12 +60,12 @@ async def test_the_age_of_a_stream_leaves_markers_too_and_spares_what_never_ends
     urls: tuple[str, str], fresh: str
 ) -> None:
     async def scenario(wire: Wire) -> None:
-        await wire.create(subject_delete_marker_ttl=60 * SECOND, max_age=SECOND, duplicate_window=SECOND)
+        await wire.create(subject_delete_marker_ttl=60 * SECOND, max_age=2 * SECOND, duplicate_window=SECOND)
         await wire.publish("a", b"1")
         await wire.publish("a", b"2", Nats_TTL="never")
         await wire.publish("b", b"1")
         await wire.publish("b", b"2")
-        await asyncio.sleep(2.5)
+        await asyncio.sleep(3)  # the marker is two seconds old at four
         await wire.info(subjects_filter=">")
         for seq in range(1, 7):
             await wire.get(seq)

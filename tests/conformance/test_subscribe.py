@@ -245,7 +245,7 @@ async def test_what_was_created_is_deleted_and_what_was_bound_is_left_alone(any_
         assert await names(here.stream) == ["kept", "kept2"]
 
 
-@pytest.mark.spec("SW-12", on="C N")
+@pytest.mark.spec("SW-12")
 async def test_three_missed_heartbeats_are_told(any_server: str, fresh: str) -> None:
     events: list[ClientEvent] = []
     async with (

@@ -179,3 +179,9 @@ def test_what_arrives_while_a_page_is_taken_comes_with_the_next_look() -> None:
     assert (first.columns.seqs, first.page_over, reader.is_done) == ([1], False, False)
     second = reader.feed(page)
     assert (second.columns.seqs, second.page_over, reader.is_done) == ([2], True, True)
+
+
+def test_widening_a_range_without_a_filter_changes_nothing() -> None:
+    reader = RangeReader(start=1, end=4)
+    reader.widen()
+    assert seqs(reader, page_of(batched(2), batched(4))) == [2, 4]

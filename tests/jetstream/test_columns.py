@@ -106,6 +106,8 @@ RUN = b"".join(frame(batched(n), b"abc") for n in range(1, 6))
         frame(batched(6).replace(b"orders.6", b"orders.\xff"), b"abc"),
         frame(batched(6).replace(b"Nats-Sequence: 6", b"Nats-Sequence: +6"), b"abc"),
         frame(batched(6).replace(b"Nats-Sequence: 6", b"Nats-Sequence: 1_6"), b"abc"),
+        frame(batched(6), b"abc").replace(PREFIX, PREFIX + b"+"),
+        frame(batched(6), b"abc").replace(PREFIX, PREFIX + b"9" * 30),
         frame(batched(6), b"abc")[:-1],
         frame(batched(6), b"abc").replace(b"abc\r\n", b"abcXX"),
         b"PING\r\n",

@@ -6,13 +6,14 @@ import pytest
 
 from slipstream.errors import (
     BadRequestError,
+    ConnectionLostError,
     DirectGetNotAllowedError,
     MessageNotFoundError,
     RemoteProtocolError,
     StaleReadError,
     TooManyResultsError,
 )
-from slipstream.jetstream.direct import BatchItem, EndOfBatch, decode, decode_one
+from slipstream.jetstream.direct import BatchItem, EndOfBatch, Replies, decode, decode_one
 from slipstream.wire import Msg
 
 DOCUMENT = (
@@ -142,3 +143,17 @@ def test_a_message_that_was_stored_with_a_status_line_is_a_message() -> None:
         item = decode(reply(header, b"x"), asked="x")
         assert isinstance(item, BatchItem)
         assert (item.message.seq, item.message.data) == (5, b"x")
+
+
+def test_few_replies_are_taken_until_the_last() -> None:
+    replies = Replies("x")
+    assert not replies.ready()
+    assert replies.deliver(reply(batched(5))) is False
+    replies.fail(ConnectionLostError("gone"))
+    assert replies.ready()
+    assert isinstance(replies.error, ConnectionLostError)
+
+
+def test_a_time_with_a_date_that_is_none_is_a_protocol_error() -> None:
+    with pytest.raises(RemoteProtocolError, match="month"):
+        decode_one(reply(batched(5, time=b"2026-99-15T08:03:38.5Z")), asked="x")

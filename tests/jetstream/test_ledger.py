@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import gc
 from contextlib import suppress
+from datetime import timedelta
+
+import pytest
 
 from slipstream import connect
-from slipstream.api import StreamInfo, StreamState
+from slipstream.api import StreamConfig, StreamInfo, StreamSource, StreamState, SubjectTransform
 from slipstream.errors import Error, MessageNotFoundError
 from slipstream.jetstream import ledger
 from slipstream.jetstream.ledger import GENERATION_AGE, Ledger, ReadFigures, StreamNotes, ledger_of
@@ -86,3 +89,42 @@ async def test_the_figures_of_a_connection_can_be_read_at_any_time(any_server: s
         with suppress(Error):
             await stream.get(last, min_last_seq=last + 1, timeout=0.3)
         assert nc.jetstream().read_figures == ReadFigures(5, 0, 1, 1, 0)
+
+
+def whole(**changes: object) -> StreamConfig:
+    return StreamConfig(name="COPY", mirror=StreamSource(name="S"), max_msgs_per_subject=1).replace(**changes)
+
+
+@pytest.mark.parametrize(
+    ("mirror", "is_whole"),
+    [
+        (whole(), True),  # the limit is the stream's own
+        (whole(max_msgs_per_subject=-1), True),
+        (whole(max_msgs_per_subject=2), False),
+        (whole(max_msgs=5), False),
+        (whole(max_bytes=5), False),
+        (whole(max_age=timedelta(seconds=1)), False),
+        (whole(mirror=None), False),
+        (whole(mirror=StreamSource(name="OTHER")), False),
+        (whole(mirror=StreamSource(name="S", filter_subject="s.a")), False),
+        (whole(mirror=StreamSource(name="S", opt_start_seq=2)), False),
+        (whole(mirror=StreamSource(name="S", opt_start_time=2)), False),
+        (whole(mirror=StreamSource(name="S", subject_transforms=(SubjectTransform(src="a", dest="b"),))), False),
+    ],
+    ids=str,
+)
+def test_a_mirror_is_a_whole_copy_if_nothing_in_its_configuration_says_otherwise(
+    mirror: StreamConfig, is_whole: bool
+) -> None:
+    notes = StreamNotes()
+    assert not notes.is_whole_copy(mirror)  # nothing is known of the stream itself
+    notes.made(StreamInfo(config=StreamConfig(name="S", max_msgs_per_subject=1), created=1), 0.0)
+    assert notes.is_whole_copy(mirror) is is_whole
+
+
+def test_a_suspicion_is_looked_into_once_a_second() -> None:
+    notes = StreamNotes()
+    assert notes.may_ask(0.0)
+    notes.made(info(1_000), 5.0)
+    assert not notes.may_ask(5.5)
+    assert notes.may_ask(6.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slipstream.errors import ConnectionLostError, RequestTimeoutError, StaleReadError
-from slipstream.jetstream.patience import FIRST_PAUSE, LONGEST_PAUSE, LONGEST_TRY, SILENCES, Patience
+from slipstream.jetstream.patience import FIRST_PAUSE, LONGEST_PAUSE, LONGEST_TRY, SILENCES, STALE_MOST, Patience
 
 SILENCE, STALE = RequestTimeoutError("silence"), StaleReadError("stale")
 
@@ -41,9 +41,11 @@ def test_silence_again_and_again_is_a_reason_to_go_and_an_answer_is_none() -> No
     patience = Patience(1.0, lambda: 0.0)
     for _ in range(3):
         assert [patience.silent() for _ in range(SILENCES)] == [False] * (SILENCES - 1) + [True]
+    assert patience.for_one_try() > 0.2  # slow answers are not lost for ever
     for _ in range(10):
         assert not patience.silent()
         patience.heard()
+    assert patience.for_one_try() == 0.2
 
 
 def test_staleness_says_more_than_a_lost_connection() -> None:
@@ -61,3 +63,21 @@ def test_something_achieved_renews_the_time() -> None:
     patience.renew()
     assert patience.left() == 1.0
     assert patience.why(SILENCE) is SILENCE
+
+
+def test_stale_answers_alone_for_long_are_a_reason_to_go_too() -> None:
+    clock = [0.0]
+    patience = Patience(20.0, lambda: clock[0])
+    assert not patience.stuck()
+    patience.next_pause(STALE)
+    clock[0] = STALE_MOST - 0.1
+    patience.heard()  # somebody answers, and knows nothing new
+    patience.next_pause(STALE)
+    assert not patience.stuck()
+    clock[0] = STALE_MOST
+    assert patience.stuck()
+    assert not patience.stuck()  # it counts anew from the next stale answer on
+    patience.next_pause(STALE)
+    patience.renew()
+    clock[0] += STALE_MOST
+    assert not patience.stuck()

@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import random
 import threading
+import time
 
 import pytest
 
@@ -72,10 +73,12 @@ class Reader:
         path = self.random.choice(PATHS)
         wanted = max(self.history.last, self.seen)
         key = self.random.choice(KEYS)
+        begin = time.monotonic()
         try:
             await getattr(self, f"_{path}")(key, wanted)
         except Error as error:
-            self.history.refused.append(f"{self.name} {path} of {key} at {wanted}: {error!r}")
+            spent = time.monotonic() - begin
+            self.history.refused.append(f"{self.name} {path} of {key} at {wanted} after {spent:.1f} s: {error!r}")
 
     def _got(self, path: str, key: str, wanted: int, got: StoredMessage | None) -> None:
         self.seen = max(self.seen, got.seq if got is not None else 0)

@@ -60,6 +60,15 @@ def test_a_fetch_that_hears_nothing_lingers_all_the_same() -> None:
     assert fetch.silence()
     assert body(fetch.ask(4.0))["expires"] == 3_900_000_000
     assert fetch.patience(4.0) == 4.0
+    assert fetch.open == 1
+    late = Fetch(5)
+    late.ask(0.2)
+    assert late.silence()
+    late.ask(0.1)
+    assert not late.feed([status(404, "No Messages")], 0.05)  # the first request's; the second is still under way
+    assert (late.is_done, late.open) == (False, 1)
+    assert not late.feed([message(1), status(408, "Request Timeout")], 0.01)
+    assert (late.is_done, late.open, late.messages) == (True, 0, [message(1)])
     assert not fetch.silence()
     some = Fetch(5)
     some.feed([message(1)], 5.0)
@@ -72,7 +81,10 @@ def test_a_lingering_fetch_ends_with_408_and_is_asked_again_while_there_is_time(
     assert fetch.feed([status(408, "Requests Pending")], 5.0)
     assert body(fetch.ask(5.0))["expires"] == 10**9
     assert fetch.feed([status(408, "Request Timeout")], 4.0)  # the consumer allows one second only
+    fetch.ask(4.0)
+    fetch.ask(4.0)
     assert fetch.limit == 4
+    fetch.lost()
     assert fetch.feed([status(409, "Leadership Change")], 3.0)
     assert not fetch.feed([heartbeat(0)], 3.0)
     assert not fetch.is_done

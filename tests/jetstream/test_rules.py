@@ -179,6 +179,20 @@ MIRRORS = {
 }
 
 
+async def test_rule_4_a_mirror_with_tighter_limits_is_not_believed(real_url: str, fresh: str) -> None:
+    async with connect(real_url) as nc:
+        js = nc.jetstream()
+        stream = await js.create_stream(config(fresh))
+        last = [(await js.publish(f"{fresh}.{key}", b"%d" % n)).seq for n, key in enumerate("aba")][-1]
+        short = StreamConfig(name=f"{fresh}_SHORT", mirror=StreamSource(name=fresh), mirror_direct=True, max_msgs=1)
+        await js.create_stream(short)
+        await until_seen(lambda: stream.get(1), b"MessageNotFoundError")
+        for _ in range(30):
+            assert (await stream.get(1, min_last_seq=last)).data == b"0"
+            assert (await stream.get_last(f"{fresh}.b", min_last_seq=last)).data == b"1"
+            assert [m.seq async for m in stream.read(end=last)] == [1, 2, 3]
+
+
 @pytest.mark.parametrize("kind", MIRRORS)
 async def test_rule_4_a_mirror_that_is_no_whole_copy_is_not_believed(real_url: str, fresh: str, kind: str) -> None:
     async with connect(real_url) as nc:
@@ -200,6 +214,7 @@ async def test_rule_4_a_mirror_that_is_no_whole_copy_is_not_believed(real_url: s
             assert {subject: message.seq for subject, message in many.items()} == {f"{fresh}.a": 3, f"{fresh}.b": 2}
 
 
+@pytest.mark.spec("DG-06", on="N")
 async def test_rule_4_a_whole_mirror_is_as_good_as_a_replica(real_url: str, fresh: str) -> None:
     async with connect(real_url) as nc:
         js = nc.jetstream()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given
@@ -35,6 +36,26 @@ def test_a_stream_that_was_made_again_counts_anew() -> None:
     assert (state.seen("S"), state.created("S")) == (3, 2_000)
     state.note("S", 4)
     assert state.seen("S") == 4
+
+
+def test_threads_that_note_together_lose_nothing() -> None:
+    state = SessionState()
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            for highest in pool.map(lambda lane: note_many(state, lane), range(4)):
+                assert highest <= state.seen("S")
+    finally:
+        sys.setswitchinterval(before)
+    assert state.seen("S") == 19_999
+
+
+def note_many(state: SessionState, lane: int) -> int:
+    for seq in range(lane, 20_000, 4):
+        state.note("S", seq)
+        assert state.seen("S") >= seq
+    return state.seen("S")
 
 
 @given(st.dictionaries(st.text(min_size=1, max_size=20), st.tuples(st.integers(1, 2**63), st.integers(1, 2**62))))
@@ -168,3 +189,15 @@ def test_notes_of_a_session_are_checked(our_url: str) -> None:
         for bad in (("a.b", 1), ("S", -1), ("S", True)):
             with pytest.raises(UsageError):
                 session.note(*bad)
+
+
+def test_only_one_thread_shortens_what_was_noted() -> None:
+    state = SessionState()
+    turn = state._turn.pop()  # another thread has it
+    for seq in range(1, 100):
+        state.note("S", seq)
+    state._shorten(state._seqs["S"])
+    assert len(state._seqs["S"]) == 100
+    state._turn.append(turn)
+    state.note("S", 100)
+    assert (len(state._seqs["S"]), state.seen("S")) == (1, 100)

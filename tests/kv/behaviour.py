@@ -146,7 +146,7 @@ class Behaviour:
                 await kv.snapshot(revision=at)
             assert list(await kv.snapshot("c", revision=at)) == []
             now = await kv.purge("c")
-            with pytest.raises(HistoryLostError, match="key 'c' was purged"):
+            with pytest.raises(HistoryLostError, match="left of key 'c' since is a mark"):
                 await kv.snapshot("c", revision=at)
             with pytest.raises(HistoryLostError, match="its newest revision is"):
                 await kv.snapshot(revision=now + 1)
@@ -160,11 +160,14 @@ class Behaviour:
             assert await kv.purge_deletes(older_than=timedelta(hours=1)) == 2
             assert [entry.operation for entry in await kv.history("a")] == [Operation.DELETE]
             assert (await kv.status()).values == 3
-            assert await kv.purge_deletes(older_than=timedelta(0)) == 2
+            assert await kv.purge_deletes(older_than=timedelta(0), recorded=True) == 2
             with pytest.raises(KeyNotFoundError):
                 await kv.history("a")
             assert await kv.keys() == ["c"]
             assert (await kv.status()).values == 1
+            with pytest.raises(HistoryLostError, match="removed for good"):
+                await kv.snapshot(revision=3)
+            assert list(await kv.snapshot(revision=(await kv.status()).last_revision)) == ["c"]
 
     async def test_status(self, fresh: str) -> None:
         config = BucketConfig(bucket=fresh, history=4, ttl=timedelta(hours=1), max_value_size=200)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
@@ -28,6 +31,7 @@ from tests.kv.behaviour import Behaviour
 SECOND = 10**9
 
 
+@pytest.mark.spec("KV-28")
 class TestInMemory(Behaviour):
     @asynccontextmanager
     async def bucket(self, config: BucketConfig) -> AsyncIterator[KeyValue[bytes]]:
@@ -38,6 +42,7 @@ class TestInMemory(Behaviour):
             await kv.close()
 
 
+@pytest.mark.spec("KV-28")
 class TestInAFile(Behaviour):
     @pytest.fixture(autouse=True)
     def _folder(self, tmp_path: Path) -> None:
@@ -149,6 +154,48 @@ async def test_writers_at_once_do_not_lose_each_other(tmp_path: Path) -> None:
     await asyncio.gather(*(add() for _ in range(5)))
     assert (await kv.get("n")).value == b"50"
     await kv.close()
+
+
+async def test_calls_that_are_cancelled_leave_the_file_whole(tmp_path: Path) -> None:
+    kv = await open_local_key_value(str(tmp_path / "b.db"), BucketConfig(bucket="b", history=3))
+    chance = random.Random(3)
+    for _ in range(30):
+        tasks = [asyncio.create_task(kv.put(f"k{n}", b"x" * 100)) for n in range(5)]
+        await asyncio.sleep(chance.uniform(0, 0.004))
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert await kv.put("after", b"1") == (await kv.status()).last_revision
+    for key in await kv.keys():
+        assert len(await kv.history(key)) <= 3
+    await kv.close()
+
+
+WRITER = """
+import sys
+from slipstream import BucketConfig
+from slipstream.kv.blocking import open_local_key_value
+kv = open_local_key_value(sys.argv[1], BucketConfig(bucket="b", history=64))
+for n in range(10**6):
+    print(kv.put(f"k{n % 100}", b"%d" % n), flush=True)
+"""
+
+
+def test_what_was_acknowledged_survives_a_kill(tmp_path: Path) -> None:
+    path = tmp_path / "b.db"
+    process = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    acknowledged = [int(process.stdout.readline()) for _ in range(300)]
+    process.kill()
+    rest = process.stdout.read().splitlines()
+    process.wait(timeout=20)
+    process.stdout.close()
+    last = int(rest[-1]) if rest and rest[-1].isdigit() else acknowledged[-1]
+    kv = open_blocking(str(path))
+    assert kv.status().last_revision >= acknowledged[-1]
+    for revision in (*acknowledged, last):
+        assert kv.get(f"k{(revision - 1) % 100}", revision=revision).value == b"%d" % (revision - 1)
+    kv.close()
 
 
 def test_the_blocking_bucket_without_a_server(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def until_pong(sock: socket.socket) -> bytes:
 def test_limits_are_told_as_the_real_server_does() -> None:
     config = "max_connections: 1, max_subscriptions: 2, max_payload: 100, max_control_line: 200"
     lines = (
-        b"SUB a 1\r\nSUB a 2\r\nSUB a 3\r\nPUB a 1\r\nx\r\n",
+        b"SUB a 1\r\nSUB b 2\r\nSUB a 3\r\nPUB a 1\r\nx\r\n",
         b"PUB a 101\r\n" + b"x" * 101 + b"\r\n",
         b"SUB " + b"x" * 300 + b" 1\r\n",
     )

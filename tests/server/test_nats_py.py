@@ -19,7 +19,7 @@ from nats.aio.msg import Msg
 from slipstream.server import Permissions, Server, User, WebSocketOptions
 from slipstream.server.config_file import read_config
 from tests.client.certificates import Pki
-from tests.server.tokens import Key, account_token, operator_token, user_token
+from tests.server.tokens import LIMITS, Key, account_token, old_token, operator_token, user_token
 
 
 @contextlib.asynccontextmanager
@@ -125,18 +125,25 @@ async def test_users_tokens_and_permissions() -> None:
         await refused.close()
 
 
-async def test_a_jwt_of_an_operator(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [1, 2])
+async def test_a_jwt_of_an_operator(tmp_path: Path, version: int) -> None:
     operator, account, user = Key("O"), Key("A"), Key("U")
+    tokens = [operator_token(operator), account_token(operator, account), user_token(account, user)]
+    if version == 1:
+        tokens = [
+            old_token(operator, operator.public, "operator"),
+            old_token(operator, account.public, "account", {"limits": LIMITS}),
+            old_token(account, user.public, "user", {"pub": {}, "sub": {}, "payload": 0}),
+        ]
     config = tmp_path / "server.conf"
     config.write_text(
-        f"port: -1\noperator: {operator_token(operator)}\nresolver: MEMORY\n"
-        f"resolver_preload {{ {account.public}: {account_token(operator, account)} }}"
+        f"port: -1\noperator: {tokens[0]}\nresolver: MEMORY\nresolver_preload {{ {account.public}: {tokens[1]} }}"
     )
 
     def sign(nonce: str) -> bytes:
         return base64.b64encode(user.sign(nonce.encode()))
 
-    login = {"user_jwt_cb": lambda: user_token(account, user).encode(), "signature_cb": sign}
+    login = {"user_jwt_cb": lambda: tokens[2].encode(), "signature_cb": sign}
     async with Server.of(read_config(config).server) as server, connected(server.url, **login) as nc:
         sub = await nc.subscribe("a")
         await nc.publish("a", b"in")

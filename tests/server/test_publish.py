@@ -8,7 +8,7 @@ import pytest
 
 from slipstream.server.engine import dedupe
 from slipstream.wire import Headers
-from tests.server.support import Client, Rig, sequences
+from tests.server.support import Client, Rig, headers, sequences
 
 
 @pytest.fixture
@@ -62,13 +62,6 @@ def test_subscribers_get_what_a_stream_stores(client: Client) -> None:
     (seen,) = client.messages()
     assert (seen.subject, seen.sid, seen.payload) == ("s.1", b"9", b"hi")
     assert left(client) == [1]
-
-
-def test_a_subject_with_a_wildcard_is_not_stored(client: Client) -> None:
-    client.create("S")
-    for subject in ("s.*", "s.>"):
-        assert client.publish(subject)["error"]["code"] == 400
-    assert client.api("STREAM.INFO.S")["state"]["messages"] == 0
 
 
 def test_expectations_are_checked_against_what_came_before(client: Client) -> None:
@@ -264,3 +257,18 @@ def test_time_never_goes_back_within_a_stream(client: Client) -> None:
 def test_first_seq_is_where_a_stream_starts_counting(client: Client) -> None:
     client.create("S", first_seq=1000)
     assert client.publish("s.1")["seq"] == 1000
+
+
+def test_a_subject_that_looks_like_a_filter_is_stored_as_it_is(client: Client) -> None:
+    """As on nats-server: whoever asks for it asks for everything that the filter covers, itself among that."""
+    client.create("S", max_msgs_per_subject=2, allow_rollup_hdrs=True)
+    for subject in ("s.a", "s.*", "s.*", "s.*", "s.x.>", "s.a"):
+        assert "seq" in client.publish(subject)
+    assert left(client) == [1, 3, 4, 5, 6]  # the limit is that of the very subject
+    (got,) = client.direct("S", {"last_by_subj": "s.x.>"})
+    assert (headers(got)["Nats-Subject"], headers(got)["Nats-Sequence"]) == ("s.x.>", "5")
+    assert client.publish("s.x.>", Nats_Expected_Last_Subject_Sequence="5")["seq"] == 7
+    found = client.api("STREAM.INFO.S", {"subjects_filter": ">"})["state"]["subjects"]
+    assert found == {"s.*": 2, "s.a": 2, "s.x.>": 2}
+    assert client.publish("s.*", Nats_Rollup="sub")["seq"] == 8
+    assert left(client) == [5, 7, 8]

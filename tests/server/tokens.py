@@ -38,6 +38,15 @@ def token(issuer: Key, subject: str, nats: dict[str, Any], **claims: Any) -> str
     return f"{signed}.{_part(issuer.sign(signed.encode()))}"
 
 
+def old_token(issuer: Key, subject: str, kind: str, nats: dict[str, Any] | None = None) -> str:
+    """Any JWT, of version 1: the type is beside the claims, and the signature is of the body alone."""
+    body: dict[str, Any] = {"jti": "x", "iat": 1553840337, "iss": issuer.public, "sub": subject, "type": kind}
+    if nats is not None:
+        body["nats"] = nats
+    head, middle = (_part(json.dumps(part).encode()) for part in ({"typ": "jwt", "alg": "ed25519"}, body))
+    return f"{head}.{middle}.{_part(issuer.sign(middle.encode()))}"
+
+
 def operator_token(operator: Key, **nats: Any) -> str:
     return token(operator, operator.public, {"type": "operator", **nats}, name="O")
 

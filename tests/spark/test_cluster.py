@@ -48,7 +48,7 @@ def test_a_pipeline_on_a_nats_cluster_and_a_spark_cluster(cluster: Cluster, tmp_
         js.create_stream(config)
         cluster.wait_for_direct("NUMBERS")
         kills.publish(js, range(900))
-        addresses = ["--servers", ",".join(cluster.urls), "--master", "local-cluster[2,1,800]"]
+        addresses = ["--servers", ",".join(cluster.urls), "--master", "local-cluster[2,1,1024]"]
         command = [sys.executable, "-m", "slipstream.spark.pipelines", "run", "kills.toml", "--once", *addresses]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=800, check=False)
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]

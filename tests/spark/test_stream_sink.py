@@ -344,8 +344,10 @@ class TestWriting:
             write(df, any_server, fresh, writeId=f"load-{fresh}")
             time.sleep(NO_WINDOW.total_seconds() * 1.5)
         assert js.stream(fresh).info().state.messages == 100
+        records = js.stream("KV_slipstream-progress").info().state.messages
         write(df, any_server, fresh)  # without a name it is another write
         assert js.stream(fresh).info().state.messages == 200
+        assert js.stream("KV_slipstream-progress").info().state.messages == records  # and leaves nothing behind
 
     def test_a_streaming_query_whose_last_batch_is_replayed(
         self, spark: SparkSession, js: BlockingJetStream, any_server: str, fresh: str, tmp_path: Path

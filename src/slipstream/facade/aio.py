@@ -12,7 +12,7 @@ from slipstream.api import StreamConfig, StreamInfo
 from slipstream.client import aio as core
 from slipstream.jetstream import aio as jetstream
 from slipstream.jetstream.aio_backup import CHUNK_SIZE, Snapshot, restore
-from slipstream.kv import aio_stream as buckets
+from slipstream.kv import aio_buckets as buckets
 from slipstream.kv.aio import KeyValue
 from slipstream.kv.bucket import BucketConfig
 from slipstream.objects.aio import ObjectStore

@@ -13,7 +13,7 @@ from slipstream.api import StreamConfig, StreamInfo
 from slipstream.client import blocking as core
 from slipstream.jetstream import blocking as jetstream
 from slipstream.jetstream.blocking_backup import CHUNK_SIZE, Snapshot, restore
-from slipstream.kv import blocking_stream as buckets
+from slipstream.kv import blocking_buckets as buckets
 from slipstream.kv.blocking import KeyValue
 from slipstream.kv.bucket import BucketConfig
 from slipstream.objects.blocking import ObjectStore

@@ -67,6 +67,11 @@ class OrderedConsumer:
         return self._state.last_seq
 
     @property
+    def consumer_seq(self) -> int:
+        """How many messages of the consumer in use were received in order."""
+        return self._state.consumer_seq
+
+    @property
     def resets(self) -> int:
         """How often a new consumer had to be made."""
         return self._state.resets

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 
 from slipstream.api import GetRequest, encode_json
 from slipstream.errors import (
+    BadRequestError,
     ConnectionLostError,
     DirectGetNotAllowedError,
     RequestTimeoutError,
@@ -147,7 +148,10 @@ class TrustedRead(Asking):
         subjects: tuple[str, ...] = (subject,)
         anchor: tuple[str, int] | None = None
         while True:
-            answer = await self._try(GetRequest(multi_last=subjects, batch=len(subjects)))
+            try:
+                answer = await self._try(GetRequest(multi_last=subjects, batch=len(subjects)))
+            except BadRequestError:
+                return await self._newest_by_itself(subject)
             if answer is None:
                 continue
             judged = judge_last(answer, subject, self._wanted)
@@ -161,6 +165,22 @@ class TrustedRead(Asking):
             if anchor is None:
                 return Judged(Verdict.ABSENT)
             subjects = (subject,) if anchor[0] == subject else (subject, anchor[0])
+
+    async def _newest_by_itself(self, subject: str) -> Judged:
+        """The same on servers before 2.11, which have no multi-subject gets: a message that is new enough itself."""
+        while True:
+            answer = await self._try(GetRequest(last_by_subj=subject))
+            if answer is None:
+                continue
+            found = answer.items[0].message if answer.items else None
+            if found is not None and found.seq >= self._wanted:
+                self.reached = max(found.seq, self.reached)
+                return Judged(Verdict.PRESENT, found, found.seq)
+            why = (
+                f"{self._name}: the newest message on {subject} is older than {self._wanted}, and only a multi-subject "
+                "get could prove that there is no newer one: nats-server 2.11 or newer is needed"
+            )
+            await self._pause(StaleReadError(why, stream=self._name, min_last_seq=self._wanted))
 
     async def _last_of_many(self, pattern: str) -> StoredMessage:
         """The newest message of a pattern: a plain get gives a candidate, the proof is about what is not older.

@@ -20,7 +20,9 @@ from slipstream.errors import (
 )
 from slipstream.jetstream.aio_consumers import Consumer
 from slipstream.jetstream.aio_messages import Callback
+from slipstream.jetstream.aio_ordered import OrderedConsumer
 from slipstream.jetstream.aio_push import DRAIN_TIMEOUT, PushSubscription
+from slipstream.jetstream.ordered import HEARTBEAT
 from slipstream.jetstream.workflow import Wanted, check_existing
 
 if TYPE_CHECKING:
@@ -191,3 +193,30 @@ class Subscribing:
         """The same for a pull consumer, whose messages are fetched."""
         wanted = Wanted(subject, stream, consumer, durable, is_pull=True, config=config)
         return await pull_subscribe(cast("JetStream", self), wanted, timeout=timeout)
+
+    async def ordered(
+        self,
+        subject: str,
+        *,
+        stream: str = "",
+        start_seq: int = 0,
+        start_time: int | None = None,
+        deliver_policy: str = "",
+        headers_only: bool = False,
+        heartbeat: float = HEARTBEAT,
+        timeout: float | None = None,
+    ) -> OrderedConsumer:
+        """An ordered consumer of `subject`, of the one stream that listens on it or of `stream`.
+
+        See `Stream.ordered_consumer`, which does the same for several subjects.
+        """
+        js = cast("JetStream", self)
+        found = js.stream(stream) if stream else await js.stream_of(subject, timeout=timeout)
+        return found.ordered_consumer(
+            subject,
+            start_seq=start_seq,
+            start_time=start_time,
+            deliver_policy=deliver_policy,
+            headers_only=headers_only,
+            heartbeat=heartbeat,
+        )

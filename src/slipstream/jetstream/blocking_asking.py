@@ -224,24 +224,21 @@ class Asking:
         return ""
 
     def _is_whole_copy(self, mirror: str) -> bool:
-        """Whether a mirror has all messages of the stream, under their own subjects; asked once."""
+        """Whether a mirror holds all that the stream holds, by their configurations; asked once."""
         known = self._notes.mirrors.get(mirror)
         if known is not None:
             return known
+        if self._notes.config is None and self._info() is None:
+            return False
         try:
             call = self._api.stream_info(mirror)
-            source = (ask(self._client, call, self._patience.for_one_try())).config.mirror
+            config = (ask(self._client, call, self._patience.for_one_try())).config
         except (RequestTimeoutError, ConnectionLostError):
             return False
-        except (ApiError, AuthorizationError):
-            source = None
-        is_whole = (
-            source is not None
-            and source.name == self._name
-            and not (
-                source.filter_subject or source.subject_transforms or source.opt_start_seq or source.opt_start_time
-            )
-        )
+        except (ApiError, AuthorizationError):  # of another account or domain, or none of our business
+            is_whole = False
+        else:
+            is_whole = self._notes.is_whole_copy(config)
         self._notes.mirrors[mirror] = is_whole
         return is_whole
 
@@ -317,15 +314,21 @@ class Asking:
 
     def _unanswered(self, error: RequestTimeoutError) -> None:
         """A try was in vain; after several of them our own server may be the one that is cut off."""
-        patience, ledger = self._patience, self._ledger
+        patience = self._patience
         if patience.is_over:
             raise patience.why(error) from error
         patience.tries += 1
-        now = self._client.now()
-        is_move_due = ledger.moved_at is None or now - ledger.moved_at >= MOVE_INTERVAL
-        if patience.silent() and is_move_due and self._client.leave_server(error):
+        if patience.silent():
+            self._move(error)
+
+    def _move(self, error: Error) -> None:
+        """Go to another server of the cluster, if there is one and we did not just come from one."""
+        ledger, now = self._ledger, self._client.now()
+        is_due = ledger.moved_at is None or now - ledger.moved_at >= MOVE_INTERVAL
+        if is_due and self._client.leave_server(error):
             ledger.moved_at = now
             ledger.moves += 1
+            self._patience.heard()
 
     def _pause(self, error: Error) -> None:
         """Rest a little before asking again; raises when the time is up."""
@@ -333,6 +336,8 @@ class Asking:
             self._has_looked = True
             self._info()
         pause(self._client, self._patience, error)
+        if self._patience.stuck():
+            self._move(error)
 
     def _behind(self, reached: int, goal: int = 0) -> StaleReadError:
         wanted = goal or self._wanted

@@ -98,22 +98,20 @@ class Consumer:
             single = self._single(deadline)
             return [] if single is None else self._wrap([single])
         inbox = client.subscribe(client.new_inbox(), max_pending_msgs=MAX_MSGS, max_pending_bytes=MAX_BYTES)
-        is_asked = False  # a request is under way: messages may come
         try:
             due, epoch, limit = True, client.epoch, 0
             while not pull.is_done:
                 left = deadline - client.now()
                 if due:
                     client.publish(self._next_subject, pull.ask(left), reply=inbox.subject)
-                    is_asked = True
                     if pull.limit != limit:
                         limit = pull.limit
                         inbox.unsubscribe(limit)
                 try:
                     msgs = inbox.next_msgs(timeout=pull.patience(left), epoch=epoch)
                     due = pull.feed(msgs, deadline - client.now())
-                    is_asked = not due and not pull.is_done
                 except ConnectionLostError:
+                    pull.lost()
                     if pull.messages or client.is_closed:
                         break
                     left = max(deadline - client.now(), 0.0)
@@ -132,7 +130,7 @@ class Consumer:
             self._keep(pull.messages)
             raise
         finally:
-            if is_asked or inbox.pending:
+            if pull.open or inbox.pending:
                 inbox.drain_soon()
                 self._adopt(inbox)
             else:
@@ -319,12 +317,13 @@ class Consumer:
 
     def _take_kept(self, count: int, deadline: float) -> list[Msg]:
         """Up to `count` messages that are here already (0: all), and those on their way to calls that were given up."""
-        while self._adopted:
-            subscription, until = self._adopted[0]
+        for adopted in list(self._adopted):
+            subscription, until = adopted
             self._ended(subscription, deadline)
+            is_ended = subscription.is_ended  # before the take: what comes behind it is for the next look
             self._kept.extend([(msg, until) for msg in subscription.take_now() if not is_status(msg)])
-            if (subscription, until) in self._adopted:  # another reader may have been here
-                self._adopted.remove((subscription, until))
+            if is_ended and adopted in self._adopted:  # another reader may have been here
+                self._adopted.remove(adopted)
         taken: list[Msg] = []
         now = self._client.now()
         while self._kept and (not count or len(taken) < count):

@@ -21,7 +21,9 @@ from slipstream.errors import (
 )
 from slipstream.jetstream.blocking_consumers import Consumer
 from slipstream.jetstream.blocking_messages import Callback
+from slipstream.jetstream.blocking_ordered import OrderedConsumer
 from slipstream.jetstream.blocking_push import DRAIN_TIMEOUT, PushSubscription
+from slipstream.jetstream.ordered import HEARTBEAT
 from slipstream.jetstream.workflow import Wanted, check_existing
 
 if TYPE_CHECKING:
@@ -192,3 +194,30 @@ class Subscribing:
         """The same for a pull consumer, whose messages are fetched."""
         wanted = Wanted(subject, stream, consumer, durable, is_pull=True, config=config)
         return pull_subscribe(cast("JetStream", self), wanted, timeout=timeout)
+
+    def ordered(
+        self,
+        subject: str,
+        *,
+        stream: str = "",
+        start_seq: int = 0,
+        start_time: int | None = None,
+        deliver_policy: str = "",
+        headers_only: bool = False,
+        heartbeat: float = HEARTBEAT,
+        timeout: float | None = None,
+    ) -> OrderedConsumer:
+        """An ordered consumer of `subject`, of the one stream that listens on it or of `stream`.
+
+        See `Stream.ordered_consumer`, which does the same for several subjects.
+        """
+        js = cast("JetStream", self)
+        found = js.stream(stream) if stream else js.stream_of(subject, timeout=timeout)
+        return found.ordered_consumer(
+            subject,
+            start_seq=start_seq,
+            start_time=start_time,
+            deliver_policy=deliver_policy,
+            headers_only=headers_only,
+            heartbeat=heartbeat,
+        )

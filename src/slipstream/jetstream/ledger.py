@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
-from slipstream.api import StreamInfo
+from slipstream.api import StreamConfig, StreamInfo
 from slipstream.api.times import ZERO
 
 GENERATION_AGE = 10.0  # seconds until a stream is asked again when it was made
@@ -32,12 +32,13 @@ class ReadFigures(NamedTuple):
 class StreamNotes:
     """One stream: since when it exists, a subject that has a message, and which of its mirrors are whole copies."""
 
-    __slots__ = ("anchor", "asked_at", "created", "floor", "mirrors")
+    __slots__ = ("anchor", "asked_at", "config", "created", "floor", "mirrors")
 
     def __init__(self) -> None:
         self.created = 0
         self.floor = 0  # no message of this stream is older: nanoseconds
         self.asked_at: float | None = None
+        self.config: StreamConfig | None = None
         self.anchor: tuple[str, int] | None = None  # a literal subject and a sequence it had: a hint, no more
         self.mirrors: dict[str, bool] = {}
 
@@ -60,11 +61,27 @@ class StreamNotes:
         first = info.state.first_ts if info.state.messages and info.state.first_ts > ZERO else info.created
         self.floor = min(info.created, first)
         self.created = info.created
+        self.config = info.config
+
+    def is_whole_copy(self, mirror: StreamConfig) -> bool:
+        """Whether a mirror holds all that the stream holds, under the same subjects: no filter, no tighter limits."""
+        source, own = mirror.mirror, self.config
+        if source is None or own is None or source.name != own.name:
+            return False
+        if source.filter_subject or source.subject_transforms or source.opt_start_seq or source.opt_start_time:
+            return False
+        limits = zip(_limits(mirror), _limits(own), strict=True)
+        return all(limit <= 0 or limit == upstream for limit, upstream in limits)
 
     def know(self, created: int) -> None:
         """A session knew when the stream was made."""
         if created > self.created:
             self.created = self.floor = created
+
+
+def _limits(config: StreamConfig) -> tuple[float, ...]:
+    age = config.max_age.total_seconds()
+    return config.max_msgs, config.max_bytes, config.max_msgs_per_subject, age
 
 
 class Ledger:

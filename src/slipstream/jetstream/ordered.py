@@ -124,6 +124,11 @@ class Ordered:
         self._queue: deque[list[Msg] | Msg] = deque()
         self.is_broken = True  # a consumer must be created before anything can be handed over
 
+    @property
+    def consumer_seq(self) -> int:
+        """The last sequence of the consumer in use."""
+        return self._cseq
+
     def config(self, name: str, deliver_subject: str) -> ConsumerConfig:
         """What to create: the first time as the user wants it, later from where we are."""
         start: dict[str, object] = {}

@@ -16,22 +16,39 @@ SHORTEST_TRY = 0.001
 TRIES_IN_TIMEOUT = 5  # a try takes at most this part of the timeout,
 LONGEST_TRY = 1.0  # and at first not longer than that
 LATE_TRY = 2.0  # a server that keeps `min_last_seq` itself says no only after a while
+STALE_PART = 3  # of the timeout: for so long only stale answers, between
+STALE_LEAST, STALE_MOST = 1.5, 4.0  # these bounds, and we are with a server that hears of nothing new
 SILENCES = 2  # tries in a row without an answer, after which another server is worth its price
 
 
 class Patience:
     """A deadline, a growing pause between tries, and a count of silences."""
 
-    __slots__ = ("_deadline", "_now", "_pause", "_reason", "_silences", "_timeout", "_try", "tries")
+    __slots__ = (
+        "_deadline",
+        "_first_try",
+        "_now",
+        "_pause",
+        "_reason",
+        "_silences",
+        "_stale_limit",
+        "_stale_since",
+        "_timeout",
+        "_try",
+        "tries",
+    )
 
     def __init__(self, timeout: float, now: Callable[[], float]) -> None:
         self._now = now
         self._reason: Error | None = None
         self._timeout = timeout
         self._deadline = now() + timeout
-        self._try = min(timeout / TRIES_IN_TIMEOUT, LONGEST_TRY)
+        self._first_try = min(timeout / TRIES_IN_TIMEOUT, LONGEST_TRY)
+        self._try = self._first_try
         self._pause = FIRST_PAUSE
         self._silences = 0
+        self._stale_limit = min(max(timeout / STALE_PART, STALE_LEAST), STALE_MOST)
+        self._stale_since: float | None = None
         self.tries = 0  # that did not bring the answer
 
     def renew(self) -> None:
@@ -39,6 +56,7 @@ class Patience:
         self._deadline = self._now() + self._timeout
         self._pause = FIRST_PAUSE
         self._reason = None
+        self._stale_since = None
 
     def left(self) -> float:
         """Seconds until the deadline; never so few that a try could not even be sent."""
@@ -71,6 +89,8 @@ class Patience:
             self._reason = reason
         self.tries += 1
         now = self._now()
+        if isinstance(reason, StaleReadError) and self._stale_since is None:
+            self._stale_since = now
         pause = self._pause * (1 - (now * 7919 % 1) / 2)
         if now + pause >= self._deadline:
             return None
@@ -78,14 +98,28 @@ class Patience:
         return pause
 
     def heard(self) -> None:
-        """Somebody answered, whatever the answer is worth."""
+        """Somebody answered, whatever the answer is worth; or it is another server that will be asked."""
         self._silences = 0
+        self._try = self._first_try
+
+    def stuck(self) -> bool:
+        """Whether all answers have been stale for so long that another server is worth its price.
+
+        A server that is cut off from its cluster still has its own replica, which answers at once and never knows more.
+        """
+        if self._stale_since is None or self._now() - self._stale_since < self._stale_limit:
+            return False
+        self._stale_since = None
+        return True
 
     def silent(self) -> bool:
-        """A try was not answered; True when it is time to try another server. The next one gets more time."""
+        """A try was not answered; True when it is time to try another server.
+
+        If there is none, it may be that answers are slow: the next tries get more time.
+        """
         self._silences += 1
-        self._try *= 2
         if self._silences < SILENCES:
             return False
         self._silences = 0
+        self._try *= 2
         return True

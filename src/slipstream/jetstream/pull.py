@@ -68,6 +68,8 @@ class Fetch:
         self.messages: list[Msg] = []
         self.statuses = 0  # so many frames were no messages
         self.state = State.ASKING
+        self.open = 0  # requests under way: messages may come for them
+        self._asked = 0
         self._max_bytes = max_bytes
         self._max_expires = max_expires
 
@@ -79,10 +81,12 @@ class Fetch:
     @property
     def limit(self) -> int:
         """How many frames may still come in all: the messages, and the status of each request before the last."""
-        return self.batch + self.statuses + (self.state is State.ASKING)
+        return self.batch + max(1, self._asked - 1)
 
     def ask(self, left: float) -> bytes:
         """The body of the next request, when `left` seconds remain."""
+        self.open += 1
+        self._asked += 1
         if self.state is State.ASKING:
             return no_wait_body(self.batch, max_bytes=self._max_bytes)
         expires = min(expires_within(left), self._max_expires)
@@ -99,6 +103,10 @@ class Fetch:
         self.state = State.LINGERING
         return was_asking
 
+    def lost(self) -> None:
+        """The connection is gone, and the requests with it."""
+        self.open = 0
+
     def feed(self, msgs: list[Msg], left: float) -> bool:
         """Take what arrived; whether the next request is due. Raises what a status says."""
         statuses = [msg for msg in msgs if is_status(msg)]
@@ -109,6 +117,7 @@ class Fetch:
             again = self._ended(status, left)
         if len(self.messages) >= self.batch:
             self.state = State.DONE
+            self.open = max(0, self.open - 1)  # filled; a request that ends so says nothing
         return again and self.state is not State.DONE
 
     def _ended(self, msg: Msg, left: float) -> bool:
@@ -116,6 +125,9 @@ class Fetch:
         meaning, error = judge(msg)
         if meaning in (Meaning.ALIVE, Meaning.FLOW):
             return False
+        self.open = max(0, self.open - 1)
+        if self.open and meaning is Meaning.ENDED:
+            return False  # the late answer to a `no_wait` that was not waited for
         if self.messages:  # an error will be told by the next fetch, if it lasts
             self.state = State.DONE
             return False

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-from typing import NamedTuple
 
 import msgspec
 
@@ -17,13 +16,7 @@ from slipstream.errors import UsageError
 
 _VERSION = 1
 _MAX_TOKEN = 1 << 20
-
-
-class Seen(NamedTuple):
-    """What is known of one stream; `created` is 0 until somebody asked."""
-
-    seq: int = 0
-    created: int = 0
+_MOST_NOTED = 16
 
 
 class _Token(msgspec.Struct, array_like=True, frozen=True):
@@ -32,46 +25,64 @@ class _Token(msgspec.Struct, array_like=True, frozen=True):
 
 
 class SessionState:
-    """The highest sequence seen per stream. Only ever grows, unless a stream turns out to be a new one."""
+    """The highest sequence seen per stream. Only ever grows, unless a stream turns out to be a new one.
 
-    __slots__ = ("_seen",)
+    Several threads may use one session: a sequence is appended, which is one step, and never written over a higher one.
+    """
+
+    __slots__ = ("_created", "_seqs", "_turn")
 
     def __init__(self, token: str = "") -> None:
-        self._seen: dict[str, Seen] = _read(token) if token else {}
+        known = _read(token) if token else {}
+        self._seqs = {name: [seq] for name, (seq, _) in known.items()}
+        self._created = {name: created for name, (_, created) in known.items()}
+        self._turn = [True]  # whoever gets it out may shorten a list
 
     def seen(self, stream: str) -> int:
         """The highest sequence seen of a stream; 0 for none."""
-        return self._seen.get(stream, Seen()).seq
+        seqs = self._seqs.get(stream)
+        return max(seqs[:]) if seqs else 0
 
     def created(self, stream: str) -> int:
         """When the stream was made that those sequences belong to, in nanoseconds; 0 if that is not known."""
-        return self._seen.get(stream, Seen()).created
+        return self._created.get(stream, 0)
 
     def note(self, stream: str, seq: int) -> None:
         """A message with that sequence was written or read."""
-        known = self._seen.get(stream, Seen())
-        if seq > known.seq:
-            self._seen[stream] = known._replace(seq=seq)
+        seqs = self._seqs.setdefault(stream, [0])
+        seqs.append(seq)
+        if len(seqs) > _MOST_NOTED and self._turn:
+            self._shorten(seqs)
+
+    def _shorten(self, seqs: list[int]) -> None:
+        try:
+            turn = self._turn.pop()
+        except IndexError:  # another thread does it
+            return
+        count = len(seqs)
+        seqs[0] = max(seqs[:count])
+        del seqs[1:count]  # what others appended meanwhile lies behind
+        self._turn.append(turn)
 
     def made(self, stream: str, created: int, last_seq: int) -> None:
         """The stream is known to be made at `created`, and to have reached `last_seq`.
 
         Later than the one we knew: it is another stream, of which nobody can have seen more than that.
         """
-        known = self._seen.get(stream, Seen())
-        if created > known.created:
-            seq = min(known.seq, last_seq) if known.created else known.seq
-            self._seen[stream] = Seen(seq, created)
+        known = self._created.get(stream, 0)
+        if created > known:
+            if known:
+                self._seqs[stream] = [min(self.seen(stream), last_seq)]
+            self._created[stream] = created
 
     def token(self) -> str:
         """All of it as a text of letters, digits, `-` and `_`."""
-        body = msgspec.json.encode(
-            _Token(_VERSION, {name: (seen.seq, seen.created) for name, seen in self._seen.items()})
-        )
+        names = sorted({*self._seqs, *self._created})
+        body = msgspec.json.encode(_Token(_VERSION, {name: (self.seen(name), self.created(name)) for name in names}))
         return base64.urlsafe_b64encode(body).decode().rstrip("=")
 
 
-def _read(token: str) -> dict[str, Seen]:
+def _read(token: str) -> dict[str, tuple[int, int]]:
     try:
         if not isinstance(token, str) or len(token) > _MAX_TOKEN:
             raise ValueError("too long, or no text")
@@ -83,4 +94,4 @@ def _read(token: str) -> dict[str, Seen]:
         raise UsageError(f"bad session token of version {read.version}: version {_VERSION} is allowed")
     if any(seq < 0 or created < 0 for seq, created in read.streams.values()):
         raise UsageError("bad session token: a sequence in it is negative")
-    return {name: Seen(*seen) for name, seen in read.streams.items()}
+    return read.streams

@@ -13,7 +13,8 @@ from typing import Generic, TypeVar, cast
 from slipstream.errors import HistoryLostError, KeyExistsError, KeyNotFoundError, UsageError, WrongLastSequenceError
 from slipstream.kv.aio_cache import CACHE_BYTES, CACHE_ENTRIES, CachedStorage
 from slipstream.kv.aio_codec import CodecStorage
-from slipstream.kv.aio_lease import DEFAULT_TTL, Election, Lock, Members
+from slipstream.kv.aio_groups import Election, Members
+from slipstream.kv.aio_lease import DEFAULT_TTL, Lock
 from slipstream.kv.aio_storage import ReadOnlyStorage, Storage, StorageWriter
 from slipstream.kv.aio_watch import Watch
 from slipstream.kv.bucket import SHORTEST_TTL, BucketConfig, BucketStatus
@@ -224,8 +225,8 @@ class KeyValue(Generic[V]):
     ) -> dict[str, Entry[V]]:
         """The values of a range of keys as they all were at one revision (0: now).
 
-        Exact, or HistoryLostError: a bucket keeps only so many entries of each key. Keys that `purge_deletes` removed
-        leave no trace; before it they are not known to have been.
+        Exact, or HistoryLostError: a bucket keeps only so many entries of each key. Keys that were removed for good
+        (`purge_deletes`) without a record of it leave no trace, and are not known to have been.
         """
         patterns = self.storage.patterns(filters)
         tries = 0
@@ -238,6 +239,9 @@ class KeyValue(Generic[V]):
             least = max(as_of, min_last_revision)
             async for entries in self.storage.read(patterns, min_last_revision=least, timeout=timeout):
                 fold.feed(entries)
+            if revision:  # nothing may have been removed for good while we read
+                status = await self.storage.status(timeout=timeout)
+                check_past(self.bucket, revision, status.stream_info)
             try:
                 return fold.result()
             except HistoryLostError:
@@ -245,10 +249,14 @@ class KeyValue(Generic[V]):
                 if revision or tries == _SNAPSHOT_TRIES:
                     raise  # else a key was overwritten while we read: look at a newer moment
 
-    async def purge_deletes(self, *, older_than: timedelta = DELETES_KEPT, timeout: float | None = None) -> int:
+    async def purge_deletes(
+        self, *, older_than: timedelta = DELETES_KEPT, recorded: bool = False, timeout: float | None = None
+    ) -> int:
         """Remove deleted keys for good; marks younger than `older_than` stay for watchers to see. Returns how many.
 
-        A key that is written again meanwhile keeps what is new.
+        A key that is written again meanwhile keeps what is new. With `recorded` the stream's metadata tells up to which
+        revision, so that a `snapshot` of an earlier one is refused; without, it is given as if those keys had never
+        been. (Other programs that create the bucket anew at each start would meet a configuration that is not theirs.)
         """
         if older_than < timedelta(0):
             raise UsageError(f"bad older_than {older_than!r}: 0 (all) or more is allowed")
@@ -260,6 +268,8 @@ class KeyValue(Generic[V]):
         ]
         now = (await self.storage.status(timeout=timeout)).stream_info.ts  # the clock that also dated the marks
         kept = older_than // timedelta(microseconds=1) * 1000
+        if marks and recorded:
+            await self.storage.forgetting(max(entry.revision for entry in marks), timeout=timeout)
         for entry in marks:
             is_old = not kept or now - entry.created > kept
             await self.storage.forget(entry.key, below=entry.revision + is_old, timeout=timeout)

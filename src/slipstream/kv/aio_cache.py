@@ -175,6 +175,10 @@ class CachedStorage(WrappedStorage, Generic[V]):
         async with self._guard:
             self._cache.drop(key, below)
 
+    async def forgetting(self, revision: int, *, timeout: float | None = None) -> None:
+        """Record that deleted keys are being removed."""
+        await self._storage.forgetting(revision, timeout=timeout)
+
     async def destroy(self, *, timeout: float | None = None) -> None:
         """Remove the bucket."""
         await self._storage.destroy(timeout=timeout)

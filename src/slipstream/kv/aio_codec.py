@@ -112,6 +112,10 @@ class CodecStorage(WrappedStorage, Generic[V]):
         """Remove the key's entries below a revision."""
         await self.inner.forget(self.codec.encode_key(key), below=below, timeout=timeout)
 
+    async def forgetting(self, revision: int, *, timeout: float | None = None) -> None:
+        """Record that deleted keys are being removed."""
+        await self.inner.forgetting(revision, timeout=timeout)
+
     async def destroy(self, *, timeout: float | None = None) -> None:
         """Remove the bucket."""
         await self.inner.destroy(timeout=timeout)

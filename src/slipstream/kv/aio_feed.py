@@ -95,7 +95,7 @@ class StreamFeed:
             info = await js.run(js._consumer_api.info(self._consumer.stream, name))
         except Error:  # it is being made anew, or there is no connection: ask again later
             return False
-        return not info.num_pending and info.delivered.stream_seq <= self.revision
+        return not info.num_pending and info.delivered.consumer_seq <= self._consumer.consumer_seq
 
     def _hand_over(self, entries: list[Entry[bytes]]) -> list[Entry[bytes]]:
         self._initial = []

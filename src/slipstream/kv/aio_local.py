@@ -92,6 +92,11 @@ class LocalStorage:
         del timeout
         await self._call(lambda: self._model.forget(key, below=below))
 
+    async def forgetting(self, revision: int, *, timeout: float | None = None) -> None:
+        """Record that deleted keys are being removed."""
+        del timeout
+        await self._call(lambda: self._model.forgetting(revision))
+
     # Reading
 
     async def last(self, key: str, *, min_last_revision: int = 0, timeout: float | None = None) -> Entry[bytes] | None:

@@ -10,6 +10,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -26,8 +27,18 @@ def new_id() -> str:
 
 
 async def off_loop(function: Callable[[], T]) -> T:
-    """Call what touches the disk without holding up the loop; once begun it is not given up half-way."""
-    return await asyncio.shield(asyncio.ensure_future(asyncio.to_thread(function)))
+    """Call what touches the disk without holding up the loop. Who is cancelled meanwhile still waits for its end:
+    the next call must not begin before it."""
+    task = asyncio.ensure_future(asyncio.to_thread(function))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        while not task.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait((task,))
+        if not task.cancelled():
+            task.exception()  # nobody else asks for it
+        raise
 
 
 class Signal:

@@ -11,8 +11,14 @@ from datetime import timedelta
 from functools import partial
 from operator import attrgetter
 
-from slipstream.api import DeliverPolicy, StreamInfo, names
-from slipstream.errors import BucketNotFoundError, Error, MessageNotFoundError, StaleReadError, StreamNotFoundError
+from slipstream.api import DeliverPolicy, names
+from slipstream.errors import (
+    BucketNotFoundError,
+    Error,
+    MessageNotFoundError,
+    StaleReadError,
+    StreamNotFoundError,
+)
 from slipstream.jetstream.aio import JetStream, Publisher, Stream
 from slipstream.jetstream.aio_asking import ask
 from slipstream.jetstream.aio_ordered import OrderedConsumer
@@ -22,10 +28,11 @@ from slipstream.jetstream.direct import StoredMessage
 from slipstream.jetstream.patience import Patience
 from slipstream.kv.aio_feed import StreamFeed
 from slipstream.kv.aio_outside import sleep
-from slipstream.kv.bucket import STREAM_PREFIX, Address, BucketConfig, BucketStatus
+from slipstream.kv.bucket import Address, BucketStatus
 from slipstream.kv.decode import entry_or_message
 from slipstream.kv.entry import Entry, Listing, Operation, listing_of, mark_of
-from slipstream.kv.keys import any_of, check_bucket, check_key, check_patterns, filters_for
+from slipstream.kv.keys import any_of, check_key, check_patterns, filters_for
+from slipstream.kv.snapshot import forgotten_of, with_forgotten
 from slipstream.kv.start import ALL, LATEST, From, Start
 from slipstream.wire import matcher
 
@@ -83,6 +90,12 @@ class StreamStorage:
         """Purge the subject below a sequence: what is written meanwhile stays."""
         if below > 1:
             await self.stream.purge(subject=self._prefix + key, below=below, timeout=timeout)
+
+    async def forgetting(self, revision: int, *, timeout: float | None = None) -> None:
+        """Record it in the stream's metadata, where other programs find it too."""
+        config = (await self.status(timeout=timeout)).stream_info.config
+        if forgotten_of(config) < revision:
+            await self.js.update_stream(with_forgotten(config, revision), timeout=timeout)
 
     # Reading
 
@@ -218,7 +231,7 @@ class StreamStorage:
     ) -> StreamFeed:
         """Messages of an ordered consumer."""
         least = self._least(min_last_revision)
-        if least and start.kind in (From.LATEST, From.ALL):
+        if least and start.kind is not From.NEW:
             return await self._follow_from_proof(patterns, start, meta_only, least, timeout)
         return await self._follow(patterns, start, meta_only, timeout)
 
@@ -242,7 +255,9 @@ class StreamStorage:
         self, patterns: Sequence[str], start: Start, meta_only: bool, min_last: int, timeout: float | None
     ) -> StreamFeed:
         """The initial data by Direct Gets that prove how new it is, then a consumer for what comes behind it."""
-        last = await self._leader_has(min_last, timeout)
+        last = min_last
+        if not self.address.is_direct:
+            last = await self._leader_has(min_last, timeout)
         if start.kind is From.LATEST:
             initial = await self._newest(patterns, last, timeout)
         else:
@@ -250,7 +265,9 @@ class StreamStorage:
             async for entries in self.read(patterns, min_last_revision=last, timeout=timeout):
                 initial += entries
             initial.sort(key=attrgetter("revision"))
-        initial = [entry for entry in initial if entry.revision <= last]
+        if initial and len(patterns) == 1:  # read in order: up to the last one nothing can be missing
+            last = max(last, initial[-1].revision)
+        initial = [entry for entry in initial if start.revision <= entry.revision <= last]
         if meta_only:
             initial = [entry._replace(value=b"") for entry in initial]
         consumer = await self._ordered(patterns, meta_only, timeout, start=last + 1)
@@ -297,7 +314,7 @@ class StreamStorage:
         try:
             return await consumer.start(timeout=self._patience(timeout))
         except StreamNotFoundError as error:
-            raise _not_found(self.bucket) from error
+            raise not_found(self.bucket) from error
 
     def _feed(
         self,
@@ -335,7 +352,7 @@ class StreamStorage:
         try:
             return BucketStatus(self.bucket, await self.stream.info(timeout=timeout))
         except StreamNotFoundError as error:
-            raise _not_found(self.bucket) from error
+            raise not_found(self.bucket) from error
 
     async def close(self) -> None:
         """Nothing is held here: the connection is the caller's."""
@@ -345,7 +362,7 @@ class StreamStorage:
         try:
             await self.stream.delete(timeout=timeout)
         except StreamNotFoundError as error:
-            raise _not_found(self.bucket) from error
+            raise not_found(self.bucket) from error
 
 
 _HEADERS = {
@@ -358,7 +375,7 @@ _WRITER_HEADERS = {
 }
 
 
-def _not_found(bucket: str) -> BucketNotFoundError:
+def not_found(bucket: str) -> BucketNotFoundError:
     return BucketNotFoundError(f"no bucket is called {bucket!r}")
 
 
@@ -384,61 +401,3 @@ class StreamWriter:
         """Give up on what is in flight."""
         error = Error("given up: the block that wrote it raised")
         await self._publisher.__aexit__(Error, error, None)
-
-
-# Buckets by name
-
-
-async def create_bucket(js: JetStream, config: BucketConfig, *, timeout: float | None = None) -> StreamStorage:
-    """Make a bucket, or find it made with the same configuration."""
-    stream = config.stream_config()
-    address = _address(js, stream_prefix=config.subject_prefix, info=StreamInfo(config=stream))
-    await js.create_stream(stream, timeout=timeout)
-    return StreamStorage(js, check_bucket(config.bucket), address)
-
-
-async def update_bucket(js: JetStream, config: BucketConfig, *, timeout: float | None = None) -> StreamStorage:
-    """Change an existing bucket's options; what its stream has beyond them stays."""
-    try:
-        current = (await Stream(js, config.stream_name).info(timeout=timeout)).config
-    except StreamNotFoundError as error:
-        raise _not_found(config.bucket) from error
-    info = await js.update_stream(config.applied_to(current), timeout=timeout)
-    return StreamStorage(js, config.bucket, _address(js, stream_prefix=config.subject_prefix, info=info))
-
-
-async def open_bucket(
-    js: JetStream,
-    bucket: str,
-    *,
-    stream: str = "",
-    subject_prefix: str = "",
-    put_prefix: str = "",
-    timeout: float | None = None,
-) -> StreamStorage:
-    """An existing bucket; raises BucketNotFoundError if there is none.
-
-    How it can be read and written is taken from its stream's configuration, whoever made it.
-    """
-    check_bucket(bucket)
-    try:
-        info = await Stream(js, stream or STREAM_PREFIX + bucket).info(timeout=timeout)
-    except StreamNotFoundError as error:
-        raise _not_found(bucket) from error
-    return StreamStorage(js, bucket, _address(js, stream_prefix=subject_prefix, put_prefix=put_prefix, info=info))
-
-
-async def delete_bucket(js: JetStream, bucket: str, *, timeout: float | None = None) -> None:
-    """Remove a bucket and everything in it."""
-    await StreamStorage(js, bucket, Address.usual(bucket)).destroy(timeout=timeout)
-
-
-async def bucket_names(js: JetStream, *, timeout: float | None = None) -> AsyncIterator[str]:
-    """The names of all buckets that are called as the document says; mirrors, which listen on nothing, included."""
-    async for name in js.stream_names(timeout=timeout):
-        if name.startswith(STREAM_PREFIX):
-            yield name.removeprefix(STREAM_PREFIX)
-
-
-def _address(js: JetStream, *, info: StreamInfo, stream_prefix: str = "", put_prefix: str = "") -> Address:
-    return Address.found(info.config, api_prefix=js.prefix, subject_prefix=stream_prefix, put_prefix=put_prefix)

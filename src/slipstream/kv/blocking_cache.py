@@ -176,6 +176,10 @@ class CachedStorage(WrappedStorage, Generic[V]):
         with self._guard:
             self._cache.drop(key, below)
 
+    def forgetting(self, revision: int, *, timeout: float | None = None) -> None:
+        """Record that deleted keys are being removed."""
+        self._storage.forgetting(revision, timeout=timeout)
+
     def destroy(self, *, timeout: float | None = None) -> None:
         """Remove the bucket."""
         self._storage.destroy(timeout=timeout)

@@ -113,6 +113,10 @@ class CodecStorage(WrappedStorage, Generic[V]):
         """Remove the key's entries below a revision."""
         self.inner.forget(self.codec.encode_key(key), below=below, timeout=timeout)
 
+    def forgetting(self, revision: int, *, timeout: float | None = None) -> None:
+        """Record that deleted keys are being removed."""
+        self.inner.forgetting(revision, timeout=timeout)
+
     def destroy(self, *, timeout: float | None = None) -> None:
         """Remove the bucket."""
         self.inner.destroy(timeout=timeout)

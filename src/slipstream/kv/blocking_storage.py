@@ -160,6 +160,10 @@ class Storage(Protocol[V]):
         """Remove the key's entries with revisions below that one, for good: no mark is left."""
         ...
 
+    def forgetting(self, revision: int, *, timeout: float | None = None) -> None:
+        """Record that keys deleted up to a revision are being removed for good: see `snapshot.py`."""
+        ...
+
     def status(self, *, timeout: float | None = None) -> BucketStatus:
         """How the bucket is set up, and what it holds."""
         ...
@@ -226,6 +230,11 @@ class ReadOnlyStorage(WrappedStorage):
         """Refused."""
         del below, timeout
         self._refuse(f"removal of key {key!r}")
+
+    def forgetting(self, revision: int, *, timeout: float | None = None) -> None:
+        """Refused."""
+        del timeout
+        self._refuse(f"removal of keys deleted up to revision {revision}")
 
     def destroy(self, *, timeout: float | None = None) -> None:
         """Refused."""

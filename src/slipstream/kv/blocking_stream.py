@@ -12,8 +12,14 @@ from datetime import timedelta
 from functools import partial
 from operator import attrgetter
 
-from slipstream.api import DeliverPolicy, StreamInfo, names
-from slipstream.errors import BucketNotFoundError, Error, MessageNotFoundError, StaleReadError, StreamNotFoundError
+from slipstream.api import DeliverPolicy, names
+from slipstream.errors import (
+    BucketNotFoundError,
+    Error,
+    MessageNotFoundError,
+    StaleReadError,
+    StreamNotFoundError,
+)
 from slipstream.jetstream.blocking import JetStream, Publisher, Stream
 from slipstream.jetstream.blocking_asking import ask
 from slipstream.jetstream.blocking_ordered import OrderedConsumer
@@ -23,10 +29,11 @@ from slipstream.jetstream.direct import StoredMessage
 from slipstream.jetstream.patience import Patience
 from slipstream.kv.blocking_feed import StreamFeed
 from slipstream.kv.blocking_outside import sleep
-from slipstream.kv.bucket import STREAM_PREFIX, Address, BucketConfig, BucketStatus
+from slipstream.kv.bucket import Address, BucketStatus
 from slipstream.kv.decode import entry_or_message
 from slipstream.kv.entry import Entry, Listing, Operation, listing_of, mark_of
-from slipstream.kv.keys import any_of, check_bucket, check_key, check_patterns, filters_for
+from slipstream.kv.keys import any_of, check_key, check_patterns, filters_for
+from slipstream.kv.snapshot import forgotten_of, with_forgotten
 from slipstream.kv.start import ALL, LATEST, From, Start
 from slipstream.wire import matcher
 
@@ -84,6 +91,12 @@ class StreamStorage:
         """Purge the subject below a sequence: what is written meanwhile stays."""
         if below > 1:
             self.stream.purge(subject=self._prefix + key, below=below, timeout=timeout)
+
+    def forgetting(self, revision: int, *, timeout: float | None = None) -> None:
+        """Record it in the stream's metadata, where other programs find it too."""
+        config = (self.status(timeout=timeout)).stream_info.config
+        if forgotten_of(config) < revision:
+            self.js.update_stream(with_forgotten(config, revision), timeout=timeout)
 
     # Reading
 
@@ -217,7 +230,7 @@ class StreamStorage:
     ) -> StreamFeed:
         """Messages of an ordered consumer."""
         least = self._least(min_last_revision)
-        if least and start.kind in (From.LATEST, From.ALL):
+        if least and start.kind is not From.NEW:
             return self._follow_from_proof(patterns, start, meta_only, least, timeout)
         return self._follow(patterns, start, meta_only, timeout)
 
@@ -239,7 +252,9 @@ class StreamStorage:
         self, patterns: Sequence[str], start: Start, meta_only: bool, min_last: int, timeout: float | None
     ) -> StreamFeed:
         """The initial data by Direct Gets that prove how new it is, then a consumer for what comes behind it."""
-        last = self._leader_has(min_last, timeout)
+        last = min_last
+        if not self.address.is_direct:
+            last = self._leader_has(min_last, timeout)
         if start.kind is From.LATEST:
             initial = self._newest(patterns, last, timeout)
         else:
@@ -247,7 +262,9 @@ class StreamStorage:
             for entries in self.read(patterns, min_last_revision=last, timeout=timeout):
                 initial += entries
             initial.sort(key=attrgetter("revision"))
-        initial = [entry for entry in initial if entry.revision <= last]
+        if initial and len(patterns) == 1:  # read in order: up to the last one nothing can be missing
+            last = max(last, initial[-1].revision)
+        initial = [entry for entry in initial if start.revision <= entry.revision <= last]
         if meta_only:
             initial = [entry._replace(value=b"") for entry in initial]
         consumer = self._ordered(patterns, meta_only, timeout, start=last + 1)
@@ -294,7 +311,7 @@ class StreamStorage:
         try:
             return consumer.start(timeout=self._patience(timeout))
         except StreamNotFoundError as error:
-            raise _not_found(self.bucket) from error
+            raise not_found(self.bucket) from error
 
     def _feed(
         self,
@@ -332,7 +349,7 @@ class StreamStorage:
         try:
             return BucketStatus(self.bucket, self.stream.info(timeout=timeout))
         except StreamNotFoundError as error:
-            raise _not_found(self.bucket) from error
+            raise not_found(self.bucket) from error
 
     def close(self) -> None:
         """Nothing is held here: the connection is the caller's."""
@@ -342,7 +359,7 @@ class StreamStorage:
         try:
             self.stream.delete(timeout=timeout)
         except StreamNotFoundError as error:
-            raise _not_found(self.bucket) from error
+            raise not_found(self.bucket) from error
 
 
 _HEADERS = {
@@ -355,7 +372,7 @@ _WRITER_HEADERS = {
 }
 
 
-def _not_found(bucket: str) -> BucketNotFoundError:
+def not_found(bucket: str) -> BucketNotFoundError:
     return BucketNotFoundError(f"no bucket is called {bucket!r}")
 
 
@@ -381,61 +398,3 @@ class StreamWriter:
         """Give up on what is in flight."""
         error = Error("given up: the block that wrote it raised")
         self._publisher.__exit__(Error, error, None)
-
-
-# Buckets by name
-
-
-def create_bucket(js: JetStream, config: BucketConfig, *, timeout: float | None = None) -> StreamStorage:
-    """Make a bucket, or find it made with the same configuration."""
-    stream = config.stream_config()
-    address = _address(js, stream_prefix=config.subject_prefix, info=StreamInfo(config=stream))
-    js.create_stream(stream, timeout=timeout)
-    return StreamStorage(js, check_bucket(config.bucket), address)
-
-
-def update_bucket(js: JetStream, config: BucketConfig, *, timeout: float | None = None) -> StreamStorage:
-    """Change an existing bucket's options; what its stream has beyond them stays."""
-    try:
-        current = (Stream(js, config.stream_name).info(timeout=timeout)).config
-    except StreamNotFoundError as error:
-        raise _not_found(config.bucket) from error
-    info = js.update_stream(config.applied_to(current), timeout=timeout)
-    return StreamStorage(js, config.bucket, _address(js, stream_prefix=config.subject_prefix, info=info))
-
-
-def open_bucket(
-    js: JetStream,
-    bucket: str,
-    *,
-    stream: str = "",
-    subject_prefix: str = "",
-    put_prefix: str = "",
-    timeout: float | None = None,
-) -> StreamStorage:
-    """An existing bucket; raises BucketNotFoundError if there is none.
-
-    How it can be read and written is taken from its stream's configuration, whoever made it.
-    """
-    check_bucket(bucket)
-    try:
-        info = Stream(js, stream or STREAM_PREFIX + bucket).info(timeout=timeout)
-    except StreamNotFoundError as error:
-        raise _not_found(bucket) from error
-    return StreamStorage(js, bucket, _address(js, stream_prefix=subject_prefix, put_prefix=put_prefix, info=info))
-
-
-def delete_bucket(js: JetStream, bucket: str, *, timeout: float | None = None) -> None:
-    """Remove a bucket and everything in it."""
-    StreamStorage(js, bucket, Address.usual(bucket)).destroy(timeout=timeout)
-
-
-def bucket_names(js: JetStream, *, timeout: float | None = None) -> Iterator[str]:
-    """The names of all buckets that are called as the document says; mirrors, which listen on nothing, included."""
-    for name in js.stream_names(timeout=timeout):
-        if name.startswith(STREAM_PREFIX):
-            yield name.removeprefix(STREAM_PREFIX)
-
-
-def _address(js: JetStream, *, info: StreamInfo, stream_prefix: str = "", put_prefix: str = "") -> Address:
-    return Address.found(info.config, api_prefix=js.prefix, subject_prefix=stream_prefix, put_prefix=put_prefix)

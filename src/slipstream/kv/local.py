@@ -24,6 +24,7 @@ from slipstream.errors import (
 from slipstream.kv.bucket import BucketConfig, BucketStatus
 from slipstream.kv.entry import Entry, Operation
 from slipstream.kv.keys import any_of
+from slipstream.kv.snapshot import forgotten_of, with_forgotten
 from slipstream.kv.start import From, Start
 
 BACKING_STORE = "SQLite"
@@ -92,7 +93,9 @@ class LocalBucket:
         if layout != _LAYOUT:
             database.close()
             raise StoreError(f"{path} has layout {layout}: this version reads {_LAYOUT}")
-        if wanted is not None and wanted != found:
+        if wanted is not None and with_forgotten(wanted, forgotten_of(found)) != with_forgotten(
+            found, forgotten_of(found)
+        ):
             database.close()
             raise StreamNameInUseError(f"{path} holds bucket {name!r} with another configuration")
         return cls(database, found, name, created)
@@ -173,6 +176,13 @@ class LocalBucket:
         """Remove a key's entries under a revision."""
         with self._transaction():
             self._remove("key = ? AND revision < ?", key, below)
+
+    def forgetting(self, revision: int) -> None:
+        """Record that keys deleted up to a revision are being removed for good."""
+        if forgotten_of(self.config) < revision:
+            self.config = with_forgotten(self.config, revision)
+            with self._transaction():
+                self._db.execute("UPDATE bucket SET config = ?", (self.config.to_json(),))
 
     def expire(self, now: int) -> bool:
         """Remove what is due; whether there was something."""

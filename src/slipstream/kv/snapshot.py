@@ -3,8 +3,9 @@
 A bucket forgets: each key keeps its last few entries, a purge removes all before it. The state of a key as of revision
 R is its last entry at or before R. That entry is known if one at or before R is still there: per key the oldest go
 first. If all that is left of a key is newer than R, it had no value then only if nothing of it can have been removed:
-it has fewer entries than the history holds, and the first of them is not a purge or a marker of the server. Otherwise
-its past is lost, and the fold says so instead of guessing.
+it has fewer entries than the history holds, and the first of them is a value, not a mark. Otherwise its past is lost,
+and the fold says so instead of guessing. Keys that were removed for good leave nothing at all; where that is recorded
+(`FORGOTTEN` in the stream's metadata: up to which revision), no snapshot of an earlier one is given.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Generic, TypeVar
 
-from slipstream.api import StreamInfo
+from slipstream.api import StreamConfig, StreamInfo
 from slipstream.errors import HistoryLostError
 from slipstream.kv.entry import Entry, Operation
 
 V = TypeVar("V")
+
+FORGOTTEN = "slipstream.kv.forgotten"  # in the metadata: deleted keys up to that revision were removed for good
 
 
 class Fold(Generic[V]):
@@ -45,8 +48,8 @@ class Fold(Generic[V]):
         for key, (count, first) in self._after.items():
             if count >= self._history:
                 why = f"key {key!r} was written {count} times since, and {self._history} entries are kept"
-            elif first in (Operation.PURGE, Operation.EXPIRED):
-                why = f"key {key!r} was purged or expired since"
+            elif first is not Operation.PUT:
+                why = f"all that is left of key {key!r} since is a mark ({first})"
             else:
                 continue
             raise HistoryLostError(self.bucket, self.revision, why)
@@ -61,6 +64,9 @@ def check_past(bucket: str, revision: int, info: StreamInfo) -> None:
         raise HistoryLostError(bucket, revision, f"its newest revision is {state.last_seq}")
     if state.first_seq <= 1 and not state.num_deleted:  # nothing was ever removed
         return
+    forgotten = forgotten_of(config)
+    if forgotten > revision:
+        raise HistoryLostError(bucket, revision, f"keys deleted up to revision {forgotten} were removed for good")
     age = info.ts - info.created
     why = ""
     if config.max_age and age >= config.max_age.total_seconds() * 1e9:
@@ -71,3 +77,14 @@ def check_past(bucket: str, revision: int, info: StreamInfo) -> None:
         why = "its size is limited, and some entries are gone"
     if why:
         raise HistoryLostError(bucket, revision, why)
+
+
+def forgotten_of(config: StreamConfig) -> int:
+    """Up to which revision deleted keys may have been removed for good."""
+    text = config.metadata.get(FORGOTTEN, "")
+    return int(text) if text.isascii() and text.isdigit() else 0
+
+
+def with_forgotten(config: StreamConfig, revision: int) -> StreamConfig:
+    """A configuration that records it."""
+    return config.replace(metadata={**config.metadata, FORGOTTEN: str(revision)})

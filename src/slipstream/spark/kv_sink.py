@@ -25,7 +25,7 @@ from slipstream.spark.entries import Change, Layout, layout_of
 from slipstream.spark.fence import Epoch, is_due
 from slipstream.spark.link import open_jetstream
 from slipstream.spark.options import SinkOptions, sink_options
-from slipstream.spark.outbox import Outbox
+from slipstream.spark.outbox import Outbox, Recent
 from slipstream.spark.rejects import Rejects, is_rows_fault
 from slipstream.spark.stream_sink import BATCH_ID, QUERY_ID, current_task
 
@@ -76,8 +76,7 @@ class Keeper:
     def __init__(self, js: JetStream, options: SinkOptions, epoch: Epoch | None, rejects: Rejects) -> None:
         self._js = js
         self._rejects = rejects
-        self._recent: dict[int, tuple[int, Change]] = {}  # what may still be refused, by its place in the outbox
-        self._most_recent = 2 * max(options.max_in_flight, MOST_KEYS)
+        self._recent: Recent[tuple[int, Change]] = Recent(max(options.max_in_flight, MOST_KEYS))
         self._stream = STREAM_PREFIX + options.bucket
         self._prefix = f"$KV.{options.bucket}."
         self._timeout = options.connection.timeout
@@ -151,8 +150,6 @@ class Keeper:
             self._rejects.add(row, change.key, change.value, _refused(row, change, error))
             return
         self._recent[place] = (row, change)
-        if len(self._recent) > self._most_recent:
-            del self._recent[next(iter(self._recent))]
 
     def _stale(self) -> dict[str, tuple[int, Change]]:
         """What was refused because the key has changed; other refusals are the row's fault, or an error."""

@@ -6,11 +6,30 @@ Unlike `JetStream.publisher` it goes on after a refusal: the caller knows what a
 from __future__ import annotations
 
 from functools import partial
+from typing import Generic, TypeVar
 
 from slipstream.errors import Error
 from slipstream.facade.blocking import JetStream
 from slipstream.jetstream.calls import Ready
 from slipstream.jetstream.window import AckWindow, FailedPublish
+
+T = TypeVar("T")
+
+
+class Recent(Generic[T]):
+    """What was sent last, by its place: enough to know what an answer is about, whatever is in flight."""
+
+    def __init__(self, max_in_flight: int) -> None:
+        self._size = 2 * max_in_flight
+        self._kept: list[T | None] = [None] * self._size
+
+    def __setitem__(self, place: int, what: T) -> None:
+        self._kept[place % self._size] = what
+
+    def __getitem__(self, place: int) -> T:
+        found = self._kept[place % self._size]
+        assert found is not None, f"nothing was sent at place {place}"
+        return found
 
 
 class Outbox:

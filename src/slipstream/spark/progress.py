@@ -85,19 +85,18 @@ class Progress:
         except WrongLastSequenceError:
             return
 
-    def forget(self, writer: str, partitions: range) -> None:
-        """Remove the records of a write that is over and that nobody will try again."""
-        for partition in partitions:
-            headers = {"KV-Operation": "PURGE"}
-            self._js.publish(self._subject(Task(writer, 0, partition)), headers=headers, rollup="sub")
+    def forget(self, writer: str) -> None:
+        """Remove the records of a write that is over and that nobody will try again; without a trace, for there may be
+        many of them in the life of a bucket."""
+        self._records.purge(subject=f"{self._prefix}.{writer}.*")
 
     def _read(self, task: Task) -> tuple[int, dict[str, Any]]:
-        """The record as the leader has it; a purged one is none."""
+        """The record as the leader has it."""
         try:
             found = self._records.get_from_leader(GetRequest(last_by_subj=self._subject(task)))
         except MessageNotFoundError:
             return 0, {}
-        return found.seq, json.loads(found.data) if found.data else {}
+        return found.seq, json.loads(found.data)
 
     def _write(self, task: Task, begun: Begun, created: str, revision: int) -> int:
         record = {

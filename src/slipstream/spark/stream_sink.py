@@ -24,7 +24,7 @@ from slipstream.errors import ApiError, Error, StreamNotFoundError, UsageError
 from slipstream.facade.blocking import JetStream
 from slipstream.spark.link import open_jetstream
 from slipstream.spark.options import JETSTREAM, StreamSinkOptions, stream_sink_options
-from slipstream.spark.outbox import Outbox
+from slipstream.spark.outbox import Outbox, Recent
 from slipstream.spark.progress import Progress, Task, written_ids
 from slipstream.spark.records import Record, Shape, id_prefix, records, shape_of
 from slipstream.spark.rejects import Rejects, is_rows_fault
@@ -97,8 +97,7 @@ class _Sender:
     ) -> None:
         self._js = js
         self._rejects = rejects
-        self._recent: dict[int, Record] = {}  # what may still be refused, by its place in the outbox
-        self._most_recent = 2 * options.max_in_flight
+        self._recent: Recent[Record] = Recent(options.max_in_flight)
         self._stream = js.stream(options.stream)
         self._now = js.client.now
         self._prefix = prefix
@@ -198,8 +197,6 @@ class _Sender:
             self._rejects.add(record.row, record.subject, record.data, refused(record, error))
             return
         self._recent[place] = record
-        if len(self._recent) > self._most_recent:
-            del self._recent[next(iter(self._recent))]
 
     def _settle(self) -> None:
         """A refusal is the row's fault, or an error."""
@@ -275,13 +272,13 @@ class StreamBatchWriter(DataSourceArrowWriter):
         writer = f"{query}-{options.write_id}" if self._is_named else query
         return self._task.run(iterator, Task(writer, options.batch_id, context.partitionId()))
 
-    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:  # noqa: ARG002 - Spark gives them
         """Nobody will try it again, unless it has a name: then a second run must find the records."""
         options = self._task.options
         if self._is_named or options.batch_id is not None:
             return
         with open_jetstream(options.connection, os.environ) as js:
-            Progress(js, options.progress, options.stream).forget(f"write-{options.write_id}", range(len(messages)))
+            Progress(js, options.progress, options.stream).forget(f"write-{options.write_id}")
 
 
 class StreamWriter(DataSourceStreamArrowWriter):

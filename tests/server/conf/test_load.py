@@ -120,6 +120,13 @@ def test_users_permissions_and_accounts() -> None:
     )
 
 
+def test_only_the_user_of_those_who_show_nothing_may_be_without_a_password() -> None:
+    server = loaded("no_auth_user: d\naccounts { A { users: [{user: d}] } }").server
+    assert server.users == (User(name="d", account="A", anyone=True),)
+    with pytest.raises(ConfigError, match="user 'e' has no password"):
+        loaded("no_auth_user: d\naccounts { A { users: [{user: d}, {user: e}] } }")
+
+
 def test_one_user_or_one_token() -> None:
     assert loaded("authorization {user: u, password: p}").server.users == (User(name="u", password="p"),)
     assert loaded("authorization {token: t}").server.users == (User(token="t"),)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from slipstream.server import Permissions, User
@@ -79,6 +81,32 @@ def test_no_wait_gets_what_is_there_and_then_no_messages(bench: Bench) -> None:
 
 def test_no_wait_wins_over_expires(bench: Bench) -> None:
     assert statuses(bench.pull(5, no_wait=True, expires=10 * SECOND)) == [(404, "No Messages")]
+
+
+def test_no_wait_with_heartbeats_waits_for_its_first_message(bench: Bench) -> None:
+    """As on nats-server; the fetch of nats-py counts on it."""
+    body: dict[str, Any] = {"no_wait": True, "expires": 10 * SECOND, "idle_heartbeat": 3 * SECOND}
+    assert bench.pull(5, **body) == []
+    bench.rig.wait(4)
+    assert statuses(bench.client.messages()) == [(100, "Idle Heartbeat")]
+    bench.client.send(pub("s.a", b"x", ""))
+    answers = bench.client.messages()
+    assert (seqs(answers), statuses(answers)) == ([1], [(404, "No Messages")])
+    bench.fill("s.b", "s.c")
+    answers = bench.pull(5, **body)
+    assert (seqs(answers), statuses(answers)) == ([2, 3], [(404, "No Messages")])
+    assert bench.pull(5, **body) == []
+    bench.rig.wait(11)
+    assert statuses(bench.client.messages())[-1] == (408, "Request Timeout")
+
+
+def test_no_wait_with_heartbeats_does_not_wait_for_acks(bench: Bench) -> None:
+    bench.create(max_ack_pending=2)
+    bench.fill("s.a", "s.b", "s.c")
+    answers = bench.pull(5, no_wait=True, expires=10 * SECOND, idle_heartbeat=SECOND)
+    assert (seqs(answers), statuses(answers)) == ([1, 2], [])
+    bench.rig.wait(1)
+    assert statuses(bench.client.messages()) == [(404, "No Messages")]
 
 
 def test_no_wait_does_not_get_before_those_who_wait_already(bench: Bench) -> None:

@@ -20,7 +20,20 @@ from slipstream.server.store.segments import Tuning
 
 TINY = Tuning(segment=8, slice=6, dirty=4, journal=12, cache=3, probe=4, page=3)
 NAMES = ("ONE", "TWO")
-SUBJECTS = ("a", "a.b", "a.c", "b.c", "b.c.d", "ü.x", f"a.{'x' * 500}.1", f"a.{'x' * 500}.2", f"b.{'ÿ' * 300}")
+# `a.*` and `b.>`: subjects that look like filters are subjects all the same
+SUBJECTS = (
+    "a",
+    "a.b",
+    "a.c",
+    "b.c",
+    "b.c.d",
+    "ü.x",
+    f"a.{'x' * 500}.1",
+    f"a.{'x' * 500}.2",
+    f"b.{'ÿ' * 300}",
+    "a.*",
+    "b.>",
+)
 PATTERNS = ("", ">", "a.*", "a.>", "*.c", "b.c", "*", "zz.>", "a", SUBJECTS[6])
 COUNTED = (">", "a.*", "b.c")
 

@@ -42,6 +42,7 @@ class Access:
 
     users: list[User] = field(default_factory=list)
     accounts: list[AccountOptions] = field(default_factory=list)
+    no_auth_user: str = ""
     timeout: float = 2.0
     is_open: bool = True  # no users were asked for by `authorization`
 
@@ -78,7 +79,7 @@ def authorization(value: Value, access: Access, *, by_certificate: bool) -> None
         elif token:
             access.users.append(User(token=token, permissions=default))
     if several is not None:
-        access.users += users(several, DEFAULT_ACCOUNT, default, by_certificate=by_certificate)
+        access.users += users(several, access, DEFAULT_ACCOUNT, default, by_certificate=by_certificate)
 
 
 def accounts(value: Value, access: Access, *, by_certificate: bool) -> None:
@@ -111,7 +112,7 @@ def accounts(value: Value, access: Access, *, by_certificate: bool) -> None:
                 bounds.done()
         access.accounts.append(account)
         if members is not None:
-            access.users += users(members, entry.key, default, by_certificate=by_certificate)
+            access.users += users(members, access, entry.key, default, by_certificate=by_certificate)
 
 
 def jetstream(value: Value) -> AccountLimits | None:
@@ -139,7 +140,9 @@ def jetstream(value: Value) -> AccountLimits | None:
     return limits
 
 
-def users(value: Value, account: str, default: Permissions | None, *, by_certificate: bool) -> list[User]:
+def users(
+    value: Value, access: Access, account: str, default: Permissions | None, *, by_certificate: bool
+) -> list[User]:
     """An array of users."""
     if not isinstance(value.data, list):
         raise wrong(value, "users", "an array of maps")
@@ -162,6 +165,7 @@ def users(value: Value, account: str, default: Permissions | None, *, by_certifi
                     account=account,
                     permissions=permissions(granted) if granted is not None else default,
                     certificate=by_certificate and bool(name) and not password,
+                    anyone=bool(name) and not password and name == access.no_auth_user,
                     connection_types=tuple(kind for kind in kinds if kind in CONNECTION_TYPES),
                 )
             )

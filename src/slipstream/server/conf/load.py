@@ -260,13 +260,13 @@ def bare_token(content: str) -> str:
 
 
 def _access(top: Section, server: ServerOptions) -> ServerOptions:
-    found = Access()
+    no_auth_user = top.text("no_auth_user")
+    found = Access(no_auth_user=no_auth_user)
     by_certificate = server.tls is not None and server.tls.by_certificate
     for name, load_block in (("authorization", authorization), ("accounts", accounts)):
         value = top.take(name)
         if value is not None:
             load_block(value, found, by_certificate=by_certificate)
-    no_auth_user = top.text("no_auth_user")
     system = top.text("system_account", "system", default=SYSTEM_ACCOUNT)
     top.flag("no_system_account", "no_system", "no_sys_acc")
     others = [account for account in found.accounts if account.name not in (system, DEFAULT_ACCOUNT)]

@@ -189,7 +189,8 @@ class Gate:
         if is_hash(wanted):
             return Hashed(secret, wanted, member)
         right = _same(secret, wanted)
-        if member is None or not wanted or not right:
+        open_to_all = member is not None and member is self.default and member.user is not None and member.user.anyone
+        if member is None or not (wanted or open_to_all) or not right:
             return Refused(f"wrong name or password for user {(options.user or '')[:64]!r}")
         return member
 

@@ -1,7 +1,8 @@
 """NATS JWTs become what they grant: an operator's keys, an account's limits and rules, a user's permissions.
 
-Tokens are version 2, signed with Ed25519 (`ed25519-nkey`). Nothing of a token is believed before its signature fits
-the key that it names as its issuer; whether that key is to be trusted is for the next one up the chain to say.
+Tokens are signed with Ed25519: those of version 2 (`ed25519-nkey`) and the older ones of version 1 (`ed25519`), which
+become what version 2 would have said. Nothing of a token is believed before its signature fits the key that it names as
+its issuer; whether that key is to be trusted is for the next one up the chain to say.
 """
 
 from __future__ import annotations
@@ -68,6 +69,8 @@ def decode(token: str, kind: str, verify: Verify) -> Claims:
         header, payload = _decode_json(_base64(head)), _decode_json(_base64(middle))
         signed, signature = f"{head}.{middle}".encode(), _base64(tail)
         body = payload.get("nats")
+        if header.get("alg") == "ed25519":
+            signed, body = middle.encode(), _as_version_2(payload)
         claims = Claims(
             subject=_text(payload, "sub"), issuer=_text(payload, "iss"), name=_text(payload, "name"),
             issued=_number(payload, "iat"), expires=_number(payload, "exp"), not_before=_number(payload, "nbf"),
@@ -75,8 +78,10 @@ def decode(token: str, kind: str, verify: Verify) -> Claims:
         )  # fmt: skip
     except (ValueError, binascii.Error, msgspec.MsgspecError) as exc:
         raise UsageError(f"that is no JWT of {kind}: {type(exc).__name__}") from None
-    if header.get("alg") != "ed25519-nkey":
-        raise UsageError(f"a JWT with the algorithm {header.get('alg')!r}, ed25519-nkey (version 2) is allowed")
+    if header.get("alg") not in ("ed25519-nkey", "ed25519"):
+        raise UsageError(
+            f"a JWT with the algorithm {header.get('alg')!r}, ed25519-nkey is allowed (ed25519: version 1)"
+        )
     seen = claims.body.get("type")
     if seen != kind:
         raise UsageError(f"a JWT of {seen!r} where one of {kind!r} is needed")
@@ -85,6 +90,15 @@ def decode(token: str, kind: str, verify: Verify) -> Claims:
     if not verify(public_key(claims.issuer, issuer_kind), signature, signed):
         raise UsageError(f"the signature of the JWT of {kind} {claims.name or claims.subject!r} is wrong")
     return claims
+
+
+def _as_version_2(payload: Mapping[str, Any]) -> dict[str, Any]:
+    """What is under `nats` in a token of version 1: there the type is beside it, and a limit of 0 is none."""
+    body = payload.get("nats") or {}
+    if not isinstance(body, dict) or body.get("version", 1) != 1:
+        raise ValueError("version")
+    found = {name: value for name, value in body.items() if name not in ("payload", "subs") or value}
+    return found | {"type": payload.get("type")}
 
 
 def _base64(text: str) -> bytes:

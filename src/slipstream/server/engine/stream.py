@@ -32,7 +32,7 @@ from slipstream.server.engine.ports import Record, expires_at
 from slipstream.server.engine.publish import NOTHING, Demands, demands
 from slipstream.server.engine.replicas import Replicas
 from slipstream.server.engine.thinning import Thinning
-from slipstream.wire import SubjectMapping, has_wildcard, is_valid_subject
+from slipstream.wire import SubjectMapping, is_valid_subject
 
 NO_LIMIT = 1 << 62
 FAST_BATCH = ".$FI"
@@ -177,14 +177,7 @@ class Stream:
             self._clock = now
         answer: bytes | None = b""
         try:
-            if (
-                header
-                or self._choosy
-                or len(payload) > self._max_size
-                or "*" in subject
-                or ">" in subject
-                or reply.endswith(FAST_BATCH)
-            ):
+            if header or self._choosy or len(payload) > self._max_size or reply.endswith(FAST_BATCH):
                 seq, answer = self._consider(subject, reply, header, payload, now)
             else:
                 seq = self.log.append(now, subject, header, payload)
@@ -266,8 +259,6 @@ class Stream:
     def _consider(self, subject: str, reply: str, header: bytes, payload: bytes, now: int) -> tuple[int, bytes | None]:
         """The long way: the sequence it was stored as, or an answer of another kind (None: there is none)."""
         config, log = self.config, self.log
-        if has_wildcard(subject):
-            raise ApiError("a message cannot be stored on a subject with wildcards", code=400, err_code=10003)
         subject = self._mapped(subject)
         wanted = demands(header) if header else NOTHING
         if wanted.batch:

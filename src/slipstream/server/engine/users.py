@@ -79,6 +79,7 @@ class User:
     permissions: Permissions | None = None  # None: everything
     account: str = DEFAULT_ACCOUNT
     certificate: bool = False  # known by its certificate: it needs no password
+    anyone: bool = False  # needs no password, as everybody is this user who shows nothing at all
     connection_types: tuple[str, ...] = ()  # of CONNECTION_TYPES; none: any
 
     def __post_init__(self) -> None:
@@ -89,7 +90,7 @@ class User:
             public_key(self.nkey)
         if self.password and not self.name:
             raise UsageError("a user has a password and no name")
-        if self.name and not self.password and not self.certificate:
+        if self.name and not self.password and not self.certificate and not self.anyone:
             raise UsageError(f"user {self.name!r} has no password")
         check_account(self.account)
         for secret in (self.password, self.token):

@@ -104,6 +104,8 @@ class PullConsumer(Consumer):
             return None
         there = self.left + len(self.ledger.queue)
         if there <= 0:
+            if body.waits:
+                return None
             self.last_active = now
             return NO_MESSAGES
         if self._queue:
@@ -124,7 +126,7 @@ class PullConsumer(Consumer):
         for request in self._queue:
             if request.expires and request.expires <= now:
                 self.host.send(request.reply, request.ended(408, "Request Timeout"), b"")
-            elif at_end and request.no_wait:
+            elif at_end and request.ends_here:
                 self.host.send(request.reply, NO_MESSAGES, b"")
             elif self.host.listeners(request.reply)[0]:
                 if request.beat and request.beat <= now:
@@ -150,7 +152,7 @@ class PullConsumer(Consumer):
         self._timer = self.host.timers.at(when, self._ring)
 
     def _ring(self, now: int) -> None:
-        self._review(now)
+        self._review(now, at_end=self.full)  # acks may be long in coming: who does not wait does not wait for them
         self._arm(min((at for r in self._queue for at in (r.expires, r.beat) if at), default=0))
 
     # Delivering.
@@ -242,7 +244,6 @@ class PullConsumer(Consumer):
             self.book_all(part, now)
             sent += len(part)
             request.batch -= len(part)
-            request.delivered += len(part)
             if request.batch <= 0:
                 self._queue.pop()
             elif request.heartbeat:
@@ -271,7 +272,6 @@ class PullConsumer(Consumer):
 
     def _served(self, request: Request, lane: Lane, size: int, now: int) -> None:
         """The request in front got a message."""
-        request.delivered += 1
         request.batch -= 1
         if request.max_bytes:
             request.max_bytes -= size

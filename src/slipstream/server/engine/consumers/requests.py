@@ -39,6 +39,13 @@ class Body(msgspec.Struct):
     id: str = ""
     priority: int = 0
 
+    @property
+    def waits(self) -> bool:
+        """Whether it stays where it finds nothing. The specification: `no_wait` wins over `expires`. Of heartbeats it
+        does not speak; whoever asks for them means to wait for the first message (and only for that), as on
+        nats-server."""
+        return not self.no_wait or (self.idle_heartbeat > 0 and self.expires > 0)
+
 
 _decode = msgspec.json.Decoder(Body).decode
 
@@ -47,7 +54,7 @@ class Request:
     """A pull that waits for messages."""
 
     __slots__ = (
-        "batch", "beat", "body", "delivered", "expires", "grouped", "heartbeat", "max_bytes", "no_wait", "reply",
+        "batch", "beat", "body", "expires", "grouped", "heartbeat", "max_bytes", "reply",
     )  # fmt: skip
 
     def __init__(self, reply: str, body: Body, *, grouped: bool, now: int) -> None:
@@ -57,12 +64,15 @@ class Request:
         self.grouped = grouped
         self.batch = max(body.batch, 1)
         self.max_bytes = max(body.max_bytes, 0)  # 0: no bound
-        self.no_wait = body.no_wait
-        # The specification: a request that does not wait does not wait, whatever it says of its end.
-        self.expires = now + body.expires if body.expires > 0 and not body.no_wait else 0
+        self.expires = now + body.expires if body.expires > 0 and body.waits else 0
         self.heartbeat = max(body.idle_heartbeat, 0)
         self.beat = now + self.heartbeat if self.heartbeat else 0  # when the next one is due
-        self.delivered = 0
+
+    @property
+    def ends_here(self) -> bool:
+        """Whether it is over where there is nothing more."""
+        body = self.body
+        return body.no_wait and (not body.waits or self.batch < max(body.batch, 1))
 
     def ended(self, code: int, text: str) -> bytes:
         """The status that ends it, with what it did not get."""
