@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import nats
 import pytest
 
+from slipstream.cli import keyvalue
+from slipstream.cli.common import Shell
+from slipstream.errors import LeaseLostError
 from tests.cli.support import Cli
 
 
@@ -207,6 +212,43 @@ def test_a_lock_is_held_while_a_command_runs(our_cli: Cli, fresh: str) -> None:
     with our_cli.started("kv", "lock", fresh, "nightly", "--", "sleep", "3", until="got the lock"):
         busy = our_cli.run("kv", "lock", fresh, "nightly", "--wait", "500ms", "--", "true")
         assert (busy.code, "somebody else holds nightly" in busy.err) == (5, True)
+
+
+def test_a_command_that_does_not_stop_when_the_lock_is_lost_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Held:
+        checks = 0
+
+        def check(self) -> int:
+            self.checks += 1
+            if self.checks > 8:
+                raise LeaseLostError("nightly", "another one has it")
+            return 1
+
+    started: list[subprocess.Popen[bytes]] = []
+    popen = subprocess.Popen
+
+    def start(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        started.append(popen(*arguments, **options))
+        return started[0]
+
+    monkeypatch.setattr(keyvalue, "STOP_TIMEOUT", 0.5)
+    monkeypatch.setattr(subprocess, "Popen", start)
+    stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
+    options = argparse.Namespace(program=[sys.executable, "-c", stubborn])
+    with pytest.raises(LeaseLostError):
+        keyvalue._run(Shell(options), Held(), "the lock")
+    assert started[0].poll() is not None
+
+
+def test_what_is_shown_is_shown_as_it_is(our_cli: Cli, fresh: str) -> None:
+    """Brackets and `:x:` are no orders to the terminal."""
+    value = "[/b] [red]x[/red] :x: :smile:"
+    our_cli.ok("kv", "add", fresh)
+    our_cli.ok("kv", "put", fresh, "k", value)
+    assert value in our_cli.ok("kv", "get", fresh, "k").out
+    assert value in our_cli.ok("kv", "ls", fresh, "--values").out
+    code, shown = our_cli.in_terminal("kv", "ls", fresh, "--values")
+    assert (code, value in shown) == (0, True)
 
 
 def test_a_stream_is_kept_in_a_directory_and_made_again(cli: Cli, fresh: str, tmp_path: Path) -> None:

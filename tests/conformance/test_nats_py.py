@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 
 import nats
 import pytest
 from nats.aio.client import Client as NatsClient
 from nats.js import JetStreamContext, api
 from nats.js.errors import (
+    APIError,
     BadRequestError,
     BucketNotFoundError,
     KeyNotFoundError,
@@ -184,4 +187,65 @@ async def test_subjects_that_look_like_filters_are_stored_as_they_are(
         await js.publish(f"{fresh}.*", b"", headers={"Nats-Rollup": "sub"})
         state = (await js.stream_info(fresh, subjects_filter=">")).state
         assert state.subjects == {f"{fresh}.*": 1, f"{fresh}.x.>": 2, f"{fresh}.x.y": 1}
+        await js.delete_stream(fresh)
+
+
+async def test_messages_are_published_when_their_schedules_say(any_server: str, fresh: str) -> None:
+    async with connected(any_server) as (_, js):
+        made = await js.add_stream(api.StreamConfig(name=fresh, subjects=[f"{fresh}.>"], allow_msg_schedules=True))
+        assert made.config.allow_rollup_hdrs
+        sub = await js.subscribe(f"{fresh}.target")
+        await js.publish(f"{fresh}.value", b"from a source", headers={"Unit": "mm"})
+        at = (datetime.now(UTC) + timedelta(seconds=1)).isoformat().replace("+00:00", "Z")
+        target = {"Nats-Schedule-Target": f"{fresh}.target"}
+        once = target | {"Nats-Schedule": f"@at {at}", "Mine": "yes", "Nats-Msg-Id": "one"}
+        await js.publish(f"{fresh}.once", b"once", headers=once)
+        many = target | {"Nats-Schedule": "@every 1s", "Nats-Schedule-Source": f"{fresh}.value"}
+        await js.publish(f"{fresh}.many", b"many", headers=many)
+        got = [await sub.next_msg(timeout=10) for _ in range(3)]
+        (first,) = [message for message in got if message.data == b"once"]
+        assert first.headers == {"Mine": "yes", "Nats-Scheduler": f"{fresh}.once", "Nats-Schedule-Next": "purge"}
+        second, third = [message for message in got if message.data != b"once"]
+        for message in (second, third):
+            assert message.data == b"from a source"
+            assert message.headers is not None
+            assert set(message.headers) == {"Unit", "Nats-Scheduler", "Nats-Schedule-Next"}
+            assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", message.headers["Nats-Schedule-Next"])
+        await js.publish(
+            f"{fresh}.over", b"", headers={"Nats-Scheduler": f"{fresh}.many", "Nats-Schedule-Next": "purge"}
+        )
+        state = (await js.stream_info(fresh, subjects_filter=">")).state
+        assert set(state.subjects or ()) == {f"{fresh}.value", f"{fresh}.target", f"{fresh}.over"}
+        await js.delete_stream(fresh)
+
+
+SCHEDULES_REFUSED: list[tuple[dict[str, str], int]] = [
+    ({"Nats-Schedule": "@never"}, 10189),
+    ({"Nats-Schedule": "@every 999ms"}, 10189),
+    ({"Nats-Schedule": "@every 1s", "Nats-Schedule-Time-Zone": "UTC"}, 10189),
+    ({"Nats-Schedule": "0 0 * * *"}, 10189),
+    ({"Nats-Schedule-Time-Zone": "Mars/Base"}, 10223),
+    ({"Nats-Schedule-Target": "elsewhere"}, 10190),
+    ({"Nats-Schedule-TTL": "soon"}, 10191),
+    ({"Nats-Schedule-TTL": "5m"}, 10166),
+    ({"Nats-Schedule-Rollup": "all"}, 10192),
+    ({"Nats-Rollup": "all"}, 10192),
+    ({"Nats-Schedule-Source": "elsewhere"}, 10203),
+    ({"Nats-Scheduler": "x"}, 10212),
+    ({"Nats-Schedule-Next": "2030-01-01T00:00:00Z", "Nats-Scheduler": "x"}, 10212),
+]
+
+
+async def test_schedules_that_make_no_sense_are_refused(any_server: str, fresh: str) -> None:
+    async with connected(any_server) as (_, js):
+        await js.add_stream(api.StreamConfig(name=fresh, subjects=[f"{fresh}.>"], allow_msg_schedules=True))
+        for fields, code in SCHEDULES_REFUSED:
+            headers = {"Nats-Schedule": "@hourly", "Nats-Schedule-Target": f"{fresh}.t"} | fields
+            with pytest.raises(APIError) as caught:
+                await js.publish(f"{fresh}.a", b"", headers=headers)
+            assert caught.value.err_code == code, fields
+        for pattern in ("@daily", "*/5 10-20/2,30 9 1 jan-mar,DEC mon-fri", "0 0 0 ? * 0"):
+            headers = {"Nats-Schedule": pattern, "Nats-Schedule-Target": f"{fresh}.t"}
+            zone = {"Nats-Schedule-Time-Zone": "Europe/Berlin"}
+            assert (await js.publish(f"{fresh}.a", b"", headers=headers | zone)).seq > 0
         await js.delete_stream(fresh)

@@ -6,6 +6,7 @@ import io
 import os
 from collections.abc import AsyncIterator, Iterator
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from slipstream.errors import (
     ObjectDamagedError,
     ObjectExistsError,
     ObjectNotFoundError,
+    RequestTimeoutError,
     StaleReadError,
     UsageError,
 )
@@ -162,6 +164,27 @@ async def test_an_interrupted_put_leaves_nothing(any_server: str, bucket: Object
             await store.put("a", "text")  # type: ignore[arg-type]
         with pytest.raises(UsageError, match="max_payload"):
             await store.put("a", b"", chunk_size=1 << 30)
+
+
+async def test_a_put_whose_last_answer_is_lost_leaves_a_whole_object(
+    any_server: str, bucket: ObjectStoreConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with connect(any_server) as nc:
+        store = await store_of(nc, bucket)
+        await store.put("o", b"old")
+        publish = nc.jetstream().publish
+
+        async def answer_lost(*args: Any, **options: Any) -> None:
+            await publish(*args, **options)
+            raise RequestTimeoutError("the answer was lost")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(store._js, "publish", answer_lost)
+            with pytest.raises(RequestTimeoutError):
+                await store.put("o", b"new")
+        assert await store.get_bytes("o") == b"new"
+        await store.put("o", b"newest")
+        assert (await store.status()).stream_info.state.num_subjects == 3  # the record, these chunks and the first ones
 
 
 async def test_a_full_bucket_refuses_and_keeps_what_it_has(any_server: str, fresh: str) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from slipstream.server.engine import reports
-from slipstream.wire import Headers
+from slipstream.wire import Headers, pub
 from tests.server.support import Client, Rig, sequences
 
 TYPE = "io.nats.jetstream.api.v1."
@@ -90,7 +92,7 @@ def test_a_bad_configuration_gets_nats_servers_error(
 @pytest.mark.parametrize(
     "config",
     [
-        {"allow_msg_schedules": True}, {"allow_batched": True},
+        {"allow_batched": True},
     ],
     ids=str,
 )  # fmt: skip
@@ -385,3 +387,33 @@ def test_in_a_stream_in_memory_every_missing_sequence_is_named(client: Client) -
     for seq in (0, 1, 99):
         error = client.api("STREAM.MSG.DELETE.S", {"seq": seq})["error"]
         assert (error["code"], error["err_code"], error["description"]) == (400, 10043, f"sequence {seq} not found")
+
+
+def test_what_is_null_in_a_request_is_not_there(client: Client) -> None:
+    """As Go reads it: clients write every field that they know, with null for those that they do not use."""
+    assert "error" not in client.create("S", mirror=None, subject_transform=None, max_age=None)
+    client.publish("s.1")
+    requests: dict[str, dict[str, Any]] = {
+        "STREAM.INFO.S": {"deleted_details": None, "subjects_filter": None, "offset": None},
+        "STREAM.NAMES": {"subject": None, "offset": None},
+        "STREAM.LIST": {"subject": None, "offset": None},
+        "STREAM.MSG.GET.S": {"seq": 1, "last_by_subj": None, "next_by_subj": None},
+        "STREAM.PURGE.S": {"filter": None, "seq": 1, "keep": None},
+        "CONSUMER.CREATE.S": {
+            "stream_name": "S", "action": None, "pedantic": None,
+            "config": {"durable_name": None, "name": "c", "ack_policy": "explicit", "backoff": None},
+        },
+        "CONSUMER.NAMES.S": {"offset": None},
+        "CONSUMER.PAUSE.S.c": {"pause_until": None},
+        "STREAM.MSG.DELETE.S": {"seq": 1, "no_erase": None},
+    }  # fmt: skip
+    for verb, body in requests.items():
+        answer = client.api(verb, body)
+        assert "error" not in answer, (verb, answer)
+    client.publish("s.1")
+    (got,) = client.direct("S", {"seq": 2, "last_by_subj": None, "batch": None, "multi_last": None})
+    assert got.payload == b"x"
+    pull = b'{"batch":1,"expires":null,"no_wait":null,"group":null}'
+    client.send(pub("$JS.API.CONSUMER.MSG.NEXT.S.c", pull, f"{client.inbox}pull"))
+    assert [message.subject for message in client.messages()] == ["s.1"]
+    assert client.api("STREAM.INFO.S", {"subjects_filter": 5})["error"]["err_code"] == 10025

@@ -244,7 +244,12 @@ def test_help_version_and_errors_are_short(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         busy = run("-p", str(taken.getsockname()[1]), "-T=false")
     assert busy.returncode == 1
-    assert "[FTL]" in busy.stderr.splitlines()[-1]
+    assert "[FTL] cannot listen on that port" in busy.stderr.splitlines()[-1]
+    (tmp_path / "file").touch()
+    occupied = run("-p", "-1", "-js", "-sd", str(tmp_path / "file"))
+    assert (occupied.returncode, "could not create storage directory" in occupied.stderr) == (1, True)
+    (tmp_path / "bad.conf").write_text('port: "x" "y"')
+    assert "1:11: Parse error" in run("-c", str(tmp_path / "bad.conf")).stderr
     assert "Traceback" not in busy.stderr
     if os.geteuid():  # root may write anywhere
         assert run("-js", "-sd", "/proc/nope").returncode == 1

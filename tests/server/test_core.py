@@ -28,6 +28,7 @@ def test_a_client_is_greeted_with_what_it_needs_to_know() -> None:
     raw = msgspec.json.decode(client.raw[5:])
     assert raw["max_payload"] == 1024 * 1024  # also when it is the default
     assert raw["slipstream"] == "9.9.9"
+    assert raw["go"] == ""  # some clients do not go on without it
     assert "auth_required" not in raw
 
 

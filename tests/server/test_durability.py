@@ -233,3 +233,39 @@ def play(commands: list[tuple[str, str, object]]) -> tuple[list[bytes], dict[str
 @given(st.lists(COMMANDS, max_size=25))
 def test_replaying_a_log_of_commands_gives_the_same_output_and_state(commands: list[tuple[str, str, object]]) -> None:
     assert play(commands) == play(commands)
+
+
+def test_one_who_cannot_save_its_state_does_not_stop_the_others(client: Client) -> None:
+    saved: list[str] = []
+
+    class Keeper:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def save(self) -> None:
+            if self.name == "bad":
+                raise RuntimeError("a number that does not fit")
+            saved.append(self.name)
+
+    journal = client.rig.engine.journals[0]
+    journal.keepers |= {Keeper(name): None for name in ("first", "bad", "last")}
+    with pytest.raises(RuntimeError, match="does not fit"):
+        client.publish("s.1")
+    client.rig.settle()
+    assert saved == ["first", "last"]
+    assert client.publish("s.1")["seq"] == 2
+
+
+def test_what_is_durable_is_answered_whatever_goes_wrong_with_those_who_follow(client: Client) -> None:
+    class Reader:
+        def committed(self, now: int) -> None:
+            raise RuntimeError(f"at {now}")
+
+    journal = client.rig.engine.journals[0]
+    reader = Reader()
+    journal.readers[reader] = None
+    with pytest.raises(RuntimeError):
+        client.ask("s.1", b"x")
+    del journal.readers[reader]
+    assert answers(client) == [b'{"stream":"S","seq":1}']
+    assert client.publish("s.1")["seq"] == 2

@@ -272,3 +272,13 @@ def test_a_subject_that_looks_like_a_filter_is_stored_as_it_is(client: Client) -
     assert found == {"s.*": 2, "s.a": 2, "s.x.>": 2}
     assert client.publish("s.*", Nats_Rollup="sub")["seq"] == 8
     assert left(client) == [5, 7, 8]
+
+
+@pytest.mark.parametrize("number", ["9" * 5000, "²"])
+def test_numbers_that_are_none_are_refused_and_not_stumbled_over(client: Client, number: str) -> None:
+    client.create("S", allow_atomic=True)
+    for name in ("Nats_Expected_Last_Sequence", "Nats_Expected_Last_Subject_Sequence"):
+        assert refused(client.publish("s.1", **{name: number}), 400, 10071, "wrong last sequence: 0")
+    batch = {"Nats_Batch_Id": "b", "Nats_Batch_Sequence": "1", "Nats_Required_Api_Level": number}
+    assert client.publish("s.1", **batch)["error"]["err_code"] == 10185
+    assert client.publish("s.1")["seq"] == 1

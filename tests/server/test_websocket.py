@@ -261,3 +261,20 @@ def test_a_websocket_client_that_stops_reading_is_cut_off() -> None:
                     client.flush()
                 assert len(server._running.engine.sessions) == 1
         assert server._running.engine.totals.slow == 1
+
+
+def test_pings_of_a_client_that_reads_no_answers_do_not_fill_the_memory() -> None:
+    with (
+        Server(websocket=WebSocketOptions()) as server,
+        socket.create_connection(("127.0.0.1", server.websocket_port), timeout=10) as sock,
+    ):
+        raw = Raw(sock)
+        raw.upgrade()
+        raw.send(BINARY, HELLO + b"PING\r\n")
+        raw.until(b"PONG\r\n")
+        flood = encode_frame(PING, b"x" * 125, b"\x01\x02\x03\x04") * 8000
+        for _ in range(24):
+            sock.sendall(flood)
+        (connection,) = server._running.connections
+        transport = connection.transport
+        assert transport is None or transport.get_write_buffer_size() < 1024 * 1024

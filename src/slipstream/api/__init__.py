@@ -20,6 +20,7 @@ from slipstream.api.messages import (
     decode_pub_ack,
     decode_response,
     encode_json,
+    read_json,
 )
 from slipstream.api.stream import (
     ConsumerLimits,
@@ -73,4 +74,5 @@ __all__ = [
     "format_time",
     "parse_duration",
     "parse_time",
+    "read_json",
 ]

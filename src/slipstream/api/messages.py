@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from slipstream.api.times import parse_time
 from slipstream.errors import ApiError, RemoteProtocolError
+
+T = TypeVar("T")
 
 
 class PubAck(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -78,14 +80,29 @@ class StoredBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 NOT_JSON = (msgspec.DecodeError, ValueError, RecursionError)
 
 _decode_pub_reply = msgspec.json.Decoder(_PubReply).decode
-_decode_get_request = msgspec.json.Decoder(GetRequest).decode
 encode_json = msgspec.json.Encoder().encode
+
+
+def read_json(data: bytes, kind: type[T]) -> T:
+    """JSON as Go reads it: a field that is null is not there. Raises what is in NOT_JSON."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.ValidationError:
+        if b"null" not in data:
+            raise
+    return msgspec.convert(_without_nulls(msgspec.json.decode(data)), kind)
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_nulls(item) for name, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def decode_get_request(data: bytes) -> GetRequest:
     """The request; raises msgspec.DecodeError (a ValidationError where JSON has the wrong types), and nothing else."""
     try:
-        return _decode_get_request(data)
+        return read_json(data, GetRequest)
     except (ValueError, RecursionError) as exc:
         raise msgspec.DecodeError(str(exc)) from exc
 

@@ -16,6 +16,8 @@ from slipstream.cli.output import payload, readable
 from slipstream.cli.values import show_duration, show_size, show_time
 from slipstream.errors import RequestTimeoutError, UsageError
 
+STOP_TIMEOUT = 10.0  # for a command to end after it was asked to
+
 # Option -> (field of the configuration, how its text is read, help).
 _FIELDS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "--description": ("description", str, "what it is for"),
@@ -372,11 +374,13 @@ def _run(shell: Shell, held: _Held, what: str) -> None:
             held.check()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=0.2)
-    except subprocess.TimeoutExpired:
-        held.check()
     except BaseException:
         process.terminate()
-        process.wait(timeout=10)
+        try:
+            process.wait(timeout=STOP_TIMEOUT)
+        except subprocess.TimeoutExpired:  # it must not go on with what somebody else may hold by now
+            process.kill()
+            process.wait(timeout=STOP_TIMEOUT)
         raise
     if process.returncode:
         raise UsageError(f"the command ended with {process.returncode}")

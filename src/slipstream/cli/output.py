@@ -21,13 +21,18 @@ class Meter(Protocol):
     def __call__(self, done: int, /) -> object: ...
 
 
+def _console(**options: Any) -> Console:
+    """What is shown is data: brackets and `:x:` in it mean nothing."""
+    return Console(highlight=False, markup=False, emoji=False, **options)
+
+
 class Output:
     """One command's output."""
 
     def __init__(self, *, json: bool) -> None:
         self.is_json = json
-        self._console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
-        self._notes = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._console = _console(soft_wrap=not sys.stdout.isatty())
+        self._notes = _console(stderr=True, soft_wrap=True)
 
     def data(self, data: bytes) -> None:
         """Bytes as they are."""
@@ -70,7 +75,7 @@ class Output:
         if framed:
             self._console.print(table)
         else:
-            Console(highlight=False, width=10_000, markup=False).print(table)
+            _console(width=10_000).print(table)
 
     @contextmanager
     def progress(self, what: str, total: int | None) -> Iterator[Meter | None]:

@@ -15,10 +15,12 @@ from typing import BinaryIO, Protocol
 from slipstream.api import names
 from slipstream.errors import (
     BucketNotFoundError,
+    ConnectionLostError,
     Error,
     MessageNotFoundError,
     ObjectExistsError,
     ObjectNotFoundError,
+    RequestTimeoutError,
     StreamNotFoundError,
     UsageError,
     WrongLastSequenceError,
@@ -43,6 +45,7 @@ from slipstream.objects.info import (
 IN_FLIGHT_BYTES = 8 * 1024 * 1024
 RECORD_TRIES = 16  # writers of the same name that may come in between
 MAX_LINKS = 8
+_UNSURE = (RequestTimeoutError, ConnectionLostError)  # whether a write was stored is not known
 
 Data = Piece | BinaryIO | Iterable[Piece] | AsyncIterable[Piece]
 Progress = Callable[[int], object]
@@ -101,8 +104,10 @@ class ObjectStore:
             raise UsageError(f"bad chunk_size {chunk_size}: 1 to {limit} is allowed, the server's max_payload")
         nuid = self._new_nuid()
         chunker = Chunker(chunk_size)
+        is_unsure = False  # whether the record is stored
         try:
             await self._put_chunks(self._subjects.chunks(nuid), data, chunker, progress, timeout)
+            is_unsure = True
             info = ObjectInfo(
                 name=name,
                 description=description,
@@ -116,9 +121,12 @@ class ObjectStore:
                 digest=chunker.digest,
             )
             stored, replaced = await self._put_record(info, timeout)
-        except BaseException:
-            with contextlib.suppress(Error):  # what went wrong is told by the first error
-                await self._drop_chunks(nuid, timeout)
+        except BaseException as error:
+            # A record without its chunks would be the end of the object that it replaces; chunks without a record only
+            # take room.
+            if not is_unsure or (isinstance(error, Error) and not isinstance(error, _UNSURE)):
+                with contextlib.suppress(Error):  # what went wrong is told by the first error
+                    await self._drop_chunks(nuid, timeout)
             raise
         await self._drop_chunks(replaced, timeout)
         return stored

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import json
 import logging
@@ -29,6 +30,8 @@ from slipstream.server.options import ServerOptions
 from slipstream.version import VERSION
 
 log = logging.getLogger("slipstream.server")
+
+_TAKEN = (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
 
 
 def main(argv: Sequence[str], *, started: Callable[[Server], None] | None = None) -> int:
@@ -57,7 +60,7 @@ def main(argv: Sequence[str], *, started: Callable[[Server], None] | None = None
         log.critical("%s", exc)
         return 1
     except OSError as exc:  # a port that is taken, a folder that cannot be written
-        log.critical("%s", exc)
+        log.critical("cannot listen on that port: %s" if exc.errno in _TAKEN else "%s", exc)
         return 1
     finally:
         logging.getLogger("slipstream").removeHandler(handler)
@@ -79,7 +82,10 @@ def _run(options: ProcessOptions, started: Callable[[Server], None] | None) -> N
     # default every few thousand allocations, takes a third of the time of a memory stream under load.
     gc.set_threshold(100_000, 50, 50)
     if options.server.store_dir is not None and options.server.jetstream:
-        Path(options.server.store_dir).mkdir(parents=True, exist_ok=True)
+        try:
+            Path(options.server.store_dir).mkdir(parents=True, exist_ok=True)
+        except OSError as exc:
+            raise UsageError(f"could not create storage directory {str(options.server.store_dir)!r}: {exc}") from exc
     elif options.server.store_dir is not None:
         options = replace(options, server=replace(options.server, store_dir=None))
     with asyncio.Runner(loop_factory=new_loop) as runner:

@@ -149,8 +149,10 @@ class Committer:
             return
         batch, self._batch = self._batch, None
         assert batch is not None
-        self._engine.committed(batch, self._clock())
-        self._wake()
+        try:
+            self._engine.committed(batch, self._clock())
+        finally:
+            self._wake()
 
     def _fail(self, error: BaseException) -> None:
         log.error("a group of changes could not be stored: %s", error, exc_info=error)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 from urllib.parse import urlsplit
 
 from slipstream.errors import RemoteProtocolError
-from slipstream.server.connection import Connection
+from slipstream.server.connection import WRITE_HIGH, Connection
 from slipstream.server.engine.session import Door
 from slipstream.wire.websocket import (
     BINARY,
@@ -169,6 +169,7 @@ class WebSocketConnection(Connection):
     def _unwrap(self, data: bytes) -> None:
         assert self._frames is not None
         payload: list[bytes] = []
+        ping: bytes | None = None
         try:
             pieces = self._frames.feed(data)
         except RemoteProtocolError as exc:
@@ -181,9 +182,11 @@ class WebSocketConnection(Connection):
             if opcode == BINARY:
                 payload.append(part)
             elif opcode == PING:
-                self._send(PONG, part)
+                ping = part  # the last one stands for all before it
             elif opcode == CLOSE:
                 self._goodbye(part[:2])
+        if ping is not None and self.transport is not None and self.transport.get_write_buffer_size() < WRITE_HIGH:
+            self._send(PONG, ping)  # whoever does not read its answers gets no more of them
         if payload:
             self.take(b"".join(payload))
         if self._said_goodbye:

@@ -328,3 +328,44 @@ def test_a_redelivery_does_not_wait_for_a_place(bench: Bench) -> None:
     assert bench.client.messages() == []
     bench.rig.wait(1.1)
     assert again(bench.client.messages()) == [(1, 2), (2, 2)]
+
+
+def test_a_message_that_nobody_acks_does_not_let_the_books_grow() -> None:
+    bench = Bench(Rig())
+    bench.create()
+    bench.fill(*["s.a"] * 4000)
+    bench.pull(1)
+    for _ in range(39):
+        for message in bench.pull(100):
+            bench.client.send(pub(message.reply, b"+ACK"), settle=False)
+    ledger = bench.rig.engine.streams["S"].consumers.items["c"].ledger
+    assert (len(ledger.pending), ledger.floor_seq) == (1, 0)
+    assert len(ledger._order) < 1300
+    bench.rig.wait(31)
+    (again,) = bench.pull(1)
+    assert ack_of(again)[2:4] == (2, 1)
+    bench.ack(again, sync=True)
+    assert bench.info()["ack_floor"]["stream_seq"] == 3901
+
+
+@pytest.mark.parametrize(
+    "delay",
+    [
+        b'{"delay":9223372036854775807}',
+        b'{"delay":-9223372036854775808}',
+        b'{"delay":99999999999999999999999999}',
+        b"2562047h",
+        b"99999999999h",
+        b"9" * 400 + b"h",
+    ],
+)
+@pytest.mark.parametrize("ack_wait", [SECOND, 2**63 - 1])
+def test_a_nak_with_any_delay_can_be_kept(delay: bytes, ack_wait: int) -> None:
+    """The books are written with everything else: what does not fit into them would stop all commits."""
+    bench = Bench(Rig())
+    bench.create(ack_wait=ack_wait)
+    bench.fill("s.a")
+    bench.ack(bench.pull()[0], b"-NAK " + delay)
+    bench.rig.wait(0.1)
+    assert bench.client.publish("s.b")["seq"] == 2
+    assert bench.info()["num_ack_pending"] == 1

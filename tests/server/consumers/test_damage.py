@@ -31,6 +31,7 @@ def damage(store: LmdbStore, seq: int) -> None:
         ({"filter_subject": "s.a"}, [1, 3, 5]),
         ({"filter_subject": "s.*"}, [1, 2, 3, 5, 6, 8]),
         ({"filter_subjects": ["s.a", "s.b"]}, [1, 2, 3, 5, 6, 8]),
+        ({"deliver_policy": "by_start_time", "opt_start_time": "2020-01-01T00:00:00Z"}, [1, 2, 3, 5, 6, 8]),
         ({"deliver_policy": "last_per_subject", "filter_subject": "s.>"}, [8]),
         ({"deliver_policy": "last", "filter_subject": "s.a"}, []),
     ],
@@ -60,4 +61,18 @@ def test_a_message_that_is_damaged_after_its_delivery_does_not_come_again(tmp_pa
     bench.rig.wait(1.5)
     assert seqs(bench.pull(5, no_wait=True)) == [2]
     assert bench.info()["num_ack_pending"] == 1
+    store.close()
+
+
+def test_a_damaged_message_of_filters_that_share_subjects_is_passed_over(tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path / "store")
+    bench = Bench(Rig(store=store), storage="file")
+    bench.fill("s.a.c", "s.b.c", "s.x.y", "s.b.d")
+    for seq in (2, 3):
+        damage(store, seq)
+    assert "error" not in bench.create(filter_subjects=["s.*.c", "s.b.*"])
+    assert seqs(bench.pull(20, no_wait=True)) == [1, 4]
+    assert bench.info()["num_pending"] == 0
+    bench.fill("s.b.c")
+    assert seqs(bench.pull(20, no_wait=True)) == [5]
     store.close()

@@ -385,3 +385,33 @@ def test_permissions_are_asked_about_the_inbox_and_not_about_the_message() -> No
     assert message.subject == "s.a"
     joe.send(pub(message.reply, b"+ACK"))
     assert owner.api("CONSUMER.INFO.S.c")["num_ack_pending"] == 0
+
+
+@pytest.mark.parametrize("how", ["delete", "purge"])
+def test_the_last_of_each_subject_stay_the_last_when_some_of_them_go(bench: Bench, how: str) -> None:
+    """What came before them does not come in their place, and nothing is counted twice."""
+    bench.fill("s.x", "s.y", "s.y", "s.y")
+    last = bench.client.api("STREAM.INFO.S")["state"]["last_seq"]
+    bench.create("last", deliver_policy="last_per_subject", filter_subjects=["s.x", "s.y"])
+    assert seqs(bench.pull(1, "last")) == [last - 3]
+    if how == "delete":
+        bench.client.api("STREAM.MSG.DELETE.S", {"seq": last})
+    else:
+        bench.client.api("STREAM.PURGE.S", {"filter": "s.y", "keep": 2})
+        bench.client.api("STREAM.MSG.DELETE.S", {"seq": last})
+    assert bench.info("last")["num_pending"] == 0
+    bench.fill("s.x")
+    (message, end) = bench.pull(5, "last", no_wait=True)
+    assert (ack_of(message).seq, ack_of(message).pending) == (last + 1, 0)
+    assert status(end) == (404, "No Messages")
+
+
+def test_no_wait_ends_at_its_time_where_it_must_wait_for_acks(bench: Bench) -> None:
+    bench.fill("s.a", "s.b")
+    bench.create("few", max_ack_pending=1)
+    bench.pull(1, "few")
+    assert bench.pull(1, "few", no_wait=True, expires=SECOND) == []
+    assert bench.info("few")["num_waiting"] == 1
+    bench.rig.wait(1)
+    assert statuses(bench.client.messages()) == [(408, "Request Timeout")]
+    assert bench.info("few")["num_waiting"] == 0

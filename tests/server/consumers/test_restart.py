@@ -238,3 +238,38 @@ def test_a_consumer_in_memory_outlives_a_group_that_is_lost(machine: Machine) ->
     rig.settle()
     assert bench.info("m")["num_pending"] == 1
     assert seqs(bench.pull(5, "m", no_wait=True)) == [1]
+
+
+def test_an_ack_that_was_lost_with_its_group_and_answered_later_is_kept(machine: Machine) -> None:
+    bench = machine.bench
+    rig = bench.rig
+    bench.fill(*["s.a"] * 3)
+    bench.create()
+    (message,) = bench.pull(1)
+    rig.wait(0.1)
+    bench.client.send(pub(message.reply, b"+ACK"), settle=False)
+    journal = rig.engine.journals[0]
+    journal.seal()
+    rig.engine.failed(journal, RuntimeError("the disk is full"), rig.now)
+    rig.settle()
+    assert len(bench.ack(message, sync=True)) == 1
+    assert bench.info()["num_ack_pending"] == 0
+    assert machine.restart().info()["num_ack_pending"] == 0
+
+
+def test_a_reset_that_is_lost_with_its_group_leaves_nothing_behind(machine: Machine) -> None:
+    bench = machine.bench
+    rig = bench.rig
+    bench.fill(*["s.a"] * 3)
+    bench.create()
+    bench.pull(3)
+    rig.wait(0.1)
+    bench.client.send(pub("$JS.API.CONSUMER.RESET.S.c", b'{"seq":2}', "_INBOX.c1.1"), settle=False)
+    journal = rig.engine.journals[0]
+    journal.seal()
+    rig.engine.failed(journal, RuntimeError("the disk is full"), rig.now)
+    rig.wait(0.1)
+    now = bench.info()
+    then = machine.restart().info()
+    for field in ("num_ack_pending", "num_pending", "delivered", "ack_floor"):
+        assert now[field] == then[field], field

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from slipstream.server.engine.mirror import Mirror
 from slipstream.server.store.lmdb import LmdbStore
 from slipstream.wire import pub
 from tests.server.consumers.kit import SECOND, Bench, seqs
@@ -71,6 +72,18 @@ def test_a_message_that_was_given_up_stays(queue: Bench) -> None:
     queue.pull()
     queue.rig.wait(2)
     assert kept(queue) == [1]
+
+
+def test_a_late_ack_of_a_message_that_was_given_up_still_takes_it_out(rig: Rig) -> None:
+    queue = Bench(rig, retention="workqueue")
+    queue.fill("s.a", "s.a")
+    queue.create(max_deliver=1, ack_wait=SECOND)
+    late, _ = queue.pull(2)
+    rig.wait(2)
+    assert queue.info()["num_ack_pending"] == 0
+    assert kept(queue) == [1, 2]
+    queue.ack(late, sync=True)
+    assert kept(queue) == [2]
 
 
 def test_a_work_queue_wants_explicit_acks_and_all_messages(queue: Bench) -> None:
@@ -199,3 +212,42 @@ def test_a_large_stream_is_looked_through_in_pieces(rig: Rig) -> None:
     bench.client.api("CONSUMER.DELETE.S.a")
     assert len(kept(bench)) == 1000  # of 1,500: as many as `kept` looks at
     assert bench.client.api("STREAM.INFO.S")["state"]["messages"] == 1500
+
+
+def test_an_acked_message_whose_removal_was_lost_leaves_with_the_next_group(rig: Rig) -> None:
+    queue = Bench(rig, retention="workqueue", storage="file")
+    queue.fill("s.a", "s.a")
+    queue.create()
+    first, _ = queue.pull(2)
+    rig.wait(0.1)
+    queue.client.send(pub(first.reply, b"+ACK"), settle=False)
+    journal = rig.engine.streams["S"].journal
+    journal.seal()
+    rig.engine.failed(journal, OSError("the disk is full"), rig.now)
+    assert [record.seq for record in rig.engine.streams["S"].log.scan("", 0, limit=5)] == [1, 2]
+    rig.wait(0.1)
+    assert kept(queue) == [2]
+    assert queue.info()["num_ack_pending"] == 1
+    assert not rig.engine.streams["S"].consumers._leaving
+
+
+@pytest.mark.parametrize("retention", ["interest", "workqueue"])
+@pytest.mark.parametrize("storage", ["memory", "file"])
+def test_an_acked_message_waits_for_the_mirror_that_lacks_it(rig: Rig, retention: str, storage: str) -> None:
+    bench = Bench(rig, retention=retention)
+    bench.create()
+    bench.client.create("M", subjects=[], mirror={"name": "S"}, storage=storage)
+    (mirror,) = rig.engine.streams["M"].inflows
+    bench.fill("s.a")
+    bench.ack(bench.pull()[0], sync=True)
+    assert kept(bench) == []
+    assert isinstance(mirror, Mirror)
+    mirror.pause("held")
+    bench.fill("s.b", "s.c")
+    for message in bench.pull(2):
+        bench.ack(message, sync=True)
+    assert kept(bench) == [2, 3]
+    mirror.resume()
+    assert kept(bench) == []
+    state = bench.client.api("STREAM.INFO.M")["state"]
+    assert (state["messages"], state["first_seq"], state["last_seq"]) == (3, 1, 3)

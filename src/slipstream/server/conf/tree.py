@@ -104,7 +104,7 @@ class _Parser:
         return Place(self._file, before.count("\n") + 1, at - (before.rfind("\n") + 1) + 1)
 
     def _error(self, text: str, at: int | None = None) -> ConfigError:
-        return ConfigError(self._place(at), text)
+        return ConfigError(self._place(at), f"Parse error: {text}")  # the words that scripts look for
 
     def _peek(self) -> str:
         return self._text[self._at : self._at + 1]

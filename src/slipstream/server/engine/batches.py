@@ -12,7 +12,7 @@ from typing import NamedTuple
 from slipstream.api.names import BATCH_COMMIT, REQUIRED_API_LEVEL
 from slipstream.errors import ApiError
 from slipstream.server.engine.features import API_LEVEL
-from slipstream.server.engine.publish import Demands, remove_header, set_header
+from slipstream.server.engine.publish import Demands, is_number, remove_header, set_header
 from slipstream.server.engine.timers import Timer, Timers
 
 MAX_MESSAGES = 1000
@@ -75,7 +75,7 @@ class Batches:
         if wanted.batch_commit not in ("", "1", "eob"):
             self._end(name)
             raise ApiError("atomic publish batch commit is invalid", code=400, err_code=10200)
-        if wanted.api_level and not (wanted.api_level.isdigit() and int(wanted.api_level) <= API_LEVEL):
+        if wanted.api_level and not (is_number(wanted.api_level) and int(wanted.api_level) <= API_LEVEL):
             error = ApiError("JetStream minimum api level required", code=412, err_code=10185)
             raise self._given_up(name, "unsupported", error, now)
         if number != len(batch.messages) + 1 or (number == 1 and ends):

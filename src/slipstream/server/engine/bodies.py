@@ -7,12 +7,13 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from slipstream.api import NOT_JSON, StreamConfig
+from slipstream.api import NOT_JSON, StreamConfig, read_json
 from slipstream.api.names import REQUIRED_API_LEVEL
 from slipstream.errors import ApiError, InvalidJsonError, StreamNameMismatchError
 from slipstream.server.engine import config as rules
 from slipstream.server.engine.features import API_LEVEL
 from slipstream.server.engine.journal import Journal
+from slipstream.server.engine.publish import is_number
 from slipstream.wire import Headers
 
 T = TypeVar("T")
@@ -35,7 +36,7 @@ def level_suffices(header: bytes) -> bool:
     if b"Nats-Required-Api-Level" not in header or not header.startswith(b"NATS/1.0"):  # any bytes may come as a block
         return True
     wanted = Headers.parse(header).get(REQUIRED_API_LEVEL) or "0"
-    return wanted.isascii() and wanted.isdigit() and int(wanted) <= API_LEVEL
+    return is_number(wanted) and int(wanted) <= API_LEVEL
 
 
 def is_empty(payload: bytes) -> bool:
@@ -50,7 +51,7 @@ def is_empty(payload: bytes) -> bool:
 
 def decode(payload: bytes, kind: type[T]) -> T:
     try:
-        return msgspec.json.decode(payload, type=kind)
+        return read_json(payload, kind)
     except NOT_JSON as exc:
         raise InvalidJsonError(_json_text(exc)) from exc
 

@@ -28,7 +28,6 @@ INCR_DISABLED = ("message counters is disabled", 400, 10168)
 INCR_MISSING = ("message counter increment is missing", 400, 10169)
 INCR_PAYLOAD = ("message counter has payload", 400, 10170)
 INCR_INVALID = ("message counter increment is invalid", 400, 10171)
-SCHEDULES_DISABLED = ("message schedules is disabled", 400, 10188)
 SUBJECT_SEQ_MISSING = ("missing sequence for expected last sequence per subject", 400, 10193)
 BATCH_DUPLICATE = ("atomic publish batch contains duplicate message id", 400, 10201)
 SOURCE_HEADER = ("message stream source header is not allowed", 400, 10227)
@@ -81,10 +80,8 @@ def check_expected(log: StreamLog, wanted: Demands, subject: str) -> None:
         raise WrongLastSequenceError(f"wrong last sequence: {log.state.last_seq}")
 
 
-def check_foreign(wanted: Demands) -> None:
-    """Headers that only the server itself may set, or that this server does not act on."""
-    if wanted.schedule:
-        raise refused(SCHEDULES_DISABLED)
+def check_origin(wanted: Demands) -> None:
+    """A header that only the server itself may set."""
     if wanted.source:
         raise refused(SOURCE_HEADER)
 
@@ -181,8 +178,8 @@ class BatchChecks:
                 raise WrongLastSequenceError(f"wrong last sequence: {found}")
         elif wanted.subject:
             raise refused(SUBJECT_SEQ_MISSING)
-        if wanted.schedule:
-            raise refused(SCHEDULES_DISABLED)
+
+    def rollup(self, wanted: Demands, subject: str) -> None:
         check_rollup(self._config, wanted.rollup)
         if wanted.rollup == "sub" and subject in self._written:
             raise _rollup("batch rollup sub invalid")

@@ -133,17 +133,16 @@ class ConsumerApi:
 
     def _info(self, tokens: list[str], payload: bytes, _: int) -> Outcome:
         _check_empty(payload)
-        consumer = self._consumer(tokens)
-        info = self._report(consumer)
-        # The document shows it; nats-server itself leaves it out where there is no cluster.
-        when = {name: info.pop(name) for name in AFTER_CLUSTER if name in info}
-        return Outcome(info | {"cluster": {"leader": consumer.host.leader_name}} | when)
+        return Outcome(self._report(self._consumer(tokens)))
 
     def _report(self, consumer: Consumer) -> dict[str, Any]:
         """A consumer, with what this server adds to its metadata."""
         info = consumer_info(consumer)
         info["config"]["metadata"] = dict(sorted((info["config"].get("metadata", {}) | self._metadata).items()))
-        return info
+        # The document shows it; nats-server itself leaves it out where there is no cluster. In every report of one
+        # consumer: clients hold what they got when they made it against what they get when they ask.
+        when = {name: info.pop(name) for name in AFTER_CLUSTER if name in info}
+        return info | {"cluster": {"leader": consumer.host.leader_name}} | when
 
     # Changes.
 
@@ -230,11 +229,13 @@ def _create_body(payload: bytes) -> dict[str, Any]:
     for name, value in body.items():
         if name not in ("stream_name", "config", "action", "pedantic"):
             raise InvalidJsonError(f'invalid JSON: json: unknown field "{name}"')
+        if value is None:  # as if it were not there
+            continue
         if name == "action" and value not in ("", "create", "update"):
             raise InvalidJsonError(f"invalid JSON: unknown consumer action: {msgspec.json.encode(value).decode()}")
         if name == "pedantic" and not isinstance(value, bool):
             raise InvalidJsonError(f"invalid JSON: pedantic is {value!r}, true or false is allowed")
-    return body
+    return {name: value for name, value in body.items() if value is not None}
 
 
 def _named(config: ConsumerConfig, name: str | None, *, durable: bool) -> ConsumerConfig:

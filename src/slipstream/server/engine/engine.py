@@ -361,12 +361,18 @@ class Engine:
         """A group is durable: readers see it, its answers go out."""
         self._set_time(now)
         answers = batch.journal.finish(batch)
-        for home, subject, header, payload in batch.events:
-            home.send(subject, header, payload)
-        for reader in list(batch.journal.readers):
-            reader.committed(now)
-        for then in batch.after:
-            then()
+        try:
+            for home, subject, header, payload in batch.events:
+                home.send(subject, header, payload)
+            for reader in list(batch.journal.readers):
+                reader.committed(now)
+            for then in batch.after:
+                then()
+        finally:  # whatever goes wrong with those who follow, what is durable is answered
+            self._answer(answers)
+
+    def _answer(self, answers: list[Answer]) -> None:
+        """Send what waited for a group, and let those look again who wait for a commit."""
         if len(self._switches) == 1:
             self._default.switch.answer_all(answers)
         else:
@@ -441,6 +447,7 @@ class Engine:
             "version": settings.version,
             "slipstream": settings.slipstream,
             "proto": 1,
+            "go": "",  # clients that read it expect it to be there
             "host": session.door.host,
             "port": session.door.port,
             "headers": True,

@@ -41,7 +41,12 @@ def check_features(config: StreamConfig, *, pedantic: bool) -> StreamConfig:
             raise invalid("discard new per subject requires max msgs per subject > 0")
     config = _check_markers(config, pedantic=pedantic)
     if config.allow_msg_schedules:
-        raise invalid("allow_msg_schedules is not supported yet by this server")
+        if config.discard == Discard.NEW:
+            raise invalid("message scheduling cannot use discard new")
+        if not config.allow_rollup_hdrs:
+            if pedantic:
+                raise invalid("message scheduling cannot be set if roll-ups are disabled")
+            config = config.replace(allow_rollup_hdrs=True, deny_purge=False)
     if config.persist_mode not in ("", "default", ASYNC):
         raise invalid(f"persist_mode {config.persist_mode!r} is not known")
     if config.persist_mode == "default":

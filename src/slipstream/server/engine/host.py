@@ -77,6 +77,9 @@ class Inlet(Protocol):
     def covers(self, subject: str) -> bool:
         """Whether it wants the messages of a subject."""
 
+    def lacks(self, seq: int) -> bool:
+        """Whether it has not got that far yet, for good."""
+
 
 class Host(Protocol):
     """An account, as its parts see it."""

@@ -162,6 +162,8 @@ class Inflow:
 
     def release(self) -> None:
         """Something was committed: here, or perhaps upstream."""
+        if not self.is_remote and self.source.name in self._grounds.upstreams:
+            self._grounds.upstreams[self.source.name].consumers.hand_on()
         if self._busy or self._stopped or self.paused or self.is_remote:
             return
         upstream = self._upstream()
@@ -279,6 +281,13 @@ class Inflow:
 
     def covers(self, subject: str) -> bool:
         return any(fits(subject) for fits in self._all_fits)
+
+    def lacks(self, seq: int) -> bool:
+        upstream, journal = self._grounds.upstreams.get(self.source.name), self.stream.journal
+        if self.next_seq <= seq:
+            return True
+        # Within one store what is taken in and what is taken out are durable in their order.
+        return upstream is not None and upstream.journal is not journal and journal.unfinished
 
     def info(self, now: int) -> dict[str, Any]:
         """`mirror`, or one of `sources`, of the stream's info."""

@@ -112,9 +112,10 @@ class Journal:
 
     def seal(self) -> Batch:
         """Close the open group; the driver carries it through the store."""
-        for keeper in self.keepers:
+        while self.keepers:  # one that fails is told by whoever called, and does not stop all groups to come
+            keeper = next(iter(self.keepers))
+            del self.keepers[keeper]
             keeper.save()
-        self.keepers.clear()
         self.hurried = False
         group = self.store.seal() if self.store.pending or self.store.backlog else None
         batch = Batch(self, group, self.answers, self.events, self.catalog)

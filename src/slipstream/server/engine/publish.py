@@ -22,7 +22,8 @@ _TEXTS = {
     names.BATCH_ID: "batch",
     names.BATCH_SEQUENCE: "batch_seq",
     names.BATCH_COMMIT: "batch_commit",
-    names.SCHEDULE: "schedule",
+    names.SCHEDULER: "scheduler",
+    names.SCHEDULE_NEXT: "schedule_next",
     names.STREAM_SOURCE: "source",
     names.REQUIRED_API_LEVEL: "api_level",
 }
@@ -43,12 +44,18 @@ class Demands(NamedTuple):
     batch: str = ""
     batch_seq: str = ""
     batch_commit: str = ""
-    schedule: str = ""
+    scheduler: str = ""
+    schedule_next: str = ""
     source: str = ""
     api_level: str = ""
 
 
 NOTHING = Demands()
+
+
+def is_number(text: str) -> bool:
+    """Whether it is one that can be: `int` takes other digits too, and raises for thousands of them."""
+    return text.isascii() and text.isdigit() and len(text) <= 20
 
 
 def demands(header: bytes) -> Demands:
@@ -65,7 +72,7 @@ def demands(header: bytes) -> Demands:
             found.setdefault(_TEXTS[name], value.lower() if name == names.ROLLUP else value)
         elif name in _NUMBERS:
             # A number that is none cannot be the right one: it is refused as a wrong sequence, as on nats-server.
-            found.setdefault(_NUMBERS[name], int(value) if value.isascii() and value.isdigit() else -1)
+            found.setdefault(_NUMBERS[name], int(value) if is_number(value) else -1)
     return Demands(**found) if found else NOTHING  # type: ignore[arg-type]
 
 
@@ -78,6 +85,13 @@ def remove_header(header: bytes, name: str) -> bytes:
         header = header[:at] + header[end:]
         at = header.find(lead)
     return header
+
+
+def remove_lines(header: bytes, leads: tuple[str, ...]) -> bytes:
+    """The block without the lines that begin with one of `leads`."""
+    first, *lines = header.split(b"\r\n")
+    begins = tuple(lead.encode() for lead in leads)
+    return b"\r\n".join([first, *(line for line in lines if not line.startswith(begins))])
 
 
 def set_header(header: bytes, name: str, value: str) -> bytes:

@@ -19,7 +19,7 @@ from slipstream.errors import (
     StreamStoreFailedError,
     WrongLastMsgIdError,
 )
-from slipstream.server.engine import checks
+from slipstream.server.engine import checks, schedules
 from slipstream.server.engine.backup import Snapshot
 from slipstream.server.engine.batches import Batches, Staged
 from slipstream.server.engine.consumers.group import Consumers
@@ -79,6 +79,7 @@ class Stream:
         self._ack_size = len(self._ack_head.encode()) + 1
         self.duplicates = DuplicateWindow(0)
         self.expiry = Expiry(host, self.log, self._mark)
+        self.schedules = schedules.Schedules(host, self.log, self._publish_planned)
         self._counters = Counters(self.log)
         self._batches = Batches(host.timers, host.batch_load, self._abandoned)
         self.consumers = Consumers(host, self)
@@ -101,6 +102,7 @@ class Stream:
             lifetimes=config.allow_msg_ttl,
             marker_ttl=nanoseconds(config.subject_delete_marker_ttl),
         )
+        self.schedules.on = config.allow_msg_schedules
         self._limited = bool(self._bounded or self._per_subject or self.expiry.active)
         transform, again = config.subject_transform, config.republish
         self._mapping = SubjectMapping(transform.src, transform.dest) if transform is not None else None
@@ -109,7 +111,7 @@ class Stream:
         # Streams that may refuse or change a message take the long way.
         self._choosy = bool(
             config.sealed or config.discard == Discard.NEW or config.allow_msg_counter or transform or again
-        ) or self._host.bounded(config.storage)
+        ) or (config.allow_msg_schedules or self._host.bounded(config.storage))
         self._acks = not config.no_ack
         self._by_interest = config.retention == Retention.INTEREST
         self.duplicates.window = nanoseconds(config.duplicate_window)
@@ -130,12 +132,14 @@ class Stream:
             self._last_msg_id = message_id(last.header) if last is not None else ""
         self.consumers.restore(now)
         self.expiry.begin(now)
+        self.schedules.begin(now)
 
     def enforce(self, now: int) -> None:
         """Drop what a changed configuration does not allow any more."""
         self.thin_out()
         self._trim("")
         self.expiry.arm(now)
+        self.schedules.begin(now)
         if self._by_interest and len(self.consumers):
             self.consumers.sweep()
 
@@ -159,6 +163,7 @@ class Stream:
     def stop(self) -> None:
         """The stream is gone."""
         self.expiry.stop()
+        self.schedules.stop()
         if self._thinning is not None:
             self._thinning.stop()
         self._batches.stop()
@@ -267,12 +272,14 @@ class Stream:
             raise checks.refused(checks.SEALED)
         if reply.endswith(FAST_BATCH):
             raise ApiError("batch publish is disabled", code=400, err_code=10205)
-        amount = None
-        if wanted is not NOTHING:
+        amount, plan = None, schedules.plan_of(header)
+        if wanted is not NOTHING or plan is not schedules.NO_PLAN:
             amount = checks.increment(config, wanted, payload)
             checks.check_target(config, wanted)
             checks.check_expected(log, wanted, subject)
-            checks.check_foreign(wanted)
+            if schedules.check(config, plan, subject, now, is_plain=self.schedules.is_plain):
+                header, wanted = schedules.with_rollup(header, wanted)
+            checks.check_origin(wanted)
             if wanted.msg_id and (seq := self.duplicates.find(wanted.msg_id, now)):
                 return 0, self._extended(seq, '"duplicate": true')
             if wanted.last_msg_id and wanted.last_msg_id != self._last_msg_id:
@@ -311,6 +318,10 @@ class Stream:
             self.duplicates.add(wanted.msg_id, seq, now)
         if wanted.rollup and self.config.allow_rollup_hdrs:
             log.purge(pattern=subject if wanted.rollup == "sub" else "", keep=1)
+        if wanted.schedule_next == schedules.PURGE and wanted.scheduler and self.config.allow_rollup_hdrs:
+            log.purge(pattern=wanted.scheduler)
+        if self.schedules.on:
+            self.schedules.stored(seq, subject, header, now)
         if self._republish is not None:
             self._publish_again(subject, header, payload, seq=seq, now=now, before=before)
         self._trim(subject)
@@ -318,6 +329,16 @@ class Stream:
         if self._by_interest:
             self.consumers.offered(seq, subject)
         return seq
+
+    def _publish_planned(self, subject: str, header: bytes, payload: bytes, now: int) -> None:
+        """A schedule is due. Raises ApiError if there is no room for what it says."""
+        self._clock = now = max(now, self._clock)
+        config, subject, wanted = self.config, self._mapped(subject), demands(header)
+        if config.sealed:
+            raise checks.refused(checks.SEALED)
+        checks.check_size(self._max_size, header, payload)
+        self._host.check_bytes(config.storage, self._size_of(subject, header, payload))
+        self._keep(subject, checks.check_lifetime(config, wanted, header), payload, now, wanted)
 
     def _mark(self, subject: str, header: bytes, now: int) -> None:
         """A marker in place of all messages of a subject."""
@@ -373,6 +394,11 @@ class Stream:
         config = self.config
         rules = checks.BatchChecks(config, self.journal.store, self.log, self.duplicates)
         totals: dict[str, Total] = {}
+        planned: dict[str, bool] = {}  # subjects that the batch writes to: whether a schedule is there then
+
+        def is_plain(subject: str) -> bool:
+            return not planned[subject] if subject in planned else self.schedules.is_plain(subject)
+
         judged: list[tuple[Staged, Total | None]] = []
         for subject, header, payload, wanted in messages:
             if wanted.last_msg_id:
@@ -389,6 +415,11 @@ class Stream:
                 totals[subject] = total
                 checks.check_size(self._max_size, header, payload)
             rules.sequences(wanted, subject)
+            plan = schedules.plan_of(header)
+            planned[subject] = schedules.check(config, plan, subject, now, is_plain=is_plain)
+            if planned[subject]:
+                header, wanted = schedules.with_rollup(header, wanted)
+            rules.rollup(wanted, subject)
             header = checks.check_lifetime(config, wanted, header)
             rules.room(wanted, subject, header, payload)
             judged.append((Staged(subject, header, payload, wanted), total))

@@ -247,6 +247,7 @@ class Consumer(Settling):
             self._look_over()
             if self.skips is not None:
                 self.skips.review(self.log)
+                self._leave_skips()
             self.recount()
         else:
             self._follow(news, added)
@@ -287,6 +288,13 @@ class Consumer(Settling):
                 self.left -= skips.lost(seq)
             elif seq >= ledger.next_seq and covers(subject):
                 self.left -= 1
+        if skips is not None:
+            self._leave_skips()
+
+    def _leave_skips(self) -> None:
+        """What is left of the last ones of all subjects may be gone: then everything behind them comes next."""
+        if self.skips is not None and self.skips.done:
+            self.ledger.next_seq = max(self.ledger.next_seq, self.skips.resume)
 
     def _removed(self, seq: int) -> None:
         """A message that waits for its ack is not in the stream any more."""
@@ -375,8 +383,10 @@ class Consumer(Settling):
     def _new_ones(self, limit: int) -> list[Record]:
         while True:
             try:
-                if self.skips is not None and not self.skips.done:
-                    return self.skips.next(self.log, limit)
+                while self.skips is not None and not self.skips.done:
+                    if found := self.skips.next(self.log, limit):
+                        return found
+                    self._leave_skips()
                 return self.filters.scan(self.log, self.ledger.next_seq, limit=limit, max_bytes=CHUNK_BYTES)
             except CorruptRecordError as exc:  # it is told by whoever asks for that message; the others are delivered
                 if not exc.seq:

@@ -20,8 +20,10 @@ from slipstream.server.engine.consumers.ledger import HEAD_SIZE, Ledger
 from slipstream.server.engine.consumers.pull import PullConsumer
 from slipstream.server.engine.consumers.push import PushConsumer
 from slipstream.server.engine.consumers.settling import AckReply
-from slipstream.server.engine.consumers.start import SkipList
+from slipstream.server.engine.consumers.start import SkipList, exists
 from slipstream.server.engine.host import Host, Progress
+from slipstream.server.engine.journal import Keeper
+from slipstream.server.engine.ports import Changes
 from slipstream.server.engine.timers import Timer
 from slipstream.wire import overlaps
 
@@ -39,6 +41,8 @@ class Consumers:
         self.host = host
         self.stream = stream
         self.items: dict[str, Consumer] = {}
+        self._leaving: dict[int, None] = {}  # settled messages whose removal is not durable yet
+        self._owed: dict[int, None] = {}  # settled messages that a mirror or source has not got yet
         self._lazy: Timer | None = None
 
     def __len__(self) -> int:
@@ -160,6 +164,7 @@ class Consumers:
         self.host.desk.consumers.pop((self.stream.name, consumer.name), None)
         self.stream.journal.keepers.pop(consumer, None)
         if not self.items:
+            self._leaving.clear()
             self.stream.log.watch(False)
             self.stream.journal.readers.pop(self, None)
 
@@ -220,12 +225,20 @@ class Consumers:
             config = ConsumerConfig.from_dict(entry.config)
             if config != consumer.config:
                 consumer.change(config, now)
-            consumer.ledger.all_changed()
+            blocks = f"{consumer.name}\0b"  # also those that the lost group had emptied
+            consumer.ledger.all_changed(int(key[len(blocks) :], 16) for key in kept if key.startswith(blocks))
             self.mark(consumer)
             consumer.begin()
             consumer.recount()
         for name, entry in stored.items():
             self._load(name, entry)
+        if self._leaving:  # the acks are in the books: what they took out goes again
+            self.mark(self)
+
+    def save(self) -> None:
+        """Take out again what a lost group had taken out."""
+        for seq in self._leaving:
+            self.stream.log.remove(seq)
 
     def _load(self, name: str, entry: Stored) -> None:
         kept = self.stream.log.kept()
@@ -252,13 +265,23 @@ class Consumers:
     def committed(self, now: int) -> None:  # noqa: ARG002
         """A group was finished."""
         news = self.stream.log.news()
+        self.hand_on()
         if news is None:
             return
+        if self._leaving:
+            self._left(news)
         consumers = list(self.items.values())
         filtered = any(consumer.filters.patterns for consumer in consumers)
         added = Counter(subject for _, subject in news.added) if filtered else {}
         for consumer in consumers:
             consumer.committed(news, added)
+
+    def _left(self, news: Changes) -> None:
+        leaving = self._leaving
+        if news.recount:
+            self._leaving = {seq: None for seq in leaving if exists(self.stream.log, seq)}
+        for seq, _ in news.removed:
+            leaving.pop(seq, None)
 
     def purged(self, pattern: str) -> None:
         """Messages are being purged: once that is durable, consumers are behind them."""
@@ -270,12 +293,12 @@ class Consumers:
         if self.items:
             self.stream.journal.after.append(tell)
 
-    def mark(self, consumer: Consumer) -> None:
+    def mark(self, keeper: Keeper) -> None:
         """The books of a consumer are to be written, with the next group; one is made if none comes."""
         journal = self.stream.journal
-        if consumer in journal.keepers:
+        if keeper in journal.keepers:
             return
-        journal.keepers[consumer] = None
+        journal.keepers[keeper] = None
         if self._lazy is None or self._lazy.action is None:
             self._lazy = self.host.timers.at(self.host.now + LAZY, self._hurry)
 
@@ -297,10 +320,32 @@ class Consumers:
         retention = self.stream.config.retention
         if retention == Retention.LIMITS:
             return
-        log = self.stream.log
         for seq in seqs:
             if retention == Retention.WORK_QUEUE or not self._needed(seq):
-                log.remove(seq)
+                if self.stream.takers and self._lacked(seq):
+                    self._owed[seq] = None
+                else:
+                    self._remove(seq)
+
+    def _remove(self, seq: int) -> None:
+        if self.stream.log.remove(seq):
+            self._leaving[seq] = None
+
+    def _lacked(self, seq: int) -> bool:
+        """Whether a mirror or a source of another stream is still to get a message."""
+        behind = [taker for taker in self.stream.takers if taker.lacks(seq)]
+        try:
+            record = self.stream.log.get(seq) if behind else None
+        except CorruptRecordError:
+            return False
+        return record is not None and any(taker.covers(record.subject) for taker in behind)
+
+    def hand_on(self) -> None:
+        """Take out what mirrors and sources have got by now, up to the first that one of them still lacks: looking at
+        all of them with every commit would cost more than it gives."""
+        while self._owed and not self._lacked(seq := next(iter(self._owed))):
+            del self._owed[seq]
+            self._remove(seq)
 
     def _needed(self, seq: int) -> bool:
         if len(self.items) == 1 and not next(iter(self.items.values())).filters.patterns:

@@ -15,6 +15,8 @@ from collections.abc import Iterable, Mapping
 from struct import Struct
 
 BLOCK = 6  # 64 sequences to a block: a page of the store holds one
+SPARE = 1024
+LAST = 2**63 - 1  # the moments that can be kept
 _HEAD = Struct("<QQQQQqq")
 HEAD_SIZE = _HEAD.size
 _ENTRY = Struct("<QQqI")  # stream sequence, consumer sequence (0: not pending), time, count
@@ -48,6 +50,7 @@ class Ledger:
         self.pending[seq] = (self.dseq, now)
         self._order.append(seq)
         self._dirty.add(seq >> BLOCK)
+        self._tidy()
         return self.dseq
 
     def deliver_all(self, seqs: list[int], now: int) -> None:
@@ -60,6 +63,12 @@ class Ledger:
         self.delivered = seqs[-1]
         self._order += seqs
         self._dirty.update([seq >> BLOCK for seq in seqs])
+        self._tidy()
+
+    def _tidy(self) -> None:
+        """Behind a message that nobody acks for long, those that are settled do not pile up."""
+        if len(self._order) > SPARE + 2 * len(self.pending):
+            self._order = deque(self.pending)
 
     def hand_over(self, seq: int) -> int:
         """A new message goes out, and nobody acks it."""
@@ -84,12 +93,13 @@ class Ledger:
     # Settling.
 
     def settle(self, seq: int) -> bool:
-        """A message needs no ack any more; False if it did not."""
+        """A message needs no ack any more; False if it did not. One that was given up does: its ack may come late."""
         entry = self.pending.pop(seq, None)
-        if self.counts.pop(seq, None) is not None or entry is not None:
+        counted = self.counts.pop(seq, None) is not None
+        if counted or entry is not None:
             self._dirty.add(seq >> BLOCK)
         if entry is None:
-            return False
+            return counted
         if self.queue:
             self.queue.pop(seq, None)
         self._move_floor(entry[0], seq)
@@ -150,7 +160,7 @@ class Ledger:
         entry = self.pending.get(seq)
         if entry is None:
             return False
-        self.pending[seq] = (entry[0], now)
+        self.pending[seq] = (entry[0], max(-LAST, min(now, LAST)))  # a nak may ask for any delay
         self._dirty.add(seq >> BLOCK)
         return True
 
@@ -179,8 +189,9 @@ class Ledger:
         self._dirty.clear()
         return blocks
 
-    def all_changed(self) -> None:
-        """Everything is to be written again."""
+    def all_changed(self, blocks: Iterable[int] = ()) -> None:
+        """Everything is to be written again, also the `blocks` that are kept."""
+        self._dirty.update(blocks)
         self._dirty.update(seq >> BLOCK for seq in (*self.pending, *self.counts))
 
     def _pack_block(self, number: int) -> bytes:

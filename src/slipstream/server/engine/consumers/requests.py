@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from datetime import timedelta
+from typing import Annotated
 
 import msgspec
 
-from slipstream.api import ConsumerConfig, PriorityPolicy
+from slipstream.api import ConsumerConfig, PriorityPolicy, read_json
 from slipstream.api.names import PENDING_BYTES, PENDING_MESSAGES
 from slipstream.server.engine.consumers.rules import go_duration
 from slipstream.wire.headers import status_block
@@ -25,19 +26,22 @@ REQUESTS_PENDING = status_block(408, "Requests Pending")
 LEVEL_MISSING = status_block(412, "Required Api Level")
 
 
+Number = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+
+
 class Body(msgspec.Struct):
     """What a pull may say. Fields that are not known are overlooked."""
 
-    expires: int = 0
-    batch: int = 0
-    max_bytes: int = 0
+    expires: Number = 0
+    batch: Number = 0
+    max_bytes: Number = 0
     no_wait: bool = False
-    idle_heartbeat: int = 0
+    idle_heartbeat: Number = 0
     group: str = ""
-    min_pending: int = 0
-    min_ack_pending: int = 0
+    min_pending: Number = 0
+    min_ack_pending: Number = 0
     id: str = ""
-    priority: int = 0
+    priority: Number = 0
 
     @property
     def waits(self) -> bool:
@@ -45,9 +49,6 @@ class Body(msgspec.Struct):
         does not speak; whoever asks for them means to wait for the first message (and only for that), as on
         nats-server."""
         return not self.no_wait or (self.idle_heartbeat > 0 and self.expires > 0)
-
-
-_decode = msgspec.json.Decoder(Body).decode
 
 
 class Request:
@@ -64,7 +65,9 @@ class Request:
         self.grouped = grouped
         self.batch = max(body.batch, 1)
         self.max_bytes = max(body.max_bytes, 0)  # 0: no bound
-        self.expires = now + body.expires if body.expires > 0 and body.waits else 0
+        # A request that does not wait is answered at once, whatever it says of its end; that counts where it has to
+        # wait all the same: for acks of others, or for whoever is before it.
+        self.expires = now + body.expires if body.expires > 0 else 0
         self.heartbeat = max(body.idle_heartbeat, 0)
         self.beat = now + self.heartbeat if self.heartbeat else 0  # when the next one is due
 
@@ -90,7 +93,7 @@ def parse(payload: bytes) -> tuple[Body, bool] | bytes:
             return Body(batch=int(text)), False
         return Body(batch=1), False
     try:
-        body = _decode(text)
+        body = read_json(text, Body)
     except (msgspec.DecodeError, ValueError) as exc:
         return status_block(400, f"Bad Request - {' '.join(str(exc).split())}")
     if body.idle_heartbeat > 0 and body.idle_heartbeat * 2 > body.expires:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -21,6 +21,7 @@ from slipstream.api import (
     Retention,
     StreamConfig,
     encode_json,
+    read_json,
 )
 from slipstream.errors import ApiError, InvalidJsonError, StreamInvalidConfigError
 from slipstream.server.engine.features import REQUIRED_LEVEL, SERVER_LEVEL, SERVER_VERSION, pedantic_error
@@ -348,7 +349,7 @@ def _refused(text: str, err_code: int) -> ApiError:
 
 
 class _Nak(msgspec.Struct):
-    delay: int = 0
+    delay: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] = 0
 
 
 _UNITS = {"ns": 1, "us": 1000, "µs": 1000, "μs": 1000, "ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9}
@@ -361,10 +362,11 @@ def nak_delay(argument: bytes) -> int | None:
         return None
     try:
         if argument[:1] == b"{":
-            return msgspec.json.decode(argument, type=_Nak).delay
-        return _duration(argument.decode())
-    except (msgspec.DecodeError, ValueError):
+            return read_json(argument, _Nak).delay
+        delay = _duration(argument.decode())
+    except (msgspec.DecodeError, ValueError, OverflowError):
         return None
+    return delay if abs(delay) < 2**63 else None
 
 
 def _duration(text: str) -> int:

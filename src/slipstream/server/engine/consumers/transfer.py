@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import msgspec
@@ -76,5 +77,8 @@ def imported(name: str, data: bytes, *, last_seq: int, now: int) -> dict[str, by
     }
     ledger.counts = {seq: count for seq, count in (state.redelivered or {}).items() if 0 < seq <= last_seq}
     ledger.all_changed()
-    records = {f"{name}\0c": encode_json(Stored(now, config.to_dict())), f"{name}\0s": ledger.head()}
-    return records | {f"{name}\0b{number:x}": block for number, block in ledger.changed().items() if block}
+    try:
+        records = {f"{name}\0c": encode_json(Stored(now, config.to_dict())), f"{name}\0s": ledger.head()}
+        return records | {f"{name}\0b{number:x}": block for number, block in ledger.changed().items() if block}
+    except struct.error as exc:
+        raise ValueError(f"consumer {name!r} has numbers that cannot be: {exc}") from exc
