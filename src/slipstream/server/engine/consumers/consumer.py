@@ -329,6 +329,10 @@ class Consumer(Settling):
             self._scheduled = False
             self._pace(self.host.now + FAILED)
             return Progress.DONE, 0
+        except Exception:  # told by whoever runs jobs; this consumer tries again, and is not silent for good
+            self._scheduled = False
+            self._pace(self.host.now + FAILED)
+            raise
         if progress is Progress.DONE:
             self._scheduled = False
         return progress, sent
