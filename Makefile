@@ -46,11 +46,12 @@ bench: java $(STAMP) ## Compare with nats-py on the same server, as ratios
 soak: java $(STAMP) ## The long fault runs
 	@$(FIND_JAVA); $(PY) -m pytest -m soak
 
-spec: $(STAMP) ## Which rows of docs/requirements.md the last test results prove
-	@$(PY) tools/spec.py
+spec: $(STAMP) ## Which rows of docs/requirements.md the last test results prove; also as docs/proofs.md
+	@$(PY) tools/spec.py --write docs/proofs.md
 
 docs: $(STAMP) ## The documentation as a site, in build/site
 	@$(PY) -c 'import mkdocs, mkdocstrings' 2>/dev/null || $(PY) -m pip install --quiet --group docs
+	@test ! -f .spec-results.json || $(PY) tools/spec.py --write docs/proofs.md >/dev/null
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet --strict
 	@echo "build/site/index.html"
 

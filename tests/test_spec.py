@@ -130,6 +130,19 @@ def test_the_report_ends_with_the_count() -> None:
     assert [line[:5] for line in report(verdicts, only_missing=True).splitlines()[2:]] == ["DG-01", "SP-01", "spec:"]
 
 
+def test_the_page_has_each_row_with_the_tests_that_passed() -> None:
+    results = {
+        "tests/conformance/t.py::a[ours]": result("passed", DG_01="EC"),
+        "tests/conformance/t.py::a[real]": result("passed", DG_01="CN"),
+        "tests/server/t.py::b": result("failed", DG_02="E"),
+    }
+    text = spec.page(judge(parse_requirements(TABLE), results))
+    assert "1 of 3 rows" in text
+    assert "| DG-01 | E C N | none | A stream has `allow_direct`. | `conformance/t.py::a` |" in text.splitlines()
+    assert "| DG-02 | E | E | † The server turns it on. | none |" in text.splitlines()
+    assert text.index("## DG") < text.index("## SP") < text.index("| SP-01")
+
+
 def test_results_survive_their_file() -> None:
     results = {"b": result("passed", DG_01="EC"), "a": result("failed", SP_01="S")}
     assert decode_results(encode_results(results)) == results
@@ -148,6 +161,9 @@ def test_the_command_prints_the_table_and_fails_on_a_broken_one(
     assert spec.main(["--missing"], root=tmp_path) == 0
     out = capsys.readouterr().out
     assert out.endswith("spec: 1 of 3 rows proven\n")
+    assert spec.main(["--write", str(tmp_path / "proofs.md")], root=tmp_path) == 0
+    assert "| SP-01 | S |" in (tmp_path / "proofs.md").read_text("utf-8")
+    capsys.readouterr()
     assert "SP-01" not in out
     path.write_text("nothing", "utf-8")
     assert spec.main([], root=tmp_path) == 1

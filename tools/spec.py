@@ -1,4 +1,4 @@
-"""docs/requirements.md and the last test results become a table of what is proven on which side.
+"""docs/requirements.md and the last test results become a table, and a page, of what is proven on which side.
 
 A row counts as proven only if every side it names has a passed test: a skipped, failed or never run test proves
 nothing. The results are written by tests/spec_plugin.py while the tests run.
@@ -19,6 +19,13 @@ ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = Path("docs", "requirements.md")
 RESULTS = Path(".spec-results.json")
 SIDES = "ECNS"  # the order in which sides are printed
+
+PAGE_HEAD = """\
+# The proofs
+
+Made by `make spec` out of [the requirements](requirements.md) and the last results of the tests: {done} of {count} rows
+are proven. Each row has the sides that it needs (E embedded server, C client, N client on a real nats-server, S Spark),
+those for which no test has passed, and the tests below `tests/` that passed."""
 
 _ROW = re.compile(r"\|\s*([A-Z]{2}-\d{2})\s*\|([^|]*)\|(.*)\|\s*")
 _LOOKS_LIKE_ROW = re.compile(r"\|\s*[A-Z]+-\d+\s*\|")
@@ -46,6 +53,7 @@ class Verdict:
     row: Row
     proven: frozenset[str]
     failing: tuple[str, ...]
+    proofs: tuple[str, ...] = ()  # the tests that passed and stand for a side of the row
 
     @property
     def missing(self) -> frozenset[str]:
@@ -119,13 +127,18 @@ def judge(rows: Mapping[str, Row], results: Mapping[str, Result]) -> list[Verdic
         raise SpecError(f"results name rows that {REQUIREMENTS} does not have: {', '.join(unknown)}")
     proven: dict[str, set[str]] = {row_id: set() for row_id in rows}
     failing: dict[str, list[str]] = {row_id: [] for row_id in rows}
+    proofs: dict[str, list[str]] = {row_id: [] for row_id in rows}
     for test, result in sorted(results.items()):
         for row_id, sides in result.rows.items():
-            if result.outcome == "passed":
-                proven[row_id] |= sides & rows[row_id].sides
+            if result.outcome == "passed" and (shown := sides & rows[row_id].sides):
+                proven[row_id] |= shown
+                proofs[row_id].append(test)
             elif result.outcome == "failed":
                 failing[row_id].append(test)
-    return [Verdict(row, frozenset(proven[row_id]), tuple(failing[row_id])) for row_id, row in rows.items()]
+    return [
+        Verdict(row, frozenset(proven[row_id]), tuple(failing[row_id]), tuple(proofs[row_id]))
+        for row_id, row in rows.items()
+    ]
 
 
 def show(sides: Iterable[str]) -> str:
@@ -149,6 +162,23 @@ def report(verdicts: Sequence[Verdict], *, only_missing: bool = False) -> str:
     return "\n".join(lines)
 
 
+def page(verdicts: Sequence[Verdict]) -> str:
+    """The page of the documentation: each row with the tests that prove it, by family."""
+    done = sum(verdict.done for verdict in verdicts)
+    lines = [PAGE_HEAD.format(done=done, count=len(verdicts))]
+    family = ""
+    for verdict in verdicts:
+        row = verdict.row
+        if row.id[:2] != family:
+            family = row.id[:2]
+            lines += ["", f"## {family}", "", "| row | needed | missing | statement | tests |", "|---|---|---|---|---|"]
+        names = dict.fromkeys(test.partition("[")[0] for test in verdict.proofs)  # parameters are left out
+        tests = "<br>".join(f"`{name.removeprefix('tests/')}`" for name in names) or "none"
+        missing = show(verdict.missing) or "none"
+        lines.append(f"| {row.id} | {show(row.sides)} | {missing} | {row.statement} | {tests} |")
+    return "\n".join(lines) + "\n"
+
+
 def read_optional(path: Path) -> str:
     return path.read_text("utf-8") if path.exists() else ""
 
@@ -156,6 +186,7 @@ def read_optional(path: Path) -> str:
 def main(argv: Sequence[str] | None = None, *, root: Path = ROOT) -> int:
     options = argparse.ArgumentParser(description="Print which requirement rows the last test results prove.")
     options.add_argument("--missing", action="store_true", help="print only the rows that are not proven")
+    options.add_argument("--write", type=Path, metavar="FILE", help="write the rows with their tests as a page, too")
     chosen = options.parse_args(argv)
     try:
         rows = parse_requirements((root / REQUIREMENTS).read_text("utf-8"))
@@ -163,6 +194,8 @@ def main(argv: Sequence[str] | None = None, *, root: Path = ROOT) -> int:
     except SpecError as exc:
         print(f"error: {exc}", file=sys.stderr)
         return 1
+    if chosen.write is not None:
+        chosen.write.write_text(page(verdicts), "utf-8")
     print(report(verdicts, only_missing=chosen.missing))
     return 0
 

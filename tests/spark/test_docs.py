@@ -1,4 +1,4 @@
-"""Every block of docs/spark.md does what it says."""
+"""Every block of docs/spark.md does what it says, and every pipeline file in the documentation is a valid one."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from slipstream.spark.pipelines import parse
 DOCS = Path(__file__).resolve().parent.parent.parent / "docs" / "spark.md"
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", DOCS.read_text("utf-8"), flags=re.DOTALL)
+def blocks(language: str, page: Path = DOCS) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text("utf-8"), flags=re.DOTALL)
 
 
 def test_the_code_runs(spark: SparkSession, tmp_path: Path) -> None:
@@ -29,5 +29,7 @@ def test_the_code_runs(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_the_pipelines_are_valid() -> None:
-    for block in blocks("toml"):
-        assert parse(block).outputs
+    files = [block for page in DOCS.parent.rglob("*.md") for block in blocks("toml", page)]
+    assert len(files) >= 2
+    for file in files:
+        assert parse(file).outputs

@@ -14,7 +14,7 @@ from slipstream.cli import values
 from slipstream.cli.common import Commands, Parser, Shell, body
 from slipstream.cli.output import payload, readable
 from slipstream.cli.values import show_duration, show_size, show_time
-from slipstream.errors import RequestTimeoutError, UsageError
+from slipstream.errors import RequestTimeoutError
 
 STOP_TIMEOUT = 10.0  # for a command to end after it was asked to
 
@@ -383,4 +383,4 @@ def _run(shell: Shell, held: _Held, what: str) -> None:
             process.wait(timeout=STOP_TIMEOUT)
         raise
     if process.returncode:
-        raise UsageError(f"the command ended with {process.returncode}")
+        raise SystemExit(process.returncode)  # as if it had been run without us

@@ -32,6 +32,7 @@ from slipstream.wire.headers import HeaderValues
 T = TypeVar("T")
 
 DEFAULT_TIMEOUT = 5.0
+SUBJECTS_PAGE = 100_000  # subjects that a server reports at once
 DEFAULT_WINDOW = 4096
 RETRIES = 2  # of a publish that no stream was there to take,
 RETRY_WAIT = 0.25  # and the first pause before that, in seconds
@@ -440,6 +441,18 @@ class Stream(StreamReads, StreamConsumers):
         """The stream's configuration and state, from its leader."""
         call = self._api.stream_info(self.name, subjects_filter=subjects_filter, deleted_details=deleted_details)
         return self._js.run(call, timeout=timeout)
+
+    def subjects(self, pattern: str = ">", *, timeout: float | None = None) -> Iterator[tuple[str, int]]:
+        """The subjects that the stream has messages of and that match, each with their number, asked page by page."""
+        seen = 0
+        while True:
+            call = self._api.stream_info(self.name, subjects_filter=pattern, offset=seen)
+            page = (self._js.run(call, timeout=timeout)).state.subjects
+            for subject, count in page.items():
+                yield subject, count
+            seen += len(page)
+            if len(page) < SUBJECTS_PAGE:
+                return
 
     def delete(self, *, timeout: float | None = None) -> None:
         """Remove the stream and all its messages."""

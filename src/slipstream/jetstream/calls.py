@@ -126,9 +126,12 @@ class Api:
         """Change a stream's configuration."""
         return self._stream_call("UPDATE", check_name(config.name), config.to_json(), decode_stream_info)
 
-    def stream_info(self, name: str, *, subjects_filter: str = "", deleted_details: bool = False) -> Call[StreamInfo]:
-        """Configuration and state; with the subjects that match a filter, with the deleted sequences."""
-        body: dict[str, Any] = {}
+    def stream_info(
+        self, name: str, *, subjects_filter: str = "", deleted_details: bool = False, offset: int = 0
+    ) -> Call[StreamInfo]:
+        """Configuration and state; with the subjects that match a filter from the `offset`th on, with the deleted
+        sequences."""
+        body: dict[str, Any] = {"offset": offset} if offset else {}
         if subjects_filter:
             body["subjects_filter"] = check_filter(subjects_filter)
         if deleted_details:

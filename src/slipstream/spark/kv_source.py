@@ -7,6 +7,7 @@ newest shows only when all have been seen, and keys may change while they are re
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Iterable, Iterator
@@ -25,9 +26,10 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import BinaryType, DataType, LongType, StringType, StructType, TimestampType
 
 from slipstream.api import StreamInfo
-from slipstream.errors import StreamNotFoundError, UsageError
+from slipstream.errors import MessageNotFoundError, StreamNotFoundError, UsageError
 from slipstream.jetstream.blocking import Stream
 from slipstream.jetstream.columns import Columns
+from slipstream.jetstream.direct import StoredMessage
 from slipstream.spark import plan
 from slipstream.spark.link import open_jetstream
 from slipstream.spark.offsets import created_of
@@ -63,6 +65,8 @@ COLUMNS: dict[str, DataType] = {
 }
 _NAMED = 5  # of the keys in an error
 _log = logging.getLogger("slipstream.spark")
+
+PASSES = 4  # over what was added while a bucket is read, before what is missing is asked for key by key
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,17 +208,34 @@ def read_settled(stream: Stream, options: KvSourceOptions, created: str) -> Iter
 
     A key that is written while we read may vanish from behind us and appear in front: what was added meanwhile is read
     as well, until a look at the leader shows nothing new behind the end. Then what was read, newest per key, is the
-    state of that moment.
+    state of that moment. Where writers are quicker than we are, the keys that we have not met are asked for one by
+    one in the end: then each value is one that its key had while we read.
     """
-    start = 1
-    while True:
+    start, met = 1, set[str]()
+    for _ in range(PASSES):
         info = inspect_bucket(stream, options.bucket)
         plan.check_same(info, created)
         if start > info.state.last_seq:
             return
         end = info.state.last_seq
-        yield from read_filtered(stream, plan.Range(start, end), options.feed.subjects)
+        for chunk in read_filtered(stream, plan.Range(start, end), options.feed.subjects):
+            met.update(chunk.subjects)
+            yield chunk
         start = end + 1
+    yield from _read_missing(stream, options, met)
+
+
+def _read_missing(stream: Stream, options: KvSourceOptions, met: set[str]) -> Iterator[Columns]:
+    found: list[StoredMessage] = []
+    for pattern in options.feed.subjects or (">",):
+        for subject, _ in stream.subjects(pattern):
+            if subject not in met:
+                met.add(subject)
+                with contextlib.suppress(MessageNotFoundError):  # it is gone since
+                    found.append(stream.get_last(subject))
+    if found:
+        found.sort(key=lambda message: message.seq)
+        yield Columns.of(found, stream.name)
 
 
 def inspect_bucket(stream: Stream, bucket: str) -> StreamInfo:

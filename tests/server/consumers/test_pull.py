@@ -415,3 +415,13 @@ def test_no_wait_ends_at_its_time_where_it_must_wait_for_acks(bench: Bench) -> N
     bench.rig.wait(1)
     assert statuses(bench.client.messages()) == [(408, "Request Timeout")]
     assert bench.info("few")["num_waiting"] == 0
+
+
+def test_other_filters_hold_for_what_is_left_of_the_last_of_each_subject(bench: Bench) -> None:
+    bench.fill("s.a", "s.b", "s.c")
+    bench.create("last", deliver_policy="last_per_subject", filter_subjects=["s.a", "s.b", "s.c"])
+    assert seqs(bench.pull(1, "last")) == [1]
+    bench.create("last", deliver_policy="last_per_subject", filter_subjects=["s.c", "s.d"])
+    assert bench.info("last")["num_pending"] == 1
+    bench.fill("s.b", "s.d")
+    assert seqs(bench.pull(9, "last", no_wait=True)) == [3, 5]

@@ -344,3 +344,14 @@ def test_a_pause_is_not_longer_than_it_was_asked_to_be(bench: Bench) -> None:
     bench.rig.wait(3.01)
     assert seqs(listener.messages()) == [1]
     assert "paused" not in bench.info()
+
+
+def test_a_listener_that_wants_some_gets_those_and_the_next_one_the_rest() -> None:
+    bench = Bench(Rig())
+    bench.fill(*["s.a"] * 5)
+    first, second = bench.rig.client(), bench.rig.client()
+    first.send(b"SUB d 5\r\nUNSUB 5 3\r\n")
+    bench.create(deliver_subject="d", headers_only=True, ack_policy="none")
+    assert seqs([message for message in first.messages() if message.sid == b"5"]) == [1, 2, 3]
+    second.send(b"SUB d 5\r\n")
+    assert seqs([message for message in second.messages() if message.sid == b"5"]) == [4, 5]

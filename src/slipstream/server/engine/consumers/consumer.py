@@ -116,6 +116,9 @@ class Consumer(Settling):
         old = self.config
         self.configure(config)
         if rules.filters_of(old) != rules.filters_of(config) and self.live:
+            if self.skips is not None:
+                self.skips.review(self.log, self.filters)
+                self._leave_skips()
             self.recount()
         if old.pause_until != config.pause_until:
             self._arm_pause(now)
@@ -246,7 +249,7 @@ class Consumer(Settling):
         if news.recount:
             self._look_over()
             if self.skips is not None:
-                self.skips.review(self.log)
+                self.skips.review(self.log, self.filters)
                 self._leave_skips()
             self.recount()
         else:
@@ -326,6 +329,10 @@ class Consumer(Settling):
             self._scheduled = False
             self._pace(self.host.now + FAILED)
             return Progress.DONE, 0
+        except Exception:  # told by whoever runs jobs; this consumer tries again, and is not silent for good
+            self._scheduled = False
+            self._pace(self.host.now + FAILED)
+            raise
         if progress is Progress.DONE:
             self._scheduled = False
         return progress, sent

@@ -190,7 +190,7 @@ class PushConsumer(Consumer):
                 break
             if several:
                 lane = lanes[int(self.host.chance() * len(lanes))]
-            if not lane.put(subject, reply, header, payload):
+            if not lane.room or not lane.put(subject, reply, header, payload):
                 break
             if fresh:
                 self.book(record, now)

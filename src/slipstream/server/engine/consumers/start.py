@@ -52,9 +52,9 @@ class SkipList:
             return True
         return False
 
-    def review(self, log: StreamLog) -> None:
-        """Drop those that are not there any more."""
-        self._seqs = [seq for seq in self._seqs[self._at :] if exists(log, seq)]
+    def review(self, log: StreamLog, filters: Filters) -> None:
+        """Drop those that are not there, or not wanted, any more."""
+        self._seqs = [seq for seq in self._seqs[self._at :] if _is_wanted(log, seq, filters)]
         self._at = 0
 
     def pack(self) -> bytes:
@@ -75,6 +75,14 @@ def exists(log: StreamLog, seq: int) -> bool:
         return log.get(seq) is not None
     except CorruptRecordError:
         return False
+
+
+def _is_wanted(log: StreamLog, seq: int, filters: Filters) -> bool:
+    try:
+        record = log.get(seq)
+    except CorruptRecordError:
+        return False
+    return record is not None and filters.covers(record.subject)
 
 
 def starting_point(
