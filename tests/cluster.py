@@ -176,6 +176,12 @@ class Cluster:
         """The two other nodes."""
         return [each for each in NODES if each != name]
 
+    def expendable(self, leader: str) -> str:
+        """A node without which a stream's leader goes on at once: the one that places streams takes seconds to replace,
+        and until then nobody answers for any stream."""
+        meta = self.meta_leader()
+        return next(name for name in self.others(leader) if name != meta)
+
     def wait_until_whole(self) -> None:
         """Until all nodes have routes to each other and the cluster counts all of them as there."""
         wait_for(self._is_whole, "the cluster to be whole", timeout=60)

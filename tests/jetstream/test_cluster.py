@@ -53,7 +53,7 @@ def test_a_client_of_an_isolated_server_stays_connected_and_is_not_answered(clus
         js = nc.jetstream()
         js.create_stream(StreamConfig(name=fresh, subjects=(f"{fresh}.>",), num_replicas=3, allow_direct=True))
         cluster.wait_for_direct(fresh)
-    lonely = cluster.others(cluster.leader(fresh))[0]
+    lonely = cluster.expendable(cluster.leader(fresh))
     with cluster.isolated(lonely), connect_blocking(cluster.url(lonely)) as nc:
         nc.flush()
         with pytest.raises(RequestTimeoutError):

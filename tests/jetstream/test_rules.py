@@ -332,7 +332,7 @@ async def test_rule_8_a_read_goes_to_another_server_when_this_one_is_cut_off(clu
     async with connect(cluster.urls) as nc:
         await replicated(nc.jetstream(), fresh, cluster)
         leader = cluster.leader(fresh)
-    lonely = cluster.others(leader)[0]
+    lonely = cluster.expendable(leader)
     urls = [cluster.url(name) for name in (lonely, *cluster.others(lonely))]
     async with connect(urls) as nc, connect(cluster.url(lonely)) as stuck, connect(cluster.url(leader)) as other:
         assert nc.server_info.server_name == lonely
@@ -357,7 +357,7 @@ def test_rule_8_in_the_blocking_client_too(cluster: Cluster, fresh: str) -> None
         nc.jetstream().create_stream(config(fresh, num_replicas=3))
         cluster.wait_for_direct(fresh)
     leader = cluster.leader(fresh)
-    lonely = cluster.others(leader)[0]
+    lonely = cluster.expendable(leader)
     urls = [cluster.url(name) for name in (lonely, *cluster.others(lonely))]
     with connect_blocking(urls) as nc, connect_blocking(cluster.url(leader)) as other:
         stream = nc.jetstream(timeout=10).stream(fresh)
@@ -377,7 +377,7 @@ async def test_rule_8_a_range_goes_on_from_where_it_was(cluster: Cluster, fresh:
             for _ in range(60_000):
                 await publisher.publish(f"{fresh}.a", b"x" * 50)
         cluster.wait_until_level(fresh, 60_000)
-    lonely = cluster.others(cluster.leader(fresh))[0]
+    lonely = cluster.expendable(cluster.leader(fresh))
     async with connect([cluster.url(name) for name in (lonely, *cluster.others(lonely))]) as nc:
         seqs: list[int] = []
         stream = nc.jetstream(timeout=10).stream(fresh)

@@ -26,7 +26,7 @@ async def replicated(cluster: Cluster, name: str) -> str:
 def lagging(cluster: Cluster, stream: str) -> Iterator[None]:
     """One follower gets nothing of its leader; not the one that says where consumers are made."""
     leader = cluster.leader(stream)
-    follower = next(name for name in cluster.others(leader) if name != cluster.meta_leader())
+    follower = cluster.expendable(leader)
     cluster.hold_replica(leader, follower)
     try:
         yield
