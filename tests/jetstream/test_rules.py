@@ -348,7 +348,8 @@ async def test_rule_8_a_read_goes_to_another_server_when_this_one_is_cut_off(clu
             assert {message.data for message in found} == {b"new"}
             assert nc.server_info.server_name != lonely
             assert [m.data async for m in stream.read(end=last)] == [b"new"]
-        assert nc.jetstream().read_figures.moves == 1
+        # The next server may send tries to the lonely one, for as long as it takes it for alive: once more, then.
+        assert nc.jetstream().read_figures.moves in (1, 2)
         assert nc.jetstream().read_figures.failed == 0
 
 
@@ -366,7 +367,8 @@ def test_rule_8_in_the_blocking_client_too(cluster: Cluster, fresh: str) -> None
             found = pool.map(lambda _: stream.get_last(f"{fresh}.a", min_last_seq=last).data, range(8))
             assert set(found) == {b"new"}
             assert nc.server_info.server_name != lonely
-        assert nc.jetstream().read_figures.moves == 1
+        # The next server may send tries to the lonely one, for as long as it takes it for alive: once more, then.
+        assert nc.jetstream().read_figures.moves in (1, 2)
 
 
 async def test_rule_8_a_range_goes_on_from_where_it_was(cluster: Cluster, fresh: str) -> None:

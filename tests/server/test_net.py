@@ -286,7 +286,9 @@ def test_a_group_that_cannot_be_stored_is_told_and_the_server_goes_on(
         for step in ("begin", "write_some", "commit"):
             real = getattr(LmdbStore, step)
 
-            def broken(*_: object, step: str = step, real: Any = real) -> object:
+            def broken(store: LmdbStore, group: Any, step: str = step, real: Any = real) -> object:
+                if not group.size:  # work left from the group that was lost before
+                    return real(store, group)
                 monkeypatch.setattr(LmdbStore, step, real)
                 raise OSError(f"{step} failed")
 
