@@ -343,7 +343,7 @@ async def test_rule_8_a_read_goes_to_another_server_when_this_one_is_cut_off(clu
             with pytest.raises((StaleReadError, RequestTimeoutError)):
                 await stuck.jetstream().stream(fresh).get_last(f"{fresh}.a", min_last_seq=last, timeout=1)
             found = await asyncio.gather(
-                *(stream.get_last(f"{fresh}.a", min_last_seq=last, timeout=8) for _ in range(10))
+                *(stream.get_last(f"{fresh}.a", min_last_seq=last, timeout=20) for _ in range(10))
             )
             assert {message.data for message in found} == {b"new"}
             assert nc.server_info.server_name != lonely
