@@ -8,7 +8,8 @@ import pytest
 
 from slipstream.api import ConsumerConfig
 from slipstream.errors import ConsumerNotFoundError, NoRespondersError, RemoteProtocolError, UsageError
-from slipstream.jetstream.consumer_calls import Action, ConsumerApi, Page, Pause
+from slipstream.jetstream.calls import Page
+from slipstream.jetstream.consumer_calls import Action, ConsumerApi, Pause
 from slipstream.wire import Msg
 from slipstream.wire.headers import status_block
 

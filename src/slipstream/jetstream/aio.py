@@ -31,7 +31,6 @@ from slipstream.wire.headers import HeaderValues
 T = TypeVar("T")
 
 DEFAULT_TIMEOUT = 5.0
-SUBJECTS_PAGE = 100_000  # subjects that a server reports at once
 DEFAULT_WINDOW = 4096
 RETRIES = 2  # of a publish that no stream was there to take,
 RETRY_WAIT = 0.25  # and the first pause before that, in seconds
@@ -168,25 +167,13 @@ class JetStream(Subscribing):
 
     async def stream_names(self, *, subject: str = "", timeout: float | None = None) -> AsyncIterator[str]:
         """The names of all streams, or of those that listen on a subject; asked for page by page."""
-        seen = 0
-        while True:
-            page = await self.run(self._api.stream_names(subject=subject, offset=seen), timeout=timeout)
-            for name in page.items:
-                yield name
-            seen += len(page.items)
-            if not page.items or seen >= page.total:
-                return
+        async for name in self.each(partial(self._api.stream_names, subject=subject), timeout=timeout):
+            yield name
 
     async def streams(self, *, subject: str = "", timeout: float | None = None) -> AsyncIterator[StreamInfo]:
         """The infos of all streams, or of those that listen on a subject; asked for page by page."""
-        seen = 0
-        while True:
-            page = await self.run(self._api.stream_list(subject=subject, offset=seen), timeout=timeout)
-            for info in page.items:
-                yield info
-            seen += len(page.items)
-            if not page.items or seen >= page.total:
-                return
+        async for info in self.each(partial(self._api.stream_list, subject=subject), timeout=timeout):
+            yield info
 
     async def account_info(self, *, timeout: float | None = None) -> AccountInfo:
         """What this account uses of JetStream and what it may use."""
@@ -202,6 +189,17 @@ class JetStream(Subscribing):
         if len(found) != 1:
             raise StreamLookupError(subject, found)
         return Stream(self, found[0])
+
+    async def each(self, ask: calls.AskPage[T], *, timeout: float | None = None) -> AsyncIterator[T]:
+        """The items of a list that the server hands out page by page."""
+        seen = 0
+        while True:
+            page = await self.run(ask(offset=seen), timeout=timeout)
+            for item in page.items:
+                yield item
+            seen += len(page.items)
+            if not page.items or seen >= page.total:
+                return
 
     async def run(self, call: calls.Call[T], *, timeout: float | None = None) -> T:
         """Send a request and decode its answer."""
@@ -441,17 +439,10 @@ class Stream(StreamReads, StreamConsumers):
         call = self._api.stream_info(self.name, subjects_filter=subjects_filter, deleted_details=deleted_details)
         return await self._js.run(call, timeout=timeout)
 
-    async def subjects(self, pattern: str = ">", *, timeout: float | None = None) -> AsyncIterator[tuple[str, int]]:
-        """The subjects that the stream has messages of and that match, each with their number, asked page by page."""
-        seen = 0
-        while True:
-            call = self._api.stream_info(self.name, subjects_filter=pattern, offset=seen)
-            page = (await self._js.run(call, timeout=timeout)).state.subjects
-            for subject, count in page.items():
-                yield subject, count
-            seen += len(page)
-            if len(page) < SUBJECTS_PAGE:
-                return
+    async def subjects(self, pattern: str = ">", *, timeout: float | None = None) -> AsyncIterator[str]:
+        """The subjects that the stream has messages of and that match, asked for page by page."""
+        async for subject in self._js.each(partial(self._api.subject_names, self.name, pattern), timeout=timeout):
+            yield subject
 
     async def delete(self, *, timeout: float | None = None) -> None:
         """Remove the stream and all its messages."""

@@ -6,6 +6,7 @@ The blocking twin is generated from this file (`tools/unasync.py`).
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from slipstream.api import ConsumerConfig, ConsumerInfo, ReplayPolicy
@@ -58,25 +59,13 @@ class StreamConsumers:
 
     async def consumer_names(self, *, timeout: float | None = None) -> AsyncIterator[str]:
         """The names of all consumers, asked for page by page."""
-        seen = 0
-        while True:
-            page = await self._js.run(self._js._consumer_api.names(self.name, offset=seen), timeout=timeout)
-            for name in page.items:
-                yield name
-            seen += len(page.items)
-            if not page.items or seen >= page.total:
-                return
+        async for name in self._js.each(partial(self._js._consumer_api.names, self.name), timeout=timeout):
+            yield name
 
     async def consumers(self, *, timeout: float | None = None) -> AsyncIterator[ConsumerInfo]:
         """The infos of all consumers, asked for page by page."""
-        seen = 0
-        while True:
-            page = await self._js.run(self._js._consumer_api.list(self.name, offset=seen), timeout=timeout)
-            for info in page.items:
-                yield info
-            seen += len(page.items)
-            if not page.items or seen >= page.total:
-                return
+        async for info in self._js.each(partial(self._js._consumer_api.list, self.name), timeout=timeout):
+            yield info
 
     def ordered_consumer(
         self,

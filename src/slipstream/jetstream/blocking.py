@@ -32,7 +32,6 @@ from slipstream.wire.headers import HeaderValues
 T = TypeVar("T")
 
 DEFAULT_TIMEOUT = 5.0
-SUBJECTS_PAGE = 100_000  # subjects that a server reports at once
 DEFAULT_WINDOW = 4096
 RETRIES = 2  # of a publish that no stream was there to take,
 RETRY_WAIT = 0.25  # and the first pause before that, in seconds
@@ -169,25 +168,13 @@ class JetStream(Subscribing):
 
     def stream_names(self, *, subject: str = "", timeout: float | None = None) -> Iterator[str]:
         """The names of all streams, or of those that listen on a subject; asked for page by page."""
-        seen = 0
-        while True:
-            page = self.run(self._api.stream_names(subject=subject, offset=seen), timeout=timeout)
-            for name in page.items:
-                yield name
-            seen += len(page.items)
-            if not page.items or seen >= page.total:
-                return
+        for name in self.each(partial(self._api.stream_names, subject=subject), timeout=timeout):
+            yield name
 
     def streams(self, *, subject: str = "", timeout: float | None = None) -> Iterator[StreamInfo]:
         """The infos of all streams, or of those that listen on a subject; asked for page by page."""
-        seen = 0
-        while True:
-            page = self.run(self._api.stream_list(subject=subject, offset=seen), timeout=timeout)
-            for info in page.items:
-                yield info
-            seen += len(page.items)
-            if not page.items or seen >= page.total:
-                return
+        for info in self.each(partial(self._api.stream_list, subject=subject), timeout=timeout):
+            yield info
 
     def account_info(self, *, timeout: float | None = None) -> AccountInfo:
         """What this account uses of JetStream and what it may use."""
@@ -203,6 +190,17 @@ class JetStream(Subscribing):
         if len(found) != 1:
             raise StreamLookupError(subject, found)
         return Stream(self, found[0])
+
+    def each(self, ask: calls.AskPage[T], *, timeout: float | None = None) -> Iterator[T]:
+        """The items of a list that the server hands out page by page."""
+        seen = 0
+        while True:
+            page = self.run(ask(offset=seen), timeout=timeout)
+            for item in page.items:
+                yield item
+            seen += len(page.items)
+            if not page.items or seen >= page.total:
+                return
 
     def run(self, call: calls.Call[T], *, timeout: float | None = None) -> T:
         """Send a request and decode its answer."""
@@ -442,17 +440,10 @@ class Stream(StreamReads, StreamConsumers):
         call = self._api.stream_info(self.name, subjects_filter=subjects_filter, deleted_details=deleted_details)
         return self._js.run(call, timeout=timeout)
 
-    def subjects(self, pattern: str = ">", *, timeout: float | None = None) -> Iterator[tuple[str, int]]:
-        """The subjects that the stream has messages of and that match, each with their number, asked page by page."""
-        seen = 0
-        while True:
-            call = self._api.stream_info(self.name, subjects_filter=pattern, offset=seen)
-            page = (self._js.run(call, timeout=timeout)).state.subjects
-            for subject, count in page.items():
-                yield subject, count
-            seen += len(page)
-            if len(page) < SUBJECTS_PAGE:
-                return
+    def subjects(self, pattern: str = ">", *, timeout: float | None = None) -> Iterator[str]:
+        """The subjects that the stream has messages of and that match, asked for page by page."""
+        for subject in self._js.each(partial(self._api.subject_names, self.name, pattern), timeout=timeout):
+            yield subject
 
     def delete(self, *, timeout: float | None = None) -> None:
         """Remove the stream and all its messages."""

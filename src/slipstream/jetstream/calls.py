@@ -59,6 +59,9 @@ class Page(NamedTuple, Generic[T]):
     total: int
 
 
+AskPage = Callable[..., Call[Page[T]]]  # takes `offset`, the number of items that were had before
+
+
 class SubjectsPage(NamedTuple):
     """Some of a stream's subjects, how many there are in all, and the last sequence of whoever answered."""
 
@@ -126,12 +129,9 @@ class Api:
         """Change a stream's configuration."""
         return self._stream_call("UPDATE", check_name(config.name), config.to_json(), decode_stream_info)
 
-    def stream_info(
-        self, name: str, *, subjects_filter: str = "", deleted_details: bool = False, offset: int = 0
-    ) -> Call[StreamInfo]:
-        """Configuration and state; with the subjects that match a filter from the `offset`th on, with the deleted
-        sequences."""
-        body: dict[str, Any] = {"offset": offset} if offset else {}
+    def stream_info(self, name: str, *, subjects_filter: str = "", deleted_details: bool = False) -> Call[StreamInfo]:
+        """Configuration and state; with the subjects that match a filter, with the deleted sequences."""
+        body: dict[str, Any] = {}
         if subjects_filter:
             body["subjects_filter"] = check_filter(subjects_filter)
         if deleted_details:
@@ -143,9 +143,19 @@ class Api:
         body = {"subjects_filter": check_filter(pattern), "offset": offset}
         return self._stream_call("INFO", check_name(name), encode_json(body), _subjects)
 
+    def subject_names(self, name: str, pattern: str, *, offset: int = 0) -> Call[Page[str]]:
+        """The same as any other list."""
+        call = self.subjects(name, pattern, offset=offset)
+
+        def decode(msg: Msg) -> Page[str]:
+            found = call.decode(msg)
+            return Page(list(found.subjects), found.total)
+
+        return Call(call.subject, call.payload, decode)
+
     def delete_stream(self, name: str) -> Call[None]:
         """Remove a stream and all its messages."""
-        return self._stream_call("DELETE", check_name(name), b"", _success)
+        return self._stream_call("DELETE", check_name(name), b"", decode_success)
 
     def purge_stream(self, name: str, *, subject: str = "", below: int = 0, keep: int = 0) -> Call[int]:
         """Remove messages: all, those of a filter, those below a sequence, or all but the newest `keep`."""
@@ -165,16 +175,22 @@ class Api:
         body: dict[str, Any] = {"seq": check_seq(seq, "seq", least=1)}
         if not erase:
             body["no_erase"] = True
-        return self._stream_call("MSG.DELETE", check_name(name), encode_json(body), _success)
+        return self._stream_call("MSG.DELETE", check_name(name), encode_json(body), decode_success)
 
     def stream_names(self, *, subject: str = "", offset: int = 0) -> Call[Page[str]]:
         """A page of the names of all streams, or of those that listen on a subject."""
-        return Call(f"{self.prefix}.STREAM.NAMES", _page_body(subject, offset), partial(_page, convert=_text))
+        return Call(
+            f"{self.prefix}.STREAM.NAMES",
+            page_body(subject, offset),
+            _streams(to_text),
+        )
 
     def stream_list(self, *, subject: str = "", offset: int = 0) -> Call[Page[StreamInfo]]:
         """A page of the infos of all streams, or of those that listen on a subject."""
         return Call(
-            f"{self.prefix}.STREAM.LIST", _page_body(subject, offset), partial(_page, convert=StreamInfo.from_dict)
+            f"{self.prefix}.STREAM.LIST",
+            page_body(subject, offset),
+            _streams(StreamInfo.from_dict),
         )
 
     def account_info(self) -> Call[AccountInfo]:
@@ -323,19 +339,26 @@ def decode_stream_info(msg: Msg) -> StreamInfo:
     return _checked(StreamInfo.from_dict, body)
 
 
-def _page_body(subject: str, offset: int) -> bytes:
+def page_body(subject: str, offset: int) -> bytes:
+    """The body of a request for a part of a list."""
     body: dict[str, Any] = {"subject": check_filter(subject)} if subject else {}
     return encode_json(body | ({"offset": offset} if offset else {})) if body or offset else b""
 
 
-def _page(msg: Msg, *, convert: Callable[[Any], T], field: str = "streams") -> Page[T]:
+def decode_page(msg: Msg, *, field: str, convert: Callable[[Any], T]) -> Page[T]:
+    """A part of the list that an answer has under `field`."""
     body = api_body(msg)
     items = _checked(lambda value: msgspec.convert(value, list[Any] | None), body.get(field)) or []
     total = _checked(lambda value: msgspec.convert(value, int), body.get("total", 0))
     return Page([_checked(convert, item) for item in items], total)
 
 
-def _text(value: Any) -> str:
+def _streams(convert: Callable[[Any], T]) -> Callable[[Msg], Page[T]]:
+    return partial(decode_page, field="streams", convert=convert)
+
+
+def to_text(value: Any) -> str:
+    """A text of an answer."""
     return msgspec.convert(value, str)
 
 
@@ -346,7 +369,8 @@ def _subjects(msg: Msg) -> SubjectsPage:
     return SubjectsPage(tuple(state.subjects), total if isinstance(total, int) else 0, state.last_seq)
 
 
-def _success(msg: Msg) -> None:
+def decode_success(msg: Msg) -> None:
+    """Nothing, if the server says that it was done."""
     if not api_body(msg).get("success"):
         raise RemoteProtocolError(f"the API answered {msg.payload[:64]!r}, expected success")
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Generic, NamedTuple, TypeVar
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from slipstream.api import ConsumerConfig, ConsumerInfo, encode_json, format_time, names
 from slipstream.errors import RemoteProtocolError, UsageError
-from slipstream.jetstream.calls import Call, api_body, check_name
+from slipstream.jetstream.calls import Call, Page, api_body, check_name, decode_page, decode_success, page_body, to_text
 from slipstream.wire import Msg, check_filter, has_wildcard
 
 T = TypeVar("T")
@@ -23,13 +23,6 @@ class Action(StrEnum):
     CREATE = "create"
     UPDATE = "update"
     CREATE_OR_UPDATE = ""
-
-
-class Page(NamedTuple, Generic[T]):
-    """A part of a list, and how long the whole list is."""
-
-    items: list[T]
-    total: int
 
 
 class Pause(NamedTuple):
@@ -75,7 +68,7 @@ class ConsumerApi:
 
     def delete(self, stream: str, name: str) -> Call[None]:
         """Remove a consumer; its stream keeps its messages."""
-        return Call(self._subject("DELETE", stream, name), b"", _success)
+        return Call(self._subject("DELETE", stream, name), b"", decode_success)
 
     def pause(self, stream: str, name: str, until: int) -> Call[Pause]:
         """Deliver nothing until that time; 0 goes on at once."""
@@ -84,21 +77,13 @@ class ConsumerApi:
 
     def names(self, stream: str, *, offset: int = 0) -> Call[Page[str]]:
         """A page of the names of all consumers."""
-
-        def decode(msg: Msg) -> Page[str]:
-            page = _page(api_body(msg))
-            return Page([_converted(item, str) for item in page.items], page.total)
-
-        return Call(f"{self.prefix}.CONSUMER.NAMES.{check_name(stream)}", _offset(offset), decode)
+        decode = partial(decode_page, field="consumers", convert=to_text)
+        return Call(f"{self.prefix}.CONSUMER.NAMES.{check_name(stream)}", page_body("", offset), decode)
 
     def list(self, stream: str, *, offset: int = 0) -> Call[Page[ConsumerInfo]]:
         """A page of the infos of all consumers."""
-
-        def decode(msg: Msg) -> Page[ConsumerInfo]:
-            page = _page(api_body(msg))
-            return Page([_info(item) for item in page.items], page.total)
-
-        return Call(f"{self.prefix}.CONSUMER.LIST.{check_name(stream)}", _offset(offset), decode)
+        decode = partial(decode_page, field="consumers", convert=ConsumerInfo.from_dict)
+        return Call(f"{self.prefix}.CONSUMER.LIST.{check_name(stream)}", page_body("", offset), decode)
 
     def streams_of(self, subject: str) -> Call[tuple[str, ...]]:
         """The names of the streams that listen on a subject; enough of them to see whether it is one."""
@@ -142,23 +127,10 @@ def _create_body(stream: str, config: ConsumerConfig, action: Action) -> bytes:
     return encode_json(body)
 
 
-def _offset(offset: int) -> bytes:
-    return encode_json({"offset": offset}) if offset else b""
-
-
-def _page(body: Mapping[str, Any]) -> Page[Any]:
-    return Page(_converted(body.get("consumers") or [], list[Any]), _converted(body.get("total", 0), int))
-
-
 def _pause(msg: Msg) -> Pause:
     body = api_body(msg)
     info = _info({"config": {"pause_until": body.get("pause_until")}})
     return Pause(bool(body.get("paused")), info.config.pause_until or 0)
-
-
-def _success(msg: Msg) -> None:
-    if not api_body(msg).get("success"):
-        raise RemoteProtocolError(f"the API answered {msg.payload[:64]!r}, expected success")
 
 
 def _info(value: Any) -> ConsumerInfo:

@@ -228,7 +228,7 @@ def read_settled(stream: Stream, options: KvSourceOptions, created: str) -> Iter
 def _read_missing(stream: Stream, options: KvSourceOptions, met: set[str]) -> Iterator[Columns]:
     found: list[StoredMessage] = []
     for pattern in options.feed.subjects or (">",):
-        for subject, _ in stream.subjects(pattern):
+        for subject in stream.subjects(pattern):
             if subject not in met:
                 met.add(subject)
                 with contextlib.suppress(MessageNotFoundError):  # it is gone since
