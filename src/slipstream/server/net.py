@@ -32,7 +32,8 @@ from slipstream.server.commits import Committer, Worker
 from slipstream.server.connection import Connection
 from slipstream.server.driver import Driver
 from slipstream.server.engine.auth import WEBSOCKET
-from slipstream.server.engine.engine import Engine, Health, Settings
+from slipstream.server.engine.engine import Engine, Settings
+from slipstream.server.engine.health import Health
 from slipstream.server.engine.limits import AccountLimits
 from slipstream.server.engine.ports import Store, memory_size
 from slipstream.server.engine.session import Door

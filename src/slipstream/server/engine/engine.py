@@ -12,26 +12,25 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 
-from slipstream.api import Storage, encode_json
+from slipstream.api import Storage
 from slipstream.errors import StreamStoreFailedError
+from slipstream.server.engine import greeting
 from slipstream.server.engine.account import Account
 from slipstream.server.engine.advisories import Advisories
 from slipstream.server.engine.auth import Certificate, Gate, Hashed, Member, Refused, Shown, nobody_signs
 from slipstream.server.engine.batches import Load
 from slipstream.server.engine.consumers.acks import ACK_PREFIX
 from slipstream.server.engine.direct import QUEUE
-from slipstream.server.engine.features import API_LEVEL
+from slipstream.server.engine.health import Health, examine
 from slipstream.server.engine.host import Job, Progress, Waiter
 from slipstream.server.engine.inflow import Remotes
 from slipstream.server.engine.journal import Answer, Batch, Home, Journal
 from slipstream.server.engine.jwt import Verify
-from slipstream.server.engine.limits import UNLIMITED, AccountLimits
 from slipstream.server.engine.permissions import Grant, quoted
 from slipstream.server.engine.ports import Store
 from slipstream.server.engine.session import ClientSub, Door, Peer, Session, State
-from slipstream.server.engine.settings import Check, Health, Settings, Totals
+from slipstream.server.engine.settings import Check, Settings, Totals
 from slipstream.server.engine.stream import Stream
 from slipstream.server.engine.switch import INBOX, Dice, Switch
 from slipstream.server.engine.timers import Timers
@@ -58,7 +57,6 @@ MAX_PARKED = 10_000
 MAX_JOBS = 10_000
 STEP_MESSAGES = 1024  # what all jobs together send per turn
 CHECKED_SUBJECTS = 16 * 1024
-MAX_NAMED = 10  # damaged messages that a report names
 MAX_CLOSED = 1000  # connections that are gone and still told of
 
 
@@ -116,7 +114,7 @@ class Engine:
                 name,
                 Switch(dice, now, self._dirty),
                 jetstream=self.has_jetstream(name),
-                limits=self._limits(name),
+                limits=settings.limits_of(name, self._gate.accounts[name].jetstream),
             )
             for name in self._gate.accounts
         }
@@ -133,18 +131,6 @@ class Engine:
         """Whether an account may have streams."""
         limits = self._gate.accounts[account].jetstream
         return self.settings.jetstream and limits is not None and account != self.system_account
-
-    def _limits(self, account: str) -> AccountLimits:
-        """What an account may use: its own limits, within those of the server."""
-        settings, own = self.settings, self._gate.accounts[account].jetstream
-        own = settings.limits.get(account, UNLIMITED) if own is None or own == UNLIMITED else own
-        if settings.max_memory < 0 and settings.max_storage < 0:
-            return own
-        return replace(
-            own,
-            max_memory=at_most(own.max_memory, settings.max_memory),
-            max_storage=at_most(own.max_storage, settings.max_storage),
-        )
 
     # Clients.
 
@@ -397,16 +383,7 @@ class Engine:
 
     def health(self) -> Health:
         """What is wrong with the server, in words; nothing, if all is well."""
-        problems = [f"the last changes could not be stored: {j.failure}" for j in self.journals if j.failure]
-        damaged = [found for journal in self.journals for found in journal.store.damaged()]
-        records = sum(journal.store.corrupt_records for journal in self.journals)
-        if damaged:
-            named = ", ".join(f"{seq} of {stream!r}" for stream, seq in damaged[:MAX_NAMED])
-            more = f" and {len(damaged) - MAX_NAMED} more" if len(damaged) > MAX_NAMED else ""
-            problems.append(f"damaged messages: {named}{more}")
-        elif records:
-            problems.append(f"records of the store that do not match their checksums were met {records} times")
-        return Health(tuple(problems), tuple(damaged))
+        return examine(self.journals)
 
     # What its accounts ask of the engine (`account.House`).
 
@@ -440,39 +417,13 @@ class Engine:
     # The protocol.
 
     def _info(self, session: Session, *, lame_duck: bool = False) -> bytes:
-        settings = self.settings
-        info: dict[str, object] = {
-            "server_id": settings.server_id,
-            "server_name": settings.server_name,
-            "version": settings.version,
-            "slipstream": settings.slipstream,
-            "proto": 1,
-            "go": "",  # clients that read it expect it to be there
-            "host": session.door.host,
-            "port": session.door.port,
-            "headers": True,
-            "max_payload": at_most(settings.max_payload, session.max_payload),
-            "jetstream": settings.jetstream,
-            "client_id": session.cid,
-            "client_ip": session.peer.host,
-            "api_lvl": API_LEVEL,
-        }
-        if settings.domain:
-            info["domain"] = settings.domain
-        if self._gate.required and self._gate.default is None:
-            info["auth_required"] = True
-        for name in ("tls_required", "tls_verify", "tls_available"):
-            if getattr(session.door, name):
-                info[name] = True
-        if lame_duck:
-            info["ldm"] = True
-        elif session.is_told:
-            info |= {"connect_info": True, "remote_account": session.account}
-            if session.account == self.system_account:
-                info["acc_is_sys"] = True
-        elif session.nonce:
-            info["nonce"] = session.nonce
-        return b"INFO %b\r\n" % encode_json(info)
+        return greeting.info(
+            self.settings,
+            session,
+            locked=self._gate.required and self._gate.default is None,
+            system_account=self.system_account,
+            lame_duck=lame_duck,
+        )
 
     def _control(self, session: Session, event: Event) -> None:
         if isinstance(event, Sub):

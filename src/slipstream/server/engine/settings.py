@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from slipstream.server.engine.limits import AccountLimits
+from slipstream.server.engine.limits import UNLIMITED, AccountLimits
 from slipstream.server.engine.session import Session
-from slipstream.server.engine.users import SYSTEM_ACCOUNT, AccountOptions, User
+from slipstream.server.engine.users import SYSTEM_ACCOUNT, AccountOptions, User, at_most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,16 +43,16 @@ class Settings:
     ping_interval: int = 120_000_000_000
     max_pings_out: int = 2
 
-
-class Health(NamedTuple):
-    """How a server is."""
-
-    problems: tuple[str, ...] = ()
-    damaged: tuple[tuple[str, int], ...] = ()  # stream (with its account in front) and sequence
-
-    @property
-    def ok(self) -> bool:
-        return not self.problems
+    def limits_of(self, account: str, own: AccountLimits | None) -> AccountLimits:
+        """What an account may use: its own limits, or those set for it here, within those of the server."""
+        limits = self.limits.get(account, UNLIMITED) if own is None or own == UNLIMITED else own
+        if self.max_memory < 0 and self.max_storage < 0:
+            return limits
+        return replace(
+            limits,
+            max_memory=at_most(limits.max_memory, self.max_memory),
+            max_storage=at_most(limits.max_storage, self.max_storage),
+        )
 
 
 class Totals:

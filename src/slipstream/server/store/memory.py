@@ -7,10 +7,10 @@ So nothing is copied on append, and a group that is finished only drops its limb
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush, merge
-from itertools import islice, takewhile
+from itertools import takewhile
 
 from slipstream.errors import StoreError, UsageError
 from slipstream.server.engine.ports import (
@@ -25,99 +25,9 @@ from slipstream.server.engine.ports import (
     record_size,
 )
 from slipstream.server.store.diary import Diary
+from slipstream.server.store.shelf import Seqs, Shelf
 
 _new = tuple.__new__
-
-
-class _Seqs:
-    """Ascending sequences of one subject; the oldest leaves in constant time."""
-
-    __slots__ = ("items", "start")
-
-    def __init__(self, items: list[int]) -> None:
-        self.items = items
-        self.start = 0  # before it: removed, not yet cut off
-
-    def __len__(self) -> int:
-        return len(self.items) - self.start
-
-    def __iter__(self) -> Iterator[int]:
-        return islice(self.items, self.start, None)
-
-    def from_on(self, seq: int) -> Iterator[int]:
-        return islice(self.items, bisect_left(self.items, seq, self.start), None)
-
-    def up_to(self, seq: int) -> int:
-        """The highest one that is at most `seq`; 0 if there is none."""
-        at = bisect_left(self.items, seq + 1, self.start)
-        return self.items[at - 1] if at > self.start else 0
-
-    def discard(self, seq: int) -> None:
-        at = bisect_left(self.items, seq, self.start)
-        if at > self.start:
-            del self.items[at]
-            return
-        self.start += 1
-        if self.start > 32 and self.start * 2 > len(self.items):
-            del self.items[: self.start]
-            self.start = 0
-
-
-class _Shelf:
-    """Messages by sequence (in that order, but for a limbo) and sequences by subject."""
-
-    __slots__ = ("by_subject", "messages", "ordered")
-
-    def __init__(self) -> None:
-        self.ordered = True
-        self.messages: dict[int, Record] = {}
-        self.by_subject: dict[str, _Seqs] = {}
-
-    def add(self, record: Record) -> None:
-        """Put a message behind all others."""
-        self.messages[record.seq] = record
-        seqs = self.by_subject.get(record.subject)
-        if seqs is None:
-            self.by_subject[record.subject] = _Seqs([record.seq])
-        else:
-            seqs.items.append(record.seq)
-
-    def take(self, seq: int) -> Record:
-        record = self.messages.pop(seq)
-        seqs = self.by_subject[record.subject]
-        if len(seqs) == 1:
-            del self.by_subject[record.subject]
-        else:
-            seqs.discard(seq)
-        return record
-
-    def insert(self, record: Record) -> None:
-        """Put a message anywhere."""
-        if self.ordered and (not self.messages or record.seq > next(reversed(self.messages))):
-            return self.add(record)
-        self.ordered = False
-        self.messages[record.seq] = record
-        seqs = self.by_subject.get(record.subject)
-        if seqs is None:
-            self.by_subject[record.subject] = _Seqs([record.seq])
-        else:
-            insort(seqs.items, record.seq, seqs.start)
-        return None
-
-    def sort(self) -> None:
-        if not self.ordered:
-            self.messages, self.ordered = dict(sorted(self.messages.items())), True
-
-    def seqs(self, seq: int) -> Iterator[int]:
-        """All sequences from `seq` on, in order."""
-        self.sort()
-        messages = self.messages
-        if not messages:
-            return iter(())
-        last = next(reversed(messages))
-        if last - seq > 4 * len(messages):  # more holes than messages
-            return (s for s in messages if s >= seq)
-        return (s for s in range(seq, last + 1) if s in messages)
 
 
 class MemoryLog:
@@ -127,7 +37,7 @@ class MemoryLog:
         self.name = name
         self.deleted = False
         self._store = store
-        self._shelf = _Shelf()
+        self._shelf = Shelf()
         self._bytes = 0
         self._first_seq, self._last_seq = 1, 0
         self._first_time = self._last_time = 0
@@ -157,7 +67,7 @@ class MemoryLog:
         seq = self._last_seq + 1
         seqs = by_subject.get(subject)
         if seqs is None:
-            by_subject[subject] = _Seqs([seq])
+            by_subject[subject] = Seqs([seq])
         else:
             subject = messages[seqs.items[-1]].subject  # one string for all messages of a subject
             seqs.items.append(seq)
@@ -280,7 +190,7 @@ class MemoryLog:
         if self._diary is not None:
             self._diary.recount = True
         if not self._store._open.limbo(self).messages and self._store._sealed_last(self) == self._last_seq:
-            self._store._open.limbos[self], self._shelf = self._shelf, _Shelf()
+            self._store._open.limbos[self], self._shelf = self._shelf, Shelf()
             self._bytes = 0
             return
         self._take(list(self._shelf.messages))
@@ -381,17 +291,17 @@ class MemoryLog:
     def news(self) -> Changes | None:
         return self._diary.take() if self._diary is not None else None
 
-    def _limbos(self) -> list[_Shelf]:
+    def _limbos(self) -> list[Shelf]:
         store = self._store
         if not store._open.limbos and (store._sealed is None or not store._sealed.limbos):
             return []
         groups = (store._sealed, store._open) if store._sealed else (store._open,)
         return [limbo for group in groups if (limbo := group.limbos.get(self)) and limbo.messages]
 
-    def _shelves(self) -> list[_Shelf]:
+    def _shelves(self) -> list[Shelf]:
         return [self._shelf, *self._limbos()]
 
-    def _newest(self, shelf: _Shelf) -> Record | None:
+    def _newest(self, shelf: Shelf) -> Record | None:
         shelf.sort()
         end = self._committed.last_seq
         return next((record for seq, record in reversed(shelf.messages.items()) if seq <= end), None)
@@ -451,7 +361,7 @@ class MemoryLog:
         if self._diary is not None:
             self._diary.finish()
 
-    def _abandon(self, limbos: Iterable[_Shelf], kept: Iterable[Mapping[str, bytes | None]]) -> None:
+    def _abandon(self, limbos: Iterable[Shelf], kept: Iterable[Mapping[str, bytes | None]]) -> None:
         """Back to the committed state: what was added goes, what was removed returns."""
         self.deleted = False
         if self._diary is not None:
@@ -484,7 +394,7 @@ class MemoryGroup:
     def __init__(self) -> None:
         self.size = 0
         self.committed = False
-        self.limbos: dict[MemoryLog, _Shelf] = {}
+        self.limbos: dict[MemoryLog, Shelf] = {}
         self.kept: dict[MemoryLog, dict[str, bytes | None]] = {}  # changed records, as they were before
         self.touched: dict[MemoryLog, LogState] = {}
         self.deleted: list[MemoryLog] = []
@@ -497,8 +407,8 @@ class MemoryGroup:
         if log not in self.touched:
             self.touched[log] = log._committed
 
-    def limbo(self, log: MemoryLog) -> _Shelf:
-        return self.limbos.setdefault(log, _Shelf())
+    def limbo(self, log: MemoryLog) -> Shelf:
+        return self.limbos.setdefault(log, Shelf())
 
 
 class MemoryStore:
@@ -587,7 +497,7 @@ class MemoryStore:
         for log, state in sealed.touched.items():
             log._finish(state)
         for log in sealed.deleted:
-            log._shelf = _Shelf()
+            log._shelf = Shelf()
             log._finish(LogState())
             self._open.limbos.pop(log, None)
 

@@ -1,0 +1,35 @@
+"""The journals of a server become a report: what could not be stored, and what is stored and damaged."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from slipstream.server.engine.journal import Journal
+
+MAX_NAMED = 10  # damaged messages that a report names
+
+
+class Health(NamedTuple):
+    """How a server is."""
+
+    problems: tuple[str, ...] = ()
+    damaged: tuple[tuple[str, int], ...] = ()  # stream (with its account in front) and sequence
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems
+
+
+def examine(journals: Sequence[Journal]) -> Health:
+    """What is wrong, in words; nothing, if all is well."""
+    problems = [f"the last changes could not be stored: {each.failure}" for each in journals if each.failure]
+    damaged = [found for each in journals for found in each.store.damaged()]
+    records = sum(each.store.corrupt_records for each in journals)
+    if damaged:
+        named = ", ".join(f"{seq} of {stream!r}" for stream, seq in damaged[:MAX_NAMED])
+        more = f" and {len(damaged) - MAX_NAMED} more" if len(damaged) > MAX_NAMED else ""
+        problems.append(f"damaged messages: {named}{more}")
+    elif records:
+        problems.append(f"records of the store that do not match their checksums were met {records} times")
+    return Health(tuple(problems), tuple(damaged))
