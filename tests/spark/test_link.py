@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from slipstream import Context, Contexts
 from slipstream.errors import Error
 from slipstream.spark.given import Connection
 from slipstream.spark.link import open_jetstream
@@ -25,6 +28,20 @@ def test_a_server_with_secrets_is_reached_by_the_environment(config: str, enviro
         with pytest.raises(Error) as caught, open_jetstream(connection, dict.fromkeys(environ, "wrong")):
             pass
         assert "hush" not in str(caught.value)
+
+
+def test_a_context_says_where_and_who_unless_the_options_do(tmp_path: Path) -> None:
+    contexts = Contexts(tmp_path / "nats")
+    environ = {"XDG_CONFIG_HOME": str(tmp_path)}
+    with real_server(config='authorization { token: hush }\njetstream { domain: "east" }') as url:
+        contexts.save(Context(name="east", url=url, token="hush", jetstream_domain="east"))
+        contexts.save(Context(name="astray", url="nats://127.0.0.1:1", token="hush", jetstream_domain="west"))
+        with open_jetstream(Connection(context="east"), environ) as js:
+            assert js.prefix == "$JS.east.API"
+            assert js.account_info().domain == "east"
+        told = Connection(context="astray", servers=(url,), domain="east")
+        with open_jetstream(told, environ) as js:
+            assert js.account_info().domain == "east"
 
 
 def test_a_server_that_is_not_there_is_named() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from slipstream import BucketConfig, StreamConfig, connect_blocking
+from slipstream import BucketConfig, Context, StreamConfig, connect_blocking
 from slipstream.errors import CredentialsError, UsageError
 from slipstream.spark.link import read_context
 from tests.servers import real_server
@@ -54,7 +54,7 @@ def test_a_secret_is_nowhere(way: str, tmp_path: Path) -> None:
 
 
 class TestContexts:
-    def context(self, folder: Path, text: str) -> dict[str, str]:
+    def context(self, folder: Path, text: str) -> Context:
         file = folder / "nats" / "context" / "prod.json"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
@@ -62,14 +62,14 @@ class TestContexts:
 
     def test_are_those_of_the_nats_command(self, tmp_path: Path) -> None:
         found = self.context(tmp_path, '{"url": "nats://a:4222,nats://b", "creds": "/me.creds", "description": "x"}')
-        assert found == {"url": "nats://a:4222,nats://b", "creds": "/me.creds"}
+        assert found.arguments() == {"servers": ["nats://a:4222", "nats://b"], "credentials": Path("/me.creds")}
 
     def test_one_that_cannot_be_used_is_named_without_its_content(self, tmp_path: Path) -> None:
         for text in (f"{SECRET} {{", "[]"):
             with pytest.raises(CredentialsError, match="context file") as caught:
                 self.context(tmp_path, text)
             assert SECRET not in str(caught.value)
-        with pytest.raises(UsageError, match="there is no context 'other'"):
+        with pytest.raises(UsageError, match="no context 'other'; known: prod"):
             read_context("other", {"XDG_CONFIG_HOME": str(tmp_path)})
-        with pytest.raises(UsageError, match="a name without slashes"):
+        with pytest.raises(UsageError, match="a file name without '/'"):
             read_context("../x", {"XDG_CONFIG_HOME": str(tmp_path)})

@@ -16,7 +16,7 @@ from typing import Any, TypedDict
 
 import msgspec
 
-from slipstream.errors import UsageError
+from slipstream.errors import CredentialsError, UsageError
 
 _NAME = re.compile(r"[^/\\:\0.][^/\\:\0]*")
 _NOT_HERE = {"nsc": "an nsc:// reference", "socks_proxy": "a SOCKS proxy"}
@@ -100,7 +100,7 @@ class Context:
         try:
             body = msgspec.json.decode(data, type=dict[str, Any])
         except msgspec.MsgspecError as exc:
-            raise UsageError(f"context {name!r}: its file is not a JSON object: {exc}") from None
+            raise CredentialsError(f"the context file of {name!r} is not a JSON object: {exc}") from None
         known: dict[str, Any] = {}
         for each in _FIELDS:
             value = body.pop(each, None)
@@ -147,7 +147,7 @@ class Contexts:
             known = ", ".join(self.names()) or "there are none"
             raise UsageError(f"no context {name!r}; known: {known}") from None
         except OSError as exc:
-            raise UsageError(f"context {name!r}: {exc.strerror}") from exc
+            raise CredentialsError(f"the context file of {name!r} cannot be read: {exc.strerror}") from exc
 
     def save(self, context: Context) -> Path:
         """Write a context, readable by its owner only: it may hold secrets."""

@@ -40,11 +40,11 @@ from pyspark.sql.types import (
 
 from slipstream.api import StreamInfo
 from slipstream.errors import ConnectionLostError, MessageNotFoundError, StreamNotFoundError, UsageError
-from slipstream.facade.blocking import Client, JetStream
+from slipstream.facade.blocking import JetStream
 from slipstream.jetstream.blocking import Stream
 from slipstream.jetstream.columns import Columns
 from slipstream.spark import plan
-from slipstream.spark.link import jetstream, open_client, open_jetstream
+from slipstream.spark.link import connect_jetstream, open_jetstream
 from slipstream.spark.offsets import Offset, created_of, offset_of
 from slipstream.spark.options import (
     JETSTREAM,
@@ -197,7 +197,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._maker = maker
         self._target: Offset | None = None
         self._newest: Offset | None = None
-        self._open: tuple[Client, JetStream] | None = None
+        self._open: JetStream | None = None
         self._polled: tuple[float, StreamInfo] | None = None
 
     def initialOffset(self) -> dict[str, Any]:
@@ -249,25 +249,24 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def stop(self) -> None:
         opened, self._open = self._open, None
         if opened is not None:
-            opened[0].close()
+            opened.client.close()
 
     def _recent(self, start: Offset) -> StreamInfo:
         """The stream's info; while there is nothing new it is asked for once per poll interval only."""
         if self._polled is not None and self._open is not None:
             asked, info = self._polled
             is_idle = start.seq == info.state.last_seq and start.created == created_of(info)
-            if is_idle and self._open[0].now() - asked < self._options.poll_interval:
+            if is_idle and self._open.client.now() - asked < self._options.poll_interval:
                 return info
         info = self._info()
         assert self._open is not None
-        self._polled = self._open[0].now(), info
+        self._polled = self._open.client.now(), info
         return info
 
     def _stream(self) -> Stream:
         if self._open is None:
-            client = open_client(self._options.connection, os.environ)
-            self._open = client, jetstream(client, self._options.connection)
-        return self._open[1].stream(self._options.stream)
+            self._open = connect_jetstream(self._options.connection, os.environ)
+        return self._open.stream(self._options.stream)
 
     def _info(self) -> StreamInfo:
         deadline = time.monotonic() + self._options.connection.timeout
