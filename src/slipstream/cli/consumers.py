@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from slipstream import ConsumerConfig, ConsumerInfo
 from slipstream.cli import values
 from slipstream.cli.common import Commands, Parser, Shell
+from slipstream.cli.fields import Fields, add_fields, given_fields, read_config
 from slipstream.cli.messaging import show
 from slipstream.cli.values import show_duration, show_time
-from slipstream.errors import RequestTimeoutError, UsageError
+from slipstream.errors import RequestTimeoutError
 
-# Option -> (field of the configuration, how its text is read, help).
-_FIELDS: dict[str, tuple[str, Callable[[str], Any], str]] = {
+_FIELDS: Fields = {
     "--description": ("description", str, "what it is for"),
     "--ack": ("ack_policy", str, "explicit, all or none"),
     "--wait": ("ack_wait", values.duration, "how long an ack may take before the message comes again"),
@@ -29,6 +27,11 @@ _FIELDS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "--inactive-threshold": ("inactive_threshold", values.duration, "it goes when nobody uses it for so long"),
     "--sample": ("sample_freq", str, "share of acks to report, in percent"),
     "--max-waiting": ("max_waiting", int, "how many pull requests may wait"),
+}
+_FLAGS: dict[str, tuple[str, str]] = {
+    "--memory": ("mem_storage", "keep its state in memory"),
+    "--headers-only": ("headers_only", "deliver no bodies"),
+    "--flow-control": ("flow_control", "of a push consumer"),
 }
 
 
@@ -76,48 +79,28 @@ def _named(parser: Parser) -> Parser:
 
 
 def _config_options(parser: Parser) -> None:
-    parser.add_argument("--config", metavar="FILE", help="a configuration as JSON; options go before it")
+    add_fields(parser, _FIELDS)
     parser.add_argument("--filter", action="append", metavar="SUBJECT", help="only these messages; again for more")
     parser.add_argument(
         "--deliver", metavar="WHERE", help="all, new, last, subject (last of each), a sequence or a time"
     )
     parser.add_argument("--ephemeral", action="store_true", help="it goes when nobody uses it")
-    parser.add_argument("--memory", action="store_true", default=None, help="keep its state in memory")
-    parser.add_argument("--headers-only", action="store_true", default=None, help="deliver no bodies")
-    parser.add_argument("--flow-control", action="store_true", default=None, help="of a push consumer")
+    for option, (field, text) in _FLAGS.items():
+        parser.add_argument(option, dest=field, action="store_true", default=None, help=text)
     parser.add_argument("--backoff", metavar="TIMES", help="pauses before it comes again, such as 1s,10s,1m")
-    for option, (_, read, text) in _FIELDS.items():
-        parser.add_argument(option, type=read, default=None, metavar="VALUE", help=text)
-    parser.add_argument("--metadata", type=values.pair, action="append", metavar="KEY=VALUE", help="again for more")
 
 
 def _changed(shell: Shell, config: ConsumerConfig) -> ConsumerConfig:
     options = shell.options
-    if options.config:
-        try:
-            config = ConsumerConfig.from_json(Path(options.config).read_bytes())
-        except ValueError as exc:
-            raise UsageError(f"{options.config}: {exc}") from exc
-    changes: dict[str, Any] = {}
-    for option, (field, _, _) in _FIELDS.items():
-        value = getattr(options, option[2:].replace("-", "_"))
-        if value is not None:
-            changes[field] = value
-    for option, field in (
-        ("memory", "mem_storage"),
-        ("headers_only", "headers_only"),
-        ("flow_control", "flow_control"),
-    ):
-        if getattr(options, option) is not None:
-            changes[field] = getattr(options, option)
+    config = read_config(options.config, ConsumerConfig.from_json, config)
+    changes = given_fields(options, _FIELDS)
+    changes |= {field: True for field, _ in _FLAGS.values() if getattr(options, field)}
     if options.filter:
         one = len(options.filter) == 1
         changes["filter_subject"] = options.filter[0] if one else ""
         changes["filter_subjects"] = () if one else tuple(options.filter)
     if options.backoff:
         changes["backoff"] = tuple(values.duration(each) for each in values.names(options.backoff))
-    if options.metadata:
-        changes["metadata"] = dict(options.metadata)
     if options.deliver:
         changes |= _start(options.deliver)
     return replace(config, **changes)

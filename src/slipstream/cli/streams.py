@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from slipstream import BlockingJetStream, StreamConfig
 from slipstream.cli import backup, values
 from slipstream.cli.common import Commands, Parser, Shell
+from slipstream.cli.fields import Fields, add_fields, given_fields, read_config
 from slipstream.cli.reading import show_stored
 from slipstream.cli.values import show_duration, show_limit, show_size, show_time
 from slipstream.errors import UsageError
 
-# Option -> (field of the configuration, how its text is read, help).
-_FIELDS: dict[str, tuple[str, Callable[[str], Any], str]] = {
+_FIELDS: Fields = {
     "--subjects": ("subjects", lambda text: tuple(values.names(text)), "what it listens on, several with commas"),
     "--description": ("description", str, "what it is for"),
     "--storage": ("storage", str, "file or memory"),
@@ -96,37 +95,19 @@ def _destructive(parser: Parser) -> Parser:
 
 
 def _config_options(parser: Parser) -> None:
-    parser.add_argument("--config", metavar="FILE", help="a configuration as JSON; options go before it")
-    for option, (_, read, text) in _FIELDS.items():
-        parser.add_argument(option, type=read, default=None, metavar="VALUE", help=text)
+    add_fields(parser, _FIELDS)
     for option, (field, value, text) in _FLAGS.items():
         parser.add_argument(option, dest=field, action="store_const", const=value, default=None, help=text)
-    parser.add_argument("--metadata", type=values.pair, action="append", metavar="KEY=VALUE", help="again for more")
 
 
 def _changes(shell: Shell) -> dict[str, Any]:
     options = shell.options
-    changes: dict[str, Any] = {}
-    for option, (field, _, _) in _FIELDS.items():
-        value = getattr(options, option[2:].replace("-", "_"))
-        if value is not None:
-            changes[field] = value
-    for field, _, _ in _FLAGS.values():
-        if getattr(options, field) is not None:
-            changes[field] = getattr(options, field)
-    if options.metadata:
-        changes["metadata"] = dict(options.metadata)
-    return changes
+    flags = {field: getattr(options, field) for field, _, _ in _FLAGS.values() if getattr(options, field) is not None}
+    return given_fields(options, _FIELDS) | flags
 
 
 def _from_file(shell: Shell, base: StreamConfig) -> StreamConfig:
-    if not shell.options.config:
-        return base
-    try:
-        read = StreamConfig.from_json(Path(shell.options.config).read_bytes())
-    except ValueError as exc:
-        raise UsageError(f"{shell.options.config}: {exc}") from exc
-    return replace(read, name=shell.options.name)
+    return replace(read_config(shell.options.config, StreamConfig.from_json, base), name=shell.options.name)
 
 
 def _add(shell: Shell) -> None:
