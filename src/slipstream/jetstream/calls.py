@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -39,6 +40,7 @@ T = TypeVar("T")
 Ready = Callable[[], bool]
 
 MAX_SEQ = 2**64 - 1
+_BUCKET = re.compile(r"[a-zA-Z0-9_-]+")
 _BAD_NAME = frozenset(" \t\r\n\f.*>/\\\0")
 
 
@@ -104,6 +106,13 @@ def check_seq(seq: int, what: str, *, least: int = 0) -> int:
     if not isinstance(seq, int) or isinstance(seq, bool) or not least <= seq <= MAX_SEQ:
         raise UsageError(f"bad {what} {seq!r}: {least} to {MAX_SEQ} is allowed")
     return seq
+
+
+def check_bucket(bucket: str) -> str:
+    """Return `bucket`, or raise a UsageError that says what a bucket may be called."""
+    if not isinstance(bucket, str) or not _BUCKET.fullmatch(bucket):
+        raise UsageError(f"bad bucket name {bucket!r}: letters, digits, '_' and '-' are allowed")
+    return bucket
 
 
 def check_name(name: str, what: str = "stream") -> str:

@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator
 from slipstream.api import StreamInfo
 from slipstream.errors import StreamNameInUseError, StreamNotFoundError
 from slipstream.jetstream.aio import JetStream, Stream
+from slipstream.jetstream.calls import check_bucket
 from slipstream.kv.aio_stream import StreamStorage, not_found
 from slipstream.kv.bucket import STREAM_PREFIX, Address, BucketConfig
-from slipstream.kv.keys import check_bucket
 from slipstream.kv.snapshot import forgotten_of
 
 

@@ -18,7 +18,8 @@ from slipstream.api import (
     names,
 )
 from slipstream.errors import UsageError
-from slipstream.kv.keys import check_bucket, check_key, check_pattern
+from slipstream.jetstream.calls import check_bucket
+from slipstream.kv.keys import check_key, check_pattern
 from slipstream.wire import check_subject
 
 __all__ = ["Address", "BucketConfig", "BucketSource", "BucketStatus", "check_bucket", "check_key"]

@@ -8,17 +8,9 @@ from collections.abc import Callable, Sequence
 from slipstream.errors import UsageError
 from slipstream.wire.subjects import matcher, overlaps, subset_of
 
-_BUCKET = re.compile(r"[a-zA-Z0-9_-]+")
 _KEY = re.compile(r"[-/_=.a-zA-Z0-9]+")
 _TOKEN = re.compile(r"[-/_=a-zA-Z0-9]+")
 _RESERVED = "_kv"
-
-
-def check_bucket(bucket: str) -> str:
-    """Return `bucket`, or raise a UsageError that says what a bucket may be called."""
-    if not isinstance(bucket, str) or not _BUCKET.fullmatch(bucket):
-        raise UsageError(f"bad bucket name {bucket!r}: letters, digits, '_' and '-' are allowed")
-    return bucket
 
 
 def check_key(key: str) -> str:

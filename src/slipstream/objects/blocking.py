@@ -27,6 +27,7 @@ from slipstream.errors import (
     WrongLastSequenceError,
 )
 from slipstream.jetstream.blocking import JetStream, Stream
+from slipstream.jetstream.calls import check_bucket
 from slipstream.objects.blocking_watch import ObjectWatch
 from slipstream.objects.chunks import Checker, Chunker, Piece, check_piece, pieces
 from slipstream.objects.info import (
@@ -38,7 +39,6 @@ from slipstream.objects.info import (
     ObjectStoreConfig,
     ObjectStoreStatus,
     Subjects,
-    check_bucket,
     check_name,
     read_record,
 )

@@ -10,7 +10,6 @@ visible when all of it is there.
 from __future__ import annotations
 
 import base64
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -22,19 +21,12 @@ from slipstream.api import Placement, Storage, StreamConfig, StreamInfo, encode_
 from slipstream.api.model import TIME, JsonModel, always, nested, via
 from slipstream.api.times import ZERO
 from slipstream.errors import RemoteProtocolError, UsageError
+from slipstream.jetstream.calls import check_bucket
 
 STREAM_PREFIX = "OBJ_"
 BACKING_STORE = "JetStream"
 DEFAULT_CHUNK_SIZE = 128 * 1024
 DIGEST = "SHA-256="
-_BUCKET = re.compile(r"[a-zA-Z0-9_-]+")
-
-
-def check_bucket(bucket: str) -> str:
-    """Return `bucket`, or raise a UsageError that says what a bucket may be called."""
-    if not isinstance(bucket, str) or not _BUCKET.fullmatch(bucket):
-        raise UsageError(f"bad bucket name {bucket!r}: letters, digits, '_' and '-' are allowed")
-    return bucket
 
 
 def check_name(name: str) -> str:
