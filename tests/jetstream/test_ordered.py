@@ -44,17 +44,18 @@ def test_a_run_tells_what_the_reply_subjects_say_in_all_formats() -> None:
     ordered = started()
     ordered.feed([message(4, cseq=1, pending=9)])
     ordered.feed([message(5, cseq=2, pending=8), message(7, cseq=3, pending=7)])
-    for expected in ([("4", "1", "9")], [("5", "2", "8"), ("7", "3", "7")]):
+    for consumer_seq, expected in ((1, [(4, 9)]), (3, [(5, 8), (7, 7)])):
         run = ordered.take()
         assert isinstance(run, Run)
         assert run.stream == "S"
-        assert [(part[1], part[2], part[4]) for part in run.parts] == expected
+        assert list(zip(run.seqs, run.left, strict=True)) == expected
+        assert ordered.consumer_seq == consumer_seq
     longer = started()
     for frames in ([message_v2(1)], [message_v2(2)], [message_v2(3, extra=".x")]):
         longer.feed(frames)
         run = longer.take()
         assert isinstance(run, Run)
-        assert (run.stream, run.parts[0][1], run.parts[0][3]) == ("S", str(longer.last_seq), "1700000000000000000")
+        assert (run.stream, run.seqs, run.times) == ("S", [longer.last_seq], [1_700_000_000_000_000_000])
 
 
 def test_what_came_twice_is_handed_over_once() -> None:

@@ -13,6 +13,8 @@ from datetime import timedelta
 from typing import NamedTuple
 from zlib import crc32
 
+import msgspec
+
 from slipstream.api import AckPolicy, ConsumerConfig, ConsumerInfo, DeliverPolicy, ReplayPolicy
 from slipstream.errors import Error, MessageGapError, UsageError
 from slipstream.jetstream.asm import Answer, FlowControl, Meaning, judge, last_delivered, pieces_of, stalled
@@ -25,15 +27,16 @@ INACTIVE = 5.0  # a consumer that nobody listens to is gone after that many seco
 FIRST_PAUSE = 0.05
 LONGEST_PAUSE = 5.0
 
+_decode_numbers = msgspec.json.Decoder(list[int]).decode
+
 
 class Run(NamedTuple):
-    """Messages to hand over, the stream they are of, and the end of each reply subject.
-
-    That is in `parts`: stream sequence (1), consumer sequence (2), time (3) and what is pending (4), as texts.
-    """
+    """Messages to hand over, and what their reply subjects say of each: stream sequence, time, how many follow."""
 
     messages: list[Msg]
-    parts: list[list[str]]
+    seqs: list[int]
+    times: list[int]
+    left: list[int]
     stream: str
 
 
@@ -119,7 +122,7 @@ class Ordered:
         self._floor: int | None = None  # every message of interest has a greater sequence
         self._cseq = 0  # the last consumer sequence
         self._stream = ""  # the stream, as the ack subjects have it
-        self._prefix = ""  # what the ack subjects of the consumer in use begin with, once it is known
+        self._prefix = "$"  # what the ack subjects of the consumer in use begin with, once it is known
         self._flow = FlowControl()
         self._queue: deque[list[Msg] | Msg] = deque()
         self.is_broken = True  # a consumer must be created before anything can be handed over
@@ -156,7 +159,7 @@ class Ordered:
         """A consumer was made: its messages come next."""
         self.name = info.name
         self._cseq = 0
-        self._prefix = ""
+        self._prefix = "$"
         self._flow = FlowControl()
         self._queue.clear()
         self.is_broken = False
@@ -189,24 +192,26 @@ class Ordered:
         return None
 
     def _run(self, msgs: list[Msg]) -> Run | Error | None:
-        """All in one step where, as is usual, nothing is amiss: 0.3 µs a message."""
-        parts = [msg[2].rsplit(".", 4) for msg in msgs]  # all up to the deliveries, the sequences, time, pending
-        first = self._cseq + 1
-        if {part[0] for part in parts} == {self._prefix}:
-            try:
-                is_next = [int(part[2]) for part in parts] == list(range(first, first + len(parts)))
-                last = int(parts[-1][1])
-                if is_next and self.last_seq < int(parts[0][1]) <= last:
-                    self._cseq += len(parts)
-                    self.last_seq = last
-                    return Run(msgs, parts, self._stream)
-            except ValueError:
-                pass  # told below
-        return self._carefully(msgs)
+        """All in one step where, as is usual, nothing is amiss: the reply subjects as one text, 0.25 µs a message.
+
+        Without what they all begin with, four numbers of each are left, or else it is not usual.
+        """
+        text = ".".join([msg[2] for msg in msgs]).replace(self._prefix, "").replace(".", ",")
+        try:
+            numbers = _decode_numbers(f"[{text}]")
+        except msgspec.MsgspecError:
+            return self._carefully(msgs)
+        count, first, seqs = len(msgs), self._cseq + 1, numbers[0::4]
+        is_next = len(numbers) == 4 * count and numbers[1::4] == list(range(first, first + count))
+        if not is_next or not self.last_seq < seqs[0] <= seqs[-1]:
+            return self._carefully(msgs)
+        self._cseq += count
+        self.last_seq = seqs[-1]
+        return Run(msgs, seqs, numbers[2::4], numbers[3::4], self._stream)
 
     def _carefully(self, msgs: list[Msg]) -> Run | Error | None:
         """The same message by message: with duplicates, a gap, or another format of the reply subject."""
-        run = Run([], [], self._stream)
+        run = Run([], [], [], [], self._stream)
         for index, msg in enumerate(msgs):
             try:
                 tokens = split_reply(msg[2])
@@ -224,10 +229,12 @@ class Ordered:
             if stream_seq > self.last_seq:
                 self.last_seq = stream_seq
                 run.messages.append(msg)
-                run.parts.append(tokens[4:])
+                run.seqs.append(stream_seq)
+                run.times.append(int(tokens[7]))
+                run.left.append(int(tokens[8]))
                 self._stream = tokens[2]
                 if len(tokens) == msg[2].count(".") + 1:
-                    self._prefix = msg[2].rsplit(".", 4)[0]
+                    self._prefix = msg[2].rsplit(".", 4)[0] + "."
         return run._replace(stream=self._stream) if run.messages else None
 
     def _status(self, msg: Msg) -> Answer | Error | None:

@@ -8,6 +8,8 @@ The blocking twin is generated from this file (`tools/unasync.py`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import repeat
 
 from slipstream.errors import (
     BucketNotFoundError,
@@ -24,6 +26,10 @@ from slipstream.kv.entry import Entry, Listing, Operation, has_mark, listing_of,
 
 FOREVER = 1e6
 LOOK = 0.5  # seconds without a message of the initial data before the server is asked whether there is one
+
+# An entry is a tuple: made of columns, one call for each, no loop.
+_new_entry: Callable[[tuple[object, ...]], Entry[bytes]] = partial(tuple.__new__, Entry)
+_ZEROS, _PUTS, _EMPTY = repeat(0), repeat(Operation.PUT), repeat("")
 
 
 class StreamFeed:
@@ -106,21 +112,17 @@ class StreamFeed:
 
     def _entries(self, run: Run) -> list[Entry[bytes]]:
         """A hot path: 10,000 keys are read at once, and most of them have no header."""
-        messages, parts, stream = run
-        bucket, cut, put, new, kind = self.bucket, self._cut, Operation.PUT, tuple.__new__, Entry
-        entries: list[Entry[bytes]]
-        entries = [
-            new(kind, (bucket, msg[0][cut:], msg[4], int(each[1]), int(each[3]), 0, put, "", stream))
-            for msg, each in zip(messages, parts, strict=True)
-        ]
-        for at, msg in enumerate(messages):
-            if msg[3] and has_mark(msg[3]):
-                operation, marker = mark_of(msg[3])
+        messages, cut = run.messages, self._cut
+        keys, values = [msg[0][cut:] for msg in messages], [msg[4] for msg in messages]
+        deltas = run.left if self.pending and self._is_history else _ZEROS
+        columns = zip(repeat(self.bucket), keys, values, run.seqs, run.times, deltas, _PUTS, _EMPTY, repeat(run.stream))
+        entries: list[Entry[bytes]] = list(map(_new_entry, columns))
+        for at, header in [(at, msg[3]) for at, msg in enumerate(messages) if msg[3]]:
+            if has_mark(header):
+                operation, marker = mark_of(header)
                 entries[at] = entries[at]._replace(operation=operation, marker=marker)
         if self.pending:
-            if self._is_history:
-                entries = [entry._replace(delta=int(each[4])) for entry, each in zip(entries, parts, strict=True)]
-            self._count(len(messages), int(parts[-1][4]))
+            self._count(len(messages), run.left[-1])
         self.revision = entries[-1].revision
         self._note(self.revision)
         if self._is_wanted is not None:
@@ -135,9 +137,9 @@ class StreamFeed:
             run = self._next(min(timeout, LOOK))
         except RequestTimeoutError:
             return listing_of(self.chunk(timeout=timeout))
-        cut, last = self._cut, run.parts[-1]
-        self._count(len(run.messages), int(last[4]))
-        self.revision = int(last[1])
+        cut = self._cut
+        self._count(len(run.messages), run.left[-1])
+        self.revision = run.seqs[-1]
         self._note(self.revision)
         if any(has_mark(msg[3]) for msg in run.messages):
             live = {msg[0][cut:]: mark_of(msg[3]).operation is Operation.PUT for msg in run.messages}
