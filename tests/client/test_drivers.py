@@ -350,5 +350,5 @@ def test_only_what_may_wait_is_awaited() -> None:
     plain = {name for name, member in public(aio.Client).items() if inspect.isfunction(member)} - {
         name for name, member in public(aio.Client).items() if inspect.iscoroutinefunction(member)
     }
-    for_rooms_above = {"start", "start_bulk", "cancel", "answer", "report", "spawn", "leave_server"}
+    for_rooms_above = {"start", "start_bulk", "start_many", "cancel", "answer", "report", "spawn", "leave_server"}
     assert plain == {"request_many", "new_inbox", "now"} | for_rooms_above

@@ -55,7 +55,7 @@ class TestIds:
 
         def ids(order: list[dict[str, Any]]) -> Counter[tuple[str, bytes]]:
             batch = pa.RecordBatch.from_pylist(order)
-            return Counter((one.msg_id, one.data) for one in records([batch], Shape(), id_prefix("q", 1, 0)))
+            return Counter((one.msg_id, one.data) for one in next(records([batch], Shape(), id_prefix("q", 1, 0))))
 
         expected = ids(rows)
         assert len(expected) == 3
@@ -69,7 +69,7 @@ class TestIds:
         batch = pa.RecordBatch.from_arrays(
             [pa.array(["a", "a", "a", "b"]), pa.array([b"x"] * 4), headers], ["subject", "data", "headers"]
         )
-        found = list(records([batch], Shape(has_headers=True), "p."))
+        found = next(records([batch], Shape(has_headers=True), "p."))
         assert len({one.msg_id for one in found}) == 4
         assert [one.headers for one in found] == [b"A: 1\r\n", b"A: 2\r\n", b"", b""]
 
@@ -89,14 +89,14 @@ class TestIds:
         schema = pa.schema(list(zip(names, types, strict=True)))
         batch = pa.RecordBatch.from_pylist([good, {**good, **row}], schema=schema)
         with pytest.raises(UsageError, match=said):
-            list(records([batch], Shape(has_msg_id=True), "p."))
+            next(records([batch], Shape(has_msg_id=True), "p."))
 
     def test_headers_of_the_sink_itself_are_refused(self) -> None:
         kind = pa.map_(pa.string(), pa.list_(pa.string()))
         headers = pa.array([[("Nats-Msg-Id", ["x"])]], kind)
         batch = pa.RecordBatch.from_arrays([pa.array(["a"]), pa.array([b""]), headers], ["subject", "data", "headers"])
         with pytest.raises(UsageError, match=r"row 0 .*'Nats-Msg-Id' is the sink's own; for an id use the column"):
-            list(records([batch], Shape(has_headers=True), "p."))
+            next(records([batch], Shape(has_headers=True), "p."))
 
     def test_columns_are_checked(self) -> None:
         kind = "map<string,string>"

@@ -20,7 +20,7 @@ from slipstream.client.base import (
     is_no_responders,
     not_taken,
 )
-from slipstream.client.events import BulkSink, EventHandler, ReplySink
+from slipstream.client.events import BulkSink, EventHandler, ReplySink, WindowSink
 from slipstream.client.link import CLOSE_TIMEOUT
 from slipstream.client.mailbox import Mailbox
 from slipstream.client.many import Many
@@ -35,6 +35,7 @@ from slipstream.client.options import (
     Servers,
     parse_servers,
 )
+from slipstream.client.outgoing import Draft
 from slipstream.client.tls import tls_options
 from slipstream.errors import Error, NoRespondersError, RequestTimeoutError, SlowConsumerError
 from slipstream.wire import Msg
@@ -292,6 +293,11 @@ class Client(Connection):
         token = self._core.start_bulk(subject, payload, sink)
         self._write_soon()
         return token
+
+    def start_many(self, messages: Sequence[Draft], sink: WindowSink) -> None:
+        """Send a block of requests with one answer each. It is not kept should there be no connection."""
+        self._core.start_many(messages, sink)
+        self._write_soon()
 
     def cancel(self, token: str) -> None:
         """Forget a request; later replies are dropped."""

@@ -22,7 +22,7 @@ from slipstream.client.base import (
 from slipstream.client.blocking_connection import WRITE_SIZE, Connection
 from slipstream.client.blocking_subscription import Callback, Message, Subscription
 from slipstream.client.blocking_worker import Worker
-from slipstream.client.events import BulkSink, EventHandler, ReplySink
+from slipstream.client.events import BulkSink, EventHandler, ReplySink, WindowSink
 from slipstream.client.line import FOREVER
 from slipstream.client.mailbox import Mailbox
 from slipstream.client.many import Many
@@ -37,6 +37,7 @@ from slipstream.client.options import (
     Servers,
     parse_servers,
 )
+from slipstream.client.outgoing import Draft
 from slipstream.client.tls import tls_options
 from slipstream.errors import Error, NoRespondersError, RequestTimeoutError, SlowConsumerError
 from slipstream.wire import Msg
@@ -293,6 +294,12 @@ class Client(Connection):
             token = self._core.start_bulk(subject, payload, sink)
             self._write_soon()
         return token
+
+    def start_many(self, messages: Sequence[Draft], sink: WindowSink) -> None:
+        """Send a block of requests with one answer each. It is not kept should there be no connection."""
+        with self._lock:
+            self._core.start_many(messages, sink)
+            self._write_soon()
 
     def cancel(self, token: str) -> None:
         """Forget a request; later replies are dropped."""

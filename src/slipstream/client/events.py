@@ -27,12 +27,26 @@ class BulkSink(ReplySink, Protocol):
     """A sink that reads its replies out of the received bytes by itself, where there are many of them."""
 
     def attach(self, prefix: bytes) -> None:
-        """Every reply is an HMSG frame that begins with `prefix`."""
+        """Every reply is a frame that begins with `prefix`."""
         ...
 
     def scan(self, data: bytes, pos: int) -> tuple[int, int]:
         """Take the whole frames at `pos`; returns where they end and how many they were. What it leaves there, and
         only that, comes to `deliver`."""
+        ...
+
+
+class WindowSink(BulkSink, Protocol):
+    """A sink for one answer each to many requests that go out in blocks. `token` is for `cancel`, once it is set."""
+
+    token: str
+
+    def sending(self, first: int, count: int) -> None:
+        """So many requests go out now, with the tokens from `first` on."""
+        ...
+
+    def finished(self) -> list[range]:
+        """Tokens of blocks that were answered as a whole, told once."""
         ...
 
 

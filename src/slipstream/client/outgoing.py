@@ -6,6 +6,7 @@ bounded. A hot path, so frames are built in one go: a publish is 0.4 µs, a requ
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from slipstream.client.options import Address, Options
@@ -15,6 +16,9 @@ from slipstream.wire import Inbox, ServerInfo, check_subject, pub
 MAX_LINE = 4096 - 64  # of a PUB without its sizes; the server cuts us off at 4,096
 BIG_PAYLOAD = 16 * 1024  # from here on a copy costs more than two more entries in the list
 KNOWN_SUBJECTS = 4096
+
+Draft = tuple[str, bytes, bytes]
+"""A message to be sent with others: subject, payload and a whole header block, or an empty one."""
 
 
 class Kept(NamedTuple):
@@ -94,6 +98,31 @@ class Outgoing:
             self.out_size += len(frame)
         self._asked = count
         return str(count)
+
+    def _ask_many(self, messages: Sequence[Draft]) -> int:
+        """As `_ask` for each, in one go and for this connection only; returns the first token, the others follow it."""
+        if not self._is_open:
+            self.check()
+            raise ConnectionLostError("not connected: a block of messages is not kept for the next connection")
+        if not self.info.headers and any(header for _, _, header in messages):
+            raise UsageError(f"{self.server} does not support headers")
+        first = self._asked + 1
+        limit, known, base = self.max_payload, self._prefixes, self._inbox_base
+        frames: list[bytes] = []
+        for number, (subject, payload, header) in enumerate(messages, first):
+            prefix = known.get(subject) or self._check(subject)
+            head = len(header)
+            total = head + len(payload)
+            if total > limit:
+                raise _too_large(total, limit)
+            if head:
+                frames.append(b"H%b%b%d %d %d\r\n%b%b\r\n" % (prefix, base, number, head, total, header, payload))
+            else:
+                frames.append(b"%b%b%d %d\r\n%b\r\n" % (prefix, base, number, total, payload))
+        self._asked += len(frames)
+        self._out_msgs += len(frames)
+        self._send(b"".join(frames))
+        return first
 
     def answer(self, subject: str, payload: bytes) -> None:
         """As `publish` for a small payload to a reply subject, each of which is used once: nothing is remembered."""

@@ -6,9 +6,11 @@ raises ends alone, and is reported.
 
 from __future__ import annotations
 
-from slipstream.client.events import BulkSink, ClientEvent, Effect, EventKind, ReplySink, Report
+from collections.abc import Sequence
+
+from slipstream.client.events import BulkSink, ClientEvent, Effect, EventKind, ReplySink, Report, WindowSink
 from slipstream.client.options import Options
-from slipstream.client.outgoing import Outgoing
+from slipstream.client.outgoing import Draft, Outgoing
 from slipstream.errors import Error
 from slipstream.wire import Inbox, Parser, Side, sub
 
@@ -56,6 +58,29 @@ class Requests(Outgoing):
         if self._is_open:
             self._parser.lane = self._scan
         return token
+
+    def start_many(self, messages: Sequence[Draft], sink: WindowSink) -> None:
+        """Send a block of requests; `sink` is told of their tokens before anything can be answered."""
+        if not sink.token:
+            self._open_window(sink)
+        first = self._ask_many(messages)
+        for tokens in sink.finished():
+            for token in map(str, tokens):
+                self._sinks.pop(token, None)
+        sink.sending(first, len(messages))
+        entries = [(sink, subject) for subject, _, _ in messages]
+        self._sinks.update(zip(map(str, range(first, first + len(entries))), entries, strict=True))
+
+    def _open_window(self, sink: WindowSink) -> None:
+        if not self._is_inbox_used:
+            self._use_inbox()
+        self._asked += 1
+        sink.token = str(self._asked)
+        sink.attach(b"MSG %b" % self._inbox_base)
+        self._sinks[sink.token] = (sink, "")
+        self._bulk[sink.token] = sink
+        if self._is_open:
+            self._parser.lane = self._scan
 
     def cancel(self, token: str) -> None:
         """Forget a request; replies that still come are dropped, and it is not sent if it was not yet."""

@@ -19,13 +19,14 @@ from pyspark.sql.types import StructType
 from slipstream.api import GetRequest
 from slipstream.errors import BucketNotFoundError, Error, MessageNotFoundError, UsageError, WrongLastSequenceError
 from slipstream.facade.blocking import JetStream
+from slipstream.jetstream.blocks import Draft
 from slipstream.jetstream.direct import StoredMessage
 from slipstream.kv.bucket import STREAM_PREFIX
 from slipstream.spark.entries import Change, Layout, layout_of
 from slipstream.spark.fence import Epoch, is_due
 from slipstream.spark.link import open_jetstream
 from slipstream.spark.options import SinkOptions, sink_options
-from slipstream.spark.outbox import Outbox, Recent
+from slipstream.spark.outbox import Outbox, too_large
 from slipstream.spark.rejects import Rejects, is_rows_fault
 from slipstream.spark.stream_sink import BATCH_ID, QUERY_ID, current_task
 
@@ -34,7 +35,9 @@ if TYPE_CHECKING:
 
 _DELETE = b"KV-Operation: DEL\r\n"
 _ROUNDS = 20
-MOST_KEYS = 1_000  # looked at together
+MOST_KEYS = 1_000  # looked at together, or sent
+MOST_BYTES = 4 * 1024 * 1024
+Item = tuple[int, Change]  # with its row
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,17 +79,20 @@ class Keeper:
     def __init__(self, js: JetStream, options: SinkOptions, epoch: Epoch | None, rejects: Rejects) -> None:
         self._js = js
         self._rejects = rejects
-        self._recent: Recent[tuple[int, Change]] = Recent(max(options.max_in_flight, MOST_KEYS))
         self._stream = STREAM_PREFIX + options.bucket
         self._prefix = f"$KV.{options.bucket}."
         self._timeout = options.connection.timeout
-        self._outbox = Outbox(js, max_in_flight=options.max_in_flight, timeout=self._timeout)
+        self._outbox: Outbox[Item] = Outbox(js, max_in_flight=options.max_in_flight, timeout=self._timeout)
+        self._drafts: list[Draft] = []  # to be sent together,
+        self._items: list[Item] = []  # and what they are for
+        self._most = js.client.server_info.max_payload
         self._epoch = epoch
         self._mark = epoch.header() if epoch else b""
         self._only_changed = options.only_changed
         self._is_blind = epoch is None and not options.only_changed
-        self._waiting: dict[str, tuple[int, Change]] = {}
+        self._waiting: dict[str, Item] = {}
         self._fresh = 0 if self._is_blind else js.stream(self._stream).info().state.last_seq
+        self._gathered = 0  # bytes
         self.unchanged = 0
 
     @property
@@ -96,9 +102,9 @@ class Keeper:
     def add(self, change: Change, row: int = 0) -> None:
         """Take a change; of several for one key the last one counts."""
         if self._is_blind:
-            self._send(row, change, b"")
-            if self._outbox.has_refused:
-                self._stale()
+            self._gather(row, change, b"")
+            if len(self._drafts) >= MOST_KEYS or self._gathered > MOST_BYTES:
+                self._send()
             return
         subject = self._prefix + change.key
         self._waiting.pop(subject, None)
@@ -110,6 +116,7 @@ class Keeper:
         """Everything is in the bucket, or an error says which key is not."""
         if self._waiting:
             self._write_waiting()
+        self._send()
         self._outbox.flush()
         self._stale()
 
@@ -120,11 +127,11 @@ class Keeper:
             for subject, (row, change) in due.items():
                 entry = entries.get(subject)
                 if is_due(change, entry, self._epoch, only_changed=self._only_changed):
-                    self._send(
-                        row, change, b"Nats-Expected-Last-Subject-Sequence: %d\r\n" % (entry.seq if entry else 0)
-                    )
+                    expected = entry.seq if entry else 0
+                    self._gather(row, change, b"Nats-Expected-Last-Subject-Sequence: %d\r\n" % expected)
                 else:
                     self.unchanged += 1
+            self._send()
             self._outbox.flush()
             due = self._stale()
             if not due:
@@ -142,26 +149,33 @@ class Keeper:
         """What the bucket has of these keys, not older than when this task began."""
         return self._js.stream(self._stream).get_last_many(subjects, min_last_seq=self._fresh, timeout=self._timeout)
 
-    def _send(self, row: int, change: Change, expected: bytes) -> None:
-        place = self._outbox.sent
-        try:
-            self._outbox.send(self._prefix + change.key, change.value or b"", self._header(change, expected))
-        except UsageError as error:  # larger than the server takes
+    def _gather(self, row: int, change: Change, expected: bytes) -> None:
+        draft: Draft = (self._prefix + change.key, change.value or b"", self._header(change, expected))
+        error = too_large(draft, self._most)
+        if error is not None:
             self._rejects.add(row, change.key, change.value, _refused(row, change, error))
             return
-        self._recent[place] = (row, change)
+        self._drafts.append(draft)
+        self._items.append((row, change))
+        self._gathered += len(draft[1])
 
-    def _stale(self) -> dict[str, tuple[int, Change]]:
+    def _send(self) -> None:
+        drafts, items = self._drafts, self._items
+        self._drafts, self._items, self._gathered = [], [], 0
+        self._outbox.send(drafts, items)
+        if self._is_blind:
+            self._stale()
+
+    def _stale(self) -> dict[str, Item]:
         """What was refused because the key has changed; other refusals are the row's fault, or an error."""
         found = {}
-        for failure in self._outbox.refused():
-            row, change = self._recent[failure.place]
-            if isinstance(failure.error, WrongLastSequenceError):
-                found[failure.subject] = (row, change)
-            elif is_rows_fault(failure.error):
-                self._rejects.add(row, change.key, change.value, _refused(row, change, failure.error))
+        for (row, change), error in self._outbox.refused():
+            if isinstance(error, WrongLastSequenceError):
+                found[self._prefix + change.key] = (row, change)
+            elif is_rows_fault(error):
+                self._rejects.add(row, change.key, change.value, _refused(row, change, error))
             else:
-                raise failure.error
+                raise error
         return found
 
     def _header(self, change: Change, expected: bytes = b"") -> bytes:

@@ -1,49 +1,45 @@
 """Messages to publish become publishes in flight, a bounded number of them, and a list of those that were refused.
 
-Unlike `JetStream.publisher` it goes on after a refusal: the caller knows what a refusal means for its row.
+Unlike `JetStream.publisher` it takes whole blocks, and goes on after a refusal: the caller knows what a refusal means
+for its row. Nothing is kept for a later connection: a lost one is an error.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Generic, TypeVar
 
-from slipstream.errors import Error
+from slipstream.errors import Error, UsageError
 from slipstream.facade.blocking import JetStream
+from slipstream.jetstream.blocks import BlockWindow, Draft, Refused
 from slipstream.jetstream.calls import Ready
-from slipstream.jetstream.window import AckWindow, FailedPublish
 
 T = TypeVar("T")
 
-
-class Recent(Generic[T]):
-    """What was sent last, by its place: enough to know what an answer is about, whatever is in flight."""
-
-    def __init__(self, max_in_flight: int) -> None:
-        self._size = 2 * max_in_flight
-        self._kept: list[T | None] = [None] * self._size
-
-    def __setitem__(self, place: int, what: T) -> None:
-        self._kept[place % self._size] = what
-
-    def __getitem__(self, place: int) -> T:
-        found = self._kept[place % self._size]
-        assert found is not None, f"nothing was sent at place {place}"
-        return found
+MOST = 500  # messages sent together,
+MOST_BYTES = 4 * 1024 * 1024  # or about so many bytes
 
 
-class Outbox:
-    """A window of publishes. Nothing is forgotten: each is acknowledged, refused, or the whole ends in an error."""
+def too_large(message: Draft, limit: int) -> UsageError | None:
+    """The error for a message that the server would cut us off for."""
+    size = len(message[1]) + len(message[2])
+    if size <= limit:
+        return None
+    return UsageError(f"a message of {size} bytes (headers and payload), the server allows {limit}")
+
+
+class Outbox(Generic[T]):
+    """A window of publishes, each of them for an item of the caller's.
+
+    Nothing is forgotten: each is acknowledged, refused, or the whole ends in an error.
+    """
 
     def __init__(self, js: JetStream, *, max_in_flight: int, timeout: float) -> None:
         self._client = js.client
-        self._window = AckWindow(max_in_flight)
+        self._window: BlockWindow[T] = BlockWindow(max_in_flight)
+        self._block = max(min(max_in_flight // 4, MOST), 1)  # small enough for some to be on their way at any time
         self._timeout = timeout
-
-    @property
-    def acked(self) -> int:
-        """How many were acknowledged."""
-        return self._window.acked
 
     @property
     def duplicates(self) -> int:
@@ -53,41 +49,50 @@ class Outbox:
     @property
     def last_seq(self) -> int:
         """The sequence in the newest ack; 0 before the first."""
-        ack = self._window.last_ack
-        return ack.seq if ack else 0
+        return self._window.last_seq
 
-    @property
-    def sent(self) -> int:
-        """How many were sent; the next one has this place."""
-        return self._window.sent
+    def send(self, messages: Sequence[Draft], items: Sequence[T]) -> None:
+        """Publish messages, each for the item at its place; waits only while there is no room for them."""
+        self._raise_failure()
+        size = sum([len(payload) for _, payload, _ in messages])
+        step = max(min(self._block, MOST_BYTES * len(messages) // max(size, 1)), 1)
+        for at in range(0, len(messages), step):
+            self._send_block(messages[at : at + step], items[at : at + step])
 
-    def send(self, subject: str, data: bytes, header: bytes = b"") -> None:
-        """Publish; waits only while the window is full."""
+    def _send_block(self, messages: Sequence[Draft], items: Sequence[T]) -> None:
         window = self._window
-        if not window.has_room():
-            self._wait(window.has_room, "room in the window of publishes")
-        window.sending(self._client.start(subject, data, window, header=header), subject)
+        if not window.has_room(len(messages)):
+            self._wait(partial(window.has_room, len(messages)), "room in the window of publishes")
+        if self._client.is_full:
+            self._client.ready()
+        window.stage(items)
+        self._client.start_many(messages, window)
 
     def flush(self) -> None:
         """Wait until everything was answered. The timeout is for the next answer, not for all of them."""
         while waiting := self._window.in_flight:
             self._wait(partial(self._window.fewer_than, waiting), "the acks of the publishes in flight")
+        self._raise_failure()
 
-    def refused(self) -> list[FailedPublish]:
+    def refused(self) -> list[Refused[T]]:
         """What was refused since the last call."""
-        found, self._window.failures = self._window.failures, []
+        found, self._window.refused = self._window.refused, []
         return found
 
     @property
     def has_refused(self) -> bool:
         """Whether something was refused."""
-        return bool(self._window.failures)
+        return bool(self._window.refused)
 
     def _wait(self, ready: Ready, what: str) -> None:
         try:
             self._client.wait(ready, timeout=self._timeout, what=what)
         except BaseException as error:
-            reason = error if isinstance(error, Error) else Error(f"given up while waiting for {what}")
-            for token in self._window.forget(reason):
-                self._client.cancel(token)
+            self._client.cancel(self._window.token)
+            self._window.fail(error if isinstance(error, Error) else Error(f"given up while waiting for {what}"))
             raise
+        self._raise_failure()
+
+    def _raise_failure(self) -> None:
+        if self._window.error is not None:
+            raise self._window.error

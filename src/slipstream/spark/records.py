@@ -8,10 +8,13 @@ duplicate. Rows of one task that hold the same are told apart by how many of the
 from __future__ import annotations
 
 from base64 import urlsafe_b64encode
+from binascii import b2a_base64
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
-from typing import TYPE_CHECKING, NamedTuple
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from slipstream.errors import UsageError
 from slipstream.spark.options import JETSTREAM
@@ -28,6 +31,10 @@ _TYPES = {
 }
 _RESERVED = ("Nats-Msg-Id", "Nats-Expected-", "Nats-Batch-")
 _REMEMBERED = 10_000
+_DIGEST = 12  # bytes
+BLOCK = 1_000  # rows that are handled together
+
+_Pairs = list[tuple[str, str | list[str] | None]]
 
 
 class Record(NamedTuple):
@@ -38,6 +45,9 @@ class Record(NamedTuple):
     data: bytes
     headers: bytes
     msg_id: str
+
+
+_new_record: Callable[[tuple[object, ...]], Record] = partial(tuple.__new__, Record)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,39 +91,79 @@ def fail(row: int, name: str | None, data: bytes | None, reason: UsageError) -> 
     raise reason
 
 
-def records(batches: Iterable[pa.RecordBatch], shape: Shape, prefix: str, reject: Reject = fail) -> Iterator[Record]:
-    """Every row, checked; what is wrong with a row, which the reason names, is told to `reject`."""
-    known: set[str] = set()
-    seen: dict[bytes, int] = {}
-    first = 0
+def records(
+    batches: Iterable[pa.RecordBatch], shape: Shape, prefix: str, reject: Reject = fail
+) -> Iterator[list[Record]]:
+    """Every row, checked, in blocks; what is wrong with a row, which the reason names, is told to `reject`."""
+    maker = _Maker(shape, prefix, reject)
     for batch in batches:
-        size = batch.num_rows
-        subjects: list[str | None] = batch.column("subject").to_pylist()
+        for at in range(0, batch.num_rows, BLOCK):
+            yield maker.records(batch.slice(at, BLOCK))
+
+
+class _Maker:
+    """Makes records of blocks; it knows which subjects are good and which rows were there before."""
+
+    def __init__(self, shape: Shape, prefix: str, reject: Reject) -> None:
+        self._shape = shape
+        self._prefix = prefix
+        self._reject = reject
+        self._known: set[str] = set()  # subjects
+        self._seen: dict[bytes, int] = {}  # digest of a row -> how many more of them there were
+        self._row = 0
+
+    def records(self, block: pa.RecordBatch) -> list[Record]:
+        subjects: list[str | None] = block.column("subject").to_pylist()
         # Binary also where it is text: Arrow's strings are UTF-8, as the bytes are that a message holds.
-        payloads: list[bytes | None] = batch.column("data").cast("binary").to_pylist()
-        headers = batch.column("headers").to_pylist() if shape.has_headers else [None] * size
-        ids: list[str | None] = batch.column("msg_id").to_pylist() if shape.has_msg_id else [None] * size
+        payloads: list[bytes | None] = block.column("data").cast("binary").to_pylist()
+        first, self._row = self._row, self._row + len(subjects)
+        is_plain = not self._shape.has_headers and not self._shape.has_msg_id
+        if is_plain and None not in payloads and self._known.issuperset(subjects):
+            return self._plain(first, cast("list[str]", subjects), cast("list[bytes]", payloads))
+        empty: list[Any] = [None] * len(subjects)
+        headers = block.column("headers").to_pylist() if self._shape.has_headers else empty
+        ids: list[str | None] = block.column("msg_id").to_pylist() if self._shape.has_msg_id else empty
+        found: list[Record] = []
         for row, (subject, data, pairs, given) in enumerate(zip(subjects, payloads, headers, ids, strict=True), first):
             try:
-                if subject is None or subject not in known:
-                    subject = _subject(subject, row)
-                    known = known if len(known) < _REMEMBERED else set()
-                    known.add(subject)
-                if data is None:
-                    raise UsageError(f"row {row} (subject {subject!r}): column 'data' is null, bytes are needed")
-                block = _header_lines(pairs, row, subject) if pairs else b""
-                msg_id = _given_id(given, row, subject) if given is not None else ""
+                found.append(self._record(row, subject, data, pairs, given))
             except UsageError as error:
-                reject(row, subject, data, error)
-                continue
-            if not msg_id:
-                content = blake2b(data, digest_size=12, key=b"row")
-                content.update(b"\0%b\0%b" % (subject.encode(), block))
-                digest = content.digest()
-                count = seen[digest] = seen.get(digest, -1) + 1
-                msg_id = prefix + urlsafe_b64encode(digest).decode() + (f".{count}" if count else "")
-            yield Record(row, subject, data, block, msg_id)
-        first += size
+                self._reject(row, subject, data, error)
+        return found
+
+    def _plain(self, first: int, subjects: list[str], payloads: list[bytes]) -> list[Record]:
+        """The same where there is nothing to check: 2 µs a row, most of it for the digest."""
+        digests = [
+            blake2b(b"%b\0%b\0" % (data, subject.encode()), digest_size=_DIGEST).digest()
+            for subject, data in zip(subjects, payloads, strict=True)
+        ]
+        fresh = dict.fromkeys(digests, 0)
+        if len(fresh) == len(digests) and self._seen.keys().isdisjoint(fresh):
+            self._seen |= fresh
+            ids = [self._prefix + b2a_base64(digest, newline=False).decode() for digest in digests]
+        else:
+            ids = [self._id(digest) for digest in digests]
+        rows = range(first, self._row)
+        return list(map(_new_record, zip(rows, subjects, payloads, repeat(b""), ids, strict=False)))
+
+    def _record(
+        self, row: int, subject: str | None, data: bytes | None, pairs: _Pairs | None, given: str | None
+    ) -> Record:
+        if subject is None or subject not in self._known:
+            subject = _subject(subject, row)
+            self._known = self._known if len(self._known) < _REMEMBERED else set()
+            self._known.add(subject)
+        if data is None:
+            raise UsageError(f"row {row} (subject {subject!r}): column 'data' is null, bytes are needed")
+        block = _header_lines(pairs, row, subject) if pairs else b""
+        if given is not None:
+            return Record(row, subject, data, block, _given_id(given, row, subject))
+        content = b"%b\0%b\0%b" % (data, subject.encode(), block)
+        return Record(row, subject, data, block, self._id(blake2b(content, digest_size=_DIGEST).digest()))
+
+    def _id(self, digest: bytes) -> str:
+        count = self._seen[digest] = self._seen.get(digest, -1) + 1
+        return self._prefix + b2a_base64(digest, newline=False).decode() + (f".{count}" if count else "")
 
 
 def _subject(subject: str | None, row: int) -> str:
@@ -134,7 +184,7 @@ def _given_id(msg_id: str, row: int, subject: str) -> str:
     return msg_id
 
 
-def _header_lines(pairs: list[tuple[str, str | list[str] | None]], row: int, subject: str) -> bytes:
+def _header_lines(pairs: _Pairs, row: int, subject: str) -> bytes:
     """A map of Arrow as lines of a header block."""
     headers = Headers()
     try:

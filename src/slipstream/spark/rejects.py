@@ -28,7 +28,7 @@ class Rejects:
         self._subject = subject
         self._prefix = prefix
         self._most = js.client.server_info.max_payload - _HEADER_ROOM
-        self._outbox = Outbox(js, max_in_flight=_WINDOW, timeout=timeout)
+        self._outbox: Outbox[None] = Outbox(js, max_in_flight=_WINDOW, timeout=timeout)
         self._seen: dict[bytes, int] = {}
         self.count = 0
 
@@ -42,7 +42,7 @@ class Rejects:
         text = _ROW.sub("", " ".join(str(reason).split()))
         values = {"Slipstream-Reason": text, "Slipstream-Row": str(row), "Slipstream-Name": repr(name)}
         headers = Headers({**values, "Nats-Msg-Id": f"dead.{urlsafe_b64encode(digest).decode()}.{count}"})
-        self._outbox.send(self._subject, body, headers.encode())
+        self._outbox.send([(self._subject, body, headers.encode())], [None])
         self.count += 1
 
     def flush(self) -> None:

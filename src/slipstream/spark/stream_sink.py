@@ -22,9 +22,10 @@ from pyspark.sql.types import StructType
 from slipstream.api import StreamInfo
 from slipstream.errors import ApiError, Error, StreamNotFoundError, UsageError
 from slipstream.facade.blocking import JetStream
+from slipstream.jetstream.blocks import Draft
 from slipstream.spark.link import open_jetstream
 from slipstream.spark.options import JETSTREAM, StreamSinkOptions, stream_sink_options
-from slipstream.spark.outbox import Outbox, Recent
+from slipstream.spark.outbox import Outbox, too_large
 from slipstream.spark.progress import Progress, Task, written_ids
 from slipstream.spark.records import Record, Shape, id_prefix, records, shape_of
 from slipstream.spark.rejects import Rejects, is_rows_fault
@@ -97,7 +98,6 @@ class _Sender:
     ) -> None:
         self._js = js
         self._rejects = rejects
-        self._recent: Recent[Record] = Recent(options.max_in_flight)
         self._stream = js.stream(options.stream)
         self._now = js.client.now
         self._prefix = prefix
@@ -106,8 +106,9 @@ class _Sender:
         self._look_every = max(_LEAST_LOOK, target.config.duplicate_window.total_seconds() / 2)
         self._known: set[str] = set()
         timeout = options.connection.timeout
-        self._outbox = Outbox(js, max_in_flight=options.max_in_flight, timeout=timeout)
-        self._expected = b"Nats-Expected-Stream: %b\r\n" % options.stream.encode()
+        self._outbox: Outbox[Record] = Outbox(js, max_in_flight=options.max_in_flight, timeout=timeout)
+        self._expected = b"Nats-Expected-Stream: %b\r\nNats-Msg-Id: " % options.stream.encode()
+        self._most = js.client.server_info.max_payload
         self._timeout = timeout
         self._subjects = target.config.subjects
         self._listens = [matcher(subject) for subject in self._subjects]
@@ -129,30 +130,35 @@ class _Sender:
         self._known.update(written_ids(self._stream, info, self._looked_to + 1, self._prefix))
         self._looked_to = max(info.state.last_seq, self._looked_to)
 
-    def send_all(self, rows: Iterator[Record]) -> int:
+    def send_all(self, blocks: Iterator[list[Record]]) -> int:
         """Send what is not there; gives the number of rows. The first row that is refused is an error that names it."""
         count = 0
-        outbox, known = self._outbox, self._known
-        for record in rows:
-            count += 1
+        for block in blocks:
+            count += len(block)
             if self._now() - self._looked_at > self._look_every:
                 self.look()
-            if record.msg_id in known:
-                self.found += 1
-            elif record.subject not in self._taken and not self._takes(record):
-                continue
-            elif self._batch is None:
-                self._send(record)
+            due = self._due(block)
+            if self._batch is None:
+                self._send(due)
             else:
-                self._gather(record, self._batch)
-            if outbox.has_refused:
-                self._settle()
+                self._gather(due, self._batch)
+            self._settle()
         if self._batch:
             self._commit(self._batch)
-        outbox.flush()
+        self._outbox.flush()
         self._settle()
-        self.found += outbox.duplicates
+        self.found += self._outbox.duplicates
         return count
+
+    def _due(self, block: list[Record]) -> list[Record]:
+        """The rows that are to be sent."""
+        if self._known:
+            fresh = [record for record in block if record.msg_id not in self._known]
+            self.found += len(block) - len(fresh)
+            block = fresh
+        if self._taken.issuperset([record.subject for record in block]):
+            return block
+        return [record for record in block if record.subject in self._taken or self._takes(record)]
 
     def _takes(self, record: Record) -> bool:
         """Whether the stream listens on a row's subject. An answer cannot tell: none comes while its leader changes."""
@@ -164,11 +170,12 @@ class _Sender:
         self._taken.add(record.subject)
         return True
 
-    def _gather(self, record: Record, batch: list[Record]) -> None:
-        batch.append(record)
-        self._batch_bytes += len(record.data)
-        if len(batch) >= ATOMIC_ROWS or self._batch_bytes >= ATOMIC_BYTES:
-            self._commit(batch)
+    def _gather(self, block: list[Record], batch: list[Record]) -> None:
+        for record in block:
+            batch.append(record)
+            self._batch_bytes += len(record.data)
+            if len(batch) >= ATOMIC_ROWS or self._batch_bytes >= ATOMIC_BYTES:
+                self._commit(batch)
 
     def _commit(self, batch: list[Record]) -> None:
         """Store rows together. A refusal says nothing about the single rows, and one that another attempt has sent is
@@ -183,28 +190,37 @@ class _Sender:
                     )
             self._committed = atomic.ack.seq if atomic.ack else 0
         except (ApiError, UsageError):
-            for record in batch:
-                self._send(record)
+            self._send(batch.copy())
         batch.clear()
         self._batch_bytes = 0
 
-    def _send(self, record: Record) -> None:
-        place, msg_id = self._outbox.sent, record.msg_id.encode()
-        header = b"NATS/1.0\r\n%b%bNats-Msg-Id: %b\r\n\r\n" % (record.headers, self._expected, msg_id)
-        try:
-            self._outbox.send(record.subject, record.data, header)
-        except UsageError as error:  # larger than the server takes
-            self._rejects.add(record.row, record.subject, record.data, refused(record, error))
-            return
-        self._recent[place] = record
+    def _send(self, block: list[Record]) -> None:
+        """A hot path: 1 µs a row."""
+        expected = self._expected
+        drafts = [
+            (subject, data, b"NATS/1.0\r\n%b%b%b\r\n\r\n" % (headers, expected, msg_id.encode()))
+            for _, subject, data, headers, msg_id in block
+        ]
+        if max([len(data) + len(header) for _, data, header in drafts], default=0) > self._most:
+            self._send_fitting(drafts, block)
+        else:
+            self._outbox.send(drafts, block)
+
+    def _send_fitting(self, drafts: list[Draft], block: list[Record]) -> None:
+        """Some are larger than the server takes."""
+        for draft, record in zip(drafts, block, strict=True):
+            error = too_large(draft, self._most)
+            if error is None:
+                self._outbox.send([draft], [record])
+            else:
+                self._rejects.add(record.row, record.subject, record.data, refused(record, error))
 
     def _settle(self) -> None:
         """A refusal is the row's fault, or an error."""
-        for failure in self._outbox.refused():
-            record = self._recent[failure.place]
-            if not is_rows_fault(failure.error):
-                raise failure.error
-            self._rejects.add(record.row, record.subject, record.data, refused(record, failure.error))
+        for record, error in self._outbox.refused():
+            if not is_rows_fault(error):
+                raise error
+            self._rejects.add(record.row, record.subject, record.data, refused(record, error))
 
 
 def refused(record: Record, error: Error) -> UsageError:

@@ -1,0 +1,134 @@
+"""Publishes that go out in blocks become counts and the items that a stream refused: the window of bulk writers.
+
+An item costs a number in a set, its ack one match in the received bytes (0.5 µs), no message and no object. Answers of
+another form than an ordinary ack (errors, nobody there, counters) come through `deliver`, as those of any request do.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Generic, NamedTuple, TypeVar
+
+from slipstream.client.outgoing import Draft
+from slipstream.errors import Error
+from slipstream.jetstream.calls import decode_publish
+from slipstream.wire import Msg
+
+__all__ = ["BlockWindow", "Draft", "Refused"]
+
+T = TypeVar("T")
+
+_ACK = (
+    rb'(\d+) \d+ \d+\r\n\{"stream":"[^"\\\r\n]+",(?: ?"domain":"[^"\\\r\n]*",)? ?"seq":(\d+)'
+    rb'(,"duplicate": ?true)?\}\r\n'
+)
+
+
+class Refused(NamedTuple, Generic[T]):
+    """An item that the stream did not take, and why."""
+
+    item: T
+    error: Error
+
+
+class BlockWindow(Generic[T]):
+    """A `BulkSink` for any number of publishes, which are told apart by their tokens: numbers, in a row for a block.
+
+    `refused` holds what was refused and is not taken out yet. Once it has failed (`error`), it takes no more.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.token = ""
+        self.acked = 0
+        self.duplicates = 0
+        self.last_seq = 0  # in the newest ack
+        self.error: Error | None = None
+        self.refused: list[Refused[T]] = []
+        self._waiting: set[int] = set()
+        self._firsts: list[int] = []  # the first tokens of the blocks,
+        self._blocks: list[Sequence[T]] = []  # and their items
+        self._staged: Sequence[T] = ()
+        self._match = re.compile(b"$.").match  # nothing, before `attach`
+
+    @property
+    def in_flight(self) -> int:
+        """How many publishes have no answer yet."""
+        return len(self._waiting)
+
+    def has_room(self, count: int) -> bool:
+        """Whether so many more may be sent."""
+        return len(self._waiting) + count <= self.limit
+
+    def fewer_than(self, count: int) -> bool:
+        """Whether fewer publishes than that wait for their answer."""
+        return len(self._waiting) < count
+
+    def stage(self, items: Sequence[T]) -> None:
+        """The next block is of these: one for each of its messages."""
+        self._staged = items
+
+    def finished(self) -> list[range]:
+        """The tokens of the oldest blocks, as far as every answer is here: they are forgotten."""
+        found: list[range] = []
+        for first, items in zip(self._firsts, self._blocks, strict=True):
+            tokens = range(first, first + len(items))
+            if not self._waiting.isdisjoint(tokens):
+                break
+            found.append(tokens)
+        del self._firsts[: len(found)], self._blocks[: len(found)]
+        return found
+
+    # As a sink
+
+    def sending(self, first: int, count: int) -> None:
+        """The staged block goes out now, with the tokens from `first` on."""
+        assert count == len(self._staged), f"{count} messages for {len(self._staged)} items"
+        self._waiting.update(range(first, first + count))
+        self._firsts.append(first)
+        self._blocks.append(self._staged)
+
+    def attach(self, prefix: bytes) -> None:
+        """Every ack is a MSG frame that begins with `prefix`; the token follows it."""
+        self._match = re.compile(re.escape(prefix) + _ACK).match
+
+    def scan(self, data: bytes, pos: int) -> tuple[int, int]:
+        """Take the acks at `pos`; returns where they end and how many they were."""
+        match, waiting, seq, count = self._match, self._waiting, b"0", 0
+        while (found := match(data, pos)) is not None:
+            token, newest, duplicate = found.groups()
+            number = int(token)
+            if number not in waiting:  # of another window
+                break
+            waiting.discard(number)
+            if duplicate:
+                self.duplicates += 1
+            seq, pos, count = newest, found.end(), count + 1
+        if count:
+            self.acked += count
+            self.last_seq = int(seq)
+        return pos, count
+
+    def deliver(self, msg: Msg) -> bool:
+        """Take an answer that came as a message; each publish has exactly one."""
+        token = int(msg.subject.rpartition(".")[2])
+        if token not in self._waiting:
+            return True
+        try:
+            ack = decode_publish(msg)
+        except Error as error:
+            at = bisect_right(self._firsts, token) - 1
+            self.refused.append(Refused(self._blocks[at][token - self._firsts[at]], error))
+        else:
+            self.acked += 1
+            self.duplicates += ack.duplicate
+            self.last_seq = ack.seq
+        self._waiting.discard(token)  # last: whoever waits for it may look at once
+        return True
+
+    def fail(self, error: Error) -> None:
+        """No answer comes any more: whether what is in flight was stored is not known."""
+        self.error = self.error or error
+        self._waiting.clear()
