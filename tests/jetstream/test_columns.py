@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import or_
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.errors import DirectGetNotAllowedError, RemoteProtocolError, StaleReadError
 from slipstream.jetstream import columns
-from slipstream.jetstream.columns import ColumnPage, Columns
+from slipstream.jetstream.columns import ColumnPage, Columns, Part
 from slipstream.wire import Msg, Parser, Side
 from tests.jetstream.test_direct import batched, reply
 
@@ -20,8 +23,8 @@ def frame(header: bytes, payload: bytes = b"", *, prefix: bytes = PREFIX) -> byt
     return b"%b%d %d\r\n%b%b\r\n" % (prefix, len(header), len(header) + len(payload), header, payload)
 
 
-def scanned(data: bytes, *, after: int = 0) -> tuple[ColumnPage, int]:
-    page = ColumnPage("x", after=after)
+def scanned(data: bytes, *, after: int = 0, parts: Part = Part.ALL) -> tuple[ColumnPage, int]:
+    page = ColumnPage("x", after=after, parts=parts)
     page.attach(PREFIX)
     pos, count = page.scan(data, 0)
     assert count == sum(len(piece.seqs) for piece in page._pieces)
@@ -34,6 +37,14 @@ def delivered(data: bytes) -> Columns:
         assert isinstance(event, Msg)
         page.deliver(event)
     return page.take()
+
+
+def wanted(columns: Columns, parts: Part) -> tuple[object, ...]:
+    """The parts that were asked for, and what is always there."""
+    subjects, seqs, times, headers, data, stream = columns
+    assert len(subjects) == len(seqs) == len(times) == len(headers) == len(data)
+    asked = zip(Part.ALL, (subjects, times, headers, data), strict=True)
+    return seqs, stream, subjects[-1:], times[:1], [column for part, column in asked if part in parts]
 
 
 own_headers = st.lists(
@@ -51,22 +62,25 @@ own_headers = st.lists(
     ),
     max_size=8,
 ).map(b"".join)
+some_parts = st.sets(st.sampled_from(list(Part.ALL))).map(lambda parts: reduce(or_, parts, Part.NOTHING))
 times = st.sampled_from([b"2026-11-15T08:03:38.88Z", b"2026-11-15T08:03:39Z", b"2022-08-06T00:29:27.587861324Z"])
 
 
-@given(st.lists(st.tuples(own_headers, times, st.binary(max_size=20)), min_size=1, max_size=8))
-def test_the_quick_way_gives_what_the_parser_and_the_decoder_give(messages: list[tuple[bytes, bytes, bytes]]) -> None:
+@given(st.lists(st.tuples(own_headers, times, st.binary(max_size=20)), min_size=1, max_size=8), some_parts)
+def test_the_quick_way_gives_what_the_parser_and_the_decoder_give(
+    messages: list[tuple[bytes, bytes, bytes]], parts: Part
+) -> None:
     data = b"".join(
         frame(batched(n, own=own, time=time), payload) for n, (own, time, payload) in enumerate(messages, 1)
     )
-    page, pos = scanned(data)
+    page, pos = scanned(data, parts=parts)
     assert pos == len(data)
-    assert page.take() == delivered(data)
+    assert wanted(page.take(), parts) == wanted(delivered(data), parts)
 
 
-def scanned_in_runs(data: bytes) -> tuple[ColumnPage, int]:
+def scanned_in_runs(data: bytes, parts: Part = Part.ALL) -> tuple[ColumnPage, int]:
     """As the client does it, with runs from the third frame of a size on."""
-    page, pos = ColumnPage("x"), 0
+    page, pos = ColumnPage("x", parts=parts), 0
     page.attach(PREFIX)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(columns, "_RUN_LENGTH", 2)
@@ -78,17 +92,18 @@ def scanned_in_runs(data: bytes) -> tuple[ColumnPage, int]:
 @given(
     st.lists(st.tuples(own_headers, times, st.sampled_from([b"abc", b"a\r\n", b"\r\nc", b"longer"])), max_size=14),
     st.booleans(),
+    some_parts,
 )
 def test_runs_of_one_size_give_what_the_parser_and_the_decoder_give(
-    messages: list[tuple[bytes, bytes, bytes]], without_headers: bool
+    messages: list[tuple[bytes, bytes, bytes]], without_headers: bool, parts: Part
 ) -> None:
     data = b"".join(
         frame(batched(n, own=b"" if without_headers else own, time=time), payload)
         for n, (own, time, payload) in enumerate(messages, 1)
     )
-    page, pos = scanned_in_runs(data)
+    page, pos = scanned_in_runs(data, parts)
     assert pos == len(data)
-    assert page.take() == delivered(data)
+    assert wanted(page.take(), parts) == wanted(delivered(data), parts)
 
 
 RUN = b"".join(frame(batched(n), b"abc") for n in range(1, 6))

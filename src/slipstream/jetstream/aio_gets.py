@@ -19,7 +19,7 @@ from slipstream.jetstream.aio_leader import LeaderRead
 from slipstream.jetstream.aio_many import ManyRead
 from slipstream.jetstream.aio_reads import TrustedRead
 from slipstream.jetstream.batch import RangeReader
-from slipstream.jetstream.columns import Columns
+from slipstream.jetstream.columns import Columns, Part
 from slipstream.jetstream.direct import StoredMessage, decode_one
 from slipstream.jetstream.patience import Patience
 from slipstream.wire import check_filter, has_wildcard
@@ -208,9 +208,11 @@ class StreamReads:
         start_time: int | None = None,
         min_last_seq: int = 0,
         from_leader: bool = False,
+        parts: Part = Part.ALL,
         timeout: float | None = None,
     ) -> AsyncIterator[Columns]:
-        """The same in columns, as they arrive: the fast way.
+        """The same in columns, as they arrive: the fast way. `parts` says what is wanted beside the sequences: the rest
+        may be blank, and is not paid for then.
 
         `timeout` is for each wait, not for the whole read. A range with an `end` is complete, whichever replica
         answered: one that is behind is asked again, not believed.
@@ -229,7 +231,13 @@ class StreamReads:
             goal = end or wanted
             trusting = bool(goal) and not from_leader and await read.keeps_min_last_seq()
             reader = RangeReader(
-                start=start, end=end, subject=subject, at_least=wanted, since=start_time or 0, trusting=trusting
+                start=start,
+                end=end,
+                subject=subject,
+                at_least=wanted,
+                since=start_time or 0,
+                trusting=trusting,
+                parts=parts,
             )
             chunks = read.pages(reader) if from_leader else read.columns(reader, plain=trusting or not goal)
             async for columns in chunks:

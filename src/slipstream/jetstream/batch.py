@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from slipstream.api import GetRequest
 from slipstream.api.times import format_time
-from slipstream.jetstream.columns import ColumnPage, Columns
+from slipstream.jetstream.columns import ColumnPage, Columns, Part
 from slipstream.jetstream.direct import EndOfBatch
 from slipstream.wire import matcher
 
@@ -53,6 +53,7 @@ class RangeReader:
         at_least: int = 0,
         since: int = 0,
         trusting: bool = False,
+        parts: Part = Part.ALL,
     ) -> None:
         self.state = State.DONE if end and start > end else State.READING
         self.next_seq = max(start, 1)
@@ -63,6 +64,7 @@ class RangeReader:
         self._wire_pattern = self.filter
         self._is_wanted: Callable[[str], bool] | None = None  # where the filter is ours, not the server's
         self._trusting = trusting
+        self._parts = parts if self.filter == ">" else parts | Part.SUBJECT  # which may be ours to filter by
 
     @property
     def is_done(self) -> bool:
@@ -86,7 +88,7 @@ class RangeReader:
 
     def page(self, asked: str) -> ColumnPage:
         """Where the replies to `request` go."""
-        return ColumnPage(asked, after=self.next_seq - 1, min_last_seq=self.goal)
+        return ColumnPage(asked, after=self.next_seq - 1, min_last_seq=self.goal, parts=self._parts)
 
     def feed(self, page: ColumnPage) -> Progress:
         """Take what arrived and move on."""

@@ -10,6 +10,7 @@ size in a row, which is what streams mostly hold, are taken together by an expre
 
 from __future__ import annotations
 
+import enum
 import re
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -31,10 +32,10 @@ _FRAME = re.compile(
 )
 # The same for frames of which all but a few values are known: whose they are, who answers, how long the payload is.
 _RUN = (
-    rb"%b([^\r]*)\r\nNATS/1\.0\r\n%bNats-Stream: %b\r\nNats-Subject: ([^\r]*)\r\nNats-Sequence: ([^\r]*)\r\n"
-    rb"Nats-Time-Stamp: (.{19})\.?([^Z]*)Z\r\nNats-Num-Pending: [^\r]*\r\nNats-Last-Sequence: [^\r]*\r\n\r\n(.{%d})\r\n"
+    rb"%b([^\r]*)\r\nNATS/1\.0\r\n%bNats-Stream: %b\r\nNats-Subject: %b\r\nNats-Sequence: ([^\r]*)\r\n"
+    rb"Nats-Time-Stamp: %bZ\r\nNats-Num-Pending: [^\r]*\r\nNats-Last-Sequence: [^\r]*\r\n\r\n%b\r\n"
 )
-_OWN = rb"((?:(?!Nats-Stream: )[^\r\n]+\r\n)*)"
+_OWN = rb"(?:(?!Nats-Stream: )[^\r\n]+\r\n)*"
 _RUN_LENGTH = 64  # frames of one size in a row that are worth an expression of their own
 _MOST_RUNS = 4  # such expressions of one page: where sizes change all the time they cost more than they save
 _SCALE = tuple(10 ** (9 - digits) for digits in range(10))
@@ -42,8 +43,23 @@ _REMEMBERED = 4096
 _LONGEST_SIZES = 24
 
 
+class Part(enum.Flag):
+    """What of a message is read, beside its sequence."""
+
+    NOTHING = 0
+    SUBJECT = enum.auto()
+    TIME = enum.auto()
+    HEADER = enum.auto()
+    DATA = enum.auto()
+    ALL = SUBJECT | TIME | HEADER | DATA
+
+
 class Columns(NamedTuple):
-    """Messages as columns of equal length. `times` are nanoseconds since the epoch; a header block may be empty."""
+    """Messages as columns of equal length. `times` are nanoseconds since the epoch; a header block may be empty.
+
+    Parts that were not asked for may be blank (empty, or 0), but for the first time and the last subject, by which one
+    knows who answered.
+    """
 
     subjects: list[str]
     seqs: list[int]
@@ -83,8 +99,9 @@ class Columns(NamedTuple):
 class ColumnPage:
     """One request's replies; a `BulkSink` of the client. `after` is the sequence before the first one asked for."""
 
-    def __init__(self, asked: str, *, after: int = 0, min_last_seq: int = 0) -> None:
+    def __init__(self, asked: str, *, after: int = 0, min_last_seq: int = 0, parts: Part = Part.ALL) -> None:
         self.asked = asked
+        self._parts = parts
         self.min_last_seq = min_last_seq
         self.finished = False
         self.is_done_with = False  # the reader has taken all of it
@@ -95,9 +112,11 @@ class ColumnPage:
         self._prefix = b""
         self._seconds: dict[bytes, int] = {}  # what neighbours share is read once
         self._sizes: dict[bytes, tuple[int, int]] = {}
+        self._whole_sizes: dict[bytes, int] = {}  # of the frames that begin so
         self._length = -1  # of the last payload, and how many had it in a row
         self._in_a_row = 0
         self._run: re.Pattern[bytes] | None = None
+        self._run_parts = parts
         self._runs = 0
         self._pieces: deque[Columns] = deque()
 
@@ -166,8 +185,13 @@ class ColumnPage:
     def _make_run(self, length: int, has_headers: bool) -> None:
         """The next frames will be like the last ones."""
         self._runs += 1
-        own = _OWN if has_headers else b""
-        self._run = re.compile(_RUN % (re.escape(self._prefix), own, re.escape(self._stream), length), re.DOTALL)
+        self._run_parts = parts = self._parts if has_headers else self._parts & ~Part.HEADER
+        own = b"(%b)" % _OWN if Part.HEADER in parts else _OWN if has_headers else b""
+        subject = rb"([^\r]*)" if Part.SUBJECT in parts else rb"[^\r]*"
+        time = rb"(.{19})\.?([^Z]*)" if Part.TIME in parts else rb"[^Z]*"
+        payload = (b"(.{%d})" if Part.DATA in parts else b".{%d}") % length
+        known = re.escape(self._prefix), own, re.escape(self._stream)
+        self._run = re.compile(_RUN % (*known, subject, time, payload), re.DOTALL)
 
     def _scan_run(self, data: bytes, pos: int, run: re.Pattern[bytes]) -> tuple[int, int]:
         """Take the frames at `pos` that are like those before; where they end, and their number.
@@ -181,32 +205,54 @@ class ColumnPage:
         rows = [(found := match).groups() for match in matches]
         if found is None:
             return pos, 0
-        lines, *owns, subjects, numbers, seconds, fractions, payloads = zip(*rows, strict=True)
-        known, sizes = self._seconds, self._sizes
-        for line in {*lines} - sizes.keys():
+        lines, *found_parts = zip(*rows, strict=True)
+        whole_sizes = self._whole_sizes
+        for line in {*lines} - whole_sizes.keys():
             self._size(line)
-        for second in {*seconds} - known.keys():
-            self._second(second)
         try:
-            end = pos + sum([len(line) + sizes[line][1] for line in lines]) + len(rows) * (len(self._prefix) + 4)
-            seqs = list(map(int, numbers))
-            whole = Columns(
-                list(map(bytes.decode, subjects)),
-                seqs,
-                [known[s] + int(f.ljust(9, b"0")) for s, f in zip(seconds, fractions, strict=True)],
-                [b"NATS/1.0\r\n%b\r\n" % own if own else b"" for own in owns[0]] if owns else [b""] * len(rows),
-                list(payloads),
-                "",
-            )
+            end = pos + sum(map(whole_sizes.__getitem__, lines))
+            whole = self._columns(deque(found_parts), len(rows))
+            self._fill_ends(whole, data, pos, found.start())
         except (KeyError, ValueError):
             return pos, 0
-        if not b"".join(numbers + fractions).isdigit():  # int() takes more than digits
-            return pos, 0
+        seqs = whole.seqs
         if end != found.end() or seqs[0] <= self.last_seq or not all(map(lt, seqs, islice(seqs, 1, None))):
             return pos, 0  # one by one, then
         self.last_seq = seqs[-1]
         self._pieces.append(whole)
         return end, len(rows)
+
+    def _columns(self, found: deque[tuple[bytes, ...]], count: int) -> Columns:
+        """The groups of a run's matches, in their order, as columns. Raises KeyError or ValueError for what is none."""
+        parts = self._run_parts
+        owns = found.popleft() if Part.HEADER in parts else ()
+        subjects = found.popleft() if Part.SUBJECT in parts else ()
+        numbers = found.popleft()
+        times = self._times(found.popleft(), found.popleft()) if Part.TIME in parts else [0] * count
+        payloads = found.popleft() if Part.DATA in parts else ()
+        return Columns(
+            list(map(bytes.decode, subjects)) if subjects else [""] * count,
+            _digits(numbers),
+            times,
+            [b"NATS/1.0\r\n%b\r\n" % own if own else b"" for own in owns] if owns else [b""] * count,
+            list(payloads) if payloads else [b""] * count,
+            "",
+        )
+
+    def _fill_ends(self, columns: Columns, data: bytes, first: int, last: int) -> None:
+        """The first time and the last subject, where they were left out."""
+        skip = len(self._prefix)
+        if Part.TIME not in self._run_parts and (found := _FRAME.match(data, first + skip)):
+            columns.times[0] = self._times((found[6],), (found[7],))[0]
+        if Part.SUBJECT not in self._run_parts and (found := _FRAME.match(data, last + skip)):
+            columns.subjects[-1] = found[4].decode()
+
+    def _times(self, seconds: tuple[bytes, ...], fractions: tuple[bytes, ...]) -> list[int]:
+        known = self._seconds
+        for second in {*seconds} - known.keys():
+            self._second(second)
+        nanos = _digits([fraction.ljust(9, b"0") for fraction in fractions])
+        return [known[second] + nano for second, nano in zip(seconds, nanos, strict=True)]
 
     def _size(self, line: bytes) -> tuple[int, int] | None:
         """Header size and total size; None if they are no sizes."""
@@ -214,10 +260,12 @@ class ColumnPage:
             return None
         if len(self._sizes) >= _REMEMBERED:
             self._sizes.clear()
+            self._whole_sizes.clear()
         head, _, total = line.partition(b" ")
         if not (head.isdigit() and total.isdigit()):
             return None
         pair = self._sizes[line] = int(head), int(total)
+        self._whole_sizes[line] = len(self._prefix) + len(line) + pair[1] + 4
         return pair
 
     def _second(self, text: bytes) -> int | None:
@@ -295,3 +343,10 @@ class ColumnPage:
             whole.headers.extend(piece.headers)
             whole.data.extend(piece.data)
         return whole
+
+
+def _digits(texts: Sequence[bytes]) -> list[int]:
+    """Numbers of nothing but digits: int() takes more than that."""
+    if not b"".join(texts).isdigit():
+        raise ValueError("not a number")
+    return list(map(int, texts))

@@ -28,7 +28,7 @@ from pyspark.sql.types import BinaryType, DataType, LongType, StringType, Struct
 from slipstream.api import StreamInfo
 from slipstream.errors import MessageNotFoundError, StreamNotFoundError, UsageError
 from slipstream.jetstream.blocking import Stream
-from slipstream.jetstream.columns import Columns
+from slipstream.jetstream.columns import Columns, Part
 from slipstream.jetstream.direct import StoredMessage
 from slipstream.spark import plan
 from slipstream.spark.link import open_jetstream
@@ -75,6 +75,10 @@ class FeedRows:
 
     bucket: str
     names: tuple[str, ...]
+
+    @property
+    def parts(self) -> Part:
+        return Part.ALL
 
     def batches(self, chunks: Iterable[Columns]) -> Iterator[pa.RecordBatch]:
         from slipstream.spark import kv_rows

@@ -20,6 +20,7 @@ from slipstream.api import GetRequest, StreamInfo, encode_json
 from slipstream.errors import MessageNotFoundError, UsageError, WrongLastSequenceError
 from slipstream.facade.blocking import JetStream
 from slipstream.jetstream.blocking import Stream
+from slipstream.jetstream.columns import Part
 from slipstream.kv.bucket import STREAM_PREFIX, BucketConfig
 from slipstream.spark.offsets import created_of
 
@@ -125,7 +126,7 @@ def written_ids(stream: Stream, info: StreamInfo, start: int, prefix: str) -> It
 
 def _headers(stream: Stream, info: StreamInfo, start: int, end: int) -> Iterator[bytes]:
     if info.config.allow_direct:
-        for chunk in stream.read_columns(start=start, end=end):
+        for chunk in stream.read_columns(start=start, end=end, parts=Part.HEADER):
             yield from chunk.headers
         return
     while start <= end:  # slow, but only a batch that is tried again asks

@@ -14,6 +14,8 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import or_
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pyspark.sql.datasource import (
@@ -42,7 +44,7 @@ from slipstream.api import StreamInfo
 from slipstream.errors import ConnectionLostError, MessageNotFoundError, StreamNotFoundError, UsageError
 from slipstream.facade.blocking import JetStream
 from slipstream.jetstream.blocking import Stream
-from slipstream.jetstream.columns import Columns
+from slipstream.jetstream.columns import Columns, Part
 from slipstream.spark import plan
 from slipstream.spark.link import connect_jetstream, open_jetstream
 from slipstream.spark.offsets import Offset, created_of, offset_of
@@ -69,6 +71,14 @@ COLUMNS: dict[str, DataType] = {
     "headers": MapType(StringType(), ArrayType(StringType())),
     "data": BinaryType(),
 }
+PARTS = {
+    "subject": Part.SUBJECT,
+    "sequence": Part.NOTHING,
+    "timestamp": Part.TIME,
+    "timestamp_ns": Part.TIME,
+    "headers": Part.HEADER,
+    "data": Part.DATA,
+}
 # `CREATE TABLE ... USING jetstream OPTIONS (...)` hands the options to schema() and to nothing else; the catalog keeps
 # the schema, so they travel in the metadata of its columns. No option is a secret.
 _STORED_OPTIONS = "slipstream.options"
@@ -80,6 +90,11 @@ _log = logging.getLogger("slipstream.spark")
 class RowMaker(Protocol):
     """Columns off the wire become record batches; it travels to the executors."""
 
+    @property
+    def parts(self) -> Part:
+        """What it needs of the messages."""
+        ...
+
     def batches(self, chunks: Iterable[Columns]) -> Iterator[pa.RecordBatch]: ...
 
 
@@ -88,6 +103,10 @@ class StreamRows:
     """Messages as they are."""
 
     names: tuple[str, ...]
+
+    @property
+    def parts(self) -> Part:
+        return reduce(or_, (PARTS[name] for name in self.names), Part.NOTHING)
 
     def batches(self, chunks: Iterable[Columns]) -> Iterator[pa.RecordBatch]:
         from slipstream.spark import rows  # pyarrow: planning does without, and every planning is a new process
@@ -339,7 +358,7 @@ def read_range(options: SourceOptions, maker: RowMaker, partition: InputPartitio
     with open_jetstream(options.connection, os.environ) as js:
         stream = js.stream(options.stream)
         proof = plan.Proof(part, filtered=bool(options.subjects))
-        yield from maker.batches(read_filtered(stream, part, options.subjects, proof))
+        yield from maker.batches(read_filtered(stream, part, options.subjects, proof, maker.parts))
         info = inspect(stream)
     plan.check_same(info, partition.created)
     missing = proof.missing(plan.first_seq(info))
@@ -350,14 +369,19 @@ def read_range(options: SourceOptions, maker: RowMaker, partition: InputPartitio
 
 
 def read_filtered(
-    stream: Stream, part: plan.Range, subjects: tuple[str, ...], proof: plan.Proof | None = None
+    stream: Stream,
+    part: plan.Range,
+    subjects: tuple[str, ...],
+    proof: plan.Proof | None = None,
+    parts: Part = Part.ALL,
 ) -> Iterator[Columns]:
     """The messages of a range that match any of the filters, each once: one read per filter, without what an earlier
     one had."""
     filters = [one for one in subjects if not any(one != other and subset_of(one, other) for other in subjects)]
     earlier: list[Callable[[str], bool]] = []
     for subject in dict.fromkeys(filters) or [""]:
-        for chunk in stream.read_columns(start=part.start, end=part.end, subject=subject):
+        wanted = parts | Part.SUBJECT if earlier else parts
+        for chunk in stream.read_columns(start=part.start, end=part.end, subject=subject, parts=wanted):
             if proof is not None:
                 proof.saw(chunk.seqs[0], chunk.seqs[-1], len(chunk.seqs))
             yield without(chunk, earlier) if earlier else chunk
