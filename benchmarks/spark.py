@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 MESSAGES = 1_000_000
 PEER_MESSAGES = 60_000
 PEER_TASKS = 2
-SINK_ROWS = 200_000
-PEER_ROWS = 8_000
+SINK_ROWS = 400_000
+PEER_ROWS = 20_000
 FETCH = 1_000
 STREAM = "SPARK"
 SINK = "SINK"
@@ -80,11 +80,13 @@ def measure(spark: SparkSession, url: str, parquet: Path) -> list[Row]:
     from_parquet = rate(MESSAGES, lambda: drain(spark.read.parquet(str(parquet))))
     into_stream(spark, url, 1_000)
     written = rate(SINK_ROWS, lambda: into_stream(spark, url, SINK_ROWS))
-    per_row = rate(PEER_ROWS, lambda: publish_by_nats_py(spark, url))
+    per_row = rate(PEER_ROWS, lambda: publish_by_nats_py(spark, url, PEER_TASKS))
+    one_loop = rate(PEER_ROWS // PEER_TASKS, lambda: publish_by_nats_py(spark, url, 1))
     return [
         row("Spark: messages counted, nats-py in mapInPandas", counted, peer, target=8),
         row("Spark: every column read, the same rows in Parquet", every_column, from_parquet, target=0.1),
         row("Spark sink: rows published exactly once, nats-py row by row", written, per_row, target=20),
+        row("Spark sink: the same, nats-py in one task", written, one_loop),
     ]
 
 
@@ -137,9 +139,9 @@ def by_nats_py(spark: SparkSession, url: str) -> DataFrame:
     return spark.range(0, PEER_TASKS, 1, PEER_TASKS).mapInPandas(fetch, "data binary")
 
 
-def messages(spark: SparkSession, count: int) -> DataFrame:
+def messages(spark: SparkSession, count: int, tasks: int = PEER_TASKS) -> DataFrame:
     """Rows to publish, all different."""
-    return spark.range(0, count, 1, PEER_TASKS).selectExpr(
+    return spark.range(0, count, 1, tasks).selectExpr(
         "concat('sink.', id % 1000) AS subject", "CAST(lpad(CAST(id AS STRING), 128, 'x') AS BINARY) AS data"
     )
 
@@ -149,7 +151,7 @@ def into_stream(spark: SparkSession, url: str, count: int) -> int:
     return count
 
 
-def publish_by_nats_py(spark: SparkSession, url: str) -> int:
+def publish_by_nats_py(spark: SparkSession, url: str, tasks: int) -> int:
     """What one would write without us: a connection per task, each row published and its ack awaited."""
 
     async def publish_all(rows: Iterator[Any]) -> None:
@@ -166,8 +168,9 @@ def publish_by_nats_py(spark: SparkSession, url: str) -> int:
 
         uvloop.run(publish_all(rows))
 
-    messages(spark, PEER_ROWS).foreachPartition(publish)
-    return PEER_ROWS
+    count = PEER_ROWS // PEER_TASKS * tasks
+    messages(spark, count, tasks).foreachPartition(publish)
+    return count
 
 
 def main() -> None:

@@ -41,12 +41,16 @@ class WindowSink(BulkSink, Protocol):
 
     token: str
 
-    def sending(self, first: int, count: int) -> None:
-        """So many requests go out now, with the tokens from `first` on."""
+    def sending(self, first: int, messages: Sequence[tuple[str, bytes, bytes]]) -> None:
+        """These requests go out now, with the tokens from `first` on."""
         ...
 
-    def finished(self) -> list[range]:
-        """Tokens of blocks that were answered as a whole, told once."""
+    def awaits(self, token: int) -> bool:
+        """Whether that one has no answer yet."""
+        ...
+
+    def asks(self, subject: str) -> bool:
+        """Whether something that has no answer yet went to that subject."""
         ...
 
 

@@ -312,6 +312,8 @@ class Session(Requests):
                             self.cancel(token)
                     except Exception as exc:  # the top of code that is not ours: the connection must not break
                         self._sink_failed(token, exc)
+                elif self._windows:
+                    self._to_window(token, event)
                 continue
             if sid != run_sid:
                 run_sid, run = sid, []

@@ -12,7 +12,7 @@ from slipstream.client.events import BulkSink, ClientEvent, Effect, EventKind, R
 from slipstream.client.options import Options
 from slipstream.client.outgoing import Draft, Outgoing
 from slipstream.errors import Error
-from slipstream.wire import Inbox, Parser, Side, sub
+from slipstream.wire import Inbox, Msg, Parser, Side, sub
 
 MAX_INCOMING = 65 * 1024 * 1024  # nats-server allows max_payload up to 64 MiB; a JetStream reply adds headers to that
 INBOX_SID = b"1"
@@ -34,7 +34,8 @@ class Requests(Outgoing):
         self._is_inbox_used = False  # the server knows of our subscription to it
         self._in_msgs = 0
         self._sinks: dict[str, tuple[ReplySink, str]] = {}  # token -> where replies go, what was asked
-        self._bulk: dict[str, BulkSink] = {}  # those of them that read for themselves
+        self._bulk: dict[str, BulkSink] = {}  # those of them that read for themselves,
+        self._windows: dict[str, WindowSink] = {}  # and that have requests in blocks
 
     def start(self, subject: str, payload: bytes, sink: ReplySink, header: bytes = b"") -> str:
         """Send a request whose replies go to `sink`; the token is for `cancel`."""
@@ -63,13 +64,7 @@ class Requests(Outgoing):
         """Send a block of requests; `sink` is told of their tokens before anything can be answered."""
         if not sink.token:
             self._open_window(sink)
-        first = self._ask_many(messages)
-        for tokens in sink.finished():
-            for token in map(str, tokens):
-                self._sinks.pop(token, None)
-        sink.sending(first, len(messages))
-        entries = [(sink, subject) for subject, _, _ in messages]
-        self._sinks.update(zip(map(str, range(first, first + len(entries))), entries, strict=True))
+        sink.sending(self._ask_many(messages), messages)
 
     def _open_window(self, sink: WindowSink) -> None:
         if not self._is_inbox_used:
@@ -79,12 +74,24 @@ class Requests(Outgoing):
         sink.attach(b"MSG %b" % self._inbox_base)
         self._sinks[sink.token] = (sink, "")
         self._bulk[sink.token] = sink
+        self._windows[sink.token] = sink
         if self._is_open:
             self._parser.lane = self._scan
+
+    def _to_window(self, token: str, msg: Msg) -> None:
+        """An answer to none of the single requests: to one of a block, or to nobody any more."""
+        for name, window in list(self._windows.items()):
+            try:
+                if token.isdigit() and window.awaits(int(token)):
+                    window.deliver(msg)
+                    return
+            except Exception as exc:  # as for every sink
+                self._sink_failed(name, exc)
 
     def cancel(self, token: str) -> None:
         """Forget a request; replies that still come are dropped, and it is not sent if it was not yet."""
         self._sinks.pop(token, None)
+        self._windows.pop(token, None)
         if self._kept:
             self._drop_request(token)
         if self._bulk.pop(token, None) is not None and not self._bulk:
@@ -109,14 +116,15 @@ class Requests(Outgoing):
     def _fail_requests(self, error: Error) -> None:
         """No reply will come any more."""
         sinks, self._sinks = self._sinks, {}
-        self._bulk = {}
+        self._bulk, self._windows = {}, {}
         for sink, _ in sinks.values():
             self._fail(sink, error)
 
     def _deny_requests(self, error: Error, subject: str = "") -> None:
         """The server did not take a request: whoever waits for its answer would wait until the timeout."""
         for token, (sink, asked) in list(self._sinks.items()):
-            if not subject or asked == subject:
+            window = self._windows.get(token)
+            if not subject or asked == subject or (window is not None and window.asks(subject)):
                 self.cancel(token)
                 self._fail(sink, error)
 

@@ -33,6 +33,13 @@ class Refused(NamedTuple, Generic[T]):
     error: Error
 
 
+class _Block(NamedTuple, Generic[T]):
+    """Messages that went out together, and what each is for."""
+
+    messages: Sequence[Draft]
+    items: Sequence[T]
+
+
 class BlockWindow(Generic[T]):
     """A `BulkSink` for any number of publishes, which are told apart by their tokens: numbers, in a row for a block.
 
@@ -49,7 +56,7 @@ class BlockWindow(Generic[T]):
         self.refused: list[Refused[T]] = []
         self._waiting: set[int] = set()
         self._firsts: list[int] = []  # the first tokens of the blocks,
-        self._blocks: list[Sequence[T]] = []  # and their items
+        self._blocks: list[_Block[T]] = []  # in the same order
         self._staged: Sequence[T] = ()
         self._match = re.compile(b"$.").match  # nothing, before `attach`
 
@@ -70,25 +77,32 @@ class BlockWindow(Generic[T]):
         """The next block is of these: one for each of its messages."""
         self._staged = items
 
-    def finished(self) -> list[range]:
-        """The tokens of the oldest blocks, as far as every answer is here: they are forgotten."""
-        found: list[range] = []
-        for first, items in zip(self._firsts, self._blocks, strict=True):
-            tokens = range(first, first + len(items))
-            if not self._waiting.isdisjoint(tokens):
-                break
-            found.append(tokens)
-        del self._firsts[: len(found)], self._blocks[: len(found)]
-        return found
-
     # As a sink
 
-    def sending(self, first: int, count: int) -> None:
+    def sending(self, first: int, messages: Sequence[Draft]) -> None:
         """The staged block goes out now, with the tokens from `first` on."""
-        assert count == len(self._staged), f"{count} messages for {len(self._staged)} items"
-        self._waiting.update(range(first, first + count))
+        assert len(messages) == len(self._staged), f"{len(messages)} messages for {len(self._staged)} items"
+        self._forget_finished()
+        self._waiting.update(range(first, first + len(messages)))
         self._firsts.append(first)
-        self._blocks.append(self._staged)
+        self._blocks.append(_Block(messages, self._staged))
+
+    def _forget_finished(self) -> None:
+        """The oldest blocks, as far as every answer is here."""
+        done = 0
+        for first, block in zip(self._firsts, self._blocks, strict=True):
+            if not self._waiting.isdisjoint(range(first, first + len(block.messages))):
+                break
+            done += 1
+        del self._firsts[:done], self._blocks[:done]
+
+    def awaits(self, token: int) -> bool:
+        """Whether that one has no answer yet."""
+        return token in self._waiting
+
+    def asks(self, subject: str) -> bool:
+        """Whether a message of the blocks in flight went to that subject."""
+        return any(one[0] == subject for block in self._blocks for one in block.messages)
 
     def attach(self, prefix: bytes) -> None:
         """Every ack is a MSG frame that begins with `prefix`; the token follows it."""
@@ -114,13 +128,11 @@ class BlockWindow(Generic[T]):
     def deliver(self, msg: Msg) -> bool:
         """Take an answer that came as a message; each publish has exactly one."""
         token = int(msg.subject.rpartition(".")[2])
-        if token not in self._waiting:
-            return True
         try:
             ack = decode_publish(msg)
         except Error as error:
             at = bisect_right(self._firsts, token) - 1
-            self.refused.append(Refused(self._blocks[at][token - self._firsts[at]], error))
+            self.refused.append(Refused(self._blocks[at].items[token - self._firsts[at]], error))
         else:
             self.acked += 1
             self.duplicates += ack.duplicate
