@@ -4,6 +4,9 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: help demo test check bench soak spec docs clean java
 
+# Tests wait more than they work: two processes are quicker than one, on two cores as well.
+PROCESSES := 2
+
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
@@ -32,7 +35,7 @@ demo: java $(STAMP) ## A pipeline of orders: embedded server, Spark, Key-Value v
 	@$(FIND_JAVA); $(PY) -m examples.demo
 
 test: java $(STAMP) check ## Lint, types and all tests but the long ones
-	@$(FIND_JAVA); $(PY) -m pytest -m "not soak"
+	@$(FIND_JAVA); $(PY) -m pytest -m "not soak" -n $(PROCESSES) --dist loadgroup
 
 check: $(STAMP) ## Lint, formatting, types, generated code
 	$(PY) -m ruff check
@@ -56,7 +59,7 @@ docs: $(STAMP) ## The documentation as a site, in build/site
 	@echo "build/site/index.html"
 
 clean: ## Remove the environment, caches and results
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage htmlcov .spec-results.json
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage htmlcov .spec-results.json .spec-results.lock
 	rm -rf spark-warehouse metastore_db artifacts derby.log
 	find src tests tools benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 

@@ -30,6 +30,14 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     return True
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where tests run in several processes, those that share something costly run in one."""
+    for item in items:
+        for name in ("spark", "whole_run_cluster"):
+            if name in getattr(item, "fixturenames", ()):
+                item.add_marker(pytest.mark.xdist_group(name))
+
+
 @pytest.fixture(scope="session")
 def real_url() -> Iterator[str]:
     """The oracle, one for the whole run."""

@@ -2,11 +2,15 @@
 
 Results outlive a run: a test that ran replaces its own last outcome, a test that was not run keeps it, and a test that
 its file no longer has (or that lost its mark) is dropped.
+
+Of a run in several processes each one writes what it ran, one after the other; the process that only hands out the
+tests has nothing to say.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from fcntl import LOCK_EX, flock
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -24,6 +28,7 @@ from tools.spec import (
     unknown_ids,
 )
 
+LOCK = ".spec-results.lock"
 SIDES_BY_ROOM = {
     "server": "E",
     **dict.fromkeys(("client", "jetstream", "kv", "objects", "wire", "api", "facade"), "C"),
@@ -105,16 +110,24 @@ class Recorder:
             raise pytest.UsageError(str(exc)) from exc
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.nodeid not in self._rows:
+        test = report.nodeid
+        if test not in self._rows:
+            test = test.rpartition("@")[0]  # a group of tests that run in one process is part of their names
+        if test not in self._rows:
             return
         # Three phases: a pass is a pass of all of them.
-        if self._outcomes.get(report.nodeid, "passed") == "passed" or report.failed:
-            self._outcomes[report.nodeid] = outcome_of(report)
+        if self._outcomes.get(test, "passed") == "passed" or report.failed:
+            self._outcomes[test] = outcome_of(report)
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if session.config.option.collectonly:
             return
         path = self._root / RESULTS
+        with (self._root / LOCK).open("w") as lock:
+            flock(lock, LOCK_EX)
+            self._write(path)
+
+    def _write(self, path: Path) -> None:
         new = {test: Result(outcome, self._rows[test]) for test, outcome in self._outcomes.items()}
         try:
             old = decode_results(read_optional(path))
@@ -128,4 +141,7 @@ class Recorder:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    is_worker = hasattr(config, "workerinput")
+    if not is_worker and config.getoption("numprocesses", None):
+        return
     config.pluginmanager.register(Recorder(config), "slipstream-spec")
