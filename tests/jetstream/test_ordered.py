@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.api import ConsumerConfig, ConsumerInfo, SequenceInfo
+from slipstream.client.packing import Packed
 from slipstream.errors import ConsumerDeletedError, Error, MessageGapError, UsageError
 from slipstream.jetstream.asm import Answer
 from slipstream.jetstream.ordered import Ordered, Run, backoff, template
@@ -26,7 +27,7 @@ def started(config: ConsumerConfig | None = None, *, before: int = 0) -> Ordered
 
 def seqs(found: object) -> list[int]:
     assert isinstance(found, Run)
-    return [int(msg.reply.split(".")[5]) for msg in found.messages]
+    return [int(msg.reply.split(".")[5]) for msg in found.each()]
 
 
 def test_it_hands_over_what_comes_in_order() -> None:
@@ -56,6 +57,29 @@ def test_a_run_tells_what_the_reply_subjects_say_in_all_formats() -> None:
         run = longer.take()
         assert isinstance(run, Run)
         assert (run.stream, run.seqs, run.times) == ("S", [longer.last_seq], [1_700_000_000_000_000_000])
+
+
+@given(st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=4), max_size=6))
+def test_packs_give_what_single_messages_give(chunks: list[list[int]]) -> None:
+    """In order, doubled, with gaps: all the same."""
+    one, other = started(), started()
+    for chunk in chunks:
+        msgs = [message(seq, cseq=seq, subject=f"a.{seq}", data=b"%d" % seq) for seq in chunk]
+        one.feed(msgs)
+        other.feed(
+            Packed(b"7", [m[0].encode() for m in msgs], [m[2].encode() for m in msgs], [m[4] for m in msgs], len(msgs))
+        )
+        while True:
+            mine, theirs = one.take(), other.take()
+            assert type(mine) is type(theirs)
+            if not isinstance(mine, Run) or not isinstance(theirs, Run):
+                assert str(mine) == str(theirs)
+                break
+            assert mine[1:] == theirs[1:]
+            assert mine.each() == theirs.each()
+            assert (mine.subjects(), mine.payloads()) == (theirs.subjects(), theirs.payloads())
+            assert mine.headers() == theirs.headers() == []
+        assert (one.last_seq, one.consumer_seq) == (other.last_seq, other.consumer_seq)
 
 
 def test_what_came_twice_is_handed_over_once() -> None:
@@ -123,7 +147,7 @@ def test_the_longer_ack_subject_is_as_good() -> None:
 
 def seqs_v2(found: object) -> list[int]:
     assert isinstance(found, Run)
-    return [int(msg.reply.split(".")[7]) for msg in found.messages]
+    return [int(msg.reply.split(".")[7]) for msg in found.each()]
 
 
 @pytest.mark.parametrize(("policy", "begin"), [("new", 8), ("last", 8), ("all", 8)])

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Self
 
 from slipstream.client.base import BaseMessage, HeadersLike, lost_meanwhile, not_taken, timed_out
 from slipstream.client.mailbox import Mailbox
+from slipstream.client.packing import Packed
 from slipstream.wire import Msg
 
 if TYPE_CHECKING:
@@ -90,6 +91,15 @@ class Subscription:
         and the connection is not the one counted as `epoch` any more."""
         await self._ready(timeout, epoch)
         return self._box.take_all()
+
+    async def next_pieces(self, *, timeout: float, epoch: int) -> list[list[Msg] | Packed]:
+        """As `next_msgs`, with packs as they came, once `pack` was called."""
+        await self._ready(timeout, epoch)
+        return self._box.take_pieces()
+
+    def pack(self) -> None:
+        """Have plain messages in packs from now on: for the rooms above, where they take many at once."""
+        self._client._core.pack(self._box)
 
     async def next_msg(self, *, timeout: float, epoch: int) -> Msg:
         """The same for one: others may wait for the rest."""

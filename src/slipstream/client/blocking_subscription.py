@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from slipstream.client.base import BaseMessage, HeadersLike, not_taken, timed_out
 from slipstream.client.line import FOREVER
 from slipstream.client.mailbox import Mailbox
+from slipstream.client.packing import Packed
 from slipstream.wire import Msg
 
 if TYPE_CHECKING:
     from slipstream.client.blocking import Client
+
+T = TypeVar("T")
 
 
 class Message(BaseMessage["Client"]):
@@ -64,35 +67,36 @@ class Subscription:
         with client._lock:
             if box.items:
                 return Message(box.take(), client)
-        msgs = self._take(lambda: None if box.is_over else [box.take()], FOREVER)
-        if msgs is None:
+        msg = self._take(lambda: None if box.is_over else box.take(), FOREVER)
+        if msg is None:
             raise StopIteration
-        return Message(msgs[0], client)
+        return Message(msg, client)
 
     def next(self, *, timeout: float = 5.0) -> Message:
         """The next message. Raises RequestTimeoutError, or SlowConsumerError where messages had to be dropped."""
-        msgs = self._take(lambda: [self._box.take()], timeout)
-        assert msgs is not None
-        return Message(msgs[0], self._client)
+        return Message(self._take(self._box.take, timeout), self._client)
 
     def next_chunk(self, *, timeout: float = 5.0) -> list[Message]:
         """Every message that is there, at least one. Raises as `next` does."""
-        msgs = self._take(self._box.take_all, timeout)
-        assert msgs is not None
-        return [Message(msg, self._client) for msg in msgs]
+        return [Message(msg, self._client) for msg in self._take(self._box.take_all, timeout)]
 
     def next_msgs(self, *, timeout: float, epoch: int) -> list[Msg]:
         """As `next_chunk`, as the parser made them, for the rooms above. Raises ConnectionLostError once all is taken
         and the connection is not the one counted as `epoch` any more."""
-        msgs = self._take(self._box.take_all, timeout, epoch)
-        assert msgs is not None
-        return msgs
+        return self._take(self._box.take_all, timeout, epoch)
+
+    def next_pieces(self, *, timeout: float, epoch: int) -> list[list[Msg] | Packed]:
+        """As `next_msgs`, with packs as they came, once `pack` was called."""
+        return self._take(self._box.take_pieces, timeout, epoch)
+
+    def pack(self) -> None:
+        """Have plain messages in packs from now on: for the rooms above, where they take many at once."""
+        with self._client._lock:
+            self._client._core.pack(self._box)
 
     def next_msg(self, *, timeout: float, epoch: int) -> Msg:
         """The same for one: others may wait for the rest."""
-        msgs = self._take(lambda: [self._box.take()], timeout, epoch)
-        assert msgs is not None
-        return msgs[0]
+        return self._take(self._box.take, timeout, epoch)
 
     def take_now(self) -> list[Msg]:
         """What is here, without waiting; nothing if that is nothing."""
@@ -138,9 +142,9 @@ class Subscription:
         if not client._until(lambda: client._is_handled(box), max(0.0, deadline - client.now())):
             raise not_taken([box], timeout)
 
-    def _take(self, take: Callable[[], list[Msg] | None], timeout: float, epoch: int | None = None) -> list[Msg] | None:
+    def _take(self, take: Callable[[], T], timeout: float, epoch: int | None = None) -> T:
         """Wait until there is something and take it, in one step under the lock: another thread may read as well."""
-        taken: list[list[Msg] | None] = []
+        taken: list[T] = []
 
         def ready() -> bool:
             if self._box.is_ready:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
+from slipstream.client.packing import Packed
 from slipstream.errors import Error, SlowConsumerError, UsageError
 from slipstream.wire import Msg
 
@@ -30,8 +31,8 @@ class Mailbox:
     """One subscription: what it is for the server (`sid`, `subject`, `queue`) and what arrived for it."""
 
     __slots__ = (
-        "_gaps", "_size", "_wake", "before", "closing", "dropped", "error", "is_ended", "items", "limit", "max_bytes",
-        "max_msgs", "on_gap", "queue", "received", "sid", "subject",
+        "_gaps", "_in_packs", "_packs", "_size", "_wake", "before", "closing", "dropped", "error", "is_ended", "items",
+        "limit", "max_bytes", "max_msgs", "on_gap", "queue", "received", "sid", "subject",
     )  # fmt: skip
 
     def __init__(self, sid: bytes, subject: str, *, queue: str, max_msgs: int, max_bytes: int) -> None:
@@ -50,15 +51,17 @@ class Mailbox:
         self.error: Error | None = None  # why it ended, if not by order
         self.closing: Error | None = None  # what ended with it, by order: iteration stops, `next` raises this
         self.on_gap: Callable[[SlowConsumerError], None] | None = None
-        self.items: deque[Msg | _Gap] = deque()  # for `take`; outside, only whether it is empty is of interest
+        self.items: deque[Msg | Packed | _Gap] = deque()  # outside, only whether it is empty is of interest
         self._size = 0
         self._gaps = 0
+        self._packs = 0
+        self._in_packs = 0  # messages, all in all
         self._wake: Callable[[], None] = _nobody
 
     @property
     def pending(self) -> int:
         """Messages that wait to be taken."""
-        return len(self.items) - self._gaps
+        return len(self.items) - self._gaps + self._in_packs - self._packs
 
     @property
     def is_ready(self) -> bool:
@@ -78,7 +81,7 @@ class Mailbox:
         """Keep a message or count it as dropped; True when it was the last of the subscription."""
         items = self.items
         size = self._size + len(msg[4]) + len(msg[3])
-        if size > self.max_bytes or len(items) >= self.max_msgs:
+        if size > self.max_bytes or self.pending + self._gaps >= self.max_msgs:
             self._drop()
         else:
             items.append(msg)
@@ -94,7 +97,7 @@ class Mailbox:
     def add_all(self, msgs: list[Msg]) -> bool:
         """As `add` for each: what fits as a whole is taken over as a whole."""
         size = self._size + sum([len(msg[4]) + len(msg[3]) for msg in msgs])
-        if size > self.max_bytes or len(self.items) + len(msgs) > self.max_msgs or self.limit:
+        if size > self.max_bytes or self.pending + self._gaps + len(msgs) > self.max_msgs or self.limit:
             return any(self.add(msg) for msg in msgs)
         self.items.extend(msgs)
         self._size = size
@@ -103,8 +106,53 @@ class Mailbox:
             self._call_wake()
         return False
 
+    def add_packed(self, packed: Packed) -> bool:
+        """As `add` for each message of a pack, which stays one where all of it fits."""
+        size, count = self._size + packed.size, len(packed.subjects)
+        if size > self.max_bytes or self.pending + self._gaps + count > self.max_msgs or self.limit:
+            return any(self.add(msg) for msg in packed.messages())
+        self.items.append(packed)
+        self._size = size
+        self._packs += 1
+        self._in_packs += count
+        self.received += count
+        if self._wake is not _nobody:
+            self._call_wake()
+        return False
+
+    def take_pieces(self) -> list[list[Msg] | Packed]:
+        """As `take_all`: packs as they are, and what stands between them. One list or pack at least."""
+        if self._gaps:
+            return [self.take_all()]
+        if not self.items:
+            raise self.ending()
+        pieces: list[list[Msg] | Packed] = []
+        for item in self.items:
+            if isinstance(item, Packed):
+                pieces.append(item)
+            elif pieces and pieces[-1].__class__ is list:
+                pieces[-1].append(item)  # type: ignore[arg-type]
+            else:
+                pieces.append([item])  # type: ignore[list-item]
+        self.items.clear()
+        self._size = self._packs = self._in_packs = 0
+        return pieces
+
+    def _unpack(self) -> None:
+        """Whoever takes messages one by one gets them so."""
+        items = list(self.items)
+        self.items.clear()
+        for item in items:
+            if isinstance(item, Packed):
+                self.items.extend(item.messages())
+            else:
+                self.items.append(item)
+        self._packs = self._in_packs = 0
+
     def take(self) -> Msg:
         """The oldest message; only when there is one (`is_ready`). Raises the gap or the end that stands there."""
+        if self._packs:
+            self._unpack()
         try:
             item = self.items.popleft()
         except IndexError:
@@ -117,6 +165,8 @@ class Mailbox:
 
     def take_all(self) -> list[Msg]:
         """Every message up to the next gap, at least one. Raises the gap or the end that stands there."""
+        if self._packs:
+            self._unpack()
         if self._gaps:
             first = [self.take()]
             while self.items and self.items[0].__class__ is not _Gap:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import enum
 import math
 from collections import deque
+from functools import partial
 
 from slipstream.client.auth import Login
 from slipstream.client.complaints import read_complaint
@@ -29,6 +30,7 @@ from slipstream.client.events import (
 from slipstream.client.mailbox import Mailbox
 from slipstream.client.options import Address, Options, connect_options, learned_addresses
 from slipstream.client.outgoing import Kept
+from slipstream.client.packing import Packed, Packer
 from slipstream.client.requests import INBOX_SID, Requests, new_parser
 from slipstream.client.servers import Pool, backoff
 from slipstream.errors import (
@@ -217,7 +219,7 @@ class Session(Requests):
         self._fail_waiting(error)
         for box in self._boxes.values():
             box.end(error)
-        self._boxes = {}
+        self._boxes, self._packers = {}, {}
         self._effects.append(Ended(error))
         self._report(EventKind.CLOSED, error)
 
@@ -231,7 +233,7 @@ class Session(Requests):
         self._fail_waiting(self.error)
         for box in self._boxes.values():
             box.end(closing=self.error)
-        self._boxes = {}
+        self._boxes, self._packers = {}, {}
         self._report(EventKind.CLOSED, None)
         return self._take_effects()
 
@@ -349,7 +351,23 @@ class Session(Requests):
         for sid, run in runs:
             box = self._boxes.get(sid)
             if box is not None and box.add_all(run):
-                self._boxes.pop(sid, None)
+                self._remove(box)
+
+    def _remove(self, box: Mailbox) -> None:
+        """What still comes for it is dropped."""
+        self._boxes.pop(box.sid, None)
+        if self._packers.pop(box.sid, None) is not None:
+            self._set_lane()
+
+    def pack(self, box: Mailbox) -> None:
+        """Let a subscription have its messages in packs from now on, where they are plain."""
+        if self._boxes.get(box.sid) is box:
+            self._packers[box.sid] = Packer(box.sid, partial(self._hand_over_packed, box))
+            self._set_lane()
+
+    def _hand_over_packed(self, box: Mailbox, packed: Packed) -> None:
+        if box.add_packed(packed):
+            self._remove(box)
 
     def _control(self, event: Event, now: float) -> None:
         if isinstance(event, Ping):
@@ -415,7 +433,7 @@ class Session(Requests):
         self._failed = 0
         self._failures.clear()
         self._pool.accepted(self.server)
-        self._parser.lane = self._scan if self._bulk else None  # asked for while there was no connection
+        self._set_lane()  # asked for while there was no connection
         if self._is_inbox_used:
             self._send(sub(self._inbox.wildcard, INBOX_SID))
         for box in self._boxes.values():
@@ -452,7 +470,7 @@ class Session(Requests):
             self._is_inbox_used = False
             self._deny_requests(error)
         for box in [box for box in self._boxes.values() if (box.subject, box.queue) == (subject, queue)]:
-            del self._boxes[box.sid]
+            self._remove(box)
             box.end(error)
 
     # What the user wants
@@ -495,7 +513,7 @@ class Session(Requests):
         if max_msgs > box.received:
             box.limit = max_msgs
         else:
-            del self._boxes[box.sid]
+            self._remove(box)
             box.end()
         if self._is_open:  # the server counts from the SUB it got
             self._send(unsub(box.sid, 0 if box.is_ended else box.limit - box.before))
@@ -519,7 +537,7 @@ class Session(Requests):
     def _drained(self, answer: Pong) -> None:
         for box in answer.draining:
             if self._boxes.get(box.sid) is box:
-                del self._boxes[box.sid]
+                self._remove(box)
                 box.end()
 
     def new_inbox(self) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from slipstream.client.events import BulkSink, ClientEvent, Effect, EventKind, ReplySink, Report, WindowSink
 from slipstream.client.options import Options
 from slipstream.client.outgoing import Draft, Outgoing
+from slipstream.client.packing import Packer
 from slipstream.errors import Error
 from slipstream.wire import Inbox, Msg, Parser, Side, sub
 
@@ -36,6 +37,7 @@ class Requests(Outgoing):
         self._sinks: dict[str, tuple[ReplySink, str]] = {}  # token -> where replies go, what was asked
         self._bulk: dict[str, BulkSink] = {}  # those of them that read for themselves,
         self._windows: dict[str, WindowSink] = {}  # and that have requests in blocks
+        self._packers: dict[bytes, Packer] = {}  # sid -> who takes the messages of a subscription in packs
 
     def start(self, subject: str, payload: bytes, sink: ReplySink, header: bytes = b"") -> str:
         """Send a request whose replies go to `sink`; the token is for `cancel`."""
@@ -56,8 +58,7 @@ class Requests(Outgoing):
         token = self.start(subject, payload, sink)
         sink.attach(b"HMSG %b%b %b " % (self._inbox_base, token.encode(), INBOX_SID))
         self._bulk[token] = sink
-        if self._is_open:
-            self._parser.lane = self._scan
+        self._set_lane()
         return token
 
     def start_many(self, messages: Sequence[Draft], sink: WindowSink) -> None:
@@ -75,8 +76,7 @@ class Requests(Outgoing):
         self._sinks[sink.token] = (sink, "")
         self._bulk[sink.token] = sink
         self._windows[sink.token] = sink
-        if self._is_open:
-            self._parser.lane = self._scan
+        self._set_lane()
 
     def _to_window(self, token: str, msg: Msg) -> None:
         """An answer to none of the single requests: to one of a block, or to nobody any more."""
@@ -94,11 +94,15 @@ class Requests(Outgoing):
         self._windows.pop(token, None)
         if self._kept:
             self._drop_request(token)
-        if self._bulk.pop(token, None) is not None and not self._bulk:
-            self._parser.lane = None
+        if self._bulk.pop(token, None) is not None:
+            self._set_lane()
+
+    def _set_lane(self) -> None:
+        """Received bytes are looked at before the parser does, while somebody wants to."""
+        self._parser.lane = self._scan if self._is_open and (self._bulk or self._packers) else None
 
     def _scan(self, data: bytes) -> int:
-        """Let the bulk sinks take what is theirs from the front of `data`, in turns, until none takes anything."""
+        """Let those who want to take what is theirs from the front of `data`, in turns, until none takes anything."""
         pos, before = 0, -1
         while pos != before:
             before = pos
@@ -108,6 +112,9 @@ class Requests(Outgoing):
                 except Exception as exc:  # as for `deliver`
                     self._sink_failed(token, exc)
                     continue
+                self._in_msgs += count
+            for packer in list(self._packers.values()):
+                pos, count = packer.scan(data, pos)
                 self._in_msgs += count
         return pos
 

@@ -156,7 +156,7 @@ class OrderedConsumer:
             return chunk
         run = await self._next_run(deadline)
         client = self._client
-        return run and [JsMessage(msg, client, True) for msg in run.messages]
+        return run and [JsMessage(msg, client, True) for msg in run.each()]
 
     async def next_run(self, *, timeout: float = 5.0) -> Run | None:
         """The same as `next_chunk` for the rooms above, without an object per message; None when it is closed."""
@@ -190,7 +190,7 @@ class OrderedConsumer:
         now = client.now()
         silence = self._pulse.left(now)
         try:
-            msgs = await subscription.next_msgs(timeout=max(min(deadline - now, silence), 0.0), epoch=self._epoch)
+            pieces = await subscription.next_pieces(timeout=max(min(deadline - now, silence), 0.0), epoch=self._epoch)
         except RequestTimeoutError:
             if self._pulse.left(client.now()) > 0:
                 raise
@@ -209,7 +209,8 @@ class OrderedConsumer:
             raise
         else:
             self._pulse.hear(client.now())
-            self._state.feed(msgs)
+            for piece in pieces:
+                self._state.feed(piece)
         return True
 
     # Repairing
@@ -245,6 +246,7 @@ class OrderedConsumer:
         inbox, epoch = client.new_inbox(), client.epoch
         name = consumer_name(inbox)
         subscription = await client.subscribe(inbox, max_pending_msgs=MAX_MSGS, max_pending_bytes=MAX_BYTES)
+        subscription.pack()
         try:
             call = self._api.create(self.stream, self._state.config(name, inbox), Action.CREATE)
             left = max(deadline - client.now(), 0.001)

@@ -157,7 +157,7 @@ class OrderedConsumer:
             return chunk
         run = self._next_run(deadline)
         client = self._client
-        return run and [JsMessage(msg, client, True) for msg in run.messages]
+        return run and [JsMessage(msg, client, True) for msg in run.each()]
 
     def next_run(self, *, timeout: float = 5.0) -> Run | None:
         """The same as `next_chunk` for the rooms above, without an object per message; None when it is closed."""
@@ -191,7 +191,7 @@ class OrderedConsumer:
         now = client.now()
         silence = self._pulse.left(now)
         try:
-            msgs = subscription.next_msgs(timeout=max(min(deadline - now, silence), 0.0), epoch=self._epoch)
+            pieces = subscription.next_pieces(timeout=max(min(deadline - now, silence), 0.0), epoch=self._epoch)
         except RequestTimeoutError:
             if self._pulse.left(client.now()) > 0:
                 raise
@@ -210,7 +210,8 @@ class OrderedConsumer:
             raise
         else:
             self._pulse.hear(client.now())
-            self._state.feed(msgs)
+            for piece in pieces:
+                self._state.feed(piece)
         return True
 
     # Repairing
@@ -246,6 +247,7 @@ class OrderedConsumer:
         inbox, epoch = client.new_inbox(), client.epoch
         name = consumer_name(inbox)
         subscription = client.subscribe(inbox, max_pending_msgs=MAX_MSGS, max_pending_bytes=MAX_BYTES)
+        subscription.pack()
         try:
             call = self._api.create(self.stream, self._state.config(name, inbox), Action.CREATE)
             left = max(deadline - client.now(), 0.001)

@@ -16,6 +16,7 @@ from zlib import crc32
 import msgspec
 
 from slipstream.api import AckPolicy, ConsumerConfig, ConsumerInfo, DeliverPolicy, ReplayPolicy
+from slipstream.client.packing import Packed
 from slipstream.errors import Error, MessageGapError, UsageError
 from slipstream.jetstream.asm import Answer, FlowControl, Meaning, judge, last_delivered, pieces_of, stalled
 from slipstream.jetstream.calls import check_seq
@@ -31,13 +32,33 @@ _decode_numbers = msgspec.json.Decoder(list[int]).decode
 
 
 class Run(NamedTuple):
-    """Messages to hand over, and what their reply subjects say of each: stream sequence, time, how many follow."""
+    """Messages to hand over, with what their reply subjects say of each: stream sequence, time, how many follow."""
 
-    messages: list[Msg]
+    messages: Packed | list[Msg]
     seqs: list[int]
     times: list[int]
     left: list[int]
     stream: str
+
+    def subjects(self) -> list[str]:
+        """Where they were published."""
+        if isinstance(self.messages, Packed):
+            return b"\n".join(self.messages.subjects).decode(errors="replace").split("\n")
+        return [msg[0] for msg in self.messages]
+
+    def payloads(self) -> list[bytes]:
+        """What they hold."""
+        return self.messages.payloads if isinstance(self.messages, Packed) else [msg[4] for msg in self.messages]
+
+    def headers(self) -> list[tuple[int, bytes]]:
+        """The header blocks, with the places of their messages: of those that have one."""
+        if isinstance(self.messages, Packed):
+            return []
+        return [(at, msg[3]) for at, msg in enumerate(self.messages) if msg[3]]
+
+    def each(self) -> list[Msg]:
+        """The messages one by one."""
+        return self.messages.messages() if isinstance(self.messages, Packed) else self.messages
 
 
 def backoff(attempt: int, name: str) -> float:
@@ -124,7 +145,7 @@ class Ordered:
         self._stream = ""  # the stream, as the ack subjects have it
         self._prefix = "$"  # what the ack subjects of the consumer in use begin with, once it is known
         self._flow = FlowControl()
-        self._queue: deque[list[Msg] | Msg] = deque()
+        self._queue: deque[list[Msg] | Msg | Packed] = deque()
         self.is_broken = True  # a consumer must be created before anything can be handed over
 
     @property
@@ -178,40 +199,52 @@ class Ordered:
         self._queue.clear()
         return name
 
-    def feed(self, msgs: list[Msg]) -> None:
+    def feed(self, piece: list[Msg] | Packed) -> None:
         """Take what arrived for the consumer in use."""
-        self._queue.extend(pieces_of(msgs))
+        if isinstance(piece, Packed):
+            self._queue.append(piece)
+        else:
+            self._queue.extend(pieces_of(piece))
 
     def take(self) -> Run | Answer | Error | None:
         """What is next: messages, an answer that is due now, the reason to begin anew; None if there is nothing."""
         while self._queue:
             piece = self._queue.popleft()
-            found = self._run(piece) if isinstance(piece, list) else self._status(piece)
+            if isinstance(piece, Packed):
+                found: Run | Answer | Error | None = self._quick(piece, b".".join(piece.replies).decode())
+                if found is None:  # not usual: one by one, then
+                    self._queue.extendleft(reversed(pieces_of(piece.messages())))
+            elif isinstance(piece, list):
+                found = self._quick(piece, ".".join([msg[2] for msg in piece])) or self._carefully(piece)
+            else:
+                found = self._status(piece)
             if found is not None:
                 return found
         return None
 
-    def _run(self, msgs: list[Msg]) -> Run | Error | None:
+    def _quick(self, msgs: list[Msg] | Packed, replies: str) -> Run | None:
         """All in one step where, as is usual, nothing is amiss: the reply subjects as one text, 0.25 µs a message.
 
         Without what they all begin with, four numbers of each are left, or else it is not usual.
         """
-        text = ".".join([msg[2] for msg in msgs]).replace(self._prefix, "").replace(".", ",")
+        text = replies.replace(self._prefix, "").replace(".", ",")
         try:
             numbers = _decode_numbers(f"[{text}]")
         except msgspec.MsgspecError:
-            return self._carefully(msgs)
-        count, first, seqs = len(msgs), self._cseq + 1, numbers[0::4]
+            return None
+        count = len(msgs.replies) if isinstance(msgs, Packed) else len(msgs)
+        first, seqs = self._cseq + 1, numbers[0::4]
         is_next = len(numbers) == 4 * count and numbers[1::4] == list(range(first, first + count))
         if not is_next or not self.last_seq < seqs[0] <= seqs[-1]:
-            return self._carefully(msgs)
+            return None
         self._cseq += count
         self.last_seq = seqs[-1]
         return Run(msgs, seqs, numbers[2::4], numbers[3::4], self._stream)
 
     def _carefully(self, msgs: list[Msg]) -> Run | Error | None:
         """The same message by message: with duplicates, a gap, or another format of the reply subject."""
-        run = Run([], [], [], [], self._stream)
+        kept: list[Msg] = []
+        run = Run(kept, [], [], [], self._stream)
         for index, msg in enumerate(msgs):
             try:
                 tokens = split_reply(msg[2])
@@ -221,21 +254,21 @@ class Ordered:
             if seq <= self._cseq:
                 continue  # a frame that came twice
             if seq > self._cseq + 1:
-                if not run.messages:
+                if not kept:
                     return MessageGapError(self.name, self._cseq + 1, seq)
                 self._queue.appendleft(msgs[index:])
                 break
             self._cseq = seq
             if stream_seq > self.last_seq:
                 self.last_seq = stream_seq
-                run.messages.append(msg)
+                kept.append(msg)
                 run.seqs.append(stream_seq)
                 run.times.append(int(tokens[7]))
                 run.left.append(int(tokens[8]))
                 self._stream = tokens[2]
                 if len(tokens) == msg[2].count(".") + 1:
                     self._prefix = msg[2].rsplit(".", 4)[0] + "."
-        return run._replace(stream=self._stream) if run.messages else None
+        return run._replace(stream=self._stream) if kept else None
 
     def _status(self, msg: Msg) -> Answer | Error | None:
         meaning, error = judge(msg)

@@ -112,17 +112,19 @@ class StreamFeed:
 
     def _entries(self, run: Run) -> list[Entry[bytes]]:
         """A hot path: 10,000 keys are read at once, and most of them have no header."""
-        messages, cut = run.messages, self._cut
-        keys, values = [msg[0][cut:] for msg in messages], [msg[4] for msg in messages]
+        cut = self._cut
+        keys = [subject[cut:] for subject in run.subjects()]
         deltas = run.left if self.pending and self._is_history else _ZEROS
-        columns = zip(repeat(self.bucket), keys, values, run.seqs, run.times, deltas, _PUTS, _EMPTY, repeat(run.stream))
+        columns = zip(
+            repeat(self.bucket), keys, run.payloads(), run.seqs, run.times, deltas, _PUTS, _EMPTY, repeat(run.stream)
+        )
         entries: list[Entry[bytes]] = list(map(_new_entry, columns))
-        for at, header in [(at, msg[3]) for at, msg in enumerate(messages) if msg[3]]:
+        for at, header in run.headers():
             if has_mark(header):
                 operation, marker = mark_of(header)
                 entries[at] = entries[at]._replace(operation=operation, marker=marker)
         if self.pending:
-            self._count(len(messages), run.left[-1])
+            self._count(len(keys), run.left[-1])
         self.revision = entries[-1].revision
         self._note(self.revision)
         if self._is_wanted is not None:
@@ -138,13 +140,14 @@ class StreamFeed:
         except RequestTimeoutError:
             return listing_of(self.chunk(timeout=timeout))
         cut = self._cut
-        self._count(len(run.messages), run.left[-1])
+        self._count(len(run.seqs), run.left[-1])
         self.revision = run.seqs[-1]
         self._note(self.revision)
-        if any(has_mark(msg[3]) for msg in run.messages):
-            live = {msg[0][cut:]: mark_of(msg[3]).operation is Operation.PUT for msg in run.messages}
+        keys = [subject[cut:] for subject in run.subjects()]
+        if gone := {at for at, header in run.headers() if mark_of(header).operation is not Operation.PUT}:
+            live = {key: at not in gone for at, key in enumerate(keys)}  # the last one of a key counts
             return Listing([key for key, is_live in live.items() if is_live], [key for key in live if not live[key]])
-        return Listing([msg[0][cut:] for msg in run.messages], [])
+        return Listing(keys, [])
 
     def _count(self, received: int, left: int) -> None:
         """The initial data is over when the consumer had nothing left behind a message, or all it had is here."""
