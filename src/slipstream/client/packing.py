@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from slipstream.wire import Msg
 
-_FRAME = rb"MSG ([^ \t\r\n]+) %b ([^ \t\r\n]+) (\d{1,9})\r\n"
+_FRAME = rb"MSG (\S+) %b (\S+) (\d{1,9})\r\n"
 
 
 class Packed(NamedTuple):
