@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from slipstream.spark.failures import told_shortly
 from slipstream.spark.options import JETSTREAM, JETSTREAM_KV, sink_options, stream_sink_options
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def into_bucket(bucket: str, options: Mapping[str, str] | None = None) -> Callab
     def write(batch: DataFrame, batch_id: int) -> None:  # noqa: ARG001 - Spark gives both
         batch.write.format(JETSTREAM_KV).mode("append").options(**given).save()
 
-    return write
+    return told_shortly(write)
 
 
 def into_stream(stream: str, options: Mapping[str, str] | None = None) -> Callable[[DataFrame, int], None]:
@@ -43,4 +44,4 @@ def into_stream(stream: str, options: Mapping[str, str] | None = None) -> Callab
     def write(batch: DataFrame, batch_id: int) -> None:
         batch.write.format(JETSTREAM).mode("append").options(**given).option("batchId", str(batch_id)).save()
 
-    return write
+    return told_shortly(write)

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from slipstream.errors import Error, UsageError
 from slipstream.facade.blocking import JetStream
+from slipstream.spark.failures import failure_of, is_passing, reason_of
 from slipstream.spark.pipelines.config import Output, Pipeline
 from slipstream.spark.pipelines.display import Lines, display
 from slipstream.spark.pipelines.place import jetstream, last_sequences, prepare, servers
@@ -40,18 +41,6 @@ LONGEST_PAUSE = 30.0
 MOST_FAILURES = 20
 TASK_FAILURES = 4
 JVM_DIR = Path("/usr/lib/jvm")
-# Names in the text of an exception from a task or from the driver: a server was away, nothing is wrong with the query.
-_PASSING = (
-    "ConnectionLostError",
-    "ConnectionClosedError",
-    "failed to connect back",  # a Python worker, because the machine was busy
-    "exited unexpectedly",  # a Python worker
-    "java.io.EOFException",
-    "java.net.SocketException",
-    "RequestTimeoutError",
-    "StaleReadError",
-    "NoRespondersError",
-)
 _LOGS = """
 rootLogger.level = error
 rootLogger.appenderRef.console.ref = console
@@ -230,8 +219,8 @@ class Runner:
                 is_any = True
             elif one.query.isActive:
                 is_any = True
-            elif (error := one.query.exception()) is not None:
-                self._failed(one, str(error), screen)
+            elif text := failure_of(one.query):
+                self._failed(one, text, screen)
                 is_any = True
         return is_any
 
@@ -239,7 +228,7 @@ class Runner:
         reason = reason_of(text)
         one.state.error = reason
         one.failures += 1
-        if one.failures > MOST_FAILURES or not any(name in text for name in _PASSING):
+        if one.failures > MOST_FAILURES or not is_passing(text):
             raise UsageError(f"output {one.name!r} failed: {reason}")
         screen.say(f"{one.name}: {reason}; again in {one.pause:g} s")
         one.query = None
@@ -276,16 +265,6 @@ def target_path(pipeline: Pipeline, output: Output) -> str | Path:
     if "://" in output.target:
         return output.target
     return Path(pipeline.file).resolve().parent / output.target
-
-
-def reason_of(text: str) -> str:
-    """The line of an exception that says what is wrong: ours where there is one."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    for line in reversed(lines):
-        head, colon, rest = line.partition(": ")
-        if colon and head.startswith(("slipstream.errors.", "slipstream.spark.plan.", "ConnectionRefusedError")):
-            return rest
-    return lines[0] if lines else "no reason was given"
 
 
 def start_spark(pipeline: Pipeline, master: str, state: StateFolder) -> SparkSession:

@@ -1,0 +1,80 @@
+"""What is told of a failed query: the line that says why, short, and whether it may pass."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as f
+
+from slipstream import BlockingJetStream, BucketConfig
+from slipstream.spark.failures import failure_of, is_passing, reason_of, telling_line, told_shortly
+from slipstream.spark.views import into_bucket
+
+PY4J = """An error occurred while calling o78.save.
+: org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 failed 2 times
+\tat org.apache.spark.Some.where(Some.java:1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "passing"),
+    [
+        (
+            "Traceback\nslipstream.errors.ConnectionLostError: the line is cut\n\n=== Streaming Query ===\nplan",
+            "slipstream.errors.ConnectionLostError: the line is cut",
+            True,
+        ),
+        (PY4J + "Caused by: java.io.EOFException\n\tat a\n", "java.io.EOFException", True),
+        (PY4J, "org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 failed 2 times", False),
+        ("[STREAM_FAILED] terminated with exception: \nCaused by: java.io.EOFException", "java.io.EOFException", True),
+        (
+            "Caused by: slipstream.errors.UsageError: bad row\nCaused by: x.Y: z",
+            "slipstream.errors.UsageError: bad row",
+            False,
+        ),
+        ("", "no reason was given", False),
+    ],
+)
+def test_the_line_that_tells_why(text: str, line: str, passing: bool) -> None:
+    assert telling_line(text) == line
+    assert is_passing(text) is passing
+    assert reason_of(text) == line.removeprefix("slipstream.errors.ConnectionLostError: ").removeprefix(
+        "slipstream.errors.UsageError: "
+    )
+
+
+def test_an_order_to_stop_is_handed_on_as_it_is() -> None:
+    def stopped(*_: object) -> None:
+        raise RuntimeError("An error occurred\n: java.lang.InterruptedException")
+
+    with pytest.raises(RuntimeError):
+        told_shortly(stopped)(None, 1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("any_server", ["real"], indirect=True)
+def test_a_worker_that_dies_in_a_batch_is_told_in_one_line(
+    spark: SparkSession, js: BlockingJetStream, any_server: str, fresh: str, tmp_path: Path
+) -> None:
+    js.create_key_value(BucketConfig(bucket=fresh))
+
+    def die(value):  # type: ignore[no-untyped-def] # Spark cannot read hints that are texts
+        os.kill(os.getpid(), signal.SIGKILL)
+        return str(value)
+
+    dies = f.udf(die, "string")
+
+    rows = spark.readStream.format("rate").load().select(f.lit("k").alias("key"), dies("value").alias("value"))
+    writer = rows.writeStream.foreachBatch(into_bucket(fresh, {"servers": any_server}))
+    query = writer.option("checkpointLocation", str(tmp_path)).start()
+    deadline = time.monotonic() + 120
+    while query.isActive:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    text = failure_of(query)
+    assert "Py4JJavaError" not in text  # what Spark would search, character by character
+    assert is_passing(text)
