@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slipstream.client import packing
 from slipstream.client.mailbox import Mailbox
 from slipstream.client.packing import Packed
 from slipstream.client.protocol import Session
@@ -28,6 +29,7 @@ FRAMES = st.one_of(
             b"MSG  a 2 b 1\r\nx\r\n",
             b"MSG a 3 b 1\r\nx\r\n",  # of another subscription
             b"HMSG a 2 b 12 13\r\nNATS/1.0\r\n\r\nx\r\n",
+            b"HMSG a 2 c 12 13\r\nNATS/1.0\r\n\r\nx\r\n",
             b"HMSG a 2 16 16\r\nNATS/1.0 100\r\n\r\n\r\n",
             b"MSG _INBOX.N.1 1 2\r\nhi\r\n",
             b"PING\r\n",
@@ -50,17 +52,26 @@ def cut(data: bytes, places: list[int]) -> list[bytes]:
     return [data[begin:end] for begin, end in itertools.pairwise(bounds)]
 
 
-@given(st.lists(FRAMES, max_size=12), st.lists(st.integers(0, 10_000), max_size=5), st.booleans())
-def test_packs_hold_what_the_parser_would_have_given(frames: list[bytes], places: list[int], one_by_one: bool) -> None:
+@given(
+    st.lists(FRAMES, max_size=20),
+    st.lists(st.integers(0, 10_000), max_size=5),
+    st.booleans(),
+    st.sampled_from(["", "b", "x."]),
+)
+def test_packs_hold_what_the_parser_would_have_given(
+    frames: list[bytes], places: list[int], one_by_one: bool, prefix: str
+) -> None:
     data = b"".join(frames)
     events = [event for event in Parser(Side.SERVER).feed(data) if isinstance(event, Msg)]
     session, sink = connected(), Sink(wanted=100)
     box, other = session.subscribe("a", **BOUNDS), session.subscribe("b", **BOUNDS)
     session.start("ask", b"", sink)
-    session.pack(box)
+    session.pack(box, prefix)
     before = session.stats.in_msgs
-    for chunk in cut(data, places):
-        session.received(chunk, 0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packing, "_RUN_LENGTH", 2)
+        for chunk in cut(data, places):
+            session.received(chunk, 0)
     assert (box.pending, session.stats.in_msgs - before) == (sum(one.sid == b"2" for one in events), len(events))
     found = [box.take() for _ in range(box.pending)] if one_by_one else taken(box)
     assert found == [event for event in events if event.sid == b"2"]
@@ -73,7 +84,7 @@ FRAME = b"MSG a 2 b 10\r\n0123456789\r\n"
 
 def packed_box(session: Session, *, max_msgs: int = 100, max_bytes: int = 10_000) -> Mailbox:
     box = session.subscribe("a", max_msgs=max_msgs, max_bytes=max_bytes)
-    session.pack(box)
+    session.pack(box, "")
     return box
 
 

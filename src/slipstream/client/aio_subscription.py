@@ -97,9 +97,9 @@ class Subscription:
         await self._ready(timeout, epoch)
         return self._box.take_pieces()
 
-    def pack(self) -> None:
-        """Have plain messages in packs from now on: for the rooms above, where they take many at once."""
-        self._client._core.pack(self._box)
+    def pack(self, reply_prefix: str) -> None:
+        """Have messages with such reply subjects in packs from now on: for rooms above that take many at once."""
+        self._client._core.pack(self._box, reply_prefix)
 
     async def next_msg(self, *, timeout: float, epoch: int) -> Msg:
         """The same for one: others may wait for the rest."""

@@ -89,10 +89,10 @@ class Subscription:
         """As `next_msgs`, with packs as they came, once `pack` was called."""
         return self._take(self._box.take_pieces, timeout, epoch)
 
-    def pack(self) -> None:
-        """Have plain messages in packs from now on: for the rooms above, where they take many at once."""
+    def pack(self, reply_prefix: str) -> None:
+        """Have messages with such reply subjects in packs from now on: for rooms above that take many at once."""
         with self._client._lock:
-            self._client._core.pack(self._box)
+            self._client._core.pack(self._box, reply_prefix)
 
     def next_msg(self, *, timeout: float, epoch: int) -> Msg:
         """The same for one: others may wait for the rest."""

@@ -359,10 +359,10 @@ class Session(Requests):
         if self._packers.pop(box.sid, None) is not None:
             self._set_lane()
 
-    def pack(self, box: Mailbox) -> None:
-        """Let a subscription have its messages in packs from now on, where they are plain."""
+    def pack(self, box: Mailbox, reply_prefix: str) -> None:
+        """Let a subscription have the messages with such reply subjects in packs from now on."""
         if self._boxes.get(box.sid) is box:
-            self._packers[box.sid] = Packer(box.sid, partial(self._hand_over_packed, box))
+            self._packers[box.sid] = Packer(box.sid, reply_prefix, partial(self._hand_over_packed, box))
             self._set_lane()
 
     def _hand_over_packed(self, box: Mailbox, packed: Packed) -> None:

@@ -25,6 +25,7 @@ from slipstream.errors import (
 from slipstream.jetstream.asm import Answer, Pulse
 from slipstream.jetstream.blocking_messages import JsMessage
 from slipstream.jetstream.consumer_calls import Action, ConsumerApi
+from slipstream.jetstream.messages import ACK_PREFIX
 from slipstream.jetstream.ordered import Ordered, Run, backoff
 from slipstream.jetstream.sinks import MAX_BYTES, MAX_MSGS, Ignored, consumer_name
 
@@ -247,7 +248,7 @@ class OrderedConsumer:
         inbox, epoch = client.new_inbox(), client.epoch
         name = consumer_name(inbox)
         subscription = client.subscribe(inbox, max_pending_msgs=MAX_MSGS, max_pending_bytes=MAX_BYTES)
-        subscription.pack()
+        subscription.pack(ACK_PREFIX)
         try:
             call = self._api.create(self.stream, self._state.config(name, inbox), Action.CREATE)
             left = max(deadline - client.now(), 0.001)

@@ -50,11 +50,9 @@ class Run(NamedTuple):
         """What they hold."""
         return self.messages.payloads if isinstance(self.messages, Packed) else [msg[4] for msg in self.messages]
 
-    def headers(self) -> list[tuple[int, bytes]]:
-        """The header blocks, with the places of their messages: of those that have one."""
-        if isinstance(self.messages, Packed):
-            return []
-        return [(at, msg[3]) for at, msg in enumerate(self.messages) if msg[3]]
+    def headers(self) -> list[bytes]:
+        """Their header blocks, some of which may be empty; an empty list if all are."""
+        return self.messages.headers if isinstance(self.messages, Packed) else [msg[3] for msg in self.messages]
 
     def each(self) -> list[Msg]:
         """The messages one by one."""

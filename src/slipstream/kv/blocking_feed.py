@@ -22,7 +22,7 @@ from slipstream.jetstream.blocking import JetStream
 from slipstream.jetstream.blocking_ordered import OrderedConsumer
 from slipstream.jetstream.ordered import Run
 from slipstream.kv.blocking_outside import clock
-from slipstream.kv.entry import Entry, Listing, Operation, has_mark, listing_of, mark_of
+from slipstream.kv.entry import Entry, Listing, Operation, listing_of, marks_of
 
 FOREVER = 1e6
 LOOK = 0.5  # seconds without a message of the initial data before the server is asked whether there is one
@@ -119,10 +119,8 @@ class StreamFeed:
             repeat(self.bucket), keys, run.payloads(), run.seqs, run.times, deltas, _PUTS, _EMPTY, repeat(run.stream)
         )
         entries: list[Entry[bytes]] = list(map(_new_entry, columns))
-        for at, header in run.headers():
-            if has_mark(header):
-                operation, marker = mark_of(header)
-                entries[at] = entries[at]._replace(operation=operation, marker=marker)
+        for at, (operation, marker) in marks_of(run.headers()):
+            entries[at] = entries[at]._replace(operation=operation, marker=marker)
         if self.pending:
             self._count(len(keys), run.left[-1])
         self.revision = entries[-1].revision
@@ -144,7 +142,7 @@ class StreamFeed:
         self.revision = run.seqs[-1]
         self._note(self.revision)
         keys = [subject[cut:] for subject in run.subjects()]
-        if gone := {at for at, header in run.headers() if mark_of(header).operation is not Operation.PUT}:
+        if gone := {at for at, mark in marks_of(run.headers()) if mark.operation is not Operation.PUT}:
             live = {key: at not in gone for at, key in enumerate(keys)}  # the last one of a key counts
             return Listing([key for key, is_live in live.items() if is_live], [key for key in live if not live[key]])
         return Listing(keys, [])

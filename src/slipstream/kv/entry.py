@@ -83,6 +83,13 @@ def mark_of(header: bytes) -> Mark:
     return Mark(operation, reason)
 
 
+def marks_of(headers: list[bytes]) -> list[tuple[int, Mark]]:
+    """What header blocks say, with their places; nothing of those of plain puts, which are told by one look at all."""
+    if not has_mark(b"".join(headers)):
+        return []
+    return [(at, mark_of(header)) for at, header in enumerate(headers) if has_mark(header)]
+
+
 def operation_of(header: bytes) -> Operation:
     """What was done, by the header block alone."""
     return mark_of(header).operation
