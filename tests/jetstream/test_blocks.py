@@ -136,3 +136,15 @@ def test_room_is_for_whole_blocks() -> None:
     )  # fmt: skip
     session.received(answer(pubs[0], "server", 1), 0)
     assert window.has_room(2)
+
+
+def test_an_answer_that_does_not_come_keeps_its_own_block_only() -> None:
+    session, window = connected(), BlockWindow[str](10)
+    stuck = send(session, window, ["a", "b"])
+    session.received(answer(stuck[1], "server", 1), 0)
+    for seq in range(2, 40, 2):
+        pubs = send(session, window, ["c", "d"])
+        session.received(answer(pubs[0], "server", seq) + answer(pubs[1], "server", seq + 1), 0)
+    assert len(window._blocks) == 2
+    session.received(answer(stuck[0], "refused", 0), 0)
+    assert [item for item, _ in window.refused] == ["a"]

@@ -88,13 +88,15 @@ class BlockWindow(Generic[T]):
         self._blocks.append(_Block(messages, self._staged))
 
     def _forget_finished(self) -> None:
-        """The oldest blocks, as far as every answer is here."""
-        done = 0
-        for first, block in zip(self._firsts, self._blocks, strict=True):
-            if not self._waiting.isdisjoint(range(first, first + len(block.messages))):
-                break
-            done += 1
-        del self._firsts[:done], self._blocks[:done]
+        """Blocks of which every answer is here: an answer that does not come keeps no block but its own."""
+        waiting = self._waiting
+        kept = [
+            (first, block)
+            for first, block in zip(self._firsts, self._blocks, strict=True)
+            if not waiting.isdisjoint(range(first, first + len(block.messages)))
+        ]
+        self._firsts = [first for first, _ in kept]
+        self._blocks = [block for _, block in kept]
 
     def awaits(self, token: int) -> bool:
         """Whether that one has no answer yet."""
