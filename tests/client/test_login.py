@@ -44,6 +44,7 @@ def options(**given: Any) -> Options:
         f"-----BEGIN USER NKEY SEED-----\n{USER.seed}\n------END USER NKEY SEED------\n",
         credentials(JWT, USER.seed),
     ],
+    ids=["alone", "with white space", "with comments", "framed", "in credentials"],
 )
 def test_a_seed_is_found_in_its_file(text: str) -> None:
     login = key_login(text, "nkey")

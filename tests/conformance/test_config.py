@@ -88,7 +88,7 @@ def answers(ports: tuple[int, int], login: str, lines: bytes = b"", flags: str =
     [
         ('"user":"joe","pass":"secret"', True),
         ('"user":"joe","pass":"Secret"', False),
-        (f'"user":"joe","pass":"{HASH}"', False),
+        pytest.param(f'"user":"joe","pass":"{HASH}"', False, id="the hash is no password"),
         ('"user":"nobody","pass":"secret"', False),
         ('"user":"plain","pass":"pw"', True),
         ('"user":"plain","pass":"secret"', False),
