@@ -4,8 +4,8 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: help demo test check bench soak spec docs clean java
 
-# Tests wait more than they work: two processes are quicker than one, on two cores as well.
-PROCESSES := 2
+# Tests wait more than they work: three processes are quicker than one, on two cores as well.
+PROCESSES := 3
 
 VENV := .venv
 PY := $(VENV)/bin/python

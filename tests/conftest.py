@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import itertools
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -14,6 +15,9 @@ from tests.cluster import Cluster
 from tests.servers import real_server
 
 pytest_plugins = ["tests.spec_plugin"]
+
+# A JVM that lives for seconds is done before what the second compiler makes of its code is of use.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 ASYNC_TIMEOUT = 60.0
 _counter = itertools.count(1)
@@ -30,6 +34,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     return True
 
 
+@pytest.hookimpl(tryfirst=True)  # before the tests are handed out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Where tests run in several processes, those that share something costly run in one."""
     for item in items:

@@ -166,8 +166,8 @@ async def test_tls(tmp_path: Path, first: bool) -> None:
         assert len((await sub.next_msg(timeout=5)).data) == 100_000
 
 
+@pytest.mark.filterwarnings("ignore:parameter 'timeout' of type 'float':DeprecationWarning")  # nats-py's call
 async def test_websockets() -> None:
-    pytest.importorskip("aiohttp")
     async with Server(websocket=WebSocketOptions()) as server, connected(server.websocket_url) as nc:
         sub = await nc.subscribe("a")
         await nc.publish("a", b"through")

@@ -12,8 +12,6 @@ import pytest
 
 from slipstream import BlockingJetStream, BucketConfig, StreamConfig
 
-pytest.importorskip("grpc", reason="pyspark[pipelines] is not installed")
-
 ROOT = Path(__file__).resolve().parent.parent.parent
 EXAMPLE = ROOT / "examples" / "declarative"
 CONNECT = """

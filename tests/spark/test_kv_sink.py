@@ -121,6 +121,7 @@ class TestWriting:
         assert {row.key: row.value.encode() for row in spark.sql(view_job.VIEW, messages=stream).collect()} == view
         assert asyncio.run(read_with_nats_py(any_server, fresh, view)) == view
 
+    @pytest.mark.soak  # test_kills.py has a short form of it
     def test_a_driver_killed_in_the_middle_and_started_again_gives_the_same_view(
         self, spark: SparkSession, js: BlockingJetStream, any_server: str, fresh: str, tmp_path: Path
     ) -> None:
