@@ -4,9 +4,6 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: help demo test check bench soak spec docs clean java
 
-# Tests wait more than they work: three processes are quicker than one, on two cores as well.
-PROCESSES := 3
-
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
@@ -34,8 +31,12 @@ help: ## Show this list
 demo: java $(STAMP) ## A pipeline of orders: embedded server, Spark, Key-Value views, Parquet
 	@$(FIND_JAVA); $(PY) -m examples.demo
 
+# Tests wait more than they work: three processes are quicker than one on two cores. Those of Spark do work.
 test: java $(STAMP) check ## Lint, types and all tests but the long ones
-	@$(FIND_JAVA); $(PY) -m pytest -m "not soak" -n $(PROCESSES) --dist loadgroup
+	@$(FIND_JAVA); \
+	$(PY) -m pytest -m "not soak and not spark" -n 3 --dist loadgroup; plain=$$?; \
+	$(PY) -m pytest -m "not soak and spark" -n 2 --dist loadgroup; spark=$$?; \
+	exit $$((plain || spark))
 
 check: $(STAMP) ## Lint, formatting, types, generated code
 	$(PY) -m ruff check

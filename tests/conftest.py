@@ -9,12 +9,17 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from slipstream.server.net import Server
 from tests.cluster import Cluster
 from tests.servers import real_server
 
 pytest_plugins = ["tests.spec_plugin"]
+
+# How quickly a machine draws examples says nothing about the code.
+settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("suite")
 
 # A JVM that lives for seconds is done before what the second compiler makes of its code is of use.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
@@ -38,9 +43,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Where tests run in several processes, those that share something costly run in one."""
     for item in items:
-        for name in ("spark", "whole_run_cluster"):
-            if name in getattr(item, "fixturenames", ()):
-                item.add_marker(pytest.mark.xdist_group(name))
+        shared = [name for name in ("spark", "whole_run_cluster") if name in getattr(item, "fixturenames", ())]
+        if shared:
+            item.add_marker(pytest.mark.xdist_group(shared[0]))
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,8 @@ import pytest
 
 from slipstream import BlockingJetStream, BucketConfig, StreamConfig
 
+pytestmark = pytest.mark.xdist_group("connect")  # its server has a port of its own
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 EXAMPLE = ROOT / "examples" / "declarative"
 CONNECT = """
