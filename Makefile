@@ -34,8 +34,8 @@ demo: java $(STAMP) ## A pipeline of orders: embedded server, Spark, Key-Value v
 # Tests wait more than they work: three processes are quicker than one on two cores. Those of Spark do work.
 test: java $(STAMP) check ## Lint, types and all tests but the long ones
 	@$(FIND_JAVA); \
-	$(PY) -m pytest -m "not soak and not spark" -n 3 --dist loadgroup; plain=$$?; \
-	$(PY) -m pytest -m "not soak and spark" -n 2 --dist loadgroup; spark=$$?; \
+	$(PY) -m pytest -m "not soak and not spark" -n 3; plain=$$?; \
+	$(PY) -m pytest -m "not soak and spark" -n 2 --dist loadfile; spark=$$?; \
 	exit $$((plain || spark))
 
 check: $(STAMP) ## Lint, formatting, types, generated code

@@ -39,15 +39,6 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     return True
 
 
-@pytest.hookimpl(tryfirst=True)  # before the tests are handed out
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where tests run in several processes, those that share something costly run in one."""
-    for item in items:
-        shared = [name for name in ("spark", "whole_run_cluster") if name in getattr(item, "fixturenames", ())]
-        if shared:
-            item.add_marker(pytest.mark.xdist_group(shared[0]))
-
-
 @pytest.fixture(scope="session")
 def real_url() -> Iterator[str]:
     """The oracle, one for the whole run."""

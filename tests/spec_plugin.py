@@ -110,14 +110,11 @@ class Recorder:
             raise pytest.UsageError(str(exc)) from exc
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        test = report.nodeid
-        if test not in self._rows:
-            test = test.rpartition("@")[0]  # a group of tests that run in one process is part of their names
-        if test not in self._rows:
+        if report.nodeid not in self._rows:
             return
         # Three phases: a pass is a pass of all of them.
-        if self._outcomes.get(test, "passed") == "passed" or report.failed:
-            self._outcomes[test] = outcome_of(report)
+        if self._outcomes.get(report.nodeid, "passed") == "passed" or report.failed:
+            self._outcomes[report.nodeid] = outcome_of(report)
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if session.config.option.collectonly:

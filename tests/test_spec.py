@@ -273,9 +273,8 @@ def test_a_run_records_the_marked_tests_by_side(project: Project) -> None:
 
 def test_a_run_in_several_processes_records_the_same(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(spec.ROOT))
-    grouped = SUITE.replace("@pytest.mark.spec", "@pytest.mark.xdist_group('one')\n@pytest.mark.spec", 1)
-    project.write("tests/conformance/test_a.py", grouped)
-    project.run("-p", "xdist", "-n", "2", "--dist", "loadgroup")
+    project.write("tests/conformance/test_a.py", SUITE)
+    project.run("-p", "xdist", "-n", "2")
     assert project.outcomes() == {
         "test_both[ours]": "passed",
         "test_both[real]": "passed",

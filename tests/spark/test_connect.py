@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from slipstream import BlockingJetStream, BucketConfig, StreamConfig
 
-pytestmark = pytest.mark.xdist_group("connect")  # its server has a port of its own
-
 ROOT = Path(__file__).resolve().parent.parent.parent
+PORT = 15002  # of Spark Connect's server
 EXAMPLE = ROOT / "examples" / "declarative"
 CONNECT = """
 import sys
@@ -32,6 +33,22 @@ view.write.format("jetstream_kv").mode("append").option("servers", url).save(nam
 print("keys", spark.read.format("jetstream_kv").option("servers", url).load(name).count())
 spark.stop()
 """
+
+
+@pytest.fixture(autouse=True)
+def free_port() -> None:
+    """Wait until the server of the last test, which outlives its client for a moment, has left the port."""
+    deadline = time.monotonic() + 60
+    while True:
+        with socket.socket() as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                sock.bind(("127.0.0.1", PORT))
+            except OSError:
+                assert time.monotonic() < deadline, f"port {PORT} of Spark Connect is in use by another program"
+                time.sleep(0.2)
+            else:
+                return
 
 
 def environment(url: str) -> dict[str, str]:
