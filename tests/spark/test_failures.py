@@ -30,6 +30,12 @@ PY4J = """An error occurred while calling o78.save.
             True,
         ),
         (PY4J + "Caused by: java.io.EOFException\n\tat a\n", "java.io.EOFException", True),
+        (PY4J + "Caused by: java.io.IOException: Broken pipe", "java.io.IOException: Broken pipe", True),
+        (
+            PY4J + "Caused by: org.S: Python worker exited unexpectedly (crashed)\nCaused by: java.x.Y",
+            "org.S: Python worker exited unexpectedly (crashed)",
+            True,
+        ),
         (PY4J, "org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 failed 2 times", False),
         ("[STREAM_FAILED] terminated with exception: \nCaused by: java.io.EOFException", "java.io.EOFException", True),
         (

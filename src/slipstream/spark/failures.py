@@ -20,6 +20,7 @@ _PASSING = (
     "exited unexpectedly",  # a Python worker
     "java.io.EOFException",
     "java.net.SocketException",
+    "Broken pipe",  # to a Python worker that is gone
     "RequestTimeoutError",
     "StaleReadError",
     "NoRespondersError",
@@ -43,11 +44,14 @@ def is_passing(text: str) -> bool:
 
 
 def telling_line(text: str) -> str:
-    """The line of an exception that says what is wrong, with the error's class: ours where there is one, else the
-    innermost cause."""
+    """The line of an exception that says what is wrong, with the error's class: ours where there is one, else one that
+    tells of something passing, else the innermost cause."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     for line in reversed(lines):
         if ": " in line and line.removeprefix(_CAUSE).startswith(_OURS):
+            return line.removeprefix(_CAUSE)
+    for line in reversed(lines):
+        if is_passing(line) and not line.startswith("at "):
             return line.removeprefix(_CAUSE)
     for line in reversed(lines):
         if line.startswith(_CAUSE):
