@@ -56,7 +56,7 @@ class Outgoing:
             payload = _as_bytes(payload)
         size = len(payload)
         if size + len(header) > self.max_payload:
-            raise _too_large(size + len(header), self.max_payload)
+            raise too_large(size + len(header), self.max_payload)
         if size > BIG_PAYLOAD:
             self._publish_big(subject, payload, reply, header)
             return
@@ -114,7 +114,7 @@ class Outgoing:
             head = len(header)
             total = head + len(payload)
             if total > limit:
-                raise _too_large(total, limit)
+                raise too_large(total, limit)
             if head:
                 frames.append(b"H%b%b%d %d %d\r\n%b%b\r\n" % (prefix, base, number, head, total, header, payload))
             else:
@@ -230,7 +230,8 @@ class Outgoing:
         return error
 
 
-def _too_large(size: int, limit: int) -> UsageError:
+def too_large(size: int, limit: int) -> UsageError:
+    """The error for a message that the server would cut us off for."""
     return UsageError(f"a message of {size} bytes (headers and payload), the server allows {limit}")
 
 

@@ -11,12 +11,12 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Generic, NamedTuple, TypeVar
 
-from slipstream.client.outgoing import Draft
+from slipstream.client.outgoing import Draft, too_large
 from slipstream.errors import Error
 from slipstream.jetstream.calls import decode_publish
 from slipstream.wire import Msg
 
-__all__ = ["BlockWindow", "Draft", "Refused"]
+__all__ = ["BlockWindow", "Draft", "Refused", "too_large"]
 
 T = TypeVar("T")
 

@@ -212,7 +212,8 @@ class ColumnPage:
         try:
             end = pos + sum(map(whole_sizes.__getitem__, lines))
             whole = self._columns(deque(found_parts), len(rows))
-            self._fill_ends(whole, data, pos, found.start())
+            if Part.TIME not in self._run_parts or Part.SUBJECT not in self._run_parts:
+                self._fill_ends(whole, data, pos, found.start())
         except (KeyError, ValueError):
             return pos, 0
         seqs = whole.seqs
@@ -242,10 +243,13 @@ class ColumnPage:
     def _fill_ends(self, columns: Columns, data: bytes, first: int, last: int) -> None:
         """The first time and the last subject, where they were left out."""
         skip = len(self._prefix)
-        if Part.TIME not in self._run_parts and (found := _FRAME.match(data, first + skip)):
-            columns.times[0] = self._times((found[6],), (found[7],))[0]
-        if Part.SUBJECT not in self._run_parts and (found := _FRAME.match(data, last + skip)):
-            columns.subjects[-1] = found[4].decode()
+        begin, end = _FRAME.match(data, first + skip), _FRAME.match(data, last + skip)
+        if begin is None or end is None:
+            raise ValueError("not a frame of a batch")
+        if Part.TIME not in self._run_parts:
+            columns.times[0] = self._times((begin[6],), (begin[7],))[0]
+        if Part.SUBJECT not in self._run_parts:
+            columns.subjects[-1] = end[4].decode()
 
     def _times(self, seconds: tuple[bytes, ...], fractions: tuple[bytes, ...]) -> list[int]:
         known = self._seconds

@@ -26,7 +26,7 @@ from slipstream.spark.entries import Change, Layout, layout_of
 from slipstream.spark.fence import Epoch, is_due
 from slipstream.spark.link import open_jetstream
 from slipstream.spark.options import SinkOptions, sink_options
-from slipstream.spark.outbox import Outbox, too_large
+from slipstream.spark.outbox import Outbox, misfit
 from slipstream.spark.rejects import Rejects, is_rows_fault
 from slipstream.spark.stream_sink import BATCH_ID, QUERY_ID, current_task
 
@@ -151,7 +151,7 @@ class Keeper:
 
     def _gather(self, row: int, change: Change, expected: bytes) -> None:
         draft: Draft = (self._prefix + change.key, change.value or b"", self._header(change, expected))
-        error = too_large(draft, self._most)
+        error = misfit(draft, self._most)
         if error is not None:
             self._rejects.add(row, change.key, change.value, _refused(row, change, error))
             return

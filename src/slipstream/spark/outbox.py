@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 from slipstream.errors import Error, UsageError
 from slipstream.facade.blocking import JetStream
-from slipstream.jetstream.blocks import BlockWindow, Draft, Refused
+from slipstream.jetstream.blocks import BlockWindow, Draft, Refused, too_large
 from slipstream.jetstream.calls import Ready
 
 T = TypeVar("T")
@@ -21,12 +21,10 @@ MOST = 500  # messages sent together,
 MOST_BYTES = 4 * 1024 * 1024  # or about so many bytes
 
 
-def too_large(message: Draft, limit: int) -> UsageError | None:
-    """The error for a message that the server would cut us off for."""
+def misfit(message: Draft, limit: int) -> UsageError | None:
+    """What is wrong with a message that is larger than the server takes."""
     size = len(message[1]) + len(message[2])
-    if size <= limit:
-        return None
-    return UsageError(f"a message of {size} bytes (headers and payload), the server allows {limit}")
+    return too_large(size, limit) if size > limit else None
 
 
 class Outbox(Generic[T]):
@@ -38,7 +36,7 @@ class Outbox(Generic[T]):
     def __init__(self, js: JetStream, *, max_in_flight: int, timeout: float) -> None:
         self._client = js.client
         self._window: BlockWindow[T] = BlockWindow(max_in_flight)
-        self._block = max(min(max_in_flight // 4, MOST), 1)  # small enough for some to be on their way at any time
+        self.block = max(min(max_in_flight // 4, MOST), 1)  # small enough for some to be on their way at any time
         self._timeout = timeout
 
     @property
@@ -53,20 +51,21 @@ class Outbox(Generic[T]):
 
     def send(self, messages: Sequence[Draft], items: Sequence[T]) -> None:
         """Publish messages, each for the item at its place; waits only while there is no room for them."""
-        self._raise_failure()
         size = sum([len(payload) for _, payload, _ in messages])
-        step = max(min(self._block, MOST_BYTES * len(messages) // max(size, 1)), 1)
+        step = max(min(self.block, MOST_BYTES * len(messages) // max(size, 1)), 1)
         for at in range(0, len(messages), step):
-            self._send_block(messages[at : at + step], items[at : at + step])
+            self.make_room(step)
+            self._window.stage(items[at : at + step])
+            self._client.start_many(messages[at : at + step], self._window)
 
-    def _send_block(self, messages: Sequence[Draft], items: Sequence[T]) -> None:
+    def make_room(self, count: int) -> None:
+        """Wait until so many messages, at most a `block`, can be sent without a wait."""
+        self._raise_failure()
         window = self._window
-        if not window.has_room(len(messages)):
-            self._wait(partial(window.has_room, len(messages)), "room in the window of publishes")
+        if not window.has_room(count):
+            self._wait(partial(window.has_room, count), "room in the window of publishes")
         if self._client.is_full:
             self._client.ready()
-        window.stage(items)
-        self._client.start_many(messages, window)
 
     def flush(self) -> None:
         """Wait until everything was answered. The timeout is for the next answer, not for all of them."""
@@ -78,11 +77,6 @@ class Outbox(Generic[T]):
         """What was refused since the last call."""
         found, self._window.refused = self._window.refused, []
         return found
-
-    @property
-    def has_refused(self) -> bool:
-        """Whether something was refused."""
-        return bool(self._window.refused)
 
     def _wait(self, ready: Ready, what: str) -> None:
         try:

@@ -25,7 +25,7 @@ from slipstream.facade.blocking import JetStream
 from slipstream.jetstream.blocks import Draft
 from slipstream.spark.link import open_jetstream
 from slipstream.spark.options import JETSTREAM, StreamSinkOptions, stream_sink_options
-from slipstream.spark.outbox import Outbox, too_large
+from slipstream.spark.outbox import Outbox, misfit
 from slipstream.spark.progress import Progress, Task, written_ids
 from slipstream.spark.records import Record, Shape, id_prefix, records, shape_of
 from slipstream.spark.rejects import Rejects, is_rows_fault
@@ -133,22 +133,27 @@ class _Sender:
     def send_all(self, blocks: Iterator[list[Record]]) -> int:
         """Send what is not there; gives the number of rows. The first row that is refused is an error that names it."""
         count = 0
+        size = self._outbox.block
         for block in blocks:
             count += len(block)
-            if self._now() - self._looked_at > self._look_every:
-                self.look()
-            due = self._due(block)
-            if self._batch is None:
-                self._send(due)
-            else:
-                self._gather(due, self._batch)
-            self._settle()
+            for at in range(0, len(block), size):
+                self._outbox.make_room(size)  # a wait belongs before the look: what is due now is sent at once
+                if self._now() - self._looked_at > self._look_every:
+                    self.look()
+                self._bring(self._due(block[at : at + size]))
         if self._batch:
             self._commit(self._batch)
         self._outbox.flush()
         self._settle()
         self.found += self._outbox.duplicates
         return count
+
+    def _bring(self, due: list[Record]) -> None:
+        if self._batch is None:
+            self._send(due)
+        else:
+            self._gather(due, self._batch)
+        self._settle()
 
     def _due(self, block: list[Record]) -> list[Record]:
         """The rows that are to be sent."""
@@ -209,7 +214,7 @@ class _Sender:
     def _send_fitting(self, drafts: list[Draft], block: list[Record]) -> None:
         """Some are larger than the server takes."""
         for draft, record in zip(drafts, block, strict=True):
-            error = too_large(draft, self._most)
+            error = misfit(draft, self._most)
             if error is None:
                 self._outbox.send([draft], [record])
             else:
