@@ -50,7 +50,7 @@ def fill(url: str) -> None:
     with connect_blocking(url) as client:
         js = client.jetstream()
         js.create_stream(StreamConfig(name=STREAM, subjects=("spark.>",), allow_direct=True))
-        js.create_stream(StreamConfig(name=SINK, subjects=("sink.>",), allow_direct=True))
+        js.create_stream(StreamConfig(name=SINK, subjects=("sink.>",), allow_direct=True, allow_batched=True))
         subjects = [f"spark.{n}" for n in range(1000)]
         with js.publisher(timeout=60) as publisher:
             for n in range(MESSAGES):

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from slipstream.errors import AuthorizationError, ConnectionLostError, NoRespondersError
+from slipstream import connect_blocking
+from slipstream.client import blocking_connection
+from slipstream.errors import AuthorizationError, ConnectionLostError, NoRespondersError, RequestTimeoutError
 from tests.client.conftest import RealServer
 from tests.client.support import INFO, Driver, FakeServer, Peer, eventually
 
@@ -192,3 +196,17 @@ def test_a_request_to_a_subject_that_is_denied_fails_at_once(
             nc.request("secret", timeout=8)
         with pytest.raises(NoRespondersError):
             nc.request("open")
+
+
+def test_a_machine_that_has_been_up_for_weeks_waits_no_longer(
+    make_server: MakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a connection a wait ended in a loop without end once the clock had passed a million seconds."""
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + 5_000_000, sleep=time.sleep)
+    monkeypatch.setattr(blocking_connection, "time", clock)
+    server = make_server()
+    with connect_blocking(server.url) as client:
+        server.stop()
+        eventually(lambda: not client.is_connected)
+        with pytest.raises(RequestTimeoutError):
+            client.request("nobody", timeout=0.3)

@@ -36,6 +36,7 @@ conf = { "spark.sql.shuffle.partitions" = 2 }
 
 [streams.COPIES]
 subjects = ["copies.>"]
+batched = true
 [buckets.sums]
 
 [sources.numbers]

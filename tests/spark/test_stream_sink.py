@@ -18,10 +18,11 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from slipstream import BlockingJetStream, StreamConfig
-from slipstream.errors import UsageError
+from slipstream.errors import Error, UsageError
 from slipstream.spark import into_stream
 from slipstream.spark.given import Connection
 from slipstream.spark.options import StreamSinkOptions
+from slipstream.spark.outbox import Outbox
 from slipstream.spark.progress import Progress, Task
 from slipstream.spark.records import Shape, id_prefix, records, shape_of
 from slipstream.spark.stream_sink import Sent, StreamTask
@@ -116,9 +117,13 @@ class CutError(Exception):
 class TestAttempts:
     """One task of a micro-batch, without Spark around it: attempts that end anywhere, side by side, or late."""
 
+    @pytest.fixture(params=["an ack for each", "fast batches"])
+    def batched(self, request: pytest.FixtureRequest) -> bool:
+        return bool(request.param == "fast batches")
+
     @pytest.fixture
-    def task(self, js: BlockingJetStream, any_server: str, fresh: str) -> StreamTask:
-        make_stream(js, fresh, duplicate_window=NO_WINDOW)
+    def task(self, js: BlockingJetStream, any_server: str, fresh: str, batched: bool) -> StreamTask:
+        make_stream(js, fresh, duplicate_window=NO_WINDOW, allow_batched=batched)
         options = StreamSinkOptions(stream=fresh, connection=Connection(servers=(any_server,)), max_in_flight=7)
         Progress(js, options.progress, fresh).prepare()
         return StreamTask(options, Shape())
@@ -184,8 +189,8 @@ class TestAttempts:
         assert set(counts.values()) == {2}  # once per batch
         assert len(counts) == 100
 
-    def test_ids_of_the_users_own(self, js: BlockingJetStream, any_server: str, fresh: str) -> None:
-        make_stream(js, fresh, duplicate_window=NO_WINDOW)
+    def test_ids_of_the_users_own(self, js: BlockingJetStream, any_server: str, fresh: str, batched: bool) -> None:
+        make_stream(js, fresh, duplicate_window=NO_WINDOW, allow_batched=batched)
         options = StreamSinkOptions(stream=fresh, connection=Connection(servers=(any_server,)))
         Progress(js, options.progress, fresh).prepare()
         task = StreamTask(options, Shape(has_msg_id=True))
@@ -203,9 +208,9 @@ class TestAttempts:
         assert sorted(ids, key=str) == sorted(f"order-{n}" for n in range(50))
 
     def test_a_stream_without_direct_get_is_read_by_its_leader(
-        self, js: BlockingJetStream, any_server: str, fresh: str
+        self, js: BlockingJetStream, any_server: str, fresh: str, batched: bool
     ) -> None:
-        make_stream(js, fresh, duplicate_window=NO_WINDOW, allow_direct=False)
+        make_stream(js, fresh, duplicate_window=NO_WINDOW, allow_direct=False, allow_batched=batched)
         options = StreamSinkOptions(stream=fresh, connection=Connection(servers=(any_server,)))
         Progress(js, options.progress, fresh).prepare()
         task = StreamTask(options, Shape())
@@ -252,9 +257,9 @@ class TestAttempts:
         assert sorted(stored(js, fresh)) == sorted((f"{fresh}.{n % 3}", str(n).encode()) for n in range(100))
 
     def test_rows_that_cannot_be_written_go_to_the_dead_letters_once(
-        self, js: BlockingJetStream, any_server: str, fresh: str
+        self, js: BlockingJetStream, any_server: str, fresh: str, batched: bool
     ) -> None:
-        make_stream(js, fresh, max_msg_size=300)
+        make_stream(js, fresh, max_msg_size=300, allow_batched=batched)
         make_stream(js, f"{fresh}_dead")
         connection = Connection(servers=(any_server,))
         options = StreamSinkOptions(stream=fresh, connection=connection, dead_letter=f"{fresh}_dead.rows")
@@ -281,8 +286,10 @@ class TestAttempts:
             assert any(said in reason for reason in reasons), (said, reasons)
         assert max(len(letter.data) for letter in letters) > 1_000_000
 
-    def test_a_row_that_the_stream_refuses_is_named(self, js: BlockingJetStream, any_server: str, fresh: str) -> None:
-        make_stream(js, fresh, max_msg_size=300)
+    def test_a_row_that_the_stream_refuses_is_named(
+        self, js: BlockingJetStream, any_server: str, fresh: str, batched: bool
+    ) -> None:
+        make_stream(js, fresh, max_msg_size=300, allow_batched=batched)
         options = StreamSinkOptions(stream=fresh, connection=Connection(servers=(any_server,)))
         Progress(js, options.progress, fresh).prepare()
         task = StreamTask(options, Shape())
@@ -292,6 +299,65 @@ class TestAttempts:
         elsewhere = pa.RecordBatch.from_pylist([{"subject": f"not.{fresh}", "data": b""}])
         with pytest.raises(UsageError, match=rf"row 0 \(subject 'not.{fresh}'\) was refused"):
             task.run(iter([elsewhere]), Task("q", 1, 0))
+
+    def test_fast_batches_are_used_where_the_stream_takes_them(
+        self, js: BlockingJetStream, any_server: str, fresh: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        used: list[str] = []
+        plain_flush = Outbox.flush
+
+        def flush(box: Outbox[Any]) -> None:
+            used.append(type(box).__name__)
+            plain_flush(box)
+
+        monkeypatch.setattr(Outbox, "flush", flush)
+        make_stream(js, fresh, allow_batched=True, allow_atomic=True)
+        options = StreamSinkOptions(stream=fresh, connection=Connection(servers=(any_server,)))
+        Progress(js, options.progress, fresh).prepare()
+        task = StreamTask(options, Shape())
+
+        def outbox(batch: int, task: StreamTask, cut: int | None = None) -> str:
+            used.clear()
+            self.attempt(task, fresh, batch=batch, cut=cut)
+            return used[0] if used else ""
+
+        assert outbox(0, task, cut=100) == ""
+        assert outbox(0, task) == "Outbox"  # tried again
+        assert outbox(1, task) == "FastOutbox"
+        assert outbox(2, replace(task, options=replace(options, batched="false"))) == "Outbox"
+        assert outbox(3, replace(task, options=replace(options, atomic="true"))) == "Outbox"
+        assert outbox(4, replace(task, options=replace(options, batched="true"))) == "FastOutbox"
+        assert len(stored(js, fresh)) == 500
+        both = replace(options, batched="true", atomic="true")
+        with pytest.raises(UsageError, match="'batched' and 'atomic' are both true"):
+            outbox(5, replace(task, options=both))
+        make_stream(js, f"{fresh}x")
+        with pytest.raises(UsageError, match=r"'batched' is true, but stream .* does not take fast batches"):
+            outbox(0, replace(task, options=replace(options, batched="true", stream=f"{fresh}x")))
+
+    def test_rows_that_another_attempt_took_with_it_are_missed(
+        self, js: BlockingJetStream, any_server: str, fresh: str
+    ) -> None:
+        """In a cluster a row of another attempt counts as a duplicate before it is safe; here it is removed by hand."""
+        make_stream(js, fresh, allow_batched=True)
+        options = StreamSinkOptions(stream=fresh, connection=Connection(servers=(any_server,)))
+        Progress(js, options.progress, fresh).prepare()
+        task, batch = StreamTask(options, Shape()), rows_of(100, fresh)
+
+        def overtaken(*, lost: bool) -> Iterator[pa.RecordBatch]:
+            yield batch.slice(0, 40)
+            self.attempt(task, fresh, cut=100, batch=int(lost))
+            if lost:
+                js.stream(fresh).delete_message(js.stream(fresh).info().state.last_seq)
+            yield batch.slice(40)
+
+        task.run(overtaken(lost=False), Task(fresh, 0, 3))
+        assert len(stored(js, fresh)) == 100
+        with pytest.raises(Error, match=r"another attempt wrote to stream .* and 1 of 100 rows are not there"):
+            task.run(overtaken(lost=True), Task(fresh, 1, 3))
+        time.sleep(0.1)
+        done = self.attempt(task, fresh, batch=1)
+        assert done is not None
 
 
 @pytest.mark.spec("SP-05")

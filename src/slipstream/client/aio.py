@@ -299,6 +299,11 @@ class Client(Connection):
         self._core.start_many(messages, sink)
         self._write_soon()
 
+    def publish_many(self, messages: Sequence[Draft], replies: Sequence[bytes]) -> None:
+        """Send a block of messages, each with its reply subject. It is not kept should there be no connection."""
+        self._core.publish_many(messages, replies)
+        self._write_soon()
+
     def cancel(self, token: str) -> None:
         """Forget a request; later replies are dropped."""
         self._core.cancel(token)
@@ -329,6 +334,13 @@ class Client(Connection):
         self._callbacks.add(task)
         task.add_done_callback(self._callbacks.discard)
         return Worker(task)
+
+    def run_here(self, call: Callable[[], None]) -> None:
+        """Call that now if this is the client's loop, and there if it is not: for finalizers, which run anywhere."""
+        if asyncio._get_running_loop() is self._loop:
+            call()
+        elif not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(call)
 
     # For subscriptions
 

@@ -19,6 +19,7 @@ log = logging.getLogger("slipstream.client")
 HeadersLike = Headers | Mapping[str, str | Iterable[str]]
 NO_RESPONDERS = 503
 DRAIN_TIMEOUT = 30.0
+FOREVER = 1e9  # seconds: a wait without end. (asyncio and threads do not take an infinite one.)
 DRAIN_LOOK = 0.005  # readers do not report what they take, which would cost all of them: drain looks that often
 _WARNINGS = (EventKind.DISCONNECTED, EventKind.LAME_DUCK, EventKind.SERVER_SHUTDOWN, EventKind.ERROR)
 C = TypeVar("C")

@@ -13,6 +13,7 @@ from slipstream.client.auth import Path, Secret
 from slipstream.client.base import (
     DRAIN_LOOK,
     DRAIN_TIMEOUT,
+    FOREVER,
     HeadersLike,
     encode_headers,
     is_no_responders,
@@ -23,7 +24,6 @@ from slipstream.client.blocking_connection import WRITE_SIZE, Connection
 from slipstream.client.blocking_subscription import Callback, Message, Subscription
 from slipstream.client.blocking_worker import Worker
 from slipstream.client.events import BulkSink, EventHandler, ReplySink, WindowSink
-from slipstream.client.line import FOREVER
 from slipstream.client.mailbox import Mailbox
 from slipstream.client.many import Many
 from slipstream.client.options import (
@@ -301,6 +301,12 @@ class Client(Connection):
             self._core.start_many(messages, sink)
             self._write_soon()
 
+    def publish_many(self, messages: Sequence[Draft], replies: Sequence[bytes]) -> None:
+        """Send a block of messages, each with its reply subject. It is not kept should there be no connection."""
+        with self._lock:
+            self._core.publish_many(messages, replies)
+            self._write_soon()
+
     def cancel(self, token: str) -> None:
         """Forget a request; later replies are dropped."""
         with self._lock:
@@ -333,6 +339,10 @@ class Client(Connection):
     def spawn(self, main: Callable[[], None], name: str) -> Worker:
         """Let a function go on by itself, in a thread of its own, no longer than the client lives."""
         return Worker(self._start_thread(main, name))
+
+    def run_here(self, call: Callable[[], None]) -> None:
+        """Call that: for finalizers, which run in any thread, where this client can be used as in any other."""
+        call()
 
     # For subscriptions
 

@@ -8,6 +8,7 @@ the pump that reads it or, when there is none, by whoever gives it up.
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import secrets
@@ -21,10 +22,10 @@ from contextlib import suppress
 from functools import partial
 from typing import NoReturn, assert_never
 
-from slipstream.client.base import BaseClient, lost_meanwhile, timed_out
+from slipstream.client.base import FOREVER, BaseClient, lost_meanwhile, timed_out
 from slipstream.client.channel import Channel, channel_for, tls_layer
 from slipstream.client.events import ClientEvent, Drop, Effect, Ended, EventHandler, Ready, Report, StartTls
-from slipstream.client.line import FOREVER, Line
+from slipstream.client.line import LONGEST, Line
 from slipstream.client.options import Options
 from slipstream.client.protocol import Session, State
 from slipstream.client.sources import read_login
@@ -114,13 +115,13 @@ class Connection(BaseClient):
                 core.check()
                 if epoch is not None and core.epoch != epoch:
                     raise lost_meanwhile(core)
-                now, due = time.monotonic(), core.timer if core.is_connected else FOREVER
+                now, due = time.monotonic(), core.timer if core.is_connected else math.inf
                 if now >= due:
                     self._carry_out(core.tick(now))
                     continue
                 if now >= deadline:
                     return False
-                left = min(deadline, due) - now
+                left = min(deadline, due, now + LONGEST) - now
                 if self._is_pumping or not self._line.is_open:
                     self._changed.wait(left)
                     continue

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
-from slipstream.client.base import BaseMessage, HeadersLike, not_taken, timed_out
-from slipstream.client.line import FOREVER
+from slipstream.client.base import FOREVER, BaseMessage, HeadersLike, not_taken, timed_out
 from slipstream.client.mailbox import Mailbox
 from slipstream.client.packing import Packed
 from slipstream.wire import Msg

@@ -9,7 +9,7 @@ from contextlib import suppress
 from slipstream.client.channel import Channel
 
 READ_SIZE = 64 * 1024
-FOREVER = 1e6  # seconds; what the operating system's waits take
+LONGEST = 1e6  # seconds: what the operating system's waits take
 
 
 class Line:
@@ -73,7 +73,7 @@ class Line:
             self._wants_room = not self._wants_room
             events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._wants_room else 0)
             self._selector.modify(sock, events)
-        for key, events in self._selector.select(min(timeout, FOREVER)):
+        for key, events in self._selector.select(min(timeout, LONGEST)):
             if key.fileobj is self._woken:
                 self._woken.recv(64)
             elif events & selectors.EVENT_READ:

@@ -101,28 +101,32 @@ class Outgoing:
 
     def _ask_many(self, messages: Sequence[Draft]) -> int:
         """As `_ask` for each, in one go and for this connection only; returns the first token, the others follow it."""
+        first, base = self._asked + 1, self._inbox_base
+        self.publish_many(messages, [b"%b%d" % (base, number) for number in range(first, first + len(messages))])
+        self._asked += len(messages)
+        return first
+
+    def publish_many(self, messages: Sequence[Draft], replies: Sequence[bytes]) -> None:
+        """Send a block of messages, each with its reply subject, which nobody checks, over this connection or never."""
         if not self._is_open:
             self.check()
             raise ConnectionLostError("not connected: a block of messages is not kept for the next connection")
         if not self.info.headers and any(header for _, _, header in messages):
             raise UsageError(f"{self.server} does not support headers")
-        first = self._asked + 1
-        limit, known, base = self.max_payload, self._prefixes, self._inbox_base
+        limit, known = self.max_payload, self._prefixes
         frames: list[bytes] = []
-        for number, (subject, payload, header) in enumerate(messages, first):
+        for (subject, payload, header), reply in zip(messages, replies, strict=True):
             prefix = known.get(subject) or self._check(subject)
             head = len(header)
             total = head + len(payload)
             if total > limit:
                 raise too_large(total, limit)
             if head:
-                frames.append(b"H%b%b%d %d %d\r\n%b%b\r\n" % (prefix, base, number, head, total, header, payload))
+                frames.append(b"H%b%b %d %d\r\n%b%b\r\n" % (prefix, reply, head, total, header, payload))
             else:
-                frames.append(b"%b%b%d %d\r\n%b\r\n" % (prefix, base, number, total, payload))
-        self._asked += len(frames)
+                frames.append(b"%b%b %d\r\n%b\r\n" % (prefix, reply, total, payload))
         self._out_msgs += len(frames)
         self._send(b"".join(frames))
-        return first
 
     def answer(self, subject: str, payload: bytes) -> None:
         """As `publish` for a small payload to a reply subject, each of which is used once: nothing is remembered."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import AsyncIterator
 from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -18,6 +17,7 @@ from slipstream.api import AckPolicy, ConsumerInfo
 from slipstream.client.aio import Subscription
 from slipstream.client.aio_worker import finish
 from slipstream.errors import ConnectionLostError, Error, RequestTimeoutError, UsageError
+from slipstream.jetstream.aio_loops import Chunks, Messages
 from slipstream.jetstream.aio_messages import Callback, JsMessage
 from slipstream.jetstream.aio_pulling import Pulling
 from slipstream.jetstream.asm import is_status
@@ -39,7 +39,6 @@ from slipstream.wire import Msg
 if TYPE_CHECKING:
     from slipstream.jetstream.aio import JetStream
 
-FOREVER = 1e6
 DRAIN_TIMEOUT = 30.0
 ROUND_TRIP = 1.0  # what a server may take to confirm the end of a subscription
 
@@ -145,7 +144,7 @@ class Consumer:
             raise RequestTimeoutError(f"consumer {self.name}: no message within {timeout:g} s")
         return self._wrap([msg])[0]
 
-    async def messages(
+    def messages(
         self,
         *,
         max_messages: int = MAX_MESSAGES,
@@ -154,19 +153,11 @@ class Consumer:
         expires: float = MAX_EXPIRES,
         heartbeat: float | None = None,
         idle_timeout: float | None = None,
-    ) -> AsyncIterator[JsMessage]:
+    ) -> Messages:
         """Messages without end: `async for message in consumer.messages()`. See `chunks` for the arguments."""
-        pulling = self._pulling(max_messages, max_bytes, threshold, expires, heartbeat)
-        left: list[JsMessage] = []
-        try:
-            while (chunk := await self._next_chunk(pulling, idle_timeout)) is not None:
-                left = chunk[::-1]
-                while left:
-                    yield left.pop()
-        finally:
-            pulling.close([message.raw for message in reversed(left)])
+        return Messages(self, self._pulling(max_messages, max_bytes, threshold, expires, heartbeat), idle_timeout)
 
-    async def chunks(
+    def chunks(
         self,
         *,
         max_messages: int = MAX_MESSAGES,
@@ -175,7 +166,7 @@ class Consumer:
         expires: float = MAX_EXPIRES,
         heartbeat: float | None = None,
         idle_timeout: float | None = None,
-    ) -> AsyncIterator[list[JsMessage]]:
+    ) -> Chunks:
         """The same in lists, as they arrive: the fast way.
 
         Pull requests overlap: up to `max_messages` (or `max_bytes`, if given) are asked for, and the rest again when no
@@ -184,12 +175,7 @@ class Consumer:
         sent anew, as after a reconnect. It ends when nothing comes for `idle_timeout` seconds (None: never), and
         raises what the server says against it.
         """
-        pulling = self._pulling(max_messages, max_bytes, threshold, expires, heartbeat)
-        try:
-            while (chunk := await self._next_chunk(pulling, idle_timeout)) is not None:
-                yield chunk
-        finally:
-            pulling.close([])
+        return Chunks(self, self._pulling(max_messages, max_bytes, threshold, expires, heartbeat), idle_timeout)
 
     async def consume(
         self,
@@ -210,14 +196,6 @@ class Consumer:
         return Consuming(self, pulling, callback)
 
     # What the three share
-
-    async def _next_chunk(self, pulling: Pulling, idle_timeout: float | None) -> list[JsMessage] | None:
-        patience = FOREVER if idle_timeout is None else idle_timeout
-        try:
-            msgs = await pulling.next(self._client.now() + patience)
-        except RequestTimeoutError:
-            return None
-        return None if msgs is None else self._wrap(msgs)
 
     def _pulling(
         self, max_messages: int, max_bytes: int, threshold: int | None, expires: float, heartbeat: float | None
@@ -383,8 +361,8 @@ class Consuming:
     async def _run(self) -> None:
         consumer, left = self._consumer, list[JsMessage]()
         try:
-            while (chunk := await consumer._next_chunk(self._pulling, None)) is not None:
-                left = chunk[::-1]
+            while (msgs := await self._pulling.following(None)) is not None:
+                left = consumer._wrap(msgs)[::-1]
                 while left and not self._is_stopped:
                     message = left.pop()
                     try:

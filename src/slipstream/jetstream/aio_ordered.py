@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Self
 
 from slipstream.api import ConsumerConfig
 from slipstream.client.aio import Subscription
+from slipstream.client.base import FOREVER
 from slipstream.errors import (
     ApiError,
     ConnectionLostError,
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from slipstream.jetstream.aio import JetStream
 
 CREATE_TIMEOUT = 5.0
-FOREVER = 1e6
 
 
 class OrderedConsumer:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from slipstream.client.aio import Subscription
+from slipstream.client.base import FOREVER
 from slipstream.errors import (
     ApiError,
     ConnectionLostError,
@@ -75,6 +76,15 @@ class Pulling:
                     return msgs
         finally:
             self._away_since = self._client.now()
+
+    async def following(self, idle_timeout: float | None) -> list[Msg] | None:
+        """As `next`; None also when nothing comes for so many seconds (None: never)."""
+        while True:
+            try:
+                return await self.next(self._client.now() + (FOREVER if idle_timeout is None else idle_timeout))
+            except RequestTimeoutError:
+                if idle_timeout is not None:
+                    return None
 
     async def _receive(self, subscription: Subscription, deadline: float) -> list[Msg]:
         client, now = self._client, self._client.now()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Self
 from slipstream.api import AckPolicy, ConsumerInfo
 from slipstream.client.aio import Subscription
 from slipstream.client.aio_worker import Worker, finish
+from slipstream.client.base import FOREVER
 from slipstream.errors import (
     ConnectionClosedError,
     ConnectionLostError,
@@ -28,7 +29,6 @@ from slipstream.jetstream.asm import Answer, Pulse, PushWatch
 if TYPE_CHECKING:
     from slipstream.jetstream.aio import JetStream
 
-FOREVER = 1e6
 DRAIN_TIMEOUT = 30.0
 
 

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from slipstream.api import ConsumerConfig
+from slipstream.client.base import FOREVER
 from slipstream.client.blocking import Subscription
 from slipstream.errors import (
     ApiError,
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from slipstream.jetstream.blocking import JetStream
 
 CREATE_TIMEOUT = 5.0
-FOREVER = 1e6
 
 
 class OrderedConsumer:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from slipstream.client.base import FOREVER
 from slipstream.client.blocking import Subscription
 from slipstream.errors import (
     ApiError,
@@ -76,6 +77,15 @@ class Pulling:
                     return msgs
         finally:
             self._away_since = self._client.now()
+
+    def following(self, idle_timeout: float | None) -> list[Msg] | None:
+        """As `next`; None also when nothing comes for so many seconds (None: never)."""
+        while True:
+            try:
+                return self.next(self._client.now() + (FOREVER if idle_timeout is None else idle_timeout))
+            except RequestTimeoutError:
+                if idle_timeout is not None:
+                    return None
 
     def _receive(self, subscription: Subscription, deadline: float) -> list[Msg]:
         client, now = self._client, self._client.now()

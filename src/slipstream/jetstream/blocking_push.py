@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from slipstream.api import AckPolicy, ConsumerInfo
+from slipstream.client.base import FOREVER
 from slipstream.client.blocking import Subscription
 from slipstream.client.blocking_worker import Worker, finish
 from slipstream.errors import (
@@ -29,7 +30,6 @@ from slipstream.jetstream.blocking_messages import Callback, JsMessage
 if TYPE_CHECKING:
     from slipstream.jetstream.blocking import JetStream
 
-FOREVER = 1e6
 DRAIN_TIMEOUT = 30.0
 
 

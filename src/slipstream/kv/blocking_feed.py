@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import repeat
 
+from slipstream.client.base import FOREVER
 from slipstream.errors import (
     BucketNotFoundError,
     ConnectionClosedError,
@@ -24,7 +25,6 @@ from slipstream.jetstream.ordered import Run
 from slipstream.kv.blocking_outside import clock
 from slipstream.kv.entry import Entry, Listing, Operation, listing_of, marks_of
 
-FOREVER = 1e6
 LOOK = 0.5  # seconds without a message of the initial data before the server is asked whether there is one
 
 # An entry is a tuple: made of columns, one call for each, no loop.

@@ -8,12 +8,11 @@ from __future__ import annotations
 from typing import Self
 
 from slipstream.api import DeliverPolicy
+from slipstream.client.base import FOREVER
 from slipstream.errors import ConnectionLostError
 from slipstream.jetstream.aio import Stream
 from slipstream.jetstream.aio_ordered import OrderedConsumer
 from slipstream.objects.info import ObjectInfo, read_record
-
-FOREVER = 365 * 86400.0
 
 
 class ObjectWatch:

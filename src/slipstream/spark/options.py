@@ -30,7 +30,17 @@ DEFAULT_PROGRESS = "slipstream-progress"
 _TRIGGER = ("starting", "ending", "maxMessagesPerTrigger", "maxBytesPerTrigger", "partitions", "pollInterval")
 _SOURCE = ("stream", "subjects", *_TRIGGER, "columns", "includeHeaders", "failOnDataLoss", *CONNECTION)
 _KV_SOURCE = ("bucket", "keys", "asOfRevision", "history", "includeDeletes", *_TRIGGER, "failOnDataLoss", *CONNECTION)
-_STREAM_SINK = ("stream", "writeId", "batchId", "progress", "maxInFlight", "atomic", "deadLetter", *CONNECTION)
+_STREAM_SINK = (
+    "stream",
+    "writeId",
+    "batchId",
+    "progress",
+    "maxInFlight",
+    "atomic",
+    "batched",
+    "deadLetter",
+    *CONNECTION,
+)
 _KV_SINK = (
     *("bucket", "keyColumn", "valueColumn", "operationColumn", "deletedColumn", "onlyChanged", "maxInFlight"),
     "deadLetter",
@@ -102,6 +112,7 @@ class StreamSinkOptions:
     progress: str = DEFAULT_PROGRESS
     max_in_flight: int = DEFAULT_IN_FLIGHT
     atomic: str = "auto"
+    batched: str = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,6 +215,7 @@ def stream_sink_options(options: Mapping[str, str]) -> StreamSinkOptions:
         progress=progress,
         max_in_flight=given.whole("maxInFlight", DEFAULT_IN_FLIGHT),
         atomic=given.choice("atomic", "auto", ("auto", "true", "false")),
+        batched=given.choice("batched", "auto", ("auto", "true", "false")),
     )
 
 

@@ -14,6 +14,7 @@ from slipstream.errors import Error, UsageError
 from slipstream.facade.blocking import JetStream
 from slipstream.jetstream.blocks import BlockWindow, Draft, Refused, too_large
 from slipstream.jetstream.calls import Ready
+from slipstream.jetstream.fast import FastBlocks
 
 T = TypeVar("T")
 
@@ -40,6 +41,11 @@ class Outbox(Generic[T]):
         self._timeout = timeout
 
     @property
+    def acked(self) -> int:
+        """How many are in the stream."""
+        return self._window.acked
+
+    @property
     def duplicates(self) -> int:
         """How many of these the stream already had."""
         return self._window.duplicates
@@ -55,8 +61,11 @@ class Outbox(Generic[T]):
         step = max(min(self.block, MOST_BYTES * len(messages) // max(size, 1)), 1)
         for at in range(0, len(messages), step):
             self.make_room(step)
-            self._window.stage(items[at : at + step])
-            self._client.start_many(messages[at : at + step], self._window)
+            self._publish(messages[at : at + step], items[at : at + step])
+
+    def _publish(self, messages: Sequence[Draft], items: Sequence[T]) -> None:
+        self._window.stage(items)
+        self._client.start_many(messages, self._window)
 
     def make_room(self, count: int) -> None:
         """Wait until so many messages, at most a `block`, can be sent without a wait."""
@@ -90,3 +99,46 @@ class Outbox(Generic[T]):
     def _raise_failure(self) -> None:
         if self._window.error is not None:
             raise self._window.error
+
+
+class FastOutbox(Outbox[T]):
+    """An outbox for a stream with `allow_batched`: blocks are fast batches, and what is wrong with one goes the other
+    way. It does not know how many messages the stream already had."""
+
+    def __init__(self, js: JetStream, *, max_in_flight: int, timeout: float) -> None:
+        super().__init__(js, max_in_flight=max_in_flight, timeout=timeout)
+        inbox = self._client.new_inbox()
+        self._blocks: FastBlocks[T] = FastBlocks(inbox)
+        self._answers = self._client.subscribe(f"{inbox}.>")
+        self._epoch = self._client.epoch
+
+    @property
+    def acked(self) -> int:
+        return self._blocks.acked + self._window.acked
+
+    @property
+    def last_seq(self) -> int:
+        return max(self._blocks.last_seq, self._window.last_seq)
+
+    def _publish(self, messages: Sequence[Draft], items: Sequence[T]) -> None:
+        self._client.publish_many(messages, self._blocks.sending(messages, items))
+
+    def make_room(self, count: int) -> None:
+        while self._blocks.in_flight + self._window.in_flight + count > self._window.limit and self._blocks.in_flight:
+            self._take_answers()
+        super().make_room(count)
+
+    def flush(self) -> None:
+        while self._blocks.in_flight:
+            self._take_answers()
+        super().flush()
+
+    def _take_answers(self) -> None:
+        """Wait for some. What an ack does not cover is published again, message by message."""
+        blocks = self._blocks
+        for msg in self._answers.next_msgs(timeout=self._timeout, epoch=self._epoch):
+            blocks.deliver(msg)
+        while blocks.again:
+            messages, items = blocks.again.pop()
+            super().make_room(len(messages))
+            super()._publish(messages, items)

@@ -1,8 +1,9 @@
 """How far a task has come with writing a batch is kept in a bucket, so that the next attempt knows, however late it is.
 
-A record says at which sequence of the target the writing began and whether it is done. It is made before the first row
-is sent. An attempt that finds one reads the target from there and leaves out what it finds: the ids in the stream
-itself are the truth, the duplicate window of the stream only covers attempts that run side by side.
+A record says at which sequence of the target the writing began, how many attempts there were, and whether it is done.
+It is made before the first row is sent. An attempt that finds one reads the target from there and leaves out what it
+finds: the ids in the stream itself are the truth, the duplicate window of the stream only covers attempts that run side
+by side.
 
 Records change by compare-and-set alone: a reader that a stale replica misled, and an attempt that has been replaced,
 lose against the record that is really there.
@@ -41,8 +42,13 @@ class Begun(NamedTuple):
 
     begin: int
     revision: int
-    is_first: bool
+    attempt: int
     is_done: bool
+
+    @property
+    def is_first(self) -> bool:
+        """Whether nobody has tried it before."""
+        return self.attempt == 1
 
 
 class Progress:
@@ -60,7 +66,7 @@ class Progress:
         self._js.create_key_value(BucketConfig(bucket=self._bucket, description="what Spark has written, for retries"))
 
     def begin(self, task: Task, target: StreamInfo) -> Begun:
-        """Note that the writing of a batch begins, or find out that it did."""
+        """Note that the writing of a batch begins, or begins again, or find out that it is done."""
         created = created_of(target)
         for _ in range(_RETRIES):
             revision, record = self._read(task)
@@ -71,20 +77,25 @@ class Progress:
                     "already was: was an older checkpoint put back? Start with a new checkpoint"
                 )
             if batch == task.batch and record.get("created") == created:
-                return Begun(record["begin"], revision, False, bool(record.get("done")))
-            begun = Begun(target.state.last_seq, 0, True, False)
+                begun = Begun(record["begin"], revision, record.get("attempt", 1) + 1, bool(record.get("done")))
+                if begun.is_done:
+                    return begun
+            else:
+                begun = Begun(target.state.last_seq, 0, 1, False)
             try:
                 return begun._replace(revision=self._write(task, begun, created, revision))
             except WrongLastSequenceError:
                 continue  # another attempt was quicker, or a replica was behind
         raise UsageError(f"the progress of {task} changes all the time: are there two queries with one checkpoint?")
 
-    def done(self, task: Task, begun: Begun, target: StreamInfo) -> None:
-        """Note that the whole batch is in the stream; if another attempt has noted something since, that stands."""
+    def done(self, task: Task, begun: Begun, target: StreamInfo) -> bool:
+        """Note that the whole batch is in the stream; if another attempt has noted something since, that stands, and
+        the answer is no."""
         try:
             self._write(task, begun._replace(is_done=True), created_of(target), begun.revision)
         except WrongLastSequenceError:
-            return
+            return False
+        return True
 
     def forget(self, writer: str) -> None:
         """Remove the records of a write that is over and that nobody will try again; without a trace, for there may be
@@ -105,6 +116,7 @@ class Progress:
             "created": created,
             "batch": task.batch,
             "begin": begun.begin,
+            "attempt": begun.attempt,
             "done": begun.is_done,
         }
         subject = self._subject(task)

@@ -25,7 +25,7 @@ from slipstream.facade.blocking import JetStream
 from slipstream.jetstream.blocks import Draft
 from slipstream.spark.link import open_jetstream
 from slipstream.spark.options import JETSTREAM, StreamSinkOptions, stream_sink_options
-from slipstream.spark.outbox import Outbox, misfit
+from slipstream.spark.outbox import FastOutbox, Outbox, misfit
 from slipstream.spark.progress import Progress, Task, written_ids
 from slipstream.spark.records import Record, Shape, id_prefix, records, shape_of
 from slipstream.spark.rejects import Rejects, is_rows_fault
@@ -74,12 +74,14 @@ class StreamTask:
             rejects = Rejects(js, options.dead_letter, prefix=prefix, timeout=options.connection.timeout)
             rows = records(batches, self.shape, prefix, rejects.add)
             known = "" if self.shape.has_msg_id else prefix
-            sender = _Sender(js, options, target, rejects, prefix=known, begin=begun.begin)
+            is_fast = bool(known) and begun.is_first and uses_fast(options, target)
+            sender = _Sender(js, options, target, rejects, prefix=known, begin=begun.begin, is_fast=is_fast)
             if not begun.is_first:
                 sender.look()
             sent = sender.send_all(rows)
             rejects.flush()
-            progress.done(task, begun, target)
+            if not progress.done(task, begun, target) and is_fast:
+                sender.check_all()
             return Sent(task.partition, sent, sender.found, rejects.count, sender.last_seq)
 
 
@@ -95,28 +97,35 @@ class _Sender:
         *,
         prefix: str,
         begin: int,
+        is_fast: bool,
     ) -> None:
         self._js = js
         self._rejects = rejects
         self._stream = js.stream(options.stream)
         self._now = js.client.now
         self._prefix = prefix
-        self._looked_to = begin
+        self._begin = self._looked_to = begin
         self._looked_at = self._now()
         self._look_every = max(_LEAST_LOOK, target.config.duplicate_window.total_seconds() / 2)
         self._known: set[str] = set()
         timeout = options.connection.timeout
-        self._outbox: Outbox[Record] = Outbox(js, max_in_flight=options.max_in_flight, timeout=timeout)
+        outbox: type[Outbox[Record]] = FastOutbox if is_fast else Outbox
+        self._outbox = outbox(js, max_in_flight=options.max_in_flight, timeout=timeout)
         self._expected = b"Nats-Expected-Stream: %b\r\nNats-Msg-Id: " % options.stream.encode()
         self._most = js.client.server_info.max_payload
         self._timeout = timeout
         self._subjects = target.config.subjects
         self._listens = [matcher(subject) for subject in self._subjects]
         self._taken: set[str] = set()
-        self._batch: list[Record] | None = [] if uses_atomic(options, target) else None
+        self._batch: list[Record] | None = [] if uses_atomic(options, target) and not is_fast else None
         self._batch_bytes = 0
         self._committed = 0  # the newest sequence of an atomic batch
-        self.found = 0
+        self._left_out = 0  # rows that a look has found
+
+    @property
+    def found(self) -> int:
+        """Rows that were there already. (Fast batches do not tell of them.)"""
+        return self._left_out + self._outbox.duplicates
 
     @property
     def last_seq(self) -> int:
@@ -145,8 +154,19 @@ class _Sender:
             self._commit(self._batch)
         self._outbox.flush()
         self._settle()
-        self.found += self._outbox.duplicates
         return count
+
+    def check_all(self) -> None:
+        """Another attempt ran side by side with this one. In a fast batch a row that the other one had on its way
+        counts as a duplicate, and what is on its way can be lost with the stream's leader: every row must be seen."""
+        rows = self._outbox.acked + self._left_out
+        info = self._stream.info()
+        missing = rows - len(set(written_ids(self._stream, info, self._begin + 1, self._prefix)))
+        if missing > 0:
+            raise Error(
+                f"another attempt wrote to stream {self._stream.name!r} at the same time, and {missing} of {rows} rows "
+                "are not there: the task must be tried again"
+            )
 
     def _bring(self, due: list[Record]) -> None:
         if self._batch is None:
@@ -159,7 +179,7 @@ class _Sender:
         """The rows that are to be sent."""
         if self._known:
             fresh = [record for record in block if record.msg_id not in self._known]
-            self.found += len(block) - len(fresh)
+            self._left_out += len(block) - len(fresh)
             block = fresh
         if self._taken.issuperset([record.subject for record in block]):
             return block
@@ -243,6 +263,19 @@ def uses_atomic(options: StreamSinkOptions, target: StreamInfo) -> bool:
     return options.atomic != "false" and target.config.allow_atomic
 
 
+def uses_fast(options: StreamSinkOptions, target: StreamInfo) -> bool:
+    """Whether rows go in fast batches, which have one ack for many: where the stream takes them, unless the user says
+    otherwise."""
+    if options.batched == "true" and not target.config.allow_batched:
+        raise UsageError(
+            f"{JETSTREAM} option 'batched' is true, but stream {options.stream!r} does not take fast batches: set "
+            "allow_batched in its configuration (nats-server 2.14 or newer), or leave the option out"
+        )
+    if options.batched == options.atomic == "true":
+        raise UsageError(f"{JETSTREAM} options 'batched' and 'atomic' are both true: one of them is allowed")
+    return options.batched != "false" and options.atomic != "true" and target.config.allow_batched
+
+
 def check_target(js: JetStream, options: StreamSinkOptions) -> StreamInfo:
     """The stream's info; raises if it cannot be written to."""
     try:
@@ -255,6 +288,7 @@ def check_target(js: JetStream, options: StreamSinkOptions) -> StreamInfo:
     if info.config.no_ack:
         raise UsageError(f"stream {options.stream!r} has no_ack set: rows that nobody acknowledges can be lost")
     uses_atomic(options, info)
+    uses_fast(options, info)
     return info
 
 

@@ -40,6 +40,7 @@ class Load:
     def __init__(self) -> None:
         self.batches = 0
         self.bytes = 0
+        self.fast = 0  # batches of the other kind, of which nothing waits
 
 
 class Batch:
@@ -75,9 +76,10 @@ class Batches:
         if wanted.batch_commit not in ("", "1", "eob"):
             self._end(name)
             raise ApiError("atomic publish batch commit is invalid", code=400, err_code=10200)
-        if wanted.api_level and not (is_number(wanted.api_level) and int(wanted.api_level) <= API_LEVEL):
-            error = ApiError("JetStream minimum api level required", code=412, err_code=10185)
-            raise self._given_up(name, "unsupported", error, now)
+        try:
+            check_level(wanted.api_level)
+        except ApiError as error:
+            raise self._given_up(name, "unsupported", error, now) from None
         if number != len(batch.messages) + 1 or (number == 1 and ends):
             raise self._given_up(name, "incomplete", _incomplete(), now)
         if number - ends > MAX_MESSAGES:
@@ -138,6 +140,12 @@ class Batches:
             batch.timer.cancel()
         self._load.batches -= 1
         self._load.bytes -= batch.bytes
+
+
+def check_level(wanted: str) -> None:
+    """Whether we have the API level that a publisher asks for."""
+    if wanted and not (is_number(wanted) and int(wanted) <= API_LEVEL):
+        raise ApiError("JetStream minimum api level required", code=412, err_code=10185)
 
 
 def _incomplete() -> ApiError:

@@ -78,3 +78,8 @@ def _json_text(error: Exception) -> str:
         field = text.split("`")[1]
         return f'invalid JSON: json: unknown field "{field}"'
     return f"invalid JSON: {text}"
+
+
+def error_body(error: ApiError) -> dict[str, object]:
+    """The error object of the API."""
+    return {"code": error.code, "err_code": error.err_code, "description": error.description}

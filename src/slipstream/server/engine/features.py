@@ -58,8 +58,6 @@ def check_features(config: StreamConfig, *, pedantic: bool) -> StreamConfig:
             raise invalid("async persist mode is not supported on replicated streams")
         if config.allow_atomic:
             raise invalid("async persist mode is not supported with atomic batch publish")
-    if config.allow_batched:
-        raise invalid("allow_batched is not supported yet by this server")
     return config
 
 

@@ -29,7 +29,7 @@ from slipstream.errors import (
 from slipstream.server.engine import config as rules
 from slipstream.server.engine import origins
 from slipstream.server.engine.backups import Backups, Depot
-from slipstream.server.engine.bodies import Count, Outcome, Sequence, level_suffices
+from slipstream.server.engine.bodies import Count, Outcome, Sequence, error_body, level_suffices
 from slipstream.server.engine.bodies import decode as _decode
 from slipstream.server.engine.bodies import is_empty as _is_empty
 from slipstream.server.engine.bodies import optional as _optional
@@ -40,7 +40,7 @@ from slipstream.server.engine.features import API_LEVEL, server_metadata
 from slipstream.server.engine.journal import Home, Journal, Source
 from slipstream.server.engine.limits import check_stream, used
 from slipstream.server.engine.reports import MAX_SUBJECTS, stream_info, subject_page
-from slipstream.server.engine.stream import Stream, error_body
+from slipstream.server.engine.stream import Stream
 from slipstream.wire import overlaps
 
 MAX_NAMES = 1024

@@ -77,14 +77,14 @@ def demands(header: bytes) -> Demands:
 
 
 def remove_header(header: bytes, name: str) -> bytes:
-    """The block without the lines of that name."""
+    """The block without the lines of that name; nothing if there are no others."""
     lead = f"\r\n{name}:".encode()
     at = header.find(lead)
     while at >= 0:
         end = header.find(b"\r\n", at + 2)
         header = header[:at] + header[end:]
         at = header.find(lead)
-    return header
+    return b"" if header == b"NATS/1.0\r\n\r\n" else header
 
 
 def remove_lines(header: bytes, leads: tuple[str, ...]) -> bytes:

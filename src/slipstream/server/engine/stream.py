@@ -12,6 +12,7 @@ from datetime import timedelta
 import msgspec
 
 from slipstream.api import Discard, Retention, StreamConfig, encode_json, format_time
+from slipstream.api.names import REQUIRED_API_LEVEL
 from slipstream.errors import (
     ApiError,
     CorruptRecordError,
@@ -19,9 +20,10 @@ from slipstream.errors import (
     StreamStoreFailedError,
     WrongLastMsgIdError,
 )
-from slipstream.server.engine import checks, schedules
+from slipstream.server.engine import checks, fast, schedules
 from slipstream.server.engine.backup import Snapshot
 from slipstream.server.engine.batches import Batches, Staged
+from slipstream.server.engine.bodies import error_body
 from slipstream.server.engine.consumers.group import Consumers
 from slipstream.server.engine.counters import Counters, Total
 from slipstream.server.engine.dedupe import DuplicateWindow, message_id
@@ -29,13 +31,13 @@ from slipstream.server.engine.expiry import Expiry
 from slipstream.server.engine.host import Host, Inlet
 from slipstream.server.engine.journal import Journal
 from slipstream.server.engine.ports import Record, expires_at
-from slipstream.server.engine.publish import NOTHING, Demands, demands
+from slipstream.server.engine.publish import NOTHING, Demands, demands, remove_header
 from slipstream.server.engine.replicas import Replicas
 from slipstream.server.engine.thinning import Thinning
 from slipstream.wire import SubjectMapping, is_valid_subject
 
 NO_LIMIT = 1 << 62
-FAST_BATCH = ".$FI"
+_DUPLICATE = '"duplicate": true'
 
 
 def nanoseconds(value: timedelta) -> int:
@@ -82,6 +84,7 @@ class Stream:
         self.schedules = schedules.Schedules(host, self.log, self._publish_planned)
         self._counters = Counters(self.log)
         self._batches = Batches(host.timers, host.batch_load, self._abandoned)
+        self._fast = fast.FastBatches(host.timers, host.batch_load, self)
         self.consumers = Consumers(host, self)
         self.configure(config)
         self.restore(now)
@@ -91,6 +94,8 @@ class Stream:
     def configure(self, config: StreamConfig) -> None:
         """Take over a configuration; `enforce` then makes the messages fit it."""
         self.config = config
+        if not config.allow_batched:
+            self._fast.stop()
         self.replicas.scale(config.num_replicas, mirrors=config.mirror is not None)
         self._max_size = config.max_msg_size if config.max_msg_size > 0 else NO_LIMIT
         self._max_msgs = config.max_msgs if config.max_msgs > 0 else NO_LIMIT
@@ -112,7 +117,7 @@ class Stream:
         self._choosy = bool(
             config.sealed or config.discard == Discard.NEW or config.allow_msg_counter or transform or again
         ) or (config.allow_msg_schedules or self._host.bounded(config.storage))
-        self._acks = not config.no_ack
+        self.acks = not config.no_ack
         self._by_interest = config.retention == Retention.INTEREST
         self.duplicates.window = nanoseconds(config.duplicate_window)
 
@@ -125,6 +130,7 @@ class Stream:
         self._clock = self.log.state.last_time
         self._counters.forget()
         self._batches.stop()
+        self._fast.stop()
         self.duplicates.rebuild(self.log, now)
         self._last_msg_id = ""
         with contextlib.suppress(CorruptRecordError):  # reported by whoever reads it; the stream goes on without its id
@@ -167,6 +173,7 @@ class Stream:
         if self._thinning is not None:
             self._thinning.stop()
         self._batches.stop()
+        self._fast.stop()
         self.consumers.stop()
         for snapshot in list(self.snapshots):
             snapshot.abandon("the stream was deleted")
@@ -182,7 +189,7 @@ class Stream:
             self._clock = now
         answer: bytes | None = b""
         try:
-            if header or self._choosy or len(payload) > self._max_size or reply.endswith(FAST_BATCH):
+            if header or self._choosy or len(payload) > self._max_size or reply.endswith(fast.SUFFIX):
                 seq, answer = self._consider(subject, reply, header, payload, now)
             else:
                 seq = self.log.append(now, subject, header, payload)
@@ -196,7 +203,7 @@ class Stream:
             seq, answer = 0, self.failure(exc)
         except StoreError as exc:
             seq, answer = 0, self.failure(StreamStoreFailedError(str(exc)))
-        if reply and self._acks and answer is not None:
+        if reply and self.acks and answer is not None:
             self.journal.answers.append((reply, seq, self, answer))
         return True
 
@@ -263,15 +270,24 @@ class Stream:
 
     def _consider(self, subject: str, reply: str, header: bytes, payload: bytes, now: int) -> tuple[int, bytes | None]:
         """The long way: the sequence it was stored as, or an answer of another kind (None: there is none)."""
-        config, log = self.config, self.log
         subject = self._mapped(subject)
         wanted = demands(header) if header else NOTHING
+        if reply.endswith(fast.SUFFIX):
+            self._take_fast(Staged(subject, header, payload, wanted), reply, now)
+            return 0, None
         if wanted.batch:
             return 0, self._take_part(Staged(subject, header, payload, wanted), reply, now)
-        if config.sealed:
+        if self.config.sealed:
             raise checks.refused(checks.SEALED)
-        if reply.endswith(FAST_BATCH):
-            raise ApiError("batch publish is disabled", code=400, err_code=10205)
+        seq, is_duplicate, total = self._judge_and_keep(Staged(subject, header, payload, wanted), now)
+        if is_duplicate:
+            return 0, self._extended(seq, _DUPLICATE)
+        return (seq, b"") if total is None else (0, self._extended(seq, f'"val":"{total.value}"'))
+
+    def _judge_and_keep(self, message: Staged, now: int) -> tuple[int, bool, Total | None]:
+        """Store a message: its sequence, whether that is the one of an older message with its id, and its total."""
+        config, log = self.config, self.log
+        subject, header, payload, wanted = message
         amount, plan = None, schedules.plan_of(header)
         if wanted is not NOTHING or plan is not schedules.NO_PLAN:
             amount = checks.increment(config, wanted, payload)
@@ -281,7 +297,7 @@ class Stream:
                 header, wanted = schedules.with_rollup(header, wanted)
             checks.check_origin(wanted)
             if wanted.msg_id and (seq := self.duplicates.find(wanted.msg_id, now)):
-                return 0, self._extended(seq, '"duplicate": true')
+                return seq, True, None
             if wanted.last_msg_id and wanted.last_msg_id != self._last_msg_id:
                 raise WrongLastMsgIdError(f"wrong last msg ID: {self._last_msg_id}")
             checks.check_rollup(config, wanted.rollup)
@@ -294,13 +310,12 @@ class Stream:
         self._host.check_bytes(config.storage, self._size_of(subject, header, payload))
         header = checks.check_lifetime(config, wanted, header)
         if config.discard == Discard.NEW:
-            message = (subject, header, payload)
-            checks.check_room(config, self.journal.store, log, message, rollup=bool(wanted.rollup))
+            room = (subject, header, payload)
+            checks.check_room(config, self.journal.store, log, room, rollup=bool(wanted.rollup))
         seq = self._keep(subject, header, payload, now, wanted)
-        if total is None:
-            return seq, b""
-        self._counters.stored(subject, total, seq)
-        return 0, self._extended(seq, f'"val":"{total.value}"')
+        if total is not None:
+            self._counters.stored(subject, total, seq)
+        return seq, False, total
 
     def _mapped(self, subject: str) -> str:
         """The subject that a message is stored on. One that the mapping does not cover stays as it is."""
@@ -361,23 +376,50 @@ class Stream:
         block = b"%b%b\r\n" % (head, lines.encode())
         self.journal.events.append((self.home, target, block, b"" if self._headers_only else payload))
 
-    # Atomic batches.
+    # Batches: fast ones, and those that are stored together or not at all.
+
+    def _take_fast(self, message: Staged, reply: str, now: int) -> None:
+        """A message of a fast batch, which answers for it."""
+        self._check_part(message)
+        if not self.config.allow_batched:
+            raise ApiError("batch publish is disabled", code=400, err_code=10205)
+        level = message.wanted.api_level
+
+        def store() -> fast.Outcome:
+            bare = message._replace(header=remove_header(message.header, REQUIRED_API_LEVEL)) if level else message
+            seq, is_duplicate, _ = self._judge_and_keep(bare, now)
+            return fast.Outcome(seq, is_duplicate)
+
+        self._fast.receive(fast.parse(reply), reply, level, store, now)
+
+    def tell(self, reply: str, payload: bytes) -> None:
+        """Send that once everything up to here is durable."""
+        self.journal.answers.append((reply, 0, self, payload))
+
+    def batch_ack(self, seq: int, batch: str, count: int, *, is_duplicate: bool = False) -> bytes:
+        """The ack of a whole batch."""
+        more = f'"batch":{encode_json(batch).decode()},"count":{count}'
+        return self._extended(seq, f"{_DUPLICATE},{more}" if is_duplicate else more)
+
+    def _check_part(self, message: Staged) -> None:
+        """What is refused before any batch has a say in it."""
+        if self.config.sealed:
+            raise checks.refused(checks.SEALED)
+        subject, header, payload, _ = message
+        self._host.check_bytes(self.config.storage, self._size_of(subject, header, payload))
+        checks.check_size(self._max_size, header, payload)
 
     def _take_part(self, message: Staged, reply: str, now: int) -> bytes | None:
         """A message of a batch: an empty answer at once, or the ack of all of them when it commits them."""
-        if self.config.sealed:
-            raise checks.refused(checks.SEALED)
-        subject, header, payload, wanted = message
-        self._host.check_bytes(self.config.storage, self._size_of(subject, header, payload))
-        checks.check_size(self._max_size, header, payload)
+        self._check_part(message)
         if not self.config.allow_atomic:
             raise ApiError("atomic publish is disabled", code=400, err_code=10174)
         messages = self._batches.stage(message, now)
         if messages is None:
-            if reply and self._acks:
+            if reply and self.acks:
                 self._host.send(reply, b"", b"")
             return None
-        return self._commit(wanted.batch, messages, now)
+        return self._commit(message.wanted.batch, messages, now)
 
     def _commit(self, batch: str, messages: list[Staged], now: int) -> bytes:
         """Store all messages of a batch, in one group, or none."""
@@ -387,7 +429,7 @@ class Stream:
             seq = self._keep(subject, header, payload, now, wanted)
             if total is not None:
                 self._counters.stored(subject, total, seq)
-        return self._extended(seq, f'"batch":{encode_json(batch).decode()},"count":{len(messages)}')
+        return self.batch_ack(seq, batch, len(messages))
 
     def _judge(self, messages: list[Staged], now: int) -> list[tuple[Staged, Total | None]]:
         """The messages as they are to be stored, with the totals of counters."""
@@ -446,8 +488,3 @@ class Stream:
         while state.messages > self._max_msgs or state.bytes > self._max_bytes:
             log.remove(state.first_seq)
             state = log.state
-
-
-def error_body(error: ApiError) -> dict[str, object]:
-    """The error object of the API."""
-    return {"code": error.code, "err_code": error.err_code, "description": error.description}

@@ -55,6 +55,7 @@ class StreamSpec:
     subjects: tuple[str, ...]
     replicas: int = 1
     max_age_seconds: float = 0.0
+    batched: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -344,7 +345,11 @@ class _Reader:
             table.attempt("subjects", partial(check_filter, one))
         age = table.get("max_age_seconds", int | float, 0.0, what="seconds")
         found = StreamSpec(
-            name=name, subjects=subjects, replicas=table.whole("replicas", 1, most=5), max_age_seconds=float(age)
+            name=name,
+            subjects=subjects,
+            replicas=table.whole("replicas", 1, most=5),
+            max_age_seconds=float(age),
+            batched=table.flag("batched"),
         )
         table.close()
         return found

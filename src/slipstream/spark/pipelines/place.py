@@ -61,6 +61,7 @@ def prepare(js: JetStream, pipeline: Pipeline) -> list[str]:
             num_replicas=one.replicas,
             max_age=timedelta(seconds=one.max_age_seconds),
             allow_direct=True,
+            allow_batched=one.batched,
         )
         for one in pipeline.streams
     ]
