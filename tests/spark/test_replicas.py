@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from slipstream import BlockingJetStream, StreamConfig, connect_blocking
+from slipstream import BlockingClient, BlockingJetStream, StreamConfig, connect_blocking
 from slipstream.api import StreamSource
+from slipstream.errors import Error
+from slipstream.spark.given import Connection
+from slipstream.spark.options import StreamSinkOptions
+from slipstream.spark.progress import Progress, Task
+from slipstream.spark.records import Shape
+from slipstream.spark.stream_sink import StreamTask
 from slipstream.testing import TestServer
-from tests.cluster import Cluster
+from tests.cluster import Cluster, wait_for
 
 ROWS = 2_000
 
@@ -113,3 +122,52 @@ def test_a_mirror_that_is_behind_costs_no_row(spark: SparkSession, tmp_path: Pat
         last = publish(js, "S", ROWS)
         assert batch(spark, server.url, "S") == list(range(1, last + 1))
         assert streamed(spark, server.url, "S", tmp_path) == list(range(1, last + 1))
+
+
+@contextmanager
+def new_leader(client: BlockingClient, stream: str, after: float) -> Iterator[None]:
+    """The stream's leader steps down in the middle."""
+    timer = threading.Timer(after, lambda: client.request(f"$JS.API.STREAM.LEADER.STEPDOWN.{stream}", timeout=10))
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.join(timeout=20)
+
+
+def is_written(options: StreamSinkOptions, rows: pa.RecordBatch, task: Task) -> bool:
+    with suppress(Error):
+        StreamTask(options, Shape()).run(iter([rows]), task)
+        return True
+    return False
+
+
+@pytest.mark.spec("SP-05")
+@pytest.mark.timeout(300)
+def test_fast_batches_are_there_once_while_the_leader_of_a_real_cluster_changes(cluster: Cluster, fresh: str) -> None:
+    """Tasks of the sink without Spark around them: what it would try again is tried again."""
+    with connect_blocking(cluster.urls) as client:
+        js = client.jetstream()
+        js.create_stream(
+            StreamConfig(name=fresh, subjects=(f"{fresh}.>",), num_replicas=3, allow_direct=True, allow_batched=True)
+        )
+        cluster.wait_for_direct(fresh)
+        connection = Connection(servers=tuple(cluster.urls), timeout=2.0)
+        options = StreamSinkOptions(stream=fresh, connection=connection)
+        Progress(js, options.progress, fresh).prepare()
+        rows = pa.RecordBatch.from_pylist(
+            [{"subject": f"{fresh}.{n % 3}", "data": b"%0200d" % n} for n in range(2 * ROWS)]
+        )
+        failed = batch = 0
+        while batch < 6 or (not failed and batch < 40):
+            task = Task(fresh, batch, 0)
+            with suppress(Error), new_leader(client, fresh, after=0.02 + 0.04 * (batch % 6)):
+                failed += 1
+                StreamTask(options, Shape()).run(iter([rows]), task)
+                failed -= 1
+            wait_for(partial(is_written, options, rows, task), f"an attempt that succeeds at {task}")
+            batch += 1
+        assert failed, "no leader changed while a task wrote: nothing is shown"
+        ids = Counter(str(message.headers.get("Nats-Msg-Id")) for message in js.stream(fresh).read())
+        assert len(ids) == batch * 2 * ROWS
+        assert set(ids.values()) == {1}
