@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -191,6 +191,38 @@ async def test_what_a_loop_did_not_take_is_there_for_the_next_call(any_server: s
             got.append(int(message.data))
             if len(got) == 5:
                 break
+        while len(got) < 50:
+            got += numbers(await consumer.fetch(10, timeout=5))
+        assert got == list(range(50))
+        assert (await consumer.info()).num_redelivered == 0
+
+
+@pytest.mark.parametrize("way", ["chunks", "closed", "in another thread", "by an error"])
+async def test_a_loop_may_be_left_in_any_way(any_server: str, fresh: str, way: str) -> None:
+    async with world(any_server, fresh, 50) as (_, _, stream):
+        consumer = await stream.create_consumer("dur")
+        got: list[int] = []
+        if way == "chunks":
+            async for chunk in consumer.chunks(max_messages=4, idle_timeout=5):
+                got += numbers(chunk)
+                break
+        elif way == "by an error":
+            with suppress(RuntimeError):
+                async for message in consumer.messages(idle_timeout=5):
+                    got.append(int(message.data))
+                    raise RuntimeError
+        else:
+            loop = consumer.messages(idle_timeout=5)
+            got.append(int((await anext(loop)).data))
+            if way == "closed":
+                await loop.aclose()
+                with pytest.raises(StopAsyncIteration):
+                    await anext(loop)
+            else:
+                held = [loop]
+                del loop
+                await asyncio.to_thread(held.clear)
+                await asyncio.sleep(0.05)  # it is told to the loop's own thread
         while len(got) < 50:
             got += numbers(await consumer.fetch(10, timeout=5))
         assert got == list(range(50))
