@@ -170,7 +170,7 @@ class TestPushDown:
 
         def asked(condition: str, **options: object) -> tuple[list[int], set[tuple[str, int]]]:
             with Spy(any_server, fresh) as spy:
-                found = sequences(read(spark, any_server, fresh, **options).where(condition))
+                found = sequences(read(spark, any_server, fresh, pushFilters="true", **options).where(condition))
                 begins: dict[str, int] = {}
                 for request in spy.batches():  # the first one per subject: pages follow
                     begins.setdefault(request["next_by_subj"], request["seq"])
@@ -202,9 +202,13 @@ class TestPushDown:
         publish(js, fresh, range(10))
         now = js.stream(fresh).get(1).time
         late = f"timestamp_ns > {now + 10 * SLACK}"
-        assert read(spark, any_server, fresh).where(late).rdd.getNumPartitions() == 1  # one without anything to read
-        assert read(spark, any_server, fresh).where(late).count() == 0
-        assert read(spark, any_server, fresh).where(f"timestamp_ns < {now + 10 * SLACK}").count() == 10
+
+        def where(condition: str) -> DataFrame:
+            return read(spark, any_server, fresh, pushFilters="true").where(condition)
+
+        assert where(late).rdd.getNumPartitions() == 1  # one without anything to read
+        assert where(late).count() == 0
+        assert where(f"timestamp_ns < {now + 10 * SLACK}").count() == 10
 
     @pytest.mark.usefixtures("pushing")
     def test_of_keys(self, spark: SparkSession, js: BlockingJetStream, any_server: str, fresh: str) -> None:
@@ -214,6 +218,7 @@ class TestPushDown:
 
         def asked(condition: str, **options: str) -> tuple[int, set[str]]:
             reader = spark.read.format("jetstream_kv").option("servers", any_server).options(**options)
+            reader = reader.option("pushFilters", "true")
             with Spy(any_server, f"KV_{fresh}") as spy:
                 found = reader.load(fresh).where(condition).count()
                 return found, {request["next_by_subj"] for request in spy.batches()}
@@ -234,6 +239,29 @@ class TestPushDown:
             16,
             19,
         ]
+
+    @pytest.mark.usefixtures("pushing")
+    def test_a_dataframe_may_be_used_twice_unless_it_is_asked_for(
+        self, spark: SparkSession, js: BlockingJetStream, any_server: str, fresh: str
+    ) -> None:
+        """Spark 4.3.0 keeps what was pushed with the DataFrame: a second scan would read the rows of the first."""
+        make_stream(js, fresh)
+        publish(js, fresh, range(20))
+        rows = read(spark, any_server, fresh)
+        both = rows.where("sequence <= 3").union(rows.where("sequence >= 18"))
+        assert sequences(both) == [1, 2, 3, 18, 19, 20]
+        assert rows.where("sequence <= 3").count() == 3
+        assert rows.count() == 20
+        kv = js.create_key_value(BucketConfig(bucket=fresh))
+        for key in "abc":
+            kv.put(key, b"1")
+        entries = spark.read.format("jetstream_kv").option("servers", any_server).load(fresh)
+        assert (entries.where("key = 'a'").count(), entries.count()) == (1, 3)
+
+    def test_is_for_batch_reads(self, spark: SparkSession, any_server: str) -> None:
+        stream = spark.readStream.format("jetstream").option("servers", any_server).option("pushFilters", "true")
+        with pytest.raises(PySparkException, match="'pushFilters' is for batch reads"):
+            stream.load("S").writeStream.format("noop").start().processAllAvailable()
 
 
 class TestRefusals:

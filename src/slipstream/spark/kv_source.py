@@ -99,7 +99,7 @@ class KeyValueDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = kv_batch_options(stored_options(self.options, schema, "bucket"))
-        kind = PushingBucketReader if is_pushing() else BucketReader
+        kind = PushingBucketReader if is_pushing(options.feed) else BucketReader
         return kind(options, columns_of(schema, COLUMNS, JETSTREAM_KV))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:

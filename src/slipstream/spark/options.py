@@ -28,8 +28,9 @@ DEFAULT_IN_FLIGHT = 4096
 DEFAULT_PROGRESS = "slipstream-progress"
 
 _TRIGGER = ("starting", "ending", "maxMessagesPerTrigger", "maxBytesPerTrigger", "partitions", "pollInterval")
-_SOURCE = ("stream", "subjects", *_TRIGGER, "columns", "includeHeaders", "failOnDataLoss", *CONNECTION)
-_KV_SOURCE = ("bucket", "keys", "asOfRevision", "history", "includeDeletes", *_TRIGGER, "failOnDataLoss", *CONNECTION)
+_READ = ("pushFilters", "failOnDataLoss", *CONNECTION)
+_SOURCE = ("stream", "subjects", *_TRIGGER, "columns", "includeHeaders", *_READ)
+_KV_SOURCE = ("bucket", "keys", "asOfRevision", "history", "includeDeletes", *_TRIGGER, *_READ)
 _STREAM_SINK = (
     "stream",
     "writeId",
@@ -82,6 +83,7 @@ class SourceOptions:
     partitions: int = 0
     poll_interval: float = DEFAULT_POLL
     columns: tuple[str, ...] = STREAM_COLUMNS
+    push_filters: bool = False
     fail_on_data_loss: bool = True
 
 
@@ -262,6 +264,7 @@ def _feed(given: Given, stream: str) -> SourceOptions:
         max_bytes_per_trigger=given.whole("maxBytesPerTrigger"),
         partitions=given.whole("partitions"),
         poll_interval=given.seconds("pollInterval", DEFAULT_POLL),
+        push_filters=given.flag("pushFilters", False),
         fail_on_data_loss=given.flag("failOnDataLoss", True),
     )
 
@@ -288,6 +291,8 @@ def _for_stream(fmt: str, found: SourceOptions) -> SourceOptions:
             f"{fmt} option 'ending' is set: readStream has no end; use read, or trigger(availableNow=True) to "
             "stop at what is there now"
         )
+    if found.push_filters:
+        raise UsageError(f"{fmt} option 'pushFilters' is for batch reads: Spark hands no filters to readStream")
     return found
 
 

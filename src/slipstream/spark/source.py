@@ -127,7 +127,7 @@ class JetStreamDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = batch_options(stored_options(self.options, schema, "stream"))
-        kind = PushingBatchReader if is_pushing() else BatchReader
+        kind = PushingBatchReader if is_pushing(options) else BatchReader
         return kind(options, StreamRows(columns_of(schema, COLUMNS, JETSTREAM)), Names())
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
@@ -151,9 +151,15 @@ class JetStreamDataSource(DataSource):
         return StreamWriter(stream_task(self.options, schema))
 
 
-def is_pushing() -> bool:
-    """Whether Spark will call `pushFilters` (spark.sql.python.filterPushdown.enabled), which it does in a process of
-    its own. A reader that has the method while it is off fails every query."""
+def is_pushing(options: SourceOptions) -> bool:
+    """Whether filters are wanted, and Spark will call `pushFilters` (spark.sql.python.filterPushdown.enabled), which it
+    does in a process of its own. A reader that has the method while it is off fails every query.
+
+    They are not unless the user says so: Spark 4.3.0 keeps what was pushed with the DataFrame, not with the scan. Of
+    two scans with different filters the second one's rows are read for both, without an error.
+    """
+    if not options.push_filters:
+        return False
     main = getattr(sys.modules.get("__main__"), "__spec__", None)
     return _PUSHING in sys.modules or (main is not None and main.name == _PUSHING)
 
