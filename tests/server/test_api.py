@@ -89,19 +89,6 @@ def test_a_bad_configuration_gets_nats_servers_error(
     assert client.api("STREAM.NAMES")["streams"] == ["TAKEN"]
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"allow_batched": True},
-    ],
-    ids=str,
-)  # fmt: skip
-def test_what_is_not_done_yet_is_refused_and_not_overlooked(client: Client, config: dict[str, object]) -> None:
-    error = client.api("STREAM.CREATE.S", {"name": "S"} | config)["error"]
-    assert error["err_code"] == 10052
-    assert "not supported yet" in error["description"]
-
-
 @pytest.mark.parametrize("name", ["a.b", "a*", "a>", "a b", "", "x" * 256])
 def test_a_bad_stream_name_is_refused(client: Client, name: str) -> None:
     answers = client.ask("$JS.API.STREAM.CREATE." + (name or "x").replace(" ", "_"), {"name": name})
@@ -417,3 +404,15 @@ def test_what_is_null_in_a_request_is_not_there(client: Client) -> None:
     client.send(pub("$JS.API.CONSUMER.MSG.NEXT.S.c", pull, f"{client.inbox}pull"))
     assert [message.subject for message in client.messages()] == ["s.1"]
     assert client.api("STREAM.INFO.S", {"subjects_filter": 5})["error"]["err_code"] == 10025
+
+
+@pytest.mark.parametrize("value", [[1], {"a": 1}, 7, None])
+def test_a_choice_that_is_no_text_is_refused(value: object) -> None:
+    client = Rig().client()
+    answer = client.api("STREAM.CREATE.S", {"name": "S", "subjects": ["s"], "retention": value})
+    assert value is None or answer["error"]["err_code"] == 10025
+    client.create("T")
+    config = {"durable_name": "c", "deliver_policy": value}
+    answer = client.api("CONSUMER.CREATE.T.c", {"stream_name": "T", "config": config})
+    assert value is None or answer["error"]["err_code"] == 10025
+    assert not client.closed

@@ -12,8 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slipstream.errors import CorruptRecordError
 from slipstream.server.engine import fast
 from slipstream.server.engine.fast import APPEND, COMMIT, END, PING, START
+from slipstream.server.store.memory import MemoryLog
 from slipstream.wire import Headers, pub
 from tests.server.support import Client, Rig, sequences
 
@@ -172,3 +174,22 @@ def test_a_reply_subject_gives_its_parts_or_nothing(name: str, number: int, oper
 @given(st.text(max_size=60))
 def test_any_reply_subject_can_be_looked_at(reply: str) -> None:
     fast.parse(reply + fast.SUFFIX)
+
+
+def test_a_damaged_record_in_the_way_is_told_and_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = connected(discard="new", max_msgs_per_subject=1, max_bytes=300)
+    for subject in ("s.k", "s.z"):
+        client.publish(subject, b"o" * 100)
+    plain = MemoryLog.get
+
+    def get(log: MemoryLog, seq: int) -> Any:
+        if seq == 1:
+            raise CorruptRecordError("record 1 does not match its checksum")
+        return plain(log, seq)
+
+    monkeypatch.setattr(MemoryLog, "get", get)
+    send(client, 1, START)
+    client.send(pub("s.k", b"y" * 90, "fast.b.3.fail.2.1.$FI"))  # would replace the damaged one
+    told = [msgspec.json.decode(message.payload) for message in client.messages()]
+    assert [one.get("type") for one in told] == ["err", None]
+    assert told[1]["count"] == 1

@@ -19,7 +19,8 @@ import nats.js.api
 import nats.js.errors
 import pytest
 
-from slipstream.errors import UsageError
+from slipstream import StreamConfig, connect_blocking
+from slipstream.errors import StoreError, UsageError
 from slipstream.server import Server, connection, driver
 from slipstream.server.engine.engine import Engine
 from slipstream.server.store.lmdb import LmdbStore
@@ -300,6 +301,35 @@ def test_a_group_that_cannot_be_stored_is_told_and_the_server_goes_on(
             assert f"{step} failed" in caplog.text
         assert ack(raw) == b'{"stream":"B","seq":2}\r\n'
         raw.close()
+
+
+def test_a_disk_that_stays_full_does_not_keep_the_server_busy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The books of a consumer that nobody waits for are tried again after a rest, and told of now and then."""
+    lost: list[float] = []
+    with Server(data_dir=tmp_path) as server, connect_blocking(server.url) as client:
+        js = client.jetstream()
+        stream = js.create_stream(StreamConfig(name="S", subjects=("s.>",)))
+        js.publish("s.1", b"x")
+        consumer = stream.create_consumer("c")
+        (message,) = consumer.fetch(1)
+        plain = LmdbStore.commit
+
+        def full(*_: object) -> None:
+            lost.append(time.monotonic())
+            raise StoreError("the disk failed or is full while committing a group: No space left on device")
+
+        with caplog.at_level(logging.ERROR, logger="slipstream.server"):
+            monkeypatch.setattr(LmdbStore, "commit", full)
+            message.ack()
+            client.flush()
+            time.sleep(1.5)
+            assert 1 <= len(lost) <= 8
+            assert stream.info().state.messages == 1
+        assert caplog.text.count("could not be stored") == 1
+        monkeypatch.setattr(LmdbStore, "commit", plain)
+        assert js.publish("s.1", b"y", timeout=10).seq == 2
 
 
 def test_no_ack_leaves_before_the_sync_has_returned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

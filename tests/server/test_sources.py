@@ -109,12 +109,14 @@ def test_a_source_is_an_interest_in_what_it_wants(client: Client) -> None:
     assert [record.seq for record in contents(client, "I")] == [2, 4]
 
 
-def test_duplicates_by_message_id_are_left_out(client: Client) -> None:
-    gather(client, {"name": "A"}, {"name": "B"})
+def test_duplicates_by_message_id_are_left_out_where_a_window_is_asked_for(client: Client) -> None:
+    gather(client, {"name": "A"}, {"name": "B"}, name="PLAIN")
+    gather(client, {"name": "A"}, {"name": "B"}, duplicate_window=60 * SECOND)
     client.publish("a.1", b"first", Nats_Msg_Id="x")
     client.publish("b.1", b"again", Nats_Msg_Id="x")
     client.publish("b.1", b"other", Nats_Msg_Id="y")
     assert [record.payload for record in contents(client)] == [b"first", b"other"]
+    assert [record.payload for record in contents(client, "PLAIN")] == [b"first", b"again", b"other"]
 
 
 def test_a_chain_of_sources_names_the_nearest_origin(client: Client) -> None:

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
+import pytest
+
+from slipstream.server.clock import Clock
 from slipstream.server.engine.timers import Timers
+
+SECOND = 1_000_000_000
 
 
 def test_deadlines_are_met_in_order_and_equal_ones_as_they_were_made() -> None:
@@ -42,3 +49,20 @@ def test_a_deadline_may_set_the_next_one() -> None:
     timers.due(25)
     timers.due(40)
     assert seen == [10, 20, 40]
+
+
+def test_a_clock_that_is_set_back_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Redeliveries, heartbeats and ends of requests come in their time, whatever the machine's clock is set to."""
+    wall, ticks = [1_000 * SECOND], [50 * SECOND]
+    monkeypatch.setattr(time, "time_ns", lambda: wall[0])
+    monkeypatch.setattr(time, "monotonic_ns", lambda: ticks[0])
+    clock = Clock()
+    assert clock() == 1_000 * SECOND
+    wall[0] -= 3_600 * SECOND
+    ticks[0] += SECOND
+    assert clock() == 1_001 * SECOND
+    wall[0] += SECOND
+    ticks[0] += SECOND
+    assert clock() == 1_002 * SECOND
+    wall[0] += 7_200 * SECOND  # and forward, or the machine slept
+    assert clock() == wall[0]

@@ -11,10 +11,12 @@ class Clock:
     is_virtual = False
 
     def __init__(self) -> None:
-        self._last = 0
+        self._last = self._tick = 0
 
     def __call__(self) -> int:
-        self._last = now = max(self._last, time.time_ns())
+        tick = time.monotonic_ns()
+        now = max(time.time_ns(), self._last + tick - self._tick if self._last else 0)
+        self._last, self._tick = now, tick
         return now
 
 

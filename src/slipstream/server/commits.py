@@ -19,6 +19,8 @@ from slipstream.server.engine.ports import Group
 log = logging.getLogger("slipstream.server")
 
 SMALL = 64  # changes: some tenths of a millisecond to write
+FIRST_REST, LONGEST_REST = 0.25, 8.0  # seconds, after a group that could not be stored
+LOG_EVERY = 10.0  # seconds between two lines about it
 
 Step = Callable[[Group], None]
 Then = Callable[[BaseException | None], None]
@@ -72,6 +74,8 @@ class Committer:
         self._batch: Batch | None = None
         self._stopping = False
         self.refusal = ""  # why nothing can be stored, by order of a test
+        self._rest = self._rests_until = 0.0
+        self._told, self._told_at, self._untold = "", 0.0, 0
 
     def stop(self) -> None:
         """Carry through what waits, and start on nothing else: what the store has left to do, it finds again."""
@@ -79,9 +83,12 @@ class Committer:
         self.journal.hurried = True
 
     def turn(self) -> None:
-        """Start on the open group, if it is time."""
+        """Start on the open group, if it is time. After one that was lost, a group that nobody waits for rests a while:
+        what it holds (books of consumers, old jobs) is there again at once, and a full disk stays full for some time.
+        """
         idle = self.journal.settled if self._stopping else not self.journal.unfinished
-        if not self.journal.ready or ((self._stopping or self.refusal) and idle):
+        is_resting = bool(self._rest) and self._loop.time() < self._rests_until
+        if not self.journal.ready or ((self._stopping or self.refusal or is_resting) and idle):
             return
         batch = self.journal.seal()
         self.sealed()
@@ -121,6 +128,7 @@ class Committer:
         except Exception as exc:
             self._fail(exc)
         else:
+            self._rest = 0.0
             self._engine.committed(batch, self._clock())
 
     def _begun(self, error: BaseException | None) -> None:
@@ -149,16 +157,30 @@ class Committer:
             return
         batch, self._batch = self._batch, None
         assert batch is not None
+        self._rest = 0.0
         try:
             self._engine.committed(batch, self._clock())
         finally:
             self._wake()
 
     def _fail(self, error: BaseException) -> None:
-        log.error("a group of changes could not be stored: %s", error, exc_info=error)
+        self._tell(error)
+        self._rest = min(max(self._rest * 2, FIRST_REST), LONGEST_REST)
+        self._rests_until = self._loop.time() + self._rest
+        self._loop.call_later(self._rest, self._wake)
         self._batch = None
         self._engine.failed(
             self.journal, error if isinstance(error, Exception) else RuntimeError(str(error)), self._clock()
         )
         self.sealed()
         self._wake()
+
+    def _tell(self, error: BaseException) -> None:
+        """In the log: whole the first time, then a line now and then. It may lie on the disk that is full."""
+        now, is_known = self._loop.time(), self._rest and str(error) == self._told
+        if is_known and now - self._told_at < LOG_EVERY:
+            self._untold += 1
+            return
+        more = f" (and {self._untold} times since that was said last)" if self._untold else ""
+        log.error("a group of changes could not be stored: %s%s", error, more, exc_info=None if is_known else error)
+        self._told, self._told_at, self._untold = str(error), now, 0

@@ -425,3 +425,34 @@ def test_other_filters_hold_for_what_is_left_of_the_last_of_each_subject(bench: 
     assert bench.info("last")["num_pending"] == 1
     bench.fill("s.b", "s.d")
     assert seqs(bench.pull(9, "last", no_wait=True)) == [3, 5]
+
+
+def test_a_consumer_is_in_use_while_messages_wait_for_their_acks() -> None:
+    """Whoever has a message may be at work on it until its ack wait is over; nobody has asked in the meantime."""
+    bench = Bench(Rig())
+    bench.fill("s.1")
+    bench.create("e", durable_name="", inactive_threshold=SECOND, ack_wait=30 * SECOND)
+    (message,) = bench.pull(1, "e")
+    bench.rig.wait(25)
+    assert bench.ack(message, sync=True) != []
+    assert bench.info("e")["num_ack_pending"] == 0
+    bench.rig.wait(7)
+    assert bench.info("e")["error"]["err_code"] == 10014
+    bench.create("e", durable_name="", inactive_threshold=SECOND, ack_wait=30 * SECOND, max_deliver=1)
+    bench.pull(1, "e")
+    bench.rig.wait(29)
+    assert bench.info("e")["num_ack_pending"] == 1
+    bench.rig.wait(40)
+    assert bench.info("e")["error"]["err_code"] == 10014
+
+
+def test_a_body_that_is_nested_without_end_is_refused() -> None:
+    bench = Bench(Rig())
+    bench.fill("s.1")
+    bench.create()
+    deep = b'{"a":' * 60_000
+    (answer,) = bench.client.ask("$JS.API.CONSUMER.MSG.NEXT.S.c", deep)
+    assert b"400" in answer.header
+    (message,) = bench.pull()
+    bench.ack(message, b"-NAK " + deep)  # one that cannot be read asks for no pause
+    assert len(bench.pull()) == 1

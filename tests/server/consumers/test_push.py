@@ -355,3 +355,17 @@ def test_a_listener_that_wants_some_gets_those_and_the_next_one_the_rest() -> No
     assert seqs([message for message in first.messages() if message.sid == b"5"]) == [1, 2, 3]
     second.send(b"SUB d 5\r\n")
     assert seqs([message for message in second.messages() if message.sid == b"5"]) == [4, 5]
+
+
+def test_a_threshold_of_next_to_nothing_costs_nothing_while_somebody_listens() -> None:
+    bench = Bench(Rig())
+    bench.client.send(b"SUB d 7\r\n")
+    bench.request("CREATE.S.p", {"name": "p", "deliver_subject": "d", "inactive_threshold": 1_000})
+    bench.rig.now += SECOND
+    bench.rig.engine.timers.due(bench.rig.now)
+    deadline = bench.rig.engine.timers.next_deadline()
+    assert deadline is None or deadline - bench.rig.now > SECOND
+    assert "error" not in bench.info("p")
+    bench.client.send(b"UNSUB 7\r\n")
+    bench.rig.wait(1)
+    assert bench.info("p")["error"]["err_code"] == 10014

@@ -257,7 +257,7 @@ class Account:
             else:
                 del kept[stream.key]
                 stream.configure(with_level(StreamConfig.from_dict(entry.config)))
-                stream.restore(now)
+                stream.restore(now, lost=True)
                 stream.positions = dict(entry.positions)
                 for inflow in self.inflows(stream):
                     inflow.reset()

@@ -49,7 +49,7 @@ def parse(data: dict[str, Any]) -> StreamConfig:
         if isinstance(value, int) and not (0 if name == "first_seq" else -(2**63)) <= value < 2**63:
             raise InvalidJsonError(f"invalid JSON: {value} does not fit the field {name}")
     for name, allowed in _CHOICES.items():
-        if name in body and body[name] not in allowed:
+        if name in body and not (isinstance(body[name], str) and body[name] in allowed):
             if name == "compression" and isinstance(body[name], str):
                 raise InvalidJsonError("invalid JSON: unknown compression algorithm")
             quoted = encode_json(encode_json(body[name]).decode()).decode()
@@ -147,7 +147,7 @@ def _check_times(config: StreamConfig, *, pedantic: bool) -> StreamConfig:
         raise _invalid("max age can not be negative")
     if ZERO < age < SHORTEST:
         raise _invalid("max age needs to be >= 100ms")
-    if not config.duplicate_window:
+    if not config.duplicate_window and config.mirror is None and not config.sources:
         if pedantic and ZERO < age < DEFAULT_DUPLICATES:
             raise pedantic_error("duplicate window cannot be bigger than max age")
         config = config.replace(duplicate_window=min(age, DEFAULT_DUPLICATES) if age else DEFAULT_DUPLICATES)
@@ -156,7 +156,7 @@ def _check_times(config: StreamConfig, *, pedantic: bool) -> StreamConfig:
         raise _invalid("duplicates window can not be negative")
     if age and window > age:
         raise _invalid("duplicates window can not be larger then max age")
-    if window < SHORTEST:
+    if ZERO < window < SHORTEST:
         raise _invalid("duplicates window needs to be >= 100ms")
     return config
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from slipstream.api import encode_json, names
+from slipstream.api import NOT_JSON, encode_json, names
 from slipstream.errors import ApiError
 from slipstream.server.engine.ports import Record, StreamLog
 from slipstream.server.engine.publish import set_header
@@ -93,7 +93,7 @@ def parse_value(payload: bytes) -> int:
     """The total in a counter's payload."""
     try:
         return int(msgspec.json.decode(payload, type=Value).val)
-    except (msgspec.DecodeError, ValueError) as exc:
+    except NOT_JSON as exc:
         raise broken() from exc
 
 
@@ -105,5 +105,5 @@ def _sources(record: Record) -> Sources:
     begin = at + len(lead)
     try:
         return msgspec.json.decode(record.header[begin : record.header.find(b"\r\n", begin)], type=Sources)
-    except (msgspec.DecodeError, ValueError) as exc:
+    except NOT_JSON as exc:
         raise broken() from exc

@@ -55,6 +55,12 @@ class DuplicateWindow:
                     self.add(msg_id, record.seq, record.time)
             seq = records[-1].seq + 1 if records else last + 1
 
+    def take_back(self, last: int) -> None:
+        """What is behind a sequence was lost."""
+        seen = self._seen
+        while seen and seen[key := next(reversed(seen))][0] > last:
+            del seen[key]
+
     def _forget(self, now: int, seq: int) -> None:
         seen, oldest = self._seen, now - self.window
         while seen:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from slipstream.api import encode_json
-from slipstream.errors import ApiError
+from slipstream.errors import ApiError, StoreError, StreamStoreFailedError
 from slipstream.server.engine.batches import MAX_ID, TIMEOUT, Load, check_level
 from slipstream.server.engine.bodies import error_body
 from slipstream.server.engine.publish import is_number
@@ -160,7 +160,8 @@ class FastBatches:
             self._report(batch, reply)
         try:
             outcome = store()
-        except ApiError as error:
+        except (ApiError, StoreError) as exc:
+            error = exc if isinstance(exc, ApiError) else StreamStoreFailedError(str(exc))
             self._refused(part, batch, reply, error)
             return
         batch.settled = batch.last

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from slipstream.api import StreamConfig
+from slipstream.api import NOT_JSON, StreamConfig
 from slipstream.api.archive import CONSUMERS, END, STATE, ArchiveReader, Entry
 from slipstream.api.s2 import S2Reader
 from slipstream.errors import ApiError, StoreError
@@ -126,7 +126,7 @@ class Restore:
             raise ValueError("expected state.json first")
         try:
             state = msgspec.json.decode(entry.payload, type=State)
-        except (msgspec.DecodeError, ValueError) as exc:
+        except NOT_JSON as exc:
             raise ValueError(f"error in state.json: {exc}") from exc
         if not 0 <= state.first_seq <= state.last_seq + 1 < 2**63 or not 0 <= state.consumer_count < 2**20:
             raise ValueError("error in state.json: sequences that cannot be")

@@ -125,13 +125,16 @@ class Stream:
         """For the store."""
         return encode_json(Stored(self.created, self.config.to_dict(), thin=self.thin, positions=self.positions))
 
-    def restore(self, now: int) -> None:
+    def restore(self, now: int, *, lost: bool = False) -> None:
         """Take what is not in the configuration from the log: after a start, and after a group was lost."""
         self._clock = self.log.state.last_time
         self._counters.forget()
         self._batches.stop()
         self._fast.stop()
-        self.duplicates.rebuild(self.log, now)
+        if lost:
+            self.duplicates.take_back(self.log.committed.last_seq)
+        else:
+            self.duplicates.rebuild(self.log, now)
         self._last_msg_id = ""
         with contextlib.suppress(CorruptRecordError):  # reported by whoever reads it; the stream goes on without its id
             last = self.log.get(self.log.state.last_seq)

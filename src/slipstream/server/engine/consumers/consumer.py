@@ -522,6 +522,11 @@ class Consumer(Settling):
         else:
             self._idle_timer = self.host.timers.at(used + self.threshold, self._check_idle)
 
+    def ack_deadlines(self) -> list[int]:
+        """When the acks that are awaited are overdue."""
+        waits, counts, last = self._waits, self.ledger.counts, len(self._waits) - 1
+        return [time + waits[min(counts.get(seq, 0), last)] for seq, (_, time) in self.ledger.pending.items()]
+
     def used_until(self, now: int) -> int:
         """When it was in use last."""
         raise NotImplementedError

@@ -7,7 +7,7 @@ writer's side, together with the ack that decides it: both are in the same group
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -207,9 +207,9 @@ class Consumers:
 
     def restore(self, now: int) -> None:
         """Make the consumers those of the store."""
-        kept = self.stream.log.kept()
+        kept = by_consumer(self.stream.log.kept())
         stored = {
-            key[:-2]: msgspec.json.decode(value, type=Stored) for key, value in kept.items() if key.endswith("\0c")
+            name: msgspec.json.decode(records["c"], type=Stored) for name, records in kept.items() if "c" in records
         }
         for consumer in list(self.items.values()):
             entry = stored.pop(consumer.name, None)
@@ -225,13 +225,13 @@ class Consumers:
             config = ConsumerConfig.from_dict(entry.config)
             if config != consumer.config:
                 consumer.change(config, now)
-            blocks = f"{consumer.name}\0b"  # also those that the lost group had emptied
-            consumer.ledger.all_changed(int(key[len(blocks) :], 16) for key in kept if key.startswith(blocks))
+            blocks = [key for key in kept[consumer.name] if key[0] == "b"]  # also those that the lost group had emptied
+            consumer.ledger.all_changed(int(key[1:], 16) for key in blocks)
             self.mark(consumer)
             consumer.begin()
             consumer.recount()
         for name, entry in stored.items():
-            self._load(name, entry)
+            self._load(name, entry, kept[name])
         if self._leaving:  # the acks are in the books: what they took out goes again
             self.mark(self)
 
@@ -240,13 +240,12 @@ class Consumers:
         for seq in self._leaving:
             self.stream.log.remove(seq)
 
-    def _load(self, name: str, entry: Stored) -> None:
-        kept = self.stream.log.kept()
-        head = kept.get(f"{name}\0s")
+    def _load(self, name: str, entry: Stored, records: dict[str, bytes]) -> None:
+        head = records.get("s")
         ledger: Ledger | None = None
         skips: SkipList | None = None
         if head is not None:
-            blocks = [value for key, value in kept.items() if key.startswith(f"{name}\0b")]
+            blocks = [value for key, value in records.items() if key[0] == "b"]
             ledger = Ledger.restored(head[:HEAD_SIZE], blocks)
             skips = SkipList.unpack(head[HEAD_SIZE:])
         consumer = self._add(name, ConsumerConfig.from_dict(entry.config), entry.created, ledger)
@@ -403,3 +402,13 @@ class Sweep:
                 log.remove(record.seq)
         self._seq = records[-1].seq + 1
         return Progress.MORE, len(records)
+
+
+def by_consumer(kept: Mapping[str, bytes]) -> dict[str, dict[str, bytes]]:
+    """What is kept for consumers, by their names: one look through all of it, however many there are."""
+    found: dict[str, dict[str, bytes]] = {}
+    for key, value in kept.items():
+        name, _, rest = key.partition("\0")
+        if rest:
+            found.setdefault(name, {})[rest] = value
+    return found

@@ -366,7 +366,10 @@ class PullConsumer(Consumer):
 
     def used_until(self, now: int) -> int:
         self._review(now, at_end=True)
-        return now if self._queue else self.last_active
+        if self._queue:
+            return now
+        # Whoever has messages may be at work on them until their ack wait is over, as on nats-server.
+        return max([self.last_active, *self.ack_deadlines()])
 
     def stop(self, *, deleted: bool) -> None:
         super().stop(deleted=deleted)

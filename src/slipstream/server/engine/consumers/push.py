@@ -88,6 +88,12 @@ class PushConsumer(Consumer):
             self.last_active = now
             self.arm_idle(now)
 
+    def _check_idle(self, now: int) -> None:
+        if self.active:  # `interest_changed` begins again
+            self._idle_timer = None
+        else:
+            super()._check_idle(now)
+
     def used_until(self, now: int) -> int:
         return now if self.active else self.last_active
 

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import msgspec
 
-from slipstream.api import ConsumerConfig, PriorityPolicy, read_json
+from slipstream.api import NOT_JSON, ConsumerConfig, PriorityPolicy, read_json
 from slipstream.api.names import PENDING_BYTES, PENDING_MESSAGES
 from slipstream.server.engine.consumers.rules import go_duration
 from slipstream.wire.headers import status_block
@@ -94,7 +94,7 @@ def parse(payload: bytes) -> tuple[Body, bool] | bytes:
         return Body(batch=1), False
     try:
         body = read_json(text, Body)
-    except (msgspec.DecodeError, ValueError) as exc:
+    except NOT_JSON as exc:
         return status_block(400, f"Bad Request - {' '.join(str(exc).split())}")
     if body.idle_heartbeat > 0 and body.idle_heartbeat * 2 > body.expires:
         return status_block(400, "Bad Request - heartbeat value too large")

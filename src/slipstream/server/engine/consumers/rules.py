@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import msgspec
 
 from slipstream.api import (
+    NOT_JSON,
     AckPolicy,
     ConsumerConfig,
     DeliverPolicy,
@@ -57,7 +58,7 @@ def parse(data: Any) -> ConsumerConfig:
         if isinstance(value, int) and not (0 if name in _NOT_NEGATIVE else -(2**63)) <= value < 2**63:
             raise InvalidJsonError(f"invalid JSON: {value} does not fit the field {name}")
     for name, (allowed, text) in _CHOICES.items():
-        if name in body and body[name] not in allowed:
+        if name in body and not (isinstance(body[name], str) and body[name] in allowed):
             quoted = encode_json(body[name]).decode()
             if name != "priority_policy":  # nats-server quotes the others twice
                 quoted = encode_json(quoted).decode()
@@ -364,7 +365,7 @@ def nak_delay(argument: bytes) -> int | None:
         if argument[:1] == b"{":
             return read_json(argument, _Nak).delay
         delay = _duration(argument.decode())
-    except (msgspec.DecodeError, ValueError, OverflowError):
+    except (*NOT_JSON, OverflowError):
         return None
     return delay if abs(delay) < 2**63 else None
 

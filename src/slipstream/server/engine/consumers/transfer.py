@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from slipstream.api import ConsumerConfig, encode_json
+from slipstream.api import NOT_JSON, ConsumerConfig, encode_json
 from slipstream.server.engine.consumers.consumer import Consumer, Stored
 from slipstream.server.engine.consumers.ledger import Ledger
 
@@ -60,7 +60,7 @@ def imported(name: str, data: bytes, *, last_seq: int, now: int) -> dict[str, by
     try:
         body = msgspec.json.decode(data, type=Body)
         config = ConsumerConfig.from_dict(body.config)
-    except (msgspec.DecodeError, ValueError) as exc:
+    except NOT_JSON as exc:
         raise ValueError(f"failed to decode consumer {name!r} state: {exc}") from exc
     if not name or any(char in name for char in ".*>\\/ \0"):
         raise ValueError(f"{name[:64]!r} is no name of a consumer")
