@@ -117,3 +117,10 @@ def test_a_bulk_sink_that_raises_is_given_up_too() -> None:
     assert kinds(effects) == ["error"]
     assert (len(bad.errors), good.scanned) == (1, [b"ab!"])
     assert session.is_connected
+
+
+def test_a_server_that_was_too_slow_has_refused_nobody() -> None:
+    """An overloaded server says so; the credentials may be right."""
+    complaint = read_complaint("Authentication Timeout")
+    assert not isinstance(complaint.error, AuthorizationError)
+    assert complaint.is_final

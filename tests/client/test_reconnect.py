@@ -210,3 +210,21 @@ def test_a_machine_that_has_been_up_for_weeks_waits_no_longer(
         eventually(lambda: not client.is_connected)
         with pytest.raises(RequestTimeoutError):
             client.request("nobody", timeout=0.3)
+
+
+@pytest.mark.parametrize("name", ["nats..internal:4222", "x" * 70 + ":4222", "host:99999"])
+def test_a_server_whose_name_cannot_be_does_not_end_the_search(driver: Driver, name: str) -> None:
+    info = INFO.replace(b"{", b'{"connect_urls":["%b"],' % name.encode(), 1)
+
+    def first(peer: Peer) -> None:
+        peer.greet(info)
+
+    def second(peer: Peer) -> None:
+        peer.greet()
+        peer.until_closed()
+
+    with FakeServer(first, second) as server:
+        nc = driver.connect(server.url, reconnect_wait=0.01, on_event=lambda _: None)
+        eventually(lambda: nc.stats.reconnects == 1)
+        assert nc.is_connected
+        nc.close()

@@ -184,3 +184,42 @@ async def test_a_holder_without_a_connection_knows_that_it_lost(any_server: str,
                 lock.check()
             assert other.is_held
             await other.release()
+
+
+async def test_an_acquisition_that_is_cancelled_holds_nothing(any_server: str, fresh: str) -> None:
+    async with connect(any_server) as nc:
+        kv = await nc.jetstream().create_key_value(BucketConfig(bucket=fresh))
+        one, other = kv.lock("l", ttl=TTL), kv.lock("l", ttl=TTL)
+        await one.acquire()
+        task = asyncio.create_task(other.acquire())
+        await asyncio.sleep(0.2)
+        await one.release()
+        while not other.is_held:  # it is, and its watch is being closed
+            await asyncio.sleep(0)
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+            return  # it was quicker
+        assert not other.is_held
+        await one.acquire(timeout=10)  # nobody renews it
+        await one.release()
+        before = len(nc._core._boxes)
+        await other.acquire(timeout=10)
+        for wait in range(10):  # cancelled anywhere, its watch goes too
+            task = asyncio.create_task(one.acquire())
+            await asyncio.sleep(0.001 * wait)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        assert len(nc._core._boxes) <= before
+
+
+async def test_renewals_side_by_side(any_server: str, fresh: str) -> None:
+    async with connect(any_server) as nc:
+        kv = await nc.jetstream().create_key_value(BucketConfig(bucket=fresh))
+        lock = kv.lock("l", ttl=TTL)
+        await lock.acquire()
+        for _ in range(20):
+            await asyncio.gather(*(lock.renew(b"%d" % n) for n in range(5)))
+        await asyncio.sleep(1.5)  # the background's own go on
+        assert lock.is_held
+        await lock.release()

@@ -6,14 +6,20 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from slipstream import StreamConfig, connect
 from slipstream.client.events import ClientEvent
-from slipstream.errors import HeartbeatLostError, RequestTimeoutError, StreamLookupError, StreamNotFoundError
+from slipstream.errors import (
+    ConnectionLostError,
+    HeartbeatLostError,
+    RequestTimeoutError,
+    StreamLookupError,
+    StreamNotFoundError,
+)
 from slipstream.jetstream.aio import Stream
 from slipstream.jetstream.aio_ordered import OrderedConsumer
 from tests.proxy import Proxy, proxy_to, whole
@@ -289,3 +295,51 @@ async def under_many_faults(
                 assert ordered.resets >= 3, chaos.counts
             assert min(chaos.counts.values()) > 0, chaos.counts
             assert await no_consumers(stream)
+
+
+async def test_a_reader_with_little_patience_comes_back_after_an_outage(any_server: str, fresh: str) -> None:
+    """Calls that give up before a consumer can be made must not keep it from being made."""
+    async with filled(any_server, fresh, 1) as stream, proxy_to(any_server) as proxy:
+        options = {"reconnect_wait": 0.01, "reconnect_max_wait": 0.05, "on_event": lambda _: None}
+        async with connect(proxy.url, **options) as nc:  # type: ignore[arg-type]
+            ordered = nc.jetstream().stream(fresh).ordered_consumer()
+            assert (await ordered.next(timeout=5)).seq == 1
+            proxy.delay, proxy.is_refusing = 0.02, True
+            proxy.cut()
+            back = time.monotonic() + 3
+            found = None
+            while found is None:
+                assert time.monotonic() < back + 15, "nothing came after the outage"
+                if time.monotonic() > back and proxy.is_refusing:
+                    proxy.is_refusing = False
+                    await stream._js.publish(f"{fresh}.again", b"x")
+                try:
+                    found = await ordered.next(timeout=0.1)
+                except RequestTimeoutError:
+                    continue
+            assert found.seq == 2
+            await ordered.close()
+
+
+async def test_a_full_buffer_for_the_next_connection_does_not_end_readers(any_server: str, fresh: str) -> None:
+    async with filled(any_server, fresh, 1) as stream, proxy_to(any_server) as proxy:
+        options = {"reconnect_wait": 0.01, "on_event": lambda _: None, "reconnect_buffer_bytes": 2_000}
+        async with connect(proxy.url, **options) as nc:  # type: ignore[arg-type]
+            here = nc.jetstream().stream(fresh)
+            ordered, consumer = here.ordered_consumer(), await here.create_consumer("pull")
+            loop = consumer.messages()
+            assert (await ordered.next(timeout=5)).seq == (await anext(loop)).seq == 1
+            proxy.is_refusing = True
+            proxy.cut()
+            while nc.is_connected:
+                await asyncio.sleep(0.01)
+            with suppress(ConnectionLostError):  # there is no more room
+                while True:
+                    await nc.publish("metrics", b"x" * 50)
+            readers = [asyncio.ensure_future(ordered.next(timeout=20)), asyncio.ensure_future(anext(loop))]
+            await asyncio.sleep(0.3)
+            assert not any(reader.done() for reader in readers)
+            proxy.is_refusing = False
+            await stream._js.publish(f"{fresh}.again", b"x")
+            assert [message.seq for message in await asyncio.gather(*readers)] == [2, 2]
+            await ordered.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -23,6 +24,7 @@ from slipstream.errors import (
 from slipstream.facade.aio import Client, JetStream
 from slipstream.jetstream.aio import Stream
 from slipstream.jetstream.aio_messages import JsMessage
+from slipstream.jetstream.blocking_consumers import Consumer as BlockingConsumer
 
 SECOND = timedelta(seconds=1)
 
@@ -391,3 +393,61 @@ def test_the_blocking_client_reads_consumers_in_the_same_way(any_server: str, fr
                 if len(read) == 1_000:
                     break
         assert read == list(range(1, 1_001))
+
+
+def test_one_consumer_may_be_used_by_many_threads(any_server: str, fresh: str) -> None:
+    with connect_blocking(any_server) as client:
+        js = client.jetstream()
+        stream = js.create_stream(StreamConfig(name=fresh, subjects=(fresh,)))
+        for _ in range(100):
+            js.publish(fresh, b"x")
+        for number in range(5):
+            consumer = stream.create_consumer(f"w{number}")
+            barrier, seen = threading.Barrier(8), list[int]()
+
+            def work(consumer: BlockingConsumer, barrier: threading.Barrier, seen: list[int]) -> None:
+                barrier.wait(10)
+                while True:
+                    try:
+                        message = consumer.next(timeout=0.3)
+                    except RequestTimeoutError:
+                        return
+                    message.ack()
+                    seen.append(message.seq)
+
+            threads = [threading.Thread(target=work, args=(consumer, barrier, seen)) for _ in range(8)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(30)
+            assert sorted(seen) == list(range(1, 101))
+        client.flush()
+        assert len(client._core._boxes) <= 2  # the inboxes of consumers went with them
+
+
+def test_a_callback_may_be_stopped_as_soon_as_it_has_begun(any_server: str, fresh: str) -> None:
+    with connect_blocking(any_server) as client:
+        stream = client.jetstream().create_stream(StreamConfig(name=fresh, subjects=(fresh,)))
+        consumer = stream.create_consumer("w")
+        for _ in range(30):
+            consumer.consume(lambda _: None).stop(timeout=5)
+        assert len(client._threads) < 10
+
+
+async def test_what_a_callback_did_not_handle_is_there_after_it_was_stopped(any_server: str, fresh: str) -> None:
+    async with world(any_server, fresh, 1_000) as (_, _, stream):
+        consumer = await stream.create_consumer("dur")
+        seen: list[int] = []
+
+        async def handle(message: JsMessage) -> None:
+            seen.append(int(message.data))
+            await message.ack()
+            await asyncio.sleep(0.001)
+
+        consuming = await consumer.consume(handle, max_messages=200)
+        while len(seen) < 50:
+            await asyncio.sleep(0.01)
+        await consuming.stop()
+        while messages := await consumer.fetch(500, timeout=0.5):
+            seen += numbers(messages)
+        assert sorted(seen) == list(range(1_000))

@@ -303,3 +303,19 @@ async def test_keys_are_rotated() -> None:
     assert all(Encrypted.key_name(entry.value) == "new" for entry in (await raw.get_range()).values())
     with pytest.raises(DecryptionError):
         await raw.with_codec(old).get("a")
+
+
+async def test_a_value_that_cannot_be_decoded_costs_a_watch_nothing_else() -> None:
+    plain = await bucket()
+    for key, value in (("a", b"1"), ("b", b"not json"), ("c", b"3"), ("d", b"4")):
+        await plain.put(key, value)
+    watch = await plain.with_codec(Json(int)).watch()
+    seen: list[object] = []
+    while None not in seen:
+        try:
+            entry = await watch.next(timeout=5)
+            seen.append(entry and (entry.key, entry.value))
+        except CodecError as error:
+            seen.append(type(error))
+    assert seen == [("a", 1), CodecError, ("c", 3), ("d", 4), None]
+    await watch.close()

@@ -109,7 +109,7 @@ class Connection(BaseClient):
                 self._carry_out(self._core.tick(self._core.timer))
         except CredentialsError as exc:
             self._lost(link, exc)
-        except OSError as exc:
+        except (OSError, ValueError, OverflowError) as exc:  # of names and ports that cannot be
             error = ConnectionLostError(f"{server}: {exc}")
             error.__cause__ = exc
             self._lost(link, error)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 
+Guard = asyncio.Lock  # `async with`: one at a time
+
 
 class Worker:
     """A task of the client's; it is cancelled when the client is closed."""

@@ -20,7 +20,7 @@ from slipstream.client.base import (
     not_taken,
     timed_out,
 )
-from slipstream.client.blocking_connection import WRITE_SIZE, Connection
+from slipstream.client.blocking_connection import WRITE_SIZE, Connection, Forked
 from slipstream.client.blocking_subscription import Callback, Message, Subscription
 from slipstream.client.blocking_worker import Worker
 from slipstream.client.events import BulkSink, EventHandler, ReplySink, WindowSink
@@ -341,8 +341,14 @@ class Client(Connection):
         return Worker(self._start_thread(main, name))
 
     def run_here(self, call: Callable[[], None]) -> None:
-        """Call that: for finalizers, which run in any thread, where this client can be used as in any other."""
-        call()
+        """Call that now, or soon if this thread is in the middle of something: for finalizers, which run anywhere."""
+        if isinstance(self._lock, Forked):
+            return  # the parent's connection
+        if self._lock._is_owned():  # type: ignore[attr-defined]
+            self._later.append(call)
+            self._kick.set()
+        else:
+            call()
 
     # For subscriptions
 

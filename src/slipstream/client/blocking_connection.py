@@ -44,7 +44,7 @@ class Connection(BaseClient):
         self._core = Session(options, nonce=secrets.token_hex(11))
         self._on_event = on_event
         self._bound = options.max_pending_bytes
-        self._lock: threading.RLock | _Forked = threading.RLock()
+        self._lock: threading.RLock | Forked = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._news: deque[ClientEvent] = deque()  # told when the lock is not held
         self._line = Line()
@@ -55,11 +55,12 @@ class Connection(BaseClient):
         self._kick = threading.Event()  # wakes the keeper
         self._closing = threading.Event()
         self._threads: list[threading.Thread] = []
+        self._later: deque[Callable[[], None]] = deque()  # what finalizers had to put off
         _clients.add(self)
 
     def close(self) -> None:
         """Send what is pending, end all subscriptions and close the connection. Can be called again."""
-        if isinstance(self._lock, _Forked):
+        if isinstance(self._lock, Forked):
             return  # the parent's connection; our copy of its socket is closed already
         core, line = self._core, self._line
         with suppress(Error):  # closed already, or lost on the way
@@ -91,8 +92,8 @@ class Connection(BaseClient):
 
     def ready(self) -> None:
         """Return when the bytes to be sent are under their bound."""
-        core, line, bound = self._core, self._line, self._bound
-        self._until(lambda: not core.is_connected or line.unsent + core.out_size <= bound, FOREVER)
+        core, bound = self._core, self._bound
+        self._until(lambda: not core.is_connected or self._line.unsent + core.out_size <= bound, FOREVER)
 
     def now(self) -> float:
         """The clock of all timeouts, in seconds."""
@@ -265,7 +266,7 @@ class Connection(BaseClient):
             with self._changed:
                 self._lost(exc)
             return
-        except OSError as exc:
+        except (OSError, ValueError, OverflowError) as exc:  # of names and ports that cannot be
             error = ConnectionLostError(f"{server}: {exc}")
             error.__cause__ = exc
             with self._changed:
@@ -324,6 +325,8 @@ class Connection(BaseClient):
 
     def _keep(self) -> None:
         """What nobody else may be there to do: send, ping, read, reconnect."""
+        while self._later:
+            self._later.popleft()()
         with self._lock:
             self._write()
             self._carry_out(self._core.tick(time.monotonic()))
@@ -348,12 +351,13 @@ class Connection(BaseClient):
 
     def _start_thread(self, target: Callable[[], None], name: str) -> threading.Thread:
         thread = threading.Thread(target=target, name=f"slipstream {name}", daemon=True)
-        self._threads.append(thread)
+        with self._lock:
+            self._threads = [*(one for one in self._threads if one.is_alive()), thread]
         thread.start()
         return thread
 
 
-class _Forked:
+class Forked:
     """Takes the place of the lock in a forked child, where the connection is the parent's."""
 
     def __enter__(self) -> NoReturn:
@@ -369,7 +373,7 @@ _clients: weakref.WeakSet[Connection] = weakref.WeakSet()
 
 def _forget_after_fork() -> None:
     for client in list(_clients):
-        client._lock = _Forked()
+        client._lock = Forked()
         client._changed = client._lock  # type: ignore[assignment]
         client._line.discard()  # our copies of the descriptors; the connection itself goes on in the parent
     _clients.clear()

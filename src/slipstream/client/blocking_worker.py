@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 
+Guard = threading.Lock  # `with`: one at a time
+
 
 class Worker:
     """A thread of the client's; what it waits for fails when the client is closed."""

@@ -13,6 +13,7 @@ from slipstream.errors import AuthorizationError, ServerError
 _AUTHORIZATION = (
     "authorization", "authentication", "permissions violation", "user authentication", "account authentication",
 )  # fmt: skip
+_LATE = "authentication timeout"
 _DENIED = re.compile(r'permissions violation for (?:(publish)|subscription) to "([^"]*)"(?: using queue "([^"]*)")?')
 
 
@@ -30,7 +31,7 @@ class Complaint(NamedTuple):
 def read_complaint(text: str) -> Complaint:
     """What an `-ERR` with this text means."""
     lower = text.lower()
-    if not lower.startswith(_AUTHORIZATION):
+    if not lower.startswith(_AUTHORIZATION) or lower.startswith(_LATE):  # that is a server with too much to do
         return Complaint(ServerError(text), is_final=True, is_shutdown="server shutdown" in lower)
     error = AuthorizationError(text)
     if not lower.startswith("permissions violation"):

@@ -176,10 +176,10 @@ class Session(Requests):
         if was_open:
             self.epoch += 1
             self._fail_waiting(_lost_error(self.server, reason))
-            for box in self._boxes.values():
+            for box in list(self._boxes.values()):
                 box.stir()
             self._report(EventKind.DISCONNECTED, reason)
-        if isinstance(reason, AuthorizationError):
+        if isinstance(reason, AuthorizationError) and not was_open:  # what was accepted, and expired, is not refused
             self._pool.refused(self.server)
         if self._may_retry():
             self.timer = now + self._backoff(random) if self._was_open else now
@@ -217,7 +217,7 @@ class Session(Requests):
         self._drop_out()
         self._drop_kept()
         self._fail_waiting(error)
-        for box in self._boxes.values():
+        for box in list(self._boxes.values()):
             box.end(error)
         self._boxes, self._packers = {}, {}
         self._effects.append(Ended(error))
@@ -231,7 +231,7 @@ class Session(Requests):
         self.error = ConnectionClosedError("the client was closed")
         self.timer = math.inf
         self._fail_waiting(self.error)
-        for box in self._boxes.values():
+        for box in list(self._boxes.values()):
             box.end(closing=self.error)
         self._boxes, self._packers = {}, {}
         self._report(EventKind.CLOSED, None)
@@ -436,7 +436,7 @@ class Session(Requests):
         self._set_lane()  # asked for while there was no connection
         if self._is_inbox_used:
             self._send(sub(self._inbox.wildcard, INBOX_SID))
-        for box in self._boxes.values():
+        for box in list(self._boxes.values()):
             self._send(sub(box.subject, box.sid, box.queue))
             box.before = box.received
             if box.limit:

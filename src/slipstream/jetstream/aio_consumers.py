@@ -8,6 +8,7 @@ generated from this file (`tools/unasync.py`).
 from __future__ import annotations
 
 import math
+import threading
 from collections import deque
 from contextlib import suppress
 from types import TracebackType
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Self
 
 from slipstream.api import AckPolicy, ConsumerInfo
 from slipstream.client.aio import Subscription
-from slipstream.client.aio_worker import finish
+from slipstream.client.aio_worker import Guard, finish
 from slipstream.errors import ConnectionLostError, Error, RequestTimeoutError, UsageError
 from slipstream.jetstream.aio_loops import Chunks, Messages
 from slipstream.jetstream.aio_messages import Callback, JsMessage
@@ -52,8 +53,9 @@ class Consumer:
         self._api = ConsumerApi(js._api.prefix)
         self._next_subject = self._api.next_subject(stream, name)
         self._singles = Singles()
-        self._inbox: Subscription | None = None  # of the single pulls
-        self._base = ""
+        self._inbox: tuple[str, Subscription] | None = None  # of the single pulls
+        self._turn = Guard()  # who makes it
+        self._lock = threading.Lock()  # for what several threads may count at once; nobody waits with it
         self._count = 0  # single pulls so far: the last token of their reply subjects
         self._epoch = 0
         self._kept: deque[tuple[Msg, float]] = (
@@ -63,6 +65,11 @@ class Consumer:
         self.stream = stream
         self.name = name
         self.cached_info = info
+
+    def __del__(self) -> None:
+        inbox = getattr(self, "_inbox", None)
+        if inbox is not None:  # programs make a consumer for each call, and clients live long
+            self._client.run_here(inbox[1].end)
 
     async def info(self, *, timeout: float | None = None) -> ConsumerInfo:
         """Configuration and state, as they are now."""
@@ -227,34 +234,28 @@ class Consumer:
         return [JsMessage(msg, client, is_settled) for msg in msgs]
 
     async def _single(self, deadline: float) -> Msg | None:
-        """One message by the shared inbox; None if none comes in time."""
+        """One message by the shared inbox; None if none comes in time. Any number of readers may wait at once."""
         client, singles = self._client, self._singles
-        if self._inbox is None or self._inbox.is_over:
-            self._base = client.new_inbox()
-            self._inbox = await client.subscribe(
-                f"{self._base}.*", max_pending_msgs=MAX_MSGS, max_pending_bytes=MAX_BYTES
-            )
         body, until = no_wait_body(1), deadline
-        singles.waiters += 1
+        with self._lock:
+            singles.waiters += 1
         try:
+            base, inbox = await self._single_inbox()
             while True:
                 left = deadline - client.now()
-                if self._epoch != client.epoch:
-                    singles.forget()
-                    self._epoch = client.epoch
-                if left <= 0 and not self._inbox.pending:
+                if left <= 0 and not inbox.pending:
                     return None
-                while not self._inbox.pending and singles.is_due(client.now()):  # for all who wait: any may be woken
-                    singles.asked(until)
-                    self._count += 1
-                    await client.publish(self._next_subject, body, reply=f"{self._base}.{self._count}")
+                while not inbox.pending and (number := self._next_single(until)):  # for all who wait: any may be woken
+                    await client.publish(self._next_subject, body, reply=f"{base}.{number}")
                 try:
-                    msg = await self._inbox.next_msg(timeout=max(left, 0.0), epoch=self._epoch)
+                    msg = await inbox.next_msg(timeout=max(left, 0.0), epoch=self._epoch)
                 except ConnectionLostError:
                     left = max(deadline - client.now(), 0.0)
                     await client.wait(lambda: client.is_connected, timeout=left, what="a connection to fetch")
                     continue
-                if (found := singles.feed(msg)) is not None:
+                with self._lock:
+                    found = singles.feed(msg)
+                if found is not None:
                     return found
                 left = deadline - client.now()
                 if left <= MARGIN:
@@ -263,19 +264,49 @@ class Consumer:
         except RequestTimeoutError:
             return None
         finally:
-            singles.waiters -= 1
-            if singles.is_waiting and not singles.waiters:  # what still comes must not come unasked, nor too late
-                self._give_up_inbox()
+            self._end_single()
+
+    async def _single_inbox(self) -> tuple[str, Subscription]:
+        async with self._turn:
+            if self._inbox is None or self._inbox[1].is_over:
+                base = self._client.new_inbox()
+                inbox = await self._client.subscribe(
+                    f"{base}.*", max_pending_msgs=MAX_MSGS, max_pending_bytes=MAX_BYTES
+                )
+                self._inbox = base, inbox
+            return self._inbox
+
+    def _next_single(self, until: float) -> int:
+        """The number of the single pull that is due now; 0 if none is."""
+        client, singles = self._client, self._singles
+        with self._lock:
+            if self._epoch != client.epoch:
+                singles.forget()
+                self._epoch = client.epoch
+            if not singles.is_due(client.now()):
+                return 0
+            singles.asked(until)
+            self._count += 1
+            return self._count
 
     # What was given up
 
+    def _end_single(self) -> None:
+        """One reader less. With the last one the single pulls under way are forgotten: what still comes must not come
+        unasked, nor too late. What was on its way to them stays for the next reader."""
+        with self._lock:
+            self._singles.waiters -= 1
+            is_last = self._singles.is_waiting and not self._singles.waiters
+        if is_last:
+            self._give_up_inbox()
+
     def _give_up_inbox(self) -> None:
-        """Forget the single pulls under way; what was on its way to them stays for the next reader."""
-        if self._inbox is not None:
-            self._inbox.drain_soon()
-            self._adopt(self._inbox)
-            self._inbox = None
+        with self._lock:
+            shared, self._inbox = self._inbox, None
             self._singles.forget()
+        if shared is not None:
+            shared[1].drain_soon()
+            self._adopt(shared[1])
 
     def _keep(self, msgs: list[Msg]) -> None:
         """Messages that could not be handed over: the next call has them first."""
@@ -301,14 +332,16 @@ class Consumer:
             await self._ended(subscription, deadline)
             is_ended = subscription.is_ended  # before the take: what comes behind it is for the next look
             self._kept.extend([(msg, until) for msg in subscription.take_now() if not is_status(msg)])
-            if is_ended and adopted in self._adopted:  # another reader may have been here
-                self._adopted.remove(adopted)
+            with self._lock:
+                if is_ended and adopted in self._adopted:  # another reader may have been here
+                    self._adopted.remove(adopted)
         taken: list[Msg] = []
         now = self._client.now()
-        while self._kept and (not count or len(taken) < count):
-            msg, until = self._kept.popleft()
-            if now < until:
-                taken.append(msg)
+        with self._lock:
+            while self._kept and (not count or len(taken) < count):
+                msg, until = self._kept.popleft()
+                if now < until:
+                    taken.append(msg)
         return taken
 
     async def _ended(self, subscription: Subscription, deadline: float) -> None:
@@ -362,7 +395,7 @@ class Consuming:
         consumer, left = self._consumer, list[JsMessage]()
         try:
             while (msgs := await self._pulling.following(None)) is not None:
-                left = consumer._wrap(msgs)[::-1]
+                left = consumer._wrap(msgs)[::-1] + left  # behind what a `stop` left unhandled
                 while left and not self._is_stopped:
                     message = left.pop()
                     try:

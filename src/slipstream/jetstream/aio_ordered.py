@@ -7,6 +7,7 @@ blocking twin is generated from this file (`tools/unasync.py`).
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from slipstream.jetstream.aio import JetStream
 
 CREATE_TIMEOUT = 5.0
+CREATE_LEAST = 1.0  # a try that has begun is not given up before that, whatever the caller's deadline
 
 
 class OrderedConsumer:
@@ -52,6 +54,7 @@ class OrderedConsumer:
         self._pulse = Pulse(heartbeat, self._client.now())
         self._epoch = self._client.epoch
         self._attempts = 0  # to create a consumer, without success
+        self._not_before = 0.0  # when the next of them may begin
         self._left: list[JsMessage] = []  # of a chunk, in reverse: for those who read one by one
         self._is_closed = False
         self._away_since = self._client.now()
@@ -227,9 +230,7 @@ class OrderedConsumer:
         """Make a consumer; tries again, with pauses, what may pass by itself. Raises what does not, or at the end."""
         client = self._client
         while not self._is_closed:
-            if self._attempts:
-                await self._rest(deadline)
-            self._attempts += 1
+            await self._rest(deadline)
             try:
                 await self._create_once(deadline)
             except (ConnectionLostError, RequestTimeoutError, NoRespondersError, ApiError) as error:
@@ -245,12 +246,14 @@ class OrderedConsumer:
         left = max(deadline - client.now(), 0.0)
         await client.wait(lambda: client.is_connected, timeout=left, what="a connection for an ordered consumer")
         inbox, epoch = client.new_inbox(), client.epoch
+        self._not_before = client.now() + backoff(self._attempts, inbox)
+        self._attempts += 1  # waiting for a connection is none
         name = consumer_name(inbox)
         subscription = await client.subscribe(inbox, max_pending_msgs=MAX_MSGS, max_pending_bytes=MAX_BYTES)
         subscription.pack(ACK_PREFIX)
         try:
             call = self._api.create(self.stream, self._state.config(name, inbox), Action.CREATE)
-            left = max(deadline - client.now(), 0.001)
+            left = max(deadline - client.now(), CREATE_LEAST)
             info = await self._js.run(call, timeout=min(left, CREATE_TIMEOUT))
         except BaseException as error:
             subscription.end()
@@ -263,17 +266,22 @@ class OrderedConsumer:
 
     async def _rest(self, deadline: float) -> None:
         client = self._client
-        pause = min(backoff(self._attempts - 1, client.new_inbox()), max(deadline - client.now(), 0.0))
-        try:
-            await client.wait(lambda: self._is_closed, timeout=pause, what="the next try")
-        except (RequestTimeoutError, ConnectionLostError):
+        if not self._attempts or (pause := self._not_before - client.now()) <= 0:
             return
+        left = max(deadline - client.now(), 0.0)
+        with suppress(ConnectionLostError):
+            try:
+                await client.wait(lambda: self._is_closed, timeout=min(pause, left), what="the next try")
+            except RequestTimeoutError:
+                if left < pause:
+                    raise
 
     def _delete(self, name: str) -> None:
         """Have a consumer deleted, without waiting: what is not is gone when nobody has listened for a while."""
         if name and not self._client.is_closed:
             call = self._api.delete(self.stream, name)
-            self._client.start(call.subject, call.payload, Ignored())
+            with suppress(ConnectionLostError):  # no room for it to wait in: it goes by itself
+                self._client.start(call.subject, call.payload, Ignored())
 
     def _end(self, *, delete: bool = True) -> None:
         self._is_closed = True

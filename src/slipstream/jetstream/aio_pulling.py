@@ -119,6 +119,10 @@ class Pulling:
             self._subscription = await client.subscribe(
                 f"{self._inbox}.*", max_pending_msgs=MAX_MSGS, max_pending_bytes=MAX_BYTES
             )
+            if self.is_stopped:  # meanwhile, by another thread, which found nothing to end
+                self._subscription.drain_soon()
+        if not client.is_connected:  # it is asked when there is a connection again, and takes no room until then
+            return
         if self._epoch != client.epoch:
             self._epoch = client.epoch
             self._flow.reset()
@@ -131,10 +135,10 @@ class Pulling:
         try:
             await self._ask()
         except BaseException as error:
+            if isinstance(error, ConnectionLostError) and not self._client.is_closed:
+                return  # asked again with the next connection
             self._consumer._keep(msgs)
-            if not isinstance(error, ConnectionLostError) or self._client.is_closed:
-                raise
-            msgs[:] = []
+            raise
 
     async def _judge(self, error: Error, deadline: float) -> None:
         """Raise an error, or rest and go on if it may pass: nobody answers for a consumer whose leader changes."""

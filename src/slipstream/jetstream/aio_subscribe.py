@@ -52,7 +52,7 @@ class PullSubscription(Consumer):
         """End it, after which nothing more comes. Deletes the consumer if it is its owner; on_event is told if that
         fails."""
         if self._inbox is not None:
-            await self._inbox.drain(timeout=timeout)
+            await self._inbox[1].drain(timeout=timeout)
         if not self.is_owner:
             return
         self.is_owner = False

@@ -8,6 +8,7 @@ blocking twin is generated from this file (`tools/unasync.py`).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from slipstream.jetstream.blocking import JetStream
 
 CREATE_TIMEOUT = 5.0
+CREATE_LEAST = 1.0  # a try that has begun is not given up before that, whatever the caller's deadline
 
 
 class OrderedConsumer:
@@ -53,6 +55,7 @@ class OrderedConsumer:
         self._pulse = Pulse(heartbeat, self._client.now())
         self._epoch = self._client.epoch
         self._attempts = 0  # to create a consumer, without success
+        self._not_before = 0.0  # when the next of them may begin
         self._left: list[JsMessage] = []  # of a chunk, in reverse: for those who read one by one
         self._is_closed = False
         self._away_since = self._client.now()
@@ -228,9 +231,7 @@ class OrderedConsumer:
         """Make a consumer; tries again, with pauses, what may pass by itself. Raises what does not, or at the end."""
         client = self._client
         while not self._is_closed:
-            if self._attempts:
-                self._rest(deadline)
-            self._attempts += 1
+            self._rest(deadline)
             try:
                 self._create_once(deadline)
             except (ConnectionLostError, RequestTimeoutError, NoRespondersError, ApiError) as error:
@@ -246,12 +247,14 @@ class OrderedConsumer:
         left = max(deadline - client.now(), 0.0)
         client.wait(lambda: client.is_connected, timeout=left, what="a connection for an ordered consumer")
         inbox, epoch = client.new_inbox(), client.epoch
+        self._not_before = client.now() + backoff(self._attempts, inbox)
+        self._attempts += 1  # waiting for a connection is none
         name = consumer_name(inbox)
         subscription = client.subscribe(inbox, max_pending_msgs=MAX_MSGS, max_pending_bytes=MAX_BYTES)
         subscription.pack(ACK_PREFIX)
         try:
             call = self._api.create(self.stream, self._state.config(name, inbox), Action.CREATE)
-            left = max(deadline - client.now(), 0.001)
+            left = max(deadline - client.now(), CREATE_LEAST)
             info = self._js.run(call, timeout=min(left, CREATE_TIMEOUT))
         except BaseException as error:
             subscription.end()
@@ -264,17 +267,22 @@ class OrderedConsumer:
 
     def _rest(self, deadline: float) -> None:
         client = self._client
-        pause = min(backoff(self._attempts - 1, client.new_inbox()), max(deadline - client.now(), 0.0))
-        try:
-            client.wait(lambda: self._is_closed, timeout=pause, what="the next try")
-        except (RequestTimeoutError, ConnectionLostError):
+        if not self._attempts or (pause := self._not_before - client.now()) <= 0:
             return
+        left = max(deadline - client.now(), 0.0)
+        with suppress(ConnectionLostError):
+            try:
+                client.wait(lambda: self._is_closed, timeout=min(pause, left), what="the next try")
+            except RequestTimeoutError:
+                if left < pause:
+                    raise
 
     def _delete(self, name: str) -> None:
         """Have a consumer deleted, without waiting: what is not is gone when nobody has listened for a while."""
         if name and not self._client.is_closed:
             call = self._api.delete(self.stream, name)
-            self._client.start(call.subject, call.payload, Ignored())
+            with suppress(ConnectionLostError):  # no room for it to wait in: it goes by itself
+                self._client.start(call.subject, call.payload, Ignored())
 
     def _end(self, *, delete: bool = True) -> None:
         self._is_closed = True

@@ -53,7 +53,7 @@ class PullSubscription(Consumer):
         """End it, after which nothing more comes. Deletes the consumer if it is its owner; on_event is told if that
         fails."""
         if self._inbox is not None:
-            self._inbox.drain(timeout=timeout)
+            self._inbox[1].drain(timeout=timeout)
         if not self.is_owner:
             return
         self.is_owner = False

@@ -5,10 +5,12 @@ The blocking twin is generated from this file (`tools/unasync.py`).
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from datetime import timedelta
 from typing import Generic, TypeVar, cast
 
+from slipstream.errors import Error
 from slipstream.kv.aio_storage import Feed, Storage, StorageWriter, WrappedStorage
 from slipstream.kv.codecs import Codec
 from slipstream.kv.entry import Entry, Listing, Operation
@@ -165,16 +167,19 @@ class CodecFeed(Generic[V]):
         self._inner = inner
         self._codec = codec
         self._meta_only = meta_only
+        self._held: deque[Entry[bytes]] = deque()  # not decoded yet: one in front of them could not be
+        self._held_pending = 0  # how many of them are of the initial data
+        self._revision = 0
 
     @property
     def pending(self) -> int:
         """How many entries of the initial data are to come."""
-        return self._inner.pending
+        return self._inner.pending + self._held_pending
 
     @property
     def revision(self) -> int:
         """The newest revision handed over."""
-        return self._inner.revision
+        return self._revision if self._held else self._inner.revision
 
     @property
     def is_live(self) -> bool:
@@ -182,8 +187,28 @@ class CodecFeed(Generic[V]):
         return self._inner.is_live
 
     async def chunk(self, *, timeout: float | None = None) -> list[Entry[V]]:
-        """The next entries."""
-        return [decoded(self._codec, entry, self._meta_only) for entry in await self._inner.chunk(timeout=timeout)]
+        """The next entries. One that cannot be decoded is an error of its own: those before and behind it come."""
+        held = self._held
+        if not held:
+            before = self._inner.pending
+            held.extend(await self._inner.chunk(timeout=timeout))
+            self._held_pending = min(max(before - self._inner.pending, 0), len(held))
+        found: list[Entry[V]] = []
+        while held:
+            try:
+                entry = decoded(self._codec, held[0], self._meta_only)
+            except Error:
+                if found:
+                    break
+                self._take()
+                raise
+            self._take()
+            found.append(entry)
+        return found
+
+    def _take(self) -> None:
+        self._revision = self._held.popleft().revision
+        self._held_pending = max(self._held_pending - 1, 0)
 
     async def close(self) -> None:
         """End it."""

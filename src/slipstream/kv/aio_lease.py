@@ -22,7 +22,7 @@ from slipstream.errors import (
     StaleReadError,
     WrongLastSequenceError,
 )
-from slipstream.kv.aio_outside import Signal, Worker, clock, new_id, sleep
+from slipstream.kv.aio_outside import Guard, Signal, Worker, clock, new_id, sleep
 from slipstream.kv.aio_watch import Watch
 from slipstream.kv.entry import Entry
 from slipstream.kv.lease import Claim, Observation, Record, check_ttl, decode_record, encode_record, server_ttl
@@ -65,6 +65,7 @@ class Lease:
         self._owner = ""
         self._has_server_ttl: bool | None = None
         self._worker: Worker | None = None
+        self._turn = Guard()  # one claim or renewal at a time: the user's, and those in the background
         self._stop = Signal()
         self._lost = Signal()
         self._why = "it was never acquired"
@@ -105,21 +106,28 @@ class Lease:
         """Wait until the lease is ours; returns the fencing token. Raises RequestTimeoutError if it is not in time."""
         deadline = None if timeout is None else self._now() + timeout
         watch: Watch[bytes] | None = None
+        is_ours = False
         try:
-            while not await self.try_acquire():
-                left = None if deadline is None else deadline - self._now()
-                if left is not None and left <= 0:
-                    raise RequestTimeoutError(f"lease {self.key!r}: not acquired in {timeout} s")
-                watch = await self._await_change(watch, left)
+            try:
+                while not await self.try_acquire():
+                    left = None if deadline is None else deadline - self._now()
+                    if left is not None and left <= 0:
+                        raise RequestTimeoutError(f"lease {self.key!r}: not acquired in {timeout} s")
+                    watch = await self._await_change(watch, left)
+            finally:
+                if watch is not None:
+                    await watch.close()
+            is_ours = True
         finally:
-            if watch is not None:
-                await watch.close()
+            if not is_ours and self._worker is not None:  # cancelled when it was ours already: nobody will release it
+                self._abandon()
         return self._claim.token
 
     async def _await_change(self, watch: Watch[bytes] | None, left: float | None) -> Watch[bytes] | None:
         """Wait until the key changes, or the one who has it may be dead; without a connection just a little."""
         patience = max(self._seen.patience(self._now()), SHORTEST_WAIT)
         patience = patience if left is None else min(patience, left)
+        is_new = watch is None
         try:
             if watch is None:
                 watch = await self._kv.watch(self.key, timeout=self._patience())
@@ -130,24 +138,33 @@ class Lease:
             raise
         except _PASSING:
             await sleep(min(SHORTEST_WAIT, patience))
+        except BaseException:
+            if is_new and watch is not None:  # nobody else has it yet
+                await watch.close()
+            raise
         return watch
 
     async def try_acquire(self) -> bool:
         """Take the lease if nobody holds it; whether it is ours now."""
         if self.is_held:
             return True
-        self._claim.pause()
-        if not self._owner:
-            self._owner = new_id()  # kept over tries whose outcome is not known, to find our own claim again
-        try:
-            entry = await self._kv.storage.last(self.key, timeout=self._patience())
-            if entry is not None and not entry.is_deleted:
-                return await self._take_over(entry)
-            return await self._store(entry.revision if entry else 0)
-        except ConnectionClosedError:
-            raise
-        except (WrongLastSequenceError, *_PASSING):
-            return False
+        async with self._turn:
+            if self.is_held:
+                return True
+            self._stop.set()  # renewals of what was held before end; what is acquired now has its own
+            self._worker = None
+            self._claim.pause()
+            if not self._owner:
+                self._owner = new_id()  # kept over tries whose outcome is not known, to find our own claim again
+            try:
+                entry = await self._kv.storage.last(self.key, timeout=self._patience())
+                if entry is not None and not entry.is_deleted:
+                    return await self._take_over(entry)
+                return await self._store(entry.revision if entry else 0)
+            except ConnectionClosedError:
+                raise
+            except (WrongLastSequenceError, *_PASSING):
+                return False
 
     async def _take_over(self, entry: Entry[bytes]) -> bool:
         """The key is held: by a claim of ours whose answer was lost, or by another one that may be dead."""
@@ -173,8 +190,10 @@ class Lease:
             value, patience = encode_record(record), self._patience()
             revision = await self._kv.update(self.key, value, last=last, ttl=ttl, timeout=patience)
         except WrongLastSequenceError:
-            self._claim.refused()
+            self._claim.refused(sent)
             raise
+        if self._owner != record.owner:  # given back while it was on its way
+            raise LeaseLostError(self.key, self._why)
         self._claim.stored(revision, sent)
         self._begin()
         return self.is_held
@@ -212,19 +231,20 @@ class Lease:
 
     async def renew(self, data: bytes | None = None) -> None:
         """Make the lease last longer, now, with other data if some is given. Raises LeaseLostError if it is lost."""
-        if not self._claim.revision:
-            raise LeaseLostError(self.key, self._why)
-        if data is not None:
-            self._data = data
-        try:
-            await self._store(self._claim.revision)
-        except WrongLastSequenceError:
-            await self._find_own()
-        except _PASSING:
-            if not self.is_held:  # others may have it: a later renewal would be a new claim
-                self._give_up("it could not be renewed in time")
-                raise LeaseLostError(self.key, self._why) from None
-            raise
+        async with self._turn:
+            if not self._claim.revision:
+                raise LeaseLostError(self.key, self._why)
+            if data is not None:
+                self._data = data
+            try:
+                await self._store(self._claim.revision)
+            except WrongLastSequenceError:
+                await self._find_own()
+            except _PASSING:
+                if not self.is_held:  # others may have it: a later renewal would be a new claim
+                    self._give_up("it could not be renewed in time")
+                    raise LeaseLostError(self.key, self._why) from None
+                raise
 
     async def _find_own(self) -> None:
         """Our revision is not the newest: a renewal of ours whose answer was lost, or somebody else is the holder."""
@@ -235,6 +255,10 @@ class Lease:
             return
         self._give_up("another one has it" if entry and not entry.is_deleted else "it was removed")
         raise LeaseLostError(self.key, self._why)
+
+    def _abandon(self) -> None:
+        self._stop.set()
+        self._give_up("its acquisition was cancelled")
 
     def _give_up(self, why: str) -> None:
         self._why = why

@@ -75,9 +75,10 @@ class Claim:
         """A claim or renewal goes out."""
         self._unsure.append(now)
 
-    def refused(self) -> None:
-        """The last one sent was not stored."""
-        self._unsure.pop()
+    def refused(self, sent: float) -> None:
+        """The one sent at `sent` was not stored. (Another one, stored meanwhile, may have settled it already.)"""
+        if sent in self._unsure:
+            self._unsure.remove(sent)
 
     def stored(self, revision: int, sent: float) -> None:
         """The claim sent at `sent` is stored as `revision`."""
