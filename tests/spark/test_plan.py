@@ -220,7 +220,8 @@ def test_a_stream_that_was_made_again_is_noticed() -> None:
     assert end == at(8, BORN_AGAIN)
     assert plan.stream_range(at(10), end, new, fail=False) == Range(1, 8)
     with pytest.raises(DataLossError, match="deleted and made again"):  # a batch of the old one can never be replayed
-        plan.stream_range(at(0), at(10), new, fail=False)
+        plan.stream_range(at(0), at(10), new, fail=True)
+    assert plan.stream_range(at(0), at(10), new, fail=False) == Range(11, 10)  # nothing is left of it
 
 
 def test_a_range_is_read_from_the_stream_it_was_planned_for() -> None:

@@ -277,6 +277,22 @@ class TestRefusals:
         ):
             spark.read.schema("data STRING").format("jetstream").load("S").collect()
 
+    def test_places_that_are_not_there(
+        self, spark: SparkSession, js: BlockingJetStream, any_server: str, fresh: str
+    ) -> None:
+        make_stream(js, fresh)
+        publish(js, fresh, range(10))
+        with pytest.raises(PySparkException, match=r"'starting' is 500, but stream .* has messages up to 10 only"):
+            read(spark, any_server, fresh, starting=500).count()
+        assert read(spark, any_server, fresh, starting=11).count() == 0
+        with pytest.raises(PySparkException, match=r"'partitions' is '99.*a whole number of at least 1 is allowed"):
+            read(spark, any_server, fresh, partitions="9" * 5_000)
+        stream = spark.readStream.format("jetstream").option("servers", any_server)
+        with pytest.raises(PySparkException, match="'starting' is a time in the future"):
+            stream.option("starting", "2199-01-01T00:00:00Z").load(fresh).writeStream.format(
+                "noop"
+            ).start().processAllAvailable()
+
     def test_removed_messages(self, spark: SparkSession, js: BlockingJetStream, any_server: str, fresh: str) -> None:
         make_stream(js, fresh, max_msgs=40)
         publish(js, fresh, range(100))

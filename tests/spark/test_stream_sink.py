@@ -274,6 +274,7 @@ class TestAttempts:
             {"subject": "somewhere.else", "data": b"3"},
             {"subject": f"{fresh}.a", "data": b"x" * 400},
             {"subject": f"{fresh}.a", "data": b"x" * 2_000_000},  # more than a server takes at all
+            {"subject": "bad " * 5_000, "data": b"y" * 2_000_000},  # and a name that no header takes
         ]
         rows = pa.RecordBatch.from_pylist([*good[:5], *bad, *good[5:]], schema=schema)
         for partition in (0, 0, 1):  # the second attempt finds all done; another partition is another write
@@ -285,6 +286,25 @@ class TestAttempts:
         for said in ("bad subject", "'subject' is null", "'data' is null", f"takes {fresh}.>", "size"):
             assert any(said in reason for reason in reasons), (said, reasons)
         assert max(len(letter.data) for letter in letters) > 1_000_000
+        cut = [letter.headers.get("Slipstream-Truncated") for letter in letters if len(letter.data) > 1_000_000]
+        assert cut == ["2000000"] * 4
+
+    def test_a_header_that_the_stream_refuses_is_the_rows_fault(
+        self, js: BlockingJetStream, any_server: str, fresh: str, batched: bool
+    ) -> None:
+        make_stream(js, fresh, allow_batched=batched)
+        make_stream(js, f"{fresh}_dead")
+        connection = Connection(servers=(any_server,))
+        options = StreamSinkOptions(stream=fresh, connection=connection, dead_letter=f"{fresh}_dead.rows")
+        Progress(js, options.progress, fresh).prepare()
+        kind = pa.map_(pa.string(), pa.string())
+        headers = pa.array([None, [("Nats-TTL", "5s")], [("A", "x" * 100_000)], None], kind)
+        rows = pa.RecordBatch.from_arrays(
+            [pa.array([f"{fresh}.a"] * 4), pa.array([b"0", b"1", b"2", b"3"]), headers], ["subject", "data", "headers"]
+        )
+        StreamTask(options, Shape(has_headers=True)).run(iter([rows]), Task("q", 0, 0))
+        assert [data for _, data in stored(js, fresh)] == [b"0", b"3"]
+        assert [letter.data for letter in js.stream(f"{fresh}_dead").read()] == [b"1", b"2"]
 
     def test_a_row_that_the_stream_refuses_is_named(
         self, js: BlockingJetStream, any_server: str, fresh: str, batched: bool
@@ -328,9 +348,6 @@ class TestAttempts:
         assert outbox(3, replace(task, options=replace(options, atomic="true"))) == "Outbox"
         assert outbox(4, replace(task, options=replace(options, batched="true"))) == "FastOutbox"
         assert len(stored(js, fresh)) == 500
-        both = replace(options, batched="true", atomic="true")
-        with pytest.raises(UsageError, match="'batched' and 'atomic' are both true"):
-            outbox(5, replace(task, options=both))
         make_stream(js, f"{fresh}x")
         with pytest.raises(UsageError, match=r"'batched' is true, but stream .* does not take fast batches"):
             outbox(0, replace(task, options=replace(options, batched="true", stream=f"{fresh}x")))
@@ -474,6 +491,13 @@ class TestRefusals:
             df.write.format("jetstream").mode("overwrite").option("servers", any_server).save(fresh)
         with pytest.raises(PySparkException, match="does not know the option 'subjects'; allowed are stream, writeId"):
             write(df, any_server, fresh, subjects="a")
-        make_stream(js, fresh)
+        make_stream(js, fresh, allow_batched=True)
         with pytest.raises(PySparkException, match=r"row 0 \(subject 'a'\) was refused"):
             write(df, any_server, fresh)
+        with pytest.raises(PySparkException, match="'batched' is 'true': it cannot be true together with 'atomic'"):
+            write(df, any_server, fresh, batched="true", atomic="true")
+        with pytest.raises(PySparkException, match="'batched' is true, but there is a column 'msg_id'"):
+            write(df.selectExpr("*", "'x' AS msg_id"), any_server, fresh, batched="true")
+        spark.sql(f"CREATE TABLE {fresh} USING jetstream OPTIONS (stream '{fresh}', servers '{any_server}')")
+        with pytest.raises(PySparkException, match="takes no INSERT INTO a table"):
+            spark.sql(f"INSERT INTO {fresh} SELECT * FROM {fresh}")

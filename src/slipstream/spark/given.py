@@ -121,7 +121,7 @@ class Given:
         value = self.text(name)
         if not value:
             return default
-        if not (value.isascii() and value.isdigit() and least <= int(value) < 2**63):
+        if not (value.isascii() and value.isdigit() and len(value) < 20 and least <= int(value) < 2**63):
             raise self.bad(name, f"a whole number of at least {least} is allowed")
         return int(value)
 

@@ -208,6 +208,8 @@ def stream_sink_options(options: Mapping[str, str]) -> StreamSinkOptions:
         check_bucket(progress)
     except UsageError as error:
         raise given.bad("progress", str(error)) from error
+    if given.text("batched").lower() == given.text("atomic").lower() == "true":
+        raise given.bad("batched", "it cannot be true together with 'atomic'")
     return StreamSinkOptions(
         stream=given.named("stream", check_name),
         connection=given.connection(),

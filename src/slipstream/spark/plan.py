@@ -129,6 +129,10 @@ def batch_range(
     end = ending.value if ending.at is At.SEQUENCE else resolve(ending, info, at_time=at_time) - 1
     if ending.at is At.SEQUENCE and end > last:
         raise UsageError(f"option 'ending' is {end}, but stream {info.config.name!r} has messages up to {last} only")
+    if options.starting.at is At.SEQUENCE and start > last + 1:
+        raise UsageError(
+            f"option 'starting' is {start}, but stream {info.config.name!r} has messages up to {last} only"
+        )
     first = after_loss(start, end, info, fail=options.fail_on_data_loss)
     if first > start and skipped is not None:
         skipped(Range(start, min(first - 1, end)))
@@ -166,8 +170,10 @@ def rows_within(size: int, info: StreamInfo) -> int:
 
 
 def stream_range(start: Offset, end: Offset, info: StreamInfo, *, fail: bool) -> Range:
-    """The sequences of the micro-batch `(start, end]`."""
-    check_same(info, end.created)  # whatever the user chose: the batch cannot be read any more
+    """The sequences of the micro-batch `(start, end]`. None are left of a stream that was made again."""
+    if end.created != created_of(info) and not fail:
+        return Range(end.seq + 1, end.seq)
+    check_same(info, end.created)
     return Range(stream_start(start, info, fail=fail), end.seq)
 
 

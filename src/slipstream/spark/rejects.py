@@ -11,12 +11,14 @@ import re
 from base64 import urlsafe_b64encode
 from hashlib import blake2b
 
-from slipstream.errors import Error, StreamMessageTooLargeError, StreamNotMatchError, UsageError
+from slipstream.errors import ApiError, Error, UsageError
 from slipstream.facade.blocking import JetStream
 from slipstream.spark.outbox import Outbox
 from slipstream.wire import Headers
 
 _HEADER_ROOM = 4096
+_MOST_TEXT = 1_000  # characters of a reason, and of a name
+_ROWS_FAULTS = frozenset((10054, 10060, 10097, 10111, 10165, 10166, 10168, 10169, 10170, 10171, 10189, 10190, 10191))
 _WINDOW = 256
 _ROW = re.compile(r"^row \d+(?: \(subject .*?\))?(?::| was) ")
 
@@ -36,11 +38,14 @@ class Rejects:
         """Keep a row, or raise the reason where there is no place for it."""
         if not self._subject:
             raise reason
-        body = (data or b"")[: max(self._most, 0)]
+        whole = data or b""
+        body = whole[: max(self._most, 0)]
         digest = blake2b(f"{self._prefix}/{name}/".encode(errors="replace") + body, digest_size=15).digest()
         count = self._seen[digest] = self._seen.get(digest, -1) + 1  # equal rows are told apart, in whatever order
         text = _ROW.sub("", " ".join(str(reason).split()))
-        values = {"Slipstream-Reason": text, "Slipstream-Row": str(row), "Slipstream-Name": repr(name)}
+        values = {"Slipstream-Reason": _short(text), "Slipstream-Row": str(row), "Slipstream-Name": _short(repr(name))}
+        if len(body) < len(whole):
+            values["Slipstream-Truncated"] = str(len(whole))
         headers = Headers({**values, "Nats-Msg-Id": f"dead.{urlsafe_b64encode(digest).decode()}.{count}"})
         self._outbox.send([(self._subject, body, headers.encode())], [None])
         self.count += 1
@@ -56,4 +61,10 @@ class Rejects:
 
 def is_rows_fault(error: Error) -> bool:
     """Whether the row is to blame, and another attempt would end the same way."""
-    return isinstance(error, UsageError | StreamMessageTooLargeError | StreamNotMatchError)
+    if isinstance(error, ApiError):
+        return error.err_code in _ROWS_FAULTS
+    return isinstance(error, UsageError)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]}…"

@@ -82,6 +82,7 @@ PARTS = {
 # `CREATE TABLE ... USING jetstream OPTIONS (...)` hands the options to schema() and to nothing else; the catalog keeps
 # the schema, so they travel in the metadata of its columns. No option is a secret.
 _STORED_OPTIONS = "slipstream.options"
+_FUTURE = 60_000_000_000  # clocks differ by so much at most
 _PUSHING = "pyspark.sql.worker.data_source_pushdown_filters"
 RETRY = 0.2
 _log = logging.getLogger("slipstream.spark")
@@ -139,6 +140,8 @@ class JetStreamDataSource(DataSource):
 
         if overwrite:
             raise UsageError(f"{JETSTREAM} cannot overwrite a stream: use mode('append')")
+        if "sequence" in schema.fieldNames():
+            raise UsageError(f"{JETSTREAM} takes no INSERT INTO a table: write with df.write.format({JETSTREAM!r})")
         return StreamBatchWriter(stream_task(self.options, schema))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
@@ -235,6 +238,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 f"{JETSTREAM} option 'starting' is {start}: stream {options.stream!r} has messages up to {last}, "
                 f"so up to {last + 1} is allowed"
             )
+        if options.starting.at is At.TIME and options.starting.value > time.time_ns() + _FUTURE:
+            raise UsageError(
+                f"{JETSTREAM} option 'starting' is a time in the future: what comes until then would be read; use "
+                "'latest', or a filter on the column timestamp"
+            )
         return Offset(start - 1, created_of(info)).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -266,6 +274,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         info = self._info()
         fail = self._options.fail_on_data_loss
         part = plan.stream_range(offset_of(start), offset_of(end), info, fail=fail)
+        if offset_of(end).created != created_of(info):  # planned for a stream that is gone, and the user accepts it
+            _skipped(self._options.stream)(plan.Range(offset_of(start).seq + 1, offset_of(end).seq))
         return partitions_of(self._options, part, created_of(info))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -271,8 +271,6 @@ def uses_fast(options: StreamSinkOptions, target: StreamInfo) -> bool:
             f"{JETSTREAM} option 'batched' is true, but stream {options.stream!r} does not take fast batches: set "
             "allow_batched in its configuration (nats-server 2.14 or newer), or leave the option out"
         )
-    if options.batched == options.atomic == "true":
-        raise UsageError(f"{JETSTREAM} options 'batched' and 'atomic' are both true: one of them is allowed")
     return options.batched != "false" and options.atomic != "true" and target.config.allow_batched
 
 
@@ -296,6 +294,11 @@ def stream_task(options: Mapping[str, str], schema: StructType) -> StreamTask:
     """The work of a write with these options, checked against the server."""
     found = stream_sink_options(options)
     shape = shape_of({field.name: field.dataType.simpleString() for field in schema.fields})
+    if found.batched == "true" and shape.has_msg_id:
+        raise UsageError(
+            f"{JETSTREAM} option 'batched' is true, but there is a column 'msg_id': fast batches are for rows whose "
+            "ids are the sink's; leave the option or the column out"
+        )
     with open_jetstream(found.connection, os.environ) as js:
         check_target(js, found)
         Progress(js, found.progress, found.stream).prepare()
