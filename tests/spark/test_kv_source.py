@@ -171,7 +171,7 @@ def columns(*rows: tuple[str, int, bytes]) -> Columns:
 def test_a_key_is_doubtful_only_if_something_of_it_was_dropped() -> None:
     purged = b"NATS/1.0\r\nKV-Operation: PURGE\r\n\r\n"
     chunk = columns(("$KV.b.old", 1, b""), ("$KV.b.full", 5, b""), ("$KV.b.full", 6, b""), ("$KV.b.new", 7, b""))
-    kept = kv_rows.keep([chunk, columns(("$KV.b.gone", 8, purged))], "b")
+    kept = kv_rows.keep([chunk, columns(("$KV.b.gone", 8, purged))], "$KV.b.")
     assert kv_rows.doubtful(kept, as_of=3, history=2) == ["full", "gone"]
     assert kv_rows.doubtful(kept, as_of=5, history=2) == ["gone"]
     assert [row.key for row in kv_rows.state(kept.values(), as_of=3, include_deletes=False)] == ["old"]

@@ -200,10 +200,11 @@ def test_a_context_and_credentials_exclude_each_other() -> None:
 
 def test_a_bucket_is_read_as_of_now_as_of_a_revision_or_with_its_history() -> None:
     plain = kv_batch_options({"path": "view"})
-    assert plain == KvSourceOptions(bucket="view", feed=SourceOptions(stream="KV_view", subjects=("$KV.view.>",)))
+    assert plain == KvSourceOptions(bucket="view", feed=SourceOptions(stream="KV_view"))
+    assert plain.subjects("$KV.view.") == ("$KV.view.>",)
     found = kv_batch_options({"bucket": "view", "keys": "a.*, b", "asOfRevision": "7", "includeDeletes": "true"})
     assert (found.as_of, found.include_deletes, found.history) == (7, True, False)
-    assert found.feed.subjects == ("$KV.view.a.*", "$KV.view.b")
+    assert found.subjects("$KV.origin.") == ("$KV.origin.a.*", "$KV.origin.b")
     since = kv_batch_options({"bucket": "view", "history": "true", "starting": "5"})
     assert (since.history, since.feed.starting) == (True, Position(At.SEQUENCE, 5))
     with pytest.raises(UsageError, match="cannot be set together with 'history'"):

@@ -25,12 +25,12 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import BinaryType, DataType, LongType, StringType, StructType, TimestampType
 
-from slipstream.api import StreamInfo
-from slipstream.errors import MessageNotFoundError, StreamNotFoundError, UsageError
+from slipstream.errors import MessageNotFoundError, UsageError
 from slipstream.jetstream.blocking import Stream
 from slipstream.jetstream.columns import Columns, Part
 from slipstream.jetstream.direct import StoredMessage
 from slipstream.spark import plan
+from slipstream.spark.kv_place import inspect_bucket, prefix_of
 from slipstream.spark.link import open_jetstream
 from slipstream.spark.offsets import created_of
 from slipstream.spark.options import (
@@ -73,7 +73,7 @@ PASSES = 4  # over what was added while a bucket is read, before what is missing
 class FeedRows:
     """Messages of the bucket's stream as entries."""
 
-    bucket: str
+    prefix: str  # of the subjects
     names: tuple[str, ...]
 
     @property
@@ -83,7 +83,7 @@ class FeedRows:
     def batches(self, chunks: Iterable[Columns]) -> Iterator[pa.RecordBatch]:
         from slipstream.spark import kv_rows
 
-        return kv_rows.feed(chunks, self.bucket, self.names)
+        return kv_rows.feed(chunks, self.prefix, self.names)
 
 
 class KeyValueDataSource(DataSource):
@@ -104,7 +104,11 @@ class KeyValueDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         options = kv_stream_options(stored_options(self.options, schema, "bucket"))
-        return StreamReader(options.feed, FeedRows(options.bucket, columns_of(schema, COLUMNS, JETSTREAM_KV)))
+        names = columns_of(schema, COLUMNS, JETSTREAM_KV)
+        with open_jetstream(options.feed.connection, os.environ) as js:
+            info = inspect_bucket(js.stream(options.feed.stream), options.bucket)
+            prefix = prefix_of(js, options.bucket, info)
+        return StreamReader(replace(options.feed, subjects=options.subjects(prefix)), FeedRows(prefix, names))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         from slipstream.spark.kv_sink import KeyValueBatchWriter, key_value_task
@@ -125,13 +129,13 @@ class KeyValueDataSource(DataSource):
 
 
 class BucketPartition(InputPartition):
-    """The whole bucket, with the revisions that a history is about."""
+    """The whole bucket, with the revisions that a history is about, and what stands before the keys."""
 
-    def __init__(self, first: int, last: int, created: str) -> None:
-        super().__init__((first, last))
-        self.first = first
-        self.last = last
+    def __init__(self, part: plan.Range, created: str, prefix: str) -> None:
+        super().__init__((part.start, part.end))
+        self.part = part
         self.created = created
+        self.prefix = prefix
 
 
 class BucketReader(DataSourceReader):
@@ -157,7 +161,8 @@ class BucketReader(DataSourceReader):
             if options.history:
                 lenient = replace(feed, fail_on_data_loss=False)  # what the history dropped is not lost
                 part = plan.batch_range(lenient, info, at_time=lambda time: find_time(stream, info, time))
-        return [] if self._is_empty else [BucketPartition(part.start, part.end, created_of(info))]
+            prefix = prefix_of(js, options.bucket, info)
+        return [] if self._is_empty else [BucketPartition(part, created_of(info), prefix)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         from slipstream.spark import kv_rows
@@ -167,12 +172,12 @@ class BucketReader(DataSourceReader):
         options = self._options
         with open_jetstream(options.feed.connection, os.environ) as js:
             stream = js.stream(options.feed.stream)
-            kept = kv_rows.keep(read_settled(stream, options, partition.created), options.bucket)
+            kept = kv_rows.keep(read_settled(stream, options, partition), partition.prefix)
             size = inspect_bucket(stream, options.bucket).config.max_msgs_per_subject
         if options.as_of:
             self._check_known(kv_rows.doubtful(kept, as_of=options.as_of, history=size))
         rows = (
-            kv_rows.history(kept.values(), first=partition.first, last=partition.last)
+            kv_rows.history(kept.values(), first=partition.part.start, last=partition.part.end)
             if options.history
             else kv_rows.state(kept.values(), as_of=options.as_of, include_deletes=options.include_deletes)
         )
@@ -199,15 +204,15 @@ class PushingBucketReader(BucketReader):
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         options = self._options
-        names = Names(subject="key", sequence="revision", times=("created", ""), prefix=f"$KV.{options.bucket}.")
-        found = narrow(filters, names, options.feed.subjects)
+        names = Names(subject="key", sequence="revision", times=("created", ""))
+        found = narrow(filters, names, options.keys)  # of keys: what stands before them is not known yet
         self._is_empty = found.is_empty
         if found.subjects:
-            self._options = replace(options, feed=replace(options.feed, subjects=found.subjects))
+            self._options = replace(options, keys=found.subjects)
         return filters
 
 
-def read_settled(stream: Stream, options: KvSourceOptions, created: str) -> Iterator[Columns]:
+def read_settled(stream: Stream, options: KvSourceOptions, partition: BucketPartition) -> Iterator[Columns]:
     """Every entry that the bucket has, up to one moment of its life.
 
     A key that is written while we read may vanish from behind us and appear in front: what was added meanwhile is read
@@ -215,23 +220,23 @@ def read_settled(stream: Stream, options: KvSourceOptions, created: str) -> Iter
     state of that moment. Where writers are quicker than we are, the keys that we have not met are asked for one by
     one in the end: then each value is one that its key had while we read.
     """
-    start, met = 1, set[str]()
+    start, met, subjects = 1, set[str](), options.subjects(partition.prefix)
     for _ in range(PASSES):
         info = inspect_bucket(stream, options.bucket)
-        plan.check_same(info, created)
+        plan.check_same(info, partition.created)
         if start > info.state.last_seq:
             return
         end = info.state.last_seq
-        for chunk in read_filtered(stream, plan.Range(start, end), options.feed.subjects):
+        for chunk in read_filtered(stream, plan.Range(start, end), subjects):
             met.update(chunk.subjects)
             yield chunk
         start = end + 1
-    yield from _read_missing(stream, options, met)
+    yield from _read_missing(stream, subjects, met)
 
 
-def _read_missing(stream: Stream, options: KvSourceOptions, met: set[str]) -> Iterator[Columns]:
+def _read_missing(stream: Stream, subjects: Iterable[str], met: set[str]) -> Iterator[Columns]:
     found: list[StoredMessage] = []
-    for pattern in options.feed.subjects or (">",):
+    for pattern in subjects:
         for subject in stream.subjects(pattern):
             if subject not in met:
                 met.add(subject)
@@ -240,13 +245,3 @@ def _read_missing(stream: Stream, options: KvSourceOptions, met: set[str]) -> It
     if found:
         found.sort(key=lambda message: message.seq)
         yield Columns.of(found, stream.name)
-
-
-def inspect_bucket(stream: Stream, bucket: str) -> StreamInfo:
-    """The bucket's stream; raises if there is none or it cannot be read."""
-    try:
-        info = stream.info()
-    except StreamNotFoundError as error:
-        raise UsageError(f"there is no bucket {bucket!r} on this server, or not in this account") from error
-    plan.check_readable(info)
-    return info

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from slipstream.api import parse_time
 from slipstream.errors import UsageError
 from slipstream.jetstream.calls import check_name
-from slipstream.kv.bucket import check_bucket
+from slipstream.kv.bucket import STREAM_PREFIX, check_bucket
 from slipstream.spark.given import CONNECTION, Connection, Given
 
 JETSTREAM = "jetstream"
@@ -89,15 +89,20 @@ class SourceOptions:
 class KvSourceOptions:
     """What to read of a bucket: its keys as of now or as of a revision, or every entry of a range (`history`).
 
-    `feed` is the range that a change feed or a history reads of the stream beneath.
+    `feed` is the range that a change feed or a history reads of the stream beneath; of which subjects shows only there,
+    from what stands before the keys.
     """
 
     bucket: str
     feed: SourceOptions
-    keys: tuple[str, ...] = ()
+    keys: tuple[str, ...] = (">",)
     as_of: int = 0
     history: bool = False
     include_deletes: bool = False
+
+    def subjects(self, prefix: str) -> tuple[str, ...]:
+        """The filters over the stream's subjects, which begin with `prefix`."""
+        return tuple(prefix + key for key in self.keys)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,12 +161,10 @@ def kv_source_options(options: Mapping[str, str]) -> KvSourceOptions:
     """Options of `jetstream_kv`, for reading."""
     given = Given(JETSTREAM_KV, options, _KV_SOURCE)
     bucket = given.named("bucket", check_bucket)
-    keys = given.filters("keys")
-    subjects = tuple(f"$KV.{bucket}.{key}" for key in keys or (">",))
     found = KvSourceOptions(
         bucket=bucket,
-        feed=_replace(_feed(given, f"KV_{bucket}"), subjects=subjects),
-        keys=keys,
+        feed=_feed(given, STREAM_PREFIX + bucket),
+        keys=given.filters("keys") or (">",),
         as_of=given.whole("asOfRevision"),
         history=given.flag("history", False),
         include_deletes=given.flag("includeDeletes", False),
