@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,13 @@ def read(spark: SparkSession, server: str, bucket: str, **options: object) -> Da
 
 def rows(df: DataFrame, *names: str) -> list[tuple[Any, ...]]:
     return [tuple(row) for row in df.select(*names).orderBy("revision").collect()]
+
+
+def wait_until_gone(js: BlockingJetStream, bucket: str) -> None:
+    deadline = time.monotonic() + 20
+    while js.stream(f"KV_{bucket}").info().state.messages:
+        assert time.monotonic() < deadline, "the values do not expire"
+        time.sleep(0.1)
 
 
 @pytest.fixture
@@ -71,6 +80,43 @@ class TestReading:
             then(2)
         with pytest.raises(PySparkException, match="has revisions up to 9 only"):
             then(10)
+
+    def test_as_of_a_revision_whose_keys_are_gone_without_a_trace(
+        self, spark: SparkSession, any_server: str, fresh: str, js: BlockingJetStream
+    ) -> None:
+        def then(bucket: str, revision: int, **options: object) -> list[tuple[Any, ...]]:
+            return rows(read(spark, any_server, bucket, asOfRevision=revision, **options), "key", "value")
+
+        short, cleaned = f"{fresh}short", f"{fresh}cleaned"
+        kv = js.create_key_value(BucketConfig(bucket=short, history=5, ttl=timedelta(seconds=1.5)))
+        kv.put("a", b"1")
+        kv.put("b", b"1")
+        wait_until_gone(js, short)
+        kv.put("c", b"1")
+        with pytest.raises(PySparkException, match="as of revision 2 cannot be told: it keeps values for"):
+            then(short, 2)
+        kv = js.create_key_value(BucketConfig(bucket=cleaned, history=5))
+        kv.put("a", b"1")
+        kv.put("b", b"1")
+        kv.delete("a")
+        kv.purge_deletes(older_than=timedelta(0), recorded=True)
+        kv.put("c", b"1")
+        with pytest.raises(PySparkException, match=r"keys deleted up to revision 3 were removed for good.*failOnDataL"):
+            then(cleaned, 1)
+        assert then(cleaned, 1, failOnDataLoss="false") == []
+        assert then(cleaned, 2, failOnDataLoss="false") == [("b", b"1")]
+        assert then(cleaned, 4) == [("b", b"1"), ("c", b"1")]
+
+    def test_as_of_a_revision_before_a_mark_that_is_left_alone(
+        self, spark: SparkSession, any_server: str, fresh: str, js: BlockingJetStream
+    ) -> None:
+        kv = js.create_key_value(BucketConfig(bucket=fresh, history=5))
+        kv.put("a", b"1")
+        kv.put("b", b"1")
+        kv.delete("a")
+        kv.purge_deletes()  # the mark is young and stays, what was before it goes
+        with pytest.raises(PySparkException, match=r"does not reach back to it for 1 keys \('a'\)"):
+            read(spark, any_server, fresh, asOfRevision=2).count()
 
     def test_with_its_history(self, spark: SparkSession, any_server: str, bucket: str) -> None:
         past = read(spark, any_server, bucket, history="true")

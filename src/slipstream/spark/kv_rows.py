@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from slipstream.jetstream.columns import Columns
 from slipstream.kv.entry import Operation, operation_of
+from slipstream.kv.snapshot import why_lost
 from slipstream.spark.rows import MAX_BYTES, MAX_ROWS, TIME, regroup
 
 
@@ -102,15 +103,13 @@ def doubtful(kept: dict[str, Kept], *, as_of: int, history: int) -> list[str]:
     """Keys of which the bucket no longer has what they were at that revision, or may not have it.
 
     A key whose entries are all newer did not exist then, unless older entries were dropped: because there were more
-    than the bucket keeps, or by a purge.
+    than the bucket keeps, or by a purge. What keys that left no entry at all were is the business of `check_past`.
     """
-    found = []
-    for key, one in kept.items():
-        if one.rows[0].revision <= as_of:
-            continue
-        if len(one.rows) >= history > 0 or one.rows[0].operation == Operation.PURGE:
-            found.append(key)
-    return found
+    return [
+        key
+        for key, one in kept.items()
+        if one.rows[0].revision > as_of and why_lost(key, len(one.rows), one.rows[0].operation, history=history)
+    ]
 
 
 def batches(rows: Iterable[Row], names: Sequence[str]) -> Iterator[pa.RecordBatch]:

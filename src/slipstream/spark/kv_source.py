@@ -25,10 +25,12 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import BinaryType, DataType, LongType, StringType, StructType, TimestampType
 
-from slipstream.errors import MessageNotFoundError, UsageError
+from slipstream.api import StreamInfo
+from slipstream.errors import HistoryLostError, MessageNotFoundError, UsageError
 from slipstream.jetstream.blocking import Stream
 from slipstream.jetstream.columns import Columns, Part
 from slipstream.jetstream.direct import StoredMessage
+from slipstream.kv.snapshot import check_past
 from slipstream.spark import plan
 from slipstream.spark.kv_place import inspect_bucket, prefix_of
 from slipstream.spark.link import open_jetstream
@@ -157,6 +159,7 @@ class BucketReader(DataSourceReader):
                     f"{JETSTREAM_KV} option 'asOfRevision' is {options.as_of}, but bucket {options.bucket!r} has "
                     f"revisions up to {last} only"
                 )
+            self._check_past(info)
             part = plan.Range(1, last)
             if options.history:
                 lenient = replace(feed, fail_on_data_loss=False)  # what the history dropped is not lost
@@ -173,8 +176,10 @@ class BucketReader(DataSourceReader):
         with open_jetstream(options.feed.connection, os.environ) as js:
             stream = js.stream(options.feed.stream)
             kept = kv_rows.keep(read_settled(stream, options, partition), partition.prefix)
-            size = inspect_bucket(stream, options.bucket).config.max_msgs_per_subject
+            info = inspect_bucket(stream, options.bucket)
         if options.as_of:
+            self._check_past(info)  # once more: nothing may have been removed for good while we read
+            size = info.config.max_msgs_per_subject
             self._check_known(kv_rows.doubtful(kept, as_of=options.as_of, history=size))
         rows = (
             kv_rows.history(kept.values(), first=partition.part.start, last=partition.part.end)
@@ -182,6 +187,21 @@ class BucketReader(DataSourceReader):
             else kv_rows.state(kept.values(), as_of=options.as_of, include_deletes=options.include_deletes)
         )
         yield from kv_rows.batches(rows, self._names)
+
+    def _check_past(self, info: StreamInfo) -> None:
+        """Keys may be gone without a trace: then it is not even known which."""
+        options = self._options
+        if not options.as_of:
+            return
+        try:
+            check_past(options.bucket, options.as_of, info)
+        except HistoryLostError as error:
+            if options.feed.fail_on_data_loss:
+                raise plan.DataLossError(
+                    f"{error}; set the option failOnDataLoss to false to read what is known of it",
+                    stream=options.feed.stream,
+                ) from error
+            _log.warning("%s: what is known of it is read", error)
 
     def _check_known(self, keys: list[str]) -> None:
         if not keys:
