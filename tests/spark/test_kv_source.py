@@ -5,16 +5,19 @@ from __future__ import annotations
 import threading
 import time
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from slipstream import BlockingJetStream, BucketConfig, connect_blocking
 from slipstream.jetstream.columns import Columns
 from slipstream.spark import kv_rows
+from slipstream.spark.kv_source import FeedReader, KeyValueDataSource
 
 
 def read(spark: SparkSession, server: str, bucket: str, **options: object) -> DataFrame:
@@ -24,6 +27,26 @@ def read(spark: SparkSession, server: str, bucket: str, **options: object) -> Da
 
 def rows(df: DataFrame, *names: str) -> list[tuple[Any, ...]]:
     return [tuple(row) for row in df.select(*names).orderBy("revision").collect()]
+
+
+class Feed:
+    """A query over the changes of a bucket, as often as it is run."""
+
+    def __init__(self, spark: SparkSession, server: str, bucket: str, checkpoint: Path) -> None:
+        self._source = partial(spark.readStream.format, "jetstream_kv")
+        self._given = {"servers": server, "bucket": bucket}
+        self._checkpoint = str(checkpoint)
+        self.offset = ""  # where its last run ended
+
+    def run(self, **options: object) -> list[tuple[Any, ...]]:
+        """What is new, by revision."""
+        seen: list[tuple[Any, ...]] = []
+        source = self._source().options(**self._given, **{key: str(value) for key, value in options.items()}).load()
+        writer = source.writeStream.foreachBatch(lambda batch, _: seen.extend(rows(batch, "key", "value", "revision")))
+        query = writer.option("checkpointLocation", self._checkpoint).trigger(availableNow=True).start()
+        query.awaitTermination()
+        self.offset = str(query.lastProgress["sources"][0]["endOffset"]) if query.lastProgress else ""
+        return sorted(seen, key=lambda row: int(row[-1]))
 
 
 def wait_until_gone(js: BlockingJetStream, bucket: str) -> None:
@@ -162,6 +185,64 @@ class TestReading:
         seen.clear()
         run()
         assert seen == [[("a", b"4", "PUT", 9)]]
+
+    def test_as_a_change_feed_of_keys_that_change_between_its_runs(
+        self, spark: SparkSession, any_server: str, fresh: str, js: BlockingJetStream, tmp_path: Path
+    ) -> None:
+        kv = js.create_key_value(BucketConfig(bucket=fresh))  # it keeps the newest entry only
+        kv.put("a", b"0")
+        feed = Feed(spark, any_server, fresh, tmp_path)
+        assert feed.run() == [("a", b"0", 1)]
+        for n in range(1, 6):
+            kv.put("a", b"%d" % n)
+        assert feed.run() == [("a", b"5", 6)]
+        assert "skipped" not in feed.offset
+        for n in range(6, 11):
+            kv.put("a", b"%d" % n)
+            kv.put("b", b"%d" % n)
+        assert feed.run(maxMessagesPerTrigger=1) == [("a", b"10", 15), ("b", b"10", 16)]
+        assert feed.run() == []
+
+    def test_as_a_change_feed_of_keys_that_change_while_it_reads(
+        self, any_server: str, fresh: str, js: BlockingJetStream, request: pytest.FixtureRequest
+    ) -> None:
+        kv = js.create_key_value(BucketConfig(bucket=fresh))
+        for key in "abc":
+            kv.put(key, b"1")
+        source = KeyValueDataSource({"path": fresh, "servers": any_server, "pollInterval": "0.000001"})
+        reader = source.streamReader(source.schema())
+        assert isinstance(reader, FeedReader)
+        request.addfinalizer(reader.stop)
+        start, limit = reader.initialOffset(), ReadAllAvailable()
+        end = reader.latestOffset(start, limit)
+        kv.put("a", b"2")
+        (part,) = reader.partitions(start, end)
+        kv.put("b", b"2")
+        assert [row["revision"] for batch in reader.read(part) for row in batch.to_pylist()] == [3]
+        kv.put("c", b"2")
+        assert list(reader.partitions(start, end)) == []  # nothing is left of it
+        (part,) = reader.partitions(end, reader.latestOffset(end, limit))
+        found = [(row["key"], row["revision"]) for batch in reader.read(part) for row in batch.to_pylist()]
+        assert found == [("a", 4), ("b", 5), ("c", 6)]
+
+    def test_a_change_feed_of_a_bucket_that_was_emptied_or_made_again_says_so(
+        self, spark: SparkSession, any_server: str, fresh: str, js: BlockingJetStream, tmp_path: Path
+    ) -> None:
+        kv = js.create_key_value(BucketConfig(bucket=fresh))
+        kv.put("a", b"1")
+        feed = Feed(spark, any_server, fresh, tmp_path)
+        feed.run()
+        kv.put("b", b"1")
+        js.stream(f"KV_{fresh}").purge()
+        with pytest.raises(PySparkException, match=f"messages 2 to 2 of stream 'KV_{fresh}' were removed"):
+            feed.run()
+        kv.put("c", b"1")
+        assert feed.run() == [("c", b"1", 3)]
+        kv.destroy()
+        js.create_key_value(BucketConfig(bucket=fresh)).put("a", b"2")
+        with pytest.raises(PySparkException, match="was deleted and made again"):
+            feed.run()
+        assert feed.run(failOnDataLoss="false") == [("a", b"2", 1)]
 
     def test_keys_that_change_while_they_are_read_are_all_there(
         self, spark: SparkSession, any_server: str, fresh: str, js: BlockingJetStream

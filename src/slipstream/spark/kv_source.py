@@ -12,7 +12,7 @@ import logging
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -23,6 +23,7 @@ from pyspark.sql.datasource import (
     Filter,
     InputPartition,
 )
+from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import BinaryType, DataType, LongType, StringType, StructType, TimestampType
 
 from slipstream.api import StreamInfo
@@ -34,7 +35,7 @@ from slipstream.kv.snapshot import check_past
 from slipstream.spark import plan
 from slipstream.spark.kv_place import inspect_bucket, prefix_of
 from slipstream.spark.link import open_jetstream
-from slipstream.spark.offsets import created_of
+from slipstream.spark.offsets import created_of, offset_of
 from slipstream.spark.options import (
     JETSTREAM_KV,
     KvSourceOptions,
@@ -45,9 +46,11 @@ from slipstream.spark.options import (
 )
 from slipstream.spark.push import Names, narrow
 from slipstream.spark.source import (
+    RangePartition,
     StreamReader,
     columns_of,
     find_time,
+    inspect,
     is_pushing,
     read_filtered,
     schema_of,
@@ -110,7 +113,7 @@ class KeyValueDataSource(DataSource):
         with open_jetstream(options.feed.connection, os.environ) as js:
             info = inspect_bucket(js.stream(options.feed.stream), options.bucket)
             prefix = prefix_of(js, options.bucket, info)
-        return StreamReader(replace(options.feed, subjects=options.subjects(prefix)), FeedRows(prefix, names))
+        return FeedReader(replace(options.feed, subjects=options.subjects(prefix)), FeedRows(prefix, names))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         from slipstream.spark.kv_sink import KeyValueBatchWriter, key_value_task
@@ -230,6 +233,51 @@ class PushingBucketReader(BucketReader):
         if found.subjects:
             self._options = replace(options, keys=found.subjects)
         return filters
+
+
+class FeedReader(StreamReader):
+    """The change feed. What the bucket's history dropped is not lost: a newer entry of the key is still to come.
+
+    Below the first entry it cannot be told from what a purge or a TTL took; but those alone can empty a bucket.
+    """
+
+    _look: StreamInfo | None = None  # what a plan is made from, all of it
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        with self._looking(self._recent(offset_of(start))) as info:
+            return super().latestOffset(_behind_dropped(start, info), limit)
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        with self._looking(self._info()) as info:
+            return super().partitions(_behind_dropped(start, info), end)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if not isinstance(partition, RangePartition):
+            return
+        options = self._options
+        with open_jetstream(options.connection, os.environ) as js:
+            stream = js.stream(options.stream)
+            yield from self._maker.batches(read_filtered(stream, partition.part, options.subjects))
+            plan.check_same(inspect(stream), partition.created)
+
+    @contextlib.contextmanager
+    def _looking(self, info: StreamInfo) -> Iterator[StreamInfo]:
+        """One look for the whole plan: between two of them more may be dropped."""
+        self._look = info
+        try:
+            yield info
+        finally:
+            self._look = None
+
+    def _info(self) -> StreamInfo:
+        return self._look or super()._info()
+
+
+def _behind_dropped(start: dict[str, Any], info: StreamInfo) -> dict[str, Any]:
+    begin, last = offset_of(start), plan.first_seq(info) - 1
+    if begin.created != created_of(info) or not info.state.messages or begin.seq >= last:
+        return start
+    return begin._replace(seq=last).to_json()
 
 
 def read_settled(stream: Stream, options: KvSourceOptions, partition: BucketPartition) -> Iterator[Columns]:
