@@ -9,6 +9,7 @@ mode see `views.py`: Spark does not let this sink take part in it.
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -52,17 +53,19 @@ class Written(WriterCommitMessage):
 
 @dataclass(frozen=True, slots=True)
 class KeyValueTask:
-    """The work of one task."""
+    """The work of one task. `write` is a name that no other write has."""
 
     options: SinkOptions
     layout: Layout
+    write: str
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Written:
         """Write every row and wait until each is acknowledged."""
         epoch = current_epoch()
         rows = 0
         with open_jetstream(self.options.connection, os.environ, reconnect=False) as js:
-            rejects = Rejects(js, self.options.dead_letter, prefix=repr(epoch), timeout=self.options.connection.timeout)
+            prefix = self._letters(epoch, current_task().partitionId())
+            rejects = Rejects(js, self.options.dead_letter, prefix=prefix, timeout=self.options.connection.timeout)
             keeper = Keeper(js, self.options, epoch, rejects)
             for batch in batches:
                 for row, change in self.layout.changes(batch, first=rows, reject=rejects.add):
@@ -71,6 +74,11 @@ class KeyValueTask:
             keeper.flush()
             rejects.flush()
             return Written(rows, keeper.unchanged, rejects.count, keeper.last_revision)
+
+    def _letters(self, epoch: Epoch | None, partition: int) -> str:
+        """What the ids of its dead letters begin with: the same when it is tried again, another for any other task."""
+        name = f"{epoch.query}/{epoch.batch}" if epoch else self.write
+        return f"{name}/{self.options.bucket}/{partition}"
 
 
 class Keeper:
@@ -200,7 +208,7 @@ def key_value_task(options: Mapping[str, str], schema: StructType) -> KeyValueTa
     layout = layout_of({field.name: field.dataType.simpleString() for field in schema.fields}, found)
     with open_jetstream(found.connection, os.environ) as js:
         origin_of(js, found.bucket)
-    return KeyValueTask(found, layout)
+    return KeyValueTask(found, layout, uuid.uuid4().hex)
 
 
 class KeyValueBatchWriter(DataSourceArrowWriter):
