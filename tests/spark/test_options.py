@@ -215,6 +215,18 @@ def test_a_bucket_is_read_as_of_now_as_of_a_revision_or_with_its_history() -> No
         kv_stream_options({"bucket": "view", "history": "true"})
 
 
+def test_filters_over_keys_are_those_of_the_bucket() -> None:
+    found = kv_source_options({"bucket": "view", "keys": "a.*,a.b,c.>, =/_-"})
+    assert found.keys == ("a.*", "c.>", "=/_-")
+    for keys in ("a*", "a.b*", "b,>.a", "a..b", "ü"):
+        with pytest.raises(
+            UsageError, match=r"jetstream_kv option 'keys' is .*: bad key filter .*a whole token may be"
+        ):
+            kv_source_options({"bucket": "view", "keys": keys})
+    with pytest.raises(UsageError, match="'keys' is 'a,,b': key filters with one comma"):
+        kv_stream_options({"bucket": "view", "keys": "a,,b"})
+
+
 def test_a_stream_is_enough_to_write_to_it() -> None:
     assert stream_sink_options({"path": "OUT"}) == StreamSinkOptions(stream="OUT")
     found = stream_sink_options({"stream": "OUT", "writeId": "day-1", "progress": "done", "maxInFlight": "10"})

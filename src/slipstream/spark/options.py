@@ -16,6 +16,7 @@ from slipstream.api import parse_time
 from slipstream.errors import UsageError
 from slipstream.jetstream.calls import check_name
 from slipstream.kv.bucket import STREAM_PREFIX, check_bucket
+from slipstream.kv.keys import check_patterns
 from slipstream.spark.given import CONNECTION, Connection, Given
 
 JETSTREAM = "jetstream"
@@ -164,7 +165,7 @@ def kv_source_options(options: Mapping[str, str]) -> KvSourceOptions:
     found = KvSourceOptions(
         bucket=bucket,
         feed=_feed(given, STREAM_PREFIX + bucket),
-        keys=given.filters("keys") or (">",),
+        keys=_keys(given),
         as_of=given.whole("asOfRevision"),
         history=given.flag("history", False),
         include_deletes=given.flag("includeDeletes", False),
@@ -253,6 +254,18 @@ def table_options(options: Mapping[str, str], known: tuple[str, ...] = _SOURCE) 
 def kv_table_options(options: Mapping[str, str]) -> dict[str, str]:
     """The same for tables of `jetstream_kv`."""
     return table_options(options, _KV_SOURCE)
+
+
+def _keys(given: Given) -> tuple[str, ...]:
+    """Filters over keys, by the bucket's own rules: as a subject `a*` is a good filter, that matches nothing."""
+    text = given.text("keys")
+    found = [one.strip() for one in text.split(",")] if text else [">"]
+    if not all(found):
+        raise given.bad("keys", "key filters with one comma between them are allowed")
+    try:
+        return check_patterns(found)
+    except UsageError as error:
+        raise given.bad("keys", str(error)) from error
 
 
 def _feed(given: Given, stream: str) -> SourceOptions:
