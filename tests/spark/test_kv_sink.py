@@ -86,6 +86,20 @@ class TestWriting:
             del expected[gone]
         assert contents(js, fresh) == expected
 
+    def test_the_changes_of_another_bucket(
+        self, spark: SparkSession, js: BlockingJetStream, any_server: str, fresh: str
+    ) -> None:
+        source = js.create_key_value(BucketConfig(bucket=fresh, history=5))
+        copy = js.create_key_value(BucketConfig(bucket=f"{fresh}copy", history=5))
+        for key in "abc":
+            source.put(key, b"1")
+            copy.put(key, b"0")
+        source.delete("a")
+        source.purge("b")
+        changes = spark.read.format("jetstream_kv").option("servers", any_server).option("includeDeletes", "true")
+        write(changes.load(fresh).select("key", "value", "operation"), any_server, f"{fresh}copy")
+        assert contents(js, f"{fresh}copy") == {"c": b"1"}
+
     def test_a_task_that_fails_half_way_and_is_tried_again(
         self, spark: SparkSession, js: BlockingJetStream, any_server: str, fresh: str
     ) -> None:
