@@ -14,11 +14,11 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from slipstream import BlockingJetStream, BucketConfig, BucketSource, Server, StreamConfig, connect_blocking
-from slipstream.api import ExternalStream, StreamSource
+from slipstream.api import ExternalStream, StreamSource, SubjectTransform
 from slipstream.errors import Error, UsageError
 from slipstream.spark.entries import Change
 from slipstream.spark.fence import Epoch
-from slipstream.spark.kv_place import MOST_HOPS, origin_of
+from slipstream.spark.kv_place import MOST_HOPS, origin_of, prefix_of
 from slipstream.spark.kv_sink import Keeper
 from slipstream.spark.options import SinkOptions
 from slipstream.spark.rejects import Rejects
@@ -110,6 +110,25 @@ class TestReads:
         js.create_stream(StreamConfig(name=f"KV_{fresh}two", subjects=two, allow_direct=True))
         with pytest.raises(PySparkException, match=r"cannot tell the keys of bucket .*its stream takes .*\.x\.>"):
             read(spark, any_server, f"{fresh}two")
+
+    def test_of_replicas_whose_configuration_does_not_tell(self, js: BlockingJetStream, fresh: str) -> None:
+        def place(bucket: str) -> str:
+            return prefix_of(js, bucket, js.stream(f"KV_{bucket}").info())
+
+        config = BucketConfig(bucket=fresh, stream=f"{fresh}_CFG", subject_prefix=f"{fresh}.cfg")
+        origin = js.create_key_value(config)
+        source = BucketSource(bucket=fresh, stream=f"{fresh}_CFG")
+        js.create_stream(BucketConfig(bucket=f"{fresh}copy", mirror=source).stream_config())
+        assert place(f"{fresh}copy") == f"{fresh}.cfg."
+        origin.put("a", b"1")
+        wait_for(js, f"{fresh}copy", 1)
+        assert place(f"{fresh}copy") == f"{fresh}.cfg."
+        renamed = tuple(SubjectTransform(src=f"{fresh}.cfg.{key}", dest=f"elsewhere.{key}") for key in "ab")
+        mirror = StreamSource(name=f"{fresh}_CFG", subject_transforms=renamed)
+        js.create_stream(StreamConfig(name=f"KV_{fresh}odd", mirror=mirror, allow_direct=True))
+        wait_for(js, f"{fresh}odd", 1)
+        with pytest.raises(UsageError, match=rf"whose keys are below '{fresh}\.cfg\.', and has no such subjects"):
+            place(f"{fresh}odd")
 
 
 @pytest.mark.spec("SP-07")

@@ -303,4 +303,5 @@ def test_a_key_is_doubtful_only_if_something_of_it_was_dropped() -> None:
     kept = kv_rows.keep([chunk, columns(("$KV.b.gone", 8, purged))], "$KV.b.")
     assert kv_rows.doubtful(kept, as_of=3, history=2) == ["full", "gone"]
     assert kv_rows.doubtful(kept, as_of=5, history=2) == ["gone"]
+    assert kv_rows.doubtful(kept, as_of=3, history=-1) == ["gone"]  # a stream without that limit
     assert [row.key for row in kv_rows.state(kept.values(), as_of=3, include_deletes=False)] == ["old"]
