@@ -89,7 +89,7 @@ IO_EXCEPTIONS = {
     "slipstream/kv/encryption.py": {"os"},  # randomness: salts and nonces must not come from a caller
     "slipstream/spark/source.py": {"os", "time"},  # secrets in the environment; a pause before a server is tried again
     "slipstream/spark/kv_source.py": {"os"},
-    "slipstream/spark/kv_sink.py": {"os"},
+    "slipstream/spark/kv_sink.py": {"os", "uuid"},
     "slipstream/spark/stream_sink.py": {"os", "uuid"},  # a write that has no name yet gets one
     "slipstream/spark/link.py": {"pathlib"},  # credentials and contexts are files
     "slipstream/spark/pipelines/cli.py": {"pathlib", "shutil"},

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import nats
@@ -34,8 +34,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 LETTERS = "abcdefg"
 
 
-def write(df: DataFrame, server: str, bucket: str) -> None:
-    df.write.format("jetstream_kv").mode("append").option("servers", server).save(bucket)
+def write(df: DataFrame, server: str, bucket: str, **options: str) -> None:
+    df.write.format("jetstream_kv").mode("append").option("servers", server).options(**options).save(bucket)
 
 
 def contents(js: BlockingJetStream, bucket: str) -> dict[str, bytes]:
@@ -85,6 +85,20 @@ class TestWriting:
         for gone in ("k.2", "k.3", "k.4"):
             del expected[gone]
         assert contents(js, fresh) == expected
+
+    def test_the_changes_of_another_bucket(
+        self, spark: SparkSession, js: BlockingJetStream, any_server: str, fresh: str
+    ) -> None:
+        source = js.create_key_value(BucketConfig(bucket=fresh, history=5))
+        copy = js.create_key_value(BucketConfig(bucket=f"{fresh}copy", history=5))
+        for key in "abc":
+            source.put(key, b"1")
+            copy.put(key, b"0")
+        source.delete("a")
+        source.purge("b")
+        changes = spark.read.format("jetstream_kv").option("servers", any_server).option("includeDeletes", "true")
+        write(changes.load(fresh).select("key", "value", "operation"), any_server, f"{fresh}copy")
+        assert contents(js, f"{fresh}copy") == {"c": b"1"}
 
     def test_a_task_that_fails_half_way_and_is_tried_again(
         self, spark: SparkSession, js: BlockingJetStream, any_server: str, fresh: str
@@ -213,7 +227,7 @@ class TestFence:
         js.create_key_value(BucketConfig(bucket=fresh, history=5))
         first = [Change(f"k{n}", str(n).encode()) for n in range(2_500)]
         changed = [*first[:2_490], Change("k2490", b"x"), Change("k1", None), Change("gone", None)]
-        for changes, expected in ((first, 2_500), (first, 2_500), (changed, 2_503), (changed[-3:], 2_503)):
+        for changes, expected in ((first, 2_500), (first, 2_500), (changed, 2_502), (changed[-3:], 2_502)):
             keeper = self.keeper(js, fresh, None, only_changed=True)
             for change in changes:
                 keeper.add(change)
@@ -251,6 +265,69 @@ class TestOtherQueries:
         options = {"keyColumn": "k", "valueColumn": "v", "checkpointLocation": str(tmp_path / "checkpoint")}
         writer.options(**options).start(fresh).awaitTermination()
         assert contents(js, fresh) == {str(n + 1): str(n).encode() for n in range(100)}
+
+
+class TestDeadLetters:
+    """Each row that cannot be written is a letter of its own, and one only, however often it is tried."""
+
+    @pytest.fixture
+    def letters(self, js: BlockingJetStream, fresh: str) -> Callable[[], int]:
+        """How many there are."""
+        js.create_key_value(BucketConfig(bucket=fresh))
+        js.create_stream(StreamConfig(name=f"{fresh}_DEAD", subjects=(f"{fresh}.dead",), allow_direct=True))
+        return lambda: js.stream(f"{fresh}_DEAD").info().state.messages
+
+    def test_of_equal_rows_in_other_tasks_and_writes(
+        self, spark: SparkSession, any_server: str, fresh: str, letters: Callable[[], int]
+    ) -> None:
+        bad = spark.range(0, 4, 1, 2).selectExpr("'no key' AS key", "'1' AS value")
+        for written in (4, 8):
+            write(bad, any_server, fresh, deadLetter=f"{fresh}.dead")
+            assert letters() == written
+
+    def test_of_a_task_that_is_tried_again(
+        self, spark: SparkSession, any_server: str, fresh: str, letters: Callable[[], int]
+    ) -> None:
+        def fail_once(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            task = TaskContext.get()
+            assert task is not None
+            yield from batches
+            if task.attemptNumber() == 0:
+                time.sleep(0.5)  # until the letters are on their way
+                raise RuntimeError("the first attempt")
+
+        bad = spark.range(0, 600, 1, 2).selectExpr("'no key' AS key", "'1' AS value")
+        write(bad.mapInArrow(fail_once, bad.schema), any_server, fresh, deadLetter=f"{fresh}.dead")
+        assert letters() == 600
+
+    def test_of_a_micro_batch_that_is_tried_again(
+        self,
+        spark: SparkSession,
+        js: BlockingJetStream,
+        any_server: str,
+        fresh: str,
+        letters: Callable[[], int],
+        tmp_path: Path,
+    ) -> None:
+        js.create_stream(StreamConfig(name=fresh, subjects=(f"{fresh}.in",), allow_direct=True))
+        js.publish(f"{fresh}.in", b"1")
+        rows = spark.readStream.format("jetstream").option("servers", any_server).load(fresh)
+        into = into_bucket(fresh, {"servers": any_server, "deadLetter": f"{fresh}.dead"})
+
+        def run(*, fails: bool) -> None:
+            def put(batch: DataFrame, number: int) -> None:
+                into(batch, number)
+                if fails:
+                    raise RuntimeError("after it was written")
+
+            writer = rows.selectExpr("'no key' AS key", "data AS value").writeStream.foreachBatch(put)
+            query = writer.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True)
+            query.start().awaitTermination()
+
+        with pytest.raises(PySparkException, match="after it was written"):
+            run(fails=True)
+        run(fails=False)
+        assert letters() == 1
 
 
 class TestRefusals:

@@ -200,10 +200,11 @@ def test_a_context_and_credentials_exclude_each_other() -> None:
 
 def test_a_bucket_is_read_as_of_now_as_of_a_revision_or_with_its_history() -> None:
     plain = kv_batch_options({"path": "view"})
-    assert plain == KvSourceOptions(bucket="view", feed=SourceOptions(stream="KV_view", subjects=("$KV.view.>",)))
+    assert plain == KvSourceOptions(bucket="view", feed=SourceOptions(stream="KV_view"))
+    assert plain.subjects("$KV.view.") == ("$KV.view.>",)
     found = kv_batch_options({"bucket": "view", "keys": "a.*, b", "asOfRevision": "7", "includeDeletes": "true"})
     assert (found.as_of, found.include_deletes, found.history) == (7, True, False)
-    assert found.feed.subjects == ("$KV.view.a.*", "$KV.view.b")
+    assert found.subjects("$KV.origin.") == ("$KV.origin.a.*", "$KV.origin.b")
     since = kv_batch_options({"bucket": "view", "history": "true", "starting": "5"})
     assert (since.history, since.feed.starting) == (True, Position(At.SEQUENCE, 5))
     with pytest.raises(UsageError, match="cannot be set together with 'history'"):
@@ -212,6 +213,18 @@ def test_a_bucket_is_read_as_of_now_as_of_a_revision_or_with_its_history() -> No
         kv_batch_options({"bucket": "view", "starting": "5"})
     with pytest.raises(UsageError, match="are for batch reads: readStream gives every change"):
         kv_stream_options({"bucket": "view", "history": "true"})
+
+
+def test_filters_over_keys_are_those_of_the_bucket() -> None:
+    found = kv_source_options({"bucket": "view", "keys": "a.*,a.b,c.>, =/_-"})
+    assert found.keys == ("a.*", "c.>", "=/_-")
+    for keys in ("a*", "a.b*", "b,>.a", "a..b", "ü"):
+        with pytest.raises(
+            UsageError, match=r"jetstream_kv option 'keys' is .*: bad key filter .*a whole token may be"
+        ):
+            kv_source_options({"bucket": "view", "keys": keys})
+    with pytest.raises(UsageError, match="'keys' is 'a,,b': key filters with one comma"):
+        kv_stream_options({"bucket": "view", "keys": "a,,b"})
 
 
 def test_a_stream_is_enough_to_write_to_it() -> None:

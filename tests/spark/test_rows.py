@@ -109,15 +109,18 @@ def test_rows_become_values_binary_or_text() -> None:
 def test_rows_become_deletes_by_a_boolean_or_a_word() -> None:
     batch = pa.record_batch(
         {
-            "key": ["a", "b", "c"],
-            "value": pa.array([b"1", None, b"3"]),
-            "deleted": [False, True, None],
-            "operation": ["PUT", "del", "DELETE"],
+            "key": ["a", "b", "c", "d", "e"],
+            "value": pa.array([b"1", None, b"3", None, None]),
+            "deleted": [False, True, False, True, True],
+            "operation": ["PUT", "del", "DELETE", "PURGE", "MaxAge"],
         }
     )
     by_flag, by_word = Layout("key", "value", deleted="deleted"), Layout("key", "value", operation="operation")
-    assert [change for _, change in by_flag.changes(batch)] == [Change("a", b"1"), Change("b", None), Change("c", b"3")]
-    assert [change for _, change in by_word.changes(batch)] == [Change("a", b"1"), Change("b", None), Change("c", None)]
+    gone = [Change("d", None), Change("e", None)]
+    flagged = [Change("a", b"1"), Change("b", None), Change("c", b"3"), *gone]
+    worded = [Change("a", b"1"), Change("b", None), Change("c", None), *gone]
+    assert [change for _, change in by_flag.changes(batch)] == flagged
+    assert [change for _, change in by_word.changes(batch)] == worded
 
 
 def test_a_row_that_cannot_be_written_is_named() -> None:
@@ -134,9 +137,13 @@ def test_a_row_that_cannot_be_written_is_named() -> None:
         changes(
             Layout("key", "value", deleted="deleted"), key=["a"], value=pa.array([None], pa.binary()), deleted=[False]
         )
+    with pytest.raises(UsageError, match="row 0: column 'gone' of key 'a' is null: true or false is allowed"):
+        changes(
+            Layout("key", "value", deleted="gone"), key=["a"], value=pa.array([b"1"]), gone=pa.array([None], pa.bool_())
+        )
     layout = Layout("key", "value", operation="op")
-    for word in ("PURGE", None):
-        with pytest.raises(UsageError, match=r"row 0: column 'op' of key 'a' is .*'PUT' or 'DEL' is allowed"):
+    for word in ("GET", "", None):
+        with pytest.raises(UsageError, match=r"row 0: column 'op' of key 'a' is .*: 'PUT', 'DEL', 'PURGE' or 'MaxAge'"):
             changes(layout, key=["a"], value=pa.array([b"1"]), op=pa.array([word], pa.string()))
 
 

@@ -46,15 +46,21 @@ class Fold(Generic[V]):
     def result(self) -> dict[str, Entry[V]]:
         """The keys that had a value, with it, in the order of revisions. Raises HistoryLostError."""
         for key, (count, first) in self._after.items():
-            if count >= self._history:
-                why = f"key {key!r} was written {count} times since, and {self._history} entries are kept"
-            elif first is not Operation.PUT:
-                why = f"all that is left of key {key!r} since is a mark ({first})"
-            else:
-                continue
-            raise HistoryLostError(self.bucket, self.revision, why)
+            why = why_lost(key, count, first, history=self._history)
+            if why:
+                raise HistoryLostError(self.bucket, self.revision, why)
         live = [entry for entry in self._state.values() if not entry.is_deleted]
         return {entry.key: entry for entry in sorted(live, key=lambda entry: entry.revision)}
+
+
+def why_lost(key: str, count: int, first: str, *, history: int) -> str:
+    """Why nobody knows what a key was before the `count` entries that are left of it; empty if it had no value then.
+
+    `first` is the operation of the oldest one. A `history` of 0 or less has no limit.
+    """
+    if 0 < history <= count:
+        return f"key {key!r} was written {count} times since, and {history} entries are kept"
+    return f"all that is left of key {key!r} since is a mark ({first})" if first != Operation.PUT else ""
 
 
 def check_past(bucket: str, revision: int, info: StreamInfo) -> None:

@@ -18,7 +18,8 @@ from slipstream.spark.records import Reject, fail
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_DELETES = {"PUT": False, "DEL": True, "DELETE": True}
+# What a change feed gives can be written: of a purge and of a value that expired the key's end is what counts.
+_DELETES = {"PUT": False, "DEL": True, "DELETE": True, "PURGE": True, "MAXAGE": True}
 
 
 class Change(NamedTuple):
@@ -61,8 +62,13 @@ class Layout:
             raise UsageError(f"column {self.key!r} is null, a key is needed")
         if self.operation:
             if not isinstance(mark, str) or mark.upper() not in _DELETES:
-                raise UsageError(f"column {self.operation!r} of key {key!r} is {mark!r}: 'PUT' or 'DEL' is allowed")
+                raise UsageError(
+                    f"column {self.operation!r} of key {key!r} is {mark!r}: 'PUT', 'DEL', 'PURGE' or 'MaxAge' is "
+                    "allowed (all but 'PUT' delete the key)"
+                )
             mark = _DELETES[mark.upper()]
+        if mark is None:  # neither, and a guess could be the wrong one
+            raise UsageError(f"column {self.deleted!r} of key {key!r} is null: true or false is allowed")
         if mark:
             return Change(check_key(key), None)
         if value is None:

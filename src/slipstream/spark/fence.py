@@ -39,8 +39,8 @@ def epoch_of(header: bytes) -> Epoch | None:
 
 def is_due(change: Change, entry: StoredMessage | None, epoch: Epoch | None, *, only_changed: bool) -> bool:
     """Whether the change is to be written over the entry (None: the key has none)."""
-    if entry is None:
-        return True
+    if entry is None:  # there is nothing to delete: a mark would be an entry where there is none
+        return change.value is not None or not only_changed
     if epoch is not None:
         written = epoch_of(entry.header)
         if written is not None and written.query == epoch.query and written.batch > epoch.batch:

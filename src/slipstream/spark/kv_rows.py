@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from slipstream.jetstream.columns import Columns
 from slipstream.kv.entry import Operation, operation_of
+from slipstream.kv.snapshot import why_lost
 from slipstream.spark.rows import MAX_BYTES, MAX_ROWS, TIME, regroup
 
 
@@ -53,25 +54,25 @@ class Kept:
         return next((row for row in reversed(self.rows) if row.revision <= revision), None)
 
 
-def entries(chunks: Iterable[Columns], bucket: str) -> Iterator[list[Row]]:
-    """Entries in the order of their revisions, chunk by chunk."""
-    cut = len(f"$KV.{bucket}.")
+def entries(chunks: Iterable[Columns], prefix: str) -> Iterator[list[Row]]:
+    """Entries in the order of their revisions, chunk by chunk; `prefix` stands before the keys in the subjects."""
+    cut = len(prefix)
     for chunk in chunks:
         operations = (operation_of(header).value if header else Operation.PUT.value for header in chunk.headers)
         rows = zip(chunk.subjects, chunk.data, operations, chunk.seqs, chunk.times, strict=True)
         yield [Row(subject[cut:], data, word, seq, time, None) for subject, data, word, seq, time in rows]
 
 
-def feed(chunks: Iterable[Columns], bucket: str, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def feed(chunks: Iterable[Columns], prefix: str, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """Every entry, as a change feed has them."""
-    for rows in entries(regroup(chunks, max_rows=MAX_ROWS, max_bytes=MAX_BYTES), bucket):
+    for rows in entries(regroup(chunks, max_rows=MAX_ROWS, max_bytes=MAX_BYTES), prefix):
         yield record_batch(rows, names)
 
 
-def keep(chunks: Iterable[Columns], bucket: str) -> dict[str, Kept]:
+def keep(chunks: Iterable[Columns], prefix: str) -> dict[str, Kept]:
     """Every entry by its key."""
     kept: dict[str, Kept] = {}
-    for rows in entries(chunks, bucket):
+    for rows in entries(chunks, prefix):
         for row in rows:
             found = kept.get(row.key)
             if found is None:
@@ -102,15 +103,13 @@ def doubtful(kept: dict[str, Kept], *, as_of: int, history: int) -> list[str]:
     """Keys of which the bucket no longer has what they were at that revision, or may not have it.
 
     A key whose entries are all newer did not exist then, unless older entries were dropped: because there were more
-    than the bucket keeps, or by a purge.
+    than the bucket keeps, or by a purge. What keys that left no entry at all were is the business of `check_past`.
     """
-    found = []
-    for key, one in kept.items():
-        if one.rows[0].revision <= as_of:
-            continue
-        if len(one.rows) >= history > 0 or one.rows[0].operation == Operation.PURGE:
-            found.append(key)
-    return found
+    return [
+        key
+        for key, one in kept.items()
+        if one.rows[0].revision > as_of and why_lost(key, len(one.rows), one.rows[0].operation, history=history)
+    ]
 
 
 def batches(rows: Iterable[Row], names: Sequence[str]) -> Iterator[pa.RecordBatch]:

@@ -9,6 +9,7 @@ mode see `views.py`: Spark does not let this sink take part in it.
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -17,13 +18,13 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from slipstream.api import GetRequest
-from slipstream.errors import BucketNotFoundError, Error, MessageNotFoundError, UsageError, WrongLastSequenceError
+from slipstream.errors import Error, MessageNotFoundError, UsageError, WrongLastSequenceError
 from slipstream.facade.blocking import JetStream
 from slipstream.jetstream.blocks import Draft
 from slipstream.jetstream.direct import StoredMessage
-from slipstream.kv.bucket import STREAM_PREFIX
 from slipstream.spark.entries import Change, Layout, layout_of
 from slipstream.spark.fence import Epoch, is_due
+from slipstream.spark.kv_place import origin_of
 from slipstream.spark.link import open_jetstream
 from slipstream.spark.options import SinkOptions, sink_options
 from slipstream.spark.outbox import Outbox, misfit
@@ -52,17 +53,19 @@ class Written(WriterCommitMessage):
 
 @dataclass(frozen=True, slots=True)
 class KeyValueTask:
-    """The work of one task."""
+    """The work of one task. `write` is a name that no other write has."""
 
     options: SinkOptions
     layout: Layout
+    write: str
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Written:
         """Write every row and wait until each is acknowledged."""
         epoch = current_epoch()
         rows = 0
         with open_jetstream(self.options.connection, os.environ, reconnect=False) as js:
-            rejects = Rejects(js, self.options.dead_letter, prefix=repr(epoch), timeout=self.options.connection.timeout)
+            prefix = self._letters(epoch, current_task().partitionId())
+            rejects = Rejects(js, self.options.dead_letter, prefix=prefix, timeout=self.options.connection.timeout)
             keeper = Keeper(js, self.options, epoch, rejects)
             for batch in batches:
                 for row, change in self.layout.changes(batch, first=rows, reject=rejects.add):
@@ -72,15 +75,20 @@ class KeyValueTask:
             rejects.flush()
             return Written(rows, keeper.unchanged, rejects.count, keeper.last_revision)
 
+    def _letters(self, epoch: Epoch | None, partition: int) -> str:
+        """What the ids of its dead letters begin with: the same when it is tried again, another for any other task."""
+        name = f"{epoch.query}/{epoch.batch}" if epoch else self.write
+        return f"{name}/{self.options.bucket}/{partition}"
+
 
 class Keeper:
     """Brings changes into the bucket: blindly, or against what the bucket has where that matters."""
 
     def __init__(self, js: JetStream, options: SinkOptions, epoch: Epoch | None, rejects: Rejects) -> None:
-        self._js = js
+        origin = origin_of(js, options.bucket)
         self._rejects = rejects
-        self._stream = STREAM_PREFIX + options.bucket
-        self._prefix = f"$KV.{options.bucket}."
+        self._stream = origin.stream
+        self._prefix, self._put_prefix = origin.address.prefix, origin.address.put_prefix
         self._timeout = options.connection.timeout
         self._outbox: Outbox[Item] = Outbox(js, max_in_flight=options.max_in_flight, timeout=self._timeout)
         self._drafts: list[Draft] = []  # to be sent together,
@@ -91,7 +99,7 @@ class Keeper:
         self._only_changed = options.only_changed
         self._is_blind = epoch is None and not options.only_changed
         self._waiting: dict[str, Item] = {}
-        self._fresh = 0 if self._is_blind else js.stream(self._stream).info().state.last_seq
+        self._fresh = origin.info.state.last_seq
         self._gathered = 0  # bytes
         self.unchanged = 0
 
@@ -140,17 +148,17 @@ class Keeper:
             for subject in due:  # few: somebody else wrote the same key at this very moment, or a replica was behind
                 try:
                     request = GetRequest(last_by_subj=subject)
-                    entries[subject] = self._js.stream(self._stream).get_from_leader(request)
+                    entries[subject] = self._stream.get_from_leader(request)
                 except MessageNotFoundError:
                     continue
         raise UsageError(f"key {next(iter(due.values()))[1].key!r} is changed all the time by somebody else")
 
     def _look(self, subjects: list[str]) -> dict[str, StoredMessage]:
         """What the bucket has of these keys, not older than when this task began."""
-        return self._js.stream(self._stream).get_last_many(subjects, min_last_seq=self._fresh, timeout=self._timeout)
+        return self._stream.get_last_many(subjects, min_last_seq=self._fresh, timeout=self._timeout)
 
     def _gather(self, row: int, change: Change, expected: bytes) -> None:
-        draft: Draft = (self._prefix + change.key, change.value or b"", self._header(change, expected))
+        draft: Draft = (self._put_prefix + change.key, change.value or b"", self._header(change, expected))
         error = misfit(draft, self._most)
         if error is not None:
             self._rejects.add(row, change.key, change.value, _refused(row, change, error))
@@ -199,13 +207,8 @@ def key_value_task(options: Mapping[str, str], schema: StructType) -> KeyValueTa
     found = sink_options(options)
     layout = layout_of({field.name: field.dataType.simpleString() for field in schema.fields}, found)
     with open_jetstream(found.connection, os.environ) as js:
-        try:
-            js.key_value(found.bucket)
-        except BucketNotFoundError as error:
-            raise UsageError(
-                f"there is no bucket {found.bucket!r}: make it first, with create_key_value or `nats kv add`"
-            ) from error
-    return KeyValueTask(found, layout)
+        origin_of(js, found.bucket)
+    return KeyValueTask(found, layout, uuid.uuid4().hex)
 
 
 class KeyValueBatchWriter(DataSourceArrowWriter):

@@ -12,7 +12,7 @@ import logging
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -23,16 +23,19 @@ from pyspark.sql.datasource import (
     Filter,
     InputPartition,
 )
+from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import BinaryType, DataType, LongType, StringType, StructType, TimestampType
 
 from slipstream.api import StreamInfo
-from slipstream.errors import MessageNotFoundError, StreamNotFoundError, UsageError
+from slipstream.errors import HistoryLostError, MessageNotFoundError, UsageError
 from slipstream.jetstream.blocking import Stream
 from slipstream.jetstream.columns import Columns, Part
 from slipstream.jetstream.direct import StoredMessage
+from slipstream.kv.snapshot import check_past
 from slipstream.spark import plan
+from slipstream.spark.kv_place import inspect_bucket, prefix_of
 from slipstream.spark.link import open_jetstream
-from slipstream.spark.offsets import created_of
+from slipstream.spark.offsets import created_of, offset_of
 from slipstream.spark.options import (
     JETSTREAM_KV,
     KvSourceOptions,
@@ -43,9 +46,11 @@ from slipstream.spark.options import (
 )
 from slipstream.spark.push import Names, narrow
 from slipstream.spark.source import (
+    RangePartition,
     StreamReader,
     columns_of,
     find_time,
+    inspect,
     is_pushing,
     read_filtered,
     schema_of,
@@ -73,7 +78,7 @@ PASSES = 4  # over what was added while a bucket is read, before what is missing
 class FeedRows:
     """Messages of the bucket's stream as entries."""
 
-    bucket: str
+    prefix: str  # of the subjects
     names: tuple[str, ...]
 
     @property
@@ -83,7 +88,7 @@ class FeedRows:
     def batches(self, chunks: Iterable[Columns]) -> Iterator[pa.RecordBatch]:
         from slipstream.spark import kv_rows
 
-        return kv_rows.feed(chunks, self.bucket, self.names)
+        return kv_rows.feed(chunks, self.prefix, self.names)
 
 
 class KeyValueDataSource(DataSource):
@@ -104,7 +109,11 @@ class KeyValueDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         options = kv_stream_options(stored_options(self.options, schema, "bucket"))
-        return StreamReader(options.feed, FeedRows(options.bucket, columns_of(schema, COLUMNS, JETSTREAM_KV)))
+        names = columns_of(schema, COLUMNS, JETSTREAM_KV)
+        with open_jetstream(options.feed.connection, os.environ) as js:
+            info = inspect_bucket(js.stream(options.feed.stream), options.bucket)
+            prefix = prefix_of(js, options.bucket, info)
+        return FeedReader(replace(options.feed, subjects=options.subjects(prefix)), FeedRows(prefix, names))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         from slipstream.spark.kv_sink import KeyValueBatchWriter, key_value_task
@@ -125,13 +134,13 @@ class KeyValueDataSource(DataSource):
 
 
 class BucketPartition(InputPartition):
-    """The whole bucket, with the revisions that a history is about."""
+    """The whole bucket, with the revisions that a history is about, and what stands before the keys."""
 
-    def __init__(self, first: int, last: int, created: str) -> None:
-        super().__init__((first, last))
-        self.first = first
-        self.last = last
+    def __init__(self, part: plan.Range, created: str, prefix: str) -> None:
+        super().__init__((part.start, part.end))
+        self.part = part
         self.created = created
+        self.prefix = prefix
 
 
 class BucketReader(DataSourceReader):
@@ -153,11 +162,13 @@ class BucketReader(DataSourceReader):
                     f"{JETSTREAM_KV} option 'asOfRevision' is {options.as_of}, but bucket {options.bucket!r} has "
                     f"revisions up to {last} only"
                 )
+            self._check_past(info)
             part = plan.Range(1, last)
             if options.history:
                 lenient = replace(feed, fail_on_data_loss=False)  # what the history dropped is not lost
                 part = plan.batch_range(lenient, info, at_time=lambda time: find_time(stream, info, time))
-        return [] if self._is_empty else [BucketPartition(part.start, part.end, created_of(info))]
+            prefix = prefix_of(js, options.bucket, info)
+        return [] if self._is_empty else [BucketPartition(part, created_of(info), prefix)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         from slipstream.spark import kv_rows
@@ -167,16 +178,33 @@ class BucketReader(DataSourceReader):
         options = self._options
         with open_jetstream(options.feed.connection, os.environ) as js:
             stream = js.stream(options.feed.stream)
-            kept = kv_rows.keep(read_settled(stream, options, partition.created), options.bucket)
-            size = inspect_bucket(stream, options.bucket).config.max_msgs_per_subject
+            kept = kv_rows.keep(read_settled(stream, options, partition), partition.prefix)
+            info = inspect_bucket(stream, options.bucket)
         if options.as_of:
+            self._check_past(info)  # once more: nothing may have been removed for good while we read
+            size = info.config.max_msgs_per_subject
             self._check_known(kv_rows.doubtful(kept, as_of=options.as_of, history=size))
         rows = (
-            kv_rows.history(kept.values(), first=partition.first, last=partition.last)
+            kv_rows.history(kept.values(), first=partition.part.start, last=partition.part.end)
             if options.history
             else kv_rows.state(kept.values(), as_of=options.as_of, include_deletes=options.include_deletes)
         )
         yield from kv_rows.batches(rows, self._names)
+
+    def _check_past(self, info: StreamInfo) -> None:
+        """Keys may be gone without a trace: then it is not even known which."""
+        options = self._options
+        if not options.as_of:
+            return
+        try:
+            check_past(options.bucket, options.as_of, info)
+        except HistoryLostError as error:
+            if options.feed.fail_on_data_loss:
+                raise plan.DataLossError(
+                    f"{error}; set the option failOnDataLoss to false to read what is known of it",
+                    stream=options.feed.stream,
+                ) from error
+            _log.warning("%s: what is known of it is read", error)
 
     def _check_known(self, keys: list[str]) -> None:
         if not keys:
@@ -199,15 +227,60 @@ class PushingBucketReader(BucketReader):
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         options = self._options
-        names = Names(subject="key", sequence="revision", times=("created", ""), prefix=f"$KV.{options.bucket}.")
-        found = narrow(filters, names, options.feed.subjects)
+        names = Names(subject="key", sequence="revision", times=("created", ""))
+        found = narrow(filters, names, options.keys)  # of keys: what stands before them is not known yet
         self._is_empty = found.is_empty
         if found.subjects:
-            self._options = replace(options, feed=replace(options.feed, subjects=found.subjects))
+            self._options = replace(options, keys=found.subjects)
         return filters
 
 
-def read_settled(stream: Stream, options: KvSourceOptions, created: str) -> Iterator[Columns]:
+class FeedReader(StreamReader):
+    """The change feed. What the bucket's history dropped is not lost: a newer entry of the key is still to come.
+
+    Below the first entry it cannot be told from what a purge or a TTL took; but those alone can empty a bucket.
+    """
+
+    _look: StreamInfo | None = None  # what a plan is made from, all of it
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        with self._looking(self._recent(offset_of(start))) as info:
+            return super().latestOffset(_behind_dropped(start, info), limit)
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        with self._looking(self._info()) as info:
+            return super().partitions(_behind_dropped(start, info), end)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if not isinstance(partition, RangePartition):
+            return
+        options = self._options
+        with open_jetstream(options.connection, os.environ) as js:
+            stream = js.stream(options.stream)
+            yield from self._maker.batches(read_filtered(stream, partition.part, options.subjects))
+            plan.check_same(inspect(stream), partition.created)
+
+    @contextlib.contextmanager
+    def _looking(self, info: StreamInfo) -> Iterator[StreamInfo]:
+        """One look for the whole plan: between two of them more may be dropped."""
+        self._look = info
+        try:
+            yield info
+        finally:
+            self._look = None
+
+    def _info(self) -> StreamInfo:
+        return self._look or super()._info()
+
+
+def _behind_dropped(start: dict[str, Any], info: StreamInfo) -> dict[str, Any]:
+    begin, last = offset_of(start), plan.first_seq(info) - 1
+    if begin.created != created_of(info) or not info.state.messages or begin.seq >= last:
+        return start
+    return begin._replace(seq=last).to_json()
+
+
+def read_settled(stream: Stream, options: KvSourceOptions, partition: BucketPartition) -> Iterator[Columns]:
     """Every entry that the bucket has, up to one moment of its life.
 
     A key that is written while we read may vanish from behind us and appear in front: what was added meanwhile is read
@@ -215,23 +288,23 @@ def read_settled(stream: Stream, options: KvSourceOptions, created: str) -> Iter
     state of that moment. Where writers are quicker than we are, the keys that we have not met are asked for one by
     one in the end: then each value is one that its key had while we read.
     """
-    start, met = 1, set[str]()
+    start, met, subjects = 1, set[str](), options.subjects(partition.prefix)
     for _ in range(PASSES):
         info = inspect_bucket(stream, options.bucket)
-        plan.check_same(info, created)
+        plan.check_same(info, partition.created)
         if start > info.state.last_seq:
             return
         end = info.state.last_seq
-        for chunk in read_filtered(stream, plan.Range(start, end), options.feed.subjects):
+        for chunk in read_filtered(stream, plan.Range(start, end), subjects):
             met.update(chunk.subjects)
             yield chunk
         start = end + 1
-    yield from _read_missing(stream, options, met)
+    yield from _read_missing(stream, subjects, met)
 
 
-def _read_missing(stream: Stream, options: KvSourceOptions, met: set[str]) -> Iterator[Columns]:
+def _read_missing(stream: Stream, subjects: Iterable[str], met: set[str]) -> Iterator[Columns]:
     found: list[StoredMessage] = []
-    for pattern in options.feed.subjects or (">",):
+    for pattern in subjects:
         for subject in stream.subjects(pattern):
             if subject not in met:
                 met.add(subject)
@@ -240,13 +313,3 @@ def _read_missing(stream: Stream, options: KvSourceOptions, met: set[str]) -> It
     if found:
         found.sort(key=lambda message: message.seq)
         yield Columns.of(found, stream.name)
-
-
-def inspect_bucket(stream: Stream, bucket: str) -> StreamInfo:
-    """The bucket's stream; raises if there is none or it cannot be read."""
-    try:
-        info = stream.info()
-    except StreamNotFoundError as error:
-        raise UsageError(f"there is no bucket {bucket!r} on this server, or not in this account") from error
-    plan.check_readable(info)
-    return info

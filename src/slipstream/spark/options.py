@@ -15,7 +15,8 @@ from typing import NamedTuple
 from slipstream.api import parse_time
 from slipstream.errors import UsageError
 from slipstream.jetstream.calls import check_name
-from slipstream.kv.bucket import check_bucket
+from slipstream.kv.bucket import STREAM_PREFIX, check_bucket
+from slipstream.kv.keys import check_patterns
 from slipstream.spark.given import CONNECTION, Connection, Given
 
 JETSTREAM = "jetstream"
@@ -91,15 +92,20 @@ class SourceOptions:
 class KvSourceOptions:
     """What to read of a bucket: its keys as of now or as of a revision, or every entry of a range (`history`).
 
-    `feed` is the range that a change feed or a history reads of the stream beneath.
+    `feed` is the range that a change feed or a history reads of the stream beneath; of which subjects shows only there,
+    from what stands before the keys.
     """
 
     bucket: str
     feed: SourceOptions
-    keys: tuple[str, ...] = ()
+    keys: tuple[str, ...] = (">",)
     as_of: int = 0
     history: bool = False
     include_deletes: bool = False
+
+    def subjects(self, prefix: str) -> tuple[str, ...]:
+        """The filters over the stream's subjects, which begin with `prefix`."""
+        return tuple(prefix + key for key in self.keys)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,12 +164,10 @@ def kv_source_options(options: Mapping[str, str]) -> KvSourceOptions:
     """Options of `jetstream_kv`, for reading."""
     given = Given(JETSTREAM_KV, options, _KV_SOURCE)
     bucket = given.named("bucket", check_bucket)
-    keys = given.filters("keys")
-    subjects = tuple(f"$KV.{bucket}.{key}" for key in keys or (">",))
     found = KvSourceOptions(
         bucket=bucket,
-        feed=_replace(_feed(given, f"KV_{bucket}"), subjects=subjects),
-        keys=keys,
+        feed=_feed(given, STREAM_PREFIX + bucket),
+        keys=_keys(given),
         as_of=given.whole("asOfRevision"),
         history=given.flag("history", False),
         include_deletes=given.flag("includeDeletes", False),
@@ -254,6 +258,18 @@ def table_options(options: Mapping[str, str], known: tuple[str, ...] = _SOURCE) 
 def kv_table_options(options: Mapping[str, str]) -> dict[str, str]:
     """The same for tables of `jetstream_kv`."""
     return table_options(options, _KV_SOURCE)
+
+
+def _keys(given: Given) -> tuple[str, ...]:
+    """Filters over keys, by the bucket's own rules: as a subject `a*` is a good filter, that matches nothing."""
+    text = given.text("keys")
+    found = [one.strip() for one in text.split(",")] if text else [">"]
+    if not all(found):
+        raise given.bad("keys", "key filters with one comma between them are allowed")
+    try:
+        return check_patterns(found)
+    except UsageError as error:
+        raise given.bad("keys", str(error)) from error
 
 
 def _feed(given: Given, stream: str) -> SourceOptions:
