@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
+from unittest import mock
+from urllib.parse import quote
 
 import pytest
 from hypothesis import given
@@ -102,6 +104,28 @@ class TestFile:
             ('[pipeline]\nname = "a b"\n', (2, 1), "name is 'a b': letters, digits"),
             ('[pipeline]\ntrigger = "soon"\n', (2, 1), "trigger is 'soon': a time such as"),
             ("[sources]\ns = 5\n", (2, 1), "s is 5: a table [sources.s] is allowed"),
+            (
+                '[outputs.o]\nfrom = "orders"\npath = "."\n',
+                (3, 1),
+                "which is the folder of the pipeline's file",
+            ),
+            ('[outputs.o]\nfrom = "orders"\npath = "x/../.."\n', (3, 1), "contains the folder of the pipeline's file"),
+            ('[outputs.o]\nfrom = "orders"\npath = "file:///"\n', (3, 1), "contains the folder of the pipeline's file"),
+            (
+                '[outputs.o]\nfrom = "orders"\npath = "pipeline-state"\n',
+                (3, 1),
+                "is the folder of the pipeline's state",
+            ),
+            (
+                '[pipeline]\nstate = "a/b"\n[outputs.o]\nfrom = "orders"\npath = "a"\n',
+                (5, 1),
+                "path is 'a', which contains the folder of the pipeline's state",
+            ),
+            (
+                '[server]\ndata = "a/b"\n[outputs.o]\nfrom = "orders"\npath = "a"\n',
+                (5, 1),
+                "contains the folder of the server's data",
+            ),
             ("typo = 1\n", (1, 1), "typo is not known here"),
         ],
     )
@@ -277,3 +301,45 @@ class TestCommand:
         assert main(["reset", str(file), "--yes"]) == 0
         assert not checkpoint.exists()
         assert not (tmp_path / "out").exists()  # Spark notes in it what it has, and would leave that out
+
+    def test_reset_removes_what_spark_has_written_and_nothing_else(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        file = tmp_path / "p.toml"
+        file.write_text(SMALL + '[outputs.files]\nfrom = "orders"\npath = "my out"\n')
+        out, outside = tmp_path / "my out", tmp_path / "kept.json"
+        written = [out / "part-0.json", out / "word=a%2Fb" / "part-1.json", out / "part-2.json"]
+        others = [out / "notes.txt", out / "word=c" / "mine.json", outside]
+        for one in (*written, *others, out / ".part-0.json.crc", out / "_spark_metadata" / ".1.crc"):
+            one.parent.mkdir(parents=True, exist_ok=True)
+            one.write_text("{}")
+        names = [*written, outside, out / ".." / "kept.json", out / "gone.json", out]
+        notes = [json.dumps({"path": one.parent.as_uri() + "/" + quote(one.name), "size": 1}) for one in names]
+        (out / "_spark_metadata" / "9.compact").write_text("\n".join(["v1", *notes[:2], '{"cut']))
+        (out / "_spark_metadata" / "10").write_text("\n".join(["v1", *notes[2:]]))
+        assert main(["reset", str(file), "--yes"]) == 0
+        assert sorted(path for path in out.rglob("*") if path.is_file()) == others[:2]
+        assert outside.exists()
+        assert not (out / "word=a%2Fb").exists()
+        assert "leaves what it has not written in" in (said := capsys.readouterr().out)
+        assert "my out: notes.txt, word=c" in said
+
+    def test_reset_of_a_folder_that_holds_the_file(self, tmp_path: Path) -> None:
+        file = tmp_path / "p.toml"
+        file.write_text(SMALL + '[outputs.o]\nfrom = "orders"\npath = "."\n')
+        assert main(["reset", str(file), "--yes"]) == 2
+        assert file.exists()
+
+    def test_reset_says_what_it_does_not_reach(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        file = tmp_path / "p.toml"
+        file.write_text(SMALL + '[outputs.o]\nfrom = "orders"\npath = "s3a://x/y"\n')
+        assert main(["reset", str(file), "--yes"]) == 0
+        assert "does not reach s3a://x/y: remove _spark_metadata and the files there" in capsys.readouterr().out
+
+    def test_reset_says_what_it_may_not_remove(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        file = tmp_path / "p.toml"
+        file.write_text(SMALL + '[outputs.o]\nfrom = "orders"\npath = "out"\n')
+        (tmp_path / "out").mkdir()
+        with mock.patch("pathlib.Path.rmdir", side_effect=PermissionError(13, "Permission denied")):
+            assert main(["reset", str(file), "--yes"]) == 1
+        assert "out was not cleared, so reset it again: [Errno 13]" in capsys.readouterr().err

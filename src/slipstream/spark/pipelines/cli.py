@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,9 +11,12 @@ from typing import Any
 
 from slipstream.errors import Error, UsageError
 from slipstream.spark.pipelines.config import Pipeline, parse
+from slipstream.spark.pipelines.files import NOTES, clear
 from slipstream.spark.pipelines.place import jetstream, last_sequences, servers
-from slipstream.spark.pipelines.run import Runner, stop_on_signals, target_path
+from slipstream.spark.pipelines.run import Runner, stop_on_signals
 from slipstream.spark.pipelines.state import QueryState, StateFolder, lag_of
+
+SHOWN = 5
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -129,22 +131,31 @@ def _reset(pipeline: Pipeline, given: argparse.Namespace) -> int:
     unknown = set(given.output) - {one.name for one in outputs}
     if unknown:
         raise UsageError(f"there is no output {sorted(unknown)[0]!r}: {', '.join(o.name for o in pipeline.outputs)}")
-    files = [Path(target_path(pipeline, one)) for one in outputs if one.kind == "files" and "://" not in one.target]
+    paths = [pipeline.path_of(one) for one in outputs if one.kind == "files"]
     names = [one.name for one in outputs]
     if not given.output:
         names += [f"dead-{one.name}" for one in pipeline.sources]
     print("the next run starts from the beginning of the sources, for " + ", ".join(names))
-    for path in files:  # Spark notes in them which batches they have, and would leave those out
-        print(f"removes the files in {path}")
+    for path in paths:  # Spark notes in them which batches they have, and would leave those out
+        if isinstance(path, Path):
+            print(f"removes the files that it has written in {path}")
+        else:
+            print(f"does not reach {path}: remove {NOTES} and the files there, or the next run leaves them out")
     if any(one.kind == "stream" for one in outputs):
         print("messages in output streams stay, and are published again")
     if not given.yes and not _confirmed():
         print("nothing was changed")
         return 1
     state.reset(names)
-    for path in files:
-        shutil.rmtree(path, ignore_errors=True)
+    for path in paths:
+        if isinstance(path, Path) and (left := clear(path).left):
+            print(f"leaves what it has not written in {path}: {_some(left)}")
     return 0
+
+
+def _some(paths: tuple[Path, ...]) -> str:
+    names = ", ".join(path.name for path in paths[:SHOWN])
+    return names if len(paths) <= SHOWN else f"{names} and {len(paths) - SHOWN} more"
 
 
 def _confirmed() -> bool:

@@ -12,7 +12,9 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 from slipstream.errors import UsageError
 from slipstream.jetstream.calls import check_name
@@ -26,6 +28,7 @@ MODES = ("append", "update", "complete")
 META_COLUMNS = ("_subject", "_sequence", "_timestamp", "_headers")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _INTERVAL = re.compile(r"\d{1,9} (?:milliseconds?|seconds?|minutes?|hours?)")
+_LOCAL = re.compile(r"file:(?://(?:localhost)?(?=/))?")
 _SYNTAX_PLACE = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
 
 
@@ -129,6 +132,22 @@ class Pipeline:
     sources: tuple[Source, ...] = ()
     steps: tuple[Step, ...] = ()
     outputs: tuple[Output, ...] = ()
+
+    @property
+    def folder(self) -> Path:
+        """Where the file is; its relative paths begin here."""
+        return Path(self.file).resolve().parent
+
+    @property
+    def state_folder(self) -> Path:
+        """Where it keeps what it must not forget."""
+        return self.folder / (self.state or f"{self.name}-state")
+
+    def path_of(self, output: Output) -> str | Path:
+        """Where the files of an output go: relative to the file, or wherever a URL says."""
+        if found := _LOCAL.match(output.target):
+            return self.folder / unquote(output.target[found.end() :])
+        return output.target if "://" in output.target else self.folder / output.target
 
 
 def parse(text: str, *, file: str = "pipeline.toml", name: str = "") -> Pipeline:
@@ -298,7 +317,25 @@ class _Reader:
             self.wrong((), "there is no output: at least one table [outputs.x] is needed")
         self._check_names(views)
         steps = self._ordered(found.steps, [one.name for one in found.sources])
-        return _with(found, steps=steps, outputs=outputs)
+        pipeline = _with(found, steps=steps, outputs=outputs)
+        self._check_paths(pipeline)
+        return pipeline
+
+    def _check_paths(self, pipeline: Pipeline) -> None:
+        """Files of an output lie in a folder of their own: others read and remove all that is in it."""
+        kept = {"of the pipeline's file": pipeline.folder, "of the pipeline's state": pipeline.state_folder}
+        if data := pipeline.server.get("data"):
+            kept["of the server's data"] = pipeline.folder / data
+        for output in pipeline.outputs:
+            path = pipeline.path_of(output) if output.kind == "files" else ""
+            if isinstance(path, str):
+                continue
+            for what, folder in kept.items():
+                if folder.resolve().is_relative_to(path.resolve()):
+                    is_it = "is" if folder.resolve() == path.resolve() else "contains"
+                    text = f"path is {output.target!r}, which {is_it} the folder {what}: a folder of its own is allowed"
+                    self.wrong(("outputs", output.name, "path"), text)
+                    break
 
     def _trigger(self, head: _Table) -> str:
         trigger = head.text("trigger", "1 second")

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from slipstream.errors import Error, UsageError
 from slipstream.facade.blocking import JetStream
 from slipstream.spark.failures import failure_of, is_passing, reason_of
-from slipstream.spark.pipelines.config import Output, Pipeline
+from slipstream.spark.pipelines.config import Pipeline
 from slipstream.spark.pipelines.display import Lines, display
 from slipstream.spark.pipelines.place import jetstream, last_sequences, prepare, servers
 from slipstream.spark.pipelines.state import QueryState, StateFolder, lag_of
@@ -196,7 +196,7 @@ class Runner:
         if output is not None and output.kind == "table":
             one.query = writer.toTable(output.target)
         elif output is not None and output.kind == "files":
-            one.query = writer.start(str(target_path(self._pipeline, output)))
+            one.query = writer.start(str(self._pipeline.path_of(output)))
         else:
             one.query = writer.start()
 
@@ -258,13 +258,6 @@ class Runner:
     def _note(self, connection: dict[str, str], *, is_running: bool) -> None:
         states = {name: one.state for name, one in self.queries.items()}
         self._state.write_run(connection.get("servers", ""), states, is_running=is_running)
-
-
-def target_path(pipeline: Pipeline, output: Output) -> str | Path:
-    """Where files go: relative to the pipeline's file, or wherever a URL says."""
-    if "://" in output.target:
-        return output.target
-    return Path(pipeline.file).resolve().parent / output.target
 
 
 def start_spark(pipeline: Pipeline, master: str, state: StateFolder) -> SparkSession:

@@ -33,8 +33,7 @@ class StateFolder:
     """Where a pipeline keeps what it must not forget."""
 
     def __init__(self, pipeline: Pipeline) -> None:
-        base = Path(pipeline.file).resolve().parent
-        self.path = base / (pipeline.state or f"{pipeline.name}-state")
+        self.path = pipeline.state_folder
         self._run = self.path / "run.json"
 
     def checkpoint(self, output: str) -> Path:
