@@ -54,6 +54,24 @@ class TestFile:
         found = parse(SMALL, name="x")
         assert (found.name, found.sources[0].format, found.outputs[0].kind) == ("x", "raw", "stream")
 
+    @pytest.mark.parametrize(
+        ("table", "conf", "path"),
+        [
+            ("JT", "", "/x/p-state/warehouse/jt"),
+            ("spark_catalog.default.jt", '"spark.sql.shuffle.partitions" = 1', "/x/p-state/warehouse/jt"),
+            ("jt", '"spark.sql.warehouse.dir" = "file:///w"', "/w/jt"),
+            ("jt", '"spark.sql.warehouse.dir" = "s3a://w/"', "s3a://w/jt"),
+            ("jt", '"spark.sql.catalog.spark_catalog" = "some.Catalog"', "None"),
+            ("lake.db.jt", "", "None"),
+            ("`../jt`", "", "None"),
+        ],
+    )
+    def test_where_a_table_lies(self, table: str, conf: str, path: str) -> None:
+        text = f"{SMALL}[outputs.t]\nfrom = 'orders'\ntable = '{table}'\n[spark.conf]\n{conf}\n"
+        found = parse(text, file="/x/p.toml", name="p")
+        assert str(found.path_of(found.outputs[1])) == path
+        assert found.path_of(found.outputs[0]) is None
+
     def test_steps_come_in_the_order_they_need(self) -> None:
         steps = '[steps.b]\nsql = "SELECT * FROM a"\n[steps.a]\nsql = "SELECT b FROM orders"\n'
         assert [step.name for step in parse(SMALL + steps).steps] == ["a", "b"]
@@ -343,3 +361,17 @@ class TestCommand:
         with mock.patch("pathlib.Path.rmdir", side_effect=PermissionError(13, "Permission denied")):
             assert main(["reset", str(file), "--yes"]) == 1
         assert "out was not cleared, so reset it again: [Errno 13]" in capsys.readouterr().err
+
+    def test_reset_of_tables(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        file = tmp_path / "p.toml"
+        tables = '[outputs.t]\nfrom = "orders"\ntable = "T"\n[outputs.u]\nfrom = "orders"\ntable = "lake.db.u"\n'
+        file.write_text(SMALL + tables)
+        folder = tmp_path / "p-state" / "warehouse" / "t"
+        (folder / "_spark_metadata").mkdir(parents=True)
+        written = [folder / "part-0.parquet", folder / "part-1.json"]  # the format was another one once
+        for one in written:
+            one.touch()
+        (folder / "_spark_metadata" / "0").write_text("v1\n" + "\n".join(json.dumps({"path": str(w)}) for w in written))
+        assert main(["reset", str(file), "--yes"]) == 0
+        assert not folder.exists()
+        assert "does not reach the table lake.db.u, which keeps its rows" in capsys.readouterr().out

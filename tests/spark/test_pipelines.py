@@ -69,6 +69,11 @@ from = "numbers"
 path = "out"
 format = "json"
 
+[outputs.table]
+from = "numbers"
+table = "Numbers_Seen"
+format = "json"
+
 [outputs.sensors]
 from = "readings"
 bucket = "sensors"
@@ -113,8 +118,9 @@ def check(js: BlockingJetStream, folder: Path, count: int) -> None:
     assert {key: json.loads(sums.get(key).value) for key in sums.keys()} == expected  # noqa: SIM118
     squares = [json.loads(message.data)["n"] for message in js.stream("SQUARES").read()]
     assert sorted(squares) == [n for n in good if n % 3 != 2]
-    lines = [json.loads(line) for file in (folder / "out").glob("*.json") for line in file.read_text().splitlines()]
-    assert sorted(line["n"] for line in lines) == good
+    for place in (folder / "out", folder / "small-state" / "warehouse" / "numbers_seen"):
+        lines = [json.loads(line) for file in place.glob("*.json") for line in file.read_text().splitlines()]
+        assert sorted(line["n"] for line in lines) == good
     sensors = js.key_value("sensors")
     assert len(sensors.keys()) == 10
     bad = Counter((message.subject, message.headers.get("Slipstream-Reason")) for message in js.stream("DEAD").read())
@@ -160,7 +166,9 @@ class TestRunning:
         assert status["sources"] == {"numbers": 1_200, "readings": 1_200}
         run(tmp_path, "run", "small.toml", "--once")
         on_server(1_200, 0)
-        run(tmp_path, "reset", "small.toml", "--yes", "--output", "files")
+        run(tmp_path, "reset", "small.toml", "--yes", "--output", "files", "--output", "table")
+        assert not (tmp_path / "out").exists()
+        assert not (tmp_path / "small-state" / "warehouse" / "numbers_seen").exists()
         run(tmp_path, "run", "small.toml", "--once")
         on_server(1_200, 0)
 

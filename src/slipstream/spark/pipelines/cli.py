@@ -131,7 +131,7 @@ def _reset(pipeline: Pipeline, given: argparse.Namespace) -> int:
     unknown = set(given.output) - {one.name for one in outputs}
     if unknown:
         raise UsageError(f"there is no output {sorted(unknown)[0]!r}: {', '.join(o.name for o in pipeline.outputs)}")
-    paths = [pipeline.path_of(one) for one in outputs if one.kind == "files"]
+    paths = [path for one in outputs if (path := pipeline.path_of(one)) is not None]
     names = [one.name for one in outputs]
     if not given.output:
         names += [f"dead-{one.name}" for one in pipeline.sources]
@@ -141,6 +141,9 @@ def _reset(pipeline: Pipeline, given: argparse.Namespace) -> int:
             print(f"removes the files that it has written in {path}")
         else:
             print(f"does not reach {path}: remove {NOTES} and the files there, or the next run leaves them out")
+    for one in outputs:
+        if one.kind == "table" and pipeline.path_of(one) is None:
+            print(f"does not reach the table {one.target}, which keeps its rows")
     if any(one.kind == "stream" for one in outputs):
         print("messages in output streams stay, and are published again")
     if not given.yes and not _confirmed():

@@ -28,6 +28,9 @@ MODES = ("append", "update", "complete")
 META_COLUMNS = ("_subject", "_sequence", "_timestamp", "_headers")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _INTERVAL = re.compile(r"\d{1,9} (?:milliseconds?|seconds?|minutes?|hours?)")
+WAREHOUSE = "spark.sql.warehouse.dir"
+_CATALOG = "spark.sql.catalog.spark_catalog"  # something else than Spark's own
+_TABLE = re.compile(r"(?:(?:spark_catalog\.)?default\.)?([A-Za-z0-9_]+)", re.IGNORECASE)
 _LOCAL = re.compile(r"file:(?://(?:localhost)?(?=/))?")
 _SYNTAX_PLACE = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
 
@@ -143,11 +146,22 @@ class Pipeline:
         """Where it keeps what it must not forget."""
         return self.folder / (self.state or f"{self.name}-state")
 
-    def path_of(self, output: Output) -> str | Path:
-        """Where the files of an output go: relative to the file, or wherever a URL says."""
-        if found := _LOCAL.match(output.target):
-            return self.folder / unquote(output.target[found.end() :])
-        return output.target if "://" in output.target else self.folder / output.target
+    @property
+    def warehouse(self) -> str | Path:
+        """Where tables lie whose catalog is Spark's own."""
+        given = self.conf.get(WAREHOUSE, "")
+        return _local(given, Path.cwd()) if given else self.state_folder / "warehouse"
+
+    def path_of(self, output: Output) -> str | Path | None:
+        """Where the files of an output go: relative to the file, or wherever a URL says; a table lies in the warehouse.
+        None for what is no folder, and for tables of another catalog."""
+        if output.kind == "files":
+            return _local(output.target, self.folder)
+        found = _TABLE.fullmatch(output.target) if output.kind == "table" else None
+        if found is None or _CATALOG in self.conf:
+            return None
+        name = found[1].lower()  # as Spark has it
+        return f"{self.warehouse.rstrip('/')}/{name}" if isinstance(self.warehouse, str) else self.warehouse / name
 
 
 def parse(text: str, *, file: str = "pipeline.toml", name: str = "") -> Pipeline:
@@ -327,8 +341,8 @@ class _Reader:
         if data := pipeline.server.get("data"):
             kept["of the server's data"] = pipeline.folder / data
         for output in pipeline.outputs:
-            path = pipeline.path_of(output) if output.kind == "files" else ""
-            if isinstance(path, str):
+            path = pipeline.path_of(output) if output.kind == "files" else None
+            if not isinstance(path, Path):
                 continue
             for what, folder in kept.items():
                 if folder.resolve().is_relative_to(path.resolve()):
@@ -552,6 +566,13 @@ class _Reader:
             known |= {step.name for step in free}
             left = [step for step in left if step not in free]
         return tuple(done)
+
+
+def _local(target: str, base: Path) -> str | Path:
+    """A folder of this machine, or a URL of another place as it is."""
+    if found := _LOCAL.match(target):
+        return base / unquote(target[found.end() :])
+    return target if "://" in target else base / target
 
 
 def mentioned(sql: str, names: Iterable[str]) -> set[str]:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from slipstream.errors import Error, UsageError
 from slipstream.facade.blocking import JetStream
 from slipstream.spark.failures import failure_of, is_passing, reason_of
-from slipstream.spark.pipelines.config import Pipeline
+from slipstream.spark.pipelines.config import WAREHOUSE, Output, Pipeline
 from slipstream.spark.pipelines.display import Lines, display
 from slipstream.spark.pipelines.place import jetstream, last_sequences, prepare, servers
 from slipstream.spark.pipelines.state import QueryState, StateFolder, lag_of
@@ -41,6 +41,7 @@ LONGEST_PAUSE = 30.0
 MOST_FAILURES = 20
 TASK_FAILURES = 4
 JVM_DIR = Path("/usr/lib/jvm")
+_CATALOG_KIND = "spark.sql.catalogImplementation"
 _LOGS = """
 rootLogger.level = error
 rootLogger.appenderRef.console.ref = console
@@ -194,11 +195,19 @@ class Runner:
             writer.trigger(availableNow=True) if self._once else writer.trigger(processingTime=self._pipeline.trigger)
         )
         if output is not None and output.kind == "table":
-            one.query = writer.toTable(output.target)
+            one.query = self._into_table(writer, output)
         elif output is not None and output.kind == "files":
             one.query = writer.start(str(self._pipeline.path_of(output)))
         else:
             one.query = writer.start()
+
+    def _into_table(self, writer: DataStreamWriter, output: Output) -> StreamingQuery:
+        """Spark's own catalog lives in memory and forgets the table, but not its folder: with the folder named, the
+        table is made again over the files of earlier runs."""
+        path = self._pipeline.path_of(output)
+        if path is not None and self._pipeline.conf.get(_CATALOG_KIND, "in-memory") == "in-memory":
+            writer = writer.option("path", str(path))
+        return writer.toTable(output.target)
 
     def _settle(self, one: Running) -> None:
         """Wait until a query is under way. Each starts a Python process of its own, and Spark gives up on one that does
@@ -281,7 +290,7 @@ def start_spark(pipeline: Pipeline, master: str, state: StateFolder) -> SparkSes
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.shuffle.partitions": "4",
-        "spark.sql.warehouse.dir": str(state.path / "warehouse"),
+        WAREHOUSE: str(pipeline.warehouse),
         "spark.sql.streaming.metricsEnabled": "false",
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={logs}",
     }
