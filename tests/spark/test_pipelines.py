@@ -179,7 +179,7 @@ class TestRunning:
             arguments = command("run", "small.toml", "--servers", real_url, "--master", "local[2]")
             job = subprocess.Popen(arguments, cwd=tmp_path, stdout=log, stderr=log, start_new_session=True)
             try:
-                wait_for(lambda: "NUMBERS" in list(js.stream_names()), job, tmp_path / "log")
+                wait_for(lambda: "READINGS" in list(js.stream_names()), job, tmp_path / "log")
                 publish(js, range(500))
                 seen = {"sums": 500, "squares": 500, "files": 500, "dead-numbers": 500, "dead-readings": 500}
                 wait_for(lambda: rows_of(tmp_path).items() >= seen.items(), job, tmp_path / "log")
@@ -188,13 +188,30 @@ class TestRunning:
                 again = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
                 assert again.returncode == 2
                 assert f"is running already, as process {job.pid}" in again.stderr
-                os.kill(job.pid, signal.SIGTERM)
-                assert job.wait(timeout=60) == 0
+                os.killpg(job.pid, signal.SIGINT)  # as Ctrl-C does: to the processes of Spark as well
+                assert job.wait(timeout=60) == 0, (tmp_path / "log").read_text()
             finally:
                 if job.poll() is None:
                     os.killpg(job.pid, signal.SIGKILL)
-            assert "stopped; the next run goes on from here" in (tmp_path / "log").read_text()
+            assert "stopped; the next run goes on from here" in (said := (tmp_path / "log").read_text())
+            assert "Traceback" not in said
             check(js, tmp_path, 500)
+
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    def test_stopped_while_spark_starts(self, tmp_path: Path, our_url: str, number: signal.Signals) -> None:
+        (tmp_path / "small.toml").write_text(FILE)
+        arguments = command("run", "small.toml", "--servers", our_url)
+        log = tmp_path / "log"
+        with log.open("wb") as out:
+            job = subprocess.Popen(arguments, cwd=tmp_path, stdout=out, stderr=out, start_new_session=True)
+        try:
+            wait_for(lambda: "pipeline small: nats" in log.read_text(), job, log)
+            os.kill(job.pid, number)
+            assert job.wait(timeout=60) == 0, log.read_text()
+        finally:
+            if job.poll() is None:
+                os.killpg(job.pid, signal.SIGKILL)
+        assert log.read_text().endswith("stopped; the next run goes on from here\n0 rows in 0.0 s\n")
 
 
 def rows_of(folder: Path) -> dict[str, int]:

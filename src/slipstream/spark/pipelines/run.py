@@ -17,6 +17,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -150,12 +151,16 @@ class Runner:
             for made in prepare(js, self._pipeline):
                 screen.say(f"made {made}")
             screen.say(f"{title}: {connection.get('servers') or 'context ' + connection['context']}, {self._master}")
-            spark = start_spark(self._pipeline, self._master, self._state)
+            spark = None if self._stopping.is_set() else start_spark(self._pipeline, self._master, self._state)
             try:
-                self._run(spark, connection, js, screen)
+                if spark is not None and not self._stopping.is_set():
+                    self._run(spark, connection, js, screen)
             finally:
                 self._note(connection, is_running=False)
-                spark.stop()
+                if spark is not None:
+                    spark.stop()
+            if self._stopping.is_set():
+                screen.say("stopped; the next run goes on from here")
         return {name: one.state for name, one in self.queries.items()}
 
     def _run(self, spark: SparkSession, connection: dict[str, str], js: JetStream, screen: Lines) -> None:
@@ -163,6 +168,8 @@ class Runner:
         begin = time.monotonic()
         try:
             for one in self.queries.values():
+                if self._stopping.is_set():
+                    return
                 self._start(one)
                 self._settle(one)
             while not self._stopping.is_set() and self._tend(screen):
@@ -175,8 +182,6 @@ class Runner:
                 if one.query is not None and one.query.isActive:
                     one.query.stop()
                 one.look()
-        if self._stopping.is_set():
-            screen.say("stopped; the next run goes on from here")
 
     def _build(self, spark: SparkSession, connection: dict[str, str]) -> None:
         from slipstream.spark.pipelines.build import Built
@@ -280,6 +285,7 @@ def start_spark(pipeline: Pipeline, master: str, state: StateFolder) -> SparkSes
         os.environ["JAVA_HOME"] = str(usual[-1].parent.parent)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else Spark's workers run the system's Python
     warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
+    from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 
     state.path.mkdir(parents=True, exist_ok=True)
@@ -298,10 +304,12 @@ def start_spark(pipeline: Pipeline, master: str, state: StateFolder) -> SparkSes
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     if re.fullmatch(r"local\[[\d*]+\]", master):
         master = f"{master[:-1]},{TASK_FAILURES}]"  # as on a cluster: one task that dies does not end the query
-    builder = SparkSession.builder.master(master)
-    for name, value in {**conf, **pipeline.conf}.items():
-        builder = builder.config(name, value)
-    return builder.getOrCreate()
+    settings = SparkConf().setMaster(master).setAll([*{**conf, **pipeline.conf}.items()])
+    # By a thread of its own: in the main thread Spark takes SIGINT for itself, and Ctrl-C would be a KeyboardInterrupt
+    # in the middle of whatever is done there instead of an orderly stop. The session is this thread's, as it must be.
+    with ThreadPoolExecutor(1) as starter:
+        starter.submit(SparkContext.getOrCreate, settings).result()
+    return SparkSession.builder.getOrCreate()
 
 
 def stop_on_signals(runner: Runner) -> None:
