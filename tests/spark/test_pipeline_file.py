@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+from fractions import Fraction
 from pathlib import Path
 from unittest import mock
 from urllib.parse import quote
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from slipstream.spark.pipelines import PipelineError, main, parse
@@ -224,6 +225,21 @@ class TestAvro:
         decoder = Decoder(self.SCHEMA)
         assert json.loads(decoder.to_json(self.DATA)) == expected
         assert json.loads(decoder.to_json(b"\xc3\x01" + b"\0" * 8 + self.DATA)) == expected
+
+    @given(st.integers(-(10**39), 10**39), st.integers(0, 38))
+    @example(12345678901234567890123456789012345678, 2)
+    @example(1, 10)
+    def test_decimals_are_exact(self, number: int, scale: int) -> None:
+        decimal = {"type": "bytes", "logicalType": "decimal", "precision": 38, "scale": scale}
+        decoder = Decoder(json.dumps({"type": "record", "name": "R", "fields": [{"name": "d", "type": decimal}]}))
+        data = number.to_bytes(17, "big", signed=True)
+        if len(str(abs(number))) > 38:
+            with pytest.raises(AvroError, match="not a record of the schema"):
+                decoder.to_json(bytes([34]) + data)
+            return
+        found = json.loads(decoder.to_json(bytes([34]) + data))["d"]
+        assert Fraction(found) * 10**scale == number
+        assert "E" not in found
 
     @given(st.binary(max_size=60))
     def test_other_bytes_are_an_error_and_nothing_else(self, data: bytes) -> None:

@@ -159,7 +159,12 @@ class Decoder:
 
 def _logical(value: Any, logical: str | None, schema: dict[str, Any]) -> Any:
     if logical == "decimal" and isinstance(value, bytes):
-        return str(Decimal(int.from_bytes(value, "big", signed=True)).scaleb(-schema.get("scale", 0)))
+        number = int.from_bytes(value, "big", signed=True)
+        digits = tuple(int(digit) for digit in str(abs(number)))
+        if len(digits) > schema["precision"]:
+            raise ValueError(f"a decimal of {len(digits)} digits")
+        # Put together, not computed: a computation rounds to the digits of the context.
+        return format(Decimal((int(number < 0), digits, -schema.get("scale", 0))), "f")
     if logical == "date":
         return (date(1970, 1, 1) + timedelta(days=value)).isoformat()
     if logical == "timestamp-millis":
