@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from slipstream.spark.pipelines import PipelineError, main, parse
-from slipstream.spark.pipelines.avro import AvroError, Decoder, spark_schema
+from slipstream.spark.pipelines.avro import AvroError, Decoder, fingerprint, spark_schema
 from slipstream.spark.pipelines.config import mentioned
 from slipstream.spark.pipelines.display import Lines, display, table
 from slipstream.spark.pipelines.locate import Place, Places
@@ -224,7 +224,39 @@ class TestAvro:
         }
         decoder = Decoder(self.SCHEMA)
         assert json.loads(decoder.to_json(self.DATA)) == expected
-        assert json.loads(decoder.to_json(b"\xc3\x01" + b"\0" * 8 + self.DATA)) == expected
+        header = b"\xc3\x01" + fingerprint(json.loads(self.SCHEMA))
+        assert json.loads(decoder.to_json(header + self.DATA)) == expected
+        with pytest.raises(AvroError):  # of another schema
+            decoder.to_json(b"\xc3\x01" + b"\0" * 8 + self.DATA)
+
+    def test_a_plain_record_may_begin_as_a_header_does(self) -> None:
+        fields = [{"name": "id", "type": "long"}, {"name": "s", "type": "string"}]
+        decoder = Decoder(json.dumps({"type": "record", "name": "R", "fields": fields}))
+        for size in (3, 8, 40):
+            data = b"\xc3\x01" + bytes([2 * size]) + b"a" * size
+            assert json.loads(decoder.to_json(data)) == {"id": -98, "s": "a" * size}
+
+    @pytest.mark.parametrize(
+        ("schema", "expected"),
+        [  # of the Avro project's own tests
+            ("null", 7195948357588979594),
+            ({"type": "int", "doc": "x"}, 8247732601305521295),
+            ({"fields": [], "type": "record", "name": "foo"}, -4824392279771201922),
+            ({"fields": [], "type": "record", "name": "foo", "namespace": "x.y"}, 5916914534497305771),
+            (
+                {"type": "record", "name": "foo", "fields": [{"name": "f1", "type": {"type": "boolean"}, "doc": "x"}]},
+                7843277075252814651,
+            ),
+        ],
+    )
+    def test_the_fingerprint_of_a_schema(self, schema: object, expected: int) -> None:
+        assert int.from_bytes(fingerprint(schema), "little", signed=True) == expected
+
+    def test_the_fingerprint_does_not_depend_on_how_a_schema_is_written(self) -> None:
+        plain = json.loads(self.SCHEMA)
+        other = {**plain, "name": "shop.Order", "namespace": "ignored", "doc": "An order.", "aliases": ["Bestellung"]}
+        assert fingerprint(other) == fingerprint(plain)
+        assert fingerprint({**plain, "name": "Other"}) != fingerprint(plain)
 
     @given(st.integers(-(10**39), 10**39), st.integers(0, 38))
     @example(12345678901234567890123456789012345678, 2)

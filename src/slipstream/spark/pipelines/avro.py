@@ -1,8 +1,9 @@
 """Avro records (binary, one per message) become JSON that Spark reads, and an Avro schema becomes Spark's columns.
 
 Spark's own Avro is not part of PySpark; this needs nothing. Records are those of the plain binary encoding; the single
-object encoding (a header of ten bytes, C3 01 and the schema's fingerprint) is taken as well. The whole message must be
-used up by the record: bytes left over mean another schema.
+object encoding (a header of ten bytes, C3 01 and the schema's fingerprint) is taken as well. C3 01 alone is no header:
+a plain record may begin with the number -98. The whole message must be used up by the record: bytes left over mean
+another schema.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ _LOGICAL: dict[tuple[str, str | None], str] = {
     ("long", "timestamp-micros"): "TIMESTAMP",
 }
 _SINGLE_OBJECT = b"\xc3\x01"
+_EMPTY = 0xC15D213AA4D7A795
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MOST_DEPTH = 64
 
@@ -110,6 +112,49 @@ def _named(name: str, names: dict[str, Any]) -> Any:
     return found
 
 
+def fingerprint(schema: Any) -> bytes:
+    """What a single object names its schema by: CRC-64-AVRO of the canonical form, low byte first."""
+    found = _EMPTY
+    for byte in _canonical(schema, "").encode():
+        found ^= byte
+        for _ in range(8):
+            found = (found >> 1) ^ (_EMPTY if found & 1 else 0)
+    return found.to_bytes(8, "little")
+
+
+def _canonical(schema: Any, space: str) -> str:
+    """The Parsing Canonical Form: names in full, nothing that does not change the bytes, and one way to write it."""
+    if isinstance(schema, list):
+        return f"[{','.join(_canonical(one, space) for one in schema)}]"
+    if isinstance(schema, str):
+        return _quoted(schema if schema in _PRIMITIVES else _full(schema, space))
+    kind = schema["type"]
+    if kind == "array":
+        return f'{{"type":"array","items":{_canonical(schema["items"], space)}}}'
+    if kind == "map":
+        return f'{{"type":"map","values":{_canonical(schema["values"], space)}}}'
+    if kind not in ("record", "enum", "fixed"):
+        return _canonical(kind, space)
+    name = _full(schema.get("name", ""), schema.get("namespace", space))
+    space = name.rpartition(".")[0]
+    if kind == "enum":
+        rest = f'"symbols":[{",".join(map(_quoted, schema["symbols"]))}]'
+    elif kind == "fixed":
+        rest = f'"size":{schema["size"]}'
+    else:
+        fields = (f'{{"name":{_quoted(f["name"])},"type":{_canonical(f["type"], space)}}}' for f in schema["fields"])
+        rest = f'"fields":[{",".join(fields)}]'
+    return f'{{"name":{_quoted(name)},"type":"{kind}",{rest}}}'
+
+
+def _full(name: str, space: str) -> str:
+    return name if "." in name or not space else f"{space}.{name}"
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
 class Decoder:
     """Bytes of one schema become JSON."""
 
@@ -117,10 +162,11 @@ class Decoder:
         self._schema = parse_schema(text)
         self._names: dict[str, Any] = {}
         spark_type(self._schema, self._names)
+        self._header = _SINGLE_OBJECT + fingerprint(self._schema)
 
     def to_json(self, data: bytes) -> str:
         """The record; raises AvroError if the bytes are not exactly one."""
-        cursor = _Cursor(data, 10 if data.startswith(_SINGLE_OBJECT) else 0)
+        cursor = _Cursor(data, len(self._header) if data.startswith(self._header) else 0)
         try:
             value = self._read(self._schema, cursor)
         except (IndexError, struct.error, UnicodeDecodeError, OverflowError, ValueError) as error:
