@@ -34,6 +34,11 @@ value = "data"
 """
 
 
+def field(kind: str) -> str:
+    """An Avro schema with one field."""
+    return f'{{"type":"record","name":"R","fields":[{{"name":"a","type":{kind}}}]}}'
+
+
 def mistakes(text: str) -> list[tuple[int, int, str]]:
     with pytest.raises(PipelineError) as caught:
         parse(text, file="p.toml")
@@ -118,6 +123,14 @@ class TestFile:
             ('[connection]\nservers = "x"\n[server]\nport = 1\n', (3, 1), "one is allowed"),
             ("[server]\nport = 70000\n", (2, 1), "port is 70000: 0 to 65535 is allowed"),
             ("[streams.S]\n", (1, 1), "[streams.S] needs subjects"),
+            ('[streams.S]\nsubjects="s"\nmax_age_seconds = -5', (3, 1), "max_age_seconds is -5: 0 (for ever) to"),
+            ('[streams.S]\nsubjects="s"\nmax_age_seconds = nan', (3, 1), "max_age_seconds is nan: 0 (for ever) to"),
+            ('[spark]\nmaster = "nonsense"\n', (2, 1), "master is 'nonsense': local[*], local[2], spark://host"),
+            (
+                '[sources.s]\nstream = "S"\nformat = "avro"\nschema = \'{"type":"record","name":"R"}\'\n',
+                (4, 1),
+                'an Avro record needs fields, a list: {"type": "record", "name": "R"}',
+            ),
             ('[streams."a b"]\nsubjects = "x"\n', (1, 1), "bad stream name 'a b'"),
             ("[buckets.b]\nhistory = 65\n", (2, 1), "history is 65: 1 to 64 is allowed"),
             ('[pipeline]\nname = "a b"\n', (2, 1), "name is 'a b': letters, digits"),
@@ -297,6 +310,25 @@ class TestAvro:
             ('{"type":"record","name":"R","fields":[{"name":"a","type":["int","string"]}]}', "has no type in Spark"),
             ('{"type":"record","name":"R","fields":[{"name":"a","type":"Other"}]}', "unknown Avro type 'Other'"),
             ('{"type":"record","name":"R","fields":[{"name":"a","type":"R"}]}', "contains itself"),
+            ('{"type":"record","name":"R"}', "needs fields, a list"),
+            ('{"type":"record","name":"R","fields":"x"}', "needs fields, a list"),
+            ('{"type":"record","name":5,"fields":[]}', "name and namespace of an Avro type are texts"),
+            ('{"type":"record","name":"R","fields":[5]}', "needs name, a text, and type: 5"),
+            ('{"type":"record","name":"R","fields":[{"name":"a"}]}', "needs name, a text, and type"),
+            (field('{"type":"bytes","logicalType":"decimal"}'), "precision is missing, 1 to 38 is allowed"),
+            (field('{"type":"bytes","logicalType":"decimal","precision":39}'), "precision is 39, 1 to 38 is allowed"),
+            (
+                field('{"type":"bytes","logicalType":"decimal","precision":9,"scale":10}'),
+                "scale is 10, 0 to 9",
+            ),
+            (field('{"type":"long","logicalType":"decimal","precision":9}'), "is of bytes or fixed"),
+            (field('{"type":"long","logicalType":[]}') + "}", "is JSON"),
+            (field('{"type":"array"}'), "an Avro array needs items"),
+            (field('{"type":"map"}'), "an Avro map needs values"),
+            (field('{"type":"enum","name":"E"}'), "an Avro enum needs symbols"),
+            (field('{"type":"fixed","name":"F"}'), "size is missing"),
+            (field("5"), "5 is no Avro type"),
+            ("[" * 100_000, "is JSON"),
         ],
     )
     def test_a_schema_that_cannot_be_used(self, schema: str, said: str) -> None:
@@ -344,6 +376,12 @@ class TestDisplay:
 
 
 class TestCommand:
+    @pytest.mark.parametrize("master", ["nonsense", "local[x]", "foo://x", "local[2"])
+    def test_a_master_that_is_none(self, master: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        (tmp_path / "p.toml").write_text(SMALL)
+        assert main(["run", str(tmp_path / "p.toml"), "--master", master]) == 2
+        assert capsys.readouterr().err.startswith(f"error: master is {master!r}: local[*], local[2], spark://host:7077")
+
     def test_validate(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         file = tmp_path / "p.toml"
         file.write_text(SMALL)

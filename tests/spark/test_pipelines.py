@@ -197,6 +197,15 @@ class TestRunning:
             assert "Traceback" not in said
             check(js, tmp_path, 500)
 
+    def test_a_format_that_spark_does_not_know(self, tmp_path: Path, our_url: str) -> None:
+        (tmp_path / "small.toml").write_text(FILE.replace('format = "json"', 'format = "nope"', 1))
+        arguments = command("run", "small.toml", "--once", "--servers", our_url)
+        done = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=200)
+        assert done.returncode == 2
+        assert "error: small.toml:44:1: output 'files': [DATA_SOURCE_NOT_FOUND] Failed to find" in done.stderr
+        assert "Traceback" not in done.stderr
+        assert "\tat " not in done.stderr
+
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
     def test_stopped_while_spark_starts(self, tmp_path: Path, our_url: str, number: signal.Signals) -> None:
         (tmp_path / "small.toml").write_text(FILE)

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from functools import reduce
 from typing import TYPE_CHECKING
 
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 
 from slipstream.spark.options import JETSTREAM, JETSTREAM_KV
@@ -42,27 +43,26 @@ class Built:
         self._connection = dict(connection)
         self._bad: dict[str, DataFrame] = {}
         for source in pipeline.sources:
-            with self._blamed(source.place, f"source {source.name!r}"):
+            with self.blamed(source.place, f"source {source.name!r}"):
                 self._make_source(source)
         for step in pipeline.steps:
-            with self._blamed(step.place, f"step {step.name!r}"):
+            with self.blamed(step.place, f"step {step.name!r}"):
                 frame = spark.sql(step.sql)
                 if step.watermark[0]:
                     frame = frame.withWatermark(*step.watermark)
                 frame.createOrReplaceTempView(step.name)
 
     @contextmanager
-    def _blamed(self, place: Place, what: str) -> Iterator[None]:
+    def blamed(self, place: Place, what: str) -> Iterator[None]:
         """What Spark says of a part of the file is told with the place of that part."""
         try:
             yield
-        except PySparkException as error:
-            text = " ".join(str(error).split("SQLSTATE")[0].split())
-            raise PipelineError(self._pipeline.file, [Mistake(place, f"{what}: {text}")]) from error
+        except (PySparkException, Py4JJavaError) as error:
+            raise PipelineError(self._pipeline.file, [Mistake(place, f"{what}: {sentence(error)}")]) from error
 
     def query(self, output: Output) -> DataStreamWriter:
         """The query of an output, still without checkpoint and trigger."""
-        with self._blamed(output.place, f"output {output.name!r}"):
+        with self.blamed(output.place, f"output {output.name!r}"):
             return self._query(output)
 
     def _query(self, output: Output) -> DataStreamWriter:
@@ -123,6 +123,12 @@ class Built:
     def _rejects(self, output: Output) -> dict[str, str]:
         dead = self._pipeline.dead_letter
         return {"deadLetter": f"{dead}.{output.name}"} if dead else {}
+
+
+def sentence(error: PySparkException | Py4JJavaError) -> str:
+    """What Spark says, without where it says it."""
+    text = str(error.java_exception.getMessage()) if isinstance(error, Py4JJavaError) else str(error)
+    return " ".join(text.split("SQLSTATE")[0].split("JVM stacktrace")[0].split())
 
 
 def decode(source: Source, raw: DataFrame, dead: str) -> tuple[DataFrame, DataFrame]:

@@ -20,12 +20,15 @@ from slipstream.errors import UsageError
 from slipstream.jetstream.calls import check_name
 from slipstream.kv.bucket import MAX_HISTORY, check_bucket
 from slipstream.spark.options import kv_stream_options, stream_options
+from slipstream.spark.pipelines.avro import spark_schema
 from slipstream.spark.pipelines.locate import Place, Places
 from slipstream.wire import check_filter
 
 FORMATS = ("json", "csv", "avro", "raw")
 MODES = ("append", "update", "complete")
+MOST_AGE = 2**63 // 10**9  # a time is sent as nanoseconds
 META_COLUMNS = ("_subject", "_sequence", "_timestamp", "_headers")
+_MASTER = re.compile(r"local(\[\s*(\d+|\*)\s*(,\s*\d+\s*)?\])?|local-cluster\[[\s\d,]+\]|yarn|(spark|k8s)://\S+")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _INTERVAL = re.compile(r"\d{1,9} (?:milliseconds?|seconds?|minutes?|hours?)")
 WAREHOUSE = "spark.sql.warehouse.dir"
@@ -35,6 +38,7 @@ _LOCAL = re.compile(r"file:(?://(?:localhost)?(?=/))?")
 _SYNTAX_PLACE = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
 
 
+DEFAULT_MASTER = "local[*]"
 FIRST = Place(1, 1)
 
 
@@ -128,7 +132,7 @@ class Pipeline:
     dead_letter: str = ""
     connection: Mapping[str, str] = field(default_factory=dict)
     server: Mapping[str, Any] = field(default_factory=dict)
-    master: str = "local[*]"
+    master: str = DEFAULT_MASTER
     conf: Mapping[str, str] = field(default_factory=dict)
     streams: tuple[StreamSpec, ...] = ()
     buckets: tuple[BucketSpec, ...] = ()
@@ -313,7 +317,7 @@ class _Reader:
             dead_letter=head.checked("dead_letter", check_name),
             connection=connection,
             server=server,
-            master=spark.text("master", "local[*]"),
+            master=spark.checked("master", check_master) or DEFAULT_MASTER,
             conf=spark.table("conf").strings(),
             streams=tuple(self._stream(*one) for one in root.tables("streams")),
             buckets=tuple(self._bucket(*one) for one in root.tables("buckets")),
@@ -395,6 +399,9 @@ class _Reader:
         for one in subjects:
             table.attempt("subjects", partial(check_filter, one))
         age = table.get("max_age_seconds", int | float, 0.0, what="seconds")
+        if not 0 <= age <= MOST_AGE:
+            table.wrong("max_age_seconds", f"max_age_seconds is {age}: 0 (for ever) to {MOST_AGE} is allowed")
+            age = 0.0
         found = StreamSpec(
             name=name,
             subjects=subjects,
@@ -424,6 +431,8 @@ class _Reader:
         if (format_ == "raw") == bool(schema):
             allowed = "raw has no schema" if schema else f"{format_} needs a schema, such as 'id BIGINT, name STRING'"
             table.wrong("schema" if schema else "format", allowed)
+        elif format_ == "avro":
+            table.attempt("schema", lambda: spark_schema(schema))
         found = Source(
             name=name,
             place=self._places[("sources", name, "schema")],
@@ -566,6 +575,13 @@ class _Reader:
             known |= {step.name for step in free}
             left = [step for step in left if step not in free]
         return tuple(done)
+
+
+def check_master(master: str) -> str:
+    """Where Spark runs, if it can be such a place."""
+    if not _MASTER.fullmatch(master):
+        raise UsageError(f"master is {master!r}: local[*], local[2], spark://host:7077, k8s://… or yarn is allowed")
+    return master
 
 
 def _local(target: str, base: Path) -> str | Path:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from slipstream.errors import Error, UsageError
 from slipstream.facade.blocking import JetStream
 from slipstream.spark.failures import failure_of, is_passing, reason_of
-from slipstream.spark.pipelines.config import WAREHOUSE, Output, Pipeline
+from slipstream.spark.pipelines.config import FIRST, WAREHOUSE, Output, Pipeline, check_master
 from slipstream.spark.pipelines.display import Lines, display
 from slipstream.spark.pipelines.place import jetstream, last_sequences, prepare, servers
 from slipstream.spark.pipelines.state import QueryState, StateFolder, lag_of
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+    from slipstream.spark.pipelines.build import Built
 
 LOOK = 0.5
 START = 20.0
@@ -53,6 +55,8 @@ appender.console.layout.type = PatternLayout
 appender.console.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n
 logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
 logger.gateway.level = error
+logger.context.name = org.apache.spark.SparkContext
+logger.context.level = off
 logger.stream.name = org.apache.spark.sql.execution.streaming
 logger.stream.level = off
 logger.files.name = org.apache.spark.sql.execution.datasources
@@ -124,12 +128,13 @@ class Runner:
     ) -> None:
         self._pipeline = pipeline
         self._once = once
-        self._master = master or pipeline.master
+        self._master = check_master(master or pipeline.master)
         self._given = given_servers
         self._state = StateFolder(pipeline)
         self._out = out
         self._plain = plain
         self._stopping = threading.Event()
+        self._built: Built
         self.queries: dict[str, Running] = {}
         self.seconds = 0.0
 
@@ -186,7 +191,7 @@ class Runner:
     def _build(self, spark: SparkSession, connection: dict[str, str]) -> None:
         from slipstream.spark.pipelines.build import Built
 
-        built = Built(spark, self._pipeline, connection)
+        built = self._built = Built(spark, self._pipeline, connection)
         for output in self._pipeline.outputs:
             self.queries[output.name] = Running(output.name, lambda output=output: built.query(output))  # type: ignore[misc]
         for name in built.dead_letters():
@@ -194,17 +199,20 @@ class Runner:
 
     def _start(self, one: Running) -> None:
         output = next((output for output in self._pipeline.outputs if output.name == one.name), None)
+        with self._built.blamed(output.place if output else FIRST, f"output {one.name!r}"):
+            one.query = self._started(one, output)
+
+    def _started(self, one: Running, output: Output | None) -> StreamingQuery:
         writer = one.make().queryName(f"{self._pipeline.name}-{one.name}")
         writer = writer.option("checkpointLocation", str(self._state.checkpoint(one.name)))
         writer = (
             writer.trigger(availableNow=True) if self._once else writer.trigger(processingTime=self._pipeline.trigger)
         )
         if output is not None and output.kind == "table":
-            one.query = self._into_table(writer, output)
-        elif output is not None and output.kind == "files":
-            one.query = writer.start(str(self._pipeline.path_of(output)))
-        else:
-            one.query = writer.start()
+            return self._into_table(writer, output)
+        if output is not None and output.kind == "files":
+            return writer.start(str(self._pipeline.path_of(output)))
+        return writer.start()
 
     def _into_table(self, writer: DataStreamWriter, output: Output) -> StreamingQuery:
         """Spark's own catalog lives in memory and forgets the table, but not its folder: with the folder named, the
@@ -285,8 +293,12 @@ def start_spark(pipeline: Pipeline, master: str, state: StateFolder) -> SparkSes
         os.environ["JAVA_HOME"] = str(usual[-1].parent.parent)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else Spark's workers run the system's Python
     warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
+    from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
     from pyspark import SparkConf, SparkContext
+    from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
+
+    from slipstream.spark.pipelines.build import sentence
 
     state.path.mkdir(parents=True, exist_ok=True)
     logs = state.path / "log4j2.properties"
@@ -307,9 +319,12 @@ def start_spark(pipeline: Pipeline, master: str, state: StateFolder) -> SparkSes
     settings = SparkConf().setMaster(master).setAll([*{**conf, **pipeline.conf}.items()])
     # By a thread of its own: in the main thread Spark takes SIGINT for itself, and Ctrl-C would be a KeyboardInterrupt
     # in the middle of whatever is done there instead of an orderly stop. The session is this thread's, as it must be.
-    with ThreadPoolExecutor(1) as starter:
-        starter.submit(SparkContext.getOrCreate, settings).result()
-    return SparkSession.builder.getOrCreate()
+    try:
+        with ThreadPoolExecutor(1) as starter:
+            starter.submit(SparkContext.getOrCreate, settings).result()
+        return SparkSession.builder.getOrCreate()
+    except (PySparkException, Py4JJavaError) as error:
+        raise UsageError(f"Spark did not start with the master {master!r}: {sentence(error)}") from error
 
 
 def stop_on_signals(runner: Runner) -> None:
