@@ -18,7 +18,7 @@ from slipstream.spark.pipelines.avro import AvroError, Decoder, fingerprint, spa
 from slipstream.spark.pipelines.config import mentioned
 from slipstream.spark.pipelines.display import Lines, display, table
 from slipstream.spark.pipelines.locate import Place, Places
-from slipstream.spark.pipelines.state import QueryState, StateFolder, lag_of
+from slipstream.spark.pipelines.state import QueryState, StateFolder, lag_of, misplaced
 
 EXAMPLE = Path(__file__).resolve().parent.parent.parent / "examples" / "orders.toml"
 
@@ -41,7 +41,7 @@ def field(kind: str) -> str:
 
 def mistakes(text: str) -> list[tuple[int, int, str]]:
     with pytest.raises(PipelineError) as caught:
-        parse(text, file="p.toml")
+        parse(text, file="p.toml", check=misplaced)
     for one in caught.value.mistakes:
         assert f"p.toml:{one.place.line}:{one.place.column}: {one.text}" in str(caught.value)
     return [(*one.place, one.text) for one in caught.value.mistakes]
@@ -75,8 +75,9 @@ class TestFile:
     def test_where_a_table_lies(self, table: str, conf: str, path: str) -> None:
         text = f"{SMALL}[outputs.t]\nfrom = 'orders'\ntable = '{table}'\n[spark.conf]\n{conf}\n"
         found = parse(text, file="/x/p.toml", name="p")
-        assert str(found.path_of(found.outputs[1])) == path
-        assert found.path_of(found.outputs[0]) is None
+        state = StateFolder(found)
+        assert str(state.path_of(found.outputs[1])) == path
+        assert state.path_of(found.outputs[0]) is None
 
     def test_steps_come_in_the_order_they_need(self) -> None:
         steps = '[steps.b]\nsql = "SELECT * FROM a"\n[steps.a]\nsql = "SELECT b FROM orders"\n'

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from functools import reduce
 from typing import TYPE_CHECKING
 
-from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from pyspark.core.context import Py4JError  # type: ignore[attr-defined]
 from pyspark.errors import PySparkException
 
 from slipstream.spark.options import JETSTREAM, JETSTREAM_KV
@@ -57,7 +57,7 @@ class Built:
         """What Spark says of a part of the file is told with the place of that part."""
         try:
             yield
-        except (PySparkException, Py4JJavaError) as error:
+        except (PySparkException, Py4JError) as error:
             raise PipelineError(self._pipeline.file, [Mistake(place, f"{what}: {sentence(error)}")]) from error
 
     def query(self, output: Output) -> DataStreamWriter:
@@ -125,9 +125,10 @@ class Built:
         return {"deadLetter": f"{dead}.{output.name}"} if dead else {}
 
 
-def sentence(error: PySparkException | Py4JJavaError) -> str:
+def sentence(error: PySparkException | Py4JError) -> str:
     """What Spark says, without where it says it."""
-    text = str(error.java_exception.getMessage()) if isinstance(error, Py4JJavaError) else str(error)
+    java = getattr(error, "java_exception", None)  # has the text without the trace
+    text = str(error if java is None else java.getMessage())
     return " ".join(text.split("SQLSTATE")[0].split("JVM stacktrace")[0].split())
 
 

@@ -12,9 +12,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import unquote
 
 from slipstream.errors import UsageError
 from slipstream.jetstream.calls import check_name
@@ -31,10 +29,6 @@ META_COLUMNS = ("_subject", "_sequence", "_timestamp", "_headers")
 _MASTER = re.compile(r"local(\[\s*(\d+|\*)\s*(,\s*\d+\s*)?\])?|local-cluster\[[\s\d,]+\]|yarn|(spark|k8s)://\S+")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _INTERVAL = re.compile(r"\d{1,9} (?:milliseconds?|seconds?|minutes?|hours?)")
-WAREHOUSE = "spark.sql.warehouse.dir"
-_CATALOG = "spark.sql.catalog.spark_catalog"  # something else than Spark's own
-_TABLE = re.compile(r"(?:(?:spark_catalog\.)?default\.)?([A-Za-z0-9_]+)", re.IGNORECASE)
-_LOCAL = re.compile(r"file:(?://(?:localhost)?(?=/))?")
 _SYNTAX_PLACE = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
 
 
@@ -140,36 +134,13 @@ class Pipeline:
     steps: tuple[Step, ...] = ()
     outputs: tuple[Output, ...] = ()
 
-    @property
-    def folder(self) -> Path:
-        """Where the file is; its relative paths begin here."""
-        return Path(self.file).resolve().parent
 
-    @property
-    def state_folder(self) -> Path:
-        """Where it keeps what it must not forget."""
-        return self.folder / (self.state or f"{self.name}-state")
-
-    @property
-    def warehouse(self) -> str | Path:
-        """Where tables lie whose catalog is Spark's own."""
-        given = self.conf.get(WAREHOUSE, "")
-        return _local(given, Path.cwd()) if given else self.state_folder / "warehouse"
-
-    def path_of(self, output: Output) -> str | Path | None:
-        """Where the files of an output go: relative to the file, or wherever a URL says; a table lies in the warehouse.
-        None for what is no folder, and for tables of another catalog."""
-        if output.kind == "files":
-            return _local(output.target, self.folder)
-        found = _TABLE.fullmatch(output.target) if output.kind == "table" else None
-        if found is None or _CATALOG in self.conf:
-            return None
-        name = found[1].lower()  # as Spark has it
-        return f"{self.warehouse.rstrip('/')}/{name}" if isinstance(self.warehouse, str) else self.warehouse / name
+Check = Callable[[Pipeline], Iterable[tuple[tuple[str, ...], str]]]
 
 
-def parse(text: str, *, file: str = "pipeline.toml", name: str = "") -> Pipeline:
-    """The pipeline in a text; raises PipelineError with every mistake."""
+def parse(text: str, *, file: str = "pipeline.toml", name: str = "", check: Check | None = None) -> Pipeline:
+    """The pipeline in a text; raises PipelineError with every mistake. `check` finds those that are none without the
+    world around the file, by their keys."""
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -179,6 +150,8 @@ def parse(text: str, *, file: str = "pipeline.toml", name: str = "") -> Pipeline
         raise PipelineError(file, [Mistake(place, _SYNTAX_PLACE.sub("", str(error)))]) from error
     reader = _Reader(data, Places(text))
     pipeline = reader.pipeline(file, name)
+    for path, said in check(pipeline) if check else ():
+        reader.wrong(path, said)
     if reader.mistakes:
         raise PipelineError(file, reader.mistakes)
     return pipeline
@@ -335,25 +308,7 @@ class _Reader:
             self.wrong((), "there is no output: at least one table [outputs.x] is needed")
         self._check_names(views)
         steps = self._ordered(found.steps, [one.name for one in found.sources])
-        pipeline = _with(found, steps=steps, outputs=outputs)
-        self._check_paths(pipeline)
-        return pipeline
-
-    def _check_paths(self, pipeline: Pipeline) -> None:
-        """Files of an output lie in a folder of their own: others read and remove all that is in it."""
-        kept = {"of the pipeline's file": pipeline.folder, "of the pipeline's state": pipeline.state_folder}
-        if data := pipeline.server.get("data"):
-            kept["of the server's data"] = pipeline.folder / data
-        for output in pipeline.outputs:
-            path = pipeline.path_of(output) if output.kind == "files" else None
-            if not isinstance(path, Path):
-                continue
-            for what, folder in kept.items():
-                if folder.resolve().is_relative_to(path.resolve()):
-                    is_it = "is" if folder.resolve() == path.resolve() else "contains"
-                    text = f"path is {output.target!r}, which {is_it} the folder {what}: a folder of its own is allowed"
-                    self.wrong(("outputs", output.name, "path"), text)
-                    break
+        return _with(found, steps=steps, outputs=outputs)
 
     def _trigger(self, head: _Table) -> str:
         trigger = head.text("trigger", "1 second")
@@ -582,13 +537,6 @@ def check_master(master: str) -> str:
     if not _MASTER.fullmatch(master):
         raise UsageError(f"master is {master!r}: local[*], local[2], spark://host:7077, k8s://… or yarn is allowed")
     return master
-
-
-def _local(target: str, base: Path) -> str | Path:
-    """A folder of this machine, or a URL of another place as it is."""
-    if found := _LOCAL.match(target):
-        return base / unquote(target[found.end() :])
-    return target if "://" in target else base / target
 
 
 def mentioned(sql: str, names: Iterable[str]) -> set[str]:

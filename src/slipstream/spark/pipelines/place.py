@@ -35,10 +35,8 @@ def servers(pipeline: Pipeline, state: StateFolder, given: str = "") -> Iterator
         return
     from slipstream import Server
 
-    data = pipeline.server.get("data") or ""
-    folder = pipeline.folder / data if data else state.server
-    folder.mkdir(parents=True, exist_ok=True)
-    with Server(port=pipeline.server.get("port", 0), data_dir=folder) as server:
+    state.server.mkdir(parents=True, exist_ok=True)
+    with Server(port=pipeline.server.get("port", 0), data_dir=state.server) as server:
         yield {**connection, "servers": server.url}
 
 

@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Any, TextIO
 from slipstream.errors import Error, UsageError
 from slipstream.facade.blocking import JetStream
 from slipstream.spark.failures import failure_of, is_passing, reason_of
-from slipstream.spark.pipelines.config import FIRST, WAREHOUSE, Output, Pipeline, check_master
+from slipstream.spark.pipelines.config import FIRST, Output, Pipeline, check_master
 from slipstream.spark.pipelines.display import Lines, display
 from slipstream.spark.pipelines.place import jetstream, last_sequences, prepare, servers
-from slipstream.spark.pipelines.state import QueryState, StateFolder, lag_of
+from slipstream.spark.pipelines.state import WAREHOUSE, QueryState, StateFolder, lag_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -211,13 +211,13 @@ class Runner:
         if output is not None and output.kind == "table":
             return self._into_table(writer, output)
         if output is not None and output.kind == "files":
-            return writer.start(str(self._pipeline.path_of(output)))
+            return writer.start(str(self._state.path_of(output)))
         return writer.start()
 
     def _into_table(self, writer: DataStreamWriter, output: Output) -> StreamingQuery:
         """Spark's own catalog lives in memory and forgets the table, but not its folder: with the folder named, the
         table is made again over the files of earlier runs."""
-        path = self._pipeline.path_of(output)
+        path = self._state.path_of(output)
         if path is not None and self._pipeline.conf.get(_CATALOG_KIND, "in-memory") == "in-memory":
             writer = writer.option("path", str(path))
         return writer.toTable(output.target)
@@ -251,7 +251,7 @@ class Runner:
         one.state.error = reason
         one.failures += 1
         if one.failures > MOST_FAILURES or not is_passing(text):
-            raise UsageError(f"output {one.name!r} failed: {reason}")
+            raise Error(f"output {one.name!r} failed: {reason}")
         screen.say(f"{one.name}: {reason}; again in {one.pause:g} s")
         one.query = None
         one.again_at = time.monotonic() + one.pause
@@ -293,8 +293,8 @@ def start_spark(pipeline: Pipeline, master: str, state: StateFolder) -> SparkSes
         os.environ["JAVA_HOME"] = str(usual[-1].parent.parent)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else Spark's workers run the system's Python
     warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
-    from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
     from pyspark import SparkConf, SparkContext
+    from pyspark.core.context import Py4JError  # type: ignore[attr-defined]
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
@@ -308,7 +308,7 @@ def start_spark(pipeline: Pipeline, master: str, state: StateFolder) -> SparkSes
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.shuffle.partitions": "4",
-        WAREHOUSE: str(pipeline.warehouse),
+        WAREHOUSE: str(state.warehouse),
         "spark.sql.streaming.metricsEnabled": "false",
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={logs}",
     }
@@ -323,7 +323,7 @@ def start_spark(pipeline: Pipeline, master: str, state: StateFolder) -> SparkSes
         with ThreadPoolExecutor(1) as starter:
             starter.submit(SparkContext.getOrCreate, settings).result()
         return SparkSession.builder.getOrCreate()
-    except (PySparkException, Py4JJavaError) as error:
+    except (PySparkException, Py4JError) as error:
         raise UsageError(f"Spark did not start with the master {master!r}: {sentence(error)}") from error
 
 

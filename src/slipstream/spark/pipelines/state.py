@@ -1,19 +1,32 @@
-"""What a pipeline leaves on disk becomes its status: how far each output has come, and how far each source is ahead.
+"""What a pipeline leaves on disk becomes its status, and what `reset` may remove of it.
 
 The truth about progress is in Spark's checkpoints, one folder per output; beside them lies a small file with what the
 last run has seen (rows, times, the address of its server). Files are replaced whole, so that a reader never sees half.
+Of the files of an output only those are removed that Spark's sink has noted: a folder may hold files of others, and a
+path may be mistaken.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from urllib.parse import unquote, urlsplit
 
-from slipstream.spark.pipelines.config import Pipeline
+from slipstream.errors import Error
+from slipstream.spark.pipelines.config import Output, Pipeline
+
+WAREHOUSE = "spark.sql.warehouse.dir"
+NOTES = "_spark_metadata"
+_NOTE = re.compile(r"\d+(?:\.compact)?")
+_CATALOG = "spark.sql.catalog.spark_catalog"  # something else than Spark's own
+_TABLE = re.compile(r"(?:(?:spark_catalog\.)?default\.)?([A-Za-z0-9_]+)", re.IGNORECASE)
+_LOCAL = re.compile(r"file:(?://(?:localhost)?(?=/))?")
 
 
 @dataclass(slots=True)
@@ -33,7 +46,9 @@ class StateFolder:
     """Where a pipeline keeps what it must not forget."""
 
     def __init__(self, pipeline: Pipeline) -> None:
-        self.path = pipeline.state_folder
+        self._pipeline = pipeline
+        self.base = Path(pipeline.file).resolve().parent  # relative paths in the file begin here
+        self.path = self.base / (pipeline.state or f"{pipeline.name}-state")
         self._run = self.path / "run.json"
 
     def checkpoint(self, output: str) -> Path:
@@ -43,7 +58,25 @@ class StateFolder:
     @property
     def server(self) -> Path:
         """The data of the embedded server."""
-        return self.path / "server"
+        data = self._pipeline.server.get("data")
+        return self.base / data if data else self.path / "server"
+
+    @property
+    def warehouse(self) -> str | Path:
+        """Where tables lie whose catalog is Spark's own."""
+        given = self._pipeline.conf.get(WAREHOUSE, "")
+        return _local(given, Path.cwd()) if given else self.path / "warehouse"
+
+    def path_of(self, output: Output) -> str | Path | None:
+        """Where the files of an output go: relative to the file, or wherever a URL says; a table lies in the warehouse.
+        None for what is no folder, and for tables of another catalog."""
+        if output.kind == "files":
+            return _local(output.target, self.base)
+        found = _TABLE.fullmatch(output.target) if output.kind == "table" else None
+        if found is None or _CATALOG in self._pipeline.conf:
+            return None
+        name, warehouse = found[1].lower(), self.warehouse  # in lower case, as Spark has it
+        return f"{warehouse.rstrip('/')}/{name}" if isinstance(warehouse, str) else warehouse / name
 
     def write_run(self, url: str, queries: dict[str, QueryState], *, is_running: bool) -> None:
         """Note what a run has seen so far."""
@@ -83,6 +116,91 @@ class StateFolder:
         for folder in gone:
             shutil.rmtree(folder)
         return gone
+
+
+def misplaced(pipeline: Pipeline) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Paths of outputs that are no folder of their own, by their keys: others read all that is in it as rows."""
+    state = StateFolder(pipeline)
+    kept = {"pipeline's file": state.base, "pipeline's state": state.path, "server's data": state.server}
+    for output in pipeline.outputs:
+        path = state.path_of(output) if output.kind == "files" else None
+        if not isinstance(path, Path):
+            continue
+        for what, folder in kept.items():
+            if folder.resolve().is_relative_to(path.resolve()):
+                is_it = "is" if folder.resolve() == path.resolve() else "contains"
+                said = f"path is {output.target!r}, which {is_it} the folder of the {what}"
+                yield ("outputs", output.name, "path"), f"{said}: a folder of its own is allowed"
+                break
+
+
+def _local(target: str, base: Path) -> str | Path:
+    """A folder of this machine, or a URL of another place as it is."""
+    if found := _LOCAL.match(target):
+        return base / unquote(target[found.end() :])
+    return target if "://" in target else base / target
+
+
+class Removed(NamedTuple):
+    """What came of clearing a folder."""
+
+    files: int
+    left: tuple[Path, ...]  # what the sink has not written
+
+
+def clear(folder: Path) -> Removed:
+    """Remove the files that Spark's sink has noted in a folder, its notes, and the folder if nothing else is in it.
+
+    The notes go last, so that what was interrupted can be done again.
+    """
+    if not folder.is_dir():
+        return Removed(0, ())
+    count = 0
+    try:
+        for file in noted(folder):
+            count += file.exists()
+            file.unlink(missing_ok=True)
+            file.with_name(f".{file.name}.crc").unlink(missing_ok=True)  # Hadoop's checksum of it
+            _remove_empty(file.parent, folder)
+        if (folder / NOTES).is_dir():
+            shutil.rmtree(folder / NOTES)
+        left = tuple(sorted(folder.iterdir()))
+        if not left and not folder.is_symlink():
+            folder.rmdir()
+    except OSError as error:
+        raise Error(f"{folder} was not cleared, so reset it again: {error}") from error
+    return Removed(count, left)
+
+
+def noted(folder: Path) -> Iterator[Path]:
+    """The files in a folder that the sink's notes name; names of files elsewhere are left out."""
+    whole = folder.resolve()
+    found: dict[Path, None] = {}
+    notes = [note for note in (folder / NOTES).glob("*") if _NOTE.fullmatch(note.name)]
+    for note in sorted(notes):
+        for line in note.read_text("utf-8").splitlines()[1:]:  # the first one is the version
+            path = _path(line)
+            if path is not None and path.is_relative_to(whole) and path != whole:
+                found[path] = None
+    return iter(found)
+
+
+def _path(line: str) -> Path | None:
+    try:
+        url = urlsplit(str(json.loads(line)["path"]))
+    except (ValueError, KeyError, TypeError):
+        return None  # cut off by a crash: Spark does not count it either
+    path = Path(unquote(url.path))
+    # The folder is taken as it is, but not the file: a link in it is removed, not what it points to.
+    return path.parent.resolve() / path.name if url.scheme in ("", "file") and path.name not in ("", "..") else None
+
+
+def _remove_empty(folder: Path, stop: Path) -> None:
+    """Folders of partitions, from the inside out."""
+    stop = stop.resolve()
+    while folder != stop and folder.is_relative_to(stop) and folder.is_dir() and not os.listdir(folder):
+        folder.rmdir()
+        folder = folder.parent
 
 
 def lag_of(pipeline: Pipeline, offsets: list[dict[str, Any]], last: dict[str, int]) -> int | None:
