@@ -18,7 +18,7 @@ from slipstream.spark.pipelines.avro import AvroError, Decoder, fingerprint, spa
 from slipstream.spark.pipelines.config import mentioned
 from slipstream.spark.pipelines.display import Lines, display, table
 from slipstream.spark.pipelines.locate import Place, Places
-from slipstream.spark.pipelines.state import QueryState, StateFolder, lag_of, misplaced
+from slipstream.spark.pipelines.state import QueryState, StateFolder, lag_of, misplaced, sources_of
 
 EXAMPLE = Path(__file__).resolve().parent.parent.parent / "examples" / "orders.toml"
 
@@ -31,6 +31,29 @@ from = "orders"
 stream = "COPY"
 subject = "subject"
 value = "data"
+"""
+
+
+SEVERAL = """
+[sources.a]
+stream = "S"
+[sources.b]
+stream = "S"
+[sources.c]
+bucket = "c"
+[steps.ab]
+sql = "SELECT * FROM a JOIN b USING (subject)"
+[steps.abc]
+sql = "SELECT * FROM ab UNION ALL (SELECT * FROM c)"
+[outputs.one]
+from = "a"
+path = "one"
+[outputs.both]
+from = "ab"
+path = "both"
+[outputs.all]
+from = "abc"
+path = "all"
 """
 
 
@@ -116,7 +139,7 @@ class TestFile:
             ('[outputs.o]\nfrom = "orders"\npath = "x"\nmode = "update"', (4, 1), "files and tables take 'append'"),
             ('[outputs.o]\nfrom = "orders"\npath = "x"\nkey = "k"\n', (4, 1), "key is not for an output into a file"),
             ('[outputs.o]\nfrom = "orders"\nbucket = "b"\nkey="k"\nmode = "complete"', (5, 1), "takes 'update' or"),
-            ('[steps.x]\nsql = "SELECT * FROM y"\n[steps.y]\nsql = "SELECT * FROM x"', (1, 1), "is made of itself"),
+            ('[steps.x]\nsql = "SELECT * FROM x"', (1, 1), "is made of itself"),
             ('[steps.orders]\nsql = "SELECT 1"\n', (1, 1), "'orders' is a source as well"),
             ('[steps.x]\nsql = " "\n', (2, 1), "sql is empty"),
             ('[connection]\nservers = "nats://me:hush@x"\n', (1, 1), "has user info in a URL"),
@@ -164,12 +187,45 @@ class TestFile:
     )
     def test_a_mistake_is_found_where_it_is(self, text: str, place: tuple[int, int], said: str) -> None:
         found = mistakes(text + "\n" + SMALL if text.startswith("typo") else text + SMALL)
-        assert any(one[:2] == place and said in one[2] for one in found), found
+        assert len(found) == 1, found
+        assert (found[0][:2], said in found[0][2]) == (place, True), found
         assert "hush" not in str(found)
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "sources = 5",
+            "[sources]\ns = 5",
+            "[sources.s]\nstream = 5",
+            '[sources.s]\nstream = ""',
+            '[sources.s]\nstream = "S"\nformat = 5\nschema = "a INT"',
+            '[sources.s]\nstream = "S"\nformat = "xml"',
+            '[sources.s]\nstream = "S"\nformat = "json"\nschema = 5',
+            '[sources.s]\nstream = "S"\nwatermark = 3',
+            '[outputs.o]\nfrom = 3\npath = "x"',
+            '[outputs.o]\nfrom = "a"\nbucket = "b"\nkey = [1]',
+            '[outputs.o]\nfrom = "a"\nstream = "b"\nsubject = 1',
+            '[outputs.o]\nfrom = "a"\npath = ""',
+            '[outputs.o]\nfrom = "a"\nbucket = 5',
+            '[outputs.o]\nfrom = "a"\npath = "x"\nbucket = "b"\nkey = "k"',
+            '[outputs.o]\nfrom = "a"\npath = "x"\nmode = "no"',
+            "[streams.S]\nsubjects = 5",
+            '[pipeline]\ntrigger = ""',
+            '[connection]\ncontext = ""',
+        ],
+    )
+    def test_one_mistake_is_one_line(self, text: str) -> None:
+        whole = {"source": '[sources.a]\nstream = "A"\n', "output": '[outputs.x]\nfrom = "a"\npath = "out"\n'}
+        if text.startswith(("sources", "[sources]")):
+            del whole["source"]
+            whole["output"] = '[steps.a]\nsql = "SELECT 1"\n' + whole["output"]
+        assert len(found := mistakes(f"{text}\n{''.join(whole.values())}")) == 1, found
 
     def test_all_mistakes_at_once(self) -> None:
         text = '[sources.s]\nstream = "a b"\nformat = 5\n[outputs.o]\nfrom = "t"\n'
         assert {one[0] for one in mistakes(text)} == {2, 3, 4, 5}
+        ring = '[steps.x]\nsql = "SELECT * FROM y"\n[steps.y]\nsql = "SELECT * FROM x"\n'
+        assert [one[0] for one in mistakes(ring + SMALL) if "is made of itself" in one[2]] == [1, 3]
         assert any("there is no source" in one[2] for one in mistakes("[pipeline]\n"))
 
 
@@ -347,12 +403,44 @@ class TestState:
         state.write_run("nats://x", seen, is_running=True)
         assert state.read_run()[0] > 0
 
+    def test_a_run_without_news_keeps_what_earlier_ones_have_seen(self) -> None:
+        earlier = QueryState(rows=5, batch=2, rate=1.5, at="then", sequences={"0": 7}, skipped=1, error="away")
+        assert QueryState().after(earlier) == QueryState(
+            rows=5, batch=2, rate=1.5, at="then", sequences={"0": 7}, skipped=1
+        )
+        now = QueryState(rows=4, batch=3, rate=0.5, at="now", sequences={"0": 9})
+        assert now.after(earlier) == QueryState(rows=9, batch=3, rate=0.5, at="now", sequences={"0": 9}, skipped=1)
+        assert now.after(QueryState()) == now
+
+    def test_a_reset_forgets_what_runs_have_seen(self, tmp_path: Path) -> None:
+        state = StateFolder(parse(SMALL, file=str(tmp_path / "p.toml"), name="p"))
+        state.write_run("nats://x", {"copy": QueryState(rows=5), "other": QueryState(rows=6)}, is_running=False)
+        state.reset(["copy"])
+        assert state.read_run() == (0, "nats://x", {"other": QueryState(rows=6)})
+
     def test_how_far_an_output_is_behind(self) -> None:
         pipeline = parse(SMALL)
-        assert lag_of(pipeline, [{"seq": 7}], {"orders": 10}) == 3
-        assert lag_of(pipeline, [], {"orders": 10}) == 10
-        assert lag_of(pipeline, [{"seq": 7}, {"seq": 1}], {"orders": 10}) is None
-        assert lag_of(pipeline, [], {}) is None
+        assert lag_of(pipeline, "copy", [{"seq": 7}], {"orders": 10}) == 3
+        assert lag_of(pipeline, "copy", [], {"orders": 10}) == 10
+        assert lag_of(pipeline, "copy", [{"seq": 7}, {"seq": 1}], {"orders": 10}) == 12  # joined with itself
+        assert lag_of(pipeline, "copy", [{"seq": 12}], {"orders": 10}) == 0
+        assert lag_of(pipeline, "copy", [], {}) is None
+
+    def test_how_far_outputs_of_several_sources_are_behind(self) -> None:
+        pipeline = parse(SEVERAL)
+        assert sources_of(pipeline, "one") == {"a"}
+        assert sources_of(pipeline, "both") == {"a", "b"}
+        assert sources_of(pipeline, "all") == {"a", "b", "c"}
+        assert sources_of(pipeline, "dead-b") == {"b"}
+        last = {"a": 10, "b": 10, "c": 5}
+        assert lag_of(pipeline, "one", [{"seq": 7}], last) == 3
+        assert lag_of(pipeline, "both", [{"seq": 7}, {"seq": 9}], last) == 4
+        assert lag_of(pipeline, "both", [{"seq": 7}], last) == 3  # of one stream: whichever it is
+        assert lag_of(pipeline, "all", [{"seq": 7}, {"seq": 9}, {"seq": 1}], last) == 8
+        assert lag_of(pipeline, "all", [{"seq": 7}, {"seq": 1}], last) is None
+        assert lag_of(pipeline, "all", [], last) == 25
+        assert lag_of(pipeline, "dead-b", [{"seq": 4}], last) == 6
+        assert lag_of(pipeline, "all", [{"seq": 7}], {"a": 10, "b": 10}) is None
 
 
 class TestDisplay:
@@ -428,6 +516,20 @@ class TestCommand:
         assert not (out / "word=a%2Fb").exists()
         assert "leaves what it has not written in" in (said := capsys.readouterr().out)
         assert "my out: notes.txt, word=c" in said
+
+    def test_reset_names_what_is_there(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        file = tmp_path / "p.toml"
+        text = SMALL.replace('stream = "ORDERS"', 'stream = "ORDERS"\nformat = "csv"\nschema = "a INT"')
+        file.write_text(text)
+        assert main(["reset", str(file), "--yes"]) == 0
+        assert "for copy\n" in capsys.readouterr().out
+        file.write_text(f'[pipeline]\ndead_letter = "DEAD"\n{text}')
+        assert main(["reset", str(file), "--yes"]) == 0
+        assert "for copy, dead-orders\n" in capsys.readouterr().out
+        file.write_text(text)
+        (checkpoint := tmp_path / "p-state" / "checkpoints" / "dead-orders").mkdir(parents=True)
+        assert main(["reset", str(file), "--yes"]) == 0
+        assert not checkpoint.exists()
 
     def test_reset_of_a_folder_that_holds_the_file(self, tmp_path: Path) -> None:
         file = tmp_path / "p.toml"

@@ -164,6 +164,7 @@ class TestRunning:
         status = json.loads(run(tmp_path, "status", "small.toml", "--json"))
         assert status["pid"] == 0
         assert status["sources"] == {"numbers": 1_200, "readings": 1_200}
+        assert {one["lag"] for one in status["outputs"].values()} == {300}  # each reads one of the two sources
         run(tmp_path, "run", "small.toml", "--once")
         on_server(1_200, 0)
         run(tmp_path, "reset", "small.toml", "--yes", "--output", "files", "--output", "table")
@@ -171,6 +172,10 @@ class TestRunning:
         assert not (tmp_path / "small-state" / "warehouse" / "numbers_seen").exists()
         run(tmp_path, "run", "small.toml", "--once")
         on_server(1_200, 0)
+        status = json.loads(run(tmp_path, "status", "small.toml", "--json"))
+        assert {one["lag"] for one in status["outputs"].values()} == {0}
+        assert {one["rows"] for one in status["outputs"].values()} == {1_200}  # of all runs, also where nothing was new
+        assert all(one["at"] for one in status["outputs"].values())
 
     def test_until_it_is_stopped_on_a_named_server(self, tmp_path: Path, real_url: str) -> None:
         (tmp_path / "small.toml").write_text(FILE)

@@ -18,6 +18,7 @@ from slipstream.spark.options import JETSTREAM, JETSTREAM_KV
 from slipstream.spark.pipelines.avro import avro_to_json, spark_schema
 from slipstream.spark.pipelines.config import Mistake, Output, Pipeline, PipelineError, Source
 from slipstream.spark.pipelines.locate import Place
+from slipstream.spark.pipelines.state import DEAD
 from slipstream.spark.views import into_bucket, into_stream
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class Built:
         if not self._pipeline.dead_letter:
             return {}
         return {
-            f"dead-{name}": frame.writeStream.format(JETSTREAM)
+            DEAD + name: frame.writeStream.format(JETSTREAM)
             .options(**self._connection)
             .option("stream", self._pipeline.dead_letter)
             for name, frame in self._bad.items()

@@ -22,7 +22,7 @@ from slipstream.errors import (
 from slipstream.spark.pipelines.config import Pipeline, parse
 from slipstream.spark.pipelines.place import jetstream, last_sequences, servers
 from slipstream.spark.pipelines.run import Runner, stop_on_signals
-from slipstream.spark.pipelines.state import NOTES, QueryState, StateFolder, clear, lag_of, misplaced
+from slipstream.spark.pipelines.state import NOTES, QueryState, StateFolder, clear, dead_letters, lag_of, misplaced
 
 SHOWN = 5
 INTERRUPTED = 130
@@ -131,13 +131,11 @@ def status_of(pipeline: Pipeline, given_servers: str = "") -> dict[str, Any]:
     with servers(pipeline, state, given_servers or (url if pid else "")) as connection, jetstream(connection) as js:
         last = last_sequences(js, pipeline)
     known: dict[str, Any] = {}
-    names = [one.name for one in pipeline.outputs]
-    dead = [f"dead-{one.name}" for one in pipeline.sources if one.format != "raw"] if pipeline.dead_letter else []
-    for name in (*names, *dead):
+    for name in (*(one.name for one in pipeline.outputs), *dead_letters(pipeline)):
         batch, offsets = state.committed(name)
         seen = queries.get(name, QueryState())
         read = sum(offset.get("seq", 0) for offset in offsets)
-        lag = lag_of(pipeline, offsets, last)
+        lag = lag_of(pipeline, name, offsets, last)
         known[name] = {
             "batch": batch, "rows": seen.rows, "at": seen.at, "lag": lag, "read": read, "error": seen.error,
         }  # fmt: skip
@@ -156,7 +154,8 @@ def _reset(pipeline: Pipeline, given: argparse.Namespace) -> int:
     paths = [path for one in outputs if (path := state.path_of(one)) is not None]
     names = [one.name for one in outputs]
     if not given.output:
-        names += [f"dead-{one.name}" for one in pipeline.sources]
+        names += dead_letters(pipeline)  # and those of earlier, from before the file said otherwise
+        names += [name for name in state.dead_letters() if name not in names]
     print("the next run starts from the beginning of the sources, for " + ", ".join(names))
     for path in paths:  # Spark notes in them which batches they have, and would leave those out
         if isinstance(path, Path):

@@ -135,6 +135,7 @@ class Runner:
         self._plain = plain
         self._stopping = threading.Event()
         self._built: Built
+        self._earlier: dict[str, QueryState] = {}
         self.queries: dict[str, Running] = {}
         self.seconds = 0.0
 
@@ -144,7 +145,7 @@ class Runner:
 
     def run(self) -> dict[str, QueryState]:
         """Run to the end; gives what each query has done. Raises what a query failed with."""
-        pid, _, _ = self._state.read_run()
+        pid, _, self._earlier = self._state.read_run()
         if pid and pid != os.getpid():
             raise UsageError(f"the pipeline {self._pipeline.name!r} is running already, as process {pid}")
         title = f"pipeline {self._pipeline.name}"
@@ -271,14 +272,16 @@ class Runner:
             return {}
         found = {}
         for name, one in self.queries.items():
-            offsets = [{"seq": seq} for seq in one.state.sequences.values()]
-            lag = lag_of(self._pipeline, offsets, last)
+            sequences = one.state.after(self._earlier.get(name, QueryState())).sequences
+            offsets = [{"seq": seq} for seq in sequences.values()]
+            lag = lag_of(self._pipeline, name, offsets, last)
             if lag is not None:
                 found[name] = lag
         return found
 
     def _note(self, connection: dict[str, str], *, is_running: bool) -> None:
-        states = {name: one.state for name, one in self.queries.items()}
+        states = {name: one.state.after(self._earlier.get(name, QueryState())) for name, one in self.queries.items()}
+        states = self._earlier | states
         self._state.write_run(connection.get("servers", ""), states, is_running=is_running)
 
 

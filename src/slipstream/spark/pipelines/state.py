@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from slipstream.errors import Error
-from slipstream.spark.pipelines.config import Output, Pipeline
+from slipstream.spark.pipelines.config import Output, Pipeline, Source, mentioned
 
+DEAD = "dead-"
 WAREHOUSE = "spark.sql.warehouse.dir"
 NOTES = "_spark_metadata"
 _NOTE = re.compile(r"\d+(?:\.compact)?")
@@ -40,6 +41,18 @@ class QueryState:
     sequences: dict[str, int] = field(default_factory=dict)  # source or place among the sources -> last sequence read
     skipped: int = 0
     error: str = ""
+
+    def after(self, earlier: QueryState) -> QueryState:
+        """This run together with those before it: a run without news does not make them forgotten."""
+        return QueryState(
+            rows=earlier.rows + self.rows,
+            batch=self.batch if self.at else earlier.batch,
+            rate=self.rate if self.at else earlier.rate,
+            at=self.at or earlier.at,
+            sequences=self.sequences or earlier.sequences,
+            skipped=max(self.skipped, earlier.skipped),
+            error=self.error,
+        )
 
 
 class StateFolder:
@@ -110,11 +123,19 @@ class StateFolder:
         lines = (folder / "offsets" / str(max(batches))).read_text("utf-8").splitlines()
         return max(batches), [json.loads(line) for line in lines[2:] if line.startswith("{")]
 
+    def dead_letters(self) -> list[str]:
+        """The queries for dead letters that have a checkpoint."""
+        names = [DEAD + one.name for one in self._pipeline.sources]
+        return [name for name in names if self.checkpoint(name).exists()]
+
     def reset(self, outputs: list[str]) -> list[Path]:
         """Forget how far these outputs have come; gives what was removed."""
         gone = [folder for output in outputs if (folder := self.checkpoint(output)).exists()]
         for folder in gone:
             shutil.rmtree(folder)
+        _, url, queries = self.read_run()
+        if queries:
+            self.write_run(url, {name: one for name, one in queries.items() if name not in outputs}, is_running=False)
         return gone
 
 
@@ -203,16 +224,40 @@ def _remove_empty(folder: Path, stop: Path) -> None:
         folder = folder.parent
 
 
-def lag_of(pipeline: Pipeline, offsets: list[dict[str, Any]], last: dict[str, int]) -> int | None:
-    """How far behind an output is. Which source an offset is of is not written down: where there are several, the
-    sum of all is compared."""
-    if not offsets:
-        return sum(last.values()) if last else None
-    if len(offsets) == 1 and len(last) == 1:
-        return max(next(iter(last.values())) - int(offsets[0].get("seq", 0)), 0)
-    if len(offsets) == len(pipeline.sources) == len(last):
-        return max(sum(last.values()) - sum(int(offset.get("seq", 0)) for offset in offsets), 0)
-    return None
+def lag_of(pipeline: Pipeline, query: str, offsets: list[dict[str, Any]], last: dict[str, int]) -> int | None:
+    """How far behind a query is; None if that cannot be told. Which of its sources an offset is of is not written down:
+    there must be one of each, or all of one stream."""
+    names = sources_of(pipeline, query)
+    if not names or any(name not in last for name in names):
+        return None
+    ends = [last[name] for name in sorted(names)]
+    if offsets and len(offsets) != len(ends):
+        if len({_stream_of(one) for one in pipeline.sources if one.name in names}) > 1:
+            return None
+        ends = ends[:1] * len(offsets)
+    return max(sum(ends) - sum(int(offset.get("seq", 0)) for offset in offsets), 0)
+
+
+def sources_of(pipeline: Pipeline, query: str) -> set[str]:
+    """The sources that a query reads: those its view is made of, or the one whose dead letters it writes."""
+    sources, steps = {one.name for one in pipeline.sources}, {one.name: one.sql for one in pipeline.steps}
+    views = [one.view for one in pipeline.outputs if one.name == query] or [query.removeprefix(DEAD)]
+    found: set[str] = set()
+    while views:
+        name = views.pop()
+        if name not in found:
+            found.add(name)
+            views += mentioned(steps.get(name, ""), {*sources, *steps})
+    return found & sources
+
+
+def dead_letters(pipeline: Pipeline) -> list[str]:
+    """The queries that write dead letters, one per source whose messages are decoded."""
+    return [DEAD + one.name for one in pipeline.sources if one.format != "raw"] if pipeline.dead_letter else []
+
+
+def _stream_of(source: Source) -> str:
+    return source.stream or f"KV_{source.bucket}"
 
 
 def _is_alive(pid: int) -> bool:
