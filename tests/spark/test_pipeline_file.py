@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import io
 import json
+from fractions import Fraction
 from pathlib import Path
+from unittest import mock
+from urllib.parse import quote
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from slipstream.spark.pipelines import PipelineError, main, parse
-from slipstream.spark.pipelines.avro import AvroError, Decoder, spark_schema
+from slipstream.spark.pipelines.avro import AvroError, Decoder, fingerprint, spark_schema
 from slipstream.spark.pipelines.config import mentioned
 from slipstream.spark.pipelines.display import Lines, display, table
 from slipstream.spark.pipelines.locate import Place, Places
-from slipstream.spark.pipelines.state import QueryState, StateFolder, lag_of
+from slipstream.spark.pipelines.state import QueryState, StateFolder, lag_of, misplaced, sources_of
 
 EXAMPLE = Path(__file__).resolve().parent.parent.parent / "examples" / "orders.toml"
 
@@ -31,9 +34,37 @@ value = "data"
 """
 
 
+SEVERAL = """
+[sources.a]
+stream = "S"
+[sources.b]
+stream = "S"
+[sources.c]
+bucket = "c"
+[steps.ab]
+sql = "SELECT * FROM a JOIN b USING (subject)"
+[steps.abc]
+sql = "SELECT * FROM ab UNION ALL (SELECT * FROM c)"
+[outputs.one]
+from = "a"
+path = "one"
+[outputs.both]
+from = "ab"
+path = "both"
+[outputs.all]
+from = "abc"
+path = "all"
+"""
+
+
+def field(kind: str) -> str:
+    """An Avro schema with one field."""
+    return f'{{"type":"record","name":"R","fields":[{{"name":"a","type":{kind}}}]}}'
+
+
 def mistakes(text: str) -> list[tuple[int, int, str]]:
     with pytest.raises(PipelineError) as caught:
-        parse(text, file="p.toml")
+        parse(text, file="p.toml", check=misplaced)
     for one in caught.value.mistakes:
         assert f"p.toml:{one.place.line}:{one.place.column}: {one.text}" in str(caught.value)
     return [(*one.place, one.text) for one in caught.value.mistakes]
@@ -51,6 +82,25 @@ class TestFile:
     def test_a_small_one(self) -> None:
         found = parse(SMALL, name="x")
         assert (found.name, found.sources[0].format, found.outputs[0].kind) == ("x", "raw", "stream")
+
+    @pytest.mark.parametrize(
+        ("table", "conf", "path"),
+        [
+            ("JT", "", "/x/p-state/warehouse/jt"),
+            ("spark_catalog.default.jt", '"spark.sql.shuffle.partitions" = 1', "/x/p-state/warehouse/jt"),
+            ("jt", '"spark.sql.warehouse.dir" = "file:///w"', "/w/jt"),
+            ("jt", '"spark.sql.warehouse.dir" = "s3a://w/"', "s3a://w/jt"),
+            ("jt", '"spark.sql.catalog.spark_catalog" = "some.Catalog"', "None"),
+            ("lake.db.jt", "", "None"),
+            ("`../jt`", "", "None"),
+        ],
+    )
+    def test_where_a_table_lies(self, table: str, conf: str, path: str) -> None:
+        text = f"{SMALL}[outputs.t]\nfrom = 'orders'\ntable = '{table}'\n[spark.conf]\n{conf}\n"
+        found = parse(text, file="/x/p.toml", name="p")
+        state = StateFolder(found)
+        assert str(state.path_of(found.outputs[1])) == path
+        assert state.path_of(found.outputs[0]) is None
 
     def test_steps_come_in_the_order_they_need(self) -> None:
         steps = '[steps.b]\nsql = "SELECT * FROM a"\n[steps.a]\nsql = "SELECT b FROM orders"\n'
@@ -89,7 +139,7 @@ class TestFile:
             ('[outputs.o]\nfrom = "orders"\npath = "x"\nmode = "update"', (4, 1), "files and tables take 'append'"),
             ('[outputs.o]\nfrom = "orders"\npath = "x"\nkey = "k"\n', (4, 1), "key is not for an output into a file"),
             ('[outputs.o]\nfrom = "orders"\nbucket = "b"\nkey="k"\nmode = "complete"', (5, 1), "takes 'update' or"),
-            ('[steps.x]\nsql = "SELECT * FROM y"\n[steps.y]\nsql = "SELECT * FROM x"', (1, 1), "is made of itself"),
+            ('[steps.x]\nsql = "SELECT * FROM x"', (1, 1), "is made of itself"),
             ('[steps.orders]\nsql = "SELECT 1"\n', (1, 1), "'orders' is a source as well"),
             ('[steps.x]\nsql = " "\n', (2, 1), "sql is empty"),
             ('[connection]\nservers = "nats://me:hush@x"\n', (1, 1), "has user info in a URL"),
@@ -97,22 +147,85 @@ class TestFile:
             ('[connection]\nservers = "x"\n[server]\nport = 1\n', (3, 1), "one is allowed"),
             ("[server]\nport = 70000\n", (2, 1), "port is 70000: 0 to 65535 is allowed"),
             ("[streams.S]\n", (1, 1), "[streams.S] needs subjects"),
+            ('[streams.S]\nsubjects="s"\nmax_age_seconds = -5', (3, 1), "max_age_seconds is -5: 0 (for ever) to"),
+            ('[streams.S]\nsubjects="s"\nmax_age_seconds = nan', (3, 1), "max_age_seconds is nan: 0 (for ever) to"),
+            ('[spark]\nmaster = "nonsense"\n', (2, 1), "master is 'nonsense': local[*], local[2], spark://host"),
+            (
+                '[sources.s]\nstream = "S"\nformat = "avro"\nschema = \'{"type":"record","name":"R"}\'\n',
+                (4, 1),
+                'an Avro record needs fields, a list: {"type": "record", "name": "R"}',
+            ),
             ('[streams."a b"]\nsubjects = "x"\n', (1, 1), "bad stream name 'a b'"),
             ("[buckets.b]\nhistory = 65\n", (2, 1), "history is 65: 1 to 64 is allowed"),
             ('[pipeline]\nname = "a b"\n', (2, 1), "name is 'a b': letters, digits"),
             ('[pipeline]\ntrigger = "soon"\n', (2, 1), "trigger is 'soon': a time such as"),
             ("[sources]\ns = 5\n", (2, 1), "s is 5: a table [sources.s] is allowed"),
+            (
+                '[outputs.o]\nfrom = "orders"\npath = "."\n',
+                (3, 1),
+                "which is the folder of the pipeline's file",
+            ),
+            ('[outputs.o]\nfrom = "orders"\npath = "x/../.."\n', (3, 1), "contains the folder of the pipeline's file"),
+            ('[outputs.o]\nfrom = "orders"\npath = "file:///"\n', (3, 1), "contains the folder of the pipeline's file"),
+            (
+                '[outputs.o]\nfrom = "orders"\npath = "pipeline-state"\n',
+                (3, 1),
+                "is the folder of the pipeline's state",
+            ),
+            (
+                '[pipeline]\nstate = "a/b"\n[outputs.o]\nfrom = "orders"\npath = "a"\n',
+                (5, 1),
+                "path is 'a', which contains the folder of the pipeline's state",
+            ),
+            (
+                '[server]\ndata = "a/b"\n[outputs.o]\nfrom = "orders"\npath = "a"\n',
+                (5, 1),
+                "contains the folder of the server's data",
+            ),
             ("typo = 1\n", (1, 1), "typo is not known here"),
         ],
     )
     def test_a_mistake_is_found_where_it_is(self, text: str, place: tuple[int, int], said: str) -> None:
         found = mistakes(text + "\n" + SMALL if text.startswith("typo") else text + SMALL)
-        assert any(one[:2] == place and said in one[2] for one in found), found
+        assert len(found) == 1, found
+        assert (found[0][:2], said in found[0][2]) == (place, True), found
         assert "hush" not in str(found)
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "sources = 5",
+            "[sources]\ns = 5",
+            "[sources.s]\nstream = 5",
+            '[sources.s]\nstream = ""',
+            '[sources.s]\nstream = "S"\nformat = 5\nschema = "a INT"',
+            '[sources.s]\nstream = "S"\nformat = "xml"',
+            '[sources.s]\nstream = "S"\nformat = "json"\nschema = 5',
+            '[sources.s]\nstream = "S"\nwatermark = 3',
+            '[outputs.o]\nfrom = 3\npath = "x"',
+            '[outputs.o]\nfrom = "a"\nbucket = "b"\nkey = [1]',
+            '[outputs.o]\nfrom = "a"\nstream = "b"\nsubject = 1',
+            '[outputs.o]\nfrom = "a"\npath = ""',
+            '[outputs.o]\nfrom = "a"\nbucket = 5',
+            '[outputs.o]\nfrom = "a"\npath = "x"\nbucket = "b"\nkey = "k"',
+            '[outputs.o]\nfrom = "a"\npath = "x"\nmode = "no"',
+            "[streams.S]\nsubjects = 5",
+            '[pipeline]\ntrigger = ""',
+            '[connection]\ncontext = ""',
+        ],
+    )
+    def test_one_mistake_is_one_line(self, text: str) -> None:
+        whole = {"source": '[sources.a]\nstream = "A"\n', "output": '[outputs.x]\nfrom = "a"\npath = "out"\n'}
+        if text.startswith(("sources", "[sources]")):
+            del whole["source"]
+            whole["output"] = '[steps.a]\nsql = "SELECT 1"\n' + whole["output"]
+        assert len(found := mistakes(f"{text}\n{''.join(whole.values())}")) == 1, found
 
     def test_all_mistakes_at_once(self) -> None:
         text = '[sources.s]\nstream = "a b"\nformat = 5\n[outputs.o]\nfrom = "t"\n'
         assert {one[0] for one in mistakes(text)} == {2, 3, 4, 5}
+        ring = '[steps.x]\nsql = "SELECT * FROM y"\n[steps.y]\nsql = "SELECT * FROM x"\n'
+        assert [one[0] for one in mistakes(ring + SMALL) if "is made of itself" in one[2]] == [1, 3]
         assert any("there is no source" in one[2] for one in mistakes("[pipeline]\n"))
 
 
@@ -181,7 +294,54 @@ class TestAvro:
         }
         decoder = Decoder(self.SCHEMA)
         assert json.loads(decoder.to_json(self.DATA)) == expected
-        assert json.loads(decoder.to_json(b"\xc3\x01" + b"\0" * 8 + self.DATA)) == expected
+        header = b"\xc3\x01" + fingerprint(json.loads(self.SCHEMA))
+        assert json.loads(decoder.to_json(header + self.DATA)) == expected
+        with pytest.raises(AvroError):  # of another schema
+            decoder.to_json(b"\xc3\x01" + b"\0" * 8 + self.DATA)
+
+    def test_a_plain_record_may_begin_as_a_header_does(self) -> None:
+        fields = [{"name": "id", "type": "long"}, {"name": "s", "type": "string"}]
+        decoder = Decoder(json.dumps({"type": "record", "name": "R", "fields": fields}))
+        for size in (3, 8, 40):
+            data = b"\xc3\x01" + bytes([2 * size]) + b"a" * size
+            assert json.loads(decoder.to_json(data)) == {"id": -98, "s": "a" * size}
+
+    @pytest.mark.parametrize(
+        ("schema", "expected"),
+        [  # of the Avro project's own tests
+            ("null", 7195948357588979594),
+            ({"type": "int", "doc": "x"}, 8247732601305521295),
+            ({"fields": [], "type": "record", "name": "foo"}, -4824392279771201922),
+            ({"fields": [], "type": "record", "name": "foo", "namespace": "x.y"}, 5916914534497305771),
+            (
+                {"type": "record", "name": "foo", "fields": [{"name": "f1", "type": {"type": "boolean"}, "doc": "x"}]},
+                7843277075252814651,
+            ),
+        ],
+    )
+    def test_the_fingerprint_of_a_schema(self, schema: object, expected: int) -> None:
+        assert int.from_bytes(fingerprint(schema), "little", signed=True) == expected
+
+    def test_the_fingerprint_does_not_depend_on_how_a_schema_is_written(self) -> None:
+        plain = json.loads(self.SCHEMA)
+        other = {**plain, "name": "shop.Order", "namespace": "ignored", "doc": "An order.", "aliases": ["Bestellung"]}
+        assert fingerprint(other) == fingerprint(plain)
+        assert fingerprint({**plain, "name": "Other"}) != fingerprint(plain)
+
+    @given(st.integers(-(10**39), 10**39), st.integers(0, 38))
+    @example(12345678901234567890123456789012345678, 2)
+    @example(1, 10)
+    def test_decimals_are_exact(self, number: int, scale: int) -> None:
+        decimal = {"type": "bytes", "logicalType": "decimal", "precision": 38, "scale": scale}
+        decoder = Decoder(json.dumps({"type": "record", "name": "R", "fields": [{"name": "d", "type": decimal}]}))
+        data = number.to_bytes(17, "big", signed=True)
+        if len(str(abs(number))) > 38:
+            with pytest.raises(AvroError, match="not a record of the schema"):
+                decoder.to_json(bytes([34]) + data)
+            return
+        found = json.loads(decoder.to_json(bytes([34]) + data))["d"]
+        assert Fraction(found) * 10**scale == number
+        assert "E" not in found
 
     @given(st.binary(max_size=60))
     def test_other_bytes_are_an_error_and_nothing_else(self, data: bytes) -> None:
@@ -207,6 +367,25 @@ class TestAvro:
             ('{"type":"record","name":"R","fields":[{"name":"a","type":["int","string"]}]}', "has no type in Spark"),
             ('{"type":"record","name":"R","fields":[{"name":"a","type":"Other"}]}', "unknown Avro type 'Other'"),
             ('{"type":"record","name":"R","fields":[{"name":"a","type":"R"}]}', "contains itself"),
+            ('{"type":"record","name":"R"}', "needs fields, a list"),
+            ('{"type":"record","name":"R","fields":"x"}', "needs fields, a list"),
+            ('{"type":"record","name":5,"fields":[]}', "name and namespace of an Avro type are texts"),
+            ('{"type":"record","name":"R","fields":[5]}', "needs name, a text, and type: 5"),
+            ('{"type":"record","name":"R","fields":[{"name":"a"}]}', "needs name, a text, and type"),
+            (field('{"type":"bytes","logicalType":"decimal"}'), "precision is missing, 1 to 38 is allowed"),
+            (field('{"type":"bytes","logicalType":"decimal","precision":39}'), "precision is 39, 1 to 38 is allowed"),
+            (
+                field('{"type":"bytes","logicalType":"decimal","precision":9,"scale":10}'),
+                "scale is 10, 0 to 9",
+            ),
+            (field('{"type":"long","logicalType":"decimal","precision":9}'), "is of bytes or fixed"),
+            (field('{"type":"long","logicalType":[]}') + "}", "is JSON"),
+            (field('{"type":"array"}'), "an Avro array needs items"),
+            (field('{"type":"map"}'), "an Avro map needs values"),
+            (field('{"type":"enum","name":"E"}'), "an Avro enum needs symbols"),
+            (field('{"type":"fixed","name":"F"}'), "size is missing"),
+            (field("5"), "5 is no Avro type"),
+            ("[" * 100_000, "is JSON"),
         ],
     )
     def test_a_schema_that_cannot_be_used(self, schema: str, said: str) -> None:
@@ -224,12 +403,44 @@ class TestState:
         state.write_run("nats://x", seen, is_running=True)
         assert state.read_run()[0] > 0
 
+    def test_a_run_without_news_keeps_what_earlier_ones_have_seen(self) -> None:
+        earlier = QueryState(rows=5, batch=2, rate=1.5, at="then", sequences={"0": 7}, skipped=1, error="away")
+        assert QueryState().after(earlier) == QueryState(
+            rows=5, batch=2, rate=1.5, at="then", sequences={"0": 7}, skipped=1
+        )
+        now = QueryState(rows=4, batch=3, rate=0.5, at="now", sequences={"0": 9})
+        assert now.after(earlier) == QueryState(rows=9, batch=3, rate=0.5, at="now", sequences={"0": 9}, skipped=1)
+        assert now.after(QueryState()) == now
+
+    def test_a_reset_forgets_what_runs_have_seen(self, tmp_path: Path) -> None:
+        state = StateFolder(parse(SMALL, file=str(tmp_path / "p.toml"), name="p"))
+        state.write_run("nats://x", {"copy": QueryState(rows=5), "other": QueryState(rows=6)}, is_running=False)
+        state.reset(["copy"])
+        assert state.read_run() == (0, "nats://x", {"other": QueryState(rows=6)})
+
     def test_how_far_an_output_is_behind(self) -> None:
         pipeline = parse(SMALL)
-        assert lag_of(pipeline, [{"seq": 7}], {"orders": 10}) == 3
-        assert lag_of(pipeline, [], {"orders": 10}) == 10
-        assert lag_of(pipeline, [{"seq": 7}, {"seq": 1}], {"orders": 10}) is None
-        assert lag_of(pipeline, [], {}) is None
+        assert lag_of(pipeline, "copy", [{"seq": 7}], {"orders": 10}) == 3
+        assert lag_of(pipeline, "copy", [], {"orders": 10}) == 10
+        assert lag_of(pipeline, "copy", [{"seq": 7}, {"seq": 1}], {"orders": 10}) == 12  # joined with itself
+        assert lag_of(pipeline, "copy", [{"seq": 12}], {"orders": 10}) == 0
+        assert lag_of(pipeline, "copy", [], {}) is None
+
+    def test_how_far_outputs_of_several_sources_are_behind(self) -> None:
+        pipeline = parse(SEVERAL)
+        assert sources_of(pipeline, "one") == {"a"}
+        assert sources_of(pipeline, "both") == {"a", "b"}
+        assert sources_of(pipeline, "all") == {"a", "b", "c"}
+        assert sources_of(pipeline, "dead-b") == {"b"}
+        last = {"a": 10, "b": 10, "c": 5}
+        assert lag_of(pipeline, "one", [{"seq": 7}], last) == 3
+        assert lag_of(pipeline, "both", [{"seq": 7}, {"seq": 9}], last) == 4
+        assert lag_of(pipeline, "both", [{"seq": 7}], last) == 3  # of one stream: whichever it is
+        assert lag_of(pipeline, "all", [{"seq": 7}, {"seq": 9}, {"seq": 1}], last) == 8
+        assert lag_of(pipeline, "all", [{"seq": 7}, {"seq": 1}], last) is None
+        assert lag_of(pipeline, "all", [], last) == 25
+        assert lag_of(pipeline, "dead-b", [{"seq": 4}], last) == 6
+        assert lag_of(pipeline, "all", [{"seq": 7}], {"a": 10, "b": 10}) is None
 
 
 class TestDisplay:
@@ -254,6 +465,12 @@ class TestDisplay:
 
 
 class TestCommand:
+    @pytest.mark.parametrize("master", ["nonsense", "local[x]", "foo://x", "local[2"])
+    def test_a_master_that_is_none(self, master: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        (tmp_path / "p.toml").write_text(SMALL)
+        assert main(["run", str(tmp_path / "p.toml"), "--master", master]) == 2
+        assert capsys.readouterr().err.startswith(f"error: master is {master!r}: local[*], local[2], spark://host:7077")
+
     def test_validate(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         file = tmp_path / "p.toml"
         file.write_text(SMALL)
@@ -277,3 +494,73 @@ class TestCommand:
         assert main(["reset", str(file), "--yes"]) == 0
         assert not checkpoint.exists()
         assert not (tmp_path / "out").exists()  # Spark notes in it what it has, and would leave that out
+
+    def test_reset_removes_what_spark_has_written_and_nothing_else(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        file = tmp_path / "p.toml"
+        file.write_text(SMALL + '[outputs.files]\nfrom = "orders"\npath = "my out"\n')
+        out, outside = tmp_path / "my out", tmp_path / "kept.json"
+        written = [out / "part-0.json", out / "word=a%2Fb" / "part-1.json", out / "part-2.json"]
+        others = [out / "notes.txt", out / "word=c" / "mine.json", outside]
+        for one in (*written, *others, out / ".part-0.json.crc", out / "_spark_metadata" / ".1.crc"):
+            one.parent.mkdir(parents=True, exist_ok=True)
+            one.write_text("{}")
+        names = [*written, outside, out / ".." / "kept.json", out / "gone.json", out]
+        notes = [json.dumps({"path": one.parent.as_uri() + "/" + quote(one.name), "size": 1}) for one in names]
+        (out / "_spark_metadata" / "9.compact").write_text("\n".join(["v1", *notes[:2], '{"cut']))
+        (out / "_spark_metadata" / "10").write_text("\n".join(["v1", *notes[2:]]))
+        assert main(["reset", str(file), "--yes"]) == 0
+        assert sorted(path for path in out.rglob("*") if path.is_file()) == others[:2]
+        assert outside.exists()
+        assert not (out / "word=a%2Fb").exists()
+        assert "leaves what it has not written in" in (said := capsys.readouterr().out)
+        assert "my out: notes.txt, word=c" in said
+
+    def test_reset_names_what_is_there(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        file = tmp_path / "p.toml"
+        text = SMALL.replace('stream = "ORDERS"', 'stream = "ORDERS"\nformat = "csv"\nschema = "a INT"')
+        file.write_text(text)
+        assert main(["reset", str(file), "--yes"]) == 0
+        assert "for copy\n" in capsys.readouterr().out
+        file.write_text(f'[pipeline]\ndead_letter = "DEAD"\n{text}')
+        assert main(["reset", str(file), "--yes"]) == 0
+        assert "for copy, dead-orders\n" in capsys.readouterr().out
+        file.write_text(text)
+        (checkpoint := tmp_path / "p-state" / "checkpoints" / "dead-orders").mkdir(parents=True)
+        assert main(["reset", str(file), "--yes"]) == 0
+        assert not checkpoint.exists()
+
+    def test_reset_of_a_folder_that_holds_the_file(self, tmp_path: Path) -> None:
+        file = tmp_path / "p.toml"
+        file.write_text(SMALL + '[outputs.o]\nfrom = "orders"\npath = "."\n')
+        assert main(["reset", str(file), "--yes"]) == 2
+        assert file.exists()
+
+    def test_reset_says_what_it_does_not_reach(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        file = tmp_path / "p.toml"
+        file.write_text(SMALL + '[outputs.o]\nfrom = "orders"\npath = "s3a://x/y"\n')
+        assert main(["reset", str(file), "--yes"]) == 0
+        assert "does not reach s3a://x/y: remove _spark_metadata and the files there" in capsys.readouterr().out
+
+    def test_reset_says_what_it_may_not_remove(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        file = tmp_path / "p.toml"
+        file.write_text(SMALL + '[outputs.o]\nfrom = "orders"\npath = "out"\n')
+        (tmp_path / "out").mkdir()
+        with mock.patch("pathlib.Path.rmdir", side_effect=PermissionError(13, "Permission denied")):
+            assert main(["reset", str(file), "--yes"]) == 1
+        assert "out was not cleared, so reset it again: [Errno 13]" in capsys.readouterr().err
+
+    def test_reset_of_tables(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        file = tmp_path / "p.toml"
+        tables = '[outputs.t]\nfrom = "orders"\ntable = "T"\n[outputs.u]\nfrom = "orders"\ntable = "lake.db.u"\n'
+        file.write_text(SMALL + tables)
+        folder = tmp_path / "p-state" / "warehouse" / "t"
+        (folder / "_spark_metadata").mkdir(parents=True)
+        written = [folder / "part-0.parquet", folder / "part-1.json"]  # the format was another one once
+        for one in written:
+            one.touch()
+        (folder / "_spark_metadata" / "0").write_text("v1\n" + "\n".join(json.dumps({"path": str(w)}) for w in written))
+        assert main(["reset", str(file), "--yes"]) == 0
+        assert not folder.exists()
+        assert "does not reach the table lake.db.u, which keeps its rows" in capsys.readouterr().out

@@ -69,6 +69,11 @@ from = "numbers"
 path = "out"
 format = "json"
 
+[outputs.table]
+from = "numbers"
+table = "Numbers_Seen"
+format = "json"
+
 [outputs.sensors]
 from = "readings"
 bucket = "sensors"
@@ -113,8 +118,9 @@ def check(js: BlockingJetStream, folder: Path, count: int) -> None:
     assert {key: json.loads(sums.get(key).value) for key in sums.keys()} == expected  # noqa: SIM118
     squares = [json.loads(message.data)["n"] for message in js.stream("SQUARES").read()]
     assert sorted(squares) == [n for n in good if n % 3 != 2]
-    lines = [json.loads(line) for file in (folder / "out").glob("*.json") for line in file.read_text().splitlines()]
-    assert sorted(line["n"] for line in lines) == good
+    for place in (folder / "out", folder / "small-state" / "warehouse" / "numbers_seen"):
+        lines = [json.loads(line) for file in place.glob("*.json") for line in file.read_text().splitlines()]
+        assert sorted(line["n"] for line in lines) == good
     sensors = js.key_value("sensors")
     assert len(sensors.keys()) == 10
     bad = Counter((message.subject, message.headers.get("Slipstream-Reason")) for message in js.stream("DEAD").read())
@@ -158,11 +164,18 @@ class TestRunning:
         status = json.loads(run(tmp_path, "status", "small.toml", "--json"))
         assert status["pid"] == 0
         assert status["sources"] == {"numbers": 1_200, "readings": 1_200}
+        assert {one["lag"] for one in status["outputs"].values()} == {300}  # each reads one of the two sources
         run(tmp_path, "run", "small.toml", "--once")
         on_server(1_200, 0)
-        run(tmp_path, "reset", "small.toml", "--yes", "--output", "files")
+        run(tmp_path, "reset", "small.toml", "--yes", "--output", "files", "--output", "table")
+        assert not (tmp_path / "out").exists()
+        assert not (tmp_path / "small-state" / "warehouse" / "numbers_seen").exists()
         run(tmp_path, "run", "small.toml", "--once")
         on_server(1_200, 0)
+        status = json.loads(run(tmp_path, "status", "small.toml", "--json"))
+        assert {one["lag"] for one in status["outputs"].values()} == {0}
+        assert {one["rows"] for one in status["outputs"].values()} == {1_200}  # of all runs, also where nothing was new
+        assert all(one["at"] for one in status["outputs"].values())
 
     def test_until_it_is_stopped_on_a_named_server(self, tmp_path: Path, real_url: str) -> None:
         (tmp_path / "small.toml").write_text(FILE)
@@ -171,7 +184,7 @@ class TestRunning:
             arguments = command("run", "small.toml", "--servers", real_url, "--master", "local[2]")
             job = subprocess.Popen(arguments, cwd=tmp_path, stdout=log, stderr=log, start_new_session=True)
             try:
-                wait_for(lambda: "NUMBERS" in list(js.stream_names()), job, tmp_path / "log")
+                wait_for(lambda: "READINGS" in list(js.stream_names()), job, tmp_path / "log")
                 publish(js, range(500))
                 seen = {"sums": 500, "squares": 500, "files": 500, "dead-numbers": 500, "dead-readings": 500}
                 wait_for(lambda: rows_of(tmp_path).items() >= seen.items(), job, tmp_path / "log")
@@ -180,13 +193,39 @@ class TestRunning:
                 again = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
                 assert again.returncode == 2
                 assert f"is running already, as process {job.pid}" in again.stderr
-                os.kill(job.pid, signal.SIGTERM)
-                assert job.wait(timeout=60) == 0
+                os.killpg(job.pid, signal.SIGINT)  # as Ctrl-C does: to the processes of Spark as well
+                assert job.wait(timeout=60) == 0, (tmp_path / "log").read_text()
             finally:
                 if job.poll() is None:
                     os.killpg(job.pid, signal.SIGKILL)
-            assert "stopped; the next run goes on from here" in (tmp_path / "log").read_text()
+            assert "stopped; the next run goes on from here" in (said := (tmp_path / "log").read_text())
+            assert "Traceback" not in said
             check(js, tmp_path, 500)
+
+    def test_a_format_that_spark_does_not_know(self, tmp_path: Path, our_url: str) -> None:
+        (tmp_path / "small.toml").write_text(FILE.replace('format = "json"', 'format = "nope"', 1))
+        arguments = command("run", "small.toml", "--once", "--servers", our_url)
+        done = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=200)
+        assert done.returncode == 2
+        assert "error: small.toml:44:1: output 'files': [DATA_SOURCE_NOT_FOUND] Failed to find" in done.stderr
+        assert "Traceback" not in done.stderr
+        assert "\tat " not in done.stderr
+
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    def test_stopped_while_spark_starts(self, tmp_path: Path, our_url: str, number: signal.Signals) -> None:
+        (tmp_path / "small.toml").write_text(FILE)
+        arguments = command("run", "small.toml", "--servers", our_url)
+        log = tmp_path / "log"
+        with log.open("wb") as out:
+            job = subprocess.Popen(arguments, cwd=tmp_path, stdout=out, stderr=out, start_new_session=True)
+        try:
+            wait_for(lambda: "pipeline small: nats" in log.read_text(), job, log)
+            os.kill(job.pid, number)
+            assert job.wait(timeout=60) == 0, log.read_text()
+        finally:
+            if job.poll() is None:
+                os.killpg(job.pid, signal.SIGKILL)
+        assert log.read_text().endswith("stopped; the next run goes on from here\n0 rows in 0.0 s\n")
 
 
 def rows_of(folder: Path) -> dict[str, int]:

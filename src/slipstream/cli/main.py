@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from slipstream.cli import pipeline, server
 from slipstream.errors import (
@@ -39,8 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     debug = words[:1] == ["--debug"]
     if words[debug : debug + 1] == [server.NAME]:  # its flags are those of nats-server, which argparse does not read
         return _serve(words[debug + 1 :], debug=debug)
-    if words[:1] == [pipeline.NAME]:
-        return pipeline.run(words[1:])
+    if words[debug : debug + 1] == [pipeline.NAME]:  # has a parser of its own, and Spark to load
+        return _pipeline(lambda: pipeline.run(words[debug + 1 :], debug=debug), debug=debug)
 
     from slipstream.cli.commands import Shell, build_parser  # a server does not pay for them
 
@@ -49,6 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not hasattr(options, "run"):
         parser.print_help(sys.stderr)
         return USAGE
+    if options.command == pipeline.NAME:
+        return _pipeline(lambda: pipeline.run_with(options), debug=getattr(options, "debug", False))
     try:
         options.run(Shell(options))
         sys.stdout.flush()
@@ -73,6 +75,17 @@ def _serve(arguments: list[str], *, debug: bool) -> int:
         if debug:
             raise
         return _say(_line(exc), _code(exc))
+
+
+def _pipeline(run: Callable[[], int], *, debug: bool) -> int:
+    try:
+        return run()
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except UsageError as exc:
+        if debug:
+            raise
+        return _say(_line(exc), USAGE)
 
 
 def run() -> None:

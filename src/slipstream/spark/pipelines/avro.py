@@ -1,8 +1,9 @@
 """Avro records (binary, one per message) become JSON that Spark reads, and an Avro schema becomes Spark's columns.
 
 Spark's own Avro is not part of PySpark; this needs nothing. Records are those of the plain binary encoding; the single
-object encoding (a header of ten bytes, C3 01 and the schema's fingerprint) is taken as well. The whole message must be
-used up by the record: bytes left over mean another schema.
+object encoding (a header of ten bytes, C3 01 and the schema's fingerprint) is taken as well. C3 01 alone is no header:
+a plain record may begin with the number -98. The whole message must be used up by the record: bytes left over mean
+another schema.
 """
 
 from __future__ import annotations
@@ -36,8 +37,12 @@ _LOGICAL: dict[tuple[str, str | None], str] = {
     ("long", "timestamp-micros"): "TIMESTAMP",
 }
 _SINGLE_OBJECT = b"\xc3\x01"
+_EMPTY = 0xC15D213AA4D7A795
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MOST_DEPTH = 64
+_MOST_DIGITS = 38  # of a decimal, in Spark
+_MOST_BYTES = 2**31 - 1
+_MOST_SHOWN = 80
 
 
 class AvroError(UsageError):
@@ -48,7 +53,7 @@ def parse_schema(text: str) -> dict[str, Any]:
     """A schema of a record, with every named type noted; raises AvroError."""
     try:
         schema = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise AvroError(f"an Avro schema is JSON: {error}") from None
     if not isinstance(schema, dict) or schema.get("type") != "record":
         raise AvroError("an Avro schema of a message is a record: {'type': 'record', 'name': ..., 'fields': [...]}")
@@ -61,7 +66,7 @@ def spark_schema(text: str) -> str:
     schema = parse_schema(text)
     names: dict[str, Any] = {}
     _note(schema, names)
-    return ", ".join(f"`{one['name']}` {spark_type(one['type'], names)}" for one in schema["fields"])
+    return ", ".join(f"`{name}` {spark_type(kind, names)}" for name, kind in _fields(schema))
 
 
 def spark_type(schema: Any, names: dict[str, Any], depth: int = 0) -> str:
@@ -78,28 +83,68 @@ def spark_type(schema: Any, names: dict[str, Any], depth: int = 0) -> str:
             return _PRIMITIVES[schema]
         return spark_type(_named(schema, names), names, depth + 1)
     if not isinstance(schema, dict) or "type" not in schema:
-        raise AvroError(f"{schema!r} is no Avro type")
+        raise AvroError(f"{_shown(schema)} is no Avro type")
     kind, logical = schema["type"], schema.get("logicalType")
     _note(schema, names)
+    if kind == "fixed":
+        _whole(schema, "size", 0, _MOST_BYTES)
     if logical == "decimal":
-        return f"DECIMAL({schema['precision']}, {schema.get('scale', 0)})"
-    if isinstance(kind, str) and (kind, logical) in _LOGICAL:
+        return _decimal(schema)
+    if isinstance(kind, str) and isinstance(logical, str) and (kind, logical) in _LOGICAL:
         return _LOGICAL[kind, logical]
     if kind == "record":
-        fields = (f"`{one['name']}`: {spark_type(one['type'], names, depth + 1)}" for one in schema["fields"])
+        fields = (f"`{name}`: {spark_type(type_, names, depth + 1)}" for name, type_ in _fields(schema))
         return f"STRUCT<{', '.join(fields)}>"
-    if kind == "array":
-        return f"ARRAY<{spark_type(schema['items'], names, depth + 1)}>"
-    if kind == "map":
-        return f"MAP<STRING, {spark_type(schema['values'], names, depth + 1)}>"
-    if kind in ("enum", "fixed"):
-        return "STRING" if kind == "enum" else "BINARY"
-    return spark_type(kind, names, depth + 1)
+    if kind in ("array", "map"):
+        inner = "items" if kind == "array" else "values"
+        if inner not in schema:
+            raise AvroError(f"an Avro {kind} needs {inner}: {_shown(schema)}")
+        item = spark_type(schema[inner], names, depth + 1)
+        return f"ARRAY<{item}>" if kind == "array" else f"MAP<STRING, {item}>"
+    if kind == "enum":
+        symbols = schema.get("symbols")
+        if not isinstance(symbols, list) or not all(isinstance(one, str) for one in symbols):
+            raise AvroError(f"an Avro enum needs symbols, a list of texts: {_shown(schema)}")
+        return "STRING"
+    return "BINARY" if kind == "fixed" else spark_type(kind, names, depth + 1)
+
+
+def _fields(schema: dict[str, Any]) -> list[tuple[str, Any]]:
+    fields = schema.get("fields")
+    if not isinstance(fields, list):
+        raise AvroError(f"an Avro record needs fields, a list: {_shown(schema)}")
+    for one in fields:
+        if not isinstance(one, dict) or not isinstance(one.get("name"), str) or not one["name"] or "type" not in one:
+            raise AvroError(f"a field of an Avro record needs name, a text, and type: {_shown(one)}")
+    return [(one["name"], one["type"]) for one in fields]
+
+
+def _decimal(schema: dict[str, Any]) -> str:
+    if schema["type"] not in ("bytes", "fixed"):
+        raise AvroError(f"an Avro decimal is of bytes or fixed: {_shown(schema)}")
+    precision = _whole(schema, "precision", 1, _MOST_DIGITS)
+    return f"DECIMAL({precision}, {_whole({'scale': 0, **schema}, 'scale', 0, precision)})"
+
+
+def _whole(schema: dict[str, Any], name: str, least: int, most: int) -> int:
+    value = schema.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        seen = "is missing" if name not in schema else f"is {value!r}"
+        raise AvroError(f"{name} {seen}, {least} to {most} is allowed: {_shown(schema)}")
+    return value
+
+
+def _shown(part: Any) -> str:
+    text = json.dumps(part)
+    return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 3]}..."
 
 
 def _note(schema: Any, names: dict[str, Any]) -> None:
-    if isinstance(schema, dict) and "name" in schema and schema.get("type") in ("record", "enum", "fixed"):
-        names[schema["name"].rpartition(".")[2]] = schema
+    if isinstance(schema, dict) and schema.get("type") in ("record", "enum", "fixed"):
+        if not isinstance(schema.get("name", ""), str) or not isinstance(schema.get("namespace", ""), str):
+            raise AvroError(f"name and namespace of an Avro type are texts: {_shown(schema)}")
+        if "name" in schema:
+            names[schema["name"].rpartition(".")[2]] = schema
 
 
 def _named(name: str, names: dict[str, Any]) -> Any:
@@ -110,6 +155,49 @@ def _named(name: str, names: dict[str, Any]) -> Any:
     return found
 
 
+def fingerprint(schema: Any) -> bytes:
+    """What a single object names its schema by: CRC-64-AVRO of the canonical form, low byte first."""
+    found = _EMPTY
+    for byte in _canonical(schema, "").encode():
+        found ^= byte
+        for _ in range(8):
+            found = (found >> 1) ^ (_EMPTY if found & 1 else 0)
+    return found.to_bytes(8, "little")
+
+
+def _canonical(schema: Any, space: str) -> str:
+    """The Parsing Canonical Form: names in full, nothing that does not change the bytes, and one way to write it."""
+    if isinstance(schema, list):
+        return f"[{','.join(_canonical(one, space) for one in schema)}]"
+    if isinstance(schema, str):
+        return _quoted(schema if schema in _PRIMITIVES else _full(schema, space))
+    kind = schema["type"]
+    if kind == "array":
+        return f'{{"type":"array","items":{_canonical(schema["items"], space)}}}'
+    if kind == "map":
+        return f'{{"type":"map","values":{_canonical(schema["values"], space)}}}'
+    if kind not in ("record", "enum", "fixed"):
+        return _canonical(kind, space)
+    name = _full(schema.get("name", ""), schema.get("namespace", space))
+    space = name.rpartition(".")[0]
+    if kind == "enum":
+        rest = f'"symbols":[{",".join(map(_quoted, schema["symbols"]))}]'
+    elif kind == "fixed":
+        rest = f'"size":{schema["size"]}'
+    else:
+        fields = (f'{{"name":{_quoted(f["name"])},"type":{_canonical(f["type"], space)}}}' for f in schema["fields"])
+        rest = f'"fields":[{",".join(fields)}]'
+    return f'{{"name":{_quoted(name)},"type":"{kind}",{rest}}}'
+
+
+def _full(name: str, space: str) -> str:
+    return name if "." in name or not space else f"{space}.{name}"
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
 class Decoder:
     """Bytes of one schema become JSON."""
 
@@ -117,10 +205,11 @@ class Decoder:
         self._schema = parse_schema(text)
         self._names: dict[str, Any] = {}
         spark_type(self._schema, self._names)
+        self._header = _SINGLE_OBJECT + fingerprint(self._schema)
 
     def to_json(self, data: bytes) -> str:
         """The record; raises AvroError if the bytes are not exactly one."""
-        cursor = _Cursor(data, 10 if data.startswith(_SINGLE_OBJECT) else 0)
+        cursor = _Cursor(data, len(self._header) if data.startswith(self._header) else 0)
         try:
             value = self._read(self._schema, cursor)
         except (IndexError, struct.error, UnicodeDecodeError, OverflowError, ValueError) as error:
@@ -159,7 +248,12 @@ class Decoder:
 
 def _logical(value: Any, logical: str | None, schema: dict[str, Any]) -> Any:
     if logical == "decimal" and isinstance(value, bytes):
-        return str(Decimal(int.from_bytes(value, "big", signed=True)).scaleb(-schema.get("scale", 0)))
+        number = int.from_bytes(value, "big", signed=True)
+        digits = tuple(int(digit) for digit in str(abs(number)))
+        if len(digits) > schema["precision"]:
+            raise ValueError(f"a decimal of {len(digits)} digits")
+        # Put together, not computed: a computation rounds to the digits of the context.
+        return format(Decimal((int(number < 0), digits, -schema.get("scale", 0))), "f")
     if logical == "date":
         return (date(1970, 1, 1) + timedelta(days=value)).isoformat()
     if logical == "timestamp-millis":

@@ -11,12 +11,14 @@ from contextlib import contextmanager
 from functools import reduce
 from typing import TYPE_CHECKING
 
+from pyspark.core.context import Py4JError  # type: ignore[attr-defined]
 from pyspark.errors import PySparkException
 
 from slipstream.spark.options import JETSTREAM, JETSTREAM_KV
 from slipstream.spark.pipelines.avro import avro_to_json, spark_schema
 from slipstream.spark.pipelines.config import Mistake, Output, Pipeline, PipelineError, Source
 from slipstream.spark.pipelines.locate import Place
+from slipstream.spark.pipelines.state import DEAD
 from slipstream.spark.views import into_bucket, into_stream
 
 if TYPE_CHECKING:
@@ -42,27 +44,26 @@ class Built:
         self._connection = dict(connection)
         self._bad: dict[str, DataFrame] = {}
         for source in pipeline.sources:
-            with self._blamed(source.place, f"source {source.name!r}"):
+            with self.blamed(source.place, f"source {source.name!r}"):
                 self._make_source(source)
         for step in pipeline.steps:
-            with self._blamed(step.place, f"step {step.name!r}"):
+            with self.blamed(step.place, f"step {step.name!r}"):
                 frame = spark.sql(step.sql)
                 if step.watermark[0]:
                     frame = frame.withWatermark(*step.watermark)
                 frame.createOrReplaceTempView(step.name)
 
     @contextmanager
-    def _blamed(self, place: Place, what: str) -> Iterator[None]:
+    def blamed(self, place: Place, what: str) -> Iterator[None]:
         """What Spark says of a part of the file is told with the place of that part."""
         try:
             yield
-        except PySparkException as error:
-            text = " ".join(str(error).split("SQLSTATE")[0].split())
-            raise PipelineError(self._pipeline.file, [Mistake(place, f"{what}: {text}")]) from error
+        except (PySparkException, Py4JError) as error:
+            raise PipelineError(self._pipeline.file, [Mistake(place, f"{what}: {sentence(error)}")]) from error
 
     def query(self, output: Output) -> DataStreamWriter:
         """The query of an output, still without checkpoint and trigger."""
-        with self._blamed(output.place, f"output {output.name!r}"):
+        with self.blamed(output.place, f"output {output.name!r}"):
             return self._query(output)
 
     def _query(self, output: Output) -> DataStreamWriter:
@@ -79,7 +80,7 @@ class Built:
         if not self._pipeline.dead_letter:
             return {}
         return {
-            f"dead-{name}": frame.writeStream.format(JETSTREAM)
+            DEAD + name: frame.writeStream.format(JETSTREAM)
             .options(**self._connection)
             .option("stream", self._pipeline.dead_letter)
             for name, frame in self._bad.items()
@@ -92,56 +93,10 @@ class Built:
         if source.format == "raw":
             frame = raw
         else:
-            frame, self._bad[source.name] = self._decode(source, raw)
+            frame, self._bad[source.name] = decode(source, raw, f"{self._pipeline.dead_letter}.{source.name}")
         if source.watermark[0]:
             frame = frame.withWatermark(*source.watermark)
         frame.createOrReplaceTempView(source.name)
-
-    def _decode(self, source: Source, raw: DataFrame) -> tuple[DataFrame, DataFrame]:
-        from pyspark.sql import functions as f
-
-        meta, body = (_STREAM_META, "data") if source.stream else (_BUCKET_META, "value")
-        text = f.expr(f"try_validate_utf8(CAST({body} AS STRING))")
-        schema = source.schema
-        if source.format == "avro":
-            text, schema = avro_to_json(source.schema)(f.col(body)), spark_schema(source.schema)
-        options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _BAD, **source.parse}
-        wanted = f"{schema}, {_BAD} STRING"
-        read = f.from_csv if source.format == "csv" else f.from_json
-        kept = [f.col(name).alias(alias) for name, alias in meta.items()]
-        frame = raw.select(*kept, f.col(body).alias("_data"), text.alias("_text"))
-        frame = frame.withColumn("_row", read(f.col("_text"), wanted, options))
-        is_bad = f.col("_row").isNull() | f.col(f"_row.{_BAD}").isNotNull() | (f.trim("_text") == "")
-        is_bad = f.coalesce(is_bad, f.lit(True))
-        if source.bucket:
-            is_bad = is_bad & (f.col("_operation") == "PUT")
-        good = frame.where(~is_bad).select("_row.*", *meta.values()).drop(_BAD)
-        return good, self._dead(source, frame.where(is_bad), schema)
-
-    def _dead(self, source: Source, bad: DataFrame, schema: str) -> DataFrame:
-        """What the dead-letter stream gets of the records that were not decoded."""
-        from pyspark.sql import functions as f
-
-        reason = f.when(f.col("_data").isNull() | (f.length("_data") == 0), "empty")
-        if source.format == "avro":
-            reason = reason.when(f.col("_text").isNull(), "not Avro of the schema")
-        else:
-            reason = reason.when(f.col("_text").isNull(), "not UTF-8")
-        if source.format == "json":
-            reason = reason.when(f.expr("try_parse_json(_text)").isNull(), "not JSON")
-        reason = reason.otherwise(f"does not fit the schema {' '.join(schema.split())}")
-        place = {"Slipstream-Subject": "_subject", "Slipstream-Sequence": "_sequence"}
-        if source.bucket:
-            place = {"Slipstream-Key": "_key", "Slipstream-Revision": "_revision"}
-        headers: list[Column] = [f.lit("Slipstream-Reason"), reason]
-        headers += [f.lit("Slipstream-Source"), f.lit(source.stream or source.bucket)]
-        for header, column in place.items():
-            headers += [f.lit(header), f.col(column).cast("string")]
-        return bad.select(
-            f.lit(f"{self._pipeline.dead_letter}.{source.name}").alias("subject"),
-            f.coalesce(f.col("_data"), f.lit(b"")).alias("data"),
-            f.create_map(*headers).alias("headers"),
-        )
 
     def _into_bucket(self, frame: DataFrame, output: Output) -> DataStreamWriter:
         from pyspark.sql import functions as f
@@ -169,6 +124,81 @@ class Built:
     def _rejects(self, output: Output) -> dict[str, str]:
         dead = self._pipeline.dead_letter
         return {"deadLetter": f"{dead}.{output.name}"} if dead else {}
+
+
+def sentence(error: PySparkException | Py4JError) -> str:
+    """What Spark says, without where it says it."""
+    java = getattr(error, "java_exception", None)  # has the text without the trace
+    text = str(error if java is None else java.getMessage())
+    return " ".join(text.split("SQLSTATE")[0].split("JVM stacktrace")[0].split())
+
+
+def decode(source: Source, raw: DataFrame, dead: str) -> tuple[DataFrame, DataFrame]:
+    """The rows of a source, and what the subject `dead` gets: messages that cannot be decoded."""
+    from pyspark.sql import functions as f
+
+    meta, body = (_STREAM_META, "data") if source.stream else (_BUCKET_META, "value")
+    text = f.expr(f"try_validate_utf8(CAST({body} AS STRING))")
+    schema = source.schema
+    if source.format == "avro":
+        text, schema = avro_to_json(source.schema)(f.col(body)), spark_schema(source.schema)
+    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _BAD, **source.parse}
+    wanted = f"{schema}, {_BAD} STRING"
+    read = f.from_csv if source.format == "csv" else f.from_json
+    kept = [f.col(name).alias(alias) for name, alias in meta.items()]
+    frame = raw.select(*kept, f.col(body).alias("_data"), text.alias("_text"))
+    frame = frame.withColumn("_row", read(f.col("_text"), wanted, options))
+    is_bad = f.col("_row").isNull() | f.col(f"_row.{_BAD}").isNotNull() | (f.trim("_text") == "")
+    if source.format == "json":
+        is_bad = is_bad | ~_is_one_value(f.col("_text"), options)
+    is_bad = f.coalesce(is_bad, f.lit(True))
+    if source.bucket:
+        is_bad = is_bad & (f.col("_operation") == "PUT")
+    good = frame.where(~is_bad).select("_row.*", *meta.values()).drop(_BAD)
+    return good, _dead(source, frame.where(is_bad), schema, dead)
+
+
+def _dead(source: Source, bad: DataFrame, schema: str, dead: str) -> DataFrame:
+    """What the dead-letter stream gets of the records that were not decoded."""
+    from pyspark.sql import functions as f
+
+    reason = f.when(f.col("_data").isNull() | (f.length("_data") == 0), "empty")
+    if source.format == "avro":
+        reason = reason.when(f.col("_text").isNull(), "not Avro of the schema")
+    else:
+        reason = reason.when(f.col("_text").isNull(), "not UTF-8")
+    if source.format == "json":
+        is_decoded = f.col("_row").isNotNull() & f.col(f"_row.{_BAD}").isNull()
+        reason = reason.when(is_decoded, "not one JSON value: more stands behind it")
+        reason = reason.when(f.expr("try_parse_json(_text)").isNull(), "not JSON")
+    reason = reason.otherwise(f"does not fit the schema {' '.join(schema.split())}")
+    place = {"Slipstream-Subject": "_subject", "Slipstream-Sequence": "_sequence"}
+    if source.bucket:
+        place = {"Slipstream-Key": "_key", "Slipstream-Revision": "_revision"}
+    headers: list[Column] = [f.lit("Slipstream-Reason"), reason]
+    headers += [f.lit("Slipstream-Source"), f.lit(source.stream or source.bucket)]
+    for header, column in place.items():
+        headers += [f.lit(header), f.col(column).cast("string")]
+    return bad.select(
+        f.lit(dead).alias("subject"),
+        f.coalesce(f.col("_data"), f.lit(b"")).alias("data"),
+        f.create_map(*headers).alias("headers"),
+    )
+
+
+def _is_one_value(text: Column, options: Mapping[str, str]) -> Column:
+    """Whether a text is one JSON value and nothing else; null where it is none.
+
+    `from_json` stops behind the first value and says nothing of the rest, and so does `try_parse_json`, which takes no
+    options besides. As the first item of a list, before one with the text's digest, a value must be followed by the
+    comma; a text that closes the list itself cannot have its own digest in it. The items have no columns that are
+    asked for, so this pass only skips through them.
+    """
+    from pyspark.sql import functions as f
+
+    digest = f.md5(text)
+    both = f.concat(f.lit("["), text, f.lit(f'\n,{{"{_BAD}":"'), digest, f.lit('"}]'))  # a line: behind a // comment
+    return f.get(f.from_json(both, f"ARRAY<STRUCT<{_BAD}: STRING>>", dict(options)), f.lit(1))[_BAD] == digest
 
 
 def _bytes(frame: DataFrame, name: str) -> Column:

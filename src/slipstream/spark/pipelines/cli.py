@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from slipstream.errors import Error, UsageError
+from slipstream.errors import (
+    AuthorizationError,
+    BucketNotFoundError,
+    ConnectionLostError,
+    Error,
+    NoRespondersError,
+    RequestTimeoutError,
+    StreamNotFoundError,
+    UsageError,
+)
 from slipstream.spark.pipelines.config import Pipeline, parse
 from slipstream.spark.pipelines.place import jetstream, last_sequences, servers
-from slipstream.spark.pipelines.run import Runner, stop_on_signals, target_path
-from slipstream.spark.pipelines.state import QueryState, StateFolder, lag_of
+from slipstream.spark.pipelines.run import Runner, stop_on_signals
+from slipstream.spark.pipelines.state import NOTES, QueryState, StateFolder, clear, dead_letters, lag_of, misplaced
+
+SHOWN = 5
+INTERRUPTED = 130
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -42,19 +53,32 @@ def arguments() -> argparse.ArgumentParser:
     return parser
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; 0 if all went well, 1 if not, 2 for a mistake in the file or the arguments."""
+def main(argv: Sequence[str] | None = None, *, debug: bool = False) -> int:
+    """Run the command; gives the exit code, which means what it does for every `slipstream` command. With `debug` an
+    error is raised instead of told."""
     given = arguments().parse_args(argv)
     try:
         pipeline = load(given.file)
         command = {"run": _run, "validate": _validate, "status": _status, "reset": _reset}[given.command]
         return command(pipeline, given)
-    except UsageError as error:
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except (Error, OSError) as error:
+        if debug:
+            raise
         print(f"error: {error}" if given.command != "validate" else str(error), file=sys.stderr)
+        return exit_code(error)
+
+
+def exit_code(error: Error | OSError) -> int:
+    """2 for a mistake in the file or the arguments, 3 for what is not there, 4 for no connection, 5 for no answer."""
+    if isinstance(error, UsageError):
         return 2
-    except Error as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    if isinstance(error, StreamNotFoundError | BucketNotFoundError):
+        return 3
+    if isinstance(error, ConnectionLostError | AuthorizationError):
+        return 4
+    return 5 if isinstance(error, RequestTimeoutError | NoRespondersError) else 1
 
 
 def load(file: str) -> Pipeline:
@@ -64,7 +88,7 @@ def load(file: str) -> Pipeline:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{file} cannot be read: {error}") from error
-    return parse(text, file=file, name=path.stem)
+    return parse(text, file=file, name=path.stem, check=misplaced)
 
 
 def _validate(pipeline: Pipeline, given: argparse.Namespace) -> int:
@@ -107,13 +131,11 @@ def status_of(pipeline: Pipeline, given_servers: str = "") -> dict[str, Any]:
     with servers(pipeline, state, given_servers or (url if pid else "")) as connection, jetstream(connection) as js:
         last = last_sequences(js, pipeline)
     known: dict[str, Any] = {}
-    names = [one.name for one in pipeline.outputs]
-    dead = [f"dead-{one.name}" for one in pipeline.sources if one.format != "raw"] if pipeline.dead_letter else []
-    for name in (*names, *dead):
+    for name in (*(one.name for one in pipeline.outputs), *dead_letters(pipeline)):
         batch, offsets = state.committed(name)
         seen = queries.get(name, QueryState())
         read = sum(offset.get("seq", 0) for offset in offsets)
-        lag = lag_of(pipeline, offsets, last)
+        lag = lag_of(pipeline, name, offsets, last)
         known[name] = {
             "batch": batch, "rows": seen.rows, "at": seen.at, "lag": lag, "read": read, "error": seen.error,
         }  # fmt: skip
@@ -129,22 +151,35 @@ def _reset(pipeline: Pipeline, given: argparse.Namespace) -> int:
     unknown = set(given.output) - {one.name for one in outputs}
     if unknown:
         raise UsageError(f"there is no output {sorted(unknown)[0]!r}: {', '.join(o.name for o in pipeline.outputs)}")
-    files = [Path(target_path(pipeline, one)) for one in outputs if one.kind == "files" and "://" not in one.target]
+    paths = [path for one in outputs if (path := state.path_of(one)) is not None]
     names = [one.name for one in outputs]
     if not given.output:
-        names += [f"dead-{one.name}" for one in pipeline.sources]
+        names += dead_letters(pipeline)  # and those of earlier, from before the file said otherwise
+        names += [name for name in state.dead_letters() if name not in names]
     print("the next run starts from the beginning of the sources, for " + ", ".join(names))
-    for path in files:  # Spark notes in them which batches they have, and would leave those out
-        print(f"removes the files in {path}")
+    for path in paths:  # Spark notes in them which batches they have, and would leave those out
+        if isinstance(path, Path):
+            print(f"removes the files that it has written in {path}")
+        else:
+            print(f"does not reach {path}: remove {NOTES} and the files there, or the next run leaves them out")
+    for one in outputs:
+        if one.kind == "table" and state.path_of(one) is None:
+            print(f"does not reach the table {one.target}, which keeps its rows")
     if any(one.kind == "stream" for one in outputs):
         print("messages in output streams stay, and are published again")
     if not given.yes and not _confirmed():
         print("nothing was changed")
         return 1
     state.reset(names)
-    for path in files:
-        shutil.rmtree(path, ignore_errors=True)
+    for path in paths:
+        if isinstance(path, Path) and (left := clear(path).left):
+            print(f"leaves what it has not written in {path}: {_some(left)}")
     return 0
+
+
+def _some(paths: tuple[Path, ...]) -> str:
+    names = ", ".join(path.name for path in paths[:SHOWN])
+    return names if len(paths) <= SHOWN else f"{names} and {len(paths) - SHOWN} more"
 
 
 def _confirmed() -> bool:

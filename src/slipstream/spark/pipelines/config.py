@@ -18,17 +18,22 @@ from slipstream.errors import UsageError
 from slipstream.jetstream.calls import check_name
 from slipstream.kv.bucket import MAX_HISTORY, check_bucket
 from slipstream.spark.options import kv_stream_options, stream_options
+from slipstream.spark.pipelines.avro import spark_schema
 from slipstream.spark.pipelines.locate import Place, Places
 from slipstream.wire import check_filter
 
 FORMATS = ("json", "csv", "avro", "raw")
 MODES = ("append", "update", "complete")
+MOST_AGE = 2**63 // 10**9  # a time is sent as nanoseconds
 META_COLUMNS = ("_subject", "_sequence", "_timestamp", "_headers")
+_MASTER = re.compile(r"local(\[\s*(\d+|\*)\s*(,\s*\d+\s*)?\])?|local-cluster\[[\s\d,]+\]|yarn|(spark|k8s)://\S+")
+_TARGETS = ("bucket", "stream", "path", "table")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _INTERVAL = re.compile(r"\d{1,9} (?:milliseconds?|seconds?|minutes?|hours?)")
 _SYNTAX_PLACE = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
 
 
+DEFAULT_MASTER = "local[*]"
 FIRST = Place(1, 1)
 
 
@@ -122,7 +127,7 @@ class Pipeline:
     dead_letter: str = ""
     connection: Mapping[str, str] = field(default_factory=dict)
     server: Mapping[str, Any] = field(default_factory=dict)
-    master: str = "local[*]"
+    master: str = DEFAULT_MASTER
     conf: Mapping[str, str] = field(default_factory=dict)
     streams: tuple[StreamSpec, ...] = ()
     buckets: tuple[BucketSpec, ...] = ()
@@ -131,8 +136,12 @@ class Pipeline:
     outputs: tuple[Output, ...] = ()
 
 
-def parse(text: str, *, file: str = "pipeline.toml", name: str = "") -> Pipeline:
-    """The pipeline in a text; raises PipelineError with every mistake."""
+Check = Callable[[Pipeline], Iterable[tuple[tuple[str, ...], str]]]
+
+
+def parse(text: str, *, file: str = "pipeline.toml", name: str = "", check: Check | None = None) -> Pipeline:
+    """The pipeline in a text; raises PipelineError with every mistake. `check` finds those that are none without the
+    world around the file, by their keys."""
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -142,6 +151,8 @@ def parse(text: str, *, file: str = "pipeline.toml", name: str = "") -> Pipeline
         raise PipelineError(file, [Mistake(place, _SYNTAX_PLACE.sub("", str(error)))]) from error
     reader = _Reader(data, Places(text))
     pipeline = reader.pipeline(file, name)
+    for path, said in check(pipeline) if check else ():
+        reader.wrong(path, said)
     if reader.mistakes:
         raise PipelineError(file, reader.mistakes)
     return pipeline
@@ -155,6 +166,7 @@ class _Table:
         self.path = path
         self._data = data
         self._asked: list[str] = []
+        self._bad: set[str] = set()
 
     def get(self, name: str, kind: Any, default: Any, *, what: str) -> Any:
         """The value of a key, if it is of this kind."""
@@ -169,9 +181,9 @@ class _Table:
         value: str = self.get(name, str, default, what="a text")
         if needed and name not in self._data:
             self.wrong("", f"[{'.'.join(self.path)}] needs {name}")
-        elif name in self._data and not value.strip():
+        elif name in self._data and not self.is_bad(name) and not value.strip():
             self.wrong(name, f"{name} is empty")
-        return value.strip()
+        return value.strip() or default
 
     def texts(self, name: str) -> tuple[str, ...]:
         """A text, or a list of them."""
@@ -210,6 +222,7 @@ class _Table:
             if isinstance(value, dict):
                 found.append((key, _Table(self._reader, path, value)))
             else:
+                self._bad.add(name)
                 self._reader.wrong(path, f"{key} is {value!r}: a table [{name}.{key}] is allowed")
         return found
 
@@ -241,7 +254,12 @@ class _Table:
         except UsageError as error:
             self.wrong(name, str(error))
 
+    def is_bad(self, *names: str) -> bool:
+        """Whether a mistake was found in one of these: what follows from it is no other one."""
+        return not self._bad.isdisjoint(names)
+
     def wrong(self, name: str, text: str) -> None:
+        self._bad.add(name)
         self._reader.wrong((*self.path, name) if name else self.path, text)
 
     def close(self) -> None:
@@ -280,7 +298,7 @@ class _Reader:
             dead_letter=head.checked("dead_letter", check_name),
             connection=connection,
             server=server,
-            master=spark.text("master", "local[*]"),
+            master=spark.checked("master", check_master) or DEFAULT_MASTER,
             conf=spark.table("conf").strings(),
             streams=tuple(self._stream(*one) for one in root.tables("streams")),
             buckets=tuple(self._bucket(*one) for one in root.tables("buckets")),
@@ -292,9 +310,9 @@ class _Reader:
         outputs = tuple(self._output(*one, views) for one in root.tables("outputs"))
         for table in (head, spark, root):
             table.close()
-        if not found.sources:
+        if not found.sources and not root.is_bad("sources"):
             self.wrong((), "there is no source: at least one table [sources.x] is needed")
-        if not outputs:
+        if not outputs and not root.is_bad("outputs"):
             self.wrong((), "there is no output: at least one table [outputs.x] is needed")
         self._check_names(views)
         steps = self._ordered(found.steps, [one.name for one in found.sources])
@@ -323,8 +341,8 @@ class _Reader:
             ("api_prefix", "apiPrefix"),
             ("domain", "domain"),
         ):
-            if table.has(key):
-                found[option] = table.text(key)
+            if value := table.text(key):
+                found[option] = value
         if table.has("timeout"):
             found["timeout"] = str(table.get("timeout", int | float, 10, what="seconds"))
         table.attempt("", lambda: stream_options({"stream": "x", **found}))
@@ -339,11 +357,14 @@ class _Reader:
     def _stream(self, name: str, table: _Table) -> StreamSpec:
         table.attempt("", lambda: check_name(name))
         subjects = table.texts("subjects")
-        if not subjects:
+        if not subjects and not table.is_bad("subjects"):
             table.wrong("subjects", f"[streams.{name}] needs subjects")
         for one in subjects:
             table.attempt("subjects", partial(check_filter, one))
         age = table.get("max_age_seconds", int | float, 0.0, what="seconds")
+        if not 0 <= age <= MOST_AGE:
+            table.wrong("max_age_seconds", f"max_age_seconds is {age}: 0 (for ever) to {MOST_AGE} is allowed")
+            age = 0.0
         found = StreamSpec(
             name=name,
             subjects=subjects,
@@ -366,13 +387,17 @@ class _Reader:
 
     def _source(self, name: str, table: _Table) -> Source:
         stream, bucket = table.checked("stream", check_name), table.checked("bucket", check_bucket)
-        if bool(stream) == bool(bucket):
+        if bool(stream) == bool(bucket) and not table.is_bad("stream", "bucket"):
             table.wrong("", f"[sources.{name}] needs a stream or a bucket to read, one of them")
         format_ = table.choice("format", FORMATS, "raw")
         schema = table.text("schema")
-        if (format_ == "raw") == bool(schema):
+        if table.is_bad("format", "schema"):
+            pass
+        elif (format_ == "raw") == bool(schema):
             allowed = "raw has no schema" if schema else f"{format_} needs a schema, such as 'id BIGINT, name STRING'"
             table.wrong("schema" if schema else "format", allowed)
+        elif format_ == "avro":
+            table.attempt("schema", lambda: spark_schema(schema))
         found = Source(
             name=name,
             place=self._places[("sources", name, "schema")],
@@ -416,6 +441,8 @@ class _Reader:
             table.get("watermark", dict, {}, what="a table")
             return "", ""
         mark = table.table("watermark")
+        if table.is_bad("watermark"):
+            return "", ""
         found = mark.text("column", needed=True), mark.text("delay", needed=True)
         mark.close()
         return found
@@ -436,14 +463,10 @@ class _Reader:
             near = difflib.get_close_matches(view, views, 1)
             hint = f"did you mean {near[0]}?" if near else f"{', '.join(views) or 'none'} are there"
             table.wrong("from", f"there is no source or step {view!r}: {hint}")
-        targets = {
-            "bucket": table.checked("bucket", check_bucket),
-            "stream": table.checked("stream", check_name),
-            "files": table.text("path"),
-            "table": table.text("table"),
-        }
+        bucket, stream = table.checked("bucket", check_bucket), table.checked("stream", check_name)
+        targets = {"bucket": bucket, "stream": stream, "files": table.text("path"), "table": table.text("table")}
         given = [kind for kind, value in targets.items() if value]
-        if len(given) != 1:
+        if len(given) != 1 and not table.is_bad(*_TARGETS):
             table.wrong("", f"[outputs.{name}] needs one of bucket, stream, path and table, it has {len(given)}")
         kind = given[0] if given else "bucket"
         if not _NAME.fullmatch(name.replace("-", "_")):
@@ -463,7 +486,8 @@ class _Reader:
             only_changed=table.flag("only_changed"),
             partition_by=table.texts("partition_by"),
         )
-        self._check_output(found, table)
+        if len(given) == 1:
+            self._check_output(found, table)
         table.close()
         return found
 
@@ -478,20 +502,20 @@ class _Reader:
             if table.has(key) and key not in belongs[output.kind]:
                 table.wrong(key, f"{key} is not for an output into a {output.kind.removesuffix('s')}")
         if output.kind == "bucket":
-            if not output.key:
+            if not output.key and not table.is_bad("key"):
                 table.wrong("", f"[outputs.{output.name}] needs key: the column, or columns, that make the key")
             if output.mode == "complete":
                 table.wrong("mode", "mode is 'complete': a bucket takes 'update' or 'append'")
         if output.kind == "stream":
-            if not output.subject:
+            if not output.subject and not table.is_bad("subject"):
                 table.wrong("", f"[outputs.{output.name}] needs subject: an SQL expression, such as \"'alerts.new'\"")
             if output.mode == "complete":
                 table.wrong("mode", "mode is 'complete': a stream takes 'append' or 'update'")
-        if output.kind in ("files", "table") and output.mode != "append":
+        if output.kind in ("files", "table") and output.mode != "append" and not table.is_bad("mode"):
             table.wrong("mode", f"mode is {output.mode!r}: files and tables take 'append'")
 
     def _check_names(self, views: list[str]) -> None:
-        for name in views:
+        for name in dict.fromkeys(views):
             kind = "steps" if views.index(name) != len(views) - 1 - views[::-1].index(name) else ""
             if kind:
                 self.wrong((kind, name), f"{name!r} is a source as well: names of sources and steps must differ")
@@ -515,6 +539,13 @@ class _Reader:
             known |= {step.name for step in free}
             left = [step for step in left if step not in free]
         return tuple(done)
+
+
+def check_master(master: str) -> str:
+    """Where Spark runs, if it can be such a place."""
+    if not _MASTER.fullmatch(master):
+        raise UsageError(f"master is {master!r}: local[*], local[2], spark://host:7077, k8s://… or yarn is allowed")
+    return master
 
 
 def mentioned(sql: str, names: Iterable[str]) -> set[str]:

@@ -9,7 +9,6 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
 
 from slipstream.api import StreamConfig
 from slipstream.errors import BucketNotFoundError, StreamNotFoundError
@@ -36,10 +35,8 @@ def servers(pipeline: Pipeline, state: StateFolder, given: str = "") -> Iterator
         return
     from slipstream import Server
 
-    data = pipeline.server.get("data") or ""
-    folder = Path(pipeline.file).resolve().parent / data if data else state.server
-    folder.mkdir(parents=True, exist_ok=True)
-    with Server(port=pipeline.server.get("port", 0), data_dir=folder) as server:
+    state.server.mkdir(parents=True, exist_ok=True)
+    with Server(port=pipeline.server.get("port", 0), data_dir=state.server) as server:
         yield {**connection, "servers": server.url}
 
 

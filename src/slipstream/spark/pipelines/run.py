@@ -17,6 +17,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -24,15 +25,17 @@ from typing import TYPE_CHECKING, Any, TextIO
 from slipstream.errors import Error, UsageError
 from slipstream.facade.blocking import JetStream
 from slipstream.spark.failures import failure_of, is_passing, reason_of
-from slipstream.spark.pipelines.config import Output, Pipeline
+from slipstream.spark.pipelines.config import FIRST, Output, Pipeline, check_master
 from slipstream.spark.pipelines.display import Lines, display
 from slipstream.spark.pipelines.place import jetstream, last_sequences, prepare, servers
-from slipstream.spark.pipelines.state import QueryState, StateFolder, lag_of
+from slipstream.spark.pipelines.state import WAREHOUSE, QueryState, StateFolder, lag_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+    from slipstream.spark.pipelines.build import Built
 
 LOOK = 0.5
 START = 20.0
@@ -41,6 +44,7 @@ LONGEST_PAUSE = 30.0
 MOST_FAILURES = 20
 TASK_FAILURES = 4
 JVM_DIR = Path("/usr/lib/jvm")
+_CATALOG_KIND = "spark.sql.catalogImplementation"
 _LOGS = """
 rootLogger.level = error
 rootLogger.appenderRef.console.ref = console
@@ -51,6 +55,8 @@ appender.console.layout.type = PatternLayout
 appender.console.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n
 logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
 logger.gateway.level = error
+logger.context.name = org.apache.spark.SparkContext
+logger.context.level = off
 logger.stream.name = org.apache.spark.sql.execution.streaming
 logger.stream.level = off
 logger.files.name = org.apache.spark.sql.execution.datasources
@@ -122,12 +128,14 @@ class Runner:
     ) -> None:
         self._pipeline = pipeline
         self._once = once
-        self._master = master or pipeline.master
+        self._master = check_master(master or pipeline.master)
         self._given = given_servers
         self._state = StateFolder(pipeline)
         self._out = out
         self._plain = plain
         self._stopping = threading.Event()
+        self._built: Built
+        self._earlier: dict[str, QueryState] = {}
         self.queries: dict[str, Running] = {}
         self.seconds = 0.0
 
@@ -137,7 +145,7 @@ class Runner:
 
     def run(self) -> dict[str, QueryState]:
         """Run to the end; gives what each query has done. Raises what a query failed with."""
-        pid, _, _ = self._state.read_run()
+        pid, _, self._earlier = self._state.read_run()
         if pid and pid != os.getpid():
             raise UsageError(f"the pipeline {self._pipeline.name!r} is running already, as process {pid}")
         title = f"pipeline {self._pipeline.name}"
@@ -149,12 +157,16 @@ class Runner:
             for made in prepare(js, self._pipeline):
                 screen.say(f"made {made}")
             screen.say(f"{title}: {connection.get('servers') or 'context ' + connection['context']}, {self._master}")
-            spark = start_spark(self._pipeline, self._master, self._state)
+            spark = None if self._stopping.is_set() else start_spark(self._pipeline, self._master, self._state)
             try:
-                self._run(spark, connection, js, screen)
+                if spark is not None and not self._stopping.is_set():
+                    self._run(spark, connection, js, screen)
             finally:
                 self._note(connection, is_running=False)
-                spark.stop()
+                if spark is not None:
+                    spark.stop()
+            if self._stopping.is_set():
+                screen.say("stopped; the next run goes on from here")
         return {name: one.state for name, one in self.queries.items()}
 
     def _run(self, spark: SparkSession, connection: dict[str, str], js: JetStream, screen: Lines) -> None:
@@ -162,6 +174,8 @@ class Runner:
         begin = time.monotonic()
         try:
             for one in self.queries.values():
+                if self._stopping.is_set():
+                    return
                 self._start(one)
                 self._settle(one)
             while not self._stopping.is_set() and self._tend(screen):
@@ -174,13 +188,11 @@ class Runner:
                 if one.query is not None and one.query.isActive:
                     one.query.stop()
                 one.look()
-        if self._stopping.is_set():
-            screen.say("stopped; the next run goes on from here")
 
     def _build(self, spark: SparkSession, connection: dict[str, str]) -> None:
         from slipstream.spark.pipelines.build import Built
 
-        built = Built(spark, self._pipeline, connection)
+        built = self._built = Built(spark, self._pipeline, connection)
         for output in self._pipeline.outputs:
             self.queries[output.name] = Running(output.name, lambda output=output: built.query(output))  # type: ignore[misc]
         for name in built.dead_letters():
@@ -188,17 +200,28 @@ class Runner:
 
     def _start(self, one: Running) -> None:
         output = next((output for output in self._pipeline.outputs if output.name == one.name), None)
+        with self._built.blamed(output.place if output else FIRST, f"output {one.name!r}"):
+            one.query = self._started(one, output)
+
+    def _started(self, one: Running, output: Output | None) -> StreamingQuery:
         writer = one.make().queryName(f"{self._pipeline.name}-{one.name}")
         writer = writer.option("checkpointLocation", str(self._state.checkpoint(one.name)))
         writer = (
             writer.trigger(availableNow=True) if self._once else writer.trigger(processingTime=self._pipeline.trigger)
         )
         if output is not None and output.kind == "table":
-            one.query = writer.toTable(output.target)
-        elif output is not None and output.kind == "files":
-            one.query = writer.start(str(target_path(self._pipeline, output)))
-        else:
-            one.query = writer.start()
+            return self._into_table(writer, output)
+        if output is not None and output.kind == "files":
+            return writer.start(str(self._state.path_of(output)))
+        return writer.start()
+
+    def _into_table(self, writer: DataStreamWriter, output: Output) -> StreamingQuery:
+        """Spark's own catalog lives in memory and forgets the table, but not its folder: with the folder named, the
+        table is made again over the files of earlier runs."""
+        path = self._state.path_of(output)
+        if path is not None and self._pipeline.conf.get(_CATALOG_KIND, "in-memory") == "in-memory":
+            writer = writer.option("path", str(path))
+        return writer.toTable(output.target)
 
     def _settle(self, one: Running) -> None:
         """Wait until a query is under way. Each starts a Python process of its own, and Spark gives up on one that does
@@ -229,7 +252,7 @@ class Runner:
         one.state.error = reason
         one.failures += 1
         if one.failures > MOST_FAILURES or not is_passing(text):
-            raise UsageError(f"output {one.name!r} failed: {reason}")
+            raise Error(f"output {one.name!r} failed: {reason}")
         screen.say(f"{one.name}: {reason}; again in {one.pause:g} s")
         one.query = None
         one.again_at = time.monotonic() + one.pause
@@ -249,22 +272,17 @@ class Runner:
             return {}
         found = {}
         for name, one in self.queries.items():
-            offsets = [{"seq": seq} for seq in one.state.sequences.values()]
-            lag = lag_of(self._pipeline, offsets, last)
+            sequences = one.state.after(self._earlier.get(name, QueryState())).sequences
+            offsets = [{"seq": seq} for seq in sequences.values()]
+            lag = lag_of(self._pipeline, name, offsets, last)
             if lag is not None:
                 found[name] = lag
         return found
 
     def _note(self, connection: dict[str, str], *, is_running: bool) -> None:
-        states = {name: one.state for name, one in self.queries.items()}
+        states = {name: one.state.after(self._earlier.get(name, QueryState())) for name, one in self.queries.items()}
+        states = self._earlier | states
         self._state.write_run(connection.get("servers", ""), states, is_running=is_running)
-
-
-def target_path(pipeline: Pipeline, output: Output) -> str | Path:
-    """Where files go: relative to the pipeline's file, or wherever a URL says."""
-    if "://" in output.target:
-        return output.target
-    return Path(pipeline.file).resolve().parent / output.target
 
 
 def start_spark(pipeline: Pipeline, master: str, state: StateFolder) -> SparkSession:
@@ -278,7 +296,12 @@ def start_spark(pipeline: Pipeline, master: str, state: StateFolder) -> SparkSes
         os.environ["JAVA_HOME"] = str(usual[-1].parent.parent)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else Spark's workers run the system's Python
     warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
+    from pyspark import SparkConf, SparkContext
+    from pyspark.core.context import Py4JError  # type: ignore[attr-defined]
+    from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
+
+    from slipstream.spark.pipelines.build import sentence
 
     state.path.mkdir(parents=True, exist_ok=True)
     logs = state.path / "log4j2.properties"
@@ -288,7 +311,7 @@ def start_spark(pipeline: Pipeline, master: str, state: StateFolder) -> SparkSes
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.shuffle.partitions": "4",
-        "spark.sql.warehouse.dir": str(state.path / "warehouse"),
+        WAREHOUSE: str(state.warehouse),
         "spark.sql.streaming.metricsEnabled": "false",
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={logs}",
     }
@@ -296,10 +319,15 @@ def start_spark(pipeline: Pipeline, master: str, state: StateFolder) -> SparkSes
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     if re.fullmatch(r"local\[[\d*]+\]", master):
         master = f"{master[:-1]},{TASK_FAILURES}]"  # as on a cluster: one task that dies does not end the query
-    builder = SparkSession.builder.master(master)
-    for name, value in {**conf, **pipeline.conf}.items():
-        builder = builder.config(name, value)
-    return builder.getOrCreate()
+    settings = SparkConf().setMaster(master).setAll([*{**conf, **pipeline.conf}.items()])
+    # By a thread of its own: in the main thread Spark takes SIGINT for itself, and Ctrl-C would be a KeyboardInterrupt
+    # in the middle of whatever is done there instead of an orderly stop. The session is this thread's, as it must be.
+    try:
+        with ThreadPoolExecutor(1) as starter:
+            starter.submit(SparkContext.getOrCreate, settings).result()
+        return SparkSession.builder.getOrCreate()
+    except (PySparkException, Py4JError) as error:
+        raise UsageError(f"Spark did not start with the master {master!r}: {sentence(error)}") from error
 
 
 def stop_on_signals(runner: Runner) -> None:

@@ -1,19 +1,33 @@
-"""What a pipeline leaves on disk becomes its status: how far each output has come, and how far each source is ahead.
+"""What a pipeline leaves on disk becomes its status, and what `reset` may remove of it.
 
 The truth about progress is in Spark's checkpoints, one folder per output; beside them lies a small file with what the
 last run has seen (rows, times, the address of its server). Files are replaced whole, so that a reader never sees half.
+Of the files of an output only those are removed that Spark's sink has noted: a folder may hold files of others, and a
+path may be mistaken.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from urllib.parse import unquote, urlsplit
 
-from slipstream.spark.pipelines.config import Pipeline
+from slipstream.errors import Error
+from slipstream.spark.pipelines.config import Output, Pipeline, Source, mentioned
+
+DEAD = "dead-"
+WAREHOUSE = "spark.sql.warehouse.dir"
+NOTES = "_spark_metadata"
+_NOTE = re.compile(r"\d+(?:\.compact)?")
+_CATALOG = "spark.sql.catalog.spark_catalog"  # something else than Spark's own
+_TABLE = re.compile(r"(?:(?:spark_catalog\.)?default\.)?([A-Za-z0-9_]+)", re.IGNORECASE)
+_LOCAL = re.compile(r"file:(?://(?:localhost)?(?=/))?")
 
 
 @dataclass(slots=True)
@@ -28,13 +42,26 @@ class QueryState:
     skipped: int = 0
     error: str = ""
 
+    def after(self, earlier: QueryState) -> QueryState:
+        """This run together with those before it: a run without news does not make them forgotten."""
+        return QueryState(
+            rows=earlier.rows + self.rows,
+            batch=self.batch if self.at else earlier.batch,
+            rate=self.rate if self.at else earlier.rate,
+            at=self.at or earlier.at,
+            sequences=self.sequences or earlier.sequences,
+            skipped=max(self.skipped, earlier.skipped),
+            error=self.error,
+        )
+
 
 class StateFolder:
     """Where a pipeline keeps what it must not forget."""
 
     def __init__(self, pipeline: Pipeline) -> None:
-        base = Path(pipeline.file).resolve().parent
-        self.path = base / (pipeline.state or f"{pipeline.name}-state")
+        self._pipeline = pipeline
+        self.base = Path(pipeline.file).resolve().parent  # relative paths in the file begin here
+        self.path = self.base / (pipeline.state or f"{pipeline.name}-state")
         self._run = self.path / "run.json"
 
     def checkpoint(self, output: str) -> Path:
@@ -44,7 +71,25 @@ class StateFolder:
     @property
     def server(self) -> Path:
         """The data of the embedded server."""
-        return self.path / "server"
+        data = self._pipeline.server.get("data")
+        return self.base / data if data else self.path / "server"
+
+    @property
+    def warehouse(self) -> str | Path:
+        """Where tables lie whose catalog is Spark's own."""
+        given = self._pipeline.conf.get(WAREHOUSE, "")
+        return _local(given, Path.cwd()) if given else self.path / "warehouse"
+
+    def path_of(self, output: Output) -> str | Path | None:
+        """Where the files of an output go: relative to the file, or wherever a URL says; a table lies in the warehouse.
+        None for what is no folder, and for tables of another catalog."""
+        if output.kind == "files":
+            return _local(output.target, self.base)
+        found = _TABLE.fullmatch(output.target) if output.kind == "table" else None
+        if found is None or _CATALOG in self._pipeline.conf:
+            return None
+        name, warehouse = found[1].lower(), self.warehouse  # in lower case, as Spark has it
+        return f"{warehouse.rstrip('/')}/{name}" if isinstance(warehouse, str) else warehouse / name
 
     def write_run(self, url: str, queries: dict[str, QueryState], *, is_running: bool) -> None:
         """Note what a run has seen so far."""
@@ -78,24 +123,141 @@ class StateFolder:
         lines = (folder / "offsets" / str(max(batches))).read_text("utf-8").splitlines()
         return max(batches), [json.loads(line) for line in lines[2:] if line.startswith("{")]
 
+    def dead_letters(self) -> list[str]:
+        """The queries for dead letters that have a checkpoint."""
+        names = [DEAD + one.name for one in self._pipeline.sources]
+        return [name for name in names if self.checkpoint(name).exists()]
+
     def reset(self, outputs: list[str]) -> list[Path]:
         """Forget how far these outputs have come; gives what was removed."""
         gone = [folder for output in outputs if (folder := self.checkpoint(output)).exists()]
         for folder in gone:
             shutil.rmtree(folder)
+        _, url, queries = self.read_run()
+        if queries:
+            self.write_run(url, {name: one for name, one in queries.items() if name not in outputs}, is_running=False)
         return gone
 
 
-def lag_of(pipeline: Pipeline, offsets: list[dict[str, Any]], last: dict[str, int]) -> int | None:
-    """How far behind an output is. Which source an offset is of is not written down: where there are several, the
-    sum of all is compared."""
-    if not offsets:
-        return sum(last.values()) if last else None
-    if len(offsets) == 1 and len(last) == 1:
-        return max(next(iter(last.values())) - int(offsets[0].get("seq", 0)), 0)
-    if len(offsets) == len(pipeline.sources) == len(last):
-        return max(sum(last.values()) - sum(int(offset.get("seq", 0)) for offset in offsets), 0)
-    return None
+def misplaced(pipeline: Pipeline) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Paths of outputs that are no folder of their own, by their keys: others read all that is in it as rows."""
+    state = StateFolder(pipeline)
+    kept = {"pipeline's file": state.base, "pipeline's state": state.path, "server's data": state.server}
+    for output in pipeline.outputs:
+        path = state.path_of(output) if output.kind == "files" else None
+        if not isinstance(path, Path):
+            continue
+        for what, folder in kept.items():
+            if folder.resolve().is_relative_to(path.resolve()):
+                is_it = "is" if folder.resolve() == path.resolve() else "contains"
+                said = f"path is {output.target!r}, which {is_it} the folder of the {what}"
+                yield ("outputs", output.name, "path"), f"{said}: a folder of its own is allowed"
+                break
+
+
+def _local(target: str, base: Path) -> str | Path:
+    """A folder of this machine, or a URL of another place as it is."""
+    if found := _LOCAL.match(target):
+        return base / unquote(target[found.end() :])
+    return target if "://" in target else base / target
+
+
+class Removed(NamedTuple):
+    """What came of clearing a folder."""
+
+    files: int
+    left: tuple[Path, ...]  # what the sink has not written
+
+
+def clear(folder: Path) -> Removed:
+    """Remove the files that Spark's sink has noted in a folder, its notes, and the folder if nothing else is in it.
+
+    The notes go last, so that what was interrupted can be done again.
+    """
+    if not folder.is_dir():
+        return Removed(0, ())
+    count = 0
+    try:
+        for file in noted(folder):
+            count += file.exists()
+            file.unlink(missing_ok=True)
+            file.with_name(f".{file.name}.crc").unlink(missing_ok=True)  # Hadoop's checksum of it
+            _remove_empty(file.parent, folder)
+        if (folder / NOTES).is_dir():
+            shutil.rmtree(folder / NOTES)
+        left = tuple(sorted(folder.iterdir()))
+        if not left and not folder.is_symlink():
+            folder.rmdir()
+    except OSError as error:
+        raise Error(f"{folder} was not cleared, so reset it again: {error}") from error
+    return Removed(count, left)
+
+
+def noted(folder: Path) -> Iterator[Path]:
+    """The files in a folder that the sink's notes name; names of files elsewhere are left out."""
+    whole = folder.resolve()
+    found: dict[Path, None] = {}
+    notes = [note for note in (folder / NOTES).glob("*") if _NOTE.fullmatch(note.name)]
+    for note in sorted(notes):
+        for line in note.read_text("utf-8").splitlines()[1:]:  # the first one is the version
+            path = _path(line)
+            if path is not None and path.is_relative_to(whole) and path != whole:
+                found[path] = None
+    return iter(found)
+
+
+def _path(line: str) -> Path | None:
+    try:
+        url = urlsplit(str(json.loads(line)["path"]))
+    except (ValueError, KeyError, TypeError):
+        return None  # cut off by a crash: Spark does not count it either
+    path = Path(unquote(url.path))
+    # The folder is taken as it is, but not the file: a link in it is removed, not what it points to.
+    return path.parent.resolve() / path.name if url.scheme in ("", "file") and path.name not in ("", "..") else None
+
+
+def _remove_empty(folder: Path, stop: Path) -> None:
+    """Folders of partitions, from the inside out."""
+    stop = stop.resolve()
+    while folder != stop and folder.is_relative_to(stop) and folder.is_dir() and not os.listdir(folder):
+        folder.rmdir()
+        folder = folder.parent
+
+
+def lag_of(pipeline: Pipeline, query: str, offsets: list[dict[str, Any]], last: dict[str, int]) -> int | None:
+    """How far behind a query is; None if that cannot be told. Which of its sources an offset is of is not written down:
+    there must be one of each, or all of one stream."""
+    names = sources_of(pipeline, query)
+    if not names or any(name not in last for name in names):
+        return None
+    ends = [last[name] for name in sorted(names)]
+    if offsets and len(offsets) != len(ends):
+        if len({_stream_of(one) for one in pipeline.sources if one.name in names}) > 1:
+            return None
+        ends = ends[:1] * len(offsets)
+    return max(sum(ends) - sum(int(offset.get("seq", 0)) for offset in offsets), 0)
+
+
+def sources_of(pipeline: Pipeline, query: str) -> set[str]:
+    """The sources that a query reads: those its view is made of, or the one whose dead letters it writes."""
+    sources, steps = {one.name for one in pipeline.sources}, {one.name: one.sql for one in pipeline.steps}
+    views = [one.view for one in pipeline.outputs if one.name == query] or [query.removeprefix(DEAD)]
+    found: set[str] = set()
+    while views:
+        name = views.pop()
+        if name not in found:
+            found.add(name)
+            views += mentioned(steps.get(name, ""), {*sources, *steps})
+    return found & sources
+
+
+def dead_letters(pipeline: Pipeline) -> list[str]:
+    """The queries that write dead letters, one per source whose messages are decoded."""
+    return [DEAD + one.name for one in pipeline.sources if one.format != "raw"] if pipeline.dead_letter else []
+
+
+def _stream_of(source: Source) -> str:
+    return source.stream or f"KV_{source.bucket}"
 
 
 def _is_alive(pid: int) -> bool:
