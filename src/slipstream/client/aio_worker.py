@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from contextlib import nullcontext
 
 Guard = asyncio.Lock  # `async with`: one at a time
+Lock = nullcontext  # `with`, around what waits for nothing: a task is not interrupted there, a thread would be
 
 
 class Worker:

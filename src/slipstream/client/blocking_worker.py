@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 Guard = threading.Lock  # `with`: one at a time
+Lock = threading.Lock  # the same, around what waits for nothing
 
 
 class Worker:

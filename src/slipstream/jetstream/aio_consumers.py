@@ -8,7 +8,6 @@ generated from this file (`tools/unasync.py`).
 from __future__ import annotations
 
 import math
-import threading
 from collections import deque
 from contextlib import suppress
 from types import TracebackType
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Self
 
 from slipstream.api import AckPolicy, ConsumerInfo
 from slipstream.client.aio import Subscription
-from slipstream.client.aio_worker import Guard, finish
+from slipstream.client.aio_worker import Guard, Lock, finish
 from slipstream.errors import ConnectionLostError, Error, RequestTimeoutError, UsageError
 from slipstream.jetstream.aio_loops import Chunks, Messages
 from slipstream.jetstream.aio_messages import Callback, JsMessage
@@ -55,7 +54,7 @@ class Consumer:
         self._singles = Singles()
         self._inbox: tuple[str, Subscription] | None = None  # of the single pulls
         self._turn = Guard()  # who makes it
-        self._lock = threading.Lock()  # for what several threads may count at once; nobody waits with it
+        self._lock = Lock()  # for what several threads may count at once; nobody waits with it
         self._count = 0  # single pulls so far: the last token of their reply subjects
         self._epoch = 0
         self._kept: deque[tuple[Msg, float]] = (
