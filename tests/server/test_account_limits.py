@@ -120,3 +120,14 @@ def test_what_was_lost_is_not_told(lost: bool) -> None:
         client.rig.engine.failed(journal, OSError("full"), client.rig.now)
     client.rig.settle()
     assert len(client.messages()) == (0 if lost else 1)
+
+
+def test_buckets_are_written_under_the_domain_too() -> None:
+    """Clients that are told of a domain send values to `$JS.hub.API.$KV.…`."""
+    client = Rig(domain="hub").client()
+    client.create("KV_b", subjects=["$KV.b.>"])
+    client.create("OBJ_o", subjects=["$O.o.C.>", "$O.o.M.>"])
+    assert client.publish("$JS.hub.API.$KV.b.key", b"v")["seq"] == 1
+    assert client.publish("$JS.hub.API.$O.o.C.chunk", b"v")["stream"] == "OBJ_o"
+    (message,) = client.direct("KV_b", {"seq": 1})
+    assert b"Nats-Subject: $KV.b.key" in message.header

@@ -228,6 +228,9 @@ def test_a_domain_of_our_own_server_is_read(spark: SparkSession) -> None:
     with Server(domain="hub") as server, connect_blocking(server.url) as client:
         client.jetstream().create_key_value(BucketConfig(bucket="b")).put("a", b"1")
         assert read(spark, server.url, "b", domain="hub") == [("a", b"1", 1)]
+        rows = spark.createDataFrame([("c", "3")], "key STRING, value STRING").write.format("jetstream_kv")
+        rows.mode("append").option("servers", server.url).option("domain", "hub").save("b")
+        assert read(spark, server.url, "b", domain="hub") == [("a", b"1", 1), ("c", b"3", 2)]
 
 
 def test_replicas_of_replicas_come_to_an_end(js: BlockingJetStream, fresh: str) -> None:

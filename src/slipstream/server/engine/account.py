@@ -63,14 +63,16 @@ def account_of(key: str) -> str:
 
 
 class DomainGate:
-    """The API under the name of its domain: requests go on as if they had been sent without it."""
+    """The API under the name of its domain: requests go on as if they had been sent without it. So do messages for
+    buckets, which clients that are told of a domain or a prefix send there (`$JS.hub.API.$KV.b.key`)."""
 
     def __init__(self, switch: Switch, domain: str) -> None:
         self._switch = switch
         self._cut = len(f"$JS.{domain}.API")
 
     def receive(self, subject: str, reply: str, header: bytes, payload: bytes, now: int) -> bool:  # noqa: ARG002
-        plain = API_PREFIX + subject[self._cut :]
+        rest = subject[self._cut + 1 :]
+        plain = rest if rest.startswith(("$KV.", "$O.")) else f"{API_PREFIX}.{rest}"
         return self._switch.route(self._switch.router.match_once(plain), plain, reply, header, payload, None)
 
 

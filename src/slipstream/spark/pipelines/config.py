@@ -20,6 +20,7 @@ from slipstream.kv.bucket import MAX_HISTORY, check_bucket
 from slipstream.spark.options import kv_stream_options, stream_options
 from slipstream.spark.pipelines.avro import spark_schema
 from slipstream.spark.pipelines.locate import Place, Places
+from slipstream.kv.keys import check_pattern
 from slipstream.wire import check_filter
 
 FORMATS = ("json", "csv", "avro", "raw")
@@ -433,7 +434,7 @@ class _Reader:
             elif stream:
                 table.attempt(key, partial(stream_options, {"stream": "x", option: found[option]}))
         for one in filters:
-            table.attempt("keys" if bucket else "subjects", partial(check_filter, one))
+            table.attempt("keys" if bucket else "subjects", partial(check_pattern if bucket else check_filter, one))
         return found
 
     def _watermark(self, table: _Table) -> tuple[str, str]:
