@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 from slipstream.errors import UsageError
 from slipstream.jetstream.calls import check_name
 from slipstream.kv.bucket import MAX_HISTORY, check_bucket
+from slipstream.kv.keys import check_pattern
 from slipstream.spark.options import kv_stream_options, stream_options
 from slipstream.spark.pipelines.avro import spark_schema
 from slipstream.spark.pipelines.locate import Place, Places
-from slipstream.kv.keys import check_pattern
 from slipstream.wire import check_filter
 
 FORMATS = ("json", "csv", "avro", "raw")
