@@ -6,8 +6,9 @@ from datetime import timedelta
 
 import pytest
 
+from slipstream.api import StreamConfig
 from slipstream.errors import UsageError
-from slipstream.kv.bucket import BucketConfig, check_bucket, check_key
+from slipstream.kv.bucket import Address, BucketConfig, check_bucket, check_key
 from slipstream.kv.entry import Entry, Operation, mark_of, operation_of
 
 
@@ -67,3 +68,12 @@ def test_the_duplicate_window_is_the_ttl_when_that_is_under_two_minutes(ttl: int
 def test_any_operation_but_put_means_deleted(header: bytes, operation: Operation) -> None:
     assert operation_of(header) is operation
     assert Entry("b", "k", b"v", 3, 5, 0, *mark_of(header)).is_deleted is (operation is not Operation.PUT)
+
+
+def test_keys_are_found_also_where_a_stream_takes_more() -> None:
+    config = StreamConfig(name="KV_b", subjects=("b.more", "$KV.b.>"))
+    assert Address.found(config, api_prefix="$JS.API").prefix == "$KV.b."
+    own = StreamConfig(name="KV_b", subjects=("keys.of.b.>",))
+    assert Address.found(own, api_prefix="$JS.API").prefix == "keys.of.b."
+    with pytest.raises(UsageError, match="does not say which subjects are keys"):
+        Address.found(own.replace(subjects=("a.>", "b.>")), api_prefix="$JS.API")

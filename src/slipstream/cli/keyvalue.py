@@ -14,7 +14,8 @@ from slipstream.cli import values
 from slipstream.cli.common import Commands, Parser, Shell, body
 from slipstream.cli.output import payload, readable
 from slipstream.cli.values import show_duration, show_size, show_time
-from slipstream.errors import RequestTimeoutError
+from slipstream.errors import RequestTimeoutError, StreamNotFoundError
+from slipstream.kv.bucket import STREAM_PREFIX, BucketStatus
 
 STOP_TIMEOUT = 10.0  # for a command to end after it was asked to
 
@@ -286,7 +287,10 @@ def _list(shell: Shell) -> None:
 def _list_buckets(shell: Shell) -> None:
     with shell.connect() as client:
         js = shell.jetstream(client)
-        found = [js.key_value(name).status() for name in sorted(js.key_values())]
+        found = []
+        for name in sorted(js.key_values()):  # by their streams: one that is set up oddly must not hide the others
+            with contextlib.suppress(StreamNotFoundError):  # deleted meanwhile
+                found.append(BucketStatus(name, js.stream(STREAM_PREFIX + name).info()))
     if shell.out.is_json:
         shell.out.json([{"bucket": each.bucket, "values": each.values, "bytes": each.bytes} for each in found])
     else:

@@ -199,8 +199,10 @@ def _prefixes(config: StreamConfig, api_prefix: str) -> tuple[str, str, str]:
     """Prefixes of stored subjects and of the origin's, and the API prefix of where writes go."""
     mirror = config.mirror
     if mirror is None:
+        usual = SUBJECT_PREFIX + config.name.removeprefix(STREAM_PREFIX)
         own = [subject.removesuffix(".>") for subject in config.subjects if subject.endswith(".>")]
-        prefix = own[0] if len(own) == 1 and len(config.subjects) == 1 else ""
+        alone = own[0] if len(own) == 1 and len(config.subjects) == 1 else ""
+        prefix = usual if usual in own else alone  # whatever else the stream takes
         return prefix, prefix, api_prefix
     api = mirror.external.api if mirror.external and mirror.external.api else api_prefix
     if len(mirror.subject_transforms) == 1:

@@ -91,14 +91,12 @@ def origin_of(js: JetStream, bucket: str) -> Origin:
 
 
 def _address(config: StreamConfig, bucket: str, api_prefix: str) -> Address:
-    usual = SUBJECT_PREFIX + bucket
-    told = usual if f"{usual}.>" in config.subjects else ""  # also where the stream takes other subjects as well
     try:
-        return Address.found(config, api_prefix=api_prefix, subject_prefix=told)
+        return Address.found(config, api_prefix=api_prefix)
     except UsageError as error:
         raise UsageError(
             f"{JETSTREAM_KV} cannot tell the keys of bucket {bucket!r}: its stream takes {list(config.subjects)}, "
-            f"'{usual}.>' or one subject that ends in '.>' is allowed"
+            f"'{SUBJECT_PREFIX}{bucket}.>' or one subject that ends in '.>' is allowed"
         ) from error
 
 
