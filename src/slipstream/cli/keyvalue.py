@@ -15,7 +15,6 @@ from slipstream.cli.common import Commands, Parser, Shell, body
 from slipstream.cli.output import payload, readable
 from slipstream.cli.values import show_duration, show_size, show_time
 from slipstream.errors import RequestTimeoutError, StreamNotFoundError
-from slipstream.kv.bucket import STREAM_PREFIX, BucketStatus
 
 STOP_TIMEOUT = 10.0  # for a command to end after it was asked to
 
@@ -290,11 +289,11 @@ def _list_buckets(shell: Shell) -> None:
         found = []
         for name in sorted(js.key_values()):  # by their streams: one that is set up oddly must not hide the others
             with contextlib.suppress(StreamNotFoundError):  # deleted meanwhile
-                found.append(BucketStatus(name, js.stream(STREAM_PREFIX + name).info()))
+                found.append((name, js.stream(f"KV_{name}").info().state))
     if shell.out.is_json:
-        shell.out.json([{"bucket": each.bucket, "values": each.values, "bytes": each.bytes} for each in found])
+        shell.out.json([{"bucket": name, "values": state.messages, "bytes": state.bytes} for name, state in found])
     else:
-        rows = [(each.bucket, f"{each.values:,}", show_size(each.bytes)) for each in found]
+        rows = [(name, f"{state.messages:,}", show_size(state.bytes)) for name, state in found]
         shell.out.table(("Bucket", "Values#", "Size#"), rows)
 
 
