@@ -52,6 +52,15 @@ class Built:
                 if step.watermark[0]:
                     frame = frame.withWatermark(*step.watermark)
                 frame.createOrReplaceTempView(step.name)
+        for output in pipeline.outputs:
+            if output.kind in ("files", "table"):
+                with self.blamed(output.place, f"output {output.name!r}"):
+                    self._check_format(output.format)
+
+    def _check_format(self, name: str) -> None:
+        """Raise if Spark does not know it. By itself it would say so when the query starts, and others run by then."""
+        known = self._spark._jvm.org.apache.spark.sql.execution.datasources.DataSource  # type: ignore[union-attr]
+        known.lookupDataSource(name, self._spark._jsparkSession.sessionState().conf())
 
     @contextmanager
     def blamed(self, place: Place, what: str) -> Iterator[None]:
