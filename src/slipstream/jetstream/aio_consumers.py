@@ -293,14 +293,14 @@ class Consumer:
     def _end_single(self) -> None:
         """One reader less. With the last one the single pulls under way are forgotten: what still comes must not come
         unasked, nor too late. What was on its way to them stays for the next reader."""
-        with self._lock:
-            self._singles.waiters -= 1
-            is_last = self._singles.is_waiting and not self._singles.waiters
-        if is_last:
-            self._give_up_inbox()
+        self._give_up_inbox(leaving=1)
 
-    def _give_up_inbox(self) -> None:
+    def _give_up_inbox(self, *, leaving: int = 0) -> None:
+        """Let go of it, unless a reader who leaves is not the last one. In one step: another may come at any moment."""
         with self._lock:
+            self._singles.waiters -= leaving
+            if leaving and (self._singles.waiters or not self._singles.is_waiting):
+                return
             shared, self._inbox = self._inbox, None
             self._singles.forget()
         if shared is not None:

@@ -18,6 +18,7 @@ from slipstream.wire import Headers
 
 _HEADER_ROOM = 4096
 _MOST_TEXT = 1_000  # characters of a reason, and of a name
+# Size, another stream, size of headers, roll-up, time to live, counters, schedules: error codes of the API.
 _ROWS_FAULTS = frozenset((10054, 10060, 10097, 10111, 10165, 10166, 10168, 10169, 10170, 10171, 10189, 10190, 10191))
 _WINDOW = 256
 _ROW = re.compile(r"^row \d+(?: \(subject .*?\))?(?::| was) ")
