@@ -28,13 +28,12 @@ class ManyRead(LeaderRead):
     """The newest message of each of many subjects, up to a sequence or a time if one is given."""
 
     up_to_seq = 0
-    up_to_time: str | None = None
+    up_to_time: int | None = None
     keeps = False  # whether the server keeps `min_last_seq`
 
     def bound(self, *, up_to_seq: int, up_to_time: int | None) -> None:
         """Messages behind that sequence or time do not count."""
-        self.up_to_seq = up_to_seq
-        self.up_to_time = None if up_to_time is None else format_time(up_to_time)
+        self.up_to_seq, self.up_to_time = up_to_seq, up_to_time
 
     def newest(self, subjects: Sequence[str]) -> dict[str, StoredMessage]:
         """Subject to newest message, in the order of their sequences."""
@@ -77,7 +76,7 @@ class ManyRead(LeaderRead):
 
     def _piece(self, subjects: tuple[str, ...]) -> list[StoredMessage]:
         """One request's worth of subjects, page by page, each at least as far as the wanted sequence and the last."""
-        is_bound = bool(self.up_to_seq or self.up_to_time)
+        is_bound = bool(self.up_to_seq or self.up_to_time is not None)
         if is_bound and not self.keeps:
             return self._bounded_piece(subjects)
         found: list[StoredMessage] = []
@@ -89,7 +88,7 @@ class ManyRead(LeaderRead):
                 seq=start,
                 max_bytes=PAGE_BYTES,
                 up_to_seq=self.up_to_seq,
-                up_to_time=self.up_to_time,
+                up_to_time=None if self.up_to_time is None else format_time(self.up_to_time),
                 min_last_seq=goal if self.keeps else 0,
             )
             answer = self._try(request, late=bool(request.min_last_seq))
@@ -122,7 +121,7 @@ class ManyRead(LeaderRead):
             self.up_to_seq, self.up_to_time = seq, time
         found = []
         for message in newest:
-            is_beyond = message.seq > seq if seq else format_time(message.time) >= (time or "")
+            is_beyond = message.seq > seq if time is None else message.time >= time
             older = self.up_to(message.subject, seq, time) if is_beyond else message
             if older is not None:
                 found.append(older)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from slipstream.api import GetRequest, encode_json
+from slipstream.api import GetRequest, encode_json, format_time
 from slipstream.errors import (
     BadRequestError,
     ConnectionLostError,
@@ -121,14 +121,15 @@ class TrustedRead(Asking):
             else:
                 tried = anchor
 
-    def up_to(self, subject: str, seq: int, time: str | None) -> StoredMessage | None:
+    def up_to(self, subject: str, seq: int, time: int | None) -> StoredMessage | None:
         """The newest message of a literal subject up to a sequence or a time, at a state at or after the wanted one.
 
         A request with a bound proves nothing about the responder. A copy of the message, right in front of one beyond
         the bound, shows that it was the newest there; then it must still exist.
         """
+        bound = None if time is None else format_time(time)
         while True:
-            bounded = self._try(GetRequest(multi_last=(subject,), batch=1, up_to_seq=seq, up_to_time=time))
+            bounded = self._try(GetRequest(multi_last=(subject,), batch=1, up_to_seq=seq, up_to_time=bound))
             if bounded is None:
                 continue
             first = bounded.items[0].message if bounded.items else None
