@@ -30,6 +30,7 @@ from typing import Any, Self
 from slipstream import StreamConfig, connect_blocking
 from slipstream.errors import ApiError, RequestTimeoutError
 from slipstream.jetstream.blocking import JetStream
+from tests.ports import free_port
 from tests.routes import RouteProxy
 from tests.servers import START_TIMEOUT, real_binary
 
@@ -62,6 +63,7 @@ class Node:
     def __init__(self, name: str, folder: Path) -> None:
         self.name = name
         self.folder = folder
+        self.port = free_port()
         self.url = ""
         self.monitor = ""
         self.process: subprocess.Popen[bytes] | None = None
@@ -159,7 +161,7 @@ class Cluster:
         node = self.nodes[name]
         config = _CONFIG.format(
             name=name,
-            port=node.url.rpartition(":")[2] if node.url else -1,
+            port=node.port,
             folder=node.folder,
             route=self._route_ports[name],
             dead=self._dead.getsockname()[1],

@@ -13,6 +13,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.ports import free_port
+
 START_TIMEOUT = 20.0
 
 
@@ -51,15 +53,15 @@ def _wait_for_ports(process: subprocess.Popen[bytes], folder: Path) -> str:
                 url: str = json.loads(ports.read_text())["nats"][0]
                 return url
         time.sleep(0.01)
-    raise RuntimeError(f"nats-server did not start: {Path(folder, 'log').read_text()}")
+    raise RuntimeError(f"nats-server did not start: {Path(folder, 'log').read_text()[-2000:]}")
 
 
 class OurProcess:
     """Our server as a process of its own, to be killed and started again on the same data."""
 
-    def __init__(self, data_dir: Path, *, port: int = 0) -> None:
+    def __init__(self, data_dir: Path) -> None:
         self._data_dir = data_dir
-        self._port = port
+        self._port = free_port()
         self._process: subprocess.Popen[str] | None = None
         self.url = ""
 
@@ -79,7 +81,6 @@ class OurProcess:
         line = self._process.stdout.readline()
         assert "nats://" in line, f"the server printed {line!r}"
         self.url = line.split()[-1]
-        self._port = int(self.url.rpartition(":")[2])
         return self.url
 
     def kill(self) -> None:
@@ -104,7 +105,7 @@ class RealProcess:
 
     def __init__(self, data_dir: Path) -> None:
         self._data_dir = data_dir
-        self._port = -1
+        self._port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
         self.url = ""
 
@@ -117,7 +118,6 @@ class RealProcess:
         with Path(self._data_dir, "log").open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
         self.url = _wait_for_ports(self._process, self._data_dir)
-        self._port = int(self.url.rpartition(":")[2])
         return self.url
 
     def kill(self) -> None:

@@ -19,14 +19,9 @@ import uvloop
 from slipstream.client import blocking_connection
 from tests.client.certificates import Pki
 from tests.client.support import LIMIT, Driver, eventually
+from tests.ports import free_port
 
 SERVER = Path(sys.executable).with_name("nats-server")
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class RealServer:
@@ -44,6 +39,8 @@ class RealServer:
         eventually(self._is_up)
 
     def _is_up(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, f"nats-server ended with {self._process.returncode}"
         with socket.socket() as sock:
             return sock.connect_ex(("127.0.0.1", self.port)) == 0
 

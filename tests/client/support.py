@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from slipstream.client import aio, blocking
 
-LIMIT = 10.0  # seconds for anything at all
+LIMIT = 30.0  # seconds for anything at all
 INFO = b'INFO {"server_id":"S","version":"2.15.1","proto":1,"headers":true,"max_payload":1048576}\r\n'
 
 

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from slipstream.errors import ConnectionClosedError, Error
-from tests.client.conftest import RealServer, free_port
+from tests.client.conftest import RealServer
 from tests.client.support import Driver, eventually
+from tests.ports import free_port
 
 MakeServer = Callable[..., RealServer]
 

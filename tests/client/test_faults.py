@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +22,7 @@ from slipstream.errors import (
 )
 from slipstream.wire import Msg
 from tests.client.support import INFO, Driver, FakeServer, Peer, eventually
+from tests.ports import free_port
 
 
 class Sink:
@@ -96,8 +96,7 @@ def test_a_server_that_cannot_be_used_is_an_error_that_says_why(
 
 
 def test_no_server_at_all_is_an_error_that_names_them(driver: Driver) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     with pytest.raises(ConnectionLostError, match=f"127.0.0.1:{port}"):
         driver.connect(f"nats://me:hunter2@127.0.0.1:{port}")
 

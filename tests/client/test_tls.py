@@ -15,9 +15,10 @@ from slipstream.client.options import Address
 from slipstream.client.tls import Tls, TlsLayer, tls_options
 from slipstream.errors import AuthorizationError, ConnectionLostError, CredentialsError, NoRespondersError, TlsError
 from tests.client.certificates import Pki
-from tests.client.conftest import RealServer, free_port
+from tests.client.conftest import RealServer
 from tests.client.logins import Operator
 from tests.client.support import INFO, Driver, FakeServer, Peer, eventually
+from tests.ports import free_port
 
 MakeServer = Callable[..., RealServer]
 

@@ -19,6 +19,7 @@ from nats.aio.msg import Msg
 from slipstream.server import Permissions, Server, User, WebSocketOptions
 from slipstream.server.config_file import read_config
 from tests.client.certificates import Pki
+from tests.ports import free_port
 from tests.server.tokens import LIMITS, Key, account_token, old_token, operator_token, user_token
 
 
@@ -175,7 +176,8 @@ async def test_websockets() -> None:
 
 
 async def test_a_restart_is_survived() -> None:
-    server = Server()
+    port = free_port()
+    server = Server(port=port)
     await server.start()
     back = asyncio.Event()
 
@@ -185,7 +187,6 @@ async def test_a_restart_is_survived() -> None:
     async with connected(server.url, reconnect_time_wait=0.05, max_reconnect_attempts=-1, reconnected_cb=again) as nc:
         sub = await nc.subscribe("a")
         await nc.flush()
-        port = server.port
         await server.stop()
         server = Server(port=port)
         await server.start()

@@ -15,6 +15,7 @@ from slipstream.server import Server, TlsOptions, User, WebSocketOptions
 from slipstream.server.websocket import MAX_REQUEST, Origins, RefusalError, answer_upgrade
 from slipstream.wire.websocket import BINARY, CLOSE, CONTINUATION, PING, PONG, TEXT, accept_key, encode_frame
 from tests.client.certificates import Pki
+from tests.ports import free_port
 from tests.servers import real_server
 
 KEY = base64.b64encode(bytes(range(16))).decode()
@@ -87,8 +88,7 @@ def port(request: pytest.FixtureRequest) -> Iterator[int]:
         with Server(websocket=WebSocketOptions()) as server:
             yield server.websocket_port
     else:
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            free = probe.getsockname()[1]
+        free = free_port()
         with real_server(config=f'websocket {{ listen: "127.0.0.1:{free}", no_tls: true }}', jetstream=False):
             yield free
 

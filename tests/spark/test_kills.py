@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from slipstream import BlockingJetStream, StreamConfig, connect_blocking
-from tests.servers import OurProcess, real_binary
+from tests.servers import OurProcess, RealProcess
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 WORDS = ("one", "two", "three")
@@ -64,47 +64,13 @@ path = "files"
 """
 
 
-class RealProcess:
-    """The real server on a data directory and a port that it keeps; it is stopped as a service manager would."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._port = 0
-        self._process: subprocess.Popen[bytes] | None = None
-        self.url = ""
-
-    def start(self) -> str:
-        for old in self._folder.glob("*.ports"):
-            old.unlink()
-        command = [real_binary(), "-a", "127.0.0.1", "-p", str(self._port or -1), "-js", "-sd", str(self._folder)]
-        command += ["--ports_file_dir", str(self._folder)]
-        with (self._folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log)
-        deadline = time.monotonic() + 20
-        while not self.url or not list(self._folder.glob("*.ports")):
-            assert time.monotonic() < deadline, (self._folder / "log").read_text()
-            for ports in self._folder.glob("*.ports"):
-                try:
-                    self.url = json.loads(ports.read_text())["nats"][0]
-                except ValueError:
-                    continue
-            time.sleep(0.01)
-        self._port = int(self.url.rpartition(":")[2])
-        return self.url
+class StoppedProcess(RealProcess):
+    """The real server, stopped as a service manager would: it syncs now and then only."""
 
     def kill(self) -> None:
         assert self._process is not None
         self._process.terminate()
         self._process.wait(timeout=30)
-
-    def __enter__(self) -> RealProcess:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._process is not None and self._process.poll() is None:
-            self._process.kill()
-            self._process.wait(timeout=20)
 
 
 class Job:
@@ -203,7 +169,7 @@ def command_of(pid: int) -> str:
 @contextmanager
 def a_server(kind: str, folder: Path) -> Iterator[OurProcess | RealProcess]:
     folder.mkdir()
-    with OurProcess(folder) if kind == "ours" else RealProcess(folder) as server:
+    with OurProcess(folder) if kind == "ours" else StoppedProcess(folder) as server:
         yield server
 
 

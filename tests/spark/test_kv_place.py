@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from slipstream.spark.kv_place import MOST_HOPS, origin_of, prefix_of
 from slipstream.spark.kv_sink import Keeper
 from slipstream.spark.options import SinkOptions
 from slipstream.spark.rejects import Rejects
+from tests.ports import free_port
 from tests.servers import real_server
 
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
@@ -204,8 +204,7 @@ def test_a_domain_is_read_and_written_to(spark: SparkSession, option: dict[str, 
 @contextmanager
 def leaf_of_a_hub() -> Iterator[tuple[str, str]]:
     """Two real servers, each with a domain, and a link between them."""
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        port = found.getsockname()[1]
+    port = free_port()
     hub = f'jetstream {{ domain: "hub" }}\nleafnodes {{ host: "127.0.0.1", port: {port} }}'
     leaf = f'jetstream {{ domain: "leaf" }}\nleafnodes {{ remotes: [{{ url: "nats://127.0.0.1:{port}" }}] }}'
     with real_server(config=hub) as hub_url, real_server(config=leaf) as leaf_url:
