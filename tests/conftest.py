@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import itertools
 import os
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import HealthCheck, settings
 from slipstream.server.net import Server
 from tests.cluster import Cluster
 from tests.servers import real_server
+from tools.spark_archive import SHORT_LIVED
 
 pytest_plugins = ["tests.spec_plugin"]
 
@@ -21,8 +23,7 @@ pytest_plugins = ["tests.spec_plugin"]
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")
 
-# A JVM that lives for seconds is done before what the second compiler makes of its code is of use.
-os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+os.environ.setdefault("SPARK_SUBMIT_OPTS", f"{SHORT_LIVED} -XX:SharedArchiveFile={sys.prefix}/spark.jsa")
 
 ASYNC_TIMEOUT = 60.0
 _counter = itertools.count(1)

@@ -29,6 +29,7 @@ def session(folder: Path) -> SparkSession:
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.executor.memory", "800m")
+        .config("spark.executor.extraJavaOptions", os.environ.get("SPARK_SUBMIT_OPTS", ""))
         .config("spark.executorEnv.PYTHONPATH", os.pathsep.join(sys.path))
         .config("spark.local.dir", str(folder / "local"))
         .config("spark.speculation", "true")

@@ -1,7 +1,7 @@
-"""A session with event log and UI that reads and writes on a server with a secret, and prints all it can be asked for.
+"""A session with event log and UI that reads and writes on servers with a secret, and prints all it can be asked for.
 
-Run as a program: `secret_job.py SERVER FOLDER WAY`, with the secret in the environment variable SECRET and where WAY
-says: `env`, `context` or `credentials`.
+Run as a program: `secret_job.py SERVER FOLDER`, with the server's secret in the environment variables SECRET and
+NATS_TOKEN. A second server, with a secret of its own, is where the context `prod` says.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ def session(folder: Path) -> SparkSession:
     )
 
 
-def work(spark: SparkSession, options: dict[str, str], folder: Path) -> None:
+def work(spark: SparkSession, options: dict[str, str], folder: Path, table: str) -> None:
     """Read and write in every way."""
     batch = spark.read.format("jetstream").options(**options).load("IN")
     batch.explain("extended")
     print("rows", batch.count())
     pairs = ", ".join(f"{name} '{value}'" for name, value in options.items())
-    spark.sql(f"CREATE TABLE numbers USING jetstream OPTIONS (stream 'IN', {pairs})")
-    spark.sql("SELECT count(*) FROM numbers").show()
-    spark.sql("DESCRIBE TABLE EXTENDED numbers").show(truncate=False)
+    spark.sql(f"CREATE TABLE {table} USING jetstream OPTIONS (stream 'IN', {pairs})")
+    spark.sql(f"SELECT count(*) FROM {table}").show()
+    spark.sql(f"DESCRIBE TABLE EXTENDED {table}").show(truncate=False)
     source = spark.readStream.format("jetstream").options(**options).load("IN")
     copies = source.selectExpr("concat('out.', sequence) AS subject", "data")
     sink = copies.writeStream.format("jetstream").options(**options).trigger(availableNow=True)
-    sink.option("checkpointLocation", str(folder / "checkpoint" / "copies")).start("OUT").awaitTermination()
+    sink.option("checkpointLocation", str(folder / "copies")).start("OUT").awaitTermination()
     view = source.groupBy("subject").count().selectExpr("subject AS key", "CAST(count AS STRING) AS value")
     writer = view.writeStream.outputMode("update").foreachBatch(into_bucket("view", options)).trigger(availableNow=True)
-    writer.option("checkpointLocation", str(folder / "checkpoint" / "view")).start().awaitTermination()
+    writer.option("checkpointLocation", str(folder / "view")).start().awaitTermination()
     spark.read.format("jetstream_kv").options(**options).load("view").show()
 
 
@@ -89,15 +89,11 @@ def show_ui(spark: SparkSession) -> None:
             print(answer.read().decode())
 
 
-def main(server: str, name: str, way: str) -> None:
+def main(server: str, name: str) -> None:
     folder, secret = Path(name), os.environ.pop("SECRET")
-    options = {"servers": server}
-    if way == "env":
-        os.environ["NATS_TOKEN"] = secret
-    elif way == "context":
-        options = {"context": "prod"}
     spark = session(folder)
-    work(spark, options, folder)
+    work(spark, {"servers": server}, folder / "checkpoint" / "env", "by_env")
+    work(spark, {"context": "prod"}, folder / "checkpoint" / "context", "by_context")
     refused(spark, server, secret)
     show_ui(spark)
     spark.stop()

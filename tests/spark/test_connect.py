@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from slipstream import BlockingJetStream, BucketConfig, StreamConfig
+from slipstream import BlockingJetStream, BucketConfig, StreamConfig, connect_blocking
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PORT = 15002  # of Spark Connect's server
@@ -20,17 +20,19 @@ EXAMPLE = ROOT / "examples" / "declarative"
 CONNECT = """
 import sys
 from pyspark.sql import SparkSession
-url, name, folder = sys.argv[1:]
+name, folder, *servers = sys.argv[1:]
 spark = SparkSession.builder.remote("local[2]").getOrCreate()
-batch = spark.read.format("jetstream").option("servers", url).load(name)
-print("rows", batch.count())
-rows = spark.readStream.format("jetstream").option("servers", url).load(name)
-rows = rows.selectExpr(f"concat('{name}_out.', sequence) AS subject", "data")
-query = rows.writeStream.format("jetstream").option("servers", url).option("checkpointLocation", folder)
-query.trigger(availableNow=True).start(f"{name}_out").awaitTermination()
-view = batch.groupBy("subject").count().selectExpr("subject AS key", "CAST(count AS STRING) AS value")
-view.write.format("jetstream_kv").mode("append").option("servers", url).save(name)
-print("keys", spark.read.format("jetstream_kv").option("servers", url).load(name).count())
+for place, url in enumerate(servers):
+    batch = spark.read.format("jetstream").option("servers", url).load(name)
+    print("rows", batch.count())
+    rows = spark.readStream.format("jetstream").option("servers", url).load(name)
+    rows = rows.selectExpr(f"concat('{name}_out.', sequence) AS subject", "data")
+    query = rows.writeStream.format("jetstream").option("servers", url)
+    query = query.option("checkpointLocation", f"{folder}/{place}").trigger(availableNow=True)
+    query.start(f"{name}_out").awaitTermination()
+    view = batch.groupBy("subject").count().selectExpr("subject AS key", "CAST(count AS STRING) AS value")
+    view.write.format("jetstream_kv").mode("append").option("servers", url).save(name)
+    print("keys", spark.read.format("jetstream_kv").option("servers", url).load(name).count())
 spark.stop()
 """
 
@@ -65,18 +67,24 @@ def publish(js: BlockingJetStream, name: str, prefix: str) -> None:
 
 @pytest.mark.spark
 @pytest.mark.timeout(900)
-def test_connect_reads_and_writes_the_same(js: BlockingJetStream, any_server: str, fresh: str, tmp_path: Path) -> None:
-    publish(js, fresh, fresh)
-    js.create_stream(StreamConfig(name=f"{fresh}_out", subjects=(f"{fresh}_out.>",), allow_direct=True))
-    js.create_key_value(BucketConfig(bucket=fresh))
-    command = [sys.executable, "-W", "ignore", "-c", CONNECT, any_server, fresh, str(tmp_path)]
+def test_connect_reads_and_writes_the_same(our_url: str, real_url: str, fresh: str, tmp_path: Path) -> None:
+    urls = (our_url, real_url)
+    for url in urls:
+        with connect_blocking(url) as client:
+            js = client.jetstream()
+            publish(js, fresh, fresh)
+            js.create_stream(StreamConfig(name=f"{fresh}_out", subjects=(f"{fresh}_out.>",), allow_direct=True))
+            js.create_key_value(BucketConfig(bucket=fresh))
+    command = [sys.executable, "-W", "ignore", "-c", CONNECT, fresh, str(tmp_path), *urls]
     done = subprocess.run(
-        command, env=environment(any_server), cwd=tmp_path, capture_output=True, text=True, timeout=800, check=False
+        command, env=environment(our_url), cwd=tmp_path, capture_output=True, text=True, timeout=800, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
-    assert "rows 100" in done.stdout
-    assert "keys 3" in done.stdout
-    assert js.stream(f"{fresh}_out").info().state.messages == 100
+    assert done.stdout.count("rows 100") == 2
+    assert done.stdout.count("keys 3") == 2
+    for url in urls:
+        with connect_blocking(url) as client:
+            assert client.jetstream().stream(f"{fresh}_out").info().state.messages == 100
 
 
 @pytest.mark.spark

@@ -46,7 +46,7 @@ def batch(spark: SparkSession, servers: str, name: str) -> list[int]:
 def streamed(spark: SparkSession, servers: str, name: str, folder: Path) -> list[int]:
     seen: list[int] = []
     reader = spark.readStream.format("jetstream").option("servers", servers).option("partitions", "3")
-    source = reader.option("maxMessagesPerTrigger", "900").option("columns", "sequence").load(name)
+    source = reader.option("maxMessagesPerTrigger", "3000").option("columns", "sequence").load(name)
     query = source.writeStream.foreachBatch(lambda rows, _: seen.extend(row.sequence for row in rows.collect()))
     query.option("checkpointLocation", str(folder)).trigger(availableNow=True).start().awaitTermination()
     return sorted(seen)

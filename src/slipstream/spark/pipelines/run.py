@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -84,6 +85,22 @@ class Running:
         self.again_at = 0.0
         self.failures = 0  # since the last batch that went well
         self._seen: set[tuple[str, int]] = set()
+        self._settles_by = 0.0
+
+    def start(self, query: StreamingQuery) -> None:
+        """It runs."""
+        self.query = query
+        self._settles_by = time.monotonic() + START
+
+    def is_starting(self) -> bool:
+        """Whether Spark is still preparing the query."""
+        query = self.query
+        if query is None or time.monotonic() >= self._settles_by:
+            return False
+        if query.isActive and not query.status["isDataAvailable"] and not query.lastProgress:
+            return True
+        self._settles_by = 0.0
+        return False
 
     def look(self) -> None:
         """Take in what Spark reports about batches that are done."""
@@ -134,6 +151,7 @@ class Runner:
         self._out = out
         self._plain = plain
         self._stopping = threading.Event()
+        self._at_once = max(2, os.cpu_count() or 1)  # queries that are starting
         self._built: Built
         self._earlier: dict[str, QueryState] = {}
         self.queries: dict[str, Running] = {}
@@ -172,15 +190,11 @@ class Runner:
     def _run(self, spark: SparkSession, connection: dict[str, str], js: JetStream, screen: Lines) -> None:
         self._build(spark, connection)
         begin = time.monotonic()
+        waiting = deque(self.queries.values())
         try:
-            for one in self.queries.values():
-                if self._stopping.is_set():
-                    return
-                self._start(one)
-                self._settle(one)
-            while not self._stopping.is_set() and self._tend(screen):
+            while not self._stopping.is_set() and (self._start_some(waiting) or self._tend(screen)):
                 self._report(connection, js, screen)
-                self._stopping.wait(LOOK)
+                self._stopping.wait(LOOK / 5 if waiting else LOOK)
             self._report(connection, js, screen)
         finally:
             self.seconds = time.monotonic() - begin
@@ -201,7 +215,7 @@ class Runner:
     def _start(self, one: Running) -> None:
         output = next((output for output in self._pipeline.outputs if output.name == one.name), None)
         with self._built.blamed(output.place if output else FIRST, f"output {one.name!r}"):
-            one.query = self._started(one, output)
+            one.start(self._started(one, output))
 
     def _started(self, one: Running, output: Output | None) -> StreamingQuery:
         writer = one.make().queryName(f"{self._pipeline.name}-{one.name}")
@@ -223,13 +237,14 @@ class Runner:
             writer = writer.option("path", str(path))
         return writer.toTable(output.target)
 
-    def _settle(self, one: Running) -> None:
-        """Wait until a query is under way. Each starts a Python process of its own, and Spark gives up on one that does
-        not answer within ten seconds: many at once would not, on a machine with few cores."""
-        deadline = time.monotonic() + START
-        while one.query is not None and one.query.isActive and time.monotonic() < deadline:
-            if one.query.status["isDataAvailable"] or one.query.lastProgress or self._stopping.wait(LOOK / 5):
-                return
+    def _start_some(self, waiting: deque[Running]) -> bool:
+        """Start queries while few others are starting; False once all were. Each starts a Python process of its own,
+        and Spark gives up on one that does not answer within ten seconds: many at once would not, on few cores."""
+        while waiting and sum(one.is_starting() for one in self.queries.values()) < self._at_once:
+            if self._stopping.is_set():
+                break
+            self._start(waiting.popleft())
+        return bool(waiting)
 
     def _tend(self, screen: Lines) -> bool:
         """Start again what a server's absence ended; False once every query is done."""
