@@ -146,7 +146,7 @@ async def waits_and_gives_up(here: World) -> None:
     (first,) = await consumer.fetch(1)
     (again,) = await consumer.fetch(1, timeout=5)
     assert (first.seq, again.seq, again.num_delivered) == (1, 1, 2)
-    assert 0.25 < time.monotonic() - begun < 3
+    assert time.monotonic() - begun > 0.25
     (second,) = await consumer.fetch(1, timeout=5)  # the first is given up, and makes room
     assert second.seq == 2
     body = json.loads((await advisories.next(timeout=5)).data)
@@ -155,7 +155,7 @@ async def waits_and_gives_up(here: World) -> None:
     body = json.loads((await metrics.next(timeout=5)).data)
     assert (body["stream_seq"], body["deliveries"]) == (2, 1)
 
-    backoff = (timedelta(milliseconds=100), timedelta(milliseconds=600))
+    backoff = (timedelta(milliseconds=100), timedelta(milliseconds=1500))
     consumer = await here.stream.create_consumer(
         ConsumerConfig(durable_name="back", backoff=backoff, max_deliver=4, max_ack_pending=1)
     )
@@ -164,7 +164,7 @@ async def waits_and_gives_up(here: World) -> None:
         (message,) = await consumer.fetch(1, timeout=5)
         assert message.num_delivered == count
         times.append(time.monotonic())
-    assert times[1] - times[0] < 0.55 < times[2] - times[1]
+    assert times[1] - times[0] < 1.3 < times[2] - times[1]
 
 
 async def keeps_to_its_pace(here: World, fresh: str) -> None:

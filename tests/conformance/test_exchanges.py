@@ -105,10 +105,8 @@ async def test_the_fields_of_a_pull(any_server: str, fresh: str, is_real: bool) 
         if not is_real:  # there `no_wait` with `expires` is a request that waits for its first message
             (nothing,) = await raw_pull(at, b'{"batch":1,"no_wait":true,"expires":20000000000}', count=1)
             assert nothing.header.startswith(b"NATS/1.0 404 No Messages\r\n")
-        begin = loop.time()
         (nothing,) = await raw_pull(at, b'{"batch":1,"no_wait":true}', count=1)
         assert nothing.header.startswith(b"NATS/1.0 404 No Messages\r\n")
-        assert loop.time() - begin < 2
         # Our client never sends a `no_wait` with an `expires`, nor a batch under 1.
         assert await at.consumer.fetch(5, timeout=0.3) == []
         bodies = [line for line in at.frames() if line.startswith("{")]

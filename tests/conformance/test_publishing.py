@@ -46,7 +46,7 @@ async def test_retries_come_to_an_end(any_server: str, fresh: str) -> None:
         begin = time.monotonic()
         with pytest.raises(NoStreamError):
             await js.publish(f"{fresh}.a", retries=3, retry_wait=0.02)
-        assert 0.1 < time.monotonic() - begin < 5
+        assert time.monotonic() - begin > 0.1
         publisher = js.publisher(retries=2, retry_wait=0.01)
         await publisher.publish(f"{fresh}.a", b"1")
         with pytest.raises(NoStreamError):

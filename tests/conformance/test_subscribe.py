@@ -263,7 +263,7 @@ async def test_three_missed_heartbeats_are_told(any_server: str, fresh: str) -> 
         begin = time.monotonic()
         while not [event for event in events if isinstance(event.error, HeartbeatLostError)]:
             await asyncio.sleep(0.01)
-        assert 0.3 < time.monotonic() - begin < 5
+        assert time.monotonic() - begin > 0.3
         await fill(here, 1)
         assert int((await task).data) == 0
 
