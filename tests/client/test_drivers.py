@@ -73,8 +73,30 @@ def test_what_the_server_would_refuse_is_refused_before_it_is_sent(driver: Drive
             nc.subscribe("a.>.b")
         with pytest.raises(UsageError, match="header"):
             nc.publish("a", headers={"A": "1\r\nB: 2"})
+        with pytest.raises(UsageError, match="a subject of 5000 bytes, at most 4056 are allowed"):
+            nc.subscribe("x" * 5000)
+        with pytest.raises(UsageError, match="with its queue group of 6000 bytes"):
+            nc.subscribe("x" * 3000, queue="y" * 3000)
+        for payload in (b"", b"x" * 100_000):
+            with pytest.raises(UsageError, match="a reply subject of 6000 bytes"):
+                nc.publish("\u00e9" * 1500, payload, reply="y" * 3000)
         nc.flush()
         assert nc.stats.out_msgs == 0
+
+
+def test_the_longest_names_are_taken_by_the_server(driver: Driver, nats_url: str) -> None:
+    with driver.connect(nats_url) as nc:
+        sub = nc.subscribe("x" * 4055 + "*")
+        whole = nc.subscribe("y" * 2028, queue="q" * 2028)
+        nc.flush()
+        nc.publish("y" * 2028, b"1", reply="z" * 2028, headers={"A": "1"})
+        assert whole.next().data == b"1"
+        room = 4056 - len(nc.new_inbox()) - 10
+        with pytest.raises(NoRespondersError):
+            nc.request("w" * (room - 30), b"x" * 20_000)
+        nc.flush()
+        assert nc.stats.reconnects == 0
+        assert not sub.pending
 
 
 def test_iteration_ends_after_the_last_message_of_an_auto_unsubscribe(driver: Driver, nats_url: str) -> None:

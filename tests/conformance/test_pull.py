@@ -130,6 +130,15 @@ async def test_what_the_server_refuses_is_raised(any_server: str, fresh: str) ->
             await gone.next()
 
 
+@pytest.mark.parametrize("max_bytes", [0, 100_000])
+async def test_loops_ask_for_no_more_than_the_consumer_allows(any_server: str, fresh: str, max_bytes: int) -> None:
+    async with world(any_server, fresh, 25) as (_, _, stream):
+        limits = ConsumerConfig(durable_name="dur", max_batch=10, max_expires=timedelta(seconds=0.5))
+        consumer = await stream.create_consumer(limits)
+        seqs = [message.seq async for message in consumer.messages(max_bytes=max_bytes, idle_timeout=1.5)]
+        assert seqs == list(range(1, 26))
+
+
 @pytest.mark.spec("PS-05")
 async def test_waiting_requests_are_counted_and_one_too_many_is_refused(any_server: str, fresh: str) -> None:
     async with world(any_server, fresh) as (_, _, stream):

@@ -191,6 +191,23 @@ def test_a_flow_by_bytes_counts_bytes() -> None:
     assert isinstance(error, PullRefusedError)  # nothing we ask for is large enough
 
 
+def test_a_flow_asks_for_no_more_than_a_consumer_allows() -> None:
+    flow = Flow(max_bytes=1000, threshold=500, most=2, longest=0.5)
+    first = body(flow.request())
+    assert (first["batch"], first["max_bytes"], first["expires"]) == (2, 1000, 500_000_000)
+    flow.feed([message(1)])
+    assert flow.request() == b""
+    flow.feed([message(2)])  # with it the request is over, though there are bytes left
+    again = body(flow.request())
+    assert (again["batch"], again["max_bytes"]) == (2, 1000)
+    flow = Flow(max_messages=500, threshold=300, most=10)
+    assert body(flow.request())["batch"] == 10
+    flow.feed([message(n) for n in range(1, 5)])
+    assert flow.request() == b""
+    flow.feed([message(5)])
+    assert body(flow.request())["batch"] == 5
+
+
 def test_a_flow_ends_with_an_error_behind_its_messages() -> None:
     flow = Flow()
     flow.request()

@@ -13,12 +13,19 @@ from slipstream.client.options import Address, Options
 from slipstream.errors import ConnectionClosedError, ConnectionLostError, Error, RemoteProtocolError, UsageError
 from slipstream.wire import Inbox, ServerInfo, check_subject, pub
 
-MAX_LINE = 4096 - 64  # of a PUB without its sizes; the server cuts us off at 4,096
+LONGEST_NAMES = 4096 - 40  # bytes of all names in a line: with verb and sizes the server cuts us off at 4,096
 BIG_PAYLOAD = 16 * 1024  # from here on a copy costs more than two more entries in the list
 KNOWN_SUBJECTS = 4096
 
 Draft = tuple[str, bytes, bytes]
 """A message to be sent with others: subject, payload and a whole header block, or an empty one."""
+
+
+def check_names(what: str, *names: str, room: int = 0) -> None:
+    """Refuse names that make a line too long."""
+    size = sum(len(name.encode()) for name in names)
+    if size + room > LONGEST_NAMES:
+        raise UsageError(f"{what} of {size} bytes, at most {LONGEST_NAMES - room} are allowed")
 
 
 class Kept(NamedTuple):
@@ -157,6 +164,8 @@ class Outgoing:
     def _headed(self, subject: str, payload: bytes, reply: str, header: bytes) -> bytes:
         if reply and not reply.startswith(self._inbox.base):
             check_subject(reply)
+        if reply and len(subject) + len(reply) > LONGEST_NAMES // 4:  # characters have up to four bytes
+            check_names("a subject and a reply subject", subject, reply)
         if header and not self.info.headers:
             raise UsageError(f"{self.server} does not support headers")
         return pub(subject, payload, reply, header)
@@ -164,8 +173,7 @@ class Outgoing:
     def _check(self, subject: str) -> bytes:
         """A subject not seen lately: once checked, publishing to it again costs a look-up."""
         prefix = b"PUB %b " % check_subject(subject).encode()
-        if len(prefix) > MAX_LINE:
-            raise UsageError(f"a subject of {len(prefix) - 5} bytes, at most {MAX_LINE - 5} are allowed")
+        check_names("a subject", subject, room=len(self._inbox_base) + 10)  # for requests
         if len(self._prefixes) >= KNOWN_SUBJECTS:
             self._prefixes.clear()
         self._prefixes[subject] = prefix

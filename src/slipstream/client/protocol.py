@@ -29,7 +29,7 @@ from slipstream.client.events import (
 )
 from slipstream.client.mailbox import Mailbox
 from slipstream.client.options import Address, Options, connect_options, learned_addresses
-from slipstream.client.outgoing import Kept
+from slipstream.client.outgoing import Kept, check_names
 from slipstream.client.packing import Packed, Packer
 from slipstream.client.requests import INBOX_SID, Requests, new_parser
 from slipstream.client.servers import Pool, backoff
@@ -495,6 +495,7 @@ class Session(Requests):
         check_filter(subject)
         if queue:
             check_subject(queue)
+        check_names("a subject with its queue group" if queue else "a subject", subject, queue)
         sid = b"%d" % (self._last_sid + 1)
         box = Mailbox(sid, subject, queue=queue, max_msgs=max_msgs, max_bytes=max_bytes)
         box.on_gap = self._overflowed

@@ -209,9 +209,7 @@ class Consumer:
         """Ask for no more than the consumer allows, where that is known."""
         config = self.cached_info.config if self.cached_info is not None else None
         if config is not None:
-            max_messages = min(max_messages, config.max_batch or max_messages)
             max_bytes = min(max_bytes, config.max_bytes or max_bytes)
-            expires = min(expires, self._max_expires())
         return Pulling(
             self,
             Flow(
@@ -220,6 +218,8 @@ class Consumer:
                 threshold=threshold,
                 expires=expires,
                 heartbeat=heartbeat,
+                most=config.max_batch if config is not None else 0,
+                longest=self._max_expires(),
             ),
         )
 

@@ -194,7 +194,8 @@ class Flow:
     """Messages without end: requests overlap, so that the server always has one to fill.
 
     At most `max_messages` (or, if given, `max_bytes`) are asked for and not here; when no more than `threshold` of them
-    are left, as many are asked for as are missing. Statuses of requests from before a `reset` are old news.
+    are left, as many are asked for as are missing. A single request is for no more than `most` messages and lasts no
+    longer than `longest` seconds, which the consumer may say. Statuses of requests from before a `reset` are old news.
     """
 
     def __init__(
@@ -205,10 +206,13 @@ class Flow:
         threshold: int | None = None,
         expires: float = MAX_EXPIRES,
         heartbeat: float | None = None,
+        most: int = 0,
+        longest: float = math.inf,
     ) -> None:
         check_batch(max_messages, max_bytes)
         if expires < 1:
             raise UsageError(f"bad expires {expires}: 1 second or more is allowed")
+        expires = min(expires, longest)
         self.heartbeat = min(expires / 6, 5.0) if heartbeat is None else heartbeat
         if self.heartbeat < 0 or self.heartbeat * 2 >= expires:
             raise UsageError(
@@ -218,7 +222,10 @@ class Flow:
         self._threshold = limit // 2 if threshold is None else threshold
         if not 0 <= self._threshold < limit:
             raise UsageError(f"bad threshold {threshold}: 0 to {limit - 1} is allowed")
-        self._batch = MANY if max_bytes else max_messages
+        wanted = MANY if max_bytes else max_messages
+        self._batch = min(wanted, most or wanted)
+        if self._batch < max_messages and not max_bytes:
+            self._threshold = min(self._threshold, self._batch // 2)
         self._max_bytes = max_bytes
         self._expires = expires
         self._generation = 0
@@ -272,7 +279,8 @@ class Flow:
         self._pending = max(0, self._pending - len(msgs))
         if self._max_bytes:
             size = sum(len(msg[0]) + len(msg[2]) + len(msg[3]) + len(msg[4]) for msg in msgs)
-            self._pending_bytes = max(0, self._pending_bytes - size)
+            # A request is over with its last message, whatever bytes are left of it.
+            self._pending_bytes = max(0, self._pending_bytes - size) if self._pending else 0
 
     def _status(self, msg: Msg) -> Error | None:
         if msg[0].rpartition(".")[2] != self.token:
