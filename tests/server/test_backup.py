@@ -13,7 +13,7 @@ from slipstream.api.archive import ArchiveReader, Entry, encode_entry
 from slipstream.api.s2 import S2Reader, S2Writer
 from slipstream.server.store.lmdb import LmdbStore
 from slipstream.server.store.segments import Tuning
-from slipstream.wire import Msg
+from slipstream.wire import Msg, pub
 from tests.server.support import SECOND, Client, Rig, sequences, status
 
 DELIVER = b"SUB deliver 40\r\n"
@@ -304,5 +304,42 @@ def test_a_store_that_fails_in_the_middle_ends_the_restore(client: Client, commi
     (journal,) = client.rig.engine.journals
     client.rig.engine.failed(journal, OSError("full"), client.rig.now)
     client.rig.settle()
+    assert list(client.rig.store.streams()) == []
+    assert "error" not in client.create("S")
+
+
+def send_at_once(client: Client, subject: str, data: bytes) -> None:
+    """The whole snapshot and its end in one write, whose chunks nobody waits for."""
+    chunks = [data[at : at + 1000] for at in range(0, len(data), 1000)] + [b""]
+    frames = [pub(subject, chunk, f"{client.inbox}chunk{n}") for n, chunk in enumerate(chunks)]
+    client.send(b"".join(frames), settle=False)
+
+
+def test_a_restore_whose_chunks_nobody_waits_for_forgets_nothing(client: Client) -> None:
+    fill(client, duplicate_window=120 * SECOND)
+    config = {"durable_name": "dur", "ack_policy": "explicit"}
+    client.api("CONSUMER.CREATE.S.dur", {"stream_name": "S", "config": config})
+    client.send(b"SUB got 41\r\n" + pub("$JS.API.CONSUMER.MSG.NEXT.S.dur", b"3", "got"))
+    answer, chunks = snapshot(client)
+    client.api("STREAM.DELETE.S")
+    begun = client.api("STREAM.RESTORE.S", {"config": answer["config"], "state": answer["state"]})
+    send_at_once(client, begun["deliver_subject"], b"".join(chunk.payload for chunk in chunks))
+    client.rig.settle()
+    last = client.messages()[-1]
+    assert msgspec.json.decode(last.payload)["type"] == "io.nats.jetstream.api.v1.stream_create_response"
+    assert client.api("CONSUMER.INFO.S.dur")["num_ack_pending"] == 3
+    assert client.publish("s.1", Nats_Msg_Id="m116")["duplicate"]
+
+
+def test_a_store_that_fails_at_the_end_ends_the_restore_with_an_answer(client: Client) -> None:
+    begun = client.api("STREAM.RESTORE.S", {"config": {"name": "S", "storage": "memory"}})
+    client.take()
+    send_at_once(client, begun["deliver_subject"], archive(state(), MESSAGE, END))
+    (journal,) = client.rig.engine.journals
+    client.rig.engine.failed(journal, OSError("full"), client.rig.now)
+    client.rig.settle()
+    answers = {message.subject.removeprefix(client.inbox): message.payload for message in client.messages()}
+    assert b"restore failed: full" in answers["chunk0"]
+    assert b"the store failed" in answers["chunk1"]
     assert list(client.rig.store.streams()) == []
     assert "error" not in client.create("S")

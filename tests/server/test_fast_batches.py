@@ -180,14 +180,14 @@ def test_a_damaged_record_in_the_way_is_told_and_not_counted(monkeypatch: pytest
     client = connected(discard="new", max_msgs_per_subject=1, max_bytes=300)
     for subject in ("s.k", "s.z"):
         client.publish(subject, b"o" * 100)
-    plain = MemoryLog.get
+    plain = MemoryLog.peek
 
-    def get(log: MemoryLog, seq: int) -> Any:
+    def peek(log: MemoryLog, seq: int) -> Any:
         if seq == 1:
             raise CorruptRecordError("record 1 does not match its checksum")
         return plain(log, seq)
 
-    monkeypatch.setattr(MemoryLog, "get", get)
+    monkeypatch.setattr(MemoryLog, "peek", peek)
     send(client, 1, START)
     client.send(pub("s.k", b"y" * 90, "fast.b.3.fail.2.1.$FI"))  # would replace the damaged one
     told = [msgspec.json.decode(message.payload) for message in client.messages()]

@@ -293,6 +293,9 @@ def writers_agree(model: StreamLog, log: StreamLog) -> None:
         assert log.count_of(subject) == model.count_of(subject)
     for pattern in PATTERNS[1:]:
         assert log.last_seq_of(pattern) == model.last_seq_of(pattern)
+    first, last, end = model.state.first_seq, model.committed.last_seq, model.state.last_seq
+    for seq in {first - 1, first, first + 1, last, last + 1, end - 1, end, end + 1}:
+        assert log.peek(seq) == model.peek(seq)
 
 
 def readers_agree(model: StreamLog, log: StreamLog, now: int) -> None:

@@ -134,7 +134,7 @@ def check_room(
         raise StreamStoreFailedError("maximum messages exceeded")
     size = store.size_of(subject, header, payload)
     if 0 < config.max_bytes < state.bytes + size:
-        oldest = log.get(log.first_seq_of(subject)) if replaces else None
+        oldest = log.peek(log.first_seq_of(subject)) if replaces else None
         if oldest is None or store.size_of(oldest.subject, oldest.header, oldest.payload) < size:
             raise StreamStoreFailedError("maximum bytes exceeded")
 

@@ -55,7 +55,7 @@ class Counters:
             return known
         if not seq:
             return Total(0, 0, {})
-        record = self._log.get(seq)
+        record = self._log.peek(seq)
         if record is None:
             raise broken()
         return Total(seq, parse_value(record.payload), _sources(record))

@@ -8,7 +8,7 @@ bounded as the old one was; ids of messages that limits have removed since are f
 from __future__ import annotations
 
 from slipstream.errors import CorruptRecordError
-from slipstream.server.engine.ports import StreamLog
+from slipstream.server.engine.ports import Record, StreamLog
 
 MAX_DISTANCE = 1_000_000
 _CHUNK = 4096
@@ -39,9 +39,13 @@ class DuplicateWindow:
     def rebuild(self, log: StreamLog, now: int) -> None:
         """Take the ids from the stored messages that the window reaches back to."""
         self._seen.clear()
+        if self.window and log.committed.messages:
+            self._rebuild(log, now)
+        for seq in range(log.committed.last_seq + 1, log.state.last_seq + 1):
+            self._add_record(log.peek(seq))
+
+    def _rebuild(self, log: StreamLog, now: int) -> None:
         last = log.committed.last_seq
-        if not self.window or not log.committed.messages:
-            return
         seq = max(log.time_to_seq(now - self.window + 1), last - MAX_DISTANCE + 1)
         limit = _CHUNK
         while seq <= last:
@@ -51,9 +55,12 @@ class DuplicateWindow:
                 seq, limit = (seq, limit // 2) if limit > 1 else (seq + 1, _CHUNK)
                 continue
             for record in records:
-                if record.header and (msg_id := message_id(record.header)):
-                    self.add(msg_id, record.seq, record.time)
+                self._add_record(record)
             seq = records[-1].seq + 1 if records else last + 1
+
+    def _add_record(self, record: Record | None) -> None:
+        if record is not None and record.header and (msg_id := message_id(record.header)):
+            self.add(msg_id, record.seq, record.time)
 
     def take_back(self, last: int) -> None:
         """What is behind a sequence was lost."""

@@ -203,7 +203,7 @@ class Batch:
         self._up_to = up_to
         self._at = 0  # next of `seqs`
         self._seq = start_of(peer.log, request)
-        self._left = request.batch if request.batch or seqs is None else MAX_MULTI
+        self._left = request.batch if request.batch > 0 or seqs is None else MAX_MULTI
         self._bytes = request.max_bytes if request.max_bytes > 0 else host.max_pending
         self._chunk_bytes = min(CHUNK_BYTES, host.max_pending // 4)
         self._plain = request.no_hdr

@@ -93,6 +93,9 @@ class StreamLog(Protocol):
     def count_of(self, subject: str) -> int:
         """How many messages a literal subject has."""
 
+    def peek(self, seq: int) -> Record | None:
+        """The message with that sequence, committed or not. A damaged record raises CorruptRecordError."""
+
     def next_expiry(self) -> int:
         """When the first message with a time to live is over (`expires_at`), or a moment before; 0 if none has one."""
 

@@ -68,6 +68,7 @@ class Restore:
         self._journal: Journal | None = None
         self._log: StreamLog | None = None
         self._timer: Timer | None = None
+        self._reply = ""  # of the end
         site.subscribe(subject, self)
         self._watch(now)
 
@@ -106,6 +107,10 @@ class Restore:
         if not begun:
             self._log = None
         self._stop("the store failed")
+        if self._reply:
+            self._site.answer(
+                self._journal, self._reply, self._response.failure(_failed("the store failed")), self._response
+            )
 
     def _take(self, entry: Entry, now: int) -> None:
         if self._complete:
@@ -153,10 +158,27 @@ class Restore:
         if not self._complete or not self._frames.between_frames or self._log is None or self._state is None:
             raise ValueError("backup was truncated")
         self._log.skip(self._state.last_seq + 1)
-        info = self._site.complete_restore(self.config, self._consumers, now)
-        self._close()
-        self._ended("", self._bytes)
-        self._site.answer(self._journal, reply, self._encode(info), self._response)
+        assert self._journal is not None
+        self._reply = reply
+        self._site.unsubscribe(self._subject, self)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._journal.after.append(lambda: self._complete_at(now))
+
+    def _complete_at(self, now: int) -> None:
+        """All messages are durable: the stream finds what its consumers wait for, and the ids it must know."""
+        if self._log is None:
+            return  # it was given up
+        try:
+            info = self._site.complete_restore(self.config, self._consumers, now)
+        except ApiError as exc:
+            self._fail(exc, self._reply)
+        except (ValueError, StoreError) as exc:
+            self._fail(_failed(str(exc)), self._reply)
+        else:
+            self._close()
+            self._ended("", self._bytes)
+            self._site.answer(self._journal, self._reply, self._encode(info), self._response)
 
     def _fail(self, error: ApiError, reply: str) -> None:
         journal = self._journal

@@ -137,7 +137,7 @@ class Stream:
             self.duplicates.rebuild(self.log, now)
         self._last_msg_id = ""
         with contextlib.suppress(CorruptRecordError):  # reported by whoever reads it; the stream goes on without its id
-            last = self.log.get(self.log.state.last_seq)
+            last = self.log.peek(self.log.state.last_seq)
             self._last_msg_id = message_id(last.header) if last is not None else ""
         self.consumers.restore(now)
         self.expiry.begin(now)

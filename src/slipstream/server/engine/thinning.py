@@ -23,6 +23,7 @@ class Thinning:
     def __init__(self, journal: Journal, log: StreamLog, limit: int, done: Callable[[], None]) -> None:
         self._journal, self._log, self._limit, self._done = journal, log, limit, done
         self._subjects: Iterator[tuple[str, int]] = log.subjects(">")
+        self._uncommitted = range(log.committed.last_seq + 1, log.state.last_seq + 1)  # which that does not know
         self._over = False
 
     def stop(self) -> None:
@@ -48,6 +49,9 @@ class Thinning:
                 self._log.purge(pattern=subject, keep=self._limit)
         if count == SLICE:
             return True
+        for subject in {record.subject for seq in self._uncommitted if (record := self._log.peek(seq)) is not None}:
+            if self._log.count_of(subject) > self._limit:
+                self._log.purge(pattern=subject, keep=self._limit)
         self._over = True
         self._done()
         return False

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from zlib import crc32
 
 from slipstream.errors import StoreError
-from slipstream.server.engine.ports import Changes, LogState, expires_at, has_wildcard, matcher
+from slipstream.server.engine.ports import Changes, LogState, Record, expires_at, has_wildcard, matcher
 from slipstream.server.store.diary import Diary
 from slipstream.server.store.lmdb_disk import Disk
 from slipstream.server.store.lmdb_expiry import moment_key, moment_of, moments, take
@@ -192,6 +192,12 @@ class LmdbLog(LogReader):
         view = self._writer()
         row = view.row(subject)
         return view.count_of(subject, row) if row is not None and row[0] else 0
+
+    def peek(self, seq: int) -> Record | None:
+        if not self._first_seq <= seq <= self._last_seq:
+            return None
+        value = self._writer().value(seq)
+        return None if value is None else self._decode(seq, _key(self._sid, seq), value)
 
     # Beside the messages.
 

@@ -155,6 +155,9 @@ class MemoryLog:
         seqs = self._shelf.by_subject.get(subject)
         return len(seqs) if seqs is not None else 0
 
+    def peek(self, seq: int) -> Record | None:
+        return self._shelf.messages.get(seq)
+
     def _add_moment(self, moment: int, seq: int) -> None:
         moments, messages = self._moments, self._shelf.messages
         if len(moments) > 1024 + 2 * len(messages):  # most are of messages that are gone

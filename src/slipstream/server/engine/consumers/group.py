@@ -380,8 +380,8 @@ class Sweep:
 
     def __init__(self, consumers: Consumers) -> None:
         self._consumers = consumers
-        state = consumers.stream.log.committed
-        self._seq, self._last = state.first_seq, state.last_seq
+        log = consumers.stream.log
+        self._seq, self._last = log.committed.first_seq, log.state.last_seq
 
     def run(self) -> tuple[Progress, int]:
         """Look at the next messages."""
@@ -394,13 +394,14 @@ class Sweep:
         except CorruptRecordError as exc:
             self._seq = max(self._seq, exc.seq) + 1
             return Progress.MORE, 1
-        if not records:
-            return Progress.DONE, 0
+        if not records:  # the rest, if there is any, is not committed yet
+            seqs = range(max(self._seq, log.committed.last_seq + 1), self._last + 1)
+            records = [record for seq in seqs if (record := log.peek(seq)) is not None]
         for record in records:
             needed = any(consumer.needs(record.seq, record.subject) for consumer in items.values())
             if not needed and not (stream.takers and self._consumers.taken(record.subject)):
                 log.remove(record.seq)
-        self._seq = records[-1].seq + 1
+        self._seq = records[-1].seq + 1 if records else self._last + 1
         return Progress.MORE, len(records)
 
 
