@@ -18,7 +18,8 @@ import pytest
 
 from slipstream.server import Server
 from slipstream.server.config_file import read_config
-from tests.server.tokens import Key, account_token, operator_token, user_token
+from tests.server.tokens import LIMITS, Key, account_token, operator_token, user_token
+from tests.server.tokens import token as signed_token
 from tests.servers import real_server
 
 HASH = bcrypt.hashpw(b"secret", bcrypt.gensalt(4, prefix=b"2a")).decode()
@@ -245,6 +246,30 @@ def test_a_user_of_a_jwt_comes_in_with_its_permissions(jwt_ports: tuple[int, int
     assert jwt_answers(jwt_ports, user_token(ACCOUNT, USER), LINES)[1].count(b"MSG") == 2
 
 
+@pytest.mark.parametrize("name", ["conn", "subs", "payload"])
+def test_a_limit_that_an_accounts_jwt_leaves_out_is_0(name: str) -> None:
+    limits = {key: value for key, value in LIMITS.items() if key != name}
+    body = {"type": "account", "default_permissions": {"pub": {}, "sub": {}}, "limits": limits}
+    text = (
+        f"operator: {operator_token(OPERATOR)}\nresolver: MEMORY\n"
+        f"resolver_preload {{ {ACCOUNT.public}: {signed_token(OPERATOR, ACCOUNT.public, body)} }}\n"
+    )
+    with both(text) as ports:
+        seen = jwt_answers(ports, user_token(ACCOUNT, USER), b"SUB a 1\r\nPUB a 1\r\nx\r\n")
+    assert seen[0] == seen[1]
+    assert b"-ERR" in seen[1]
+
+
+@pytest.mark.parametrize("name", ["subs", "payload"])
+def test_a_limit_that_a_users_jwt_leaves_out_is_0(jwt_ports: tuple[int, int], name: str) -> None:
+    body = {"type": "user", "pub": {}, "sub": {}, "subs": -1, "data": -1, "payload": -1}
+    del body[name]
+    token = signed_token(ACCOUNT, USER.public, body)
+    seen = jwt_answers(jwt_ports, token, b"SUB a 1\r\nPUB a 1\r\nx\r\n")
+    assert seen[0] == seen[1]
+    assert b"-ERR" in seen[1]
+
+
 def test_a_role_of_a_signing_key_is_filled_in_alike(jwt_ports: tuple[int, int]) -> None:
     open_limits: dict[str, Any] = {"subs": 0, "data": 0, "payload": 0}
     token = user_token(SIGNER, USER, name="joe", issuer_account=ACCOUNT.public, tags=["team:red"], **open_limits)
@@ -326,6 +351,6 @@ def test_a_users_time_runs_out_alike(jwt_ports: tuple[int, int]) -> None:
         token = user_token(ACCOUNT, USER, exp=int(time.time()) + 2)
         raw = Raw(port)
         raw.sock.sendall(f'CONNECT {{"verbose":false,{jwt_login(raw, token, USER)}}}\r\n'.encode())
-        seen.append(raw._file.read())
+        seen.append(raw._file.read().replace(b"PING\r\n", b""))  # which nats-server sends after two seconds
         raw.close()
     assert seen[0] == seen[1] == b"-ERR 'User Authentication Expired'\r\n"

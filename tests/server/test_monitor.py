@@ -151,7 +151,7 @@ def test_subscriptions_and_accounts_are_shown_alike(sites: tuple[Site, Site]) ->
 
 
 def test_jetstream_is_shown_alike(sites: tuple[Site, Site]) -> None:
-    seen = []
+    seen: list[Any] = []
     ours = sites[1]
     for site in sites:
         with slipstream.connect_blocking(site.url, user="a", password="pw") as client:
@@ -167,11 +167,20 @@ def test_jetstream_is_shown_alike(sites: tuple[Site, Site]) -> None:
         assert site.get("/healthz") == {"status": "ok"}
         assert site.get("/healthz?js-enabled-only=true") == {"status": "ok"}
         site.get("/healthz?stream=S", 400)
+        site.get("/healthz?account=A&consumer=D", 400)
+        for flags in ("", "&consumers=1", "&consumers=1&config=1"):
+            (detail,) = site.get(f"/jsz?acc=A&streams=1{flags}")["account_details"]
+            (stream,) = detail["stream_detail"]
+            seen.append(("config" in stream, [(one["name"], one["num_pending"], "config" in one)
+                                              for one in stream.get("consumer_detail", ())]))  # fmt: skip
         assert site.get("/healthz?account=Q", 404)["error"] == 'JetStream account "Q" not found'
         assert site.get("/healthz?account=Q&details=1", 404)["errors"][0]["type"] == "ACCOUNT"
-    assert seen[0] == seen[1]
+    assert seen[: len(seen) // 2] == seen[len(seen) // 2 :]
     assert ours.get("/healthz?account=A&stream=S") == {"status": "ok"}
     ours.get("/healthz?account=A&stream=NOPE", 404)
+    assert ours.get("/healthz?account=A&stream=S&consumer=D") == {"status": "ok"}
+    missing = ours.get("/healthz?account=A&stream=S&consumer=NO", 404)
+    assert missing["error"] == 'JetStream consumer "NO" not found for stream "S" on account "A"'
 
 
 def test_without_jetstream_the_endpoints_are_there_all_the_same() -> None:
@@ -179,7 +188,9 @@ def test_without_jetstream_the_endpoints_are_there_all_the_same() -> None:
         site = Site(server.http_port, server.port)
         assert site.get("/healthz") == {"status": "ok"}
         assert site.get("/healthz?js-enabled-only=1") == {"status": "ok"}  # it is not meant to be
+        assert site.get("/healthz?account=A") == {"status": "ok"}
         assert site.get("/jsz")["disabled"]
+        site.get("//[", 404)
         assert b"varz" in site.get("/")
         assert server.http_url == f"http://127.0.0.1:{server.http_port}"
         site.get("/nope", 404)

@@ -230,3 +230,16 @@ def test_a_circle_of_sources_is_refused(client: Client) -> None:
     base = {"name": "A", "subjects": ["a.>"], "storage": "memory", "allow_direct": True}
     answer = client.api("STREAM.UPDATE.A", base | {"sources": [{"name": "ALL"}]})
     assert answer["error"] == {"code": 500, "err_code": 10052, "description": "detected cycle"}
+
+
+def test_an_upstream_that_was_made_anew_at_the_same_moment_is_another(client: Client) -> None:
+    client.create("UP", subjects=["up.>"])
+    client.create("Q", subjects=[], sources=[{"name": "UP"}])
+    for n in range(3):
+        client.publish("up.x", b"old%d" % n)
+    client.api("STREAM.DELETE.UP")
+    client.create("UP", subjects=["up.>"])
+    for n in range(2):
+        client.publish("up.x", b"new%d" % n)
+    found = [message.payload for message in client.direct("Q", {"seq": 1, "batch": 10})][:-1]
+    assert found == [b"old0", b"old1", b"old2", b"new0", b"new1"]

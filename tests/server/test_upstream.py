@@ -294,3 +294,50 @@ async def test_much_is_fetched_without_starving_the_clients(tmp_path: Path) -> N
                 await make(nc)
                 await reaches(nc, 30_000)
                 assert (await api(nc, "STREAM.INFO.M"))["state"]["messages"] == 30_000
+
+
+async def sources(nc: Client, **config: Any) -> None:
+    source = {"name": "S", "external": EXTERNAL}
+    made = await api(nc, "STREAM.CREATE.Q", name="Q", sources=[source], allow_direct=True, **config)
+    assert "error" not in made
+
+
+@pytest.mark.parametrize("direct", [True, False])
+async def test_what_a_full_stream_refuses_is_taken_later(direct: bool) -> None:
+    with Server() as hub, Server(upstreams={"hub": hub.url}) as edge:
+        async with connect(hub.url) as there, connect(edge.url) as here:
+            await there.jetstream().create_stream(S.replace(allow_direct=direct))
+            await fill(there, 1, 10)
+            await sources(here, max_msgs=5, discard="new")
+            seen: list[bytes] = []
+            for last in (5, 10, 12):  # the last two come while it is full, by the consumer that follows
+                await reaches(here, last, "Q")
+                if last == 5:
+                    await fill(there, 11, 12)
+                seen += [data for _, _, _, _, data in await contents(here, "Q")]
+                await api(here, "STREAM.PURGE.Q")
+            assert seen == [b"%d" % n for n in range(1, 13)]
+
+
+async def test_an_upstream_that_was_made_anew_while_it_was_away_is_not_mixed_up_with_the_old_one() -> None:
+    hub = TestServer()
+    hub.start()
+    with Server(upstreams={"hub": hub.url}) as edge:
+        async with connect(edge.url) as here:
+            async with connect(hub.url) as there:
+                await there.jetstream().create_stream(S)
+                await fill(there, 1, 3)
+                await sources(here)
+                await reaches(here, 3, "Q")
+                await asyncio.sleep(0.3)  # it follows
+            await asyncio.to_thread(hub.restart)
+            async with connect(hub.url) as there:
+                await there.jetstream().create_stream(S)
+                for n in range(101, 131):
+                    await fill(there, n, n)
+                    await asyncio.sleep(0.05)
+            await reaches(here, 33, "Q")
+            await asyncio.sleep(upstream_module.IDLE + 0.5)  # it looks again
+            found = [int(data) for _, _, _, _, data in await contents(here, "Q")]
+            assert found == [1, 2, 3, *range(101, 131)]
+    hub.stop()

@@ -73,7 +73,10 @@ class Monitor:
 
     def answer(self, target: str) -> Answer:
         """The answer to a GET."""
-        parts = urlsplit(target)
+        try:
+            parts = urlsplit(target)
+        except ValueError:
+            return 404, TEXT, b"404 page not found\n"
         path = parts.path if not self._base or not parts.path.startswith(self._base) else parts.path[len(self._base) :]
         path = path.rstrip("/") or "/"
         endpoint = self._endpoints.get(path)

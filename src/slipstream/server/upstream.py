@@ -194,6 +194,7 @@ class Reader:
             log.info("stream %s of an upstream lets nobody consume it: %s", self._stream.name, exc)
             self._may_consume = False
             return
+        resets = consumer.resets
         try:
             while True:
                 try:
@@ -202,6 +203,10 @@ class Reader:
                     if not await self._look_again(info):
                         return
                     continue
+                if consumer.resets != resets:  # it went on where it stood, perhaps in another stream of that name
+                    resets = consumer.resets
+                    if (await self._stream.info(timeout=TIMEOUT)).created != info.created:
+                        return
                 records = [Record(m.seq, m.time, m.subject, m.raw[3], m.data) for m in chunk]
                 last = chunk[-1].seq + chunk[-1].num_pending
                 for at in range(0, len(records), CHUNK):
@@ -219,10 +224,8 @@ class Reader:
         if now.created != info.created or last + 1 < self._remote.next_seq or self._remote.is_paused:
             return False
         if self._remote.next_seq <= last:
-            await self._fetch(now, self._remote.next_seq, last)
-        else:
-            await self._offer([], last, last)
-        return True
+            return await self._fetch(now, self._remote.next_seq, last)
+        return await self._offer([], last, last)
 
     async def _start_by_time(self, last: int) -> int:
         time = self._remote.source.opt_start_time
@@ -233,18 +236,18 @@ class Reader:
         except MessageNotFoundError:
             return last + 1
 
-    async def _fetch(self, info: StreamInfo, start: int, last: int) -> None:
-        """Everything from `start` to `last`."""
+    async def _fetch(self, info: StreamInfo, start: int, last: int) -> bool:
+        """Everything from `start` to `last`; False if something is in the way."""
         pages = self._by_direct_get if info.config.allow_direct and self._strangers < STRANGERS else self._from_leader
         async with contextlib.aclosing(pages(start, last)) as chunks:
             async for records in chunks:
                 for at in range(0, len(records), CHUNK):
                     part = records[at : at + CHUNK]
                     if not await self._offer(part, part[-1].seq, last):
-                        return  # held meanwhile
+                        return False
                 if not records:
-                    return  # not the stream itself has answered: again
-        await self._offer([], last, last)
+                    return False  # not the stream itself has answered: again
+        return await self._offer([], last, last)
 
     async def _by_direct_get(self, start: int, last: int) -> AsyncGenerator[list[Record], None]:
         pattern = "" if self._pattern == ">" else self._pattern
@@ -269,7 +272,7 @@ class Reader:
             yield [Record(found.seq, found.time, found.subject, found.header, found.data)]
 
     async def _offer(self, records: list[Record], up_to: int, last: int) -> bool:
-        """Hand a chunk over once there is room for it; False if the inflow has moved or is held."""
+        """Hand a chunk over once there is room for it; False if the inflow has moved, is held, or did not take all."""
         remote = self._remote
         expected = remote.next_seq
         while not remote.is_open:
@@ -278,10 +281,10 @@ class Reader:
             await asyncio.sleep(FULL_WAIT)
         if remote.next_seq != expected:
             return False
-        remote.offer(records, up_to, last, self._driver.now())
+        done = remote.offer(records, up_to, last, self._driver.now())
         self._driver.wake()
-        await asyncio.sleep(0)
-        return True
+        await asyncio.sleep(0 if done else RETRY)
+        return done
 
     async def _wait_for_news(self, info: StreamInfo, last: int, pause: float) -> bool:
         """Wait until there may be something new; whether it was told so. A server that keeps `min_last_seq` lets the

@@ -96,6 +96,7 @@ class Account:
         self.batch_load, self.advisories = house.batch_load, house.advisories
         self._house = house
         self.journal_for, self.start, self.wait = house.journal_for, house.start, house.wait
+        self._last_birth = 0
         self.api = Api(self)
         self.desk = Desk()
         if jetstream:
@@ -183,9 +184,10 @@ class Account:
     def add_stream(self, config: StreamConfig, now: int) -> Stream:
         journal = self.journal_for(config.storage)
         key = self._key(config.name)
-        journal.store.create(key, encode_json(Stored(now, config.to_dict())))
+        created = self._birth(now)
+        journal.store.create(key, encode_json(Stored(created, config.to_dict())))
         journal.catalog = True
-        stream = Stream(self, journal, config, key=key, created=now, now=now)
+        stream = Stream(self, journal, config, key=key, created=created, now=now)
         if config.first_seq > 1:
             stream.log.purge(below=config.first_seq)
         self._attach(stream)
@@ -201,6 +203,11 @@ class Account:
         stream.journal.store.configure(stream.key, stream.stored())
         stream.journal.catalog = True
         stream.enforce(now)
+
+    def _birth(self, now: int) -> int:
+        """When a stream was made, never the same twice: sources know by it that one was made anew."""
+        self._last_birth = max(now, self._last_birth + 1)
+        return self._last_birth
 
     def delete_stream(self, stream: Stream) -> None:
         self._detach(stream)
@@ -221,7 +228,7 @@ class Account:
             for record, value in imported(name, body, last_seq=log.state.last_seq, now=now).items():
                 log.keep(record, value)
         self.restores.pop(config.name, None)
-        stream = Stream(self, journal, config, key=key, created=now, now=now)
+        stream = Stream(self, journal, config, key=key, created=self._birth(now), now=now)
         journal.store.configure(key, stream.stored())
         journal.catalog = True
         self._attach(stream)

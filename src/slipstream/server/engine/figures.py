@@ -12,10 +12,12 @@ from typing import Any
 from slipstream.api import format_time
 from slipstream.errors import UsageError
 from slipstream.server.engine.account import Account
+from slipstream.server.engine.consumer_api import consumer_info
 from slipstream.server.engine.engine import Engine
 from slipstream.server.engine.features import API_LEVEL
 from slipstream.server.engine.reports import stream_info
 from slipstream.server.engine.session import ClientSub, Session
+from slipstream.server.engine.stream import Stream
 from slipstream.server.engine.users import DEFAULT_ACCOUNT
 from slipstream.wire import is_valid_filter, matches
 
@@ -309,7 +311,7 @@ def accountz(engine: Engine, now: int, query: Query) -> dict[str, Any]:
 
 
 def jsz(engine: Engine, now: int, query: Query) -> dict[str, Any]:
-    """JetStream as a whole, with `accounts=1` by account and with `streams=1` by stream."""
+    """JetStream as a whole; with `accounts=1`, `streams=1` and `consumers=1` by account, by stream and by consumer."""
     seen: dict[str, Any] = {"server_id": engine.settings.server_id, "now": format_time(now)}
     if not engine.settings.jetstream:
         return seen | {"disabled": True, "config": {"max_memory": 0, "max_storage": 0}, "streams": 0, "consumers": 0,
@@ -335,17 +337,27 @@ def jsz(engine: Engine, now: int, query: Query) -> dict[str, Any]:
     if streams or wanted or _flag(query, "accounts"):
         offset, limit = _count(query, "offset", 0), _count(query, "limit", DEFAULT_LIMIT) or DEFAULT_LIMIT
         page = list(accounts.items())[offset : offset + limit]
-        seen["account_details"] = [_account_detail(engine, name, one, now, streams) for name, one in page]
+        seen["account_details"] = [_account_detail(engine, name, one, now, query, streams) for name, one in page]
     return seen
 
 
-def _account_detail(engine: Engine, name: str, account: Account, now: int, streams: bool) -> dict[str, Any]:
+def _account_detail(
+    engine: Engine, name: str, account: Account, now: int, query: Query, streams: bool
+) -> dict[str, Any]:
     seen = {"name": name, "id": name, **_jetstream_stats(engine, {name: account})}
     if streams:
-        seen["stream_detail"] = [
-            {"name": stream.name, **stream_info(stream, now)} for _, stream in sorted(account.streams.items())
-        ]
+        seen["stream_detail"] = [_stream_detail(stream, now, query) for _, stream in sorted(account.streams.items())]
     return seen
+
+
+def _stream_detail(stream: Stream, now: int, query: Query) -> dict[str, Any]:
+    """The configurations only if they are asked for; consumers have nearly as long ones as streams."""
+    seen = {"name": stream.name, **stream_info(stream, now)}
+    consumers = [consumer_info(one) for one in stream.consumers.items.values()] if _flag(query, "consumers") else []
+    if not _flag(query, "config"):
+        for part in (seen, *consumers):
+            part.pop("config", None)
+    return seen | ({"consumer_detail": consumers} if consumers else {})
 
 
 def _jetstream_config(engine: Engine) -> dict[str, Any]:
@@ -379,14 +391,21 @@ def _jetstream_stats(engine: Engine, accounts: Mapping[str, Account]) -> dict[st
 
 def healthz(engine: Engine, query: Query) -> tuple[int, dict[str, Any]]:
     """Whether the server can do its work: an HTTP status, and what to say."""
-    name, stream = query.get("account", ""), query.get("stream", "")
+    name, stream, consumer = query.get("account", ""), query.get("stream", ""), query.get("consumer", "")
     if stream and not name:
         return 400, {"status": "error", "error": '"account" must not be empty when checking stream health'}
+    if consumer and not stream:
+        return 400, {"status": "error", "error": '"stream" must not be empty when checking consumer health'}
+    if not engine.settings.jetstream:
+        return 200, {"status": "ok"}
     account = _accounts(engine).get(name)
     if name and (account is None or not engine.has_jetstream(name)):
         return 404, _unwell(query, "ACCOUNT", f'JetStream account "{name[:64]}" not found')
     if stream and account is not None and stream not in account.streams:
         return 404, _unwell(query, "STREAM", f"JetStream stream '{name} > {stream[:64]}' not found")
+    if consumer and account is not None and consumer not in account.streams[stream].consumers.items:
+        text = f'JetStream consumer "{consumer[:64]}" not found for stream "{stream}" on account "{name}"'
+        return 404, _unwell(query, "CONSUMER", text)
     only_server = any(_flag(query, flag) for flag in ("js-server-only", "js-enabled-only", "js-enabled"))
     complaints = [] if only_server else engine.health().problems
     if complaints:

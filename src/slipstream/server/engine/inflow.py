@@ -64,9 +64,9 @@ class Remote(Hashable, Protocol):
     def is_open(self) -> bool:
         """Whether it takes messages now: not while it is held or the disk does not keep up."""
 
-    def offer(self, records: Sequence[Record], up_to: int, last: int, now: int) -> None:
+    def offer(self, records: Sequence[Record], up_to: int, last: int, now: int) -> bool:
         """Messages in order, those that the filters let through; all up to `up_to` were looked at. The upstream's
-        last sequence is `last`."""
+        last sequence is `last`. False if not all were taken: those from `next_seq` on are to be offered again."""
 
     def meet(self, identity: str) -> None:
         """Called before the first `offer` after each time the upstream was found."""
@@ -268,10 +268,11 @@ class Inflow:
     def is_open(self) -> bool:
         return not (self.paused or self._is_full)
 
-    def offer(self, records: Sequence[Record], up_to: int, last: int, now: int) -> None:
+    def offer(self, records: Sequence[Record], up_to: int, last: int, now: int) -> bool:
         self._contact, self._error = now, None
         self._compare(last)
         self._take(records, up_to, last)
+        return self.next_seq > up_to
 
     def fail(self, error: ApiError, now: int) -> None:  # noqa: ARG002
         if not self.paused:

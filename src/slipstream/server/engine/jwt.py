@@ -76,7 +76,7 @@ def decode(token: str, kind: str, verify: Verify) -> Claims:
             issued=_number(payload, "iat"), expires=_number(payload, "exp"), not_before=_number(payload, "nbf"),
             body=body if isinstance(body, dict) else {}, token=token.strip(),
         )  # fmt: skip
-    except (ValueError, binascii.Error, msgspec.MsgspecError) as exc:
+    except (ValueError, binascii.Error, msgspec.MsgspecError, RecursionError) as exc:
         raise UsageError(f"that is no JWT of {kind}: {type(exc).__name__}") from None
     if header.get("alg") not in ("ed25519-nkey", "ed25519"):
         raise UsageError(
@@ -98,7 +98,9 @@ def _as_version_2(payload: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(body, dict) or body.get("version", 1) != 1:
         raise ValueError("version")
     found = {name: value for name, value in body.items() if name not in ("payload", "subs") or value}
-    return found | {"type": payload.get("type")}
+    limits = body.get("limits")
+    open_limits = dict.fromkeys(("conn", "subs", "payload"), NO_LIMIT) | (limits if isinstance(limits, dict) else {})
+    return {"subs": NO_LIMIT, "payload": NO_LIMIT} | found | {"type": payload.get("type"), "limits": open_limits}
 
 
 def _base64(text: str) -> bytes:
@@ -180,9 +182,9 @@ def account(token: str, verify: Verify) -> AccountClaims:
     options = AccountOptions(
         name=claims.subject,
         jetstream=_jetstream(limits),
-        max_connections=_limit(limits, "conn"),
-        max_subscriptions=_limit(limits, "subs"),
-        max_payload=_limit(limits, "payload"),
+        max_connections=_limit(limits, "conn", missing=0),
+        max_subscriptions=_limit(limits, "subs", missing=0),
+        max_payload=_limit(limits, "payload", missing=0),
     )
     revoked = {str(key): int(at) for key, at in (body.get("revocations") or {}).items()}
     return AccountClaims(
@@ -191,8 +193,9 @@ def account(token: str, verify: Verify) -> AccountClaims:
     )  # fmt: skip
 
 
-def _limit(limits: Mapping[str, Any], name: str) -> int:
-    value = limits.get(name, NO_LIMIT)
+def _limit(limits: Mapping[str, Any], name: str, *, missing: int = NO_LIMIT) -> int:
+    """A limit of 0 is often left out of a token: it must not be taken for none."""
+    value = limits.get(name, missing)
     return value if isinstance(value, int) and value >= 0 else NO_LIMIT
 
 
@@ -261,8 +264,8 @@ def user(claims: Claims, home: AccountClaims) -> UserClaims:
     return UserClaims(
         claims,
         granted if granted is not None else home.default,
-        at_most(_limit(body, "subs"), home.options.max_subscriptions),
-        at_most(_limit(body, "payload"), home.options.max_payload),
+        at_most(_limit(body, "subs", missing=0), home.options.max_subscriptions),
+        at_most(_limit(body, "payload", missing=0), home.options.max_payload),
         bool(body.get("bearer_token")),
         _connection_types(body.get("allowed_connection_types") or []),
         networks,
@@ -303,9 +306,9 @@ def _scoped(scope: Mapping[str, Any], claims: Claims, home: AccountClaims) -> di
     if any(own):
         raise UsageError("the user's JWT has permissions of its own, and the key that signed it fixes them")
     filled: dict[str, Any] = {
-        name: scope.get(name)
-        for name in ("resp", "src", "times", "subs", "payload", "bearer_token", "allowed_connection_types")
+        name: scope.get(name) for name in ("resp", "src", "times", "bearer_token", "allowed_connection_types")
     }
+    filled |= {name: scope.get(name, NO_LIMIT) for name in ("subs", "payload")}
     for name in ("pub", "sub"):
         side = scope.get(name) or {}
         allow = [done for entry in side.get("allow") or [] for done in _filled(entry, claims, home, strict=False)]
