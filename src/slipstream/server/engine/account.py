@@ -80,8 +80,9 @@ class Account:
     """The `host.Host` and `jsapi.Catalog` of its streams."""
 
     def __init__(
-        self, house: House, name: str, switch: Switch, *, jetstream: bool, limits: AccountLimits = UNLIMITED
+        self, house: House, name: str, switch: Switch, *, jetstream: bool | None, limits: AccountLimits = UNLIMITED
     ) -> None:
+        """`jetstream` is None where the account has none because nobody has it here."""
         self.name = name
         self.limits = limits
         self.switch = switch
@@ -97,10 +98,11 @@ class Account:
         self._house = house
         self.journal_for, self.start, self.wait = house.journal_for, house.start, house.wait
         self._last_birth = 0
-        self.api = Api(self)
+        self.api = Api(self, is_closed=not jetstream)
         self.desk = Desk()
-        if jetstream:
+        if jetstream is not None:
             switch.add(f"{API_PREFIX}.>", self.api)
+        if jetstream:
             switch.hand_acks(self.desk)
             switch.add(FLOW_PATTERN, self.desk)
             if house.domain:

@@ -113,7 +113,7 @@ class Engine:
                 self,
                 name,
                 Switch(dice, now, self._dirty),
-                jetstream=self.has_jetstream(name),
+                jetstream=self.has_jetstream(name) if settings.jetstream and name != self.system_account else None,
                 limits=settings.limits_of(name, self._gate.accounts[name].jetstream),
             )
             for name in self._gate.accounts

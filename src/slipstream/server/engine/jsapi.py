@@ -133,6 +133,10 @@ class Catalog(Depot, Protocol):
 Handler = Callable[[str, bytes, int], Outcome]
 
 
+def _not_enabled() -> ApiError:
+    return ApiError("JetStream not enabled for account", code=503, err_code=10039)
+
+
 class _Response:
     """The response to one request."""
 
@@ -170,8 +174,10 @@ class _Response:
 class Api:
     """The handlers of the administrative API."""
 
-    def __init__(self, catalog: Catalog) -> None:
+    def __init__(self, catalog: Catalog, *, is_closed: bool = False) -> None:
+        """`is_closed`: the account has no JetStream, and is told so."""
         self._catalog = catalog
+        self._is_closed = is_closed
         self.home = catalog.switch
         self._metadata = server_metadata(catalog.version)
         self.total = self.errors = 0
@@ -208,6 +214,10 @@ class Api:
             return True
 
         source = _Response(self, kind)
+        if self._is_closed:
+            if reply:
+                self._catalog.answer(None, reply, source.failure(_not_enabled()), source)
+            return True
         if kind == _GET:
             self._get_message(stream, payload, reply, source.failure, now)
             return True
