@@ -139,6 +139,7 @@ class TestFile:
             ('[outputs.o]\nfrom = "orders"\npath = "x"\nmode = "update"', (4, 1), "files and tables take 'append'"),
             ('[outputs.o]\nfrom = "orders"\npath = "x"\nkey = "k"\n', (4, 1), "key is not for an output into a file"),
             ('[outputs.o]\nfrom = "orders"\nbucket = "b"\nkey="k"\nmode = "complete"', (5, 1), "takes 'update' or"),
+            ('[outputs.dead-orders]\nfrom = "orders"\npath = "x"\n', (1, 1), "of the dead letters of source 'orders'"),
             ('[steps.x]\nsql = "SELECT * FROM x"', (1, 1), "is made of itself"),
             ('[steps.orders]\nsql = "SELECT 1"\n', (1, 1), "'orders' is a source as well"),
             ('[steps.x]\nsql = " "\n', (2, 1), "sql is empty"),

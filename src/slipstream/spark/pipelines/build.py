@@ -16,9 +16,8 @@ from pyspark.errors import PySparkException
 
 from slipstream.spark.options import JETSTREAM, JETSTREAM_KV
 from slipstream.spark.pipelines.avro import avro_to_json, spark_schema
-from slipstream.spark.pipelines.config import Mistake, Output, Pipeline, PipelineError, Source
+from slipstream.spark.pipelines.config import DEAD, Mistake, Output, Pipeline, PipelineError, Source
 from slipstream.spark.pipelines.locate import Place
-from slipstream.spark.pipelines.state import DEAD
 from slipstream.spark.views import into_bucket, into_stream
 
 if TYPE_CHECKING:

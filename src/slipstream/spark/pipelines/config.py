@@ -33,7 +33,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _INTERVAL = re.compile(r"\d{1,9} (?:milliseconds?|seconds?|minutes?|hours?)")
 _SYNTAX_PLACE = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
 
-
+DEAD = "dead-"  # and the name of a source: the query for what of it cannot be decoded
 DEFAULT_MASTER = "local[*]"
 FIRST = Place(1, 1)
 
@@ -309,6 +309,7 @@ class _Reader:
         )
         views = [*(one.name for one in found.sources), *(one.name for one in found.steps)]
         outputs = tuple(self._output(*one, views) for one in root.tables("outputs"))
+        self._check_dead(found.sources, outputs)
         for table in (head, spark, root):
             table.close()
         if not found.sources and not root.is_bad("sources"):
@@ -524,6 +525,17 @@ class _Reader:
                 for table in ("sources", "steps"):
                     self.wrong((table, name), f"bad name {name!r}: letters, digits and '_' are allowed, as in SQL")
                     break
+
+    def _check_dead(self, sources: tuple[Source, ...], outputs: tuple[Output, ...]) -> None:
+        """An output must not have the name, and with it the checkpoint, of a query for dead letters."""
+        taken = {DEAD + one.name: one.name for one in sources}
+        for output in outputs:
+            if output.name in taken:
+                self.wrong(
+                    ("outputs", output.name),
+                    f"{output.name!r} is the name of the dead letters of source {taken[output.name]!r}: another one is "
+                    "allowed",
+                )
 
     def _ordered(self, steps: tuple[Step, ...], ready: list[str]) -> tuple[Step, ...]:
         """The steps so that each comes behind those whose names its SQL mentions."""

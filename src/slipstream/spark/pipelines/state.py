@@ -19,9 +19,8 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from slipstream.errors import Error
-from slipstream.spark.pipelines.config import Output, Pipeline, Source, mentioned
+from slipstream.spark.pipelines.config import DEAD, Output, Pipeline, Source, mentioned
 
-DEAD = "dead-"
 WAREHOUSE = "spark.sql.warehouse.dir"
 NOTES = "_spark_metadata"
 _NOTE = re.compile(r"\d+(?:\.compact)?")
