@@ -193,6 +193,33 @@ class TestFile:
         assert "hush" not in str(found)
 
     @pytest.mark.parametrize(
+        ("one", "other", "said"),
+        [
+            ('path = "out"', 'path = "./out/"', "path is './out/', which is the place of output 'one'"),
+            ('path = "out"', 'path = "out/inner"', "path is 'out/inner', which lies in the place of output 'one'"),
+            (
+                'path = "out/inner"',
+                'path = "x/../out"',
+                "which contains the place of output 'one': a folder",
+            ),
+            ('path = "s3a://x/out/"', 'path = "s3a://x/out/y"', "which lies in the place of output 'one'"),
+            ('table = "t"', 'table = "T"', "table is 'T', which is the place of output 'one': a table of its own"),
+            ('table = "t"', 'table = "spark_catalog.default.t"', "which is the place of output 'one'"),
+            ('table = "db.t"', 'table = "`DB`.t"', "which is the place of output 'one'"),
+            ('table = "t"', 'path = "pipeline-state/warehouse/t"', "which is the place of output 'one'"),
+        ],
+    )
+    def test_two_outputs_have_two_places(self, one: str, other: str, said: str) -> None:
+        text = f"{SMALL}[outputs.one]\nfrom = 'orders'\n{one}\n[outputs.other]\nfrom = 'orders'\n{other}\n"
+        found = mistakes(text)
+        assert [(*place, said in text) for *place, text in found] == [(15, 1, True)], found
+
+    def test_places_that_only_look_alike(self, tmp_path: Path) -> None:
+        places = ['path = "out"', 'path = "out2"', 'path = "s3a://x/out"', 'table = "out"', 'table = "a.out"']
+        outputs = "".join(f"[outputs.o{i}]\nfrom = 'orders'\n{place}\n" for i, place in enumerate(places))
+        assert len(parse(SMALL + outputs, file=str(tmp_path / "p.toml"), check=misplaced).outputs) == 6
+
+    @pytest.mark.parametrize(
         "text",
         [
             "sources = 5",

@@ -14,7 +14,8 @@ import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath, PurePosixPath
+from posixpath import normpath
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
@@ -139,19 +140,43 @@ class StateFolder:
 
 
 def misplaced(pipeline: Pipeline) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Paths of outputs that are no folder of their own, by their keys: others read all that is in it as rows."""
+    """Outputs without a place of their own, by their keys. Others read all that is in a folder as rows, and Spark notes
+    in it which batches are written: of two outputs in one folder each would leave out the other's."""
     state = StateFolder(pipeline)
     kept = {"pipeline's file": state.base, "pipeline's state": state.path, "server's data": state.server}
+    taken: dict[str, PurePath] = {}
     for output in pipeline.outputs:
-        path = state.path_of(output) if output.kind == "files" else None
-        if not isinstance(path, Path):
+        place = _place(state, output)
+        if place is None:
             continue
-        for what, folder in kept.items():
-            if folder.resolve().is_relative_to(path.resolve()):
-                is_it = "is" if folder.resolve() == path.resolve() else "contains"
-                said = f"path is {output.target!r}, which {is_it} the folder of the {what}"
-                yield ("outputs", output.name, "path"), f"{said}: a folder of its own is allowed"
-                break
+        found = [(f"folder of the {what}", folder.resolve()) for what, folder in kept.items()]
+        wrong = [f"{_relation(place, folder)} the {what}" for what, folder in found if folder.is_relative_to(place)]
+        for name, other in taken.items():
+            if other.is_relative_to(place) or place.is_relative_to(other):
+                wrong.append(f"{_relation(place, other)} the place of output {name!r}")
+        taken[output.name] = place
+        if wrong:
+            key, own = ("path", "a folder") if output.kind == "files" else ("table", "a table")
+            yield (
+                ("outputs", output.name, key),
+                f"{key} is {output.target!r}, which {wrong[0]}: {own} of its own is allowed",
+            )
+
+
+def _place(state: StateFolder, output: Output) -> PurePath | None:
+    """Where the rows of an output lie, to be compared with others; a table in an unknown place has its name for it."""
+    path = state.path_of(output)
+    if isinstance(path, Path):
+        return path.resolve()
+    if path is not None:
+        return PurePosixPath(normpath(path))
+    return PurePosixPath("table:" + output.target.replace("`", "").lower()) if output.kind == "table" else None
+
+
+def _relation(place: PurePath, other: PurePath) -> str:
+    if place == other:
+        return "is"
+    return "contains" if other.is_relative_to(place) else "lies in"
 
 
 def _local(target: str, base: Path) -> str | Path:
