@@ -83,6 +83,11 @@ class TestFile:
         found = parse(SMALL, name="x")
         assert (found.name, found.sources[0].format, found.outputs[0].kind) == ("x", "raw", "stream")
 
+    @pytest.mark.parametrize("value", ["false", '"false"'])
+    def test_loss_of_data_may_be_accepted(self, value: str) -> None:
+        found = parse(SMALL.replace('stream = "ORDERS"', f'stream = "ORDERS"\nfail_on_data_loss = {value}'))
+        assert found.sources[0].options == {"failOnDataLoss": "false"}
+
     @pytest.mark.parametrize(
         ("table", "conf", "path"),
         [
@@ -126,6 +131,8 @@ class TestFile:
             ('[sources.s]\nstream = "S"\nschema = "a INT"\n', (3, 1), "raw has no schema"),
             ('[sources.s]\nstream = "S"\n\n  starting = "soon"\n', (4, 3), "'starting' is 'soon'"),
             ('[sources.s]\nstream = "S"\npartitions = 0\n', (3, 1), "'partitions' is '0': a whole number"),
+            ('[sources.s]\nstream = "S"\npartitions = true\n', (3, 1), "partitions is True: a text or a number is"),
+            ('[sources.s]\nstream = "S"\nfail_on_data_loss = 0\n', (3, 1), "fail_on_data_loss is 0: true or false is"),
             ('[sources.s]\nstream = "S"\nsubjects = ["a..b"]\n', (3, 1), "bad subject filter 'a..b'"),
             ('[sources.s]\nstream="S"\nwatermark = { column = "t" }\n', (3, 1), "needs delay"),
             (

@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from slipstream.errors import UsageError
 from slipstream.jetstream.calls import check_name
@@ -173,7 +173,8 @@ class _Table:
         """The value of a key, if it is of this kind."""
         self._asked.append(name)
         value = self._data.get(name, default)
-        if name in self._data and (not isinstance(value, kind) or (kind is not bool and isinstance(value, bool))):
+        is_refused = isinstance(value, bool) and bool not in (kind, *get_args(kind))  # for Python it is a number
+        if name in self._data and (is_refused or not isinstance(value, kind)):
             self.wrong(name, f"{name} is {value!r}: {what} is allowed")
             return default
         return value
@@ -426,7 +427,10 @@ class _Reader:
             "fail_on_data_loss": "failOnDataLoss",
         }
         for key, option in names.items():
-            value = table.get(key, str | int | float | bool, None, what="a text or a number")
+            if key == "fail_on_data_loss":
+                value = table.get(key, str | bool, None, what="true or false")
+            else:
+                value = table.get(key, str | int | float, None, what="a text or a number")
             if value is None:
                 continue
             found[option] = str(value).lower() if isinstance(value, bool) else str(value)
