@@ -112,6 +112,16 @@ def test_contexts_are_those_of_the_nats_tool(cli: Cli, fresh: str, tmp_path: Pat
     assert (missing.code, missing.err) == (2, "slipstream: error: no context 'ours'; known: theirs\n")
 
 
+def test_passwords_in_addresses_of_contexts_are_not_shown(our_cli: Cli) -> None:
+    given = "nats://me:hush@a:4222, tls://hush@b,me:hush@c:1,nats://d:4222"
+    our_cli.ok("context", "add", "c", "-s", given)
+    for command in (("ls",), ("info", "c")):
+        assert "hush" not in our_cli.ok("context", *command).out
+    shown = "nats://a:4222,tls://b,c:1,nats://d:4222"
+    assert our_cli.ok("context", "ls", "--json").json[0]["url"] == shown
+    assert our_cli.ok("context", "info", "c", "--json").json["url"] == shown
+
+
 def test_errors_are_one_line_and_a_code_that_means_something(our_cli: Cli, fresh: str) -> None:
     dead = our_cli.process("rtt", "-s", "nats://127.0.0.1:9", "--timeout", "1s")
     assert (dead.code, dead.out, dead.err.count("\n")) == (4, "", 1)
