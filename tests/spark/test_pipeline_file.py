@@ -149,6 +149,13 @@ class TestFile:
             ('[outputs.dead-orders]\nfrom = "orders"\npath = "x"\n', (1, 1), "of the dead letters of source 'orders'"),
             ('[steps.x]\nsql = "SELECT * FROM x"', (1, 1), "is made of itself"),
             ('[steps.orders]\nsql = "SELECT 1"\n', (1, 1), "'orders' is a source as well"),
+            ('[steps.Orders]\nsql = "SELECT 1"\n', (1, 1), "'Orders' is source 'orders' as well: SQL ignores case"),
+            (
+                '[steps.x]\nsql = "SELECT 1"\n[steps.X]\nsql = "SELECT 1"\n',
+                (3, 1),
+                "'X' is step 'x' as well: SQL ignores case: names of sources and steps must differ",
+            ),
+            ('[steps.a-b]\nsql = "SELECT 1"\n', (1, 1), "bad name 'a-b': letters, digits and '_' are allowed"),
             ('[steps.x]\nsql = " "\n', (2, 1), "sql is empty"),
             ('[connection]\nservers = "nats://me:hush@x"\n', (1, 1), "has user info in a URL"),
             ('[connection]\nserver = "x"\n', (2, 1), "did you mean servers?"),
@@ -292,6 +299,27 @@ k = "v"
 def test_which_names_a_query_is_made_of() -> None:
     sql = "SELECT a, 'FROM x' FROM orders o JOIN `b` ON 1 -- FROM c\n, (SELECT * FROM d, e) /* JOIN f */"
     assert mentioned(sql, ["a", "orders", "b", "c", "d", "e", "f", "x"]) == {"orders", "b", "d", "e"}
+
+
+@pytest.mark.parametrize(
+    ("sql", "tables"),
+    [
+        ("SELECT o.x, c.y FROM orders o, customers AS c, b WHERE a, d", "orders customers b"),
+        ("SELECT * FROM Orders JOIN B ON 1=1, `CUSTOMERS` x", "orders b customers"),
+        ("SELECT \"it's\" FROM orders WHERE x = 'a'", "orders"),
+        ("SELECT 'it\\'s', r'\\' FROM orders WHERE x = 'FROM b'", "orders"),
+        ("SELECT 'it''s', \"FROM a\" FROM orders, b", "orders b"),
+        ("SELECT `it's`, `from`, a FROM orders ORDER BY b, c", "orders"),
+        ("SELECT * FROM (SELECT max(a, b) FROM orders o, c) x, customers", "orders c customers"),
+        ("SELECT * FROM (a JOIN b USING (x, orders)), c GROUP BY d, e", "a b c"),
+        ("SELECT * FROM a TABLESAMPLE (5 ROWS), b x(c, d) UNION SELECT d, e FROM e", "a b e"),
+        ("SELECT * FROM a LATERAL VIEW explode(b) AS c, d JOIN e", "a e"),
+        ("WITH x AS (SELECT a, b FROM c) SELECT a, d FROM x)", "c"),
+        ("SELECT a, b", ""),
+    ],
+)
+def test_names_are_found_wherever_tables_stand(sql: str, tables: str) -> None:
+    assert mentioned(sql, ["a", "b", "c", "d", "e", "orders", "customers"]) == set(tables.split())
 
 
 class TestAvro:
