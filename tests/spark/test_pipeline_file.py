@@ -13,11 +13,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from slipstream.errors import Error
 from slipstream.spark.pipelines import PipelineError, main, parse
 from slipstream.spark.pipelines.avro import AvroError, Decoder, fingerprint, spark_schema
 from slipstream.spark.pipelines.config import mentioned
 from slipstream.spark.pipelines.display import Lines, display, table
 from slipstream.spark.pipelines.locate import Place, Places
+from slipstream.spark.pipelines.run import Runner, Running
 from slipstream.spark.pipelines.state import QueryState, StateFolder, lag_of, misplaced, sources_of
 
 EXAMPLE = Path(__file__).resolve().parent.parent.parent / "examples" / "orders.toml"
@@ -504,6 +506,43 @@ class TestState:
         assert lag_of(pipeline, "all", [], last) == 25
         assert lag_of(pipeline, "dead-b", [{"seq": 4}], last) == 6
         assert lag_of(pipeline, "all", [{"seq": 7}], {"a": 10, "b": 10}) is None
+
+
+class Query:
+    """A streaming query as Spark has it, with what the runner asks of it."""
+
+    def __init__(self, failure: str = "") -> None:
+        self.isActive = not failure
+        self.status = {"isDataAvailable": False}
+        self.lastProgress = None
+        self.recentProgress: list[object] = []
+        self.exception = lambda: failure or None
+
+    def stop(self) -> None:
+        self.isActive = False
+
+
+class TestRunner:
+    def test_a_query_that_failed_is_told_while_others_wait(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        runner = Runner(parse(SMALL, file=str(tmp_path / "p.toml")), once=True)
+        bad, *slow = (Running(name, mock.Mock()) for name in ("bad", "slow", "slower", "waiting"))
+        runner.queries = {one.name: one for one in (bad, *slow)}
+        started = []
+
+        def start(one: Running) -> None:
+            started.append(one.name)
+            one.start(Query("AnalysisException: no such column" if one is bad else ""))  # type: ignore[arg-type]
+
+        monkeypatch.setattr(runner, "_at_once", 2)
+        monkeypatch.setattr(runner, "_start", start)
+        monkeypatch.setattr(runner, "_build", mock.Mock())
+        monkeypatch.setattr(runner, "_report", mock.Mock())
+        with pytest.raises(Error, match="output 'bad' failed: AnalysisException: no such column"):
+            runner._run(mock.Mock(), {}, mock.Mock(), Lines(io.StringIO()))
+        assert started == ["bad", "slow", "slower"]
+        assert not any(one.query and one.query.isActive for one in slow)
 
 
 class TestDisplay:

@@ -192,7 +192,10 @@ class Runner:
         begin = time.monotonic()
         waiting = deque(self.queries.values())
         try:
-            while not self._stopping.is_set() and (self._start_some(waiting) or self._tend(screen)):
+            while not self._stopping.is_set():
+                self._start_some(waiting)
+                if not self._tend(waiting, screen):
+                    break
                 self._report(connection, js, screen)
                 self._stopping.wait(LOOK / 5 if waiting else LOOK)
             self._report(connection, js, screen)
@@ -237,19 +240,21 @@ class Runner:
             writer = writer.option("path", str(path))
         return writer.toTable(output.target)
 
-    def _start_some(self, waiting: deque[Running]) -> bool:
-        """Start queries while few others are starting; False once all were. Each starts a Python process of its own,
-        and Spark gives up on one that does not answer within ten seconds: many at once would not, on few cores."""
+    def _start_some(self, waiting: deque[Running]) -> None:
+        """Start queries while few others are starting. Each starts a Python process of its own, and Spark gives up on
+        one that does not answer within ten seconds: many at once would not, on few cores."""
         while waiting and sum(one.is_starting() for one in self.queries.values()) < self._at_once:
             if self._stopping.is_set():
                 break
             self._start(waiting.popleft())
-        return bool(waiting)
 
-    def _tend(self, screen: Lines) -> bool:
-        """Start again what a server's absence ended; False once every query is done."""
-        is_any = False
+    def _tend(self, waiting: deque[Running], screen: Lines) -> bool:
+        """Start again what a server's absence ended, and raise what ended for good; False once every query is done.
+        Those that wait for their first start are left alone."""
+        is_any = bool(waiting)
         for one in self.queries.values():
+            if one in waiting:
+                continue
             one.look()
             if one.query is None:
                 if time.monotonic() >= one.again_at:
