@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from fractions import Fraction
 from pathlib import Path
+from typing import NoReturn
 from unittest import mock
 from urllib.parse import quote
 
@@ -16,6 +18,7 @@ from hypothesis import strategies as st
 from slipstream.errors import Error
 from slipstream.spark.pipelines import PipelineError, main, parse
 from slipstream.spark.pipelines.avro import AvroError, Decoder, fingerprint, spark_schema
+from slipstream.spark.pipelines.cli import load
 from slipstream.spark.pipelines.config import mentioned
 from slipstream.spark.pipelines.display import Lines, display, table
 from slipstream.spark.pipelines.locate import Place, Places
@@ -463,10 +466,11 @@ class TestState:
         state = StateFolder(parse(SMALL, file=str(tmp_path / "p.toml"), name="p"))
         assert state.read_run() == (0, "", {})
         seen = {"copy": QueryState(rows=5, batch=2, rate=1.5, at="now", sequences={"0": 7})}
-        state.write_run("nats://x", seen, is_running=False)
+        state.write_run("nats://x", seen)
         assert state.read_run() == (0, "nats://x", seen)
-        state.write_run("nats://x", seen, is_running=True)
-        assert state.read_run()[0] > 0
+        with state.lock.held("it"):
+            assert state.read_run() == (os.getpid(), "nats://x", seen)
+        assert state.read_run() == (0, "nats://x", seen)
 
     def test_a_run_without_news_keeps_what_earlier_ones_have_seen(self) -> None:
         earlier = QueryState(rows=5, batch=2, rate=1.5, at="then", sequences={"0": 7}, skipped=1, error="away")
@@ -479,7 +483,7 @@ class TestState:
 
     def test_a_reset_forgets_what_runs_have_seen(self, tmp_path: Path) -> None:
         state = StateFolder(parse(SMALL, file=str(tmp_path / "p.toml"), name="p"))
-        state.write_run("nats://x", {"copy": QueryState(rows=5), "other": QueryState(rows=6)}, is_running=False)
+        state.write_run("nats://x", {"copy": QueryState(rows=5), "other": QueryState(rows=6)})
         state.reset(["copy"])
         assert state.read_run() == (0, "nats://x", {"other": QueryState(rows=6)})
 
@@ -543,6 +547,22 @@ class TestRunner:
             runner._run(mock.Mock(), {}, mock.Mock(), Lines(io.StringIO()))
         assert started == ["bad", "slow", "slower"]
         assert not any(one.query and one.query.isActive for one in slow)
+
+    def test_it_is_the_only_one_from_the_start_on(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        pipeline = parse(SMALL, file=str(tmp_path / "p.toml"))
+        state = StateFolder(pipeline)
+        state.write_run("nats://earlier", {"copy": QueryState(rows=5)})
+        seen = []
+
+        def look(*_: object) -> NoReturn:
+            seen.append(state.read_run())
+            raise Error("no server")
+
+        monkeypatch.setattr("slipstream.spark.pipelines.run.servers", look)
+        with pytest.raises(Error, match="no server"):
+            Runner(pipeline, once=True).run()
+        assert seen == [(os.getpid(), "", {"copy": QueryState(rows=5)})]
+        assert state.read_run()[0] == 0
 
 
 class TestDisplay:
@@ -652,6 +672,19 @@ class TestCommand:
         with mock.patch("pathlib.Path.rmdir", side_effect=PermissionError(13, "Permission denied")):
             assert main(["reset", str(file), "--yes"]) == 1
         assert "out was not cleared, so reset it again: [Errno 13]" in capsys.readouterr().err
+
+    def test_a_pipeline_that_runs_is_not_run_or_reset(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        file = tmp_path / "p.toml"
+        file.write_text(SMALL)
+        (checkpoint := tmp_path / "p-state" / "checkpoints" / "copy").mkdir(parents=True)
+        with StateFolder(load(str(file))).lock.held("it"):
+            for command in (["run", str(file)], ["reset", str(file), "--yes"]):
+                assert main(command) == 2
+                said = f"error: the pipeline 'p' is running already, as process {os.getpid()}: stop it first\n"
+                assert capsys.readouterr() == ("", said)
+        assert checkpoint.exists()
+        assert main(["reset", str(file), "--yes"]) == 0
+        assert not checkpoint.exists()
 
     def test_reset_of_tables(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         file = tmp_path / "p.toml"

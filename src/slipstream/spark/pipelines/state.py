@@ -21,6 +21,7 @@ from urllib.parse import unquote, urlsplit
 
 from slipstream.errors import Error
 from slipstream.spark.pipelines.config import DEAD, Output, Pipeline, Source, mentioned
+from slipstream.spark.pipelines.lock import Lock
 
 WAREHOUSE = "spark.sql.warehouse.dir"
 NOTES = "_spark_metadata"
@@ -62,6 +63,7 @@ class StateFolder:
         self._pipeline = pipeline
         self.base = Path(pipeline.file).resolve().parent  # relative paths in the file begin here
         self.path = self.base / (pipeline.state or f"{pipeline.name}-state")
+        self.lock = Lock(self.path / "run.lock")
         self._run = self.path / "run.json"
 
     def checkpoint(self, output: str) -> Path:
@@ -91,11 +93,10 @@ class StateFolder:
         name, warehouse = found[1].lower(), self.warehouse  # in lower case, as Spark has it
         return f"{warehouse.rstrip('/')}/{name}" if isinstance(warehouse, str) else warehouse / name
 
-    def write_run(self, url: str, queries: dict[str, QueryState], *, is_running: bool) -> None:
+    def write_run(self, url: str, queries: dict[str, QueryState]) -> None:
         """Note what a run has seen so far."""
         self.path.mkdir(parents=True, exist_ok=True)
         found = {
-            "pid": os.getpid() if is_running else 0,
             "url": url,
             "queries": {
                 name: {slot: getattr(one, slot) for slot in QueryState.__slots__} for name, one in queries.items()
@@ -107,12 +108,13 @@ class StateFolder:
 
     def read_run(self) -> tuple[int, str, dict[str, QueryState]]:
         """The process that runs the pipeline (0: none), the address of its server, and what it has seen."""
+        pid = self.lock.holder()
         try:
             found: dict[str, Any] = json.loads(self._run.read_text("utf-8"))
         except (OSError, ValueError):
-            return 0, "", {}
+            return pid, "", {}
         queries = {name: QueryState(**one) for name, one in found.get("queries", {}).items()}
-        return (found["pid"] if _is_alive(found.get("pid", 0)) else 0), found.get("url", ""), queries
+        return pid, found.get("url", ""), queries
 
     def committed(self, output: str) -> tuple[int, list[dict[str, Any]]]:
         """The last batch that an output has committed (-1: none) and the offsets of its sources behind it."""
@@ -135,7 +137,7 @@ class StateFolder:
             shutil.rmtree(folder)
         _, url, queries = self.read_run()
         if queries:
-            self.write_run(url, {name: one for name, one in queries.items() if name not in outputs}, is_running=False)
+            self.write_run(url, {name: one for name, one in queries.items() if name not in outputs})
         return gone
 
 
@@ -282,15 +284,3 @@ def dead_letters(pipeline: Pipeline) -> list[str]:
 
 def _stream_of(source: Source) -> str:
     return source.stream or f"KV_{source.bucket}"
-
-
-def _is_alive(pid: int) -> bool:
-    if not pid:
-        return False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
