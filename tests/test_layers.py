@@ -42,6 +42,7 @@ EDGES: dict[str, set[str]] = {
 EXTRA_EDGES = {
     "slipstream/server/upstream.py": {CLIENT, JETSTREAM, API},  # mirrors of streams on another server
     "slipstream/cli/server.py": {SERVER},  # the one command that is the server and not a client
+    "slipstream/spark/pipelines/lock.py": {"os", "pathlib", "time"},
     "slipstream/spark/pipelines/place.py": {ROOT},  # an embedded server, where no other is named
 }
 LAZY_EDGES = {
@@ -93,6 +94,7 @@ IO_EXCEPTIONS = {
     "slipstream/spark/stream_sink.py": {"os", "uuid"},  # a write that has no name yet gets one
     "slipstream/spark/link.py": {"pathlib"},  # credentials and contexts are files
     "slipstream/spark/pipelines/cli.py": {"pathlib", "shutil"},
+    "slipstream/spark/pipelines/lock.py": {"os", "pathlib", "time"},
     "slipstream/spark/pipelines/place.py": {"os", "pathlib"},
     "slipstream/spark/pipelines/run.py": {"os", "pathlib", "shutil", "signal", "threading", "time"},
     "slipstream/spark/pipelines/state.py": {"os", "pathlib", "shutil"},

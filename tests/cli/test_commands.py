@@ -12,7 +12,7 @@ from typing import Any
 import nats
 import pytest
 
-from slipstream.cli import keyvalue
+from slipstream.cli import keyvalue, values
 from slipstream.cli.common import Shell
 from slipstream.errors import LeaseLostError
 from tests.cli.support import Cli
@@ -112,6 +112,16 @@ def test_contexts_are_those_of_the_nats_tool(cli: Cli, fresh: str, tmp_path: Pat
     assert (missing.code, missing.err) == (2, "slipstream: error: no context 'ours'; known: theirs\n")
 
 
+def test_passwords_in_addresses_of_contexts_are_not_shown(our_cli: Cli) -> None:
+    given = "nats://me:hush@a:4222, tls://hush@b,me:hush@c:1,nats://d:4222"
+    our_cli.ok("context", "add", "c", "-s", given)
+    for command in (("ls",), ("info", "c")):
+        assert "hush" not in our_cli.ok("context", *command).out
+    shown = "nats://a:4222,tls://b,c:1,nats://d:4222"
+    assert our_cli.ok("context", "ls", "--json").json[0]["url"] == shown
+    assert our_cli.ok("context", "info", "c", "--json").json["url"] == shown
+
+
 def test_errors_are_one_line_and_a_code_that_means_something(our_cli: Cli, fresh: str) -> None:
     dead = our_cli.process("rtt", "-s", "nats://127.0.0.1:9", "--timeout", "1s")
     assert (dead.code, dead.out, dead.err.count("\n")) == (4, "", 1)
@@ -124,6 +134,30 @@ def test_errors_are_one_line_and_a_code_that_means_something(our_cli: Cli, fresh
     assert our_cli.run("nonsense").code == 2
     assert our_cli.run("pub", fresh, "{{What}}").err.startswith("slipstream: error: {{What}} is not known: Count")
     assert our_cli.run().code == 2
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("stream add S --max-age 99999999999y", "argument --max-age: bad duration '99999999999y': up to 292y"),
+        ("stream add S --max-age " + "9" * 400, "up to 292y is allowed"),
+        ("stream add S --max-bytes 8388608T", "bad size '8388608T': less than 8388608T is allowed"),
+        ("consumer pause S C 9999999y", "argument TIME: bad duration '9999999y': up to 292y is allowed"),
+        ("rtt --timeout 300y", "bad duration '300y'"),
+        ("bench pub --size -1", "argument --size: bad size '-1': 0 to 64MB is allowed"),
+        ("bench pub --size 999999T", "argument --size: bad size '999999T': 0 to 64MB is allowed"),
+    ],
+)
+def test_numbers_beyond_all_bounds_are_told(our_cli: Cli, command: str, said: str) -> None:
+    done = our_cli.run(*command.split())
+    assert (done.code, said in done.err) == (2, True), done.err
+
+
+def test_numbers_within_the_bounds_are_taken() -> None:
+    assert values.nanoseconds("292y") == 292 * 365 * 86400 * 10**9
+    assert (values.nanoseconds("1h30m"), values.nanoseconds("1.5")) == (5400 * 10**9, 1_500_000_000)
+    assert values.size("8388607T") == 8388607 * 1024**4
+    assert (values.size("-1"), values.payload("0"), values.payload("64MB")) == (-1, 0, 64 * 1024 * 1024)
 
 
 def test_in_a_terminal_tables_are_framed_and_questions_asked(our_cli: Cli, fresh: str) -> None:

@@ -54,3 +54,14 @@ def test_options_of_the_reader_hold_behind_the_value_as_well(spark: SparkSession
     one = ['{"a":1} // c', '{"a":1} /* c */', "{a:01}", '/**/{"s":"\1\\x"}']
     more = ['{"a":1} // c\n{}', '{"a":1} /* c', '{"a":1} #', '{"a":1}]//']
     assert read(spark, source, [*one, *more]) == {**dict.fromkeys(one), **dict.fromkeys(more, MORE)}
+
+
+def test_a_message_of_csv_may_end_its_line(spark: SparkSession) -> None:
+    source = Source(name="s", stream="S", format="csv", schema="a BIGINT, s STRING")
+    texts = ["1,a", "2,b\n", "3,c\r\n", '4,"d\n"\n', "5,e \n", "6,\n", "\n", "x,f\n"]
+    headers: dict[str, list[str]] = {}
+    rows = [("s", number, NOW, headers, text.encode()) for number, text in enumerate(texts)]
+    good, bad = decode(source, spark.createDataFrame(rows, COLUMNS), "DEAD.s")
+    found = {row["a"]: row["s"] for row in good.collect()}
+    assert found == {1: "a", 2: "b", 3: "c", 4: "d\n", 5: "e ", 6: None}
+    assert [bytes(row["data"]) for row in bad.collect()] == [b"\n", b"x,f\n"]

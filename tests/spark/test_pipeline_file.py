@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from fractions import Fraction
 from pathlib import Path
+from typing import NoReturn
 from unittest import mock
 from urllib.parse import quote
 
@@ -13,11 +15,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from slipstream.errors import Error
 from slipstream.spark.pipelines import PipelineError, main, parse
 from slipstream.spark.pipelines.avro import AvroError, Decoder, fingerprint, spark_schema
+from slipstream.spark.pipelines.cli import load
 from slipstream.spark.pipelines.config import mentioned
 from slipstream.spark.pipelines.display import Lines, display, table
 from slipstream.spark.pipelines.locate import Place, Places
+from slipstream.spark.pipelines.run import Runner, Running
 from slipstream.spark.pipelines.state import QueryState, StateFolder, lag_of, misplaced, sources_of
 
 EXAMPLE = Path(__file__).resolve().parent.parent.parent / "examples" / "orders.toml"
@@ -83,6 +88,11 @@ class TestFile:
         found = parse(SMALL, name="x")
         assert (found.name, found.sources[0].format, found.outputs[0].kind) == ("x", "raw", "stream")
 
+    @pytest.mark.parametrize("value", ["false", '"false"'])
+    def test_loss_of_data_may_be_accepted(self, value: str) -> None:
+        found = parse(SMALL.replace('stream = "ORDERS"', f'stream = "ORDERS"\nfail_on_data_loss = {value}'))
+        assert found.sources[0].options == {"failOnDataLoss": "false"}
+
     @pytest.mark.parametrize(
         ("table", "conf", "path"),
         [
@@ -126,6 +136,8 @@ class TestFile:
             ('[sources.s]\nstream = "S"\nschema = "a INT"\n', (3, 1), "raw has no schema"),
             ('[sources.s]\nstream = "S"\n\n  starting = "soon"\n', (4, 3), "'starting' is 'soon'"),
             ('[sources.s]\nstream = "S"\npartitions = 0\n', (3, 1), "'partitions' is '0': a whole number"),
+            ('[sources.s]\nstream = "S"\npartitions = true\n', (3, 1), "partitions is True: a text or a number is"),
+            ('[sources.s]\nstream = "S"\nfail_on_data_loss = 0\n', (3, 1), "fail_on_data_loss is 0: true or false is"),
             ('[sources.s]\nstream = "S"\nsubjects = ["a..b"]\n', (3, 1), "bad subject filter 'a..b'"),
             ('[sources.s]\nstream="S"\nwatermark = { column = "t" }\n', (3, 1), "needs delay"),
             (
@@ -139,8 +151,16 @@ class TestFile:
             ('[outputs.o]\nfrom = "orders"\npath = "x"\nmode = "update"', (4, 1), "files and tables take 'append'"),
             ('[outputs.o]\nfrom = "orders"\npath = "x"\nkey = "k"\n', (4, 1), "key is not for an output into a file"),
             ('[outputs.o]\nfrom = "orders"\nbucket = "b"\nkey="k"\nmode = "complete"', (5, 1), "takes 'update' or"),
+            ('[outputs.dead-orders]\nfrom = "orders"\npath = "x"\n', (1, 1), "of the dead letters of source 'orders'"),
             ('[steps.x]\nsql = "SELECT * FROM x"', (1, 1), "is made of itself"),
             ('[steps.orders]\nsql = "SELECT 1"\n', (1, 1), "'orders' is a source as well"),
+            ('[steps.Orders]\nsql = "SELECT 1"\n', (1, 1), "'Orders' is source 'orders' as well: SQL ignores case"),
+            (
+                '[steps.x]\nsql = "SELECT 1"\n[steps.X]\nsql = "SELECT 1"\n',
+                (3, 1),
+                "'X' is step 'x' as well: SQL ignores case: names of sources and steps must differ",
+            ),
+            ('[steps.a-b]\nsql = "SELECT 1"\n', (1, 1), "bad name 'a-b': letters, digits and '_' are allowed"),
             ('[steps.x]\nsql = " "\n', (2, 1), "sql is empty"),
             ('[connection]\nservers = "nats://me:hush@x"\n', (1, 1), "has user info in a URL"),
             ('[connection]\nserver = "x"\n', (2, 1), "did you mean servers?"),
@@ -190,6 +210,33 @@ class TestFile:
         assert len(found) == 1, found
         assert (found[0][:2], said in found[0][2]) == (place, True), found
         assert "hush" not in str(found)
+
+    @pytest.mark.parametrize(
+        ("one", "other", "said"),
+        [
+            ('path = "out"', 'path = "./out/"', "path is './out/', which is the place of output 'one'"),
+            ('path = "out"', 'path = "out/inner"', "path is 'out/inner', which lies in the place of output 'one'"),
+            (
+                'path = "out/inner"',
+                'path = "x/../out"',
+                "which contains the place of output 'one': a folder",
+            ),
+            ('path = "s3a://x/out/"', 'path = "s3a://x/out/y"', "which lies in the place of output 'one'"),
+            ('table = "t"', 'table = "T"', "table is 'T', which is the place of output 'one': a table of its own"),
+            ('table = "t"', 'table = "spark_catalog.default.t"', "which is the place of output 'one'"),
+            ('table = "db.t"', 'table = "`DB`.t"', "which is the place of output 'one'"),
+            ('table = "t"', 'path = "pipeline-state/warehouse/t"', "which is the place of output 'one'"),
+        ],
+    )
+    def test_two_outputs_have_two_places(self, one: str, other: str, said: str) -> None:
+        text = f"{SMALL}[outputs.one]\nfrom = 'orders'\n{one}\n[outputs.other]\nfrom = 'orders'\n{other}\n"
+        found = mistakes(text)
+        assert [(*place, said in text) for *place, text in found] == [(15, 1, True)], found
+
+    def test_places_that_only_look_alike(self, tmp_path: Path) -> None:
+        places = ['path = "out"', 'path = "out2"', 'path = "s3a://x/out"', 'table = "out"', 'table = "a.out"']
+        outputs = "".join(f"[outputs.o{i}]\nfrom = 'orders'\n{place}\n" for i, place in enumerate(places))
+        assert len(parse(SMALL + outputs, file=str(tmp_path / "p.toml"), check=misplaced).outputs) == 6
 
     @pytest.mark.parametrize(
         "text",
@@ -257,6 +304,27 @@ k = "v"
 def test_which_names_a_query_is_made_of() -> None:
     sql = "SELECT a, 'FROM x' FROM orders o JOIN `b` ON 1 -- FROM c\n, (SELECT * FROM d, e) /* JOIN f */"
     assert mentioned(sql, ["a", "orders", "b", "c", "d", "e", "f", "x"]) == {"orders", "b", "d", "e"}
+
+
+@pytest.mark.parametrize(
+    ("sql", "tables"),
+    [
+        ("SELECT o.x, c.y FROM orders o, customers AS c, b WHERE a, d", "orders customers b"),
+        ("SELECT * FROM Orders JOIN B ON 1=1, `CUSTOMERS` x", "orders b customers"),
+        ("SELECT \"it's\" FROM orders WHERE x = 'a'", "orders"),
+        ("SELECT 'it\\'s', r'\\' FROM orders WHERE x = 'FROM b'", "orders"),
+        ("SELECT 'it''s', \"FROM a\" FROM orders, b", "orders b"),
+        ("SELECT `it's`, `from`, a FROM orders ORDER BY b, c", "orders"),
+        ("SELECT * FROM (SELECT max(a, b) FROM orders o, c) x, customers", "orders c customers"),
+        ("SELECT * FROM (a JOIN b USING (x, orders)), c GROUP BY d, e", "a b c"),
+        ("SELECT * FROM a TABLESAMPLE (5 ROWS), b x(c, d) UNION SELECT d, e FROM e", "a b e"),
+        ("SELECT * FROM a LATERAL VIEW explode(b) AS c, d JOIN e", "a e"),
+        ("WITH x AS (SELECT a, b FROM c) SELECT a, d FROM x)", "c"),
+        ("SELECT a, b", ""),
+    ],
+)
+def test_names_are_found_wherever_tables_stand(sql: str, tables: str) -> None:
+    assert mentioned(sql, ["a", "b", "c", "d", "e", "orders", "customers"]) == set(tables.split())
 
 
 class TestAvro:
@@ -398,10 +466,11 @@ class TestState:
         state = StateFolder(parse(SMALL, file=str(tmp_path / "p.toml"), name="p"))
         assert state.read_run() == (0, "", {})
         seen = {"copy": QueryState(rows=5, batch=2, rate=1.5, at="now", sequences={"0": 7})}
-        state.write_run("nats://x", seen, is_running=False)
+        state.write_run("nats://x", seen)
         assert state.read_run() == (0, "nats://x", seen)
-        state.write_run("nats://x", seen, is_running=True)
-        assert state.read_run()[0] > 0
+        with state.lock.held("it"):
+            assert state.read_run() == (os.getpid(), "nats://x", seen)
+        assert state.read_run() == (0, "nats://x", seen)
 
     def test_a_run_without_news_keeps_what_earlier_ones_have_seen(self) -> None:
         earlier = QueryState(rows=5, batch=2, rate=1.5, at="then", sequences={"0": 7}, skipped=1, error="away")
@@ -414,7 +483,7 @@ class TestState:
 
     def test_a_reset_forgets_what_runs_have_seen(self, tmp_path: Path) -> None:
         state = StateFolder(parse(SMALL, file=str(tmp_path / "p.toml"), name="p"))
-        state.write_run("nats://x", {"copy": QueryState(rows=5), "other": QueryState(rows=6)}, is_running=False)
+        state.write_run("nats://x", {"copy": QueryState(rows=5), "other": QueryState(rows=6)})
         state.reset(["copy"])
         assert state.read_run() == (0, "nats://x", {"other": QueryState(rows=6)})
 
@@ -441,6 +510,59 @@ class TestState:
         assert lag_of(pipeline, "all", [], last) == 25
         assert lag_of(pipeline, "dead-b", [{"seq": 4}], last) == 6
         assert lag_of(pipeline, "all", [{"seq": 7}], {"a": 10, "b": 10}) is None
+
+
+class Query:
+    """A streaming query as Spark has it, with what the runner asks of it."""
+
+    def __init__(self, failure: str = "") -> None:
+        self.isActive = not failure
+        self.status = {"isDataAvailable": False}
+        self.lastProgress = None
+        self.recentProgress: list[object] = []
+        self.exception = lambda: failure or None
+
+    def stop(self) -> None:
+        self.isActive = False
+
+
+class TestRunner:
+    def test_a_query_that_failed_is_told_while_others_wait(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        runner = Runner(parse(SMALL, file=str(tmp_path / "p.toml")), once=True)
+        bad, *slow = (Running(name, mock.Mock()) for name in ("bad", "slow", "slower", "waiting"))
+        runner.queries = {one.name: one for one in (bad, *slow)}
+        started = []
+
+        def start(one: Running) -> None:
+            started.append(one.name)
+            one.start(Query("AnalysisException: no such column" if one is bad else ""))  # type: ignore[arg-type]
+
+        monkeypatch.setattr(runner, "_at_once", 2)
+        monkeypatch.setattr(runner, "_start", start)
+        monkeypatch.setattr(runner, "_build", mock.Mock())
+        monkeypatch.setattr(runner, "_report", mock.Mock())
+        with pytest.raises(Error, match="output 'bad' failed: AnalysisException: no such column"):
+            runner._run(mock.Mock(), {}, mock.Mock(), Lines(io.StringIO()))
+        assert started == ["bad", "slow", "slower"]
+        assert not any(one.query and one.query.isActive for one in slow)
+
+    def test_it_is_the_only_one_from_the_start_on(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        pipeline = parse(SMALL, file=str(tmp_path / "p.toml"))
+        state = StateFolder(pipeline)
+        state.write_run("nats://earlier", {"copy": QueryState(rows=5)})
+        seen = []
+
+        def look(*_: object) -> NoReturn:
+            seen.append(state.read_run())
+            raise Error("no server")
+
+        monkeypatch.setattr("slipstream.spark.pipelines.run.servers", look)
+        with pytest.raises(Error, match="no server"):
+            Runner(pipeline, once=True).run()
+        assert seen == [(os.getpid(), "", {"copy": QueryState(rows=5)})]
+        assert state.read_run()[0] == 0
 
 
 class TestDisplay:
@@ -550,6 +672,19 @@ class TestCommand:
         with mock.patch("pathlib.Path.rmdir", side_effect=PermissionError(13, "Permission denied")):
             assert main(["reset", str(file), "--yes"]) == 1
         assert "out was not cleared, so reset it again: [Errno 13]" in capsys.readouterr().err
+
+    def test_a_pipeline_that_runs_is_not_run_or_reset(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        file = tmp_path / "p.toml"
+        file.write_text(SMALL)
+        (checkpoint := tmp_path / "p-state" / "checkpoints" / "copy").mkdir(parents=True)
+        with StateFolder(load(str(file))).lock.held("it"):
+            for command in (["run", str(file)], ["reset", str(file), "--yes"]):
+                assert main(command) == 2
+                said = f"error: the pipeline 'p' is running already, as process {os.getpid()}: stop it first\n"
+                assert capsys.readouterr() == ("", said)
+        assert checkpoint.exists()
+        assert main(["reset", str(file), "--yes"]) == 0
+        assert not checkpoint.exists()
 
     def test_reset_of_tables(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         file = tmp_path / "p.toml"

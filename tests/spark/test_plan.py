@@ -208,8 +208,27 @@ def test_everything_removed_is_a_loss_too() -> None:
     purged = info(101, 100, messages=0)
     with pytest.raises(DataLossError, match="messages 11 to 100"):
         plan.next_offset(at(10), purged, limit=0, target=None, fail=True)
-    assert plan.next_offset(at(10), purged, limit=0, target=None, fail=False) == at(10)
     assert plan.next_offset(at(100), purged, limit=0, target=None, fail=True) == at(100)
+
+
+def test_a_query_is_not_behind_what_is_gone() -> None:
+    purged = info(101, 100, messages=0)
+    end = at(100)._replace(skipped=90)
+    for limit in (0, 5):
+        assert plan.next_offset(at(10), purged, limit=limit, target=None, fail=False) == end
+        assert plan.next_offset(end, purged, limit=limit, target=None, fail=False) == end
+    later = info(101, 200)  # the batch is read again, and has no rows still
+    for stream in (purged, later):
+        part = plan.stream_range(at(10), end, stream, fail=False)
+        assert plan.split(*part) == []
+    assert plan.next_offset(end, later, limit=5, target=None, fail=False) == at(105)._replace(skipped=90)
+    for stream in (purged, later):  # what came behind the target of this run is left to the next one
+        end = plan.next_offset(at(10), stream, limit=0, target=at(60), fail=False)
+        assert end == at(60)._replace(skipped=50)
+        assert plan.split(*plan.stream_range(at(10), end, stream, fail=False)) == []
+        assert plan.next_offset(end, stream, limit=0, target=at(60), fail=False) == end
+    empty = info(1, 0, messages=0, created=BORN_AGAIN)
+    assert plan.next_offset(at(10), empty, limit=0, target=None, fail=False) == at(10)
 
 
 def test_a_stream_that_was_made_again_is_noticed() -> None:

@@ -451,6 +451,10 @@ class TestDataLoss:
         publish(js, fresh, range(70, 75))
         assert micro.run(failOnDataLoss="false") == [(2, list(range(71, 76)))]
         assert micro.offset(2)["skipped"] == 20  # nothing more was lost: all of it had been read
+        publish(js, fresh, range(75, 80))
+        js.stream(fresh).purge()
+        assert micro.run(failOnDataLoss="false") == [(3, [])]
+        assert (micro.offset(3)["seq"], micro.offset(3)["skipped"]) == (80, 25)  # it is not behind what is gone
 
     def test_between_the_plan_and_the_read(
         self, spark: SparkSession, js: BlockingJetStream, any_server: str, fresh: str

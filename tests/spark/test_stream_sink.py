@@ -17,7 +17,7 @@ from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from slipstream import BlockingJetStream, StreamConfig
+from slipstream import BlockingJetStream, BucketConfig, StreamConfig
 from slipstream.errors import Error, UsageError
 from slipstream.spark import into_stream
 from slipstream.spark.given import Connection
@@ -108,6 +108,25 @@ class TestIds:
             shape_of({"subject": "string", "data": "string", "x": "int"})
         with pytest.raises(UsageError, match="column 'data' is int, binary or string is allowed"):
             shape_of({"subject": "string", "data": "int"})
+
+
+class TestProgress:
+    def test_a_bucket_with_other_settings_is_found(self, js: BlockingJetStream, fresh: str) -> None:
+        Progress(js, fresh, "S").prepare()
+        Progress(js, fresh, "S").prepare()
+        js.update_key_value(BucketConfig(bucket=fresh, max_bytes=100_000_000))
+        Progress(js, fresh, "S").prepare()
+        assert js.stream(f"KV_{fresh}").info().config.max_bytes == 100_000_000
+
+    def test_a_bucket_that_somebody_else_has_just_made(
+        self, js: BlockingJetStream, fresh: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        progress = Progress(js, fresh, "S")
+        js.create_key_value(BucketConfig(bucket=fresh, history=5))
+        with monkeypatch.context() as patch:
+            patch.setattr(progress._records, "info", js.stream("none").info)
+            progress.prepare()
+        assert js.stream(f"KV_{fresh}").info().config.max_msgs_per_subject == 5
 
 
 class CutError(Exception):

@@ -31,7 +31,7 @@ def add(commands: Commands) -> None:
 
 def _options(parser: Parser, messages: int) -> None:
     parser.add_argument("--msgs", type=values.count, default=messages, help=f"how many ({messages:,})")
-    parser.add_argument("--size", type=values.size, default=128, help="of each, in bytes (128)")
+    parser.add_argument("--size", type=values.payload, default=128, help="of each, in bytes (128)")
 
 
 def _report(shell: Shell, what: str, seconds: float, messages: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from slipstream import Context, Contexts
@@ -14,6 +15,7 @@ _OPTIONS = {
     "js_domain": "jetstream_domain", "js_api_prefix": "jetstream_api_prefix", "description": "description",
 }  # fmt: skip
 _SECRET = ("password", "token")
+_USER_INFO = re.compile(r"^((?:\w+://)?).*@")
 
 
 def add(commands: Commands) -> None:
@@ -50,10 +52,15 @@ def _list(shell: Shell) -> None:
     selected = contexts.selected
     found = [contexts.load(name) for name in contexts.names()]
     if shell.out.is_json:
-        shell.out.json([{"name": each.name, "selected": each.name == selected, "url": each.url} for each in found])
+        shell.out.json([{"name": one.name, "selected": one.name == selected, "url": _servers(one)} for one in found])
         return
-    rows = [("*" if each.name == selected else "", each.name, each.url, each.description) for each in found]
+    rows = [("*" if each.name == selected else "", each.name, _servers(each), each.description) for each in found]
     shell.out.table(("", "Name", "Servers", "Description"), rows)
+
+
+def _servers(context: Context) -> str:
+    """Its addresses without user info, which may be a password."""
+    return ",".join(_USER_INFO.sub(r"\1", each.strip()) for each in context.url.split(","))
 
 
 def _save(shell: Shell) -> None:
@@ -73,7 +80,7 @@ def _select(shell: Shell) -> None:
 
 def _info(shell: Shell) -> None:
     context = Contexts().load(shell.options.name)
-    facts = {field: getattr(context, field) for field in dict.fromkeys(_OPTIONS.values())}
+    facts = {field: getattr(context, field) for field in dict.fromkeys(_OPTIONS.values())} | {"url": _servers(context)}
     shown = {name: "(set)" if name in _SECRET and value else value for name, value in facts.items()}
     if shell.out.is_json:
         shell.out.json({"name": context.name, **shown})

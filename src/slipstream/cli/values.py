@@ -9,16 +9,19 @@ from datetime import UTC, datetime, timedelta
 _UNITS = {"ns": 1, "us": 10**3, "µs": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9}
 _UNITS |= {"d": 86400 * 10**9, "w": 7 * 86400 * 10**9, "y": 365 * 86400 * 10**9}
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h|d|w|y)")
+_MOST = 2**63 - 1  # what the API has for durations in nanoseconds, and for sizes: 292 years, 8 EiB
+_MOST_PAYLOAD = 64 * 1024 * 1024  # no server takes larger messages
 _SIZE = re.compile(r"(-?\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 
 
 def nanoseconds(text: str) -> int:
     """`1h30m`, `500ms`, `2d`; a bare number is seconds."""
-    if re.fullmatch(r"\d+(\.\d+)?", text):
-        return round(float(text) * 10**9)
-    parts = _PART.findall(text)
-    if not parts or "".join(number + unit for number, unit in parts) != text:
+    whole = f"{text}s" if re.fullmatch(r"\d+(\.\d+)?", text) else text
+    parts = _PART.findall(whole)
+    if not parts or "".join(number + unit for number, unit in parts) != whole:
         raise argparse.ArgumentTypeError(f"bad duration {text!r}: such as 30s, 1h30m, 500ms or 2d is allowed")
+    if sum(float(number) * _UNITS[unit] for number, unit in parts) >= _MOST:
+        raise argparse.ArgumentTypeError(f"bad duration {text!r}: up to 292y is allowed")
     return sum(round(float(number) * _UNITS[unit]) for number, unit in parts)
 
 
@@ -40,7 +43,18 @@ def size(text: str) -> int:
     found = _SIZE.fullmatch(text.strip())
     if found is None:
         raise argparse.ArgumentTypeError(f"bad size {text!r}: such as 1024, 10KB, 1MiB or -1 is allowed")
-    return int(float(found[1]) * 1024 ** ["", "k", "m", "g", "t"].index(found[2].lower()))
+    amount = float(found[1]) * 1024 ** ["", "k", "m", "g", "t"].index(found[2].lower())
+    if abs(amount) >= _MOST:
+        raise argparse.ArgumentTypeError(f"bad size {text!r}: less than 8388608T is allowed")
+    return int(amount)
+
+
+def payload(text: str) -> int:
+    """The size of a message's body."""
+    value = size(text)
+    if not 0 <= value <= _MOST_PAYLOAD:
+        raise argparse.ArgumentTypeError(f"bad size {text!r}: 0 to 64MB is allowed")
+    return value
 
 
 def count(text: str) -> int:

@@ -152,15 +152,19 @@ def narrowed(part: Range, wanted: Narrow, *, at_time: Callable[[int], int]) -> R
 
 
 def next_offset(start: Offset, info: StreamInfo, *, limit: int, target: Offset | None, fail: bool) -> Offset:
-    """Where a micro-batch behind `start` ends: at most `limit` sequences on (0: no limit), never behind `target`."""
+    """Where a micro-batch behind `start` ends: at most `limit` sequences on (0: no limit), never behind `target`.
+
+    Where all that was to be read is lost, it ends there, without rows: the query is not behind any more.
+    """
     created = created_of(info)
     last = info.state.last_seq
     if target is not None and target.created == created:
         last = min(last, target.seq)
     base = stream_start(start, info, fail=fail) - 1
     end = min(last, base + limit) if limit else last
-    lost_here = base - start.seq if start.created == created else 0
-    return Offset(end, created, start.skipped + lost_here) if end > base else start
+    if start.created != created:
+        return Offset(end, created, start.skipped) if end > base else start
+    return Offset(end, created, start.skipped + min(base, end) - start.seq) if end > start.seq else start
 
 
 def rows_within(size: int, info: StreamInfo) -> int:

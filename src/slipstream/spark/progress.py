@@ -14,11 +14,18 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from slipstream.api import GetRequest, StreamInfo, encode_json
-from slipstream.errors import MessageNotFoundError, UsageError, WrongLastSequenceError
+from slipstream.errors import (
+    MessageNotFoundError,
+    StreamNameInUseError,
+    StreamNotFoundError,
+    UsageError,
+    WrongLastSequenceError,
+)
 from slipstream.facade.blocking import JetStream
 from slipstream.jetstream.blocking import Stream
 from slipstream.jetstream.columns import Part
@@ -62,8 +69,15 @@ class Progress:
         self._prefix = f"$KV.{bucket}.sink.{blake2b(stream.encode(), digest_size=8).hexdigest()}"
 
     def prepare(self) -> None:
-        """Make the bucket, or find it there."""
-        self._js.create_key_value(BucketConfig(bucket=self._bucket, description="what Spark has written, for retries"))
+        """Make the bucket, or find it there: as an operator has set it since, or as a user has made it."""
+        try:
+            self._records.info()
+            return
+        except StreamNotFoundError:
+            pass
+        config = BucketConfig(bucket=self._bucket, description="what Spark has written, for retries")
+        with suppress(StreamNameInUseError):  # somebody was quicker, with other settings
+            self._js.create_key_value(config)
 
     def begin(self, task: Task, target: StreamInfo) -> Begun:
         """Note that the writing of a batch begins, or begins again, or find out that it is done."""

@@ -16,8 +16,8 @@ from slipstream.facade.blocking import JetStream
 from slipstream.spark.outbox import Outbox
 from slipstream.wire import Headers
 
-_HEADER_ROOM = 4096
-_MOST_TEXT = 1_000  # characters of a reason, and of a name
+_MOST_TEXT = 1_000  # bytes of a reason, and of a name; less where a server takes small messages only
+_FRAME = 256  # bytes, of headers without these two
 # Size, another stream, size of headers, roll-up, time to live, counters, schedules: error codes of the API.
 _ROWS_FAULTS = frozenset((10054, 10060, 10097, 10111, 10165, 10166, 10168, 10169, 10170, 10171, 10189, 10190, 10191))
 _WINDOW = 256
@@ -30,7 +30,8 @@ class Rejects:
     def __init__(self, js: JetStream, subject: str, *, prefix: str, timeout: float) -> None:
         self._subject = subject
         self._prefix = prefix
-        self._most = js.client.server_info.max_payload - _HEADER_ROOM
+        self._most = js.client.server_info.max_payload
+        self._most_text = min(_MOST_TEXT, max(self._most - _FRAME, 0) // 4)
         self._outbox: Outbox[None] = Outbox(js, max_in_flight=_WINDOW, timeout=timeout)
         self._seen: dict[bytes, int] = {}
         self.count = 0
@@ -40,15 +41,21 @@ class Rejects:
         if not self._subject:
             raise reason
         whole = data or b""
-        body = whole[: max(self._most, 0)]
-        digest = blake2b(f"{self._prefix}/{name}/".encode(errors="replace") + body, digest_size=15).digest()
+        digest = blake2b(f"{self._prefix}/{name}/".encode(errors="replace") + whole, digest_size=15).digest()
         count = self._seen[digest] = self._seen.get(digest, -1) + 1  # equal rows are told apart, in whatever order
         text = _ROW.sub("", " ".join(str(reason).split()))
-        values = {"Slipstream-Reason": _short(text), "Slipstream-Row": str(row), "Slipstream-Name": _short(repr(name))}
-        if len(body) < len(whole):
-            values["Slipstream-Truncated"] = str(len(whole))
-        headers = Headers({**values, "Nats-Msg-Id": f"dead.{urlsafe_b64encode(digest).decode()}.{count}"})
-        self._outbox.send([(self._subject, body, headers.encode())], [None])
+        headers = Headers(
+            {
+                "Slipstream-Reason": _short(text, self._most_text),
+                "Slipstream-Row": str(row),
+                "Slipstream-Name": _short(repr(name), self._most_text),
+                "Nats-Msg-Id": f"dead.{urlsafe_b64encode(digest).decode()}.{count}",
+            }
+        )
+        if len(headers.encode()) + len(whole) > self._most:
+            headers.add("Slipstream-Truncated", str(len(whole)))
+        block = headers.encode()
+        self._outbox.send([(self._subject, whole[: max(self._most - len(block), 0)], block)], [None])
         self.count += 1
 
     def flush(self) -> None:
@@ -67,5 +74,7 @@ def is_rows_fault(error: Error) -> bool:
     return isinstance(error, UsageError)
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]}…"
+def _short(text: str, most: int) -> str:
+    """A text of so many bytes, without half a character at the end."""
+    whole = text.encode(errors="replace")
+    return whole.decode() if len(whole) <= most else f"{whole[:most].decode(errors='ignore')}…"

@@ -16,9 +16,8 @@ from pyspark.errors import PySparkException
 
 from slipstream.spark.options import JETSTREAM, JETSTREAM_KV
 from slipstream.spark.pipelines.avro import avro_to_json, spark_schema
-from slipstream.spark.pipelines.config import Mistake, Output, Pipeline, PipelineError, Source
+from slipstream.spark.pipelines.config import DEAD, Mistake, Output, Pipeline, PipelineError, Source
 from slipstream.spark.pipelines.locate import Place
-from slipstream.spark.pipelines.state import DEAD
 from slipstream.spark.views import into_bucket, into_stream
 
 if TYPE_CHECKING:
@@ -151,6 +150,8 @@ def decode(source: Source, raw: DataFrame, dead: str) -> tuple[DataFrame, DataFr
     schema = source.schema
     if source.format == "avro":
         text, schema = avro_to_json(source.schema)(f.col(body)), spark_schema(source.schema)
+    elif source.format == "csv":
+        text = f.regexp_replace(text, r"\r?\n\z", "")  # the end of the line, not of its last column
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _BAD, **source.parse}
     wanted = f"{schema}, {_BAD} STRING"
     read = f.from_csv if source.format == "csv" else f.from_json

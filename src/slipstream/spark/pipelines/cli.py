@@ -144,9 +144,9 @@ def status_of(pipeline: Pipeline, given_servers: str = "") -> dict[str, Any]:
 
 def _reset(pipeline: Pipeline, given: argparse.Namespace) -> int:
     state = StateFolder(pipeline)
-    pid, _, _ = state.read_run()
-    if pid:
-        raise UsageError(f"the pipeline is running as process {pid}: stop it first")
+    what = f"the pipeline {pipeline.name!r}"
+    with state.lock.held(what):  # before anything is asked
+        pass
     outputs = [one for one in pipeline.outputs if not given.output or one.name in given.output]
     unknown = set(given.output) - {one.name for one in outputs}
     if unknown:
@@ -170,10 +170,11 @@ def _reset(pipeline: Pipeline, given: argparse.Namespace) -> int:
     if not given.yes and not _confirmed():
         print("nothing was changed")
         return 1
-    state.reset(names)
-    for path in paths:
-        if isinstance(path, Path) and (left := clear(path).left):
-            print(f"leaves what it has not written in {path}: {_some(left)}")
+    with state.lock.held(what):
+        state.reset(names)
+        for path in paths:
+            if isinstance(path, Path) and (left := clear(path).left):
+                print(f"leaves what it has not written in {path}: {_some(left)}")
     return 0
 
 

@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from slipstream.errors import UsageError
 from slipstream.jetstream.calls import check_name
@@ -32,8 +32,18 @@ _TARGETS = ("bucket", "stream", "path", "table")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _INTERVAL = re.compile(r"\d{1,9} (?:milliseconds?|seconds?|minutes?|hours?)")
 _SYNTAX_PLACE = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
+# What is no SQL by itself: strings, raw and others, and comments; names in backticks, which may hold any of these.
+_SQL_TEXT = re.compile(
+    r"""`[^`]*`|\br'[^']*'|\br"[^"]*"|'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|--[^\n]*|/\*.*?\*/""",
+    re.DOTALL | re.IGNORECASE,
+)
+_SQL_TOKEN = re.compile(r"`[^`]*`|\w+|[(),]")
+_SQL_ENDS = (  # behind these, commas do not part tables any more
+    *("select", "where", "group", "having", "order", "sort", "cluster", "distribute", "limit", "offset", "window"),
+    *("qualify", "union", "except", "intersect", "minus", "view", "pivot", "unpivot"),
+)
 
-
+DEAD = "dead-"  # and the name of a source: the query for what of it cannot be decoded
 DEFAULT_MASTER = "local[*]"
 FIRST = Place(1, 1)
 
@@ -173,7 +183,8 @@ class _Table:
         """The value of a key, if it is of this kind."""
         self._asked.append(name)
         value = self._data.get(name, default)
-        if name in self._data and (not isinstance(value, kind) or (kind is not bool and isinstance(value, bool))):
+        is_refused = isinstance(value, bool) and bool not in (kind, *get_args(kind))  # for Python it is a number
+        if name in self._data and (is_refused or not isinstance(value, kind)):
             self.wrong(name, f"{name} is {value!r}: {what} is allowed")
             return default
         return value
@@ -309,13 +320,14 @@ class _Reader:
         )
         views = [*(one.name for one in found.sources), *(one.name for one in found.steps)]
         outputs = tuple(self._output(*one, views) for one in root.tables("outputs"))
+        self._check_dead(found.sources, outputs)
         for table in (head, spark, root):
             table.close()
         if not found.sources and not root.is_bad("sources"):
             self.wrong((), "there is no source: at least one table [sources.x] is needed")
         if not outputs and not root.is_bad("outputs"):
             self.wrong((), "there is no output: at least one table [outputs.x] is needed")
-        self._check_names(views)
+        self._check_names(found.sources, found.steps)
         steps = self._ordered(found.steps, [one.name for one in found.sources])
         return _with(found, steps=steps, outputs=outputs)
 
@@ -425,7 +437,10 @@ class _Reader:
             "fail_on_data_loss": "failOnDataLoss",
         }
         for key, option in names.items():
-            value = table.get(key, str | int | float | bool, None, what="a text or a number")
+            if key == "fail_on_data_loss":
+                value = table.get(key, str | bool, None, what="true or false")
+            else:
+                value = table.get(key, str | int | float, None, what="a text or a number")
             if value is None:
                 continue
             found[option] = str(value).lower() if isinstance(value, bool) else str(value)
@@ -515,15 +530,28 @@ class _Reader:
         if output.kind in ("files", "table") and output.mode != "append" and not table.is_bad("mode"):
             table.wrong("mode", f"mode is {output.mode!r}: files and tables take 'append'")
 
-    def _check_names(self, views: list[str]) -> None:
-        for name in dict.fromkeys(views):
-            kind = "steps" if views.index(name) != len(views) - 1 - views[::-1].index(name) else ""
-            if kind:
-                self.wrong((kind, name), f"{name!r} is a source as well: names of sources and steps must differ")
+    def _check_names(self, sources: tuple[Source, ...], steps: tuple[Step, ...]) -> None:
+        """Sources and steps are views, whose names Spark compares without regard to case."""
+        taken: dict[str, tuple[str, str]] = {}
+        for kind, name in [("source", one.name) for one in sources] + [("step", one.name) for one in steps]:
             if not _NAME.fullmatch(name):
-                for table in ("sources", "steps"):
-                    self.wrong((table, name), f"bad name {name!r}: letters, digits and '_' are allowed, as in SQL")
-                    break
+                self.wrong((f"{kind}s", name), f"bad name {name!r}: letters, digits and '_' are allowed, as in SQL")
+            other_kind, other = taken.setdefault(name.lower(), (kind, name))
+            if (other_kind, other) == (kind, name):
+                continue
+            said = "is a source as well" if other == name else f"is {other_kind} {other!r} as well: SQL ignores case"
+            self.wrong((f"{kind}s", name), f"{name!r} {said}: names of sources and steps must differ")
+
+    def _check_dead(self, sources: tuple[Source, ...], outputs: tuple[Output, ...]) -> None:
+        """An output must not have the name, and with it the checkpoint, of a query for dead letters."""
+        taken = {DEAD + one.name: one.name for one in sources}
+        for output in outputs:
+            if output.name in taken:
+                self.wrong(
+                    ("outputs", output.name),
+                    f"{output.name!r} is the name of the dead letters of source {taken[output.name]!r}: another one is "
+                    "allowed",
+                )
 
     def _ordered(self, steps: tuple[Step, ...], ready: list[str]) -> tuple[Step, ...]:
         """The steps so that each comes behind those whose names its SQL mentions."""
@@ -550,11 +578,27 @@ def check_master(master: str) -> str:
 
 
 def mentioned(sql: str, names: Iterable[str]) -> set[str]:
-    """Which of the names stand behind FROM or JOIN in a text of SQL, outside of strings and comments."""
-    plain = re.sub(r"'(?:''|[^'])*'|--[^\n]*|/\*.*?\*/", " ", sql, flags=re.DOTALL)
-    found = re.findall(r"\b(?:from|join)\s+((?:`?\w+`?)(?:\s*,\s*`?\w+`?)*)", plain, flags=re.IGNORECASE)
-    tables = {one.strip(" `\n\t") for group in found for one in group.split(",")}
-    return tables & set(names)
+    """Which of the names stand as tables in a text of SQL: behind FROM, JOIN, or a comma between tables."""
+    known = {name.lower(): name for name in names}
+    found = set()
+    is_table = False  # whether a table's name can be next
+    lists = [False]  # for each open bracket: whether commas part tables
+    for token in _SQL_TOKEN.findall(_SQL_TEXT.sub(lambda text: text[0] if text[0][0] == "`" else " ", sql)):
+        word = token.lower()
+        if is_table and word.strip("`") in known:
+            found.add(known[word.strip("`")])
+            is_table = False
+        elif token == "(":
+            lists.append(is_table)
+        elif token == ")":
+            is_table = False
+            lists = lists[:-1] or [False]
+        elif token == ",":
+            is_table = lists[-1]
+        else:
+            is_table = word in ("from", "join")
+            lists[-1] = is_table or (lists[-1] and word not in _SQL_ENDS)
+    return found
 
 
 def _with(found: Pipeline, *, steps: tuple[Step, ...], outputs: tuple[Output, ...]) -> Pipeline:

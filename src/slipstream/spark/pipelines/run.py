@@ -163,15 +163,19 @@ class Runner:
 
     def run(self) -> dict[str, QueryState]:
         """Run to the end; gives what each query has done. Raises what a query failed with."""
-        pid, _, self._earlier = self._state.read_run()
-        if pid and pid != os.getpid():
-            raise UsageError(f"the pipeline {self._pipeline.name!r} is running already, as process {pid}")
+        with self._state.lock.held(f"the pipeline {self._pipeline.name!r}"):
+            return self._run_alone()
+
+    def _run_alone(self) -> dict[str, QueryState]:
+        _, _, self._earlier = self._state.read_run()
+        self._note({})  # the address of an earlier run's server is no longer good
         title = f"pipeline {self._pipeline.name}"
         with (
             servers(self._pipeline, self._state, self._given) as connection,
             jetstream(connection) as js,
             display(self._out, title, plain=self._plain) as screen,
         ):
+            self._note(connection)
             for made in prepare(js, self._pipeline):
                 screen.say(f"made {made}")
             screen.say(f"{title}: {connection.get('servers') or 'context ' + connection['context']}, {self._master}")
@@ -180,7 +184,7 @@ class Runner:
                 if spark is not None and not self._stopping.is_set():
                     self._run(spark, connection, js, screen)
             finally:
-                self._note(connection, is_running=False)
+                self._note(connection)
                 if spark is not None:
                     spark.stop()
             if self._stopping.is_set():
@@ -192,7 +196,10 @@ class Runner:
         begin = time.monotonic()
         waiting = deque(self.queries.values())
         try:
-            while not self._stopping.is_set() and (self._start_some(waiting) or self._tend(screen)):
+            while not self._stopping.is_set():
+                self._start_some(waiting)
+                if not self._tend(waiting, screen):
+                    break
                 self._report(connection, js, screen)
                 self._stopping.wait(LOOK / 5 if waiting else LOOK)
             self._report(connection, js, screen)
@@ -237,19 +244,21 @@ class Runner:
             writer = writer.option("path", str(path))
         return writer.toTable(output.target)
 
-    def _start_some(self, waiting: deque[Running]) -> bool:
-        """Start queries while few others are starting; False once all were. Each starts a Python process of its own,
-        and Spark gives up on one that does not answer within ten seconds: many at once would not, on few cores."""
+    def _start_some(self, waiting: deque[Running]) -> None:
+        """Start queries while few others are starting. Each starts a Python process of its own, and Spark gives up on
+        one that does not answer within ten seconds: many at once would not, on few cores."""
         while waiting and sum(one.is_starting() for one in self.queries.values()) < self._at_once:
             if self._stopping.is_set():
                 break
             self._start(waiting.popleft())
-        return bool(waiting)
 
-    def _tend(self, screen: Lines) -> bool:
-        """Start again what a server's absence ended; False once every query is done."""
-        is_any = False
+    def _tend(self, waiting: deque[Running], screen: Lines) -> bool:
+        """Start again what a server's absence ended, and raise what ended for good; False once every query is done.
+        Those that wait for their first start are left alone."""
+        is_any = bool(waiting)
         for one in self.queries.values():
+            if one in waiting:
+                continue
             one.look()
             if one.query is None:
                 if time.monotonic() >= one.again_at:
@@ -277,7 +286,7 @@ class Runner:
         for one in self.queries.values():
             one.look()
         screen.show({name: one.state for name, one in self.queries.items()}, self._lags(js))
-        self._note(connection, is_running=True)
+        self._note(connection)
 
     def _lags(self, js: JetStream) -> dict[str, int]:
         """How many messages each query has still to read."""
@@ -294,10 +303,10 @@ class Runner:
                 found[name] = lag
         return found
 
-    def _note(self, connection: dict[str, str], *, is_running: bool) -> None:
+    def _note(self, connection: dict[str, str]) -> None:
         states = {name: one.state.after(self._earlier.get(name, QueryState())) for name, one in self.queries.items()}
         states = self._earlier | states
-        self._state.write_run(connection.get("servers", ""), states, is_running=is_running)
+        self._state.write_run(connection.get("servers", ""), states)
 
 
 def start_spark(pipeline: Pipeline, master: str, state: StateFolder) -> SparkSession:

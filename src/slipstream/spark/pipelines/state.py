@@ -14,14 +14,15 @@ import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath, PurePosixPath
+from posixpath import normpath
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from slipstream.errors import Error
-from slipstream.spark.pipelines.config import Output, Pipeline, Source, mentioned
+from slipstream.spark.pipelines.config import DEAD, Output, Pipeline, Source, mentioned
+from slipstream.spark.pipelines.lock import Lock
 
-DEAD = "dead-"
 WAREHOUSE = "spark.sql.warehouse.dir"
 NOTES = "_spark_metadata"
 _NOTE = re.compile(r"\d+(?:\.compact)?")
@@ -62,6 +63,7 @@ class StateFolder:
         self._pipeline = pipeline
         self.base = Path(pipeline.file).resolve().parent  # relative paths in the file begin here
         self.path = self.base / (pipeline.state or f"{pipeline.name}-state")
+        self.lock = Lock(self.path / "run.lock")
         self._run = self.path / "run.json"
 
     def checkpoint(self, output: str) -> Path:
@@ -91,11 +93,10 @@ class StateFolder:
         name, warehouse = found[1].lower(), self.warehouse  # in lower case, as Spark has it
         return f"{warehouse.rstrip('/')}/{name}" if isinstance(warehouse, str) else warehouse / name
 
-    def write_run(self, url: str, queries: dict[str, QueryState], *, is_running: bool) -> None:
+    def write_run(self, url: str, queries: dict[str, QueryState]) -> None:
         """Note what a run has seen so far."""
         self.path.mkdir(parents=True, exist_ok=True)
         found = {
-            "pid": os.getpid() if is_running else 0,
             "url": url,
             "queries": {
                 name: {slot: getattr(one, slot) for slot in QueryState.__slots__} for name, one in queries.items()
@@ -107,12 +108,13 @@ class StateFolder:
 
     def read_run(self) -> tuple[int, str, dict[str, QueryState]]:
         """The process that runs the pipeline (0: none), the address of its server, and what it has seen."""
+        pid = self.lock.holder()
         try:
             found: dict[str, Any] = json.loads(self._run.read_text("utf-8"))
         except (OSError, ValueError):
-            return 0, "", {}
+            return pid, "", {}
         queries = {name: QueryState(**one) for name, one in found.get("queries", {}).items()}
-        return (found["pid"] if _is_alive(found.get("pid", 0)) else 0), found.get("url", ""), queries
+        return pid, found.get("url", ""), queries
 
     def committed(self, output: str) -> tuple[int, list[dict[str, Any]]]:
         """The last batch that an output has committed (-1: none) and the offsets of its sources behind it."""
@@ -135,24 +137,48 @@ class StateFolder:
             shutil.rmtree(folder)
         _, url, queries = self.read_run()
         if queries:
-            self.write_run(url, {name: one for name, one in queries.items() if name not in outputs}, is_running=False)
+            self.write_run(url, {name: one for name, one in queries.items() if name not in outputs})
         return gone
 
 
 def misplaced(pipeline: Pipeline) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Paths of outputs that are no folder of their own, by their keys: others read all that is in it as rows."""
+    """Outputs without a place of their own, by their keys. Others read all that is in a folder as rows, and Spark notes
+    in it which batches are written: of two outputs in one folder each would leave out the other's."""
     state = StateFolder(pipeline)
     kept = {"pipeline's file": state.base, "pipeline's state": state.path, "server's data": state.server}
+    taken: dict[str, PurePath] = {}
     for output in pipeline.outputs:
-        path = state.path_of(output) if output.kind == "files" else None
-        if not isinstance(path, Path):
+        place = _place(state, output)
+        if place is None:
             continue
-        for what, folder in kept.items():
-            if folder.resolve().is_relative_to(path.resolve()):
-                is_it = "is" if folder.resolve() == path.resolve() else "contains"
-                said = f"path is {output.target!r}, which {is_it} the folder of the {what}"
-                yield ("outputs", output.name, "path"), f"{said}: a folder of its own is allowed"
-                break
+        found = [(f"folder of the {what}", folder.resolve()) for what, folder in kept.items()]
+        wrong = [f"{_relation(place, folder)} the {what}" for what, folder in found if folder.is_relative_to(place)]
+        for name, other in taken.items():
+            if other.is_relative_to(place) or place.is_relative_to(other):
+                wrong.append(f"{_relation(place, other)} the place of output {name!r}")
+        taken[output.name] = place
+        if wrong:
+            key, own = ("path", "a folder") if output.kind == "files" else ("table", "a table")
+            yield (
+                ("outputs", output.name, key),
+                f"{key} is {output.target!r}, which {wrong[0]}: {own} of its own is allowed",
+            )
+
+
+def _place(state: StateFolder, output: Output) -> PurePath | None:
+    """Where the rows of an output lie, to be compared with others; a table in an unknown place has its name for it."""
+    path = state.path_of(output)
+    if isinstance(path, Path):
+        return path.resolve()
+    if path is not None:
+        return PurePosixPath(normpath(path))
+    return PurePosixPath("table:" + output.target.replace("`", "").lower()) if output.kind == "table" else None
+
+
+def _relation(place: PurePath, other: PurePath) -> str:
+    if place == other:
+        return "is"
+    return "contains" if other.is_relative_to(place) else "lies in"
 
 
 def _local(target: str, base: Path) -> str | Path:
@@ -258,15 +284,3 @@ def dead_letters(pipeline: Pipeline) -> list[str]:
 
 def _stream_of(source: Source) -> str:
     return source.stream or f"KV_{source.bucket}"
-
-
-def _is_alive(pid: int) -> bool:
-    if not pid:
-        return False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -1,0 +1,84 @@
+"""A pipeline is one process's at a time, and nobody's once that process is gone."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from slipstream.errors import UsageError
+from slipstream.spark.pipelines.lock import Lock
+
+HOLD = """
+import fcntl, os, sys
+file = open(sys.argv[1], "w")
+fcntl.flock(file, fcntl.LOCK_EX)
+print(os.getpid(), file=file, flush=True)
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state" / "run.lock"
+
+
+def test_it_is_held_once(path: Path) -> None:
+    lock, other = Lock(path), Lock(path)
+    assert other.holder() == 0
+    for _ in range(2):
+        with lock.held("it"):
+            assert other.holder() == os.getpid()
+            with pytest.raises(UsageError, match=f"^it is running already, as process {os.getpid()}: stop it first$"):
+                other.held("it").__enter__()
+        assert other.holder() == 0
+
+
+def test_a_process_that_is_killed_lets_go_of_it(path: Path) -> None:
+    path.parent.mkdir()
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(path)], stdin=-1, stdout=-1) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert Lock(path).holder() == process.pid
+        with pytest.raises(UsageError, match=f"as process {process.pid}"):
+            Lock(path).held("it").__enter__()
+        process.kill()
+    assert path.read_text() == f"{process.pid}\n"
+    assert Lock(path).holder() == 0
+    with Lock(path).held("it"):
+        assert Lock(path).holder() == os.getpid()
+
+
+def test_the_number_of_another_process_is_nothing_by_itself(path: Path) -> None:
+    path.parent.mkdir()
+    path.write_text(f"{os.getppid()}\n")
+    assert Lock(path).holder() == 0
+    with Lock(path).held("it"):
+        assert Lock(path).holder() == os.getpid()
+
+
+@pytest.mark.parametrize("fcntl", [None, mock.Mock(flock=mock.Mock(side_effect=OSError(errno.ENOLCK, "no locks")))])
+def test_the_number_decides_where_there_are_no_locks(
+    path: Path, fcntl: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if fcntl is not None:
+        fcntl.LOCK_NB = fcntl.LOCK_SH = fcntl.LOCK_EX = 0  # type: ignore[attr-defined]
+    monkeypatch.setattr("slipstream.spark.pipelines.lock.fcntl", fcntl)
+    with Lock(path).held("it"):
+        assert int(path.read_text()) == os.getpid()
+        assert Lock(path).holder() == 0  # it is us
+    assert path.read_text() == ""
+    path.write_text(f"{os.getppid()}\n")
+    assert Lock(path).holder() == os.getppid()
+    with pytest.raises(UsageError, match=f"as process {os.getppid()}"):
+        Lock(path).held("it").__enter__()
+    path.write_text(f"{2**22 + 1}\n")  # more than Linux gives
+    assert Lock(path).holder() == 0
+    with Lock(path).held("it"):
+        pass
