@@ -88,8 +88,7 @@ class StreamStorage:
 
     async def forget(self, key: str, *, below: int, timeout: float | None = None) -> None:
         """Purge the subject below a sequence: what is written meanwhile stays."""
-        if below > 1:
-            await self.stream.purge(subject=self._prefix + key, below=below, timeout=timeout)
+        await self.stream.purge(subject=self._prefix + key, below=below, timeout=timeout)
 
     async def forgetting(self, revision: int, *, timeout: float | None = None) -> None:
         """Record it in the stream's metadata, where other programs find it too."""

@@ -89,8 +89,7 @@ class StreamStorage:
 
     def forget(self, key: str, *, below: int, timeout: float | None = None) -> None:
         """Purge the subject below a sequence: what is written meanwhile stays."""
-        if below > 1:
-            self.stream.purge(subject=self._prefix + key, below=below, timeout=timeout)
+        self.stream.purge(subject=self._prefix + key, below=below, timeout=timeout)
 
     def forgetting(self, revision: int, *, timeout: float | None = None) -> None:
         """Record it in the stream's metadata, where other programs find it too."""
