@@ -294,3 +294,19 @@ async def test_a_watch_gives_what_is_there_then_a_none_then_the_news(
                 news = await each.next(timeout=5.0)
                 assert news is not None
                 assert (news.name, news.sequence, news.size) == ("c", put.sequence, 1)
+
+
+async def test_the_end_of_what_is_there_is_told_also_when_some_of_it_goes_before_it_was_read(
+    any_server: str, bucket: ObjectStoreConfig
+) -> None:
+    """The records are more than a consumer sends ahead, so a purge still finds some of them."""
+    async with connect(any_server) as nc:
+        store = await store_of(nc, bucket)
+        for n in range(40):
+            await store.put(f"o{n}", b"", description="d" * 400_000)
+        async with store.watch() as watch:
+            await nc.jetstream().stream(f"OBJ_{bucket.bucket}").purge()
+            seen = 0
+            while await watch.next(timeout=5.0) is not None:
+                seen += 1
+            assert seen < 40
