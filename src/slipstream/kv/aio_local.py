@@ -13,7 +13,7 @@ from typing import TypeVar
 from slipstream.errors import RequestTimeoutError, StaleReadError, UsageError
 from slipstream.kv.aio_outside import Guard, Signal, clock, off_loop, wall_ns
 from slipstream.kv.bucket import BucketConfig, BucketStatus
-from slipstream.kv.entry import Entry, Listing, Operation, listing_of
+from slipstream.kv.entry import Entry, Listing, Operation, listing_of, payload_of
 from slipstream.kv.keys import check_key, check_patterns
 from slipstream.kv.local import LocalBucket
 from slipstream.kv.start import From, Start
@@ -78,10 +78,10 @@ class LocalStorage:
     ) -> int:
         """Record an entry; on disk when this returns."""
         del timeout
-        now = self._now()
+        now, data = self._now(), payload_of(value, operation)
 
         def write() -> int:
-            return self._model.append(key, value or b"", operation=operation, last=last, ttl=ttl, now=now)
+            return self._model.append(key, data, operation=operation, last=last, ttl=ttl, now=now)
 
         revision = await self._call(write)
         self._written.set()

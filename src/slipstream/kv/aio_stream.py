@@ -30,7 +30,7 @@ from slipstream.kv.aio_feed import StreamFeed
 from slipstream.kv.aio_outside import sleep
 from slipstream.kv.bucket import Address, BucketStatus
 from slipstream.kv.decode import entry_or_message
-from slipstream.kv.entry import Entry, Listing, Operation, listing_of, mark_of
+from slipstream.kv.entry import Entry, Listing, Operation, listing_of, mark_of, payload_of
 from slipstream.kv.keys import any_of, check_key, check_patterns, filters_for
 from slipstream.kv.snapshot import forgotten_of, with_forgotten
 from slipstream.kv.start import ALL, LATEST, From, Start
@@ -72,7 +72,7 @@ class StreamStorage:
         """Publish an entry; returns its sequence."""
         ack = await self.js.publish(
             self._put_prefix + key,
-            value or b"",
+            payload_of(value, operation),
             headers=_HEADERS.get(operation),
             rollup=names.ROLLUP_SUBJECT if operation is Operation.PURGE else None,
             expected_last_subject_seq=last,
@@ -415,7 +415,7 @@ class StreamWriter:
     async def append(self, key: str, value: bytes | None, operation: Operation = Operation.PUT) -> None:
         """Send one; waits only while too many are in flight."""
         headers = _WRITER_HEADERS.get(operation)
-        await self._publisher.publish(self._prefix + key, value or b"", headers=headers)
+        await self._publisher.publish(self._prefix + key, payload_of(value, operation), headers=headers)
 
     async def flush(self) -> int:
         """Wait until all are stored; returns the newest revision."""
