@@ -108,12 +108,15 @@ async def test_everything_told_about_an_object_is_kept(any_server: str, bucket: 
             "häßlich / name",
             MEGABYTE,
             description="words",
-            headers={"X-Kind": ["a", "b"]},
+            headers={"X-Kind": ["a", "b"], "Content-Type": "text/plain"},
             metadata={"k": "v"},
             progress=seen.append,
         )
         info = await store.info("häßlich / name")
-        assert (info.description, info.headers, info.metadata) == ("words", {"X-Kind": ["a", "b"]}, {"k": "v"})
+        headers = {"X-Kind": ["a", "b"], "Content-Type": ["text/plain"]}
+        assert (info.description, info.headers, info.metadata) == ("words", headers, {"k": "v"})
+        changed = await store.update_meta("häßlich / name", headers={"X-Kind": "c"})
+        assert changed.headers == {"X-Kind": ["c"]}
         assert (info.digest, info.nuid) == (put.digest, put.nuid)
         assert info.mtime > 1_700_000_000 * 10**9
         assert seen[-1] == len(MEGABYTE)
