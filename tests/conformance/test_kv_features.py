@@ -280,6 +280,22 @@ async def test_a_read_replica_answers_and_says_so(any_server: str, fresh: str) -
         assert streams == {f"KV_{fresh}", f"KV_{fresh}r"}
 
 
+async def test_a_session_reads_from_a_replica_what_it_wrote_through_it(any_server: str, fresh: str) -> None:
+    async with connect(any_server) as nc:
+        js = nc.jetstream()
+        await js.create_key_value(BucketConfig(bucket=fresh))
+        await js.create_key_value(BucketConfig(bucket=f"{fresh}r", mirror=fresh))
+        async with js.session() as session:
+            replica = await session.key_value(f"{fresh}r")
+            for n in range(20):
+                async with replica.writer() as writer:
+                    await writer.put("a", b"%d" % n)
+                assert session.seen(f"KV_{fresh}r") == writer.last_revision
+                assert (await replica.get("a")).value == b"%d" % n
+                revision = await replica.put("a", b"put")
+                assert session.seen(f"KV_{fresh}r") == revision
+
+
 async def _same(kv: KeyValue[bytes], key: str, value: bytes) -> bool:
     try:
         return (await kv.get(key)).value == value

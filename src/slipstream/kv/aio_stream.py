@@ -6,7 +6,7 @@ The blocking twin is generated from this file (`tools/unasync.py`).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from operator import attrgetter
@@ -84,7 +84,8 @@ class StreamStorage:
 
     def writer(self, *, max_in_flight: int, timeout: float | None = None) -> StreamWriter:
         """Publish many entries, each acknowledged."""
-        return StreamWriter(self.js.publisher(max_in_flight=max_in_flight, timeout=timeout), self._put_prefix)
+        publisher = self.js.publisher(max_in_flight=max_in_flight, timeout=timeout)
+        return StreamWriter(publisher, self._put_prefix, self.note)
 
     async def forget(self, key: str, *, below: int, timeout: float | None = None) -> None:
         """Purge the subject below a sequence: what is written meanwhile stays."""
@@ -408,9 +409,10 @@ def not_found(bucket: str) -> BucketNotFoundError:
 class StreamWriter:
     """Publishes in flight."""
 
-    def __init__(self, publisher: Publisher, prefix: str) -> None:
+    def __init__(self, publisher: Publisher, prefix: str, note: Callable[[int], None]) -> None:
         self._publisher = publisher
         self._prefix = prefix
+        self._note = note  # for sessions
 
     async def append(self, key: str, value: bytes | None, operation: Operation = Operation.PUT) -> None:
         """Send one; waits only while too many are in flight."""
@@ -421,7 +423,10 @@ class StreamWriter:
         """Wait until all are stored; returns the newest revision."""
         await self._publisher.flush()
         ack = self._publisher.last_ack
-        return ack.seq if ack else 0
+        if ack is None:
+            return 0
+        self._note(ack.seq)  # of a read replica too: the acks name its origin
+        return ack.seq
 
     async def abandon(self) -> None:
         """Give up on what is in flight."""
