@@ -240,6 +240,24 @@ async def test_meta_changes_keep_the_data_and_a_rename_takes_no_other_name(
             await store.info("a")
 
 
+async def test_a_rename_leaves_what_was_put_under_the_old_name_meanwhile(
+    any_server: str, bucket: ObjectStoreConfig
+) -> None:
+    async with connect(any_server) as nc:
+        store, other = await store_of(nc, bucket), await store_of(nc, bucket)
+        await store.put("a", b"one")
+        purge = store._stream.purge
+
+        async def late(**options: Any) -> int:
+            await other.put("a", b"two")
+            return await purge(**options)
+
+        store._stream.purge = late  # type: ignore[method-assign]
+        await store.update_meta("a", new_name="b")
+        assert await store.get_bytes("a") == b"two"
+        assert sorted([info.name async for info in store.list()]) == ["a", "b"]
+
+
 async def test_a_sealed_bucket_is_read_only(any_server: str, bucket: ObjectStoreConfig) -> None:
     async with connect(any_server) as nc:
         store = await store_of(nc, bucket)

@@ -170,7 +170,8 @@ class ObjectStore:
             stored = await self._replace_record(changed, taken.sequence if taken else 0, timeout)
         except WrongLastSequenceError as error:
             raise ObjectExistsError(self.bucket, changed.name) from error
-        await self._stream.purge(subject=self._subjects.record(name), timeout=timeout)
+        # The record we have read, and no other that took the old name meanwhile.
+        await self._stream.purge(subject=self._subjects.record(name), below=info.sequence + 1, timeout=timeout)
         return stored
 
     async def link(self, name: str, target: ObjectInfo, *, timeout: float | None = None) -> ObjectInfo:
