@@ -38,6 +38,10 @@ async def test_purges_say_how_many_messages_went(any_server: str, fresh: str) ->
         assert (state.messages, state.last_seq) == (4, 10)
         with pytest.raises(UsageError, match="not both"):
             await stream.purge(below=5, keep=1)
+        with pytest.raises(UsageError, match="bad below -1"):
+            await stream.purge(below=-1)
+        for below in (0, 1):  # no message is below these
+            assert await stream.purge(below=below) == await stream.purge(subject=f"{fresh}.a", below=below) == 0
         assert await stream.purge() == 4
 
 

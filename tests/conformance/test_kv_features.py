@@ -17,6 +17,7 @@ from slipstream.errors import (
     KeyNotFoundError,
     LeaseLostError,
     ReadOnlyError,
+    RequestTimeoutError,
     StaleReadError,
     StreamNameInUseError,
     UsageError,
@@ -24,6 +25,7 @@ from slipstream.errors import (
 )
 from slipstream.kv import BucketSource, Entry, Operation
 from slipstream.kv.aio import KeyValue
+from slipstream.kv.aio_stream import StreamStorage
 from slipstream.kv.codecs import Base64Keys, Codec, Json, PathKeys
 from slipstream.kv.encryption import Encrypted, Keyring
 
@@ -276,6 +278,22 @@ async def test_a_read_replica_answers_and_says_so(any_server: str, fresh: str) -
         # Direct Gets to the origin reach the replica too, and the entry tells which of them answered.
         streams = {(await origin.get("a")).stream for _ in range(200)}
         assert streams == {f"KV_{fresh}", f"KV_{fresh}r"}
+
+
+async def test_a_session_reads_from_a_replica_what_it_wrote_through_it(any_server: str, fresh: str) -> None:
+    async with connect(any_server) as nc:
+        js = nc.jetstream()
+        await js.create_key_value(BucketConfig(bucket=fresh))
+        await js.create_key_value(BucketConfig(bucket=f"{fresh}r", mirror=fresh))
+        async with js.session() as session:
+            replica = await session.key_value(f"{fresh}r")
+            for n in range(20):
+                async with replica.writer() as writer:
+                    await writer.put("a", b"%d" % n)
+                assert session.seen(f"KV_{fresh}r") == writer.last_revision
+                assert (await replica.get("a")).value == b"%d" % n
+                revision = await replica.put("a", b"put")
+                assert session.seen(f"KV_{fresh}r") == revision
 
 
 async def _same(kv: KeyValue[bytes], key: str, value: bytes) -> bool:
@@ -555,6 +573,65 @@ async def _reads_of_a_bucket(js: JetStream, fresh: str) -> None:
     ]
     for outcome in await asyncio.gather(*reads, return_exceptions=True):
         assert isinstance(outcome, StaleReadError), outcome
+
+
+async def test_a_watch_that_must_be_new_enough_has_every_key_of_several_filters(any_server: str, fresh: str) -> None:
+    async with connect(any_server) as nc:
+        js = nc.jetstream()
+        kv = await js.create_key_value(BucketConfig(bucket=fresh, history=3))
+        first = await kv.put("a", b"1")
+        await kv.put("b.c", b"2")
+        last = await kv.put("a", b"3")
+
+        async def initial(**options: Any) -> list[tuple[str, int, int]]:
+            async with await kv.watch("a", "b.*", **options) as watch:
+                return [(entry.key, entry.revision, entry.delta) for entry in await watch.initial()]
+
+        assert await initial(min_last_revision=first) == await initial() == [("b.c", 2, 0), ("a", last, 0)]
+        assert await initial(min_last_revision=first, resume_from=last + 1) == []
+        history = await initial(include_history=True)
+        assert history == await initial(include_history=True, min_last_revision=first)
+        assert history == [("a", first, 2), ("b.c", 2, 1), ("a", last, 0)]
+        assert await initial(resume_from=2, min_last_revision=first) == history[1:]
+        async with js.session() as session:
+            mine = await session.key_value(fresh)
+            await mine.put("a", b"4")
+            await kv.put("b.c", b"5")  # by another one
+            cached = await mine.cached("a", "b.*")
+            assert (await cached.get("b.c")).value == b"5"
+            await cached.close()
+
+
+@pytest.mark.parametrize("include_history", [False, True])
+async def test_keys_that_are_overwritten_while_several_filters_are_read_come_once(
+    any_server: str, fresh: str, include_history: bool
+) -> None:
+    """With a history of one the old entry is gone when its turn comes: the new one must be there in its place."""
+    async with connect(any_server) as nc:
+        kv = await nc.jetstream().create_key_value(BucketConfig(bucket=fresh))
+        for key in ("a", "b", "c"):
+            await kv.put(key, b"old")
+        storage = kv.storage
+        assert isinstance(storage, StreamStorage)
+        read_columns = storage.stream.read_columns
+        meanwhile = {"b": ["a", "b", "x"], "c": ["b"], "again": ["a", "c"]}
+
+        async def interrupted(**options: Any) -> AsyncIterator[Any]:
+            key = options["subject"].rpartition(".")[2]
+            for written in meanwhile.pop(key if options.get("start", 1) == 1 else "again", ()):
+                await kv.put(written, b"new")
+            async for columns in read_columns(**options):
+                yield columns
+
+        storage.stream.read_columns = interrupted  # type: ignore[method-assign]
+        async with await kv.watch("a", "b", "c", min_last_revision=1, include_history=include_history) as watch:
+            initial = await watch.initial()
+            assert not meanwhile
+            assert [(entry.key, entry.value) for entry in initial] == [("a", b"old"), ("c", b"old"), ("b", b"new")]
+            news = [await watch.next(timeout=5) for _ in range(3)]
+            assert [entry and entry.key for entry in news] == ["b", "a", "c"]
+            with pytest.raises(RequestTimeoutError):
+                await watch.next(timeout=0.05)
 
 
 @pytest.mark.spec("RW-16")

@@ -7,7 +7,7 @@ import pytest
 from slipstream import BucketConfig, StreamConfig, connect
 from slipstream.api import ExternalStream, StreamSource, SubjectTransform
 from slipstream.errors import BucketNotFoundError, UsageError
-from slipstream.kv.bucket import Address
+from slipstream.kv.bucket import Address, BucketSource
 from tests.servers import real_server
 
 ACCOUNTS = """
@@ -65,6 +65,21 @@ async def test_a_bucket_with_its_own_stream_and_subjects(any_server: str, fresh:
             assert (await theirs.get("x", min_last_revision=revision)).value == b"guest"
             assert (await kv.get("x")).revision == revision
             assert [entry.value for entry in await kv.history("x")] == [b"guest"]
+
+
+async def test_a_mirror_of_a_bucket_with_its_own_stream_and_subjects(any_server: str, fresh: str) -> None:
+    name = fresh.upper()
+    async with connect(any_server) as nc:
+        js = nc.jetstream()
+        await js.create_key_value(BucketConfig(bucket=fresh, stream=name, subject_prefix=f"{fresh}.cfg"))
+        origin = BucketSource(bucket=fresh, stream=name, subject_prefix=f"{fresh}.cfg")
+        config = BucketConfig(bucket=f"{fresh}m", mirror=origin)
+        for make in (js.create_key_value, js.update_key_value):
+            mirror = await make(config)
+            revision = await mirror.put("a.b", b"1")  # goes to the origin
+            entry = await mirror.get("a.b", min_last_revision=revision)
+            assert (entry.value, entry.revision, entry.stream) == (b"1", revision, f"KV_{fresh}m")
+            assert await mirror.keys(min_last_revision=revision) == ["a.b"]
 
 
 async def test_a_stream_that_does_not_say_where_its_keys_are(any_server: str, fresh: str) -> None:

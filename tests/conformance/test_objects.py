@@ -108,12 +108,15 @@ async def test_everything_told_about_an_object_is_kept(any_server: str, bucket: 
             "häßlich / name",
             MEGABYTE,
             description="words",
-            headers={"X-Kind": ["a", "b"]},
+            headers={"X-Kind": ["a", "b"], "Content-Type": "text/plain"},
             metadata={"k": "v"},
             progress=seen.append,
         )
         info = await store.info("häßlich / name")
-        assert (info.description, info.headers, info.metadata) == ("words", {"X-Kind": ["a", "b"]}, {"k": "v"})
+        headers = {"X-Kind": ["a", "b"], "Content-Type": ["text/plain"]}
+        assert (info.description, info.headers, info.metadata) == ("words", headers, {"k": "v"})
+        changed = await store.update_meta("häßlich / name", headers={"X-Kind": "c"})
+        assert changed.headers == {"X-Kind": ["c"]}
         assert (info.digest, info.nuid) == (put.digest, put.nuid)
         assert info.mtime > 1_700_000_000 * 10**9
         assert seen[-1] == len(MEGABYTE)
@@ -237,6 +240,24 @@ async def test_meta_changes_keep_the_data_and_a_rename_takes_no_other_name(
             await store.info("a")
 
 
+async def test_a_rename_leaves_what_was_put_under_the_old_name_meanwhile(
+    any_server: str, bucket: ObjectStoreConfig
+) -> None:
+    async with connect(any_server) as nc:
+        store, other = await store_of(nc, bucket), await store_of(nc, bucket)
+        await store.put("a", b"one")
+        purge = store._stream.purge
+
+        async def late(**options: Any) -> int:
+            await other.put("a", b"two")
+            return await purge(**options)
+
+        store._stream.purge = late  # type: ignore[method-assign]
+        await store.update_meta("a", new_name="b")
+        assert await store.get_bytes("a") == b"two"
+        assert sorted([info.name async for info in store.list()]) == ["a", "b"]
+
+
 async def test_a_sealed_bucket_is_read_only(any_server: str, bucket: ObjectStoreConfig) -> None:
     async with connect(any_server) as nc:
         store = await store_of(nc, bucket)
@@ -294,3 +315,19 @@ async def test_a_watch_gives_what_is_there_then_a_none_then_the_news(
                 news = await each.next(timeout=5.0)
                 assert news is not None
                 assert (news.name, news.sequence, news.size) == ("c", put.sequence, 1)
+
+
+async def test_the_end_of_what_is_there_is_told_also_when_some_of_it_goes_before_it_was_read(
+    any_server: str, bucket: ObjectStoreConfig
+) -> None:
+    """The records are more than a consumer sends ahead, so a purge still finds some of them."""
+    async with connect(any_server) as nc:
+        store = await store_of(nc, bucket)
+        for n in range(40):
+            await store.put(f"o{n}", b"", description="d" * 400_000)
+        async with store.watch() as watch:
+            await nc.jetstream().stream(f"OBJ_{bucket.bucket}").purge()
+            seen = 0
+            while await watch.next(timeout=5.0) is not None:
+                seen += 1
+            assert seen < 40

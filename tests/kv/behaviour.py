@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -52,6 +53,21 @@ class Behaviour:
                 await kv.get("nope")
             with pytest.raises(UsageError, match="bad key"):
                 await kv.put("a..b", b"")
+
+    async def test_a_value_is_bytes_and_nothing_else_that_is_empty_or_false(self, fresh: str) -> None:
+        async with self.bucket(BucketConfig(bucket=fresh)) as kv:
+            wrong: list[Any] = [None, 0, False, "", 5, "x", []]
+            writer = kv.writer()
+            for value in wrong:
+                for write in (kv.put("a", value), kv.create("a", value), writer.put("a", value)):
+                    with pytest.raises((UsageError, TypeError)):
+                        await write
+            await writer.flush()
+            assert await kv.keys() == []
+            good: list[Any] = [b"", bytearray(b"1"), memoryview(b"12")]
+            for value in good:
+                await kv.put("a", value)
+                assert (await kv.get("a")).value == bytes(value)
 
     async def test_create_update_delete_and_purge(self, fresh: str) -> None:
         async with self.bucket(BucketConfig(bucket=fresh, history=5)) as kv:

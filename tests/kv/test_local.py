@@ -6,6 +6,7 @@ import asyncio
 import random
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
@@ -15,6 +16,7 @@ import pytest
 
 from slipstream import BucketConfig
 from slipstream.errors import (
+    ApiError,
     BucketNotFoundError,
     KeyNotFoundError,
     StoreError,
@@ -108,6 +110,47 @@ async def test_values_go_when_their_time_is_up() -> None:
     clock.ns += 7 * SECOND
     assert await kv.keys() == []
     assert (await kv.status()).values == 0
+
+
+async def test_a_ttl_of_a_value_is_the_buckets_to_allow_and_to_bound() -> None:
+    kv, clock = await in_virtual_time(BucketConfig(bucket="b", ttl=timedelta(seconds=10), value_ttl=True))
+    await kv.put("a", b"1", ttl=timedelta(hours=1))
+    clock.ns += 10 * SECOND
+    assert await kv.keys() == []
+    kv, _ = await in_virtual_time(BucketConfig(bucket="b"))
+    with pytest.raises(ApiError, match="TTL is disabled") as caught:
+        await kv.put("a", b"1", ttl=timedelta(hours=1))
+    assert caught.value.err_code == 10166
+    assert await kv.keys() == []
+
+
+@pytest.mark.parametrize("is_file", [False, True])
+async def test_who_waits_for_entries_is_told_that_there_will_be_none(tmp_path: Path, is_file: bool) -> None:
+    for end, error in ((KeyValue.destroy, BucketNotFoundError), (KeyValue.close, UsageError)):
+        path = str(tmp_path / f"{end.__name__}.db") if is_file else ":memory:"
+        kv = await open_local_key_value(path, BucketConfig(bucket="b"))
+        await kv.put("a", b"1")
+        watch = await kv.watch()
+        await watch.initial()
+        news = asyncio.create_task(watch.next(timeout=5))
+        await asyncio.sleep(0.05)
+        await end(kv)
+        with pytest.raises(error, match=r"destroyed|closed"):
+            await news
+        for ask in (watch.next, kv.keys, kv.status, kv.watch):
+            with pytest.raises(error):
+                await ask()
+        await kv.close()
+        await kv.close()
+
+
+def test_a_blocking_watch_is_told_that_its_bucket_is_closed(tmp_path: Path) -> None:
+    kv = open_blocking(str(tmp_path / "b.db"), BucketConfig(bucket="b"))
+    with kv.watch() as watch:
+        assert watch.initial() == []
+        threading.Timer(0.05, kv.close).start()
+        with pytest.raises(UsageError, match="closed"):
+            watch.next(timeout=5)
 
 
 async def test_limits_leave_a_marker_where_the_bucket_says_so() -> None:

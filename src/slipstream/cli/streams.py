@@ -67,7 +67,7 @@ def add(commands: Commands) -> None:
     _destructive(_named(group.add("rm", _delete, "remove a stream and all its messages", aliases=("delete", "del"))))
     purge = _destructive(_named(group.add("purge", _purge, "remove messages of a stream")))
     purge.add_argument("--subject", default="", metavar="FILTER", help="only those")
-    purge.add_argument("--seq", type=values.count, default=0, help="only those below this sequence")
+    purge.add_argument("--seq", type=values.count, help="only those below this sequence")
     purge.add_argument("--keep", type=values.count, default=0, help="all but the newest so many")
     drop = _destructive(_named(group.add("rmm", _delete_message, "remove one message of a stream")))
     drop.add_argument("seq", type=values.count, help="its sequence")

@@ -448,12 +448,13 @@ class Stream(StreamReads, StreamConsumers):
         """Remove the stream and all its messages."""
         await self._js.run(self._api.delete_stream(self.name), timeout=timeout)
 
-    async def purge(self, *, subject: str = "", below: int = 0, keep: int = 0, timeout: float | None = None) -> int:
+    async def purge(
+        self, *, subject: str = "", below: int | None = None, keep: int = 0, timeout: float | None = None
+    ) -> int:
         """Remove messages, and tell how many: all, those that match `subject`, those under the sequence `below`, or all
         but the newest `keep`. Not covered by `min_last_seq`: the last sequence stays what it was."""
-        return await self._js.run(
-            self._api.purge_stream(self.name, subject=subject, below=below, keep=keep), timeout=timeout
-        )
+        call = self._api.purge_stream(self.name, subject=subject, below=below, keep=keep)
+        return 0 if call is None else await self._js.run(call, timeout=timeout)
 
     async def delete_message(self, seq: int, *, erase: bool = True, timeout: float | None = None) -> None:
         """Remove one message. Not covered by `min_last_seq`: the last sequence stays what it was."""

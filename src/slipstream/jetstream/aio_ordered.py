@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from slipstream.jetstream.aio import JetStream
 
 CREATE_TIMEOUT = 5.0
+LOOK = 0.5  # seconds without a message of the initial ones before the server is asked whether there is one
 CREATE_LEAST = 1.0  # a try that has begun is not given up before that, whatever the caller's deadline
 
 
@@ -132,6 +133,18 @@ class OrderedConsumer:
 
     def __aiter__(self) -> AsyncIterator[JsMessage]:
         return self.messages()
+
+    async def is_drained(self) -> bool:
+        """Whether the server has nothing left that was not received: some of the initial messages may be removed before
+        they were delivered. False where that cannot be told: ask again later."""
+        name = self._state.name
+        if not name:
+            return False
+        try:
+            info = await self._js.run(self._api.info(self.stream, name))
+        except Error:  # it is being made anew, or there is no connection
+            return False
+        return not info.num_pending and info.delivered.consumer_seq <= self._state.consumer_seq
 
     async def close(self) -> None:
         """Read no more; the consumer is deleted."""

@@ -166,12 +166,20 @@ class Api:
         """Remove a stream and all its messages."""
         return self._stream_call("DELETE", check_name(name), b"", decode_success)
 
-    def purge_stream(self, name: str, *, subject: str = "", below: int = 0, keep: int = 0) -> Call[int]:
-        """Remove messages: all, those of a filter, those below a sequence, or all but the newest `keep`."""
-        if below and keep:
+    def purge_stream(
+        self, name: str, *, subject: str = "", below: int | None = None, keep: int = 0
+    ) -> Call[int] | None:
+        """Remove messages: all, those of a filter, those below a sequence, or all but the newest `keep`.
+
+        None where no message can be below: there is nothing to ask for, and a server would take 0 for no bound.
+        """
+        if below is not None and keep:
             raise UsageError(f"purge with below={below} and keep={keep}: one of them is allowed, not both")
         body: dict[str, Any] = {"filter": check_filter(subject)} if subject else {}
-        body |= {"seq": check_seq(below, "below")} if below else {}
+        if below is not None:
+            body["seq"] = check_seq(below, "below")
+            if below <= 1:
+                return None
         body |= {"keep": check_seq(keep, "keep")} if keep else {}
 
         def decode(msg: Msg) -> int:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import TypeVar
 
 from slipstream.errors import RequestTimeoutError, StaleReadError, UsageError
 from slipstream.kv.aio_outside import Guard, Signal, clock, off_loop, wall_ns
 from slipstream.kv.bucket import BucketConfig, BucketStatus
-from slipstream.kv.entry import Entry, Listing, Operation, listing_of
+from slipstream.kv.entry import Entry, Listing, Operation, listing_of, payload_of
 from slipstream.kv.keys import check_key, check_patterns
 from slipstream.kv.local import LocalBucket
 from slipstream.kv.start import From, Start
@@ -46,6 +47,7 @@ class LocalStorage:
         self._now = now
         self._guard = Guard()
         self._written = Signal()
+        self._is_closed = False
 
     def check_key(self, key: str) -> str:
         """Return `key` if it is a good one."""
@@ -56,8 +58,11 @@ class LocalStorage:
         return tuple(filters) if exact else check_patterns(filters)
 
     async def close(self) -> None:
-        """Let go of the file."""
-        await self._call(self._model.close)
+        """Let go of the file. Can be called again; who waits for entries is told."""
+        async with self._guard:
+            self._is_closed = True
+            self._written.set()
+            await self._off_loop(self._model.close)
 
     # Writing
 
@@ -73,10 +78,10 @@ class LocalStorage:
     ) -> int:
         """Record an entry; on disk when this returns."""
         del timeout
-        now = self._now()
+        now, data = self._now(), payload_of(value, operation)
 
         def write() -> int:
-            return self._model.append(key, value or b"", operation=operation, last=last, ttl=ttl, now=now)
+            return self._model.append(key, data, operation=operation, last=last, ttl=ttl, now=now)
 
         revision = await self._call(write)
         self._written.set()
@@ -145,11 +150,17 @@ class LocalStorage:
     ) -> AsyncIterator[list[Entry[bytes]]]:
         """Up to what is the newest revision when each chunk is read: a key cannot be missed by moving on."""
         await self._reached(min_last, timeout)
-        at = 0
-        while at < (up_to := self._model.last_revision):
-            entries, at = await self._read(_page(read, patterns, at, up_to))
+        at, up_to = 0, 1
+        while at < up_to:
+            entries, at, up_to = await self._read(partial(self._page, read, patterns, at))
             if entries:
                 yield entries
+
+    def _page(
+        self, read: Callable[..., tuple[list[Entry[bytes]], int]], patterns: Sequence[str], after: int
+    ) -> tuple[list[Entry[bytes]], int, int]:
+        up_to = self._model.last_revision
+        return *read(patterns, after=after, up_to=up_to), up_to
 
     async def follow(
         self,
@@ -190,7 +201,7 @@ class LocalStorage:
         return await self._read(lambda: self._model.status(now=now))
 
     async def destroy(self, *, timeout: float | None = None) -> None:
-        """Remove everything; the handle cannot be used to write any more."""
+        """Remove everything; the handle cannot be used any more, and who waits for entries is told."""
         del timeout
         await self._call(self._model.destroy)
         self._written.set()
@@ -207,15 +218,15 @@ class LocalStorage:
         return result
 
     async def _call(self, function: Callable[[], T]) -> T:
-        """One at a time; a file is waited for off the loop."""
+        """One at a time, until the handle is closed."""
         async with self._guard:
-            return await off_loop(function) if self._is_file else function()
+            if self._is_closed:
+                raise UsageError(f"bucket {self.bucket!r} is closed")
+            return await self._off_loop(function)
 
-
-def _page(
-    read: Callable[..., tuple[list[Entry[bytes]], int]], patterns: Sequence[str], after: int, up_to: int
-) -> Callable[[], tuple[list[Entry[bytes]], int]]:
-    return lambda: read(patterns, after=after, up_to=up_to)
+    async def _off_loop(self, function: Callable[[], T]) -> T:
+        """A file is waited for off the loop."""
+        return await off_loop(function) if self._is_file else function()
 
 
 class LocalWriter:

@@ -20,7 +20,7 @@ from slipstream.kv.snapshot import forgotten_of
 def create_bucket(js: JetStream, config: BucketConfig, *, timeout: float | None = None) -> StreamStorage:
     """Make a bucket, or find it made with the same configuration."""
     stream = config.stream_config()
-    address = _address(js, stream_prefix=config.subject_prefix, info=StreamInfo(config=stream))
+    address = _address(js, stream_prefix=config.key_prefix, info=StreamInfo(config=stream))
     try:
         js.create_stream(stream, timeout=timeout)
     except StreamNameInUseError:
@@ -37,7 +37,7 @@ def update_bucket(js: JetStream, config: BucketConfig, *, timeout: float | None 
     except StreamNotFoundError as error:
         raise not_found(config.bucket) from error
     info = js.update_stream(config.applied_to(current), timeout=timeout)
-    return StreamStorage(js, config.bucket, _address(js, stream_prefix=config.subject_prefix, info=info))
+    return StreamStorage(js, config.bucket, _address(js, stream_prefix=config.key_prefix, info=info))
 
 
 def open_bucket(

@@ -15,17 +15,14 @@ from slipstream.client.base import FOREVER
 from slipstream.errors import (
     BucketNotFoundError,
     ConnectionClosedError,
-    Error,
     RequestTimeoutError,
     StreamNotFoundError,
 )
 from slipstream.jetstream.blocking import JetStream
-from slipstream.jetstream.blocking_ordered import OrderedConsumer
+from slipstream.jetstream.blocking_ordered import LOOK, OrderedConsumer
 from slipstream.jetstream.ordered import Run
 from slipstream.kv.blocking_outside import clock
 from slipstream.kv.entry import Entry, Listing, Operation, listing_of, marks_of
-
-LOOK = 0.5  # seconds without a message of the initial data before the server is asked whether there is one
 
 # An entry is a tuple: made of columns, one call for each, no loop.
 _new_entry: Callable[[tuple[object, ...]], Entry[bytes]] = partial(tuple.__new__, Entry)
@@ -74,7 +71,7 @@ class StreamFeed:
             try:
                 run = self._next(min(left, LOOK) if self.pending else left)
             except RequestTimeoutError:
-                if self.pending and self._is_over():
+                if self.pending and self._consumer.is_drained():
                     self.pending = 0
                     return []
                 if deadline is not None and clock() >= deadline:
@@ -92,17 +89,6 @@ class StreamFeed:
         if run is None:
             raise ConnectionClosedError(f"the feed of bucket {self.bucket!r} is closed")
         return run
-
-    def _is_over(self) -> bool:
-        """Whether the server has none of the initial data left: some may be removed before it was delivered."""
-        js, name = self._js, self._consumer.consumer_name
-        if not name:
-            return False
-        try:
-            info = js.run(js._consumer_api.info(self._consumer.stream, name))
-        except Error:  # it is being made anew, or there is no connection: ask again later
-            return False
-        return not info.num_pending and info.delivered.consumer_seq <= self._consumer.consumer_seq
 
     def _hand_over(self, entries: list[Entry[bytes]]) -> list[Entry[bytes]]:
         self._initial = []

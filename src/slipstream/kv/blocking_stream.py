@@ -7,7 +7,7 @@ The blocking twin is generated from this file (`tools/unasync.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
 from operator import attrgetter
@@ -31,7 +31,7 @@ from slipstream.kv.blocking_feed import StreamFeed
 from slipstream.kv.blocking_outside import sleep
 from slipstream.kv.bucket import Address, BucketStatus
 from slipstream.kv.decode import entry_or_message
-from slipstream.kv.entry import Entry, Listing, Operation, listing_of, mark_of
+from slipstream.kv.entry import Entry, Listing, Operation, listing_of, mark_of, payload_of
 from slipstream.kv.keys import any_of, check_key, check_patterns, filters_for
 from slipstream.kv.snapshot import forgotten_of, with_forgotten
 from slipstream.kv.start import ALL, LATEST, From, Start
@@ -73,7 +73,7 @@ class StreamStorage:
         """Publish an entry; returns its sequence."""
         ack = self.js.publish(
             self._put_prefix + key,
-            value or b"",
+            payload_of(value, operation),
             headers=_HEADERS.get(operation),
             rollup=names.ROLLUP_SUBJECT if operation is Operation.PURGE else None,
             expected_last_subject_seq=last,
@@ -85,12 +85,12 @@ class StreamStorage:
 
     def writer(self, *, max_in_flight: int, timeout: float | None = None) -> StreamWriter:
         """Publish many entries, each acknowledged."""
-        return StreamWriter(self.js.publisher(max_in_flight=max_in_flight, timeout=timeout), self._put_prefix)
+        publisher = self.js.publisher(max_in_flight=max_in_flight, timeout=timeout)
+        return StreamWriter(publisher, self._put_prefix, self.note)
 
     def forget(self, key: str, *, below: int, timeout: float | None = None) -> None:
         """Purge the subject below a sequence: what is written meanwhile stays."""
-        if below > 1:
-            self.stream.purge(subject=self._prefix + key, below=below, timeout=timeout)
+        self.stream.purge(subject=self._prefix + key, below=below, timeout=timeout)
 
     def forgetting(self, revision: int, *, timeout: float | None = None) -> None:
         """Record it in the stream's metadata, where other programs find it too."""
@@ -152,10 +152,17 @@ class StreamStorage:
             for entries in self._consumed(patterns, ALL, False, timeout):
                 yield entries
             return
+        for entries in self._read_apart(patterns, min_last=min_last_revision, timeout=timeout):
+            yield entries
+
+    def _read_apart(
+        self, patterns: Sequence[str], *, start: int = 1, end: int = 0, min_last: int = 0, timeout: float | None
+    ) -> Iterator[list[Entry[bytes]]]:
+        """One pattern after the other: what is written meanwhile may be there of one and not of another."""
         for place, pattern in enumerate(patterns):
             seen = [matcher(each) for each in patterns[:place]]  # patterns may overlap; a key comes once
             chunks = self.stream.read_columns(
-                subject=self._prefix + pattern, min_last_seq=min_last_revision, timeout=timeout
+                start=start, end=end, subject=self._prefix + pattern, min_last_seq=min_last, timeout=timeout
             )
             for columns in chunks:
                 entries = self._entries(columns)
@@ -252,23 +259,43 @@ class StreamStorage:
         self, patterns: Sequence[str], start: Start, meta_only: bool, min_last: int, timeout: float | None
     ) -> StreamFeed:
         """The initial data by Direct Gets that prove how new it is, then a consumer for what comes behind it."""
-        last = min_last
-        if not self.address.is_direct:
-            last = self._leader_has(min_last, timeout)
-        if start.kind is From.LATEST:
-            initial = self._newest(patterns, last, timeout)
-        else:
-            initial = []
-            for entries in self.read(patterns, min_last_revision=last, timeout=timeout):
-                initial += entries
-            initial.sort(key=attrgetter("revision"))
-        if initial and len(patterns) == 1:  # read in order: up to the last one nothing can be missing
-            last = max(last, initial[-1].revision)
-        initial = [entry for entry in initial if start.revision <= entry.revision <= last]
+        is_history = start.kind is not From.LATEST
+        entries, last = self._proven(patterns, is_history, min_last, timeout)
+        initial = [entry for entry in entries if entry.revision >= start.revision]
+        if is_history:
+            initial = [entry._replace(delta=len(initial) - 1 - at) for at, entry in enumerate(initial)]
         if meta_only:
             initial = [entry._replace(value=b"") for entry in initial]
-        consumer = self._ordered(patterns, meta_only, timeout, start=last + 1)
-        return self._feed(consumer, patterns, is_history=False, initial=initial)
+        consumer = self._ordered(patterns, meta_only, timeout, start=max(last + 1, start.revision))
+        return self._feed(consumer, patterns, is_history=is_history, initial=initial)
+
+    def _proven(
+        self, patterns: Sequence[str], is_history: bool, min_last: int, timeout: float | None
+    ) -> tuple[list[Entry[bytes]], int]:
+        """Entries in order up to a revision, and that revision: all that are kept, or the newest of each key.
+
+        It is `min_last` or newer, and no key may be missing there. A read in order moves it along. Where patterns are
+        read apart it is the newest one before them, and moves on as far as keys were overwritten before their turn.
+        """
+        is_in_order = len(patterns) == 1 or not self.address.is_direct
+        last = min_last if self.address.is_direct and is_in_order else self._leader_has(min_last, timeout)
+        by = attrgetter("revision" if is_history else "key")
+        kept: dict[str | int, Entry[bytes]] = {}
+        later: list[Entry[bytes]] = []
+        for entries in self.read(patterns, min_last_revision=last, timeout=timeout):
+            if is_in_order and entries:
+                last = max(last, entries[-1].revision)
+            kept.update((by(entry), entry) for entry in entries if entry.revision <= last)
+            later += [entry for entry in entries if entry.revision > last]
+        if later:
+            known = {entry.key for entry in kept.values()}
+            missing = {entry.key: entry.revision for entry in reversed(later) if entry.key not in known}
+            up_to = max(missing.values(), default=last)
+            kept.update((by(entry), entry) for entry in later if entry.revision <= up_to)
+            for entries in self._read_apart(patterns, start=last + 1, end=up_to, timeout=timeout):
+                kept.update((by(entry), entry) for entry in entries)
+            last = up_to
+        return sorted(kept.values(), key=attrgetter("revision")), last
 
     def _leader_has(self, wanted: int, timeout: float | None) -> int:
         """Wait until the leader has a revision; returns its newest (0 if none was wanted)."""
@@ -276,7 +303,7 @@ class StreamStorage:
             return 0
         patience = Patience(self._patience(timeout), self.js.client.now)
         while True:
-            last = (self.stream.info(timeout=patience.left())).state.last_seq
+            last = (self.status(timeout=patience.left())).last_revision
             if last >= wanted:
                 return last
             behind = f"{self.address.stream}: its leader has {last}, wanted {wanted}"
@@ -379,20 +406,24 @@ def not_found(bucket: str) -> BucketNotFoundError:
 class StreamWriter:
     """Publishes in flight."""
 
-    def __init__(self, publisher: Publisher, prefix: str) -> None:
+    def __init__(self, publisher: Publisher, prefix: str, note: Callable[[int], None]) -> None:
         self._publisher = publisher
         self._prefix = prefix
+        self._note = note  # for sessions
 
     def append(self, key: str, value: bytes | None, operation: Operation = Operation.PUT) -> None:
         """Send one; waits only while too many are in flight."""
         headers = _WRITER_HEADERS.get(operation)
-        self._publisher.publish(self._prefix + key, value or b"", headers=headers)
+        self._publisher.publish(self._prefix + key, payload_of(value, operation), headers=headers)
 
     def flush(self) -> int:
         """Wait until all are stored; returns the newest revision."""
         self._publisher.flush()
         ack = self._publisher.last_ack
-        return ack.seq if ack else 0
+        if ack is None:
+            return 0
+        self._note(ack.seq)  # of a read replica too: the acks name its origin
+        return ack.seq
 
     def abandon(self) -> None:
         """Give up on what is in flight."""

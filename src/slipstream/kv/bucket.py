@@ -114,6 +114,11 @@ class BucketConfig:
         """What the bucket's stream is called."""
         return self.stream or STREAM_PREFIX + check_bucket(self.bucket)
 
+    @property
+    def key_prefix(self) -> str:
+        """What stands before keys where that is said in words: a mirror has the subjects of its origin."""
+        return _source(self.mirror).subject_prefix if self.mirror else self.subject_prefix
+
     def stream_config(self) -> StreamConfig:
         """The stream that the bucket is, exactly as the document has it.
 

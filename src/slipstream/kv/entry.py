@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Generic, NamedTuple, TypeVar
 
 from slipstream.api import names
+from slipstream.errors import UsageError
 from slipstream.wire import Headers
 
 V = TypeVar("V")
@@ -26,6 +27,15 @@ class Operation(StrEnum):
 
 # Why a server left a marker of its own (`Nats-Marker-Reason`). A reason we do not know also means: no value any more.
 _REASONS = {"MaxAge": Operation.EXPIRED, "Purge": Operation.PURGE, "Remove": Operation.DELETE}
+
+
+def payload_of(value: bytes | None, operation: Operation) -> bytes:
+    """What is stored for an entry. A mark has no value; a put has one, and no other type that is empty or false."""
+    if operation is not Operation.PUT:
+        return b""
+    if not isinstance(value, bytes | bytearray | memoryview):
+        raise UsageError(f"a value of type {type(value).__name__}: bytes are allowed")
+    return bytes(value)
 
 
 class Entry(NamedTuple, Generic[V]):

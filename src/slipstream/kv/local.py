@@ -15,6 +15,7 @@ from datetime import timedelta
 
 from slipstream.api import StreamConfig, StreamInfo, StreamState
 from slipstream.errors import (
+    ApiError,
     BucketNotFoundError,
     StoreError,
     StreamMessageTooLargeError,
@@ -126,13 +127,15 @@ class LocalBucket:
         limit = self.config.max_msg_size
         if 0 <= limit < len(value):
             raise StreamMessageTooLargeError(f"message size exceeds maximum allowed: {len(value)} of {limit} bytes")
+        if ttl and not self.config.allow_msg_ttl:
+            raise ApiError("per-message TTL is disabled", code=400, err_code=10166)  # what a server says
         with self._transaction():
             self._expire(now)
             if last is not None:
                 newest = self._one("SELECT coalesce(max(revision), 0) FROM entries WHERE key = ?", key)
                 if newest != last:
                     raise WrongLastSequenceError(f"wrong last sequence: {newest}")
-            revision = self._insert(key, value, operation, "", ttl or self.config.max_age, now)
+            revision = self._insert(key, value, operation, "", ttl, now)
             if operation is Operation.PURGE:
                 self._remove("key = ? AND revision < ?", key, revision)
             else:
@@ -141,13 +144,13 @@ class LocalBucket:
                 self._keep_size()
         return revision
 
-    def _insert(self, key: str, value: bytes, operation: Operation, marker: str, ttl: timedelta, now: int) -> int:
-        expires = now + _nanos(ttl) if ttl else None
+    def _insert(
+        self, key: str, value: bytes, operation: Operation, marker: str, ttl: timedelta | None, now: int
+    ) -> int:
+        spans = [span for span in (ttl, self.config.max_age) if span]  # nothing outlives the bucket's own
+        expires = now + _nanos(min(spans)) if spans else None
         self._db.execute("UPDATE bucket SET last_revision = last_revision + 1, last_created = ?", (now,))
-        row = self._db.execute("SELECT last_revision FROM bucket").fetchone()
-        if row is None:
-            raise BucketNotFoundError(f"bucket {self.bucket!r} was destroyed")
-        revision = int(row[0])
+        revision = self.last_revision
         self._db.execute(
             "INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?)",
             (revision, key, value, now, operation.value, marker, expires),
@@ -270,8 +273,8 @@ class LocalBucket:
 
     @property
     def last_revision(self) -> int:
-        """The newest revision ever given."""
-        return self._one("SELECT coalesce(max(last_revision), 0) FROM bucket")
+        """The newest revision ever given. Raises BucketNotFoundError if the bucket was destroyed."""
+        return self._one("SELECT last_revision FROM bucket")
 
     def status(self, *, now: int) -> BucketStatus:
         """The same report that a stream gives."""
@@ -310,6 +313,8 @@ class LocalBucket:
             row = self._db.execute(query, values).fetchone()
         except sqlite3.Error as error:
             raise StoreError(f"bucket {self.bucket!r}: {error}") from error
+        if row is None:
+            raise BucketNotFoundError(f"bucket {self.bucket!r} was destroyed")
         return int(row[0])
 
 

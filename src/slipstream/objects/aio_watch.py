@@ -9,9 +9,10 @@ from typing import Self
 
 from slipstream.api import DeliverPolicy
 from slipstream.client.base import FOREVER
-from slipstream.errors import ConnectionLostError
+from slipstream.errors import ConnectionLostError, RequestTimeoutError
 from slipstream.jetstream.aio import Stream
-from slipstream.jetstream.aio_ordered import OrderedConsumer
+from slipstream.jetstream.aio_messages import JsMessage
+from slipstream.jetstream.aio_ordered import LOOK, OrderedConsumer
 from slipstream.objects.info import ObjectInfo, read_record
 
 
@@ -25,6 +26,7 @@ class ObjectWatch:
     def __init__(self, stream: Stream, records: str, *, ignore_deletes: bool, updates_only: bool) -> None:
         policy = DeliverPolicy.NEW if updates_only else DeliverPolicy.LAST_PER_SUBJECT
         self._records: OrderedConsumer = stream.ordered_consumer(records, deliver_policy=policy.value)
+        self._now = stream._client.now
         self._ignores_deletes = ignore_deletes
         self._left: int | None = None  # of the initial data; None before the start
         self._is_said = False
@@ -45,17 +47,33 @@ class ObjectWatch:
     async def next(self, *, timeout: float | None = None) -> ObjectInfo | None:
         """The next info, or the one `None`. Raises RequestTimeoutError if there is none in time (None: forever)."""
         await self.start()
+        deadline = self._now() + (FOREVER if timeout is None else timeout)
         while True:
             if not self._is_said and not self._left:
                 self._is_said = True
                 return None
-            message = await self._records.next(timeout=FOREVER if timeout is None else timeout)
+            message = await self._message(deadline)
+            if message is None:
+                self._left = 0
+                continue
             if self._left:
                 # What was replaced while we read is not sent any more: the last one says that none are left.
                 self._left = min(self._left - 1, message.num_pending)
             info = read_record(message.data, seq=message.seq, time=message.time)
             if not (info.deleted and self._ignores_deletes):
                 return info
+
+    async def _message(self, deadline: float) -> JsMessage | None:
+        """The next record; None when none of the initial ones is left to wait for."""
+        while True:
+            left = max(deadline - self._now(), 0.0)
+            try:
+                return await self._records.next(timeout=min(left, LOOK) if self._left else left)
+            except RequestTimeoutError:
+                if self._left and await self._records.is_drained():
+                    return None
+                if self._now() >= deadline:
+                    raise
 
     async def close(self) -> None:
         """End the watch, here and on the server. Can be called again."""

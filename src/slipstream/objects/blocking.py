@@ -40,6 +40,7 @@ from slipstream.objects.info import (
     ObjectStoreStatus,
     Subjects,
     check_name,
+    header_lists,
     read_record,
 )
 
@@ -86,7 +87,7 @@ class ObjectStore:
         data: Data,
         *,
         description: str = "",
-        headers: Mapping[str, Sequence[str]] | None = None,
+        headers: Mapping[str, str | Sequence[str]] | None = None,
         metadata: Mapping[str, str] | None = None,
         chunk_size: int = DEFAULT_CHUNK_SIZE,
         progress: Progress | None = None,
@@ -110,7 +111,7 @@ class ObjectStore:
             info = ObjectInfo(
                 name=name,
                 description=description,
-                headers={key: list(values) for key, values in (headers or {}).items()},
+                headers=header_lists(headers or {}),
                 metadata=dict(metadata or {}),
                 options=ObjectOptions(max_chunk_size=chunk_size),
                 bucket=self.bucket,
@@ -146,7 +147,7 @@ class ObjectStore:
         *,
         new_name: str = "",
         description: str | None = None,
-        headers: Mapping[str, Sequence[str]] | None = None,
+        headers: Mapping[str, str | Sequence[str]] | None = None,
         metadata: Mapping[str, str] | None = None,
         timeout: float | None = None,
     ) -> ObjectInfo:
@@ -156,7 +157,7 @@ class ObjectStore:
             info,
             name=check_name(new_name or name),
             description=info.description if description is None else description,
-            headers=info.headers if headers is None else {key: list(values) for key, values in headers.items()},
+            headers=info.headers if headers is None else header_lists(headers),
             metadata=info.metadata if metadata is None else dict(metadata),
         )
         if changed.name == name:
@@ -168,7 +169,8 @@ class ObjectStore:
             stored = self._replace_record(changed, taken.sequence if taken else 0, timeout)
         except WrongLastSequenceError as error:
             raise ObjectExistsError(self.bucket, changed.name) from error
-        self._stream.purge(subject=self._subjects.record(name), timeout=timeout)
+        # The record we have read, and no other that took the old name meanwhile.
+        self._stream.purge(subject=self._subjects.record(name), below=info.sequence + 1, timeout=timeout)
         return stored
 
     def link(self, name: str, target: ObjectInfo, *, timeout: float | None = None) -> ObjectInfo:

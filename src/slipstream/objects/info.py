@@ -10,7 +10,7 @@ visible when all of it is there.
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
@@ -27,6 +27,11 @@ STREAM_PREFIX = "OBJ_"
 BACKING_STORE = "JetStream"
 DEFAULT_CHUNK_SIZE = 128 * 1024
 DIGEST = "SHA-256="
+
+
+def header_lists(headers: Mapping[str, str | Sequence[str]]) -> dict[str, list[str]]:
+    """Headers as a record has them; a text is one value, not a sequence of characters."""
+    return {key: [values] if isinstance(values, str) else list(values) for key, values in headers.items()}
 
 
 def check_name(name: str) -> str:
