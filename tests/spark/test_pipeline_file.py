@@ -238,6 +238,11 @@ class TestFile:
         outputs = "".join(f"[outputs.o{i}]\nfrom = 'orders'\n{place}\n" for i, place in enumerate(places))
         assert len(parse(SMALL + outputs, file=str(tmp_path / "p.toml"), check=misplaced).outputs) == 6
 
+    def test_tables_of_another_catalog_may_have_several_writers(self, tmp_path: Path) -> None:
+        catalog = '[spark]\nconf = { "spark.sql.catalog.lake" = "org.apache.iceberg.spark.SparkCatalog" }\n'
+        outputs = "".join(f"[outputs.o{i}]\nfrom = 'orders'\ntable = 'lake.db.t'\n" for i in range(2))
+        assert len(parse(SMALL + outputs + catalog, file=str(tmp_path / "p.toml"), check=misplaced).outputs) == 3
+
     @pytest.mark.parametrize(
         "text",
         [

@@ -26,6 +26,7 @@ from slipstream.spark.pipelines.lock import Lock
 WAREHOUSE = "spark.sql.warehouse.dir"
 NOTES = "_spark_metadata"
 _NOTE = re.compile(r"\d+(?:\.compact)?")
+_CATALOGS = "spark.sql.catalog."
 _CATALOG = "spark.sql.catalog.spark_catalog"  # something else than Spark's own
 _TABLE = re.compile(r"(?:(?:spark_catalog\.)?default\.)?([A-Za-z0-9_]+)", re.IGNORECASE)
 _LOCAL = re.compile(r"file:(?://(?:localhost)?(?=/))?")
@@ -81,6 +82,11 @@ class StateFolder:
         """Where tables lie whose catalog is Spark's own."""
         given = self._pipeline.conf.get(WAREHOUSE, "")
         return _local(given, Path.cwd()) if given else self.path / "warehouse"
+
+    @property
+    def has_other_catalogs(self) -> bool:
+        """Whether tables may lie elsewhere than Spark itself would put them."""
+        return any(name.startswith(_CATALOGS) for name in self._pipeline.conf)
 
     def path_of(self, output: Output) -> str | Path | None:
         """Where the files of an output go: relative to the file, or wherever a URL says; a table lies in the warehouse.
@@ -166,13 +172,16 @@ def misplaced(pipeline: Pipeline) -> Iterator[tuple[tuple[str, ...], str]]:
 
 
 def _place(state: StateFolder, output: Output) -> PurePath | None:
-    """Where the rows of an output lie, to be compared with others; a table in an unknown place has its name for it."""
+    """Where the rows of an output lie, to be compared with others; a table in an unknown place has its name for it.
+    None where there is nothing to compare: tables of other catalogs may take the rows of many queries."""
     path = state.path_of(output)
     if isinstance(path, Path):
         return path.resolve()
     if path is not None:
         return PurePosixPath(normpath(path))
-    return PurePosixPath("table:" + output.target.replace("`", "").lower()) if output.kind == "table" else None
+    if output.kind != "table" or state.has_other_catalogs:
+        return None
+    return PurePosixPath("table:" + output.target.replace("`", "").lower())
 
 
 def _relation(place: PurePath, other: PurePath) -> str:
