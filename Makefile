@@ -32,12 +32,12 @@ help: ## Show this list
 demo: java $(STAMP) ## A pipeline of orders: embedded server, Spark, Key-Value views, Parquet
 	@$(FIND_JAVA); $(PY) -m examples.demo
 
-# Tests wait more than they work: three processes are quicker than one on two cores. Those of Spark do work; each JVM
+# Tests wait more than they work: five processes keep two cores busy for half of the time. Those of Spark do work; each JVM
 # starts in half the time by an archive of what it loads, made once while the others run.
 test: java $(STAMP) check ## Lint, types and all tests but the long ones
 	@$(FIND_JAVA); \
 	{ test -f $(ARCHIVE) || $(PY) tools/spark_archive.py $(ARCHIVE) 2>/dev/null; } & archive=$$!; \
-	$(PY) -m pytest -m "not soak and not spark" -n 3; plain=$$?; \
+	$(PY) -m pytest -m "not soak and not spark" -n 5; plain=$$?; \
 	wait $$archive; \
 	$(PY) -m pytest -m "not soak and spark" -n 2 --dist loadfile; spark=$$?; \
 	exit $$((plain || spark))
