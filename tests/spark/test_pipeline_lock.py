@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from unittest import mock
 import pytest
 
 from slipstream.errors import UsageError
-from slipstream.spark.pipelines.lock import Lock
+from slipstream.spark.pipelines.lock import UNKNOWN, Lock
 
 HOLD = """
 import fcntl, os, sys
@@ -82,3 +83,13 @@ def test_the_number_decides_where_there_are_no_locks(
     assert Lock(path).holder() == 0
     with Lock(path).held("it"):
         pass
+
+
+def test_a_holder_that_never_says_who_it_is_is_not_waited_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slipstream.spark.pipelines.lock.PATIENCE", 0.05)
+    path.parent.mkdir()
+    with path.open("w") as silent:
+        fcntl.flock(silent, fcntl.LOCK_EX)
+        assert Lock(path).holder() == UNKNOWN
+        with pytest.raises(UsageError, match=r"^it is running already: stop it first$"):
+            Lock(path).held("it").__enter__()

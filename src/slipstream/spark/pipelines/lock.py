@@ -21,6 +21,10 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 
+UNKNOWN = -1
+PATIENCE = 2.0  # seconds
+
+
 class Lock:
     """The right to change what a pipeline has on disk."""
 
@@ -33,7 +37,8 @@ class Lock:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("a+", encoding="ascii") as file:
             if pid := _holder(file, is_shared=False):
-                raise UsageError(f"{what} is running already, as process {pid}: stop it first")
+                who = f", as process {pid}" if pid != UNKNOWN else ""
+                raise UsageError(f"{what} is running already{who}: stop it first")
             file.truncate(0)
             print(os.getpid(), file=file, flush=True)
             try:
@@ -42,7 +47,7 @@ class Lock:
                 file.truncate(0)
 
     def holder(self) -> int:
-        """The process that has the lock; 0 if none has."""
+        """The process that has the lock, UNKNOWN if it does not say who it is; 0 if none has."""
         try:
             file = self._path.open(encoding="ascii")
         except FileNotFoundError:
@@ -52,14 +57,15 @@ class Lock:
 
 
 def _holder(file: TextIO, *, is_shared: bool) -> int:
-    """The process that keeps us from the lock; 0 if it is ours now."""
+    """The process that keeps us from the lock, UNKNOWN if it does not say who it is; 0 if it is ours now."""
+    deadline = time.monotonic() + PATIENCE
     while not (is_ours := _take(file, is_shared=is_shared)):
         file.seek(0)
         pid = int(file.read() or 0)
         if is_ours is None:
             return pid if pid != os.getpid() and _is_alive(pid) else 0
-        if pid:
-            return pid
+        if pid or time.monotonic() > deadline:
+            return pid or UNKNOWN
         time.sleep(0.01)  # it has the lock, and is about to say who it is
     return 0
 
