@@ -19,11 +19,11 @@ from slipstream.errors import Error
 from slipstream.spark.pipelines import PipelineError, main, parse
 from slipstream.spark.pipelines.avro import AvroError, Decoder, fingerprint, spark_schema
 from slipstream.spark.pipelines.cli import load
-from slipstream.spark.pipelines.config import mentioned
 from slipstream.spark.pipelines.display import Lines, display, table
 from slipstream.spark.pipelines.locate import Place, Places
 from slipstream.spark.pipelines.run import Runner, Running
 from slipstream.spark.pipelines.state import QueryState, StateFolder, lag_of, misplaced, sources_of
+from slipstream.spark.pipelines.tables import mentioned
 
 EXAMPLE = Path(__file__).resolve().parent.parent.parent / "examples" / "orders.toml"
 

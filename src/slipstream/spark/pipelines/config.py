@@ -21,6 +21,7 @@ from slipstream.kv.keys import check_pattern
 from slipstream.spark.options import kv_stream_options, stream_options
 from slipstream.spark.pipelines.avro import spark_schema
 from slipstream.spark.pipelines.locate import Place, Places
+from slipstream.spark.pipelines.tables import mentioned
 from slipstream.wire import check_filter
 
 FORMATS = ("json", "csv", "avro", "raw")
@@ -32,17 +33,6 @@ _TARGETS = ("bucket", "stream", "path", "table")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _INTERVAL = re.compile(r"\d{1,9} (?:milliseconds?|seconds?|minutes?|hours?)")
 _SYNTAX_PLACE = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
-# What is no SQL by itself: strings, raw and others, and comments; names in backticks, which may hold any of these.
-_SQL_TEXT = re.compile(
-    r"""`[^`]*`|\br'[^']*'|\br"[^"]*"|'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|--[^\n]*|/\*.*?\*/""",
-    re.DOTALL | re.IGNORECASE,
-)
-_SQL_TOKEN = re.compile(r"`[^`]*`|\w+|[(),]")
-_SQL_ENDS = (  # behind these, commas do not part tables any more
-    *("select", "where", "group", "having", "order", "sort", "cluster", "distribute", "limit", "offset", "window"),
-    *("qualify", "union", "except", "intersect", "minus", "view", "pivot", "unpivot"),
-)
-
 DEAD = "dead-"  # and the name of a source: the query for what of it cannot be decoded
 DEFAULT_MASTER = "local[*]"
 FIRST = Place(1, 1)
@@ -575,30 +565,6 @@ def check_master(master: str) -> str:
     if not _MASTER.fullmatch(master):
         raise UsageError(f"master is {master!r}: local[*], local[2], spark://host:7077, k8s://… or yarn is allowed")
     return master
-
-
-def mentioned(sql: str, names: Iterable[str]) -> set[str]:
-    """Which of the names stand as tables in a text of SQL: behind FROM, JOIN, or a comma between tables."""
-    known = {name.lower(): name for name in names}
-    found = set()
-    is_table = False  # whether a table's name can be next
-    lists = [False]  # for each open bracket: whether commas part tables
-    for token in _SQL_TOKEN.findall(_SQL_TEXT.sub(lambda text: text[0] if text[0][0] == "`" else " ", sql)):
-        word = token.lower()
-        if is_table and word.strip("`") in known:
-            found.add(known[word.strip("`")])
-            is_table = False
-        elif token == "(":
-            lists.append(is_table)
-        elif token == ")":
-            is_table = False
-            lists = lists[:-1] or [False]
-        elif token == ",":
-            is_table = lists[-1]
-        else:
-            is_table = word in ("from", "join")
-            lists[-1] = is_table or (lists[-1] and word not in _SQL_ENDS)
-    return found
 
 
 def _with(found: Pipeline, *, steps: tuple[Step, ...], outputs: tuple[Output, ...]) -> Pipeline:
