@@ -104,7 +104,7 @@ async def peer_respond(url: str, _: int) -> float:
 
 
 async def our_publish(url: str, count: int) -> float:
-    from slipstream.client.aio import connect
+    from slipstream.client._async.client import connect
 
     async with connect(url) as nc:
         publish = nc.publish
@@ -116,7 +116,7 @@ async def our_publish(url: str, count: int) -> float:
 
 
 async def our_subscribe(url: str, count: int) -> float:
-    from slipstream.client.aio import connect
+    from slipstream.client._async.client import connect
 
     async with connect(url) as nc:
         sub = await nc.subscribe(SUBJECT)
@@ -133,7 +133,7 @@ async def our_subscribe(url: str, count: int) -> float:
 
 
 async def our_request(url: str, count: int) -> float:
-    from slipstream.client.aio import connect
+    from slipstream.client._async.client import connect
 
     async with connect(url) as nc:
         await nc.request(SUBJECT, PAYLOAD)
@@ -144,7 +144,7 @@ async def our_request(url: str, count: int) -> float:
 
 
 async def our_respond(url: str, _: int) -> float:
-    from slipstream.client.aio import Message, connect
+    from slipstream.client._async.client import Message, connect
 
     async def callback(message: Message) -> None:
         await message.respond(message.data)

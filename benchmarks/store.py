@@ -19,8 +19,8 @@ from typing import TypeVar
 
 from benchmarks.report import Row, row, table
 from slipstream.server.engine.ports import StreamLog
-from slipstream.server.store.lmdb import LmdbStore
-from slipstream.server.store.memory import MemoryStore
+from slipstream.server.store.lmdb.store import LmdbStore
+from slipstream.server.store.memory.store import MemoryStore
 
 PAYLOAD = b"x" * 128
 GROUP = 2_000

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from slipstream import BlockingJetStream, Error, Server, StreamConfig, connect_blocking
 from slipstream.spark.pipelines import parse
-from slipstream.spark.pipelines.run import Runner
+from slipstream.spark.pipelines.runner import Runner
 
 ORDERS = 100_000
 BROKEN_EVERY = 10_000

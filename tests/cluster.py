@@ -29,7 +29,7 @@ from typing import Any, Self
 
 from slipstream import StreamConfig, connect_blocking
 from slipstream.errors import ApiError, RequestTimeoutError
-from slipstream.jetstream.blocking import JetStream
+from slipstream.jetstream._sync.jetstream import JetStream
 from tests.ports import free_port
 from tests.routes import RouteProxy
 from tests.servers import START_TIMEOUT, real_binary

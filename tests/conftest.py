@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-from slipstream.server.net import Server
+from slipstream.server.server import Server
 from tests.cluster import Cluster
 from tests.servers import real_server
 from tools.spark_archive import SHORT_LIVED

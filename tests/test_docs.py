@@ -23,7 +23,7 @@ import slipstream.objects
 import slipstream.server
 import slipstream.spark
 import slipstream.testing
-from slipstream.server.net import Server
+from slipstream.server.server import Server
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -1,4 +1,4 @@
-"""Every import below src/ becomes an edge between rooms; an edge that the table does not allow is a failure.
+"""The layers of the source tree: every import below src/ must be an edge that this file lists.
 
 Imports inside functions and under TYPE_CHECKING count as well: a dependency that is hidden is still one.
 """
@@ -19,7 +19,7 @@ PACKAGES = ("slipstream", "pyspark_jetstream", "pyspark_jetstream_kv")
 API, CLIENT, FACADE, JETSTREAM, KV, OBJECTS, WIRE = "api", "client", "facade", "jetstream", "kv", "objects", "wire"
 ROOT, SERVER, ENGINE, STORE = "__init__", "server", "server/engine", "server/store"
 
-# Room -> what it may import beside the standard library, `errors`, `version` and itself. With a dot: one module only.
+# Layer -> what it may import beside the standard library, `errors`, `version` and itself. With a dot: one module only.
 EDGES: dict[str, set[str]] = {
     ROOT: {CLIENT, JETSTREAM, KV, OBJECTS, FACADE},
     "errors": set(),
@@ -40,24 +40,31 @@ EDGES: dict[str, set[str]] = {
     "cli": {ROOT},
 }
 EXTRA_EDGES = {
-    "slipstream/server/upstream.py": {CLIENT, JETSTREAM, API},  # mirrors of streams on another server
+    "slipstream/server/loop/upstream.py": {CLIENT, JETSTREAM, API},  # mirrors of streams on another server
     "slipstream/cli/server.py": {SERVER},  # the one command that is the server and not a client
     "slipstream/spark/pipelines/lock.py": {"os", "pathlib", "time"},
-    "slipstream/spark/pipelines/place.py": {ROOT},  # an embedded server, where no other is named
+    "slipstream/spark/pipelines/connection.py": {ROOT},  # an embedded server, where no other is named
 }
 LAZY_EDGES = {
     ROOT: {SERVER},
     "cli": {"spark"},
 }  # only inside a function or for types: `import slipstream` must stay light
 
+# The server around its engine and stores.
+SERVER_DRIVERS = (
+    "slipstream/server/[!/]*.py",
+    "slipstream/server/loop/*",
+    "slipstream/server/process/*",
+    "slipstream/server/faults/*",
+)
 # Third-party module -> the files that may import it, as patterns below src/ (`*` also crosses directories).
-CORE_ROOMS = (API, CLIENT, JETSTREAM, KV, OBJECTS, SERVER, WIRE, FACADE)
+CORE_LAYERS = (API, CLIENT, JETSTREAM, KV, OBJECTS, SERVER, WIRE, FACADE)
 THIRD_PARTY: dict[str, tuple[str, ...]] = {
-    "msgspec": tuple(f"slipstream/{room}/*" for room in CORE_ROOMS),
-    "lmdb": ("slipstream/server/store/lmdb*.py",),
-    "uvloop": ("slipstream/client/aio.py", "slipstream/server/[!/]*.py", "slipstream/cli/*"),
-    "bcrypt": ("slipstream/server/signatures.py",),
-    "cryptography": ("slipstream/client/nkeys.py", "slipstream/kv/*", "slipstream/server/[!/]*.py"),
+    "msgspec": tuple(f"slipstream/{layer}/*" for layer in CORE_LAYERS),
+    "lmdb": ("slipstream/server/store/lmdb/*.py",),
+    "uvloop": ("slipstream/client/_async/client.py", *SERVER_DRIVERS, "slipstream/cli/*"),
+    "bcrypt": ("slipstream/server/loop/signatures.py",),
+    "cryptography": ("slipstream/wire/nkeys.py", "slipstream/kv/*", *SERVER_DRIVERS),
     "pyspark": ("slipstream/spark/*", "pyspark_jetstream*/*"),
     "pyarrow": ("slipstream/spark/*", "pyspark_jetstream*/*"),
     "rich": (
@@ -73,33 +80,34 @@ IO_MODULES = frozenset((
     "_thread", "pathlib", "tempfile", "shutil", "subprocess", "multiprocessing", "signal",
 ))  # fmt: skip
 IO_FILES = (
-    "slipstream/client/aio*.py",
-    "slipstream/client/blocking*.py",
-    "slipstream/client/link.py",  # a transport of asyncio
-    "slipstream/client/line.py",  # a socket
+    "slipstream/client/_async/*",
+    "slipstream/client/_sync/*",
     "slipstream/client/contexts.py",  # files of connection settings
-    "slipstream/client/sources.py",  # files and the environment, for secrets
-    "slipstream/client/tls.py",  # certificates
-    "slipstream/kv/*_outside.py",  # time and threads, for buckets without a server and for leases
-    "slipstream/server/[!/]*.py",
-    "slipstream/server/store/lmdb*.py",
+    "slipstream/client/secrets.py",  # files and the environment, for secrets
+    "slipstream/client/layers/tls.py",  # certificates
+    "slipstream/kv/_*sync/runtime.py",  # time and threads, for buckets without a server and for leases
+    *SERVER_DRIVERS,
+    "slipstream/server/store/lmdb/*",
     "slipstream/testing/*",
     "slipstream/cli/*",
 )
 IO_EXCEPTIONS = {
-    "slipstream/kv/encryption.py": {"os"},  # randomness: salts and nonces must not come from a caller
-    "slipstream/spark/source.py": {"os", "time"},  # secrets in the environment; a pause before a server is tried again
-    "slipstream/spark/kv_source.py": {"os"},
-    "slipstream/spark/kv_sink.py": {"os", "uuid"},
-    "slipstream/spark/stream_sink.py": {"os", "uuid"},  # a write that has no name yet gets one
-    "slipstream/spark/link.py": {"pathlib"},  # credentials and contexts are files
+    "slipstream/kv/codecs/encryption.py": {"os"},  # randomness: salts and nonces must not come from a caller
+    "slipstream/spark/source/stream.py": {
+        "os",
+        "time",
+    },  # secrets in the environment; a pause before a server is tried again
+    "slipstream/spark/source/kv.py": {"os"},
+    "slipstream/spark/sink/kv.py": {"os", "uuid"},
+    "slipstream/spark/sink/stream.py": {"os", "uuid"},  # a write that has no name yet gets one
+    "slipstream/spark/connect.py": {"pathlib"},  # credentials and contexts are files
     "slipstream/spark/pipelines/cli.py": {"pathlib", "shutil"},
     "slipstream/spark/pipelines/lock.py": {"os", "pathlib", "time"},
-    "slipstream/spark/pipelines/place.py": {"os", "pathlib"},
-    "slipstream/spark/pipelines/run.py": {"os", "pathlib", "shutil", "signal", "threading", "time"},
+    "slipstream/spark/pipelines/connection.py": {"os", "pathlib"},
+    "slipstream/spark/pipelines/runner.py": {"os", "pathlib", "shutil", "signal", "threading", "time"},
     "slipstream/spark/pipelines/state.py": {"os", "pathlib", "shutil"},
 }
-# asyncio may be used to wait and to group in any aio.py; these parts of it are sockets by another name.
+# asyncio may be used to wait and to group in any `_async/` folder; these parts of it are sockets by another name.
 ASYNCIO_TRANSPORTS = frozenset((
     "open_connection", "start_server", "open_unix_connection", "start_unix_server", "StreamReader", "StreamWriter",
     "StreamReaderProtocol", "Transport", "BaseTransport", "ReadTransport", "WriteTransport", "DatagramTransport",
@@ -128,8 +136,8 @@ def module_name(file: str) -> str:
     return name.removesuffix(".__init__")
 
 
-def room_of(module: str) -> str:
-    """The room of a dotted module; an empty string if it is in none."""
+def layer_of(module: str) -> str:
+    """The layer of a dotted module; an empty string if it is in none."""
     head, *rest = module.split(".")
     if head != "slipstream":
         return "formats"
@@ -185,22 +193,22 @@ def imports_of(src: Path, path: Path) -> Iterator[Import]:
 
 def edge_problem(item: Import) -> str:
     """Why an import of our own code is not allowed; empty if it is."""
-    room, target = room_of(module_name(item.file)), room_of(item.module)
-    if not room:
-        return "the file is in no room"
+    layer, target = layer_of(module_name(item.file)), layer_of(item.module)
+    if not layer:
+        return "the file is in no layer"
     if item.file == "slipstream/__main__.py" and target == "cli":
         return ""
-    if room == "spark" and item.module.split(".")[-1] == "aio":
+    if layer == "spark" and "_async" in item.module.split("."):
         return "spark uses the blocking drivers only"
-    allowed = EDGES[room] | EXTRA_EDGES.get(item.file, set()) | {room, "errors", "version"}
+    allowed = EDGES[layer] | EXTRA_EDGES.get(item.file, set()) | {layer, "errors", "version"}
     if item.in_function:
-        allowed |= LAZY_EDGES.get(room, set())
+        allowed |= LAZY_EDGES.get(layer, set())
     if target in allowed or any(
         item.module == name or item.module.startswith(f"{name}.") for name in allowed if "." in name
     ):
         return ""
-    hint = " outside a function" if target in LAZY_EDGES.get(room, set()) else ""
-    return f"room {room} may not import room {target or '(none)'}{hint}"
+    hint = " outside a function" if target in LAZY_EDGES.get(layer, set()) else ""
+    return f"layer {layer} may not import layer {target or '(none)'}{hint}"
 
 
 def outside_problem(item: Import) -> str:
@@ -210,20 +218,20 @@ def outside_problem(item: Import) -> str:
         if matches(item.file, IO_FILES) or top in IO_EXCEPTIONS.get(item.file, set()):
             return ""
         if top == "asyncio":
-            if not item.file.endswith("/aio.py"):
-                return "asyncio is for drivers (aio.py)"
-            return f"{part} is a socket: client/aio.py has those" if part.split(".")[0] in ASYNCIO_TRANSPORTS else ""
+            if "/_async/" not in item.file:
+                return "asyncio is for drivers (_async/)"
+            return f"{part} is a socket: client/_async has those" if part.split(".")[0] in ASYNCIO_TRANSPORTS else ""
         return f"{top} is the outside world: take time, ids and bytes as arguments" if top in IO_MODULES else ""
     return "" if matches(item.file, THIRD_PARTY.get(top, ())) else f"third-party {top} is not allowed here"
 
 
 def problems(src: Path) -> list[str]:
-    """One line per import that is not allowed, and per file in no room."""
+    """One line per import that is not allowed, and per file in no layer."""
     found: dict[str, None] = {}
     for path in sorted(src.rglob("*.py")):
         file = path.relative_to(src).as_posix()
-        if file.split("/")[0] not in PACKAGES or not room_of(module_name(file)):
-            found[f"{file}: the file is in no room"] = None
+        if file.split("/")[0] not in PACKAGES or not layer_of(module_name(file)):
+            found[f"{file}: the file is in no layer"] = None
             continue
         for item in imports_of(src, path):
             ours = item.module.split(".")[0] in PACKAGES
@@ -237,50 +245,67 @@ def test_the_rooms_of_src_import_only_what_they_may() -> None:
 
 
 BAD = [
-    ("wire/parser.py", "from slipstream.api import configs", "room wire may not import room api"),
-    ("wire/parser.py", "from ..client import aio", "room wire may not import room client"),
-    ("wire/parser.py", "def f():\n    import slipstream.kv", "room wire may not import room kv"),
-    ("wire/parser.py", "if TYPE_CHECKING:\n    from slipstream.api import X", "room wire may not import room api"),
-    ("client/protocol.py", "import slipstream", "room client may not import room __init__"),
-    ("client/protocol.py", "import time", "time is the outside world"),
-    ("client/protocol.py", "import asyncio", "asyncio is for drivers"),
-    ("client/protocol.py", "import os.path", "os is the outside world"),
+    ("wire/parser.py", "from slipstream.api import configs", "layer wire may not import layer api"),
+    ("wire/parser.py", "from ..client import session", "layer wire may not import layer client"),
+    ("wire/parser.py", "def f():\n    import slipstream.kv", "layer wire may not import layer kv"),
+    ("wire/parser.py", "if TYPE_CHECKING:\n    from slipstream.api import X", "layer wire may not import layer api"),
+    ("client/session.py", "import slipstream", "layer client may not import layer __init__"),
+    ("client/session.py", "import time", "time is the outside world"),
+    ("client/session.py", "import asyncio", "asyncio is for drivers"),
+    ("client/session.py", "import os.path", "os is the outside world"),
     ("client/outgoing.py", "import socket", "socket is the outside world"),
-    ("jetstream/aio.py", "from asyncio import open_connection", "open_connection is a socket"),
-    ("jetstream/aio.py", "import asyncio\nasyncio.start_server", "start_server is a socket"),
-    ("jetstream/aio.py", "import socket", "socket is the outside world"),
-    ("jetstream/calls.py", "import lmdb", "third-party lmdb"),
-    ("server/net.py", "import rich", "third-party rich"),
-    ("server/net.py", "from slipstream.jetstream import calls", "room server may not import room jetstream"),
-    ("server/engine/core.py", "from slipstream.server import net", "room server/engine may not import room server"),
-    ("server/engine/core.py", "import uvloop", "third-party uvloop"),
-    ("server/engine/core.py", "import random", "random is the outside world"),
-    ("server/store/lmdb.py", "from slipstream.server.engine import core", "may not import room server/engine"),
-    ("server/store/memory.py", "import lmdb", "third-party lmdb"),
-    ("spark/plan.py", "import time", "time is the outside world"),
-    ("spark/source.py", "import socket", "socket is the outside world"),
-    ("spark/source.py", "from slipstream.kv import aio", "blocking drivers only"),
-    ("cli/main.py", "from slipstream import kv", "room cli may not import room kv"),
-    ("cli/main.py", "from slipstream.server import Server", "room cli may not import room server"),
-    ("__init__.py", "from slipstream.server import Server", "may not import room server outside a function"),
-    ("util/x.py", "", "the file is in no room"),
+    ("jetstream/_async/jetstream.py", "from asyncio import open_connection", "open_connection is a socket"),
+    ("jetstream/_async/jetstream.py", "import asyncio\nasyncio.start_server", "start_server is a socket"),
+    ("jetstream/_async/jetstream.py", "import socket", "socket is the outside world"),
+    ("jetstream/requests.py", "import lmdb", "third-party lmdb"),
+    ("server/server.py", "import rich", "third-party rich"),
+    ("server/server.py", "from slipstream.jetstream import requests", "layer server may not import layer jetstream"),
+    (
+        "server/engine/account.py",
+        "from slipstream.server import server",
+        "layer server/engine may not import layer server",
+    ),
+    ("server/engine/account.py", "import uvloop", "third-party uvloop"),
+    ("server/engine/account.py", "import random", "random is the outside world"),
+    (
+        "server/store/lmdb/store.py",
+        "from slipstream.server.engine import account",
+        "may not import layer server/engine",
+    ),
+    ("server/store/memory/store.py", "import lmdb", "third-party lmdb"),
+    ("spark/source/plan.py", "import time", "time is the outside world"),
+    ("spark/source/stream.py", "import socket", "socket is the outside world"),
+    ("spark/source/stream.py", "from slipstream.kv._async import key_value", "blocking drivers only"),
+    ("cli/main.py", "from slipstream import kv", "layer cli may not import layer kv"),
+    ("cli/main.py", "from slipstream.server import Server", "layer cli may not import layer server"),
+    ("__init__.py", "from slipstream.server import Server", "may not import layer server outside a function"),
+    ("util/x.py", "", "the file is in no layer"),
 ]
 GOOD = [
     (
         "wire/parser.py",
         "from __future__ import annotations\nimport re\nfrom . import headers\nfrom ..errors import Error",
     ),
-    ("client/aio.py", "import asyncio, socket, ssl, uvloop\nfrom slipstream.wire import parser\nasyncio.Protocol"),
-    ("client/aio_connection.py", "import asyncio, random\nfrom slipstream.version import VERSION"),
-    ("client/line.py", "import selectors, socket"),
-    ("jetstream/aio.py", "import asyncio\nfrom slipstream.client.aio import Connection\nasyncio.timeout"),
-    ("kv/aio.py", "import msgspec, cryptography.hazmat\nfrom slipstream.client import protocol"),
-    ("server/net.py", "import time, uvloop, cryptography\nfrom slipstream.server.engine import core"),
-    ("server/upstream.py", "from slipstream.jetstream import calls"),
-    ("cli/server.py", "from slipstream.server import net"),
-    ("server/store/lmdb.py", "import lmdb, os\nfrom slipstream.server.engine import ports\nfrom . import memory"),
-    ("server/store/lmdb_index.py", "import lmdb\nfrom ..engine.ports import Store"),
-    ("spark/source.py", "import os, pyarrow, pyspark.sql\nfrom slipstream.facade import blocking"),
+    (
+        "client/_async/client.py",
+        "import asyncio, socket, ssl, uvloop\nfrom slipstream.wire import parser\nasyncio.Protocol",
+    ),
+    ("client/_async/connection.py", "import asyncio, random\nfrom slipstream.version import VERSION"),
+    ("client/_sync/transport.py", "import selectors, socket"),
+    (
+        "jetstream/_async/jetstream.py",
+        "import asyncio\nfrom slipstream.client._async.client import Client\nasyncio.timeout",
+    ),
+    ("kv/_async/key_value.py", "import msgspec, cryptography.hazmat\nfrom slipstream.client import session"),
+    ("server/server.py", "import time, uvloop, cryptography\nfrom slipstream.server.engine import account"),
+    ("server/loop/upstream.py", "from slipstream.jetstream import requests"),
+    ("cli/server.py", "from slipstream.server import server"),
+    (
+        "server/store/lmdb/store.py",
+        "import lmdb, os\nfrom slipstream.server.engine import ports\nfrom .. import memory",
+    ),
+    ("server/store/lmdb/index.py", "import lmdb\nfrom ...engine.ports import Store"),
+    ("spark/source/stream.py", "import os, pyarrow, pyspark.sql\nfrom slipstream.facade._sync import client"),
     (
         "testing/fixtures.py",
         "import pytest, tempfile\nfrom slipstream import connect\nfrom slipstream.server import Server",
@@ -295,8 +320,8 @@ GOOD = [
 
 def tree(src: Path, file: str, text: str) -> Path:
     """A source tree with the modules that the examples import, and one more file."""
-    modules = "api/configs client/aio client/protocol kv/aio server/net server/engine/core server/engine/ports"
-    for name in [*modules.split(), "jetstream/calls", "facade/blocking", "wire/headers", "errors"]:
+    modules = "api/configs client/_async/client client/session kv/_async/key_value server/server server/engine/ports"
+    for name in [*modules.split(), "jetstream/requests", "facade/_sync/client", "wire/headers", "errors"]:
         path = src / "slipstream" / f"{name}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
@@ -324,5 +349,5 @@ def test_a_format_package_may_import_spark_and_nothing_else(tmp_path: Path) -> N
     package.mkdir()
     (package / "__init__.py").write_text("from slipstream.spark import DefaultSource\nimport slipstream.kv\n", "utf-8")
     assert problems(tmp_path) == [
-        "pyspark_jetstream/__init__.py:2: import of slipstream.kv: room formats may not import room kv"
+        "pyspark_jetstream/__init__.py:2: import of slipstream.kv: layer formats may not import layer kv"
     ]

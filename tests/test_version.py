@@ -8,7 +8,7 @@ import tomllib
 from pathlib import Path
 
 from slipstream.client.options import Options, parse_servers
-from slipstream.client.protocol import Session
+from slipstream.client.session import Session
 from slipstream.version import VERSION
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -6,6 +6,6 @@ It must never fail: one such package that cannot be imported takes every Python 
 from contextlib import suppress
 
 with suppress(Exception):
-    from slipstream.spark.source import JetStreamDataSource as DefaultSource
+    from slipstream.spark.source.stream import JetStreamDataSource as DefaultSource
 
 __all__ = ["DefaultSource"]

@@ -6,6 +6,6 @@ It must never fail: one such package that cannot be imported takes every Python 
 from contextlib import suppress
 
 with suppress(Exception):
-    from slipstream.spark.kv_source import KeyValueDataSource as DefaultSource
+    from slipstream.spark.source.kv import KeyValueDataSource as DefaultSource
 
 __all__ = ["DefaultSource"]

@@ -29,14 +29,14 @@ if TYPE_CHECKING:
         StreamConfig,
         from_env,
     )
-    from slipstream.facade.aio import Client, JetStream, connect
-    from slipstream.facade.blocking import Client as BlockingClient
-    from slipstream.facade.blocking import JetStream as BlockingJetStream
-    from slipstream.facade.blocking import connect as connect_blocking
-    from slipstream.jetstream.aio_messages import JsMessage
-    from slipstream.kv.aio import KeyValue
-    from slipstream.kv.blocking import KeyValue as BlockingKeyValue
-    from slipstream.server.net import Server
+    from slipstream.facade._async.client import Client, JetStream, connect
+    from slipstream.facade._sync.client import Client as BlockingClient
+    from slipstream.facade._sync.client import JetStream as BlockingJetStream
+    from slipstream.facade._sync.client import connect as connect_blocking
+    from slipstream.jetstream._async.message import JsMessage
+    from slipstream.kv._async.key_value import KeyValue
+    from slipstream.kv._sync.key_value import KeyValue as BlockingKeyValue
+    from slipstream.server.server import Server
 
 __all__ = [
     "AckPolicy",
@@ -71,17 +71,17 @@ __all__ = [
 
 
 _HOMES = {
-    "BlockingClient": ("slipstream.facade.blocking", "Client"),
-    "BlockingKeyValue": ("slipstream.kv.blocking", "KeyValue"),
-    "BlockingJetStream": ("slipstream.facade.blocking", "JetStream"),
-    "Client": ("slipstream.facade.aio", "Client"),
+    "BlockingClient": ("slipstream.facade._sync.client", "Client"),
+    "BlockingKeyValue": ("slipstream.kv._sync.key_value", "KeyValue"),
+    "BlockingJetStream": ("slipstream.facade._sync.client", "JetStream"),
+    "Client": ("slipstream.facade._async.client", "Client"),
     "Error": ("slipstream.errors", "Error"),
-    "JetStream": ("slipstream.facade.aio", "JetStream"),
-    "JsMessage": ("slipstream.jetstream.aio_messages", "JsMessage"),
-    "KeyValue": ("slipstream.kv.aio", "KeyValue"),
-    "Server": ("slipstream.server.net", "Server"),
-    "connect": ("slipstream.facade.aio", "connect"),
-    "connect_blocking": ("slipstream.facade.blocking", "connect"),
+    "JetStream": ("slipstream.facade._async.client", "JetStream"),
+    "JsMessage": ("slipstream.jetstream._async.message", "JsMessage"),
+    "KeyValue": ("slipstream.kv._async.key_value", "KeyValue"),
+    "Server": ("slipstream.server.server", "Server"),
+    "connect": ("slipstream.facade._async.client", "connect"),
+    "connect_blocking": ("slipstream.facade._sync.client", "connect"),
 }
 
 

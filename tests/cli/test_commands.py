@@ -12,7 +12,7 @@ from typing import Any
 import nats
 import pytest
 
-from slipstream.cli import keyvalue, values
+from slipstream.cli import kv, values
 from slipstream.cli.common import Shell
 from slipstream.errors import LeaseLostError
 from tests.cli.support import Cli
@@ -265,12 +265,12 @@ def test_a_command_that_does_not_stop_when_the_lock_is_lost_is_killed(monkeypatc
         started.append(popen(*arguments, **options))
         return started[0]
 
-    monkeypatch.setattr(keyvalue, "STOP_TIMEOUT", 0.5)
+    monkeypatch.setattr(kv, "STOP_TIMEOUT", 0.5)
     monkeypatch.setattr(subprocess, "Popen", start)
     stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
     options = argparse.Namespace(program=[sys.executable, "-c", stubborn])
     with pytest.raises(LeaseLostError):
-        keyvalue._run(Shell(options), Held(), "the lock")
+        kv._run(Shell(options), Held(), "the lock")
     assert started[0].poll() is not None
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from slipstream.client import blocking_connection
+from slipstream.client._sync import connection
 from tests.client.certificates import Pki
 from tests.client.support import LIMIT, Driver, eventually
 from tests.ports import free_port
@@ -115,7 +115,7 @@ def driver(request: pytest.FixtureRequest) -> Iterator[Driver]:
 def no_client_left_open() -> Iterator[None]:
     """Every blocking client must be closed by its test: threads and sockets would live on."""
     yield
-    left = [client for client in list(blocking_connection._clients) if not client.is_closed]
+    left = [client for client in list(connection._clients) if not client.is_closed]
     for client in left:
         client.close()
     assert left == []

@@ -8,7 +8,7 @@ import secrets
 import time
 from typing import Any
 
-from slipstream.client.nkeys import KeyPair, Kind
+from slipstream.wire.nkeys import KeyPair, Kind
 
 
 def new_key(kind: Kind) -> KeyPair:

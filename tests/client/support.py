@@ -10,7 +10,8 @@ from collections.abc import AsyncGenerator, Callable
 from types import TracebackType
 from typing import Any, Self
 
-from slipstream.client import aio, blocking
+from slipstream.client._async import client as aio
+from slipstream.client._sync import client as blocking
 
 LIMIT = 30.0  # seconds for anything at all
 INFO = b'INFO {"server_id":"S","version":"2.15.1","proto":1,"headers":true,"max_payload":1048576}\r\n'

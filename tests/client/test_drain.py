@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.client import blocking
+from slipstream.client._sync import client as blocking
 from slipstream.client.events import Pong
-from slipstream.client.many import Many
+from slipstream.client.request_many import Many
 from slipstream.errors import (
     ConnectionClosedError,
     ConnectionLostError,
@@ -23,7 +23,7 @@ from slipstream.errors import (
 )
 from slipstream.wire import Msg
 from tests.client.support import Driver, FakeServer, Peer, eventually
-from tests.client.test_protocol import BOUNDS, GONE, connect, connected, kinds
+from tests.client.test_session import BOUNDS, GONE, connect, connected, kinds
 
 # The session
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from slipstream.client import aio, blocking
+from slipstream.client._async import client as aio
+from slipstream.client._sync import client as blocking
 from slipstream.errors import (
     ConnectionClosedError,
     NoRespondersError,

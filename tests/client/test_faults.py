@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from slipstream.client import blocking, blocking_connection
+from slipstream.client._sync import client as blocking
+from slipstream.client._sync import connection
 from slipstream.errors import (
     AuthorizationError,
     ConnectionClosedError,
@@ -346,7 +347,7 @@ def test_a_blocking_client_that_nobody_holds_ends_its_keeper(nats_url: str) -> N
     keeper = nc._threads[0]
     nc._line.discard()  # a socket left to the collector would be a warning
     nc._kick.set()
-    blocking_connection._clients.discard(nc)
+    connection._clients.discard(nc)
     del nc
     keeper.join(5)
     assert not keeper.is_alive()

@@ -14,11 +14,11 @@ import pytest
 
 import slipstream
 from slipstream.client.auth import Login, credentials_login, key_login
-from slipstream.client.nkeys import Kind, verify
 from slipstream.client.options import Options, parse_servers
-from slipstream.client.sources import MAX_SIZE, from_env, read_login
+from slipstream.client.secrets import MAX_SIZE, from_env, read_login
 from slipstream.errors import AuthorizationError, ConnectionLostError, CredentialsError, UsageError
 from slipstream.wire import ServerInfo
+from slipstream.wire.nkeys import Kind, verify
 from tests.client.conftest import RealServer
 from tests.client.logins import Operator, credentials, new_key
 from tests.client.support import Driver, FakeServer, Peer, eventually

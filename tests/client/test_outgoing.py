@@ -12,7 +12,7 @@ from slipstream.client.events import Report
 from slipstream.client.outgoing import BIG_PAYLOAD
 from slipstream.errors import ConnectionLostError, RemoteProtocolError, UsageError
 from slipstream.wire import Headers, Parser, Pub, Side
-from tests.client.test_protocol import INFO, Sink, connect, connected
+from tests.client.test_session import INFO, Sink, connect, connected
 
 PAYLOADS = st.binary(max_size=50) | st.integers(BIG_PAYLOAD - 2, BIG_PAYLOAD + 2).map(lambda size: b"x" * size)
 HEADERS = st.sampled_from([b"", Headers({"A": "1"}).encode()])

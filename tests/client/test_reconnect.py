@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from slipstream import connect_blocking
-from slipstream.client import blocking_connection
+from slipstream.client._sync import connection
 from slipstream.errors import AuthorizationError, ConnectionLostError, NoRespondersError, RequestTimeoutError
 from tests.client.conftest import RealServer
 from tests.client.support import INFO, Driver, FakeServer, Peer, eventually
@@ -203,7 +203,7 @@ def test_a_machine_that_has_been_up_for_weeks_waits_no_longer(
 ) -> None:
     """Without a connection a wait ended in a loop without end once the clock had passed a million seconds."""
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + 5_000_000, sleep=time.sleep)
-    monkeypatch.setattr(blocking_connection, "time", clock)
+    monkeypatch.setattr(connection, "time", clock)
     server = make_server()
     with connect_blocking(server.url) as client:
         server.stop()

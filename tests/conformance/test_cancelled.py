@@ -10,8 +10,8 @@ import pytest
 
 from slipstream import ConsumerConfig, connect
 from slipstream.errors import RequestTimeoutError
-from slipstream.jetstream.aio_consumers import Consumer
-from slipstream.jetstream.aio_messages import JsMessage
+from slipstream.jetstream._async.consumer import Consumer
+from slipstream.jetstream._async.message import JsMessage
 from tests.conformance.test_pull import world
 from tests.proxy import proxy_to
 

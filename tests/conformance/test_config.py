@@ -17,9 +17,9 @@ import bcrypt
 import pytest
 
 from slipstream.server import Server
-from slipstream.server.config_file import read_config
-from tests.server.tokens import LIMITS, Key, account_token, operator_token, user_token
-from tests.server.tokens import token as signed_token
+from slipstream.server.process.config_file import read_config
+from tests.server.engine.auth.tokens import LIMITS, Key, account_token, operator_token, user_token
+from tests.server.engine.auth.tokens import token as signed_token
 from tests.servers import real_server
 
 HASH = bcrypt.hashpw(b"secret", bcrypt.gensalt(4, prefix=b"2a")).decode()

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from slipstream import ConsumerConfig, connect
-from slipstream.client.aio import Client
-from slipstream.client.aio_subscription import Subscription
+from slipstream.client._async.client import Client
+from slipstream.client._async.subscription import Subscription
 from slipstream.errors import ApiError
-from slipstream.jetstream.aio_consumers import Consumer
+from slipstream.jetstream._async.consumer import Consumer
 from tests.conformance.test_pull import World, numbers, world
 
 NEXT = "$JS.API.CONSUMER.MSG.NEXT"

@@ -11,7 +11,7 @@ import pytest
 
 from slipstream import ConsumerConfig, DeliverPolicy, ReplayPolicy
 from slipstream.errors import ApiError
-from slipstream.jetstream.aio_consumers import Consumer
+from slipstream.jetstream._async.consumer import Consumer
 from tests.conformance.test_pull import numbers, world
 
 

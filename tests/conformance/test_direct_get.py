@@ -13,7 +13,7 @@ from slipstream import connect
 from slipstream.api import GetRequest, encode_json
 from slipstream.api.times import format_time
 from slipstream.errors import StaleReadError, TooManyResultsError, UsageError
-from slipstream.jetstream.direct import BatchItem, EndOfBatch, decode
+from slipstream.jetstream.reads.direct_get import BatchItem, EndOfBatch, decode
 from slipstream.wire import Headers, parse_status
 from tests.conformance.test_streams import config, fill
 

@@ -12,9 +12,9 @@ import pytest
 
 from slipstream import ConsumerConfig, StreamConfig, connect
 from slipstream.errors import ConsumerGoneError, PullRefusedError, RequestTimeoutError
-from slipstream.facade.aio import Client
-from slipstream.jetstream.aio import Stream
-from slipstream.jetstream.aio_consumers import Consumer
+from slipstream.facade._async.client import Client
+from slipstream.jetstream._async.consumer import Consumer
+from slipstream.jetstream._async.jetstream import Stream
 from slipstream.wire import Msg, Parser, Side
 from tests.proxy import Proxy, proxy_to
 

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from slipstream import BucketConfig, connect
-from slipstream.kv.aio import KeyValue
-from slipstream.kv.encryption import Encrypted, Keyring
+from slipstream.kv._async.key_value import KeyValue
+from slipstream.kv.codecs.encryption import Encrypted, Keyring
 from tests.kv.behaviour import Behaviour
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from slipstream import BucketConfig, connect
 from slipstream.errors import Error, LeaseLostError
-from slipstream.kv.aio_lease import Lease, Lock
+from slipstream.kv._async.lease import Lease, Lock
 from tests.proxy import Proxy, proxy_to
 
 TTL = timedelta(seconds=1)

@@ -14,8 +14,8 @@ import pytest
 from slipstream import BucketConfig, connect, connect_blocking
 from slipstream.errors import BucketNotFoundError, Error
 from slipstream.kv import Entry
-from slipstream.kv.aio import KeyValue
-from slipstream.kv.aio_watch import Watch
+from slipstream.kv._async.key_value import KeyValue
+from slipstream.kv._async.watch import Watch
 from tests.proxy import proxy_to, whole
 from tests.servers import OurProcess, RealProcess
 

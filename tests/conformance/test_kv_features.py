@@ -24,10 +24,10 @@ from slipstream.errors import (
     WrongLastSequenceError,
 )
 from slipstream.kv import BucketSource, Entry, Operation
-from slipstream.kv.aio import KeyValue
-from slipstream.kv.aio_stream import StreamStorage
-from slipstream.kv.codecs import Base64Keys, Codec, Json, PathKeys
-from slipstream.kv.encryption import Encrypted, Keyring
+from slipstream.kv._async.key_value import KeyValue
+from slipstream.kv._async.stream_storage import StreamStorage
+from slipstream.kv.codecs.base import Base64Keys, Codec, Json, PathKeys
+from slipstream.kv.codecs.encryption import Encrypted, Keyring
 
 SECOND = timedelta(seconds=1)
 
@@ -444,7 +444,7 @@ async def test_what_a_server_has_of_an_encrypted_bucket_tells_nothing(any_server
         assert await kv.keys("users.*") == ["users.alice", "users.bob"]
         async with await kv.watch("users.>") as watch:
             assert [e.value for e in await watch.initial()] == [b"secret words", b"others"]
-        # Another program, with the key and the format (tests/kv/test_codecs.py takes it apart by the document).
+        # Another program, with the key and the format (tests/kv/codecs/test_codecs.py takes it apart by the document).
         again = (await js.key_value(fresh)).with_codec(Encrypted(Keyring({"2026": b"m" * 32}), context=fresh))
         assert (await again.get("users.alice")).value == b"secret words"
 
@@ -674,7 +674,8 @@ async def test_create_takes_the_revision_out_of_the_refusal(
 
 @pytest.mark.spec("KV-30")
 def test_the_same_interface_blocking(any_server: str, fresh: str) -> None:
-    from slipstream.kv import aio, blocking
+    from slipstream.kv._async import key_value as aio
+    from slipstream.kv._sync import key_value as blocking
 
     public = [name for name in vars(aio.KeyValue) if not name.startswith("_")]
     assert public == [name for name in vars(blocking.KeyValue) if not name.startswith("_")]

@@ -17,7 +17,7 @@ from nats.js.api import KeyValueConfig
 from slipstream import BucketConfig, connect
 from slipstream.errors import KeyExistsError, KeyNotFoundError, WrongLastSequenceError
 from slipstream.kv import Operation
-from slipstream.kv.aio import KeyValue
+from slipstream.kv._async.key_value import KeyValue
 
 Theirs = Any  # nats-py's KeyValue
 

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from slipstream import BucketConfig, connect
 from slipstream.errors import HistoryLostError, KeyExistsError, KeyNotFoundError, WrongLastSequenceError
 from slipstream.kv import Entry, Operation
-from slipstream.kv.aio import KeyValue
-from slipstream.kv.aio_local import open_local
+from slipstream.kv._async.key_value import KeyValue
+from slipstream.kv._async.local_storage import open_local
 from slipstream.kv.keys import any_of
 from slipstream.testing import TestServer
 

@@ -13,8 +13,8 @@ import pytest
 
 from slipstream import ConsumerConfig, StreamConfig, connect
 from slipstream.errors import ConnectionLostError, Error, NoRespondersError, RequestTimeoutError
-from slipstream.facade.aio import Client, JetStream
-from slipstream.jetstream.aio_messages import JsMessage
+from slipstream.facade._async.client import Client, JetStream
+from slipstream.jetstream._async.message import JsMessage
 from tests.servers import OurProcess, RealProcess
 
 Kind = type[OurProcess] | type[RealProcess]

@@ -21,8 +21,8 @@ from slipstream.errors import (
     StaleReadError,
     UsageError,
 )
-from slipstream.facade.aio import Client
-from slipstream.objects.aio import Data, ObjectStore
+from slipstream.facade._async.client import Client
+from slipstream.objects._async.object_store import Data, ObjectStore
 
 MEGABYTE = os.urandom(1024 * 1024)
 

@@ -20,8 +20,8 @@ from slipstream.errors import (
     StreamLookupError,
     StreamNotFoundError,
 )
-from slipstream.jetstream.aio import Stream
-from slipstream.jetstream.aio_ordered import OrderedConsumer
+from slipstream.jetstream._async.jetstream import Stream
+from slipstream.jetstream._async.ordered import OrderedConsumer
 from tests.proxy import Proxy, proxy_to, whole
 from tests.servers import OurProcess, RealProcess
 

@@ -18,7 +18,7 @@ from slipstream.errors import (
     UsageError,
     WrongLastSequenceError,
 )
-from slipstream.facade.aio import JetStream
+from slipstream.facade._async.client import JetStream
 from tests.proxy import proxy_to
 
 

@@ -21,10 +21,10 @@ from slipstream.errors import (
     PullRefusedError,
     RequestTimeoutError,
 )
-from slipstream.facade.aio import Client, JetStream
-from slipstream.jetstream.aio import Stream
-from slipstream.jetstream.aio_messages import JsMessage
-from slipstream.jetstream.blocking_consumers import Consumer as BlockingConsumer
+from slipstream.facade._async.client import Client, JetStream
+from slipstream.jetstream._async.jetstream import Stream
+from slipstream.jetstream._async.message import JsMessage
+from slipstream.jetstream._sync.consumer import Consumer as BlockingConsumer
 
 SECOND = timedelta(seconds=1)
 

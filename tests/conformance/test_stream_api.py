@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from slipstream.server.engine.limits import AccountLimits
-from slipstream.server.net import Server
+from slipstream.server.engine.auth.account_limits import AccountLimits
+from slipstream.server.server import Server
 from tests.conformance.compare import Wire, same_on
 from tests.servers import real_server
 

@@ -19,8 +19,8 @@ from slipstream.errors import (
     StreamSubjectOverlapError,
     WrongLastSequenceError,
 )
-from slipstream.facade.aio import JetStream
-from slipstream.jetstream.direct import StoredMessage
+from slipstream.facade._async.client import JetStream
+from slipstream.jetstream.reads.direct_get import StoredMessage
 
 
 def config(name: str, **changes: object) -> StreamConfig:

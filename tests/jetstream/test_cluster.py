@@ -6,8 +6,8 @@ import pytest
 
 from slipstream import StreamConfig, connect, connect_blocking
 from slipstream.errors import RequestTimeoutError
-from slipstream.facade.aio import JetStream
-from slipstream.jetstream.aio import Stream
+from slipstream.facade._async.client import JetStream
+from slipstream.jetstream._async.jetstream import Stream
 from tests.cluster import Cluster
 
 

@@ -25,7 +25,7 @@ from slipstream.errors import (
     WrongLastSequenceError,
 )
 from slipstream.kv import Operation
-from slipstream.kv.aio import KeyValue
+from slipstream.kv._async.key_value import KeyValue
 
 
 class Behaviour:

@@ -10,7 +10,7 @@ import pytest
 
 from slipstream import BucketConfig, connect
 from slipstream.errors import KeyNotFoundError
-from slipstream.kv.aio import KeyValue
+from slipstream.kv._async.key_value import KeyValue
 from tests.cluster import Cluster
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from slipstream import BucketConfig
 from slipstream.errors import CodecError, LeaseLostError, RequestTimeoutError, UsageError
-from slipstream.kv.aio import KeyValue, open_local_key_value
-from slipstream.kv.aio_lease import Lock
-from slipstream.kv.blocking import open_local_key_value as open_blocking
+from slipstream.kv._async.key_value import KeyValue, open_local_key_value
+from slipstream.kv._async.lease import Lock
+from slipstream.kv._sync.key_value import open_local_key_value as open_blocking
 from slipstream.kv.lease import MARGIN, Claim, Observation, decode_record, server_ttl
 
 SECOND = timedelta(seconds=1)

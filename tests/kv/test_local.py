@@ -25,9 +25,9 @@ from slipstream.errors import (
     WrongLastSequenceError,
 )
 from slipstream.kv import Operation
-from slipstream.kv.aio import KeyValue, open_local_key_value
-from slipstream.kv.aio_local import LocalStorage, open_local
-from slipstream.kv.blocking import open_local_key_value as open_blocking
+from slipstream.kv._async.key_value import KeyValue, open_local_key_value
+from slipstream.kv._async.local_storage import LocalStorage, open_local
+from slipstream.kv._sync.key_value import open_local_key_value as open_blocking
 from tests.kv.behaviour import Behaviour
 
 SECOND = 10**9
@@ -217,7 +217,7 @@ async def test_calls_that_are_cancelled_leave_the_file_whole(tmp_path: Path) -> 
 WRITER = """
 import sys
 from slipstream import BucketConfig
-from slipstream.kv.blocking import open_local_key_value
+from slipstream.kv._sync.key_value import open_local_key_value
 kv = open_local_key_value(sys.argv[1], BucketConfig(bucket="b", history=64))
 for n in range(10**6):
     print(kv.put(f"k{n % 100}", b"%d" % n), flush=True)

@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from slipstream.server.engine.auth import Verify, nobody_signs
+from slipstream.server.engine.auth.authenticator import Verify, nobody_signs
 from slipstream.server.engine.engine import Engine, Settings
 from slipstream.server.engine.ports import Store
-from slipstream.server.store.memory import MemoryStore
+from slipstream.server.store.memory.store import MemoryStore
 from slipstream.wire import Event, Headers, Msg, Parser, Side, parse_status, pub
 
 SECOND = 1_000_000_000

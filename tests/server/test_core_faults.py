@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 import slipstream
-from slipstream.client.aio import Message
+from slipstream.client._async.client import Message
 from slipstream.errors import Error
 from slipstream.server import Server
-from tests.server.test_command import Process, running
+from tests.server.process.test_command import Process, running
 from tests.server.test_limits import read_all, until_pong
 from tests.servers import OurProcess
 

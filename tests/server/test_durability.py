@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.errors import StoreError
-from slipstream.server.store.memory import MemoryStore
+from slipstream.server.store.memory.store import MemoryStore
 from slipstream.wire import Headers
 from tests.server.support import Client, Rig, sequences
 

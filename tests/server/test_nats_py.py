@@ -17,10 +17,10 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from slipstream.server import Permissions, Server, User, WebSocketOptions
-from slipstream.server.config_file import read_config
+from slipstream.server.process.config_file import read_config
 from tests.client.certificates import Pki
 from tests.ports import free_port
-from tests.server.tokens import LIMITS, Key, account_token, old_token, operator_token, user_token
+from tests.server.engine.auth.tokens import LIMITS, Key, account_token, old_token, operator_token, user_token
 
 
 @contextlib.asynccontextmanager

@@ -13,7 +13,7 @@ from pyspark.sql import functions as f
 
 from slipstream import BlockingJetStream, BucketConfig
 from slipstream.spark.failures import failure_of, is_passing, reason_of, telling_line, told_shortly
-from slipstream.spark.views import into_bucket
+from slipstream.spark.sink.foreach_batch import into_bucket
 
 PY4J = """An error occurred while calling o78.save.
 : org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 failed 2 times

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slipstream.errors import UsageError
-from slipstream.spark.given import Connection, secrets_of
+from slipstream.spark.option_reader import Connection, secrets_of
 from slipstream.spark.options import (
     EARLIEST,
     LATEST,

@@ -14,7 +14,7 @@ import pytest
 
 from slipstream import BucketConfig, Context, StreamConfig, connect_blocking
 from slipstream.errors import CredentialsError, UsageError
-from slipstream.spark.link import read_context
+from slipstream.spark.connect import read_context
 from tests.servers import real_server
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -17,7 +17,7 @@ import pytest
 
 from slipstream import Client, StreamConfig, connect, connect_blocking
 from slipstream.errors import ApiError, MessageNotFoundError, RequestTimeoutError, StaleReadError, UsageError
-from slipstream.facade.blocking import Client as BlockingClient
+from slipstream.facade._sync.client import Client as BlockingClient
 from slipstream.server import Server
 from slipstream.testing import TestServer
 

@@ -4,19 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from slipstream.cli import (
-    bench,
-    completion,
-    consumers,
-    contexts,
-    keyvalue,
-    messaging,
-    objects,
-    pipeline,
-    reading,
-    server,
-    streams,
-)
+from slipstream.cli import bench, completion, consumers, contexts, get, kv, objects, pipeline, pubsub, server, streams
 from slipstream.cli.common import Commands, shared_options
 from slipstream.cli.common import Shell as Shell
 from slipstream.version import VERSION
@@ -35,11 +23,11 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"slipstream {VERSION}")
     commands = Commands(parser.add_subparsers(metavar="COMMAND", dest="command"), shared)
     for room in (
-        messaging,
+        pubsub,
         streams,
         consumers,
-        reading,
-        keyvalue,
+        get,
+        kv,
         objects,
         bench,
         contexts,

@@ -9,8 +9,8 @@ from typing import Any
 from slipstream import ConsumerConfig, ConsumerInfo
 from slipstream.cli import values
 from slipstream.cli.common import Commands, Parser, Shell
-from slipstream.cli.fields import Fields, add_fields, given_fields, read_config
-from slipstream.cli.messaging import show
+from slipstream.cli.config_options import Fields, add_fields, given_fields, read_config
+from slipstream.cli.pubsub import show
 from slipstream.cli.values import show_duration, show_time
 from slipstream.errors import RequestTimeoutError
 

@@ -1,4 +1,4 @@
-"""`slipstream server`: the embedded server as a process. Its flags and the rest are in `slipstream.server.command`."""
+"""`slipstream server`: the embedded server as a process (`slipstream.server.process.command`)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def add(commands: Commands) -> None:
 
 def serve(arguments: list[str]) -> int:
     """Run a server until it is told to stop; returns the exit code."""
-    from slipstream.server import command  # the other commands do not pay for it
+    from slipstream.server.process import command
 
     return command.main(arguments)
 

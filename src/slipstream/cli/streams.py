@@ -9,8 +9,8 @@ from typing import Any
 from slipstream import BlockingJetStream, StreamConfig
 from slipstream.cli import backup, values
 from slipstream.cli.common import Commands, Parser, Shell
-from slipstream.cli.fields import Fields, add_fields, given_fields, read_config
-from slipstream.cli.reading import show_stored
+from slipstream.cli.config_options import Fields, add_fields, given_fields, read_config
+from slipstream.cli.get import show_stored
 from slipstream.cli.values import show_duration, show_limit, show_size, show_time
 from slipstream.errors import UsageError
 

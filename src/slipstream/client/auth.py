@@ -15,7 +15,7 @@ from slipstream.errors import ConnectionLostError, CredentialsError
 from slipstream.wire import ServerInfo
 
 if TYPE_CHECKING:
-    from slipstream.client.nkeys import KeyPair
+    from slipstream.wire.nkeys import KeyPair
 
 _BLOCK = re.compile(r"-{3,} *BEGIN ([A-Z ]+?) *-{3,}\s+(.*?)\s+-{3,} *END \1 *-{3,}", re.S)
 _SEED_LINE = re.compile(r"^\s*(S[A-Z2-7]{57})\s*$", re.M)
@@ -84,7 +84,7 @@ def _find_seed(text: str) -> str:
 
 
 def _key(seed: str, source: str) -> KeyPair:
-    from slipstream.client.nkeys import KeyPair, Kind  # cryptography takes as long to import as all of the client
+    from slipstream.wire.nkeys import KeyPair, Kind  # cryptography takes as long to import as all of the client
 
     try:
         pair = KeyPair.from_seed(seed)

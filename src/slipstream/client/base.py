@@ -10,7 +10,7 @@ import msgspec
 
 from slipstream.client.events import ClientEvent, EventHandler, EventKind, Stats
 from slipstream.client.mailbox import Mailbox
-from slipstream.client.protocol import Session
+from slipstream.client.session import Session
 from slipstream.errors import ConnectionLostError, RequestTimeoutError, UsageError
 from slipstream.wire import Headers, Msg, ServerInfo, Status, parse_status
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from slipstream.client.packing import Packed
+from slipstream.client.raw_columns import Packed
 from slipstream.errors import Error, SlowConsumerError, UsageError
 from slipstream.wire import Msg
 

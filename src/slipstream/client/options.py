@@ -19,7 +19,7 @@ from slipstream.wire import ConnectOptions, ServerInfo, check_subject
 from slipstream.wire.inbox import DEFAULT_PREFIX
 
 if TYPE_CHECKING:
-    from slipstream.client.channel import Layer
+    from slipstream.client.layers.stack import Layer
 
 LANG = "python-slipstream"
 DEFAULT_SERVER = "nats://127.0.0.1:4222"

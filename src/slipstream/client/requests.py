@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from slipstream.client.events import BulkSink, ClientEvent, Effect, EventKind, ReplySink, Report, WindowSink
 from slipstream.client.options import Options
 from slipstream.client.outgoing import Draft, Outgoing
-from slipstream.client.packing import Packer
+from slipstream.client.raw_columns import Packer
 from slipstream.errors import Error
 from slipstream.wire import Inbox, Msg, Parser, Side, sub
 

@@ -18,7 +18,7 @@ from slipstream.api import (
     names,
 )
 from slipstream.errors import UsageError
-from slipstream.jetstream.calls import check_bucket
+from slipstream.jetstream.requests import check_bucket
 from slipstream.kv.keys import check_key, check_pattern
 from slipstream.wire import check_subject
 

@@ -1,7 +1,7 @@
 """The reply to a Direct Get of one key becomes an entry, in one step: the hot path of `get`.
 
 Only the usual form is read here (the server's four headers, in their order, for the subject that was asked for). All
-else is left to `jetstream/direct.py`, which knows every form and every error.
+else is left to `jetstream/reads/direct_get.py`, which knows every form and every error.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from slipstream.api.times import parse_time
-from slipstream.jetstream.direct import StoredMessage, decode_one
+from slipstream.jetstream.reads.direct_get import StoredMessage, decode_one
 from slipstream.kv.entry import Entry, Operation, has_mark, mark_of
 from slipstream.wire import Msg
 

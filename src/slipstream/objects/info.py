@@ -21,7 +21,7 @@ from slipstream.api import Placement, Storage, StreamConfig, StreamInfo, encode_
 from slipstream.api.model import TIME, JsonModel, always, nested, via
 from slipstream.api.times import ZERO
 from slipstream.errors import RemoteProtocolError, UsageError
-from slipstream.jetstream.calls import check_bucket
+from slipstream.jetstream.requests import check_bucket
 
 STREAM_PREFIX = "OBJ_"
 BACKING_STORE = "JetStream"

@@ -1,10 +1,10 @@
 """The embedded JetStream server: `Server` for programs and tests, `slipstream server` for a command line."""
 
-from slipstream.server.engine.limits import AccountLimits
-from slipstream.server.engine.users import AccountOptions, Permissions, Responses, User
-from slipstream.server.net import Server
+from slipstream.server.engine.auth.account_limits import AccountLimits
+from slipstream.server.engine.auth.users import AccountOptions, Permissions, Responses, User
+from slipstream.server.loop.upstream import Upstream
 from slipstream.server.options import ServerOptions, TlsOptions, WebSocketOptions
-from slipstream.server.upstream import Upstream
+from slipstream.server.server import Server
 
 __all__ = [
     "AccountLimits",

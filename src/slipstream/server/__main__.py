@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 
 from slipstream.errors import Error
-from slipstream.server.command import main as run
-from slipstream.server.net import Server
+from slipstream.server.process.command import main as run
+from slipstream.server.server import Server
 
 
 def _announce(server: Server) -> None:

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from slipstream.errors import UsageError
-from slipstream.server.engine.auth import Gate
-from slipstream.server.engine.limits import AccountLimits
-from slipstream.server.engine.users import SYSTEM_ACCOUNT, AccountOptions, User, check_users
-from slipstream.server.signatures import verify
-from slipstream.server.tls import PathLike, Tls, settings
-from slipstream.server.upstream import Upstream
+from slipstream.server.engine.auth.account_limits import AccountLimits
+from slipstream.server.engine.auth.authenticator import Gate
+from slipstream.server.engine.auth.users import SYSTEM_ACCOUNT, AccountOptions, User, check_users
+from slipstream.server.loop.signatures import verify
+from slipstream.server.loop.tls import PathLike, Tls, settings
+from slipstream.server.loop.upstream import Upstream
 
 LOOPBACK = "127.0.0.1"
 CLIENT_PORT = 4222

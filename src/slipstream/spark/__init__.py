@@ -4,6 +4,6 @@ Spark finds both formats by itself once the package is installed; nothing needs 
 `into_bucket` and `into_stream` are for streaming queries in update mode.
 """
 
-from slipstream.spark.views import into_bucket, into_stream
+from slipstream.spark.sink.foreach_batch import into_bucket, into_stream
 
 __all__ = ["into_bucket", "into_stream"]

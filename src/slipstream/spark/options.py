@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 from slipstream.api import parse_time
 from slipstream.errors import UsageError
-from slipstream.jetstream.calls import check_name
+from slipstream.jetstream.requests import check_name
 from slipstream.kv.bucket import STREAM_PREFIX, check_bucket
 from slipstream.kv.keys import check_patterns
-from slipstream.spark.given import CONNECTION, Connection, Given
+from slipstream.spark.option_reader import CONNECTION, Connection, Given
 
 JETSTREAM = "jetstream"
 JETSTREAM_KV = "jetstream_kv"

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from slipstream.server.engine.ports import Group, LogState, StreamLog, matcher
-from slipstream.server.store.lmdb import LmdbStore
-from slipstream.server.store.memory import MemoryStore
-from slipstream.server.store.segments import Tuning
+from slipstream.server.store.lmdb.segments import Tuning
+from slipstream.server.store.lmdb.store import LmdbStore
+from slipstream.server.store.memory.store import MemoryStore
 
 TINY = Tuning(segment=8, slice=6, dirty=4, journal=12, cache=3, probe=4, page=3)
 NAMES = ("ONE", "TWO")

@@ -13,26 +13,26 @@ import msgspec
 
 from slipstream.api import StreamConfig, StreamSource, encode_json
 from slipstream.api.names import API_PREFIX
-from slipstream.server.engine.advisories import Advisories
-from slipstream.server.engine.batches import Load
-from slipstream.server.engine.consumers.acks import FLOW_PATTERN, Desk
-from slipstream.server.engine.consumers.transfer import imported
-from slipstream.server.engine.direct import PREFIX, QUEUE
-from slipstream.server.engine.features import with_level
-from slipstream.server.engine.host import Interested, Job, Target, Waiter
-from slipstream.server.engine.inflow import Inflow, Remotes
+from slipstream.server.engine.api.advisories import Advisories
+from slipstream.server.engine.api.dispatch import Api
+from slipstream.server.engine.auth.account_limits import UNLIMITED, AccountLimits, check_bytes
+from slipstream.server.engine.auth.users import DEFAULT_ACCOUNT
+from slipstream.server.engine.consumers.ack_router import FLOW_PATTERN, Desk
+from slipstream.server.engine.consumers.snapshot import imported
+from slipstream.server.engine.core.routing import Switch
+from slipstream.server.engine.core.session import ClientSub
 from slipstream.server.engine.journal import Journal, Source
-from slipstream.server.engine.jsapi import Api
-from slipstream.server.engine.limits import UNLIMITED, AccountLimits, check_bytes
-from slipstream.server.engine.mirror import Deputy, Mirror
 from slipstream.server.engine.ports import StreamLog
-from slipstream.server.engine.restore import Restore
-from slipstream.server.engine.session import ClientSub
-from slipstream.server.engine.sources import Sourcing
-from slipstream.server.engine.stream import Stored, Stream
-from slipstream.server.engine.switch import Switch
+from slipstream.server.engine.reads.direct_get import PREFIX, QUEUE
+from slipstream.server.engine.replication.ingest import Inflow, Remotes
+from slipstream.server.engine.replication.mirror import Deputy, Mirror
+from slipstream.server.engine.replication.source import Sourcing
+from slipstream.server.engine.services import Interested, Job, Target, Waiter
+from slipstream.server.engine.snapshots.reader import Restore
+from slipstream.server.engine.streams.atomic_batches import Load
+from slipstream.server.engine.streams.features import with_level
+from slipstream.server.engine.streams.stream import Stored, Stream
 from slipstream.server.engine.timers import Timers
-from slipstream.server.engine.users import DEFAULT_ACCOUNT
 
 
 class House(Protocol):

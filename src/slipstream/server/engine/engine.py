@@ -15,26 +15,26 @@ from collections.abc import Iterable, Mapping
 
 from slipstream.api import Storage
 from slipstream.errors import StreamStoreFailedError
-from slipstream.server.engine import greeting
 from slipstream.server.engine.account import Account
-from slipstream.server.engine.advisories import Advisories
-from slipstream.server.engine.auth import Certificate, Gate, Hashed, Member, Refused, Shown, nobody_signs
-from slipstream.server.engine.batches import Load
-from slipstream.server.engine.consumers.acks import ACK_PREFIX
-from slipstream.server.engine.direct import QUEUE
-from slipstream.server.engine.health import Health, examine
-from slipstream.server.engine.host import Job, Progress, Waiter
-from slipstream.server.engine.inflow import Remotes
+from slipstream.server.engine.api.advisories import Advisories
+from slipstream.server.engine.auth.authenticator import Certificate, Gate, Hashed, Member, Refused, Shown, nobody_signs
+from slipstream.server.engine.auth.jwt import Verify
+from slipstream.server.engine.auth.permissions import Grant, quoted
+from slipstream.server.engine.auth.users import DEFAULT_ACCOUNT, AccountOptions, at_most
+from slipstream.server.engine.consumers.ack_router import ACK_PREFIX
+from slipstream.server.engine.core import info as greeting
+from slipstream.server.engine.core.routing import INBOX, Dice, Switch
+from slipstream.server.engine.core.session import ClientSub, Door, Peer, Session, State
 from slipstream.server.engine.journal import Answer, Batch, Home, Journal
-from slipstream.server.engine.jwt import Verify
-from slipstream.server.engine.permissions import Grant, quoted
+from slipstream.server.engine.monitoring.health import Health, examine
 from slipstream.server.engine.ports import Store
-from slipstream.server.engine.session import ClientSub, Door, Peer, Session, State
+from slipstream.server.engine.reads.direct_get import QUEUE
+from slipstream.server.engine.replication.ingest import Remotes
+from slipstream.server.engine.services import Job, Progress, Waiter
 from slipstream.server.engine.settings import Check, Settings, Totals
-from slipstream.server.engine.stream import Stream
-from slipstream.server.engine.switch import INBOX, Dice, Switch
+from slipstream.server.engine.streams.atomic_batches import Load
+from slipstream.server.engine.streams.stream import Stream
 from slipstream.server.engine.timers import Timers
-from slipstream.server.engine.users import DEFAULT_ACCOUNT, AccountOptions, at_most
 from slipstream.wire import (
     Connect,
     ConnectOptions,

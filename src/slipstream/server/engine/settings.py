@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from slipstream.server.engine.limits import UNLIMITED, AccountLimits
-from slipstream.server.engine.session import Session
-from slipstream.server.engine.users import SYSTEM_ACCOUNT, AccountOptions, User, at_most
+from slipstream.server.engine.auth.account_limits import UNLIMITED, AccountLimits
+from slipstream.server.engine.auth.users import SYSTEM_ACCOUNT, AccountOptions, User, at_most
+from slipstream.server.engine.core.session import Session
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,6 @@
 """
 
 from slipstream.spark.pipelines.cli import main
-from slipstream.spark.pipelines.config import Pipeline, PipelineError, parse
+from slipstream.spark.pipelines.model import Pipeline, PipelineError, parse
 
 __all__ = ["Pipeline", "PipelineError", "main", "parse"]

@@ -16,9 +16,9 @@ from pyspark.errors import PySparkException
 
 from slipstream.spark.options import JETSTREAM, JETSTREAM_KV
 from slipstream.spark.pipelines.avro import avro_to_json, spark_schema
-from slipstream.spark.pipelines.config import DEAD, Mistake, Output, Pipeline, PipelineError, Source
-from slipstream.spark.pipelines.locate import Place
-from slipstream.spark.views import into_bucket, into_stream
+from slipstream.spark.pipelines.model import DEAD, Mistake, Output, Pipeline, PipelineError, Source
+from slipstream.spark.pipelines.toml_positions import Place
+from slipstream.spark.sink.foreach_batch import into_bucket, into_stream
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

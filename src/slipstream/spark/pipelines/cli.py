@@ -19,9 +19,9 @@ from slipstream.errors import (
     StreamNotFoundError,
     UsageError,
 )
-from slipstream.spark.pipelines.config import Pipeline, parse
-from slipstream.spark.pipelines.place import jetstream, last_sequences, servers
-from slipstream.spark.pipelines.run import Runner, stop_on_signals
+from slipstream.spark.pipelines.connection import jetstream, last_sequences, servers
+from slipstream.spark.pipelines.model import Pipeline, parse
+from slipstream.spark.pipelines.runner import Runner, stop_on_signals
 from slipstream.spark.pipelines.state import NOTES, QueryState, StateFolder, clear, dead_letters, lag_of, misplaced
 
 SHOWN = 5

@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from slipstream.errors import Error
-from slipstream.spark.pipelines.config import DEAD, Output, Pipeline, Source
 from slipstream.spark.pipelines.lock import Lock
-from slipstream.spark.pipelines.tables import mentioned
+from slipstream.spark.pipelines.model import DEAD, Output, Pipeline, Source
+from slipstream.spark.pipelines.sql_tables import mentioned
 
 WAREHOUSE = "spark.sql.warehouse.dir"
 NOTES = "_spark_metadata"

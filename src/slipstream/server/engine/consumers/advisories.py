@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from slipstream.api import format_time
-from slipstream.server.engine.host import Host
+from slipstream.server.engine.services import Host
 
 _METRIC = "io.nats.jetstream.metric.v1.consumer_ack"
 

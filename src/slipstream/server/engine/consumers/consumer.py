@@ -19,19 +19,19 @@ import msgspec
 
 from slipstream.api import AckPolicy, ConsumerConfig, DeliverPolicy, ReplayPolicy, encode_json
 from slipstream.errors import ApiError, CorruptRecordError, StoreError
-from slipstream.server.engine.consumers import rules
+from slipstream.server.engine.consumers import config as rules
+from slipstream.server.engine.consumers.ack_handling import MILLISECOND, REMOVED, AckReply, Settling
 from slipstream.server.engine.consumers.advisories import Advisories
+from slipstream.server.engine.consumers.deliver_policy import SkipList, exists, starting_point
+from slipstream.server.engine.consumers.delivery_state import Ledger
 from slipstream.server.engine.consumers.filters import Filters
-from slipstream.server.engine.consumers.ledger import Ledger
-from slipstream.server.engine.consumers.settling import MILLISECOND, REMOVED, AckReply, Settling
-from slipstream.server.engine.consumers.start import SkipList, exists, starting_point
-from slipstream.server.engine.host import Progress
 from slipstream.server.engine.ports import Changes, Record
+from slipstream.server.engine.services import Progress
 from slipstream.server.engine.timers import Timer
 from slipstream.wire import overlaps, subset_of
 
 if TYPE_CHECKING:
-    from slipstream.server.engine.consumers.group import Consumers
+    from slipstream.server.engine.consumers.registry import Consumers
 
 CHUNK = 512
 CHUNK_BYTES = 256 * 1024

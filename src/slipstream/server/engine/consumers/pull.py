@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 from slipstream.api import ConsumerConfig, PriorityPolicy, format_time
 from slipstream.api.names import LAST_CONSUMER, LAST_STREAM
 from slipstream.api.times import ZERO
-from slipstream.server.engine.bodies import level_suffices
+from slipstream.server.engine.api.requests import level_suffices
+from slipstream.server.engine.consumers.ack_handling import MILLISECOND
 from slipstream.server.engine.consumers.consumer import CHUNK, Consumer, nanos
-from slipstream.server.engine.consumers.lanes import Lane, Lanes
-from slipstream.server.engine.consumers.ledger import Ledger
+from slipstream.server.engine.consumers.delivery_state import Ledger
+from slipstream.server.engine.consumers.outbound import Lane, Lanes
 from slipstream.server.engine.consumers.requests import (
     CONSUMER_DELETED,
     LEVEL_MISSING,
@@ -27,14 +28,13 @@ from slipstream.server.engine.consumers.requests import (
     parse,
     refusal,
 )
-from slipstream.server.engine.consumers.settling import MILLISECOND
-from slipstream.server.engine.host import Progress
 from slipstream.server.engine.ports import Record
+from slipstream.server.engine.services import Progress
 from slipstream.server.engine.timers import Timer
 from slipstream.wire.headers import status_block
 
 if TYPE_CHECKING:
-    from slipstream.server.engine.consumers.group import Consumers
+    from slipstream.server.engine.consumers.registry import Consumers
 
 
 class PullConsumer(Consumer):

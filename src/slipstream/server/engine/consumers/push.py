@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from slipstream.api import ConsumerConfig
 from slipstream.api.names import CONSUMER_STALLED, LAST_CONSUMER, LAST_STREAM
-from slipstream.server.engine.consumers.acks import FLOW_PREFIX
+from slipstream.server.engine.consumers.ack_router import FLOW_PREFIX
 from slipstream.server.engine.consumers.consumer import CHUNK, Consumer, nanos
-from slipstream.server.engine.consumers.lanes import Lane, Lanes
+from slipstream.server.engine.consumers.outbound import Lane, Lanes
 from slipstream.server.engine.consumers.requests import PUSH_BASED
-from slipstream.server.engine.host import Progress
+from slipstream.server.engine.core.session import ClientSub
 from slipstream.server.engine.ports import Record
-from slipstream.server.engine.session import ClientSub
+from slipstream.server.engine.services import Progress
 from slipstream.server.engine.timers import Timer
 from slipstream.wire.headers import status_block
 

@@ -15,7 +15,7 @@ import msgspec
 
 from slipstream.api import NOT_JSON, ConsumerConfig, PriorityPolicy, read_json
 from slipstream.api.names import PENDING_BYTES, PENDING_MESSAGES
-from slipstream.server.engine.consumers.rules import go_duration
+from slipstream.server.engine.consumers.config import go_duration
 from slipstream.wire.headers import status_block
 
 NO_MESSAGES = status_block(404, "No Messages")

@@ -1,0 +1,1 @@
+"""Formats of stream snapshots: tar archives compressed with S2."""

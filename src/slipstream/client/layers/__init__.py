@@ -1,0 +1,1 @@
+"""What lies between a socket and the NATS protocol: TLS and WebSocket, stacked."""

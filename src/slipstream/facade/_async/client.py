@@ -1,0 +1,118 @@
+"""The asyncio client as users hold it: core NATS with `jetstream()`, JetStream with Key-Value buckets.
+
+The blocking twin is generated from this file (`tools/unasync.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping
+from typing import Any
+
+from slipstream.api import StreamConfig, StreamInfo
+from slipstream.client._async import client as core
+from slipstream.jetstream._async import jetstream
+from slipstream.jetstream._async.snapshot import CHUNK_SIZE, Snapshot, restore
+from slipstream.kv._async import buckets
+from slipstream.kv._async.key_value import KeyValue
+from slipstream.kv.bucket import BucketConfig
+from slipstream.objects._async.object_store import ObjectStore
+from slipstream.objects.info import STREAM_PREFIX as OBJECTS_PREFIX
+from slipstream.objects.info import ObjectStoreConfig
+
+
+class JetStream(jetstream.JetStream):
+    """JetStream of one account: publish, streams, Key-Value buckets."""
+
+    async def create_key_value(self, config: BucketConfig, *, timeout: float | None = None) -> KeyValue[bytes]:
+        """Make a bucket, or find it made with the same configuration."""
+        return KeyValue(await buckets.create_bucket(self, config, timeout=timeout))
+
+    async def update_key_value(self, config: BucketConfig, *, timeout: float | None = None) -> KeyValue[bytes]:
+        """Change the options of an existing bucket."""
+        return KeyValue(await buckets.update_bucket(self, config, timeout=timeout))
+
+    async def key_value(
+        self,
+        bucket: str,
+        *,
+        stream: str = "",
+        subject_prefix: str = "",
+        put_prefix: str = "",
+        timeout: float | None = None,
+    ) -> KeyValue[bytes]:
+        """An existing bucket, whoever made it; raises BucketNotFoundError if there is none.
+
+        `stream` and `subject_prefix` are for buckets whose stream is not `KV_<bucket>` on `$KV.<bucket>`, `put_prefix`
+        for writes that take another way (a subject imported from another account).
+        """
+        storage = await buckets.open_bucket(
+            self, bucket, stream=stream, subject_prefix=subject_prefix, put_prefix=put_prefix, timeout=timeout
+        )
+        return KeyValue(storage)
+
+    async def delete_key_value(self, bucket: str, *, timeout: float | None = None) -> None:
+        """Remove a bucket and everything in it."""
+        await buckets.delete_bucket(self, bucket, timeout=timeout)
+
+    async def key_values(self, *, timeout: float | None = None) -> AsyncIterator[str]:
+        """The names of all buckets."""
+        async for name in buckets.bucket_names(self, timeout=timeout):
+            yield name
+
+    def snapshot(
+        self, stream: str, *, consumers: bool = True, chunk_size: int = CHUNK_SIZE, timeout: float | None = None
+    ) -> Snapshot:
+        """All of a stream as bytes, to keep and to `restore`: `async for piece in js.snapshot("ORDERS")`."""
+        return Snapshot(self, stream, consumers=consumers, chunk_size=chunk_size, timeout=timeout)
+
+    async def restore(
+        self,
+        config: StreamConfig | Mapping[str, Any],
+        state: Mapping[str, Any],
+        data: Iterable[bytes] | AsyncIterable[bytes],
+        *,
+        timeout: float | None = None,
+    ) -> StreamInfo:
+        """Make a stream out of a snapshot's `config`, `state` and bytes. One of that name must not be there."""
+        return await restore(self, config, state, data, timeout=timeout)
+
+    async def create_object_store(self, config: ObjectStoreConfig, *, timeout: float | None = None) -> ObjectStore:
+        """Make a bucket of objects, or find it made with the same configuration."""
+        return await ObjectStore.create_bucket(self, config, timeout=timeout)
+
+    async def object_store(self, bucket: str, *, timeout: float | None = None) -> ObjectStore:
+        """An existing bucket of objects; raises BucketNotFoundError if there is none."""
+        return await ObjectStore.open_bucket(self, bucket, timeout=timeout)
+
+    async def delete_object_store(self, bucket: str, *, timeout: float | None = None) -> None:
+        """Remove a bucket of objects and everything in it."""
+        await ObjectStore(self, bucket).destroy(timeout=timeout)
+
+    async def object_stores(self, *, timeout: float | None = None) -> AsyncIterator[str]:
+        """The names of all buckets of objects."""
+        async for name in self.stream_names(subject="$O.*.M.>", timeout=timeout):
+            if name.startswith(OBJECTS_PREFIX):
+                yield name.removeprefix(OBJECTS_PREFIX)
+
+    def session(self, token: str = "") -> Session:
+        """Read-your-writes and monotonic reads without bookkeeping: `async with js.session() as s`.
+
+        `s` does all that this object does, buckets included; what is written and read through it is seen by every later
+        read through it. With the `token` of another session, also of another process, it goes on where that one was.
+        """
+        return Session(self, token)
+
+
+class Session(JetStream, jetstream.Session):
+    """JetStream with a memory: every read has seen all that was written and read through it before."""
+
+
+class Client(core.Client):
+    """A connection to NATS. Made by `connect`."""
+
+    def jetstream(self, *, prefix: str = "", domain: str = "", timeout: float = jetstream.DEFAULT_TIMEOUT) -> JetStream:
+        """JetStream over this connection, below another API prefix or in a domain if one is given."""
+        return JetStream(self, prefix=prefix, domain=domain, timeout=timeout)
+
+
+connect = Client.connect

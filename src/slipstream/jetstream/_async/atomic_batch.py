@@ -1,0 +1,131 @@
+"""An atomic batch over the asyncio client: messages for one stream, all stored or none.
+
+Each message carries the batch's id and its number; the last one, held back until then, commits. What is not committed
+the server forgets. The blocking twin is generated from this file (`tools/unasync.py`).
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from datetime import timedelta
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from slipstream.api import PubAck, names
+from slipstream.client._async.client import Client
+from slipstream.errors import ConnectionLostError, RequestTimeoutError, UsageError
+from slipstream.jetstream import requests
+from slipstream.jetstream.consume.sinks import consumer_name
+from slipstream.wire import Headers
+from slipstream.wire.headers import HeaderValues
+
+if TYPE_CHECKING:
+    from slipstream.jetstream._async.jetstream import JetStream
+
+
+class AtomicBatch:
+    """Messages on their way. Leaving `async with` commits; an error in the block leaves them all unstored.
+
+    What is expected of the stream is checked when the batch is committed, for all messages together.
+    """
+
+    def __init__(self, js: JetStream, *, timeout: float) -> None:
+        self._js = js
+        self._client = js.client
+        self._timeout = timeout
+        self._id = consumer_name(js.client.new_inbox())
+        self._held: tuple[str, bytes, Headers] | None = None  # the last message: it will have to commit
+        self._sent = 0
+        self._is_over = False
+        self.ack: PubAck | None = None
+
+    @property
+    def id(self) -> str:
+        """The batch's id, as the server knows it."""
+        return self._id
+
+    def __len__(self) -> int:
+        return self._sent + (self._held is not None)
+
+    async def publish(
+        self,
+        subject: str,
+        payload: bytes = b"",
+        *,
+        headers: Headers | HeaderValues | None = None,
+        msg_id: str | None = None,
+        expected_stream: str | None = None,
+        expected_last_seq: int | None = None,
+        expected_last_subject_seq: int | None = None,
+        ttl: timedelta | None = None,
+    ) -> None:
+        """Add a message. The first one asks whether the stream takes batches at all, and raises if not."""
+        self._check_open()
+        call = requests.publish(
+            subject,
+            payload,
+            headers=headers,
+            msg_id=msg_id,
+            expected_stream=expected_stream,
+            expected_last_seq=expected_last_seq,
+            expected_last_subject_seq=expected_last_subject_seq,
+            ttl=ttl,
+        )
+        if self._held is not None:
+            await self._send_held()
+        self._held = (call.subject, payload, Headers.parse(call.header))
+
+    async def commit(self) -> PubAck:
+        """Have all messages stored; the ack is that of the last one, with the batch's id and size."""
+        self._check_open()
+        if self._held is None:
+            raise UsageError("an atomic batch of no messages cannot be committed: one or more are needed")
+        self._is_over = True
+        subject, payload, headers = self._held
+        call = requests.Call(subject, payload, requests.decode_publish, self._header(headers, commit=True))
+        self.ack = await self._js.run(call, timeout=self._timeout)
+        self._js._noted(self.ack)
+        return self.ack
+
+    def discard(self) -> None:
+        """Have none of them stored."""
+        self._is_over = True
+
+    async def _send_held(self) -> None:
+        assert self._held is not None
+        subject, payload, headers = self._held
+        header = self._header(headers)
+        if self._sent:
+            await self._client.publish(subject, payload, headers=Headers.parse(header))
+        else:
+            await self._js.run(
+                requests.Call(subject, payload, requests.decode_batch_start, header), timeout=self._timeout
+            )
+        self._sent += 1
+
+    def _header(self, headers: Headers, *, commit: bool = False) -> bytes:
+        batch = [(names.BATCH_ID, self._id), (names.BATCH_SEQUENCE, str(self._sent + 1))]
+        if commit:
+            batch.append((names.BATCH_COMMIT, "1"))
+        return Headers([*headers.items(), *batch]).encode()
+
+    def _check_open(self) -> None:
+        if self._is_over:
+            raise UsageError("the atomic batch is committed or discarded already: begin another")
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self.discard()
+        elif not self._is_over and self._held is not None:
+            await self.commit()
+
+
+async def rest(client: Client, seconds: float) -> None:
+    """Wait, unless the client is closed meanwhile."""
+    with suppress(RequestTimeoutError, ConnectionLostError):
+        await client.wait(lambda: False, timeout=seconds, what="the next try")

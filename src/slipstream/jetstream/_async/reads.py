@@ -1,0 +1,304 @@
+"""The messages of a stream over the asyncio client: one, many or a range, as new as they must be.
+
+A plain read is one request. One that must be new enough is carried out by `aio_reads` and its neighbours, or by a
+server that sees to it itself. The blocking twin is generated from this file (`tools/unasync.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TypeVar
+
+from slipstream.api import GetRequest, encode_json
+from slipstream.client._async.client import Client
+from slipstream.errors import AuthorizationError, Error, MessageNotFoundError, UsageError
+from slipstream.jetstream import requests
+from slipstream.jetstream._async.last_many import ManyRead
+from slipstream.jetstream._async.leader_read import LeaderRead
+from slipstream.jetstream._async.proofs import TrustedRead
+from slipstream.jetstream._async.trusted_read import Asking
+from slipstream.jetstream.reads.columns import Columns, Part
+from slipstream.jetstream.reads.direct_get import StoredMessage, decode_one
+from slipstream.jetstream.reads.range_reader import RangeReader
+from slipstream.jetstream.reads.retry import Patience
+from slipstream.wire import check_filter, has_wildcard
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from slipstream.jetstream._async.jetstream import JetStream
+
+R = TypeVar("R", bound=Asking)
+
+
+class StreamReads:
+    """What a `Stream` knows of its messages.
+
+    Where a call takes `min_last_seq`, the answer is at least as new as that sequence, whichever replica gives it; if
+    that cannot be had in time, StaleReadError is raised and no data returned. Deletes and purges of messages do not
+    move a stream's sequence and are not covered. With `from_leader` the leader answers, and nobody else.
+
+    Four errors say four things: MessageNotFoundError (it is not there), StaleReadError (nobody was new enough, or could
+    prove it), BadRequestError (the server did not understand), and RequestTimeoutError or DirectGetNotAllowedError
+    (nobody answers; the second says which setting is missing).
+    """
+
+    _js: JetStream
+    _client: Client
+    _api: requests.Api
+    _direct: str
+    name: str
+
+    async def get(
+        self, seq: int, *, min_last_seq: int = 0, from_leader: bool = False, timeout: float | None = None
+    ) -> StoredMessage:
+        """The message with that sequence. Raises MessageNotFoundError if there is none (any more)."""
+        requests.check_seq(seq, "seq", least=1)
+        request = GetRequest(seq=seq)
+        if from_leader:
+            return await self._get_by_leader(request, min_last_seq, timeout)
+        if not self._wants(min_last_seq):
+            return await self._plain(self._direct, encode_json(request), timeout)
+        read = self._read(TrustedRead, min_last_seq, timeout)
+        with self._counted(read):
+            if not read.wanted or await read.keeps_min_last_seq():
+                return await read.native(self._direct, request)
+            return await read.by_seq(seq)
+
+    async def get_next(
+        self,
+        subject: str,
+        *,
+        seq: int = 1,
+        min_last_seq: int = 0,
+        from_leader: bool = False,
+        timeout: float | None = None,
+    ) -> StoredMessage:
+        """The first message at or after `seq` whose subject matches."""
+        requests.check_seq(seq, "seq")
+        request = GetRequest(seq=seq, next_by_subj=check_filter(subject))
+        if from_leader:
+            return await self._get_by_leader(request, min_last_seq, timeout)
+        if not self._wants(min_last_seq):
+            return await self._plain(self._direct, encode_json(request), timeout)
+        read = self._read(TrustedRead, min_last_seq, timeout)
+        with self._counted(read):
+            if not read.wanted or await read.keeps_min_last_seq():
+                return await read.native(self._direct, request)
+            return await read.next(subject, seq)
+
+    async def get_last(
+        self, subject: str, *, min_last_seq: int = 0, from_leader: bool = False, timeout: float | None = None
+    ) -> StoredMessage:
+        """The newest message whose subject matches. Raises MessageNotFoundError if there is none."""
+        is_literal = not has_wildcard(check_filter(subject))
+        if from_leader:
+            return await self._get_by_leader(GetRequest(last_by_subj=subject), min_last_seq, timeout)
+        asked = self._api.direct_subject(self.name, subject) if is_literal else self._direct
+        request = GetRequest(last_by_subj="" if is_literal else subject)
+        if not self._wants(min_last_seq):
+            return await self._plain(asked, b"" if is_literal else encode_json(request), timeout)
+        read = self._read(TrustedRead, min_last_seq, timeout)
+        with self._counted(read):
+            try:
+                if not read.wanted or await read.keeps_min_last_seq():
+                    return await read.native(asked, request)
+                return await read.last(subject)
+            except AuthorizationError:
+                if not is_literal:
+                    raise
+                return await read.last_by_appended(asked)
+
+    async def get_last_many(
+        self,
+        subjects: Sequence[str],
+        *,
+        up_to_seq: int = 0,
+        up_to_time: int | None = None,
+        min_last_seq: int = 0,
+        from_leader: bool = False,
+        timeout: float | None = None,
+    ) -> dict[str, StoredMessage]:
+        """Subject to newest message, for any number of subjects and patterns; those without a message are left out.
+
+        With `up_to_seq` or `up_to_time` (nanoseconds since the epoch) the newest up to there. It is not one state of
+        the stream: subjects are read in pieces, each of which is at or after `min_last_seq`.
+        """
+        if isinstance(subjects, str):
+            raise UsageError(f"bad subjects {subjects!r}: a sequence of subjects is allowed, not one text")
+        if (up_to_time is not None and (up_to_seq or from_leader)) or (up_to_seq and from_leader):
+            raise UsageError("up_to_seq, up_to_time and from_leader: one of them is allowed")
+        asked = tuple(check_filter(subject) for subject in subjects)
+        requests.check_seq(up_to_seq, "up_to_seq")
+        read = self._read(ManyRead, min_last_seq, timeout)
+        with self._counted(read):
+            if from_leader:
+                return await read.newest_by_leader(asked)
+            read.bound(up_to_seq=up_to_seq, up_to_time=up_to_time)
+            found = await read.newest(asked)
+        for message in found.values():
+            self._note(message.seq)
+        return found
+
+    async def get_from_leader(self, request: GetRequest, *, timeout: float | None = None) -> StoredMessage:
+        """Message Get as it is: answered by the stream's leader alone, or by one that does not know it was deposed."""
+        return await self._js.run(self._api.message_get(self.name, request), timeout=timeout)
+
+    async def get_last_from_leader(self, subject: str, *, timeout: float | None = None) -> StoredMessage:
+        """The newest message whose subject matches, as the stream's leader has it."""
+        return await self.get_from_leader(GetRequest(last_by_subj=check_filter(subject)), timeout=timeout)
+
+    async def read(
+        self,
+        *,
+        start: int = 1,
+        end: int = 0,
+        subject: str = "",
+        start_time: int | None = None,
+        min_last_seq: int = 0,
+        from_leader: bool = False,
+        timeout: float | None = None,
+    ) -> AsyncIterator[StoredMessage]:
+        """Every message that matches `subject`, in order, from `start` (or `start_time`, nanoseconds since 1970) to
+        `end` (inclusive; 0: to the last)."""
+        chunks = self.read_columns(
+            start=start,
+            end=end,
+            subject=subject,
+            start_time=start_time,
+            min_last_seq=min_last_seq,
+            from_leader=from_leader,
+            timeout=timeout,
+        )
+        async for columns in chunks:
+            for message in columns.messages():
+                yield message
+
+    async def read_chunks(
+        self,
+        *,
+        start: int = 1,
+        end: int = 0,
+        subject: str = "",
+        start_time: int | None = None,
+        min_last_seq: int = 0,
+        from_leader: bool = False,
+        timeout: float | None = None,
+    ) -> AsyncIterator[list[StoredMessage]]:
+        """The same in lists, as they arrive."""
+        chunks = self.read_columns(
+            start=start,
+            end=end,
+            subject=subject,
+            start_time=start_time,
+            min_last_seq=min_last_seq,
+            from_leader=from_leader,
+            timeout=timeout,
+        )
+        async for columns in chunks:
+            yield columns.messages()
+
+    async def read_columns(
+        self,
+        *,
+        start: int = 1,
+        end: int = 0,
+        subject: str = "",
+        start_time: int | None = None,
+        min_last_seq: int = 0,
+        from_leader: bool = False,
+        parts: Part = Part.ALL,
+        timeout: float | None = None,
+    ) -> AsyncIterator[Columns]:
+        """The same in columns, as they arrive: the fast way. `parts` says what is wanted beside the sequences: the rest
+        may be blank, and is not paid for then.
+
+        `timeout` is for each wait, not for the whole read. A range with an `end` is complete, whichever replica
+        answered: one that is behind is asked again, not believed.
+        """
+        if subject:
+            check_filter(subject)
+        for what, seq in (("start", start), ("end", end), ("min_last_seq", min_last_seq)):
+            requests.check_seq(seq, what)
+        if start_time is not None and (start > 1 or from_leader):
+            raise UsageError("start_time together with start or from_leader: one of them is allowed")
+        if end and start > end:
+            return
+        read = self._read(LeaderRead, min_last_seq, timeout)
+        wanted = read.wanted
+        with self._counted(read):
+            goal = end or wanted
+            trusting = bool(goal) and not from_leader and await read.keeps_min_last_seq()
+            reader = RangeReader(
+                start=start,
+                end=end,
+                subject=subject,
+                at_least=wanted,
+                since=start_time or 0,
+                trusting=trusting,
+                parts=parts,
+            )
+            chunks = read.pages(reader) if from_leader else read.columns(reader, plain=trusting or not goal)
+            async for columns in chunks:
+                read.reached = columns.seqs[-1]
+                yield columns
+
+    # How it is read
+
+    async def _plain(self, asked: str, body: bytes, timeout: float | None) -> StoredMessage:
+        """A Direct Get of whichever replica answers."""
+        client, ledger = self._client, self._js._ledger
+        answer = requests.Answer()
+        token = client.start(asked, body, answer)
+        try:
+            limit = self._js._timeout if timeout is None else timeout
+            await client.wait(answer.ready, timeout=limit, what=f"an answer on {asked}")
+            found = decode_one(answer.take(), asked=asked)
+        except MessageNotFoundError:
+            ledger.at_once += 1
+            raise
+        except Error:
+            ledger.failed += 1
+            raise
+        finally:
+            client.cancel(token)
+        ledger.at_once += 1
+        return found
+
+    async def _get_by_leader(self, request: GetRequest, min_last_seq: int, timeout: float | None) -> StoredMessage:
+        read = self._read(LeaderRead, min_last_seq, timeout)
+        with self._counted(read):
+            return await read.get(request)
+
+    def _wants(self, min_last_seq: int) -> bool:
+        """Whether the answer must be new enough, for the caller or for a session."""
+        return bool(requests.check_seq(min_last_seq, "min_last_seq")) or self._js._state is not None
+
+    def _note(self, seq: int) -> None:
+        if self._js._state is not None:
+            self._js._state.note(self.name, seq)
+
+    def _read(self, kind: type[R], min_last_seq: int, timeout: float | None) -> R:
+        js = self._js
+        wanted = requests.check_seq(min_last_seq, "min_last_seq")
+        patience = Patience(js._timeout if timeout is None else timeout, self._client.now)
+        return kind(
+            self._client, self._api, self.name, wanted=wanted, patience=patience, ledger=js._ledger, session=js._state
+        )
+
+    @contextmanager
+    def _counted(self, read: Asking) -> Iterator[None]:
+        """A read belongs to the figures, and to the session, however it ends."""
+        ledger = self._js._ledger
+        try:
+            yield
+        except (MessageNotFoundError, GeneratorExit):
+            ledger.count(tries=read.tries, with_leader=read.with_leader)
+            self._note(read.reached)
+            raise
+        except BaseException:
+            ledger.failed += 1
+            raise
+        ledger.count(tries=read.tries, with_leader=read.with_leader)
+        self._note(read.reached)

@@ -1,0 +1,1 @@
+"""Consumers: pull requests, ordered delivery, status messages, acknowledgement subjects."""

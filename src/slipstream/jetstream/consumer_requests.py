@@ -1,0 +1,156 @@
+"""What a caller asks of consumers becomes a request and a decoder for its answer. Pure: drivers only send and wait."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+from slipstream.api import ConsumerConfig, ConsumerInfo, encode_json, format_time, names
+from slipstream.errors import RemoteProtocolError, UsageError
+from slipstream.jetstream.requests import (
+    Call,
+    Page,
+    api_body,
+    check_name,
+    decode_page,
+    decode_success,
+    page_body,
+    to_text,
+)
+from slipstream.wire import Msg, check_filter, has_wildcard
+
+T = TypeVar("T")
+
+
+class Action(StrEnum):
+    """What a request that makes a consumer may do to one that exists."""
+
+    CREATE = "create"
+    UPDATE = "update"
+    CREATE_OR_UPDATE = ""
+
+
+class Pause(NamedTuple):
+    """Whether a consumer is paused, and until when (nanoseconds since the epoch)."""
+
+    paused: bool
+    until: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerApi:
+    """The requests for consumers below one subject prefix."""
+
+    prefix: str = names.API_PREFIX
+
+    def create(self, stream: str, config: ConsumerConfig, action: Action) -> Call[ConsumerInfo]:
+        """Make or change a consumer; its name and a literal filter are part of the subject: users can be limited.
+
+        A consumer that has no name yet gets one from the server.
+        """
+        check_config(config)
+        name = config.name or config.durable_name
+        subject = f"{self.prefix}.CONSUMER.CREATE.{check_name(stream)}"
+        if name:
+            subject += f".{check_name(name, 'consumer')}"
+            if config.filter_subject and not has_wildcard(config.filter_subject):  # those cannot be published to
+                subject += f".{config.filter_subject}"
+        return Call(subject, _create_body(stream, config, action), decode_info)
+
+    def create_as_documented(self, stream: str, config: ConsumerConfig) -> Call[ConsumerInfo]:
+        """The same on the two subjects of the subscribe workflow, and only if there is none of that name."""
+        check_config(config)
+        check_name(stream)
+        if config.durable_name:
+            subject = f"CONSUMER.DURABLE.CREATE.{stream}.{check_name(config.durable_name, 'consumer')}"
+        else:
+            subject = f"CONSUMER.CREATE.{stream}" + (f".{config.name}" if config.name else "")
+        return Call(f"{self.prefix}.{subject}", _create_body(stream, config, Action.CREATE), decode_info)
+
+    def info(self, stream: str, name: str) -> Call[ConsumerInfo]:
+        """Configuration and state."""
+        return Call(self._subject("INFO", stream, name), b"", decode_info)
+
+    def delete(self, stream: str, name: str) -> Call[None]:
+        """Remove a consumer; its stream keeps its messages."""
+        return Call(self._subject("DELETE", stream, name), b"", decode_success)
+
+    def pause(self, stream: str, name: str, until: int) -> Call[Pause]:
+        """Deliver nothing until that time; 0 goes on at once."""
+        body = encode_json({"pause_until": format_time(until)}) if until else b""
+        return Call(self._subject("PAUSE", stream, name), body, _pause)
+
+    def names(self, stream: str, *, offset: int = 0) -> Call[Page[str]]:
+        """A page of the names of all consumers."""
+        decode = partial(decode_page, field="consumers", convert=to_text)
+        return Call(f"{self.prefix}.CONSUMER.NAMES.{check_name(stream)}", page_body("", offset), decode)
+
+    def list(self, stream: str, *, offset: int = 0) -> Call[Page[ConsumerInfo]]:
+        """A page of the infos of all consumers."""
+        decode = partial(decode_page, field="consumers", convert=ConsumerInfo.from_dict)
+        return Call(f"{self.prefix}.CONSUMER.LIST.{check_name(stream)}", page_body("", offset), decode)
+
+    def streams_of(self, subject: str) -> Call[tuple[str, ...]]:
+        """The names of the streams that listen on a subject; enough of them to see whether it is one."""
+
+        def decode(msg: Msg) -> tuple[str, ...]:
+            return _converted(api_body(msg).get("streams") or (), tuple[str, ...])
+
+        return Call(f"{self.prefix}.STREAM.NAMES", encode_json({"subject": check_filter(subject)}), decode)
+
+    def next_subject(self, stream: str, name: str) -> str:
+        """Where pull requests go."""
+        return self._subject("MSG.NEXT", stream, name)
+
+    def _subject(self, verb: str, stream: str, name: str) -> str:
+        return f"{self.prefix}.CONSUMER.{verb}.{check_name(stream)}.{check_name(name, 'consumer')}"
+
+
+def check_config(config: ConsumerConfig) -> None:
+    """Refuse what cannot be sent, or what every server refuses for a reason that it states less clearly."""
+    for name in filter(None, (config.name, config.durable_name)):
+        check_name(name, "consumer")
+    if config.name and config.durable_name and config.name != config.durable_name:
+        raise UsageError(f"name {config.name!r} and durable_name {config.durable_name!r} differ: they must be the same")
+    if config.filter_subject and config.filter_subjects:
+        raise UsageError("filter_subject and filter_subjects are given: one of them is allowed")
+    for pattern in filter(None, (config.filter_subject, *config.filter_subjects)):
+        check_filter(pattern)
+
+
+def decode_info(msg: Msg) -> ConsumerInfo:
+    """The info in an answer; raises what the server said instead."""
+    body = api_body(msg)
+    body.pop("type", None)  # of the response, not of the consumer
+    return _info(body)
+
+
+def _create_body(stream: str, config: ConsumerConfig, action: Action) -> bytes:
+    body: dict[str, Any] = {"stream_name": stream, "config": config.to_dict()}
+    if action:
+        body["action"] = action.value
+    return encode_json(body)
+
+
+def _pause(msg: Msg) -> Pause:
+    body = api_body(msg)
+    info = _info({"config": {"pause_until": body.get("pause_until")}})
+    return Pause(bool(body.get("paused")), info.config.pause_until or 0)
+
+
+def _info(value: Any) -> ConsumerInfo:
+    try:
+        return ConsumerInfo.from_dict(value)
+    except ValueError as exc:
+        raise RemoteProtocolError(f"an answer of the API cannot be read: {exc}") from exc
+
+
+def _converted(value: Any, kind: type[T]) -> T:
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.MsgspecError as exc:
+        raise RemoteProtocolError(f"an answer of the API cannot be read: {exc}") from exc

@@ -1,0 +1,1 @@
+"""Acknowledged publishing: windows of unacknowledged messages, bulk blocks, fast batches."""

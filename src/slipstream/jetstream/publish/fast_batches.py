@@ -1,0 +1,85 @@
+"""Blocks of publishes become fast batches: one ack for a block, for streams with `allow_batched`.
+
+The place of a message in its batch is told by its reply subject. A batch ends at the first message that is missing or
+refused (`fail`), so that its ack says how many of the block are in the stream, duplicates included. What an ack does
+not cover comes back to be published one by one: that names what is wrong with a message, and its id keeps it from being
+stored twice. Invariant: a block is acknowledged as a whole, in `again`, or in flight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Generic, NamedTuple, TypeVar
+
+from slipstream.api import PubAck
+from slipstream.client.outgoing import Draft
+from slipstream.errors import Error
+from slipstream.jetstream.requests import decode_publish
+from slipstream.wire import Msg
+
+T = TypeVar("T")
+
+MOST_FLOW = 500  # messages between two reports, which nobody needs here: the most that nats-server allows
+START, APPEND, COMMIT = range(3)
+_REPORT = b'{"type":'
+
+
+class Block(NamedTuple, Generic[T]):
+    """Messages that went out together, and what each is for."""
+
+    messages: Sequence[Draft]
+    items: Sequence[T]
+
+
+@lru_cache(maxsize=64)
+def _ends(count: int) -> list[bytes]:
+    """The ends of the reply subjects of a batch."""
+    last = [COMMIT] if count == 1 else [START, *[APPEND] * (count - 2), COMMIT]
+    return [b".%d.fail.%d.%d.$FI" % (MOST_FLOW, number, what) for number, what in enumerate(last, 1)]
+
+
+class FastBlocks(Generic[T]):
+    """The blocks of one writer. `inbox` is a subject that nobody else has; answers come somewhere below it."""
+
+    def __init__(self, inbox: str) -> None:
+        self.acked = 0
+        self.in_flight = 0  # messages
+        self.last_seq = 0  # in the newest ack
+        self.again: list[Block[T]] = []
+        self._name = inbox.replace(".", "_")[-48:]  # batches of all writers of a stream are told apart by their names
+        self._head = inbox.encode()
+        self._cut = len(inbox) + 1
+        self._count = 0
+        self._blocks: dict[str, Block[T]] = {}
+
+    def sending(self, messages: Sequence[Draft], items: Sequence[T]) -> list[bytes]:
+        """A block goes out, each message for the item at its place: their reply subjects."""
+        self._count += 1
+        name = f"{self._name}-{self._count}"
+        self._blocks[name] = Block(messages, items)
+        self.in_flight += len(messages)
+        head = b"%b.%b" % (self._head, name.encode())
+        return [head + end for end in _ends(len(messages))]
+
+    def deliver(self, msg: Msg) -> None:
+        """Take an answer. Many are of no interest: reports on the way, and what is said of a batch that has ended."""
+        if msg.payload.startswith(_REPORT):
+            return
+        block = self._blocks.pop(msg.subject[self._cut :].partition(".")[0], None)
+        if block is None:
+            return
+        self.in_flight -= len(block.messages)
+        ack = _ack_of(msg)
+        if ack is None or ack.count != len(block.messages):
+            self.again.append(block)
+            return
+        self.acked += ack.count
+        self.last_seq = max(self.last_seq, ack.seq)
+
+
+def _ack_of(msg: Msg) -> PubAck | None:
+    try:
+        return decode_publish(msg)
+    except Error:  # told again, for the message it is about, when that is published by itself
+        return None

@@ -1,0 +1,127 @@
+"""A range of a stream becomes batched Direct Gets and the messages they bring, page after page.
+
+Invariants: sequences only grow; memory is bounded by one page (`page_bytes`) plus the one under way; a page that ends
+before `end` proves nothing by itself (a lagging replica ends early too), so the reader says `doubtful` and its driver
+must find out before it may call the range complete.
+"""
+
+from __future__ import annotations
+
+import enum
+from bisect import bisect_right
+from collections.abc import Callable
+from typing import NamedTuple
+
+from slipstream.api import GetRequest
+from slipstream.api.times import format_time
+from slipstream.jetstream.reads.columns import ColumnPage, Columns, Part
+from slipstream.jetstream.reads.direct_get import EndOfBatch
+from slipstream.wire import matcher
+
+PAGE_MESSAGES = 20_000
+PAGE_BYTES = 16 * 1024 * 1024
+
+
+class State(enum.Enum):
+    """Where a range read stands."""
+
+    READING = "reading"  # ask for the next page
+    DOUBTFUL = "doubtful"  # the responder has no more, but the end was not seen
+    DONE = "done"
+
+
+class Progress(NamedTuple):
+    """What came of a page so far, cut to the range; `page_over`: nothing more will come of it."""
+
+    columns: Columns
+    page_over: bool
+
+
+class RangeReader:
+    """Messages of `subject` with `start <= seq <= end`; without an `end` (0) all there are, at least to `at_least`.
+
+    `since`, a time in nanoseconds, takes the place of `start`. `trusting`: the server keeps `min_last_seq`, so a
+    responder that answers at all has everything up to it.
+    """
+
+    def __init__(
+        self,
+        *,
+        start: int = 1,
+        end: int = 0,
+        subject: str = "",
+        at_least: int = 0,
+        since: int = 0,
+        trusting: bool = False,
+        parts: Part = Part.ALL,
+    ) -> None:
+        self.state = State.DONE if end and start > end else State.READING
+        self.next_seq = max(start, 1)
+        self.end = end
+        self.goal = end or at_least
+        self.filter = subject or ">"
+        self.since = since
+        self._wire_pattern = self.filter
+        self._is_wanted: Callable[[str], bool] | None = None  # where the filter is ours, not the server's
+        self._trusting = trusting
+        self._parts = parts if self.filter == ">" else parts | Part.SUBJECT  # which may be ours to filter by
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the range is complete."""
+        return self.state is State.DONE
+
+    def request(self) -> GetRequest:
+        """The next page's body. `next_by_subj` also without a filter: a server then skips deleted messages.
+
+        A range asks for no more than it can hold: what comes beyond it would only delay the next request.
+        """
+        by_time = bool(self.since) and self.next_seq == 1
+        return GetRequest(
+            seq=0 if by_time else self.next_seq,
+            start_time=format_time(self.since) if by_time else None,
+            next_by_subj=self._wire_pattern,
+            batch=min(PAGE_MESSAGES, self.end - self.next_seq + 1) if self.end else PAGE_MESSAGES,
+            max_bytes=PAGE_BYTES,
+            min_last_seq=self.goal if self._trusting else 0,
+        )
+
+    def page(self, asked: str) -> ColumnPage:
+        """Where the replies to `request` go."""
+        return ColumnPage(asked, after=self.next_seq - 1, min_last_seq=self.goal, parts=self._parts)
+
+    def feed(self, page: ColumnPage) -> Progress:
+        """Take what arrived and move on."""
+        over = page.finished  # before the take: what ends the page comes behind all it holds
+        columns = page.take()
+        return Progress(self.accept(columns, page.end if over else None), over)
+
+    def accept(self, columns: Columns, page_end: EndOfBatch | None) -> Columns:
+        """Move on by what arrived, `page_end` included; returns what of it belongs to the range."""
+        last = columns.seqs[-1] if columns.seqs else self.next_seq - 1
+        self.next_seq = last + 1
+        end = self.end
+        if end and last >= end:  # the end or something beyond it was seen: nothing can be missing before it
+            self.state = State.DONE
+            if last > end:
+                columns = columns.cut(bisect_right(columns.seqs, end))
+        elif page_end is not None and page_end.pending <= 0:
+            self.state = State.DONE if self._trusting or last >= self.goal else State.DOUBTFUL
+        return columns if self._is_wanted is None else columns.keep(self._is_wanted)
+
+    # What became of a doubtful range
+
+    def finish(self) -> None:
+        """Nothing is left: it was complete."""
+        self.state = State.DONE
+
+    def resume(self) -> None:
+        """There is more: read on."""
+        self.state = State.READING
+
+    def widen(self) -> None:
+        """Nobody can tell for so many subjects: read all of them, which shows the end, and leave out the others."""
+        self.state = State.READING
+        self._wire_pattern = ">"
+        if self.filter != ">":
+            self._is_wanted = matcher(self.filter)

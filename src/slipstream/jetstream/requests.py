@@ -1,0 +1,404 @@
+"""What a caller asks of JetStream becomes a request and a decoder for its answer. Pure: drivers only send and wait."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import msgspec
+
+from slipstream.api import (
+    AccountInfo,
+    GetRequest,
+    PubAck,
+    StoredBody,
+    StreamConfig,
+    StreamInfo,
+    decode_pub_ack,
+    decode_response,
+    encode_json,
+    names,
+)
+from slipstream.errors import (
+    BadRequestError,
+    Error,
+    MessageNotFoundError,
+    NoRespondersError,
+    NoStreamError,
+    RemoteProtocolError,
+    UsageError,
+)
+from slipstream.jetstream.reads.direct_get import StoredMessage, decode_one
+from slipstream.wire import Headers, Msg, check_filter, check_subject, parse_status
+from slipstream.wire.headers import HeaderValues
+
+T = TypeVar("T")
+Ready = Callable[[], bool]
+
+MAX_SEQ = 2**64 - 1
+_BUCKET = re.compile(r"[a-zA-Z0-9_-]+")
+_BAD_NAME = frozenset(" \t\r\n\f.*>/\\\0")
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[T]):
+    """One request: where it goes, what it carries, and what its answer means (`decode` returns it or raises)."""
+
+    subject: str
+    payload: bytes
+    decode: Callable[[Msg], T]
+    header: bytes = b""
+
+
+class Page(NamedTuple, Generic[T]):
+    """A part of a list, and how long the whole list is."""
+
+    items: list[T]
+    total: int
+
+
+AskPage = Callable[..., Call[Page[T]]]  # takes `offset`, the number of items that were had before
+
+
+class SubjectsPage(NamedTuple):
+    """Some of a stream's subjects, how many there are in all, and the last sequence of whoever answered."""
+
+    subjects: tuple[str, ...]
+    total: int
+    last_seq: int
+
+
+class Answer:
+    """The one reply to a request; a `ReplySink` of the client."""
+
+    __slots__ = ("_error", "_msg")
+
+    def __init__(self) -> None:
+        self._msg: Msg | None = None
+        self._error: Error | None = None
+
+    def deliver(self, msg: Msg) -> bool:
+        """Take the reply; there is no second one."""
+        self._msg = msg
+        return True
+
+    def fail(self, error: Error) -> None:
+        """The connection is gone."""
+        self._error = error
+
+    def ready(self) -> bool:
+        """Whether the reply or an error is there."""
+        return self._msg is not None or self._error is not None
+
+    def take(self) -> Msg:
+        """The reply; raises if the connection was lost instead."""
+        if self._msg is None:
+            raise self._error or RemoteProtocolError("there is no answer yet")
+        return self._msg
+
+
+def check_seq(seq: int, what: str, *, least: int = 0) -> int:
+    """Return `seq`, or raise a UsageError that says what a sequence may be."""
+    if not isinstance(seq, int) or isinstance(seq, bool) or not least <= seq <= MAX_SEQ:
+        raise UsageError(f"bad {what} {seq!r}: {least} to {MAX_SEQ} is allowed")
+    return seq
+
+
+def check_bucket(bucket: str) -> str:
+    """Return `bucket`, or raise a UsageError that says what a bucket may be called."""
+    if not isinstance(bucket, str) or not _BUCKET.fullmatch(bucket):
+        raise UsageError(f"bad bucket name {bucket!r}: letters, digits, '_' and '-' are allowed")
+    return bucket
+
+
+def check_name(name: str, what: str = "stream") -> str:
+    """Return `name`, or raise: names of streams and consumers are single tokens of a subject and of a path."""
+    if not isinstance(name, str) or not name or len(name) > 255 or not _BAD_NAME.isdisjoint(name):
+        raise UsageError(
+            f"bad {what} name {name!r}: 1 to 255 characters are allowed, without white space and . * > / \\"
+        )
+    return name
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """The requests of the JetStream API below one subject prefix."""
+
+    prefix: str = names.API_PREFIX
+
+    def create_stream(self, config: StreamConfig) -> Call[StreamInfo]:
+        """Make a stream, or find it made with the same configuration."""
+        return self._stream_call("CREATE", check_name(config.name), config.to_json(), decode_stream_info)
+
+    def update_stream(self, config: StreamConfig) -> Call[StreamInfo]:
+        """Change a stream's configuration."""
+        return self._stream_call("UPDATE", check_name(config.name), config.to_json(), decode_stream_info)
+
+    def stream_info(self, name: str, *, subjects_filter: str = "", deleted_details: bool = False) -> Call[StreamInfo]:
+        """Configuration and state; with the subjects that match a filter, with the deleted sequences."""
+        body: dict[str, Any] = {}
+        if subjects_filter:
+            body["subjects_filter"] = check_filter(subjects_filter)
+        if deleted_details:
+            body["deleted_details"] = True
+        return self._stream_call("INFO", check_name(name), encode_json(body) if body else b"", decode_stream_info)
+
+    def subjects(self, name: str, pattern: str, *, offset: int = 0) -> Call[SubjectsPage]:
+        """The subjects that have messages and match, page by page."""
+        body = {"subjects_filter": check_filter(pattern), "offset": offset}
+        return self._stream_call("INFO", check_name(name), encode_json(body), _subjects)
+
+    def subject_names(self, name: str, pattern: str, *, offset: int = 0) -> Call[Page[str]]:
+        """The same as any other list."""
+        call = self.subjects(name, pattern, offset=offset)
+
+        def decode(msg: Msg) -> Page[str]:
+            found = call.decode(msg)
+            return Page(list(found.subjects), found.total)
+
+        return Call(call.subject, call.payload, decode)
+
+    def delete_stream(self, name: str) -> Call[None]:
+        """Remove a stream and all its messages."""
+        return self._stream_call("DELETE", check_name(name), b"", decode_success)
+
+    def purge_stream(
+        self, name: str, *, subject: str = "", below: int | None = None, keep: int = 0
+    ) -> Call[int] | None:
+        """Remove messages: all, those of a filter, those below a sequence, or all but the newest `keep`.
+
+        None where no message can be below: there is nothing to ask for, and a server would take 0 for no bound.
+        """
+        if below is not None and keep:
+            raise UsageError(f"purge with below={below} and keep={keep}: one of them is allowed, not both")
+        body: dict[str, Any] = {"filter": check_filter(subject)} if subject else {}
+        if below is not None:
+            body["seq"] = check_seq(below, "below")
+            if below <= 1:
+                return None
+        body |= {"keep": check_seq(keep, "keep")} if keep else {}
+
+        def decode(msg: Msg) -> int:
+            return _checked(lambda value: msgspec.convert(value, int), api_body(msg).get("purged"))
+
+        return self._stream_call("PURGE", check_name(name), encode_json(body) if body else b"", decode)
+
+    def delete_message(self, name: str, seq: int, *, erase: bool = True) -> Call[None]:
+        """Remove one message; with `erase` its bytes are overwritten where the server's store does that."""
+        body: dict[str, Any] = {"seq": check_seq(seq, "seq", least=1)}
+        if not erase:
+            body["no_erase"] = True
+        return self._stream_call("MSG.DELETE", check_name(name), encode_json(body), decode_success)
+
+    def stream_names(self, *, subject: str = "", offset: int = 0) -> Call[Page[str]]:
+        """A page of the names of all streams, or of those that listen on a subject."""
+        return Call(
+            f"{self.prefix}.STREAM.NAMES",
+            page_body(subject, offset),
+            _streams(to_text),
+        )
+
+    def stream_list(self, *, subject: str = "", offset: int = 0) -> Call[Page[StreamInfo]]:
+        """A page of the infos of all streams, or of those that listen on a subject."""
+        return Call(
+            f"{self.prefix}.STREAM.LIST",
+            page_body(subject, offset),
+            _streams(StreamInfo.from_dict),
+        )
+
+    def account_info(self) -> Call[AccountInfo]:
+        """What the account uses and what it may use."""
+
+        def decode(msg: Msg) -> AccountInfo:
+            body = api_body(msg)
+            body.pop("type", None)
+            return _checked(AccountInfo.from_dict, body)
+
+        return Call(f"{self.prefix}.INFO", b"", decode)
+
+    def message_get(self, name: str, request: GetRequest) -> Call[StoredMessage]:
+        """One message, by the stream's leader."""
+
+        def decode(msg: Msg) -> StoredMessage:
+            return _stored(name, api_body(msg))
+
+        return self._stream_call("MSG.GET", check_name(name), encode_json(request), decode)
+
+    def direct_subject(self, name: str, subject: str = "") -> str:
+        """Where Direct Gets go; with a subject, those for its last message alone."""
+        base = f"{self.prefix}.DIRECT.GET.{check_name(name)}"
+        return f"{base}.{check_subject(subject)}" if subject else base
+
+    def probe_min_last_seq(self, name: str) -> Call[bool]:
+        """Whether servers here know `min_last_seq`: one that does refuses a value that is no number, others ignore it.
+
+        (The document's way, a sequence far beyond the last, is answered only after the delay of a rejection.)
+        """
+
+        subject = self.direct_subject(name)
+        body = b'{"last_by_subj":"_probe","min_last_seq":"?"}'
+        return Call(subject, body, lambda msg: is_bad_request(msg, subject))
+
+    def _stream_call(self, verb: str, name: str, payload: bytes, decode: Callable[[Msg], T]) -> Call[T]:
+        return Call(f"{self.prefix}.STREAM.{verb}.{name}", payload, decode)
+
+
+def is_bad_request(msg: Msg, asked: str) -> bool:
+    """Whether a Direct Get was refused as one that cannot be read; a message, or none, is no refusal."""
+    try:
+        decode_one(msg, asked=asked)
+    except BadRequestError:
+        return True
+    except MessageNotFoundError:
+        pass
+    return False
+
+
+def publish(
+    subject: str,
+    payload: bytes,
+    *,
+    headers: Headers | HeaderValues | None = None,
+    msg_id: str | None = None,
+    expected_stream: str | None = None,
+    expected_last_seq: int | None = None,
+    expected_last_subject_seq: int | None = None,
+    expected_last_msg_id: str | None = None,
+    ttl: timedelta | None = None,
+    rollup: str | None = None,
+) -> Call[PubAck]:
+    """Store one message. What is expected of the stream, and the message id, travel as headers."""
+    wanted = {
+        names.MSG_ID: _not_empty(msg_id, "msg_id"),
+        names.EXPECTED_STREAM: expected_stream,
+        names.EXPECTED_LAST_SEQ: _seq_or_none(expected_last_seq, "expected_last_seq"),
+        names.EXPECTED_LAST_SUBJECT_SEQ: _seq_or_none(expected_last_subject_seq, "expected_last_subject_seq"),
+        names.EXPECTED_LAST_MSG_ID: expected_last_msg_id,
+        names.TTL: None if ttl is None else _ttl(ttl),
+        names.ROLLUP: rollup,
+    }
+    return Call(check_subject(subject), payload, decode_publish, _header(headers, wanted))
+
+
+def decode_publish(msg: Msg) -> PubAck:
+    """The ack of a publish; raises what the stream or the server said instead."""
+    if msg.header:
+        _refuse_status(msg, NoStreamError, "no stream listens on it")
+    return decode_pub_ack(msg.payload)
+
+
+def decode_batch_start(msg: Msg) -> None:
+    """The answer to the first message of an atomic batch: nothing, or what the stream said against it."""
+    if msg.header:
+        _refuse_status(msg, NoStreamError, "no stream listens on it")
+    if msg.payload:
+        decode_pub_ack(msg.payload)
+        raise RemoteProtocolError(
+            "the stream stored the first message of an atomic batch by itself: it knows no batches"
+        )
+
+
+def api_body(msg: Msg) -> dict[str, Any]:
+    """The JSON object of an API answer; raises what the server said instead."""
+    if msg.header:
+        _refuse_status(msg, NoRespondersError, "JetStream is not enabled there, or the API prefix is wrong")
+    return decode_response(msg.payload)
+
+
+def _refuse_status(msg: Msg, nobody: type[NoRespondersError], hint: str) -> None:
+    """An answer is a message; a status line is the server's, most often that nobody is there to answer."""
+    status = parse_status(msg.header)
+    if status is None:
+        return
+    if status.code == 503:
+        raise nobody(_asked_subject(msg), hint)
+    raise RemoteProtocolError(f"the request was answered with status {status.code} {status.description}")
+
+
+def _asked_subject(msg: Msg) -> str:
+    """What was asked: newer servers name it in the 503 itself."""
+    return Headers.parse(msg.header).get(names.SUBJECT) or msg.subject
+
+
+def _header(headers: Headers | HeaderValues | None, wanted: Mapping[str, str | int | None]) -> bytes:
+    extra = [(name, str(value)) for name, value in wanted.items() if value is not None]
+    if headers is None and not extra:
+        return b""
+    given = headers if isinstance(headers, Headers) else Headers(headers)
+    return Headers([*given.items(), *extra]).encode()
+
+
+def _seq_or_none(seq: int | None, what: str) -> int | None:
+    return None if seq is None else check_seq(seq, what)
+
+
+def _not_empty(value: str | None, what: str) -> str | None:
+    if value == "":
+        raise UsageError(f"bad {what} '': a text that is not empty is allowed, or None")
+    return value
+
+
+def _ttl(ttl: timedelta) -> str:
+    if ttl < timedelta(seconds=1):
+        raise UsageError(f"bad ttl {ttl!r}: at least one second is allowed")
+    return f"{ttl // timedelta(milliseconds=1)}ms"
+
+
+def decode_stream_info(msg: Msg) -> StreamInfo:
+    """The info of a stream that was made, changed or asked for."""
+    body = api_body(msg)
+    for name in ("type", "did_create", "total", "offset", "limit"):  # of the response, not of the stream
+        body.pop(name, None)
+    return _checked(StreamInfo.from_dict, body)
+
+
+def page_body(subject: str, offset: int) -> bytes:
+    """The body of a request for a part of a list."""
+    body: dict[str, Any] = {"subject": check_filter(subject)} if subject else {}
+    return encode_json(body | ({"offset": offset} if offset else {})) if body or offset else b""
+
+
+def decode_page(msg: Msg, *, field: str, convert: Callable[[Any], T]) -> Page[T]:
+    """A part of the list that an answer has under `field`."""
+    body = api_body(msg)
+    items = _checked(lambda value: msgspec.convert(value, list[Any] | None), body.get(field)) or []
+    total = _checked(lambda value: msgspec.convert(value, int), body.get("total", 0))
+    return Page([_checked(convert, item) for item in items], total)
+
+
+def _streams(convert: Callable[[Any], T]) -> Callable[[Msg], Page[T]]:
+    return partial(decode_page, field="streams", convert=convert)
+
+
+def to_text(value: Any) -> str:
+    """A text of an answer."""
+    return msgspec.convert(value, str)
+
+
+def _subjects(msg: Msg) -> SubjectsPage:
+    body = api_body(msg)
+    total = body.get("total", 0)
+    state = decode_stream_info(msg).state
+    return SubjectsPage(tuple(state.subjects), total if isinstance(total, int) else 0, state.last_seq)
+
+
+def decode_success(msg: Msg) -> None:
+    """Nothing, if the server says that it was done."""
+    if not api_body(msg).get("success"):
+        raise RemoteProtocolError(f"the API answered {msg.payload[:64]!r}, expected success")
+
+
+def _stored(stream: str, body: dict[str, Any]) -> StoredMessage:
+    found = _checked(lambda value: msgspec.convert(value, StoredBody), body.get("message"))
+    return StoredMessage(found.subject, found.seq, found.time_ns, found.hdrs, found.data, stream)
+
+
+def _checked(read: Callable[[Any], T], value: Any) -> T:
+    try:
+        return read(value)
+    except (ValueError, msgspec.MsgspecError) as exc:
+        raise RemoteProtocolError(f"an answer of the API cannot be read: {exc}") from exc

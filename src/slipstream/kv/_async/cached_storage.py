@@ -1,0 +1,219 @@
+"""A storage whose newest entries are kept in memory, fresh by a feed of all changes. Over asyncio.
+
+The blocking twin is generated from this file (`tools/unasync.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from datetime import timedelta
+from typing import Generic, Self, TypeVar, cast
+
+from slipstream.errors import Error, UsageError
+from slipstream.kv._async.runtime import Guard, Worker
+from slipstream.kv._async.storage import Feed, Storage, StorageWriter, WrappedStorage
+from slipstream.kv.bucket import BucketStatus
+from slipstream.kv.cache import CacheFigures, EntryCache
+from slipstream.kv.entry import Entry, Listing, Operation
+from slipstream.kv.keys import any_of
+from slipstream.kv.start import LATEST, Start
+
+V = TypeVar("V")
+
+CACHE_ENTRIES = 100_000
+CACHE_BYTES = 256 * 1024 * 1024
+CLOSE_TIMEOUT = 2.0
+
+
+class CachedStorage(WrappedStorage, Generic[V]):
+    """Reads of newest entries are answered from memory while the feed lives; all else goes to the bucket."""
+
+    def __init__(self, inner: Storage[V], patterns: Sequence[str], feed: Feed[V], cache: EntryCache[V]) -> None:
+        super().__init__(cast("Storage[bytes]", inner))
+        self._storage = inner
+        self._patterns = patterns
+        self._is_covered = any_of(patterns)
+        self._feed = feed
+        self._cache = cache
+        self._guard = Guard()
+        self._own = 0  # the newest revision written through this handle
+        self._is_dead = False
+        self._worker: Worker | None = None
+
+    @classmethod
+    async def opened(
+        cls, inner: Storage[V], filters: Sequence[str], *, max_entries: int, max_bytes: int, timeout: float | None
+    ) -> Self:
+        """A cache that has read the bucket."""
+        cache: EntryCache[V] = EntryCache(max_entries, max_bytes)
+        check_cacheable(await inner.status(timeout=timeout))
+        patterns = inner.patterns(filters)
+        feed = await inner.follow(patterns, LATEST, timeout=timeout)
+        try:
+            while feed.pending:
+                cache.apply(await feed.chunk(timeout=timeout))
+        except BaseException:
+            await feed.close()
+            raise
+        storage = cls(inner, patterns, feed, cache)
+        storage._worker = Worker(storage._keep_fresh, f"cache of {inner.bucket}")
+        return storage
+
+    async def _keep_fresh(self) -> None:
+        try:
+            while not self._is_dead:
+                entries = await self._feed.chunk()
+                async with self._guard:
+                    self._cache.apply(entries)
+        except Error:  # closed, or the bucket is gone: reads will say so
+            self._is_dead = True
+            self._cache.clear()
+
+    @property
+    def figures(self) -> CacheFigures:
+        """Hits and misses, entries and bytes."""
+        return self._cache.figures
+
+    async def close(self) -> None:
+        """End the feed; the bucket's own handle stays as it is."""
+        self._is_dead = True
+        await self._feed.close()
+        if self._worker is not None:
+            await self._worker.join(CLOSE_TIMEOUT)
+
+    async def last(self, key: str, *, min_last_revision: int = 0, timeout: float | None = None) -> Entry[V] | None:
+        """The newest entry of a key, from memory if that is as new as asked for."""
+        need = max(min_last_revision, self._own)
+        figures = self._cache.figures
+        async with self._guard:
+            as_of = self._cache.revision
+            if not self._is_dead and self._feed.is_live and self._covers(key):
+                if as_of >= need:
+                    is_known, entry = self._cache.look(key)
+                    if is_known:
+                        figures.hits += 1
+                        figures.absent += entry is None
+                        return entry
+                else:
+                    figures.behind += 1
+            figures.misses += 1
+        entry = await self._storage.last(key, min_last_revision=max(need, as_of), timeout=timeout)
+        if entry is not None and self._covers(key):
+            async with self._guard:
+                self._cache.learn(entry, as_of)
+        return entry
+
+    def _covers(self, key: str) -> bool:
+        return self._patterns == (">",) or self._is_covered(self._storage.patterns((key,), exact=True)[0])
+
+    # To the bucket
+
+    async def append(
+        self,
+        key: str,
+        value: V | None,
+        *,
+        operation: Operation = Operation.PUT,
+        last: int | None = None,
+        ttl: timedelta | None = None,
+        timeout: float | None = None,
+    ) -> int:
+        """Record an entry; what this handle reads from now on is at least as new."""
+        revision = await self._storage.append(key, value, operation=operation, last=last, ttl=ttl, timeout=timeout)
+        self._own = max(self._own, revision)
+        return revision
+
+    def writer(self, *, max_in_flight: int, timeout: float | None = None) -> CacheWriter[V]:
+        """Append many entries."""
+        return CacheWriter(self, self._storage.writer(max_in_flight=max_in_flight, timeout=timeout))
+
+    async def at(self, revision: int, *, min_last_revision: int = 0, timeout: float | None = None) -> Entry[V] | None:
+        """The entry of a revision."""
+        return await self._storage.at(revision, min_last_revision=min_last_revision, timeout=timeout)
+
+    def read(
+        self, patterns: Sequence[str], *, min_last_revision: int = 0, timeout: float | None = None
+    ) -> AsyncIterator[list[Entry[V]]]:
+        """Every entry kept."""
+        return self._storage.read(patterns, min_last_revision=max(min_last_revision, self._own), timeout=timeout)
+
+    def latest(
+        self,
+        patterns: Sequence[str],
+        *,
+        meta_only: bool = False,
+        min_last_revision: int = 0,
+        timeout: float | None = None,
+    ) -> AsyncIterator[list[Entry[V]]]:
+        """The newest entry of each key."""
+        least = max(min_last_revision, self._own)
+        return self._storage.latest(patterns, meta_only=meta_only, min_last_revision=least, timeout=timeout)
+
+    def keys(
+        self, patterns: Sequence[str], *, min_last_revision: int = 0, timeout: float | None = None
+    ) -> AsyncIterator[Listing]:
+        """The keys alone."""
+        return self._storage.keys(patterns, min_last_revision=max(min_last_revision, self._own), timeout=timeout)
+
+    async def follow(
+        self,
+        patterns: Sequence[str],
+        start: Start,
+        *,
+        meta_only: bool = False,
+        min_last_revision: int = 0,
+        timeout: float | None = None,
+    ) -> Feed[V]:
+        """Entries from a start on."""
+        return await self._storage.follow(
+            patterns, start, meta_only=meta_only, min_last_revision=min_last_revision, timeout=timeout
+        )
+
+    async def forget(self, key: str, *, below: int, timeout: float | None = None) -> None:
+        """Remove a key's entries for good; no mark tells the cache, so it is dropped here."""
+        await self._storage.forget(key, below=below, timeout=timeout)
+        async with self._guard:
+            self._cache.drop(key, below)
+
+    async def forgetting(self, revision: int, *, timeout: float | None = None) -> None:
+        """Record that deleted keys are being removed."""
+        await self._storage.forgetting(revision, timeout=timeout)
+
+    async def destroy(self, *, timeout: float | None = None) -> None:
+        """Remove the bucket."""
+        await self._storage.destroy(timeout=timeout)
+
+
+def check_cacheable(status: BucketStatus) -> None:
+    """Refuse buckets whose values can go without a trace in the feed: a cache would keep them forever."""
+    config = status.stream_info.config
+    if (config.max_age or config.allow_msg_ttl) and not config.subject_delete_marker_ttl:
+        raise UsageError(
+            f"bucket {status.bucket!r} lets values expire without a marker: set limit_marker_ttl to cache it"
+        )
+    if config.max_bytes > 0 or config.max_msgs > 0:
+        raise UsageError(
+            f"bucket {status.bucket!r} drops its oldest values without a marker when full: not to be cached"
+        )
+
+
+class CacheWriter(Generic[V]):
+    """Many appends in flight; what is acknowledged is seen by the handle."""
+
+    def __init__(self, storage: CachedStorage[V], inner: StorageWriter[V]) -> None:
+        self._storage = storage
+        self._inner = inner
+
+    async def append(self, key: str, value: V | None, operation: Operation = Operation.PUT) -> None:
+        """Send one."""
+        await self._inner.append(key, value, operation)
+
+    async def flush(self) -> int:
+        """Wait until all are stored; returns the newest revision."""
+        revision = await self._inner.flush()
+        self._storage._own = max(self._storage._own, revision)
+        return revision
+
+    async def abandon(self) -> None:
+        """Give up on what is in flight."""
+        await self._inner.abandon()

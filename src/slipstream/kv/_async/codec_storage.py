@@ -1,0 +1,215 @@
+"""A storage of bytes becomes one of a program's own keys and values, through a codec. Over asyncio.
+
+The blocking twin is generated from this file (`tools/unasync.py`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from datetime import timedelta
+from typing import Generic, TypeVar, cast
+
+from slipstream.errors import Error
+from slipstream.kv._async.storage import Feed, Storage, StorageWriter, WrappedStorage
+from slipstream.kv.codecs.base import Codec
+from slipstream.kv.entry import Entry, Listing, Operation
+from slipstream.kv.start import Start
+
+V = TypeVar("V")
+
+
+class CodecStorage(WrappedStorage, Generic[V]):
+    """The entries of another storage, as a codec reads and writes them. Marks have no value to decode."""
+
+    def __init__(self, inner: Storage[bytes], codec: Codec[V]) -> None:
+        super().__init__(inner)
+        self.codec = codec
+
+    def check_key(self, key: str) -> str:
+        """Return `key` if the codec makes a good one of it."""
+        self.inner.check_key(self.codec.encode_key(key))
+        return key
+
+    def patterns(self, filters: Sequence[str], *, exact: bool = False) -> tuple[str, ...]:
+        """Filters over the program's keys as filters over stored ones."""
+        if exact:
+            return self.inner.patterns([self.codec.encode_key(key) for key in filters], exact=True)
+        encode = self.codec.encode_filter
+        return self.inner.patterns([each if each in ("", ">") else encode(each) for each in filters])
+
+    async def append(
+        self,
+        key: str,
+        value: V | None,
+        *,
+        operation: Operation = Operation.PUT,
+        last: int | None = None,
+        ttl: timedelta | None = None,
+        timeout: float | None = None,
+    ) -> int:
+        """Record an entry; returns its revision."""
+        stored, data = encoded(self.codec, key, value, operation)
+        return await self.inner.append(stored, data, operation=operation, last=last, ttl=ttl, timeout=timeout)
+
+    def writer(self, *, max_in_flight: int, timeout: float | None = None) -> CodecWriter[V]:
+        """Append many entries, each acknowledged."""
+        return CodecWriter(self.inner.writer(max_in_flight=max_in_flight, timeout=timeout), self.codec)
+
+    async def last(self, key: str, *, min_last_revision: int = 0, timeout: float | None = None) -> Entry[V] | None:
+        """The newest entry of a key, a mark or not."""
+        stored = self.codec.encode_key(key)
+        entry = await self.inner.last(stored, min_last_revision=min_last_revision, timeout=timeout)
+        return None if entry is None else decoded(self.codec, entry)
+
+    async def at(self, revision: int, *, min_last_revision: int = 0, timeout: float | None = None) -> Entry[V] | None:
+        """The entry of a revision."""
+        entry = await self.inner.at(revision, min_last_revision=min_last_revision, timeout=timeout)
+        return None if entry is None else decoded(self.codec, entry)
+
+    async def read(
+        self, patterns: Sequence[str], *, min_last_revision: int = 0, timeout: float | None = None
+    ) -> AsyncIterator[list[Entry[V]]]:
+        """Every entry kept."""
+        async for entries in self.inner.read(patterns, min_last_revision=min_last_revision, timeout=timeout):
+            yield [decoded(self.codec, entry) for entry in entries]
+
+    async def latest(
+        self,
+        patterns: Sequence[str],
+        *,
+        meta_only: bool = False,
+        min_last_revision: int = 0,
+        timeout: float | None = None,
+    ) -> AsyncIterator[list[Entry[V]]]:
+        """The newest entry of each key."""
+        chunks = self.inner.latest(patterns, meta_only=meta_only, min_last_revision=min_last_revision, timeout=timeout)
+        async for entries in chunks:
+            yield [decoded(self.codec, entry, meta_only) for entry in entries]
+
+    async def keys(
+        self, patterns: Sequence[str], *, min_last_revision: int = 0, timeout: float | None = None
+    ) -> AsyncIterator[Listing]:
+        """The keys alone."""
+        decode = self.codec.decode_key
+        async for live, gone in self.inner.keys(patterns, min_last_revision=min_last_revision, timeout=timeout):
+            yield Listing([decode(key) for key in live], [decode(key) for key in gone])
+
+    async def follow(
+        self,
+        patterns: Sequence[str],
+        start: Start,
+        *,
+        meta_only: bool = False,
+        min_last_revision: int = 0,
+        timeout: float | None = None,
+    ) -> CodecFeed[V]:
+        """Entries from a start on."""
+        inner = await self.inner.follow(
+            patterns, start, meta_only=meta_only, min_last_revision=min_last_revision, timeout=timeout
+        )
+        return CodecFeed(inner, self.codec, meta_only)
+
+    async def forget(self, key: str, *, below: int, timeout: float | None = None) -> None:
+        """Remove the key's entries below a revision."""
+        await self.inner.forget(self.codec.encode_key(key), below=below, timeout=timeout)
+
+    async def forgetting(self, revision: int, *, timeout: float | None = None) -> None:
+        """Record that deleted keys are being removed."""
+        await self.inner.forgetting(revision, timeout=timeout)
+
+    async def destroy(self, *, timeout: float | None = None) -> None:
+        """Remove the bucket."""
+        await self.inner.destroy(timeout=timeout)
+
+
+def encoded(codec: Codec[V], key: str, value: V | None, operation: Operation) -> tuple[str, bytes | None]:
+    """A key and its value as they are stored; a mark has no value."""
+    if operation is not Operation.PUT:
+        return codec.encode_key(key), None
+    return codec.encode_key(key), codec.encode_value(key, cast("V", value))
+
+
+def decoded(codec: Codec[V], entry: Entry[bytes], meta_only: bool = False) -> Entry[V]:
+    """An entry as the program has it. Without its value, that stays empty."""
+    key = codec.decode_key(entry.key)
+    if meta_only or entry.is_deleted:
+        return cast("Entry[V]", entry._replace(key=key))
+    changed: Entry[object] = cast("Entry[object]", entry)._replace(key=key, value=codec.decode_value(key, entry.value))
+    return cast("Entry[V]", changed)
+
+
+class CodecWriter(Generic[V]):
+    """Many appends in flight, through a codec."""
+
+    def __init__(self, inner: StorageWriter[bytes], codec: Codec[V]) -> None:
+        self._inner = inner
+        self._codec = codec
+
+    async def append(self, key: str, value: V | None, operation: Operation = Operation.PUT) -> None:
+        """Send one."""
+        stored, data = encoded(self._codec, key, value, operation)
+        await self._inner.append(stored, data, operation)
+
+    async def flush(self) -> int:
+        """Wait until all are stored; returns the newest revision."""
+        return await self._inner.flush()
+
+    async def abandon(self) -> None:
+        """Give up on what is in flight."""
+        await self._inner.abandon()
+
+
+class CodecFeed(Generic[V]):
+    """A feed through a codec."""
+
+    def __init__(self, inner: Feed[bytes], codec: Codec[V], meta_only: bool) -> None:
+        self._inner = inner
+        self._codec = codec
+        self._meta_only = meta_only
+        self._held: deque[Entry[bytes]] = deque()  # not decoded yet: one in front of them could not be
+        self._held_pending = 0  # how many of them are of the initial data
+        self._revision = 0
+
+    @property
+    def pending(self) -> int:
+        """How many entries of the initial data are to come."""
+        return self._inner.pending + self._held_pending
+
+    @property
+    def revision(self) -> int:
+        """The newest revision handed over."""
+        return self._revision if self._held else self._inner.revision
+
+    @property
+    def is_live(self) -> bool:
+        """Whether what is written arrives here, now."""
+        return self._inner.is_live
+
+    async def chunk(self, *, timeout: float | None = None) -> list[Entry[V]]:
+        """The next entries. One that cannot be decoded is an error of its own: those before and behind it come."""
+        held = self._held
+        if not held:
+            before = self._inner.pending
+            held.extend(await self._inner.chunk(timeout=timeout))
+            self._held_pending = min(max(before - self._inner.pending, 0), len(held))
+        found: list[Entry[V]] = []
+        while held:
+            try:
+                entry = decoded(self._codec, held[0], self._meta_only)
+            except Error:
+                if found:
+                    break
+                self._take()
+                raise
+            self._take()
+            found.append(entry)
+        return found
+
+    def _take(self) -> None:
+        self._revision = self._held.popleft().revision
+        self._held_pending = max(self._held_pending - 1, 0)
+
+    async def close(self) -> None:
+        """End it."""
+        await self._inner.close()

@@ -1,0 +1,1 @@
+"""The JetStream API ($JS.API): dispatch, requests, responses, advisories."""

@@ -1,0 +1,259 @@
+"""Requests on `$JS.API.CONSUMER.…` become consumers, changes of them, and reports.
+
+A handler gets the tokens behind `CONSUMER.<verb>` and returns what it did or raises an ApiError, as those of streams
+do; `jsapi` sends the answers. What a new or changed consumer looks like is reported as of the commit that makes it
+durable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from slipstream.api import ConsumerConfig, ConsumerInfo, SequenceInfo, parse_time
+from slipstream.api.times import ZERO, format_time
+from slipstream.errors import ApiError, InvalidJsonError, ReplicasNotSupportedError
+from slipstream.server.engine.api.requests import Count, Outcome, Sequence, decode, is_empty, optional
+from slipstream.server.engine.consumers import config as rules
+from slipstream.server.engine.consumers.consumer import Consumer
+from slipstream.server.engine.consumers.pull import PullConsumer
+
+if TYPE_CHECKING:
+    from slipstream.server.engine.streams.stream import Stream
+
+MAX_NAMES = 1024
+MAX_LIST = 256
+AFTER_CLUSTER = ("push_bound", "paused", "pause_remaining", "ts", "priority_groups")
+
+Handler = Callable[[list[str], bytes, int], Outcome]
+Find = Callable[[str], "Stream"]
+
+
+class PageRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of CONSUMER.NAMES and CONSUMER.LIST."""
+
+    offset: Count = 0
+
+
+class PauseRequest(msgspec.Struct):
+    """Body of CONSUMER.PAUSE."""
+
+    pause_until: str | None = None
+
+
+class ResetRequest(msgspec.Struct):
+    """Body of CONSUMER.RESET."""
+
+    seq: Sequence = 0
+
+
+class UnpinRequest(msgspec.Struct):
+    """Body of CONSUMER.UNPIN."""
+
+    group: str = ""
+
+
+class ConsumerApi:
+    """The handlers."""
+
+    def __init__(self, find: Find, metadata: Mapping[str, str]) -> None:
+        """`find` gives the stream of a name, or raises; `metadata` is what reports add of this server."""
+        self._find = find
+        self._metadata = metadata
+        # By the verb: the kind of response, the handler, and how many tokens follow (None: it looks itself).
+        self.handlers: dict[str, tuple[str, Handler, int | None]] = {
+            "CREATE": ("consumer_create_response", self._create, None),
+            "DURABLE": ("consumer_create_response", self._create_durable, None),
+            "NAMES": ("consumer_names_response", self._names, 1),
+            "LIST": ("consumer_list_response", self._list, 1),
+            "INFO": ("consumer_info_response", self._info, 2),
+            "DELETE": ("consumer_delete_response", self._delete, 2),
+            "PAUSE": ("consumer_pause_response", self._pause, 2),
+            "UNPIN": ("consumer_unpin_response", self._unpin, 2),
+            "RESET": ("consumer_reset_response", self._reset, 2),
+        }
+
+    # Making.
+
+    def _create(self, tokens: list[str], payload: bytes, now: int) -> Outcome:
+        """`<stream>`: an ephemeral, the old way; `<stream>.<name>` and perhaps a filter: the new one."""
+        name = tokens[1] if len(tokens) > 1 else None
+        return self._put(tokens[0], name, ".".join(tokens[2:]), payload, now)
+
+    def _create_durable(self, tokens: list[str], payload: bytes, now: int) -> Outcome:
+        """`CREATE.<stream>.<name>`."""
+        if tokens[0] != "CREATE" or len(tokens) != 3:
+            text = "consumer expected to be durable but no durable name set in subject"
+            raise ApiError(text, code=400, err_code=10016)
+        return self._put(tokens[1], tokens[2], "", payload, now, durable=True)
+
+    def _put(
+        self, stream_name: str, name: str | None, pattern: str, payload: bytes, now: int, *, durable: bool = False
+    ) -> Outcome:
+        body = _create_body(payload)
+        config = rules.parse(body.get("config", {}))
+        if body.get("stream_name", "") != stream_name:
+            raise ApiError("stream name in subject does not match request", code=400, err_code=10056)
+        if any(char in (name or config.name) for char in "\\/"):
+            raise ApiError("Consumer name can not contain path separators", code=400, err_code=10127)
+        config = _named(config, name, durable=durable)
+        if pattern and config.filter_subjects:
+            text = "consumer with multiple subject filters cannot use subject based API"
+            raise ApiError(text, code=400, err_code=10137)
+        if pattern and config.filter_subject != pattern:
+            text = "Consumer create request did not match filtered subject from create subject"
+            raise ApiError(text, code=400, err_code=10131)
+        stream = self._find(stream_name)
+        if config.num_replicas > max(1, stream.config.num_replicas):
+            raise ReplicasNotSupportedError
+        consumer = stream.consumers.put(config, body.get("action", ""), now, pedantic=body.get("pedantic", False))
+        return Outcome({}, stream.journal, later=lambda: self._report(consumer))
+
+    # Reports.
+
+    def _chosen(self, tokens: list[str], payload: bytes, limit: int) -> tuple[dict[str, Any], list[Consumer]]:
+        request = optional(payload, PageRequest)
+        items = self._find(tokens[0]).consumers.items
+        offset = min(max(request.offset, 0), len(items))
+        names = sorted(items)[offset : offset + limit]
+        return {"total": len(items), "offset": offset, "limit": limit}, [items[name] for name in names]
+
+    def _names(self, tokens: list[str], payload: bytes, _: int) -> Outcome:
+        page, consumers = self._chosen(tokens, payload, MAX_NAMES)
+        return Outcome(page | {"consumers": [consumer.name for consumer in consumers]})
+
+    def _list(self, tokens: list[str], payload: bytes, _: int) -> Outcome:
+        page, consumers = self._chosen(tokens, payload, MAX_LIST)
+        return Outcome(page | {"consumers": [consumer_info(consumer) for consumer in consumers]})
+
+    def _consumer(self, tokens: list[str]) -> Consumer:
+        return self._find(tokens[0]).consumers.find(tokens[1])
+
+    def _info(self, tokens: list[str], payload: bytes, _: int) -> Outcome:
+        _check_empty(payload)
+        return Outcome(self._report(self._consumer(tokens)))
+
+    def _report(self, consumer: Consumer) -> dict[str, Any]:
+        """A consumer, with what this server adds to its metadata."""
+        info = consumer_info(consumer)
+        info["config"]["metadata"] = dict(sorted((info["config"].get("metadata", {}) | self._metadata).items()))
+        # The document shows it; nats-server itself leaves it out where there is no cluster. In every report of one
+        # consumer: clients hold what they got when they made it against what they get when they ask.
+        when = {name: info.pop(name) for name in AFTER_CLUSTER if name in info}
+        return info | {"cluster": {"leader": consumer.host.leader_name}} | when
+
+    # Changes.
+
+    def _delete(self, tokens: list[str], payload: bytes, _: int) -> Outcome:
+        _check_empty(payload)
+        consumer = self._consumer(tokens)
+        consumer.group.delete(consumer)
+        return Outcome({"success": True}, consumer.group.stream.journal)
+
+    def _pause(self, tokens: list[str], payload: bytes, now: int) -> Outcome:
+        request = optional(payload, PauseRequest)
+        until = ZERO
+        if request.pause_until is not None:
+            try:
+                until = parse_time(request.pause_until)
+            except ValueError as exc:
+                raise InvalidJsonError(f"invalid JSON: {exc}") from exc
+        consumer = self._consumer(tokens)
+        config = rules.with_level(consumer.config.replace(pause_until=until if until > ZERO else None))
+        if config != consumer.config:
+            consumer.group.change(consumer, config, now)
+        paused = until > now
+        fields: dict[str, Any] = {"paused": paused, "pause_until": format_time(until)}
+        if paused:
+            fields["pause_remaining"] = until - now
+        return Outcome(fields, consumer.group.stream.journal)
+
+    def _unpin(self, tokens: list[str], payload: bytes, _: int) -> Outcome:
+        request = decode(payload, UnpinRequest)
+        if not request.group:
+            raise InvalidJsonError("invalid JSON: consumer group not specified")
+        if not rules.valid_group(request.group):
+            raise rules.bad_group()
+        consumer = self._consumer(tokens)
+        if request.group not in consumer.config.priority_groups or not isinstance(consumer, PullConsumer):
+            text = "Provided priority group does not exist for this consumer"
+            raise ApiError(text, code=400, err_code=10160)
+        consumer.unpin("admin", request.group)
+        return Outcome({})
+
+    def _reset(self, tokens: list[str], payload: bytes, _: int) -> Outcome:
+        request = decode(payload, ResetRequest) if payload.strip() else ResetRequest()
+        consumer = self._consumer(tokens)
+        seq = consumer.reset(request.seq)
+        journal = consumer.group.stream.journal
+        if consumer in journal.keepers:  # the answer waits for its books
+            journal.after.append(lambda: None)
+        return Outcome({}, journal, later=lambda: self._report(consumer) | {"reset_seq": seq})
+
+
+def consumer_info(consumer: Consumer) -> dict[str, Any]:
+    """Configuration and state, with nats-server's fields in its order."""
+    ledger, config, now = consumer.ledger, consumer.config, consumer.host.now
+    paused = consumer.paused
+    info = ConsumerInfo(
+        stream_name=consumer.group.stream.name,
+        name=consumer.name,
+        created=consumer.created,
+        config=config,
+        delivered=SequenceInfo(
+            consumer_seq=ledger.dseq, stream_seq=ledger.delivered, last_active=ledger.last_delivery or None
+        ),
+        ack_floor=SequenceInfo(
+            consumer_seq=ledger.floor_dseq, stream_seq=ledger.floor_seq, last_active=ledger.last_ack or None
+        ),
+        num_ack_pending=len(ledger.pending),
+        num_redelivered=0 if config.max_deliver == 1 else len(ledger.counts),
+        num_waiting=consumer.waiting,
+        num_pending=max(consumer.left, 0),
+        push_bound=consumer.bound,
+        paused=paused,
+        ts=now,
+        priority_groups=tuple(consumer.pins()),
+    ).to_dict()
+    if paused and config.pause_until is not None:
+        at = list(info).index("paused") + 1
+        items = list(info.items())
+        info = dict([*items[:at], ("pause_remaining", config.pause_until - now), *items[at:]])
+    return info
+
+
+def _create_body(payload: bytes) -> dict[str, Any]:
+    body: dict[str, Any] = decode(payload, dict) if payload.strip() else {}
+    for name, value in body.items():
+        if name not in ("stream_name", "config", "action", "pedantic"):
+            raise InvalidJsonError(f'invalid JSON: json: unknown field "{name}"')
+        if value is None:  # as if it were not there
+            continue
+        if name == "action" and value not in ("", "create", "update"):
+            raise InvalidJsonError(f"invalid JSON: unknown consumer action: {msgspec.json.encode(value).decode()}")
+        if name == "pedantic" and not isinstance(value, bool):
+            raise InvalidJsonError(f"invalid JSON: pedantic is {value!r}, true or false is allowed")
+    return {name: value for name, value in body.items() if value is not None}
+
+
+def _named(config: ConsumerConfig, name: str | None, *, durable: bool) -> ConsumerConfig:
+    """The configuration with the name that the subject gives it."""
+    if durable and not config.durable_name:
+        text = "consumer expected to be durable but a durable name was not set"
+        raise ApiError(text, code=400, err_code=10018)
+    if name is not None:
+        if config.durable_name and config.durable_name != name:
+            text = "consumer name in subject does not match durable name in request"
+            raise ApiError(text, code=400, err_code=10017)
+        return config.replace(name=name)
+    if config.durable_name:
+        text = "consumer expected to be ephemeral but a durable name was set in request"
+        raise ApiError(text, code=400, err_code=10020)
+    return config
+
+
+def _check_empty(payload: bytes) -> None:
+    if not is_empty(payload):
+        raise ApiError("expected an empty request payload", code=400, err_code=10038)

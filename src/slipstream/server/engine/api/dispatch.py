@@ -1,0 +1,547 @@
+"""Requests on `$JS.API.…` become changes of the catalog, reports, and nats-server's answers to both.
+
+A handler returns the fields of its response or raises an ApiError. The answer to a change waits in the journal of the
+stream's store until the change is durable; a report waits as well while the catalog has changes under way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import msgspec
+
+from slipstream.api import GetRequest, Storage, StoredBody, StreamConfig, encode_json, format_time, parse_time
+from slipstream.api.names import API_PREFIX, RESPONSE_TYPE
+from slipstream.errors import (
+    ApiError,
+    BadApiRequestError,
+    CorruptRecordError,
+    InvalidJsonError,
+    MessageNotFoundApiError,
+    MinLastSequenceError,
+    StoreError,
+    StreamNameInUseError,
+    StreamNotFoundError,
+    StreamStoreFailedError,
+    StreamSubjectOverlapError,
+)
+from slipstream.server.engine.api.consumers import ConsumerApi
+from slipstream.server.engine.api.requests import Count, Outcome, Sequence, error_body, level_suffices
+from slipstream.server.engine.api.requests import decode as _decode
+from slipstream.server.engine.api.requests import is_empty as _is_empty
+from slipstream.server.engine.api.requests import optional as _optional
+from slipstream.server.engine.api.requests import stream_config as _config
+from slipstream.server.engine.api.responses import MAX_SUBJECTS, stream_info, subject_page
+from slipstream.server.engine.auth.account_limits import check_stream, used
+from slipstream.server.engine.journal import Home, Journal, Source
+from slipstream.server.engine.reads.direct_get import Peer, find
+from slipstream.server.engine.snapshots.api import Backups, Depot
+from slipstream.server.engine.streams import config as rules
+from slipstream.server.engine.streams import source_config
+from slipstream.server.engine.streams.features import API_LEVEL, server_metadata
+from slipstream.server.engine.streams.stream import Stream
+from slipstream.wire import overlaps
+
+MAX_NAMES = 1024
+MAX_LIST = 256
+_CUT = len(API_PREFIX) + 1
+_GET = "stream_msg_get_response"
+
+# Nobody answers these here but those who subscribe to them: without one the requester is told so (no responders).
+_OTHERS = ("DIRECT.GET.", "CONSUMER.MSG.NEXT.")
+# Fields that a response has even when it is an error.
+_ALWAYS: dict[str, dict[str, Any]] = {
+    "stream_info_response": {"total": 0, "offset": 0, "limit": 0},
+    "stream_purge_response": {"purged": 0},
+    "stream_restore_response": {"deliver_subject": ""},
+    "stream_names_response": {"total": 0, "offset": 0, "limit": 0, "streams": None},
+    "stream_list_response": {"total": 0, "offset": 0, "limit": 0, "streams": []},
+    "consumer_names_response": {"total": 0, "offset": 0, "limit": 0, "consumers": []},
+    "consumer_list_response": {"total": 0, "offset": 0, "limit": 0, "consumers": []},
+    "consumer_reset_response": {"reset_seq": 0},
+    "consumer_pause_response": {"paused": False, "pause_until": "0001-01-01T00:00:00Z"},
+}
+
+
+class InfoRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of STREAM.INFO."""
+
+    offset: Count = 0
+    deleted_details: bool = False
+    subjects_filter: str = ""
+
+
+class PageRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of STREAM.NAMES and STREAM.LIST."""
+
+    offset: Count = 0
+    subject: str = ""
+
+
+class PurgeRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of STREAM.PURGE."""
+
+    filter: str = ""
+    seq: Sequence = 0
+    keep: Sequence = 0
+
+
+class DeleteRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of STREAM.MSG.DELETE. There is nothing to overwrite in a file here: `no_erase` makes no difference."""
+
+    seq: Sequence = 0
+    no_erase: bool = False
+
+
+class StepDownRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of STREAM.LEADER.STEPDOWN."""
+
+    class Placement(msgspec.Struct, forbid_unknown_fields=True):
+        cluster: str = ""
+        tags: list[str] = []
+        preferred: str = ""
+
+    placement: Placement | None = None
+
+
+class RemovePeerRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of STREAM.PEER.REMOVE."""
+
+    peer: str = ""
+
+
+class Catalog(Depot, Protocol):
+    """The account, as the API sees it."""
+
+    version: str
+
+    def journal_for(self, storage: str) -> Journal: ...
+
+    def add_stream(self, config: StreamConfig, now: int) -> Stream: ...
+
+    def change_stream(self, stream: Stream, config: StreamConfig, now: int) -> None: ...
+
+    def delete_stream(self, stream: Stream) -> None: ...
+
+    def replace_peer(self, stream: Stream, peer: str, now: int) -> None: ...
+
+    def answer(self, journal: Journal | None, reply: str, payload: bytes, source: Source) -> None:
+        """Send when the journal's open group is durable; without a journal, when the catalog has nothing under way."""
+
+
+Handler = Callable[[str, bytes, int], Outcome]
+
+
+def _not_enabled() -> ApiError:
+    return ApiError("JetStream not enabled for account", code=503, err_code=10039)
+
+
+class _Response:
+    """The response to one request."""
+
+    __slots__ = ("_api", "_kind", "later")
+
+    def __init__(self, api: Api, kind: str) -> None:
+        self._api = api
+        self._kind = kind
+        self.later: Callable[[], dict[str, Any]] | None = None
+
+    @property
+    def home(self) -> Home:
+        return self._api.home
+
+    def encode(self, error: dict[str, object] | None, fields: dict[str, Any]) -> bytes:
+        body: dict[str, Any] = {"type": RESPONSE_TYPE + self._kind}
+        if error is not None:
+            body["error"] = error
+        return encode_json(body | fields)
+
+    def failure(self, error: ApiError) -> bytes:
+        self._api.errors += 1
+        return self.encode(error_body(error), _ALWAYS.get(self._kind, {}))
+
+    def ack(self, seq: int) -> tuple[str, int]:  # noqa: ARG002
+        """The response that is only written when it goes."""
+        assert self.later is not None
+        try:
+            text = self.encode(None, self.later()).decode()
+        except StoreError as exc:
+            text = self.failure(StreamStoreFailedError(str(exc))).decode()
+        return text, len(text.encode())
+
+
+class Api:
+    """The handlers of the administrative API."""
+
+    def __init__(self, catalog: Catalog, *, is_closed: bool = False) -> None:
+        """`is_closed`: the account has no JetStream, and is told so."""
+        self._catalog = catalog
+        self._is_closed = is_closed
+        self.home = catalog.switch
+        self._metadata = server_metadata(catalog.version)
+        self.total = self.errors = 0
+        backups = Backups(catalog, self)
+        self._plain: dict[str, tuple[str, Handler]] = {
+            "INFO": ("account_info_response", self._account),
+            "STREAM.NAMES": ("stream_names_response", self._names),
+            "STREAM.LIST": ("stream_list_response", self._list),
+        }
+        # With the stream's name behind, as the last token or (consumers) followed by the consumer's.
+        self._named: dict[str, tuple[str, Handler]] = {
+            "STREAM.CREATE": ("stream_create_response", self._create),
+            "STREAM.UPDATE": ("stream_update_response", self._update),
+            "STREAM.INFO": ("stream_info_response", self._info),
+            "STREAM.DELETE": ("stream_delete_response", self._delete),
+            "STREAM.PURGE": ("stream_purge_response", self._purge),
+            "STREAM.MSG.GET": (_GET, _refusal("", 500, 0)),  # may be answered later: see `_get_message`
+            "STREAM.MSG.DELETE": ("stream_msg_delete_response", self._delete_message),
+            "STREAM.SNAPSHOT": ("stream_snapshot_response", backups.snapshot),
+            "STREAM.RESTORE": ("stream_restore_response", backups.restore),
+            "STREAM.LEADER.STEPDOWN": ("stream_leader_stepdown_response", self._step_down),
+            "STREAM.PEER.REMOVE": ("stream_remove_peer_response", self._remove_peer),
+        }
+        self._consumers = ConsumerApi(self._stream, self._metadata)
+
+    def receive(self, subject: str, reply: str, header: bytes, payload: bytes, now: int) -> bool:
+        """Carry out a request. One that no handler knows is taken and not answered, as on nats-server."""
+        rest = subject[_CUT:]
+        if rest.startswith(_OTHERS):
+            return False
+        self.total += 1
+        kind, handler, stream = self._find(rest)
+        if not handler:
+            return True
+
+        source = _Response(self, kind)
+        if self._is_closed:
+            if reply:
+                self._catalog.answer(None, reply, source.failure(_not_enabled()), source)
+            return True
+        if kind == _GET:
+            self._get_message(stream, payload, reply, source.failure, now)
+            return True
+        journal: Journal | None = None
+        try:
+            _check_level(header)
+            outcome = handler(stream, payload, now)
+            journal, source.later = outcome.journal, outcome.later
+            answer = source.encode(None, outcome.fields) if outcome.later is None else b""
+        except ApiError as exc:
+            answer = source.failure(exc)
+        except StoreError as exc:
+            answer = source.failure(StreamStoreFailedError(str(exc)))
+        if reply:
+            self._catalog.answer(journal, reply, answer, source)
+        return True
+
+    def _find(self, rest: str) -> tuple[str, Handler | None, str]:
+        if (entry := self._plain.get(rest)) is not None:
+            return *entry, ""
+        head, _, name = rest.rpartition(".")
+        if (entry := self._named.get(head)) is not None:
+            return *entry, name
+        family, verb, *tokens = [*rest.split("."), ""][:-1] if rest.count(".") > 1 else ("", "")
+        if family == "CONSUMER" and (known := self._consumers.handlers.get(verb)) is not None:
+            kind, handler, count = known
+            if count is None or count == len(tokens):
+                return kind, lambda _, payload, now: handler(tokens, payload, now), tokens[0]
+        return "", None, ""
+
+    def _stream(self, name: str) -> Stream:
+        stream = self._catalog.streams.get(name)
+        if stream is None:
+            raise StreamNotFoundError
+        return stream
+
+    # Reports.
+
+    def _account(self, _: str, __: bytes, ___: int) -> Outcome:
+        streams = self._catalog.streams.values()
+        reserved = {Storage.MEMORY.value: 0, Storage.FILE.value: 0}
+        for stream in streams:
+            reserved[stream.config.storage] += max(stream.config.max_bytes, 0)
+        domain = {"domain": self._catalog.domain} if self._catalog.domain else {}
+        return Outcome({
+            "memory": used(Storage.MEMORY, streams),
+            "storage": used(Storage.FILE, streams),
+            "reserved_memory": reserved["memory"],
+            "reserved_storage": reserved["file"],
+            "streams": len(streams),
+            "consumers": sum(len(stream.consumers) for stream in streams),
+            "limits": self._catalog.limits.report(),
+            **domain,
+            "api": {"level": API_LEVEL, "total": self.total - 1, "errors": self.errors},  # without this one
+        })  # fmt: skip
+
+    def _chosen(self, payload: bytes, limit: int) -> tuple[dict[str, Any], list[Stream]]:
+        request = _optional(payload, PageRequest)
+        chosen = [
+            stream
+            for name, stream in sorted(self._catalog.streams.items())
+            if not request.subject or any(overlaps(subject, request.subject) for subject in stream.config.subjects)
+        ]
+        offset = min(max(request.offset, 0), len(chosen))
+        page = {"total": len(chosen), "offset": offset, "limit": limit}
+        return page, chosen[offset : offset + limit]
+
+    def _names(self, _: str, payload: bytes, __: int) -> Outcome:
+        page, streams = self._chosen(payload, MAX_NAMES)
+        return Outcome(page | {"streams": [stream.name for stream in streams] or None})
+
+    def _list(self, _: str, payload: bytes, now: int) -> Outcome:
+        page, streams = self._chosen(payload, MAX_LIST)
+        domain = self._catalog.domain
+        return Outcome(page | {"streams": [stream_info(stream, now, domain=domain) for stream in streams]})
+
+    def _info(self, name: str, payload: bytes, now: int) -> Outcome:
+        """What was published before, with an ack or without, is in the answer: it waits for what is under way."""
+        request = _optional(payload, InfoRequest)
+        stream = self._stream(name)
+        return Outcome({}, stream.journal, later=lambda: self._full_report(stream, request, now))
+
+    def _full_report(self, stream: Stream, request: InfoRequest, now: int) -> dict[str, Any]:
+        page, subjects = {"total": 0, "offset": 0, "limit": 0}, None
+        if request.subjects_filter:
+            offset = max(request.offset, 0)
+            total, subjects = subject_page(stream, request.subjects_filter, offset)
+            if total:
+                page = {"total": total, "offset": offset, "limit": MAX_SUBJECTS}
+        info = self._report(stream, now, subjects=subjects, details=request.deleted_details)
+        when = info.pop("ts")
+        cluster = info.pop("cluster", {"leader": self._catalog.leader_name})
+        return page | info | {"cluster": cluster, "ts": when}
+
+    def _report(
+        self,
+        stream: Stream,
+        now: int,
+        *,
+        subjects: dict[str, int] | None = None,
+        details: bool = False,
+        unfinished: bool = False,
+    ) -> dict[str, Any]:
+        """A stream, with what this server adds to its metadata."""
+        return stream_info(
+            stream,
+            now,
+            subjects=subjects,
+            details=details,
+            unfinished=unfinished,
+            metadata=self._metadata,
+            domain=self._catalog.domain,
+        )
+
+    # Changes.
+
+    def _create(self, name: str, payload: bytes, now: int) -> Outcome:
+        requested, pedantic = _config(payload, name)
+        rules.check_create(requested)
+        config = source_config.checked(rules.normalise(requested, pedantic=pedantic), self._catalog.streams)
+        stream = self._catalog.streams.get(name)
+        if name in self._catalog.restores:
+            raise StreamNameInUseError
+        if stream is None:
+            check_stream(self._catalog.limits, config, self._catalog.streams.values(), new=True)
+            self.check_overlap(config)
+            stream = self._catalog.add_stream(config, now)
+            self._tell(stream, "create", now)
+        elif stream.config != config:
+            raise StreamNameInUseError
+        return Outcome(self._made(stream, now) | {"did_create": True}, stream.journal)
+
+    def _made(self, stream: Stream, now: int) -> dict[str, Any]:
+        """As other reports, but without the domain: so on nats-server."""
+        info = self._report(stream, now, unfinished=True)
+        info.pop("domain", None)
+        return info
+
+    def _update(self, name: str, payload: bytes, now: int) -> Outcome:
+        requested, pedantic = _config(payload, name)
+        config = rules.normalise(requested, pedantic=pedantic)
+        stream = self._stream(name)
+        config = source_config.checked(rules.updated(stream.config, config), self._catalog.streams)
+        others = [other for other in self._catalog.streams.values() if other is not stream]
+        check_stream(self._catalog.limits, config, others, new=False)
+        self.check_overlap(config)
+        if config != stream.config:
+            self._catalog.change_stream(stream, config, now)
+        self._tell(stream, "modify", now)
+        return Outcome(self._report(stream, now, unfinished=True), stream.journal)
+
+    def _tell(self, stream: Stream, action: str, now: int) -> None:
+        subject, payload = self._catalog.advisories.stream_action(stream.name, action, now)
+        stream.journal.events.append((self.home, subject, b"", payload))
+
+    def check_overlap(self, config: StreamConfig) -> None:
+        for other in self._catalog.streams.values():
+            if other.name != config.name and any(
+                overlaps(mine, theirs) for mine in config.subjects for theirs in other.config.subjects
+            ):
+                raise StreamSubjectOverlapError
+
+    def created_response(self) -> tuple[Source, Callable[[dict[str, Any]], bytes]]:
+        """For a stream that comes out of a snapshot."""
+        response = _Response(self, "stream_create_response")
+        return response, lambda info: response.encode(None, info)
+
+    def restored(self, stream: Stream, now: int) -> dict[str, Any]:
+        """What is answered when a stream came back out of a snapshot."""
+        self._tell(stream, "create", now)
+        return self._made(stream, now)
+
+    def _delete(self, name: str, payload: bytes, now: int) -> Outcome:
+        if not _is_empty(payload):
+            raise ApiError("expected an empty request payload", code=400, err_code=10038)
+        stream = self._stream(name)
+        self._catalog.delete_stream(stream)
+        self._tell(stream, "delete", now)
+        return Outcome({"success": True}, stream.journal)
+
+    def _purge(self, name: str, payload: bytes, _: int) -> Outcome:
+        request = _optional(payload, PurgeRequest)
+        if (request.seq and request.keep) or request.seq < 0 or request.keep < 0:
+            raise BadApiRequestError
+        stream = self._stream(name)
+        if stream.config.sealed:
+            raise ApiError("invalid operation on sealed stream", code=400, err_code=10109)
+        if stream.config.deny_purge:
+            raise ApiError("stream purge not permitted", code=500, err_code=10110)
+        purged = stream.log.purge(pattern=request.filter, below=request.seq, keep=request.keep)
+        stream.consumers.purged(request.filter)
+        return Outcome({"success": True, "purged": purged}, stream.journal)
+
+    def _delete_message(self, name: str, payload: bytes, _: int) -> Outcome:
+        if _is_empty(payload):
+            raise BadApiRequestError
+        request = _decode(payload, DeleteRequest)
+        stream = self._stream(name)
+        if stream.config.sealed:
+            raise ApiError("invalid operation on sealed stream", code=400, err_code=10109)
+        if stream.config.deny_delete:
+            raise ApiError("message delete not permitted", code=500, err_code=10057)
+        if not stream.log.remove(request.seq):
+            state, memory = stream.log.state, stream.config.storage == Storage.MEMORY
+            if memory or state.first_seq <= request.seq <= state.last_seq:
+                raise ApiError(f"sequence {request.seq} not found", code=400, err_code=10043)
+            beyond = request.seq > state.last_seq
+            raise ApiError("stream store EOF" if beyond else "no message found", code=500, err_code=10057)
+        return Outcome({"success": True}, stream.journal)
+
+    # Message Get: the leader answers, from what is committed; every acknowledged write is.
+
+    def _get_message(
+        self, name: str, payload: bytes, reply: str, failure: Callable[[ApiError], bytes], now: int
+    ) -> None:
+        if not reply:
+            return
+        send = self._catalog.send
+        try:
+            request = _get_request(payload)
+            stream = self._stream(name)
+        except ApiError as exc:
+            send(reply, b"", failure(exc))
+            return
+
+        def ready(peer: Peer) -> None:
+            try:
+                send(reply, b"", _message(peer, request))
+            except ApiError as exc:
+                send(reply, b"", failure(exc))
+
+        for peer in stream.replicas.claimants:
+            if request.min_last_seq <= peer.reached():
+                ready(peer)
+            else:
+                peer.park(
+                    request.min_last_seq,
+                    ready=ready,
+                    reject=lambda: send(reply, b"", failure(MinLastSequenceError())),
+                    now=now,
+                )
+
+    # Replicas.
+
+    def _step_down(self, name: str, payload: bytes, now: int) -> Outcome:
+        stream = self._replicated(name)
+        request = _optional(payload, StepDownRequest)
+        preferred = request.placement.preferred if request.placement is not None else ""
+        if preferred and preferred not in (peer.peer for peer in stream.replicas.peers):
+            raise ApiError(f"preferred server {preferred!r} is no replica of the stream", code=400, err_code=10005)
+        if not stream.replicas.step_down(now, to=preferred):
+            raise ApiError("no other replica is current enough to lead", code=503, err_code=10008)
+        return Outcome({"success": True})
+
+    def _remove_peer(self, name: str, payload: bytes, now: int) -> Outcome:
+        stream = self._replicated(name)
+        if _is_empty(payload):
+            raise BadApiRequestError
+        peer = _decode(payload, RemovePeerRequest).peer
+        if not peer:
+            raise BadApiRequestError
+        if peer not in (other.peer for other in stream.replicas.peers):
+            raise ApiError("peer not a member", code=400, err_code=10040)
+        self._catalog.replace_peer(stream, peer, now)
+        return Outcome({"success": True})
+
+    def _replicated(self, name: str) -> Stream:
+        stream = self._stream(name)
+        if len(stream.replicas.peers) == 1:
+            raise ApiError("JetStream clustering support required", code=503, err_code=10010)
+        return stream
+
+
+def _message(peer: Peer, request: GetRequest) -> bytes:
+    try:
+        record = find(peer.log, request)
+    except CorruptRecordError as exc:
+        raise ApiError(str(exc), code=500, err_code=10051) from exc
+    if record is None:
+        raise MessageNotFoundApiError
+    body = StoredBody(
+        subject=record.subject,
+        seq=record.seq,
+        hdrs=b"" if request.no_hdr else record.header,
+        data=record.payload,
+        time=format_time(record.time),
+    )
+    return encode_json({"type": RESPONSE_TYPE + _GET, "message": body})
+
+
+def _refusal(text: str, code: int, err_code: int) -> Handler:
+    def refuse(_: str, __: bytes, ___: int) -> Outcome:
+        raise ApiError(text, code=code, err_code=err_code)
+
+    return refuse
+
+
+class _StrictGet(GetRequest, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Message Get refuses fields that it does not know; Direct Get overlooks them."""
+
+
+def _get_request(payload: bytes) -> GetRequest:
+    if _is_empty(payload):
+        raise BadApiRequestError
+    request = _decode(payload, _StrictGet)
+    by_time = request.start_time is not None
+    try:
+        if request.start_time is not None:
+            parse_time(request.start_time)
+    except ValueError as exc:
+        raise InvalidJsonError(f"invalid JSON: {exc}") from exc
+    if (
+        request.batch > 0
+        or request.max_bytes > 0
+        or (request.last_by_subj and (request.seq or by_time or request.next_by_subj))
+        or not (request.seq or request.last_by_subj or request.next_by_subj or by_time)
+        or (request.seq and by_time)
+    ):
+        raise BadApiRequestError
+    if request.seq < 0 or request.min_last_seq < 0:
+        raise InvalidJsonError("invalid JSON: a sequence cannot be negative")
+    return request
+
+
+def _check_level(header: bytes) -> None:
+    if header and not level_suffices(header):
+        raise ApiError("JetStream minimum api level required", code=412, err_code=10185)

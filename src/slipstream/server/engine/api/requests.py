@@ -1,0 +1,85 @@
+"""Bodies of API requests become values, with nats-server's errors for those that are no good; what handlers return."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+from slipstream.api import NOT_JSON, StreamConfig, read_json
+from slipstream.api.names import REQUIRED_API_LEVEL
+from slipstream.errors import ApiError, InvalidJsonError, StreamNameMismatchError
+from slipstream.server.engine.journal import Journal
+from slipstream.server.engine.streams import config as rules
+from slipstream.server.engine.streams.features import API_LEVEL
+from slipstream.server.engine.streams.publish_headers import is_number
+from slipstream.wire import Headers
+
+T = TypeVar("T")
+
+Count = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+Sequence = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+
+class Outcome(msgspec.Struct):
+    """What a handler did: the response's fields, and the journal whose open group it waits for. With `later` the fields
+    are asked for when the response goes out."""
+
+    fields: dict[str, Any]
+    journal: Journal | None = None
+    later: Callable[[], dict[str, Any]] | None = None
+
+
+def level_suffices(header: bytes) -> bool:
+    """Whether this server has the API level that a request's header asks for, if any."""
+    if b"Nats-Required-Api-Level" not in header or not header.startswith(b"NATS/1.0"):  # any bytes may come as a block
+        return True
+    wanted = Headers.parse(header).get(REQUIRED_API_LEVEL) or "0"
+    return is_number(wanted) and int(wanted) <= API_LEVEL
+
+
+def is_empty(payload: bytes) -> bool:
+    stripped = payload.strip()
+    if stripped in (b"", b"{}"):
+        return True
+    try:
+        return stripped[:1] == b"{" and msgspec.json.decode(stripped) == {}
+    except NOT_JSON:
+        return False
+
+
+def decode(payload: bytes, kind: type[T]) -> T:
+    try:
+        return read_json(payload, kind)
+    except NOT_JSON as exc:
+        raise InvalidJsonError(_json_text(exc)) from exc
+
+
+def optional(payload: bytes, kind: type[T]) -> T:
+    """A body that may be left out; one that is no JSON object counts as left out, as on nats-server."""
+    return decode(payload, kind) if payload.lstrip()[:1] in (b"{", b"[") else kind()
+
+
+def stream_config(payload: bytes, name: str) -> tuple[StreamConfig, bool]:
+    """The configuration in a request, and whether it asks to be taken literally."""
+    body: dict[str, Any] = decode(payload, dict) if payload.strip() not in (b"", b"null") else {}
+    config = rules.parse(body)
+    if config.name != name:
+        raise StreamNameMismatchError
+    if "\\" in name or "/" in name:
+        raise ApiError("Stream name can not contain path separators", code=400, err_code=10128)
+    return config, body.get("pedantic") is True
+
+
+def _json_text(error: Exception) -> str:
+    text = str(error)
+    if text.startswith("Object contains unknown field"):
+        field = text.split("`")[1]
+        return f'invalid JSON: json: unknown field "{field}"'
+    return f"invalid JSON: {text}"
+
+
+def error_body(error: ApiError) -> dict[str, object]:
+    """The error object of the API."""
+    return {"code": error.code, "err_code": error.err_code, "description": error.description}

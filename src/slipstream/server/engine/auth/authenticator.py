@@ -1,0 +1,290 @@
+"""What a client shows becomes a user, or nobody: a password or token, a signed nonce, a certificate, a JWT.
+
+Secrets in plain text are compared in constant time. A secret that is kept as a bcrypt hash is not checked here, since
+that takes a good part of a second: `Hashed` says what to compare, and the driver does so away from the loop.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from hmac import compare_digest
+from typing import NamedTuple
+
+from slipstream.errors import UsageError
+from slipstream.server.engine.auth import jwt
+from slipstream.server.engine.auth.jwt import SECOND, AccountClaims
+from slipstream.server.engine.auth.jwt import Verify as Verify
+from slipstream.server.engine.auth.nkeys import public_key, signature
+from slipstream.server.engine.auth.permissions import Rules
+from slipstream.server.engine.auth.users import (
+    CONNECTION_TYPES,
+    DEFAULT_ACCOUNT,
+    NO_LIMIT,
+    AccountOptions,
+    Permissions,
+    User,
+    check_users,
+    is_hash,
+)
+from slipstream.wire import ConnectOptions
+
+STANDARD, WEBSOCKET = CONNECTION_TYPES
+
+
+def nobody_signs(_: bytes, __: bytes, ___: bytes) -> bool:
+    """For an engine without nkeys."""
+    return False
+
+
+class Certificate(NamedTuple):
+    """What a client's certificate says: names in the order in which they are tried, and its subject."""
+
+    names: tuple[str, ...] = ()  # e-mail addresses, then DNS names, then URIs
+    subject: tuple[tuple[str, str], ...] = ()  # (type, value), as in ("CN", "joe")
+
+
+class Shown(NamedTuple):
+    """Everything a client is judged by."""
+
+    options: ConnectOptions
+    nonce: str = ""
+    address: str = ""
+    connection_type: str = STANDARD
+    certificate: Certificate | None = None  # only where users are known by their certificates
+    by_certificate: bool = False
+    now: int = 0
+
+
+class Member:
+    """Who a client is, with the permissions compiled once for all of its connections."""
+
+    __slots__ = (
+        "account",
+        "connection_types",
+        "expires",
+        "key",
+        "max_payload",
+        "max_subscriptions",
+        "name",
+        "rules",
+        "user",
+    )
+
+    def __init__(self, user: User | None, options: AccountOptions | None = None) -> None:
+        self.user = user
+        self.account = user.account if user is not None else DEFAULT_ACCOUNT
+        self.rules = _rules(user.permissions) if user is not None else None
+        self.name = (user.name or user.nkey or ("[REDACTED]" if user.token else "")) if user is not None else ""
+        self.key = f"{self.name}\0{user.token}" if user is not None else ""  # of which there is one
+        self.connection_types = user.connection_types if user is not None else ()
+        self.max_subscriptions = options.max_subscriptions if options is not None else NO_LIMIT
+        self.max_payload = options.max_payload if options is not None else NO_LIMIT
+        self.expires = 0  # ns; 0 is never
+
+    @property
+    def password(self) -> str:
+        return self.user.password if self.user is not None else ""
+
+
+class Hashed(NamedTuple):
+    """A secret to be compared with a hash: if they fit, the client is that member (nobody, for an unknown name)."""
+
+    secret: str
+    hash: str
+    member: Member | None
+
+
+class Refused(NamedTuple):
+    """Nobody; why is for the log, never for the client."""
+
+    reason: str
+
+
+Verdict = Member | Hashed | Refused
+
+
+class Gate:
+    """Lets clients in; without users, everyone."""
+
+    def __init__(
+        self, users: Iterable[User], verify: Verify, *, accounts: Sequence[AccountOptions] = (), no_auth_user: str = "",
+        operators: Sequence[str] = (), account_tokens: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        """`verify` checks signatures; `operators` and `account_tokens` are JWTs, and exclude users of our own."""
+        self._verify = verify
+        self._operators = [jwt.operator(token, verify) for token in operators]
+        self._claims = self._trusted([jwt.account(token, verify) for token in account_tokens])
+        configured = {account.name: account for account in (*accounts, *(c.options for c in self._claims.values()))}
+        members = [Member(user, configured.get(user.account)) for user in check_users(users)]
+        if self._operators and members:
+            raise UsageError("a server with an operator takes its users from JWTs, and has none of its own")
+        self.required = bool(members) or bool(self._operators)
+        names = (DEFAULT_ACCOUNT, *(member.account for member in members), *configured)
+        self.accounts = {name: configured.get(name, AccountOptions(name=name)) for name in dict.fromkeys(names)}
+        self.system_account = next((op.system_account for op in self._operators if op.system_account), "")
+        self._anyone = Member(None, configured.get(DEFAULT_ACCOUNT))
+        self._named = {m.user.name: m for m in members if m.user is not None and m.user.name}
+        self._keys = {m.user.nkey: m for m in members if m.user is not None and m.user.nkey}
+        self._tokens = [m for m in members if m.user is not None and m.user.token]
+        if len(self._tokens) > 1 and any(m.user is not None and is_hash(m.user.token) for m in self._tokens):
+            raise UsageError("a token that is kept as a hash must be the only one")
+        self._subjects = {subject: m for name, m in self._named.items() if (subject := _parse_subject(name))}
+        self._decoy = next((m.password for m in self._named.values() if is_hash(m.password)), "")
+        self.nonces = bool(self._keys or self._operators)  # whether clients are given something to sign
+        self.default = self._find_default(no_auth_user)
+
+    def _trusted(self, claims: list[AccountClaims]) -> dict[str, AccountClaims]:
+        for one in claims:
+            if not any(one.claims.issuer in operator.keys for operator in self._operators):
+                raise UsageError(
+                    f"account {one.claims.name or one.claims.subject!r} is not signed by a trusted operator"
+                )
+        return {one.claims.subject: one for one in claims}
+
+    def _find_default(self, name: str) -> Member | None:
+        if not name:
+            return None
+        member = self._named.get(name) or self._keys.get(name)
+        if member is None:
+            raise UsageError(f"no_auth_user {name!r} is not among the users")
+        return member
+
+    def expiry_of(self, account: str) -> int:
+        """When an account's JWT ends, in nanoseconds; 0 is never."""
+        claims = self._claims.get(account)
+        return claims.claims.expires * SECOND if claims is not None else 0
+
+    def admit(self, shown: Shown) -> Verdict:
+        """Who the client is. How long that takes says nothing about what was wrong."""
+        if not self.required:
+            return self._anyone
+        if self._operators:
+            return self._bearer(shown)
+        verdict = self._known(shown)
+        member = verdict.member if isinstance(verdict, Hashed) else verdict
+        if isinstance(member, Member) and not _fits(member.connection_types, shown):
+            return Refused(f"user {member.name!r} may not use a connection of type {shown.connection_type}")
+        return verdict
+
+    def _known(self, shown: Shown) -> Verdict:
+        options = shown.options
+        shows = options.user or options.password or options.auth_token or options.nkey
+        if self.default is not None and not shows and not shown.by_certificate:
+            return self.default
+        if options.nkey and self._keys:
+            return self._signer(options.nkey, options.sig or "", shown.nonce)
+        if shown.by_certificate and self._named:
+            found = self._by_certificate(shown.certificate)
+            if found is None:
+                return Refused("no user has a name that is in the client's certificate")
+            return found if not found.password else self._by_password(found, options)
+        if options.user and (options.user in self._named or not self._tokens):
+            return self._by_password(self._named.get(options.user), options)
+        return self._by_token(options)
+
+    def _by_password(self, member: Member | None, options: ConnectOptions) -> Verdict:
+        secret = options.password or ""
+        wanted = member.password if member is not None else self._decoy
+        if is_hash(wanted):
+            return Hashed(secret, wanted, member)
+        right = _same(secret, wanted)
+        open_to_all = member is not None and member is self.default and member.user is not None and member.user.anyone
+        if member is None or not (wanted or open_to_all) or not right:
+            return Refused(f"wrong name or password for user {(options.user or '')[:64]!r}")
+        return member
+
+    def _by_token(self, options: ConnectOptions) -> Verdict:
+        found: Verdict = Refused("no user, no token and no signature that is known")
+        for member in self._tokens:  # all of them, whichever it is
+            assert member.user is not None
+            if is_hash(member.user.token):
+                if options.auth_token and isinstance(found, Refused):
+                    found = Hashed(options.auth_token, member.user.token, member)
+            elif _same(options.auth_token, member.user.token):
+                found = member
+        return found
+
+    def _signer(self, nkey: str, sig: str, nonce: str) -> Verdict:
+        member = self._keys.get(nkey)
+        signed = signature(sig)
+        if member is None or not nonce or not signed or not self._verify(public_key(nkey), signed, nonce.encode()):
+            return Refused(f"nkey {nkey[:8]}… is not known, or did not sign the nonce")
+        return member
+
+    def _by_certificate(self, certificate: Certificate | None) -> Member | None:
+        if certificate is None:
+            return None
+        for name in certificate.names:
+            if name in self._named:
+                return self._named[name]
+        return self._subjects.get(tuple(sorted(certificate.subject))) if certificate.subject else None
+
+    # JWTs.
+
+    def _bearer(self, shown: Shown) -> Verdict:
+        try:
+            return self._from_token(shown)
+        except UsageError as exc:
+            return Refused(str(exc))
+
+    def _from_token(self, shown: Shown) -> Verdict:
+        if not shown.options.jwt:
+            return Refused("no JWT of a user")
+        claims = jwt.decode(shown.options.jwt, "user", self._verify)
+        home = self._claims.get(str(claims.body.get("issuer_account") or claims.issuer))
+        if home is None:
+            return Refused("the account of the user's JWT is not known")
+        if not claims.is_current(shown.now) or not home.claims.is_current(shown.now):
+            return Refused("the JWT of the user or of its account is not valid at this time")
+        user = jwt.user(claims, home)
+        if user.bearer and not home.bearer:
+            return Refused("the account does not allow bearer tokens")
+        if not user.bearer:
+            signed = signature(shown.options.sig or "")
+            if (
+                not shown.nonce
+                or not signed
+                or not self._verify(public_key(claims.subject), signed, shown.nonce.encode())
+            ):
+                return Refused("the nonce is not signed by the user of the JWT")
+        if home.is_revoked(claims.subject, claims.issued):
+            return Refused("the user was revoked")
+        if not user.may_come_from(shown.address):
+            return Refused(f"the user may not come from {shown.address}")
+        member = Member(None)
+        member.account, member.name, member.key = home.claims.subject, claims.subject, claims.token
+        member.rules = _rules(user.permissions)
+        member.max_subscriptions, member.max_payload = user.max_subscriptions, user.max_payload
+        ends = [claims.expires, home.claims.expires]
+        member.expires = min((end * SECOND for end in ends if end), default=0)
+        if not _fits(user.connection_types, shown):
+            return Refused(f"the user may not use a connection of type {shown.connection_type}")
+        return member
+
+
+def _rules(permissions: Permissions | None) -> Rules | None:
+    return Rules(permissions) if permissions is not None else None
+
+
+def _fits(types: tuple[str, ...], shown: Shown) -> bool:
+    return not types or shown.connection_type in types
+
+
+def _same(seen: str | None, wanted: str) -> bool:
+    return compare_digest((seen or "").encode(), wanted.encode())
+
+
+_PART = re.compile(r"\s*([A-Za-z0-9.]+)\s*=\s*((?:\\.|[^,+\\])*)\s*(?:[,+]|\Z)")
+
+
+def _parse_subject(name: str) -> tuple[tuple[str, str], ...]:
+    """`CN=joe,OU=x` in any order as sorted pairs; empty if the name is none of a certificate."""
+    parts, at = list[tuple[str, str]](), 0
+    while at < len(name):
+        found = _PART.match(name, at)
+        if found is None:
+            return ()
+        parts.append((found[1].upper(), re.sub(r"\\(.)", r"\1", found[2]).strip()))
+        at = found.end()
+    return tuple(sorted(parts))

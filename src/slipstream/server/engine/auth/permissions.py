@@ -1,0 +1,165 @@
+"""A user's permissions become answers: may it publish here, subscribe there, be given this message.
+
+`Rules` belong to a user, a `Grant` to one of its connections: reply subjects that may be answered are each connection's
+own. A subscription that could be given something denied, or whose messages may be answered, is a `GuardedSub`; the
+others cost nothing more than without permissions.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from slipstream.server.engine.auth.users import Permissions, split_queue
+from slipstream.server.engine.core.session import ClientSub, Session
+from slipstream.wire import has_wildcard, is_valid_filter, overlaps, subset_of
+
+CACHE = 4096
+MAX_REPLIES = 4096  # reply subjects that are looked through for old ones when there are more
+
+Filters = tuple[tuple[str, str], ...]  # subject and queue group
+
+
+class Rules:
+    """The permissions of one user."""
+
+    def __init__(self, permissions: Permissions) -> None:
+        self.responses = permissions.responses
+        allow = permissions.publish
+        if allow is None and self.responses is not None:
+            allow = ()
+        self._publish = allow
+        self._publish_deny = permissions.publish_deny
+        self._subscribe: Filters | None = None
+        if permissions.subscribe is not None:
+            self._subscribe = tuple(split_queue(entry) for entry in permissions.subscribe)
+        self._subscribe_deny: Filters = tuple(split_queue(entry) for entry in permissions.subscribe_deny)
+        self._may: dict[str, bool] = {}
+        self._denied: dict[tuple[str, str], bool] = {}
+
+    def may_publish(self, subject: str) -> bool:
+        """Whether the lists allow it."""
+        known = self._may.get(subject)
+        if known is None:
+            known = self._publish is None or any(_within(subject, entry) for entry in self._publish)
+            known = known and not any(_within(subject, entry) for entry in self._publish_deny)
+            if len(self._may) >= CACHE:
+                self._may.clear()
+            self._may[subject] = known
+        return known
+
+    def may_subscribe(self, subject: str, queue: str) -> bool:
+        if self._subscribe is not None:
+            plain, queues = _covering(self._subscribe, subject)
+            # Entries that name queue groups decide alone for those who are in one.
+            if not (_names(queue, queues) if queue and queues else plain):
+                return False
+        return not self._refuses(subject, queue)
+
+    def needs_guard(self, subject: str, queue: str) -> bool:
+        """Whether a subscription that is allowed could be given something denied."""
+        return bool(queue or has_wildcard(subject)) and any(
+            overlaps(entry, subject) for entry, _ in self._subscribe_deny
+        )
+
+    def denies(self, subject: str, queue: str) -> bool:
+        """Whether a message may not be given to a subscription in that queue group."""
+        key = (subject, queue)
+        known = self._denied.get(key)
+        if known is None:
+            if len(self._denied) >= CACHE:
+                self._denied.clear()
+            known = self._denied[key] = self._refuses(subject, queue)
+        return known
+
+    def _refuses(self, subject: str, queue: str) -> bool:
+        plain, queues = _covering(self._subscribe_deny, subject)
+        return plain or bool(queue and queues and _names(queue, queues))
+
+
+def _within(subject: str, entry: str) -> bool:
+    """Whether an entry covers a subject; what is no subject is in no list."""
+    return subset_of(subject, entry) and is_valid_filter(subject)
+
+
+def _covering(entries: Filters, subject: str) -> tuple[bool, list[str]]:
+    """Whether an entry without queue group covers a subject, and the queue groups of those with one."""
+    hits = [queue for entry, queue in entries if _within(subject, entry)]
+    return "" in hits, [queue for queue in hits if queue]
+
+
+def _names(queue: str, wanted: list[str]) -> bool:
+    return any(queue == name or (has_wildcard(name) and subset_of(queue, name)) for name in wanted)
+
+
+def quoted(text: str) -> str:
+    """As nats-server writes names in its errors."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+class Grant:
+    """The permissions of one connection."""
+
+    __slots__ = ("_expires", "_max_msgs", "_replies", "_swept", "rules")
+
+    def __init__(self, rules: Rules) -> None:
+        self.rules = rules
+        responses = rules.responses
+        self._max_msgs = responses.max_msgs if responses is not None else 0
+        expires = responses.expires if responses is not None else None
+        self._expires = None if expires is None else (expires // timedelta(microseconds=1)) * 1000
+        self._replies: dict[str, tuple[int, int]] = {}  # subject -> since when, how many answers
+        self._swept = 0
+
+    def may_publish(self, subject: str, now: int) -> bool:
+        """Whether it may publish there; an answer is counted."""
+        if self.rules.may_publish(subject):
+            return True
+        expected = self._replies.get(subject)
+        if expected is None:
+            return False
+        since, count = expected
+        if self._over(since, count, now):
+            del self._replies[subject]
+            return False
+        self._replies[subject] = since, count + 1
+        return True
+
+    def _over(self, since: int, count: int, now: int) -> bool:
+        if self._max_msgs is not None and count >= self._max_msgs:
+            return True
+        return self._expires is not None and now - since > self._expires
+
+    def expect(self, reply: str, now: int) -> None:
+        """The connection was given a message with a reply subject: it may answer."""
+        if self.rules.responses is None or self.rules.may_publish(reply):
+            return
+        self._replies[reply] = now, 0
+        self._swept += 1
+        if self._swept > MAX_REPLIES:
+            self._swept = 0
+            for subject, (since, count) in list(self._replies.items()):
+                if self._over(since, count, now):
+                    del self._replies[subject]
+            # A peer that is asked and never answers must not fill memory, however long its answers are waited for.
+            for subject in list(self._replies)[: max(0, len(self._replies) - MAX_REPLIES)]:
+                del self._replies[subject]
+
+    def subscription(self, session: Session, subject: str, queue: str, sid: bytes) -> ClientSub:
+        """A subscription that is allowed, guarded where it must be."""
+        if self.rules.responses is not None or self.rules.needs_guard(subject, queue):
+            return GuardedSub(session, subject, queue, sid, self)
+        return ClientSub(session, subject, queue, sid)
+
+
+class GuardedSub(ClientSub):
+    """A subscription whose every message is looked at."""
+
+    __slots__ = ("grant",)
+
+    def __init__(self, session: Session, subject: str, queue: str, sid: bytes, grant: Grant) -> None:
+        super().__init__(session, subject, queue, sid)
+        self.grant = grant
+
+    def admits(self, subject: str) -> bool:
+        return not self.grant.rules.denies(subject, self.queue)

@@ -1,0 +1,151 @@
+"""Who may come in and what they may do, as the server is told: users, their permissions, their accounts.
+
+Checked when made, so that a server with a bad rule does not start; secrets are in no `repr`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from slipstream.errors import UsageError
+from slipstream.server.engine.auth.account_limits import UNLIMITED, AccountLimits
+from slipstream.server.engine.auth.nkeys import public_key
+from slipstream.wire import check_filter, is_valid_filter
+
+DEFAULT_ACCOUNT = "$G"
+SYSTEM_ACCOUNT = "$SYS"
+CONNECTION_TYPES = ("STANDARD", "WEBSOCKET")
+NO_LIMIT = -1
+_ACCOUNT = re.compile(r"[^\s/\x00-\x1f\x7f]+")
+_HASH = re.compile(r"\$2[abxy]\$(\d\d)\$[./A-Za-z0-9]{53}")
+_LIKE_HASH = re.compile(r"\$2[abxy]\$\d")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Responses:
+    """A user may answer what it was asked, on reply subjects that it may not publish to otherwise."""
+
+    max_msgs: int | None = 1  # to one reply subject; None: any number
+    expires: timedelta | None = timedelta(minutes=2)  # None: as long as the connection lives
+
+    def __post_init__(self) -> None:
+        if self.max_msgs is not None and self.max_msgs < 1:
+            raise UsageError(f"max_msgs of responses is {self.max_msgs}, at least 1 (or None) is allowed")
+        if self.expires is not None and self.expires <= timedelta(0):
+            raise UsageError(f"responses expire after {self.expires}, more than nothing (or None) is allowed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Permissions:
+    """What a user may publish and subscribe to: `None` allows everything, what is denied is taken from that.
+
+    Entries are subject filters; those for subscriptions may name a queue group behind a space (`"work.* group"`).
+    With `responses`, and without a list of its own, `publish` allows nothing else.
+    """
+
+    publish: tuple[str, ...] | None = None
+    publish_deny: tuple[str, ...] = ()
+    subscribe: tuple[str, ...] | None = None
+    subscribe_deny: tuple[str, ...] = ()
+    responses: Responses | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("publish", "publish_deny", "subscribe", "subscribe_deny"):
+            entries = getattr(self, name)
+            if entries is None and not name.endswith("_deny"):
+                continue
+            if isinstance(entries, str) or not isinstance(entries, Iterable):
+                raise UsageError(f"{name} is {entries!r}, a sequence of subject filters is allowed")
+            object.__setattr__(self, name, tuple(entries))
+            for entry in getattr(self, name):
+                if name.startswith("subscribe"):
+                    split_queue(entry)
+                else:
+                    check_filter(entry)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class User:
+    """One who may come in: by name and password, by a token, by the key that only it can sign with (`nkey="U…"`), or by
+    a client certificate that bears its name. Password and token may be bcrypt hashes."""
+
+    name: str = ""
+    password: str = field(default="", repr=False)
+    token: str = field(default="", repr=False)
+    nkey: str = ""  # public
+    permissions: Permissions | None = None  # None: everything
+    account: str = DEFAULT_ACCOUNT
+    certificate: bool = False  # known by its certificate: it needs no password
+    anyone: bool = False  # needs no password, as everybody is this user who shows nothing at all
+    connection_types: tuple[str, ...] = ()  # of CONNECTION_TYPES; none: any
+
+    def __post_init__(self) -> None:
+        ways = [bool(self.name or self.password), bool(self.token), bool(self.nkey)]
+        if sum(ways) != 1:
+            raise UsageError(f"a user has one of name with password, token and nkey; this one has {sum(ways)} of them")
+        if self.nkey:
+            public_key(self.nkey)
+        if self.password and not self.name:
+            raise UsageError("a user has a password and no name")
+        if self.name and not self.password and not self.certificate and not self.anyone:
+            raise UsageError(f"user {self.name!r} has no password")
+        check_account(self.account)
+        for secret in (self.password, self.token):
+            if _LIKE_HASH.match(secret) and not is_hash(secret):
+                raise UsageError(
+                    "a secret looks like a bcrypt hash and is none: $2a$, two digits and 53 characters are"
+                )
+        for kind in self.connection_types:
+            if kind not in CONNECTION_TYPES:
+                raise UsageError(f"connection type {kind!r}, {' and '.join(CONNECTION_TYPES)} are allowed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccountOptions:
+    """What an account may have; -1 is no limit. Those of payload and subscriptions are for each of its connections."""
+
+    name: str
+    jetstream: AccountLimits | None = UNLIMITED  # None: no JetStream for it
+    max_connections: int = NO_LIMIT
+    max_subscriptions: int = NO_LIMIT
+    max_payload: int = NO_LIMIT
+
+    def __post_init__(self) -> None:
+        check_account(self.name)
+
+
+def check_account(name: str) -> None:
+    if not _ACCOUNT.fullmatch(name):
+        raise UsageError(f"bad account {name!r}: printable characters without white space and slashes are allowed")
+
+
+def is_hash(secret: str) -> bool:
+    """Whether a configured secret is the bcrypt hash of one."""
+    return _HASH.fullmatch(secret) is not None
+
+
+def at_most(one: int, other: int) -> int:
+    """The smaller of two limits, of which -1 is none."""
+    return max(one, other) if NO_LIMIT in (one, other) else min(one, other)
+
+
+def split_queue(entry: str) -> tuple[str, str]:
+    """`"subject queue"` as both; the queue is empty where there is none."""
+    parts = entry.split() if isinstance(entry, str) else []
+    if not 1 <= len(parts) <= 2 or not all(is_valid_filter(part) for part in parts):
+        raise UsageError(f"bad permission {entry!r}: a subject filter is allowed, with a queue group behind a space")
+    return parts[0], parts[1] if len(parts) == 2 else ""
+
+
+def check_users(users: Iterable[User]) -> tuple[User, ...]:
+    """The users of a server, if no two of them show the same."""
+    found = tuple(users)
+    for what in ("name", "token", "nkey"):
+        shown = [getattr(user, what) for user in found if getattr(user, what)]
+        if len(set(shown)) != len(shown):
+            twice = next(one for one in shown if shown.count(one) > 1)
+            raise UsageError(f"two users have the same {what}" + ("" if what == "token" else f" {twice!r}"))
+    return found

@@ -1,0 +1,41 @@
+"""Ack subjects become calls of the consumer they name.
+
+All acks of an account arrive at one desk: a subscription per consumer would make the router look through all of them
+for every ack, and no ack subject comes twice.
+"""
+
+from __future__ import annotations
+
+from slipstream.server.engine.services import AckTarget
+
+ACK_PREFIX = "$JS.ACK."
+FLOW_PREFIX = "$JS.FC."
+FLOW_PATTERN = "$JS.FC.>"
+
+
+class Desk:
+    """Where the acks of an account's consumers arrive, and the answers to flow control."""
+
+    def __init__(self) -> None:
+        self.consumers: dict[tuple[str, str], AckTarget] = {}
+
+    def receive(self, subject: str, reply: str, header: bytes, payload: bytes, now: int) -> bool:  # noqa: ARG002
+        """Hand an ack to its consumer; False if there is none."""
+        tokens = subject.split(".")
+        count = len(tokens)
+        if tokens[1] == "FC":
+            return self._flow(tokens, subject, now)
+        if count == 9:
+            consumer = self.consumers.get((tokens[2], tokens[3]))
+            return consumer is not None and consumer.ack(tokens, 4, reply, payload, now)
+        if count > 10:  # the newer form, with the domain and the account in front and perhaps more behind
+            consumer = self.consumers.get((tokens[4], tokens[5]))
+            return consumer is not None and consumer.ack(tokens, 6, reply, payload, now)
+        return False
+
+    def _flow(self, tokens: list[str], subject: str, now: int) -> bool:
+        consumer = self.consumers.get((tokens[2], tokens[3])) if len(tokens) > 4 else None
+        if consumer is None:
+            return False
+        consumer.flow(subject, now)
+        return True

@@ -1,0 +1,404 @@
+"""A requested consumer configuration becomes the one that is kept, or the error that nats-server would give.
+
+Rules, numbers, codes and texts are those of nats-server 2.15, with `min_last_seq` beside them (read-after-write). What
+this server does not do is refused with a text that says so.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from typing import Annotated, Any
+
+import msgspec
+
+from slipstream.api import (
+    NOT_JSON,
+    AckPolicy,
+    ConsumerConfig,
+    DeliverPolicy,
+    PriorityPolicy,
+    ReplayPolicy,
+    Retention,
+    StreamConfig,
+    encode_json,
+    read_json,
+)
+from slipstream.errors import ApiError, InvalidJsonError, StreamInvalidConfigError
+from slipstream.server.engine.streams.features import REQUIRED_LEVEL, SERVER_LEVEL, SERVER_VERSION, pedantic_error
+from slipstream.wire import has_wildcard, is_valid_filter, subset_of
+
+MAX_NAME = 255
+MAX_DESCRIPTION = 4 * 1024
+MAX_METADATA = 128 * 1024
+ACK_WAIT = timedelta(seconds=30)
+INACTIVE = timedelta(seconds=5)  # how long an ephemeral consumer outlives its last sign of life
+PINNED = timedelta(minutes=2)
+MAX_ACK_PENDING = 1000
+MAX_WAITING = 512
+ZERO = timedelta(0)
+FLOW_CONTROL_ACKS = "flow_control"
+
+_GROUP_NAME = re.compile(r"[a-zA-Z0-9/_=-]{1,16}")
+_CHOICES: dict[str, tuple[frozenset[str], str]] = {
+    "deliver_policy": (frozenset(DeliverPolicy), "can not unmarshal {}"),
+    "ack_policy": (frozenset((*AckPolicy, FLOW_CONTROL_ACKS)), "can not unmarshal {}"),
+    "replay_policy": (frozenset(ReplayPolicy), "can not unmarshal {}"),
+    "priority_policy": (frozenset(PriorityPolicy), "unknown priority policy: {}"),
+}
+_NOT_NEGATIVE = ("opt_start_seq", "rate_limit_bps", "min_last_seq")
+
+
+def parse(data: Any) -> ConsumerConfig:
+    """The configuration in a request's body; raises InvalidJsonError."""
+    if not isinstance(data, dict):
+        raise InvalidJsonError("invalid JSON: the consumer's config is not an object")
+    body: dict[str, Any] = {"ack_policy": AckPolicy.NONE.value} | {k: v for k, v in data.items() if v is not None}
+    for name, value in body.items():
+        if isinstance(value, int) and not (0 if name in _NOT_NEGATIVE else -(2**63)) <= value < 2**63:
+            raise InvalidJsonError(f"invalid JSON: {value} does not fit the field {name}")
+    for name, (allowed, text) in _CHOICES.items():
+        if name in body and not (isinstance(body[name], str) and body[name] in allowed):
+            quoted = encode_json(body[name]).decode()
+            if name != "priority_policy":  # nats-server quotes the others twice
+                quoted = encode_json(quoted).decode()
+            raise InvalidJsonError("invalid JSON: " + text.format(quoted))
+    try:
+        config = ConsumerConfig.from_dict(body)
+    except ValueError as exc:
+        raise InvalidJsonError(f"invalid JSON: {exc}") from exc
+    if config.unknown:
+        raise InvalidJsonError(f'invalid JSON: json: unknown field "{next(iter(config.unknown))}"')
+    if config.priority_policy == PriorityPolicy.NONE:
+        config = config.replace(priority_policy="")
+    return config
+
+
+def filters_of(config: ConsumerConfig) -> tuple[str, ...]:
+    """All filters of a consumer."""
+    return (*config.filter_subjects, config.filter_subject) if config.filter_subject else config.filter_subjects
+
+
+def complete(config: ConsumerConfig, stream: StreamConfig, *, pedantic: bool, most: int = -1) -> ConsumerConfig:
+    """Fill in what was left open; a pedantic request is refused where that would change what it says. `most` is the
+    account's bound of pending acks (-1: none)."""
+    changes: dict[str, Any] = {}
+
+    def fill(name: str, value: Any, complaint: str = "") -> None:
+        if pedantic and complaint:
+            raise pedantic_error(complaint)
+        changes[name] = value
+
+    if config.max_deliver == 0 or config.max_deliver < -1:
+        fill("max_deliver", -1, "max_deliver must be set to -1" if config.max_deliver else "")
+    if config.max_ack_pending < -1:
+        fill("max_ack_pending", -1, "max_ack_pending must be set to -1")
+    for name in ("max_waiting", "max_batch", "max_bytes"):
+        if getattr(config, name) < 0:
+            fill(name, 0, f"{name} must not be negative")
+    for name in ("max_expires", "idle_heartbeat", "inactive_threshold", "priority_timeout"):
+        if getattr(config, name) < ZERO:
+            fill(name, ZERO, f"{name} must not be negative")
+    config = config.replace(**changes)
+    changes = {}
+    if not config.deliver_subject and not config.max_waiting:
+        fill("max_waiting", MAX_WAITING)
+    if not config.ack_wait and config.ack_policy in (AckPolicy.EXPLICIT, AckPolicy.ALL):
+        fill("ack_wait", ACK_WAIT)
+    if config.backoff:
+        same = changes.get("ack_wait", config.ack_wait) == config.backoff[0]
+        fill("ack_wait", config.backoff[0], "" if same else "first backoff value has to equal batch AckWait")
+    limits = stream.consumer_limits
+    if not config.max_ack_pending and limits.max_ack_pending:
+        bound = limits.max_ack_pending > 0
+        fill(
+            "max_ack_pending",
+            limits.max_ack_pending,
+            "max_ack_pending must be set if it's configured in stream limits" if bound else "",
+        )
+    elif not config.max_ack_pending and config.ack_policy != AckPolicy.NONE:
+        fill("max_ack_pending", min(most, MAX_ACK_PENDING) if most > 0 else MAX_ACK_PENDING)
+    if not config.inactive_threshold and limits.inactive_threshold:
+        fill(
+            "inactive_threshold",
+            limits.inactive_threshold,
+            "inactive_threshold must be set if it's configured in stream limits",
+        )
+    if config.priority_policy == PriorityPolicy.PINNED_CLIENT and not config.priority_timeout:
+        fill("priority_timeout", PINNED)
+    return config.replace(**changes)
+
+
+def check(config: ConsumerConfig, stream: StreamConfig, *, most: int = -1) -> None:
+    """Raise the ApiError of the first rule that is broken; `config` is complete. `most`: as for `complete`."""
+    _check_names(config)
+    _check_replicas(config, stream)
+    if any(wait < ZERO for wait in config.backoff):
+        raise _refused("consumer backoff needs to be positive", 10184)
+    if config.ack_wait < ZERO:
+        raise _refused("consumer ack wait needs to be positive", 10183)
+    if config.ack_policy == FLOW_CONTROL_ACKS:
+        raise StreamInvalidConfigError("ack policy flow_control is not supported yet by this server")
+    check_backoff(config)
+    if len(config.description.encode()) > MAX_DESCRIPTION:
+        raise _refused(f"consumer description is too long, maximum allowed is {MAX_DESCRIPTION}", 10107)
+    if config.deliver_subject:
+        _check_push(config, stream)
+    else:
+        _check_pull(config, stream)
+    limits = stream.consumer_limits
+    for bound in (most, limits.max_ack_pending):
+        if 0 < bound < config.max_ack_pending:
+            raise _refused(f"consumer max ack pending exceeds system limit of {bound}", 10121)
+    if ZERO < limits.inactive_threshold < config.inactive_threshold:
+        text = go_duration(limits.inactive_threshold)
+        raise _refused(f"consumer inactive threshold exceeds system limit of {text}", 10153)
+    if config.direct and not config.deliver_subject:
+        raise _refused("consumer direct requires a push based consumer", 10090)
+    if config.direct and config.durable_name:
+        raise _refused("consumer direct requires an ephemeral consumer", 10091)
+    _check_filters(config)
+    _check_start(config)
+    _check_sampling(config)
+    if config.flow_control and not config.idle_heartbeat:
+        raise _refused("consumer with flow control also needs heartbeats", 10108)
+    if config.durable_name and config.name and config.name != config.durable_name:
+        raise _refused("Consumer Durable and Name have to be equal if both are provided", 10132)
+    if sum(len(key.encode()) + len(value.encode()) for key, value in config.metadata.items()) > MAX_METADATA:
+        raise _refused(f"consumer metadata exceeds maximum size of {MAX_METADATA // 1024}KB", 10135)
+    _check_priority(config)
+
+
+def check_backoff(config: ConsumerConfig) -> None:
+    """A consumer cannot wait longer and longer for deliveries that it never makes."""
+    if config.backoff and config.max_deliver != -1 and len(config.backoff) > config.max_deliver:
+        raise _refused("max deliver is required to be > length of backoff values", 10116)
+
+
+def with_level(config: ConsumerConfig) -> ConsumerConfig:
+    """The configuration as it is kept: with the API level that it needs, without what depends on the server."""
+    metadata = {key: value for key, value in config.metadata.items() if key not in (SERVER_VERSION, SERVER_LEVEL)}
+    newer = config.pause_until is not None or config.priority_policy or config.priority_groups
+    metadata[REQUIRED_LEVEL] = "1" if newer else "0"
+    return config.replace(metadata=dict(sorted(metadata.items())))
+
+
+_FIXED = (
+    ("deliver_policy", "deliver policy"),
+    ("mem_storage", "storage type"),
+    ("direct", "direct"),
+    ("sourcing", "sourcing"),
+    ("opt_start_seq", "start sequence"),
+    ("opt_start_time", "start time"),
+    ("ack_policy", "ack policy"),
+    ("replay_policy", "replay policy"),
+    ("idle_heartbeat", "heart beats"),
+    ("flow_control", "flow control"),
+)
+
+
+def check_update(old: ConsumerConfig, new: ConsumerConfig, *, bound: bool) -> None:
+    """Whether a consumer can become the other; `bound`: somebody listens on its deliver subject."""
+    for name, text in _FIXED:
+        if getattr(old, name) != getattr(new, name):
+            raise ApiError(f"{text} can not be updated", code=500, err_code=10012)
+    if old.deliver_subject != new.deliver_subject:
+        if not old.deliver_subject:
+            raise ApiError("can not update pull consumer to push based", code=500, err_code=10012)
+        if not new.deliver_subject:
+            raise ApiError("can not update push consumer to pull based", code=500, err_code=10012)
+        if bound:
+            raise _refused("consumer name already in use", 10013)
+    if old.max_waiting != new.max_waiting:
+        raise ApiError("max waiting can not be updated", code=500, err_code=10012)
+    check_backoff(new)
+
+
+def valid_name(name: str) -> bool:
+    """Whether a consumer can have it."""
+    return bool(name) and not any(char in ".*>\\/" or char.isspace() or char == "\0" for char in name)
+
+
+def _check_names(config: ConsumerConfig) -> None:
+    if config.name and not valid_name(config.name):
+        raise StreamInvalidConfigError("consumer name can not contain '.', '*', '>', '\\', '/'")
+    if config.durable_name and not valid_name(config.durable_name):
+        raise StreamInvalidConfigError("consumer durable name can not contain '.', '*', '>', '\\', '/'")
+
+
+def _check_replicas(config: ConsumerConfig, stream: StreamConfig) -> None:
+    if config.num_replicas > stream.num_replicas:
+        raise _refused("consumer config replica count exceeds parent stream", 10126)
+    if config.num_replicas < 0:
+        raise _refused("replicas count cannot be negative", 10133)
+    if stream.retention != Retention.LIMITS and config.num_replicas not in (0, stream.num_replicas):
+        raise _refused("consumer config replicas must match interest retention stream's replicas", 10134)
+
+
+def _check_push(config: ConsumerConfig, stream: StreamConfig) -> None:
+    if has_wildcard(config.deliver_subject):
+        raise _refused("consumer deliver subject has wildcards", 10079)
+    if not is_valid_filter(config.deliver_subject):
+        raise _refused("invalid push consumer deliver subject", 10112)
+    if any(subset_of(config.deliver_subject, subject) for subject in stream.subjects):
+        raise _refused("consumer deliver subject forms a cycle", 10081)
+    if config.max_waiting:
+        raise _refused("consumer in push mode can not set max waiting", 10080)
+    if config.max_ack_pending > 0 and config.ack_policy == AckPolicy.NONE:
+        raise _refused("consumer requires ack policy for max ack pending", 10082)
+    if ZERO < config.idle_heartbeat < timedelta(milliseconds=100):
+        raise _refused("consumer idle heartbeat needs to be >= 100ms", 10083)
+
+
+def _check_pull(config: ConsumerConfig, stream: StreamConfig) -> None:
+    if config.ack_policy == AckPolicy.NONE and stream.retention == Retention.WORK_QUEUE:
+        raise _refused("consumer in pull mode requires explicit ack policy on workqueue stream", 10084)
+    if config.rate_limit_bps:
+        raise _refused("consumer in pull mode can not have rate limit set", 10086)
+    if config.idle_heartbeat:
+        raise _refused("consumer idle heartbeat requires a push based consumer", 10088)
+    if config.flow_control:
+        raise _refused("consumer flow control requires a push based consumer", 10089)
+    if ZERO < config.max_expires < timedelta(milliseconds=1):
+        raise _refused("consumer max request expires needs to be >= 1ms", 10115)
+
+
+def _check_filters(config: ConsumerConfig) -> None:
+    if config.filter_subject and config.filter_subjects:
+        raise _refused("consumer cannot have both FilterSubject and FilterSubjects specified", 10136)
+    if "" in config.filter_subjects:
+        raise _refused("consumer filter in FilterSubjects cannot be empty", 10139)
+    filters = filters_of(config)
+    for i, one in enumerate(filters):
+        if not is_valid_filter(one):
+            raise StreamInvalidConfigError("invalid subject")
+        if any(i != j and subset_of(one, other) for j, other in enumerate(filters)):
+            raise _refused("consumer subject filters cannot overlap", 10138)
+
+
+def _check_start(config: ConsumerConfig) -> None:
+    policy, seq, time = config.deliver_policy, config.opt_start_seq, config.opt_start_time is not None
+    words = policy.replace("_", " ")
+    if policy == DeliverPolicy.BY_START_SEQUENCE:
+        if not seq:
+            raise _start_missing(words, "start sequence")
+        if time:
+            raise _start_unwanted(words, "time")
+    elif policy == DeliverPolicy.BY_START_TIME:
+        if not time:
+            raise _start_missing(words, "start time")
+        if seq:
+            raise _start_unwanted(words, "start sequence")
+    elif seq or time:
+        raise _start_unwanted(words, "sequence" if seq else "time")
+    elif policy == DeliverPolicy.LAST_PER_SUBJECT and not filters_of(config):
+        raise _start_missing(words, "filter subject")
+
+
+def _start_unwanted(policy: str, what: str) -> ApiError:
+    return _refused(f"consumer delivery policy is deliver {policy}, but optional start {what} is also set", 10094)
+
+
+def _start_missing(policy: str, what: str) -> ApiError:
+    return _refused(f"consumer delivery policy is deliver {policy}, but optional {what} is not set", 10094)
+
+
+def sample_frequency(config: ConsumerConfig) -> int:
+    """Of how many acks in a hundred a metric is told."""
+    return int(config.sample_freq.removesuffix("%")) if config.sample_freq else 0
+
+
+def _check_sampling(config: ConsumerConfig) -> None:
+    text = config.sample_freq.removesuffix("%")
+    if config.sample_freq and not re.fullmatch(r"\+?\d{1,9}", text, re.ASCII):
+        reason = f"strconv.Atoi: parsing {encode_json(text).decode()}: invalid syntax"
+        if re.fullmatch(r"-\d+", text, re.ASCII):
+            reason = "<nil>"
+        raise _refused(f"failed to parse consumer sampling configuration: {reason}", 10095)
+
+
+def _check_priority(config: ConsumerConfig) -> None:
+    if not config.priority_policy:
+        if config.priority_groups:
+            raise _refused("consumer can not have priority groups when policy is none", 10196)
+        if config.priority_timeout:
+            raise _refused("PinnedTTL cannot be set when PriorityPolicy is none", 10197)
+        return
+    if config.deliver_subject:
+        raise _refused("priority groups can not be used with push consumers", 10178)
+    if not config.priority_groups:
+        raise _refused("Setting PriorityPolicy requires at least one PriorityGroup to be set", 10159)
+    for group in config.priority_groups:
+        if not group:
+            raise _refused("Group name cannot be an empty string", 10161)
+        if not valid_group(group):
+            raise bad_group()
+
+
+def valid_group(name: str) -> bool:
+    return _GROUP_NAME.fullmatch(name) is not None
+
+
+def bad_group() -> ApiError:
+    return _refused(
+        "Valid priority group name must match A-Z, a-z, 0-9, -_/=)+ and may not exceed 16 characters", 10162
+    )
+
+
+def _refused(text: str, err_code: int) -> ApiError:
+    return ApiError(text, code=400, err_code=err_code)
+
+
+class _Nak(msgspec.Struct):
+    delay: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] = 0
+
+
+_UNITS = {"ns": 1, "us": 1000, "µs": 1000, "μs": 1000, "ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9}
+_PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|μs|ms|s|m|h)")
+
+
+def nak_delay(argument: bytes) -> int | None:
+    """The pause that a nak asks for, in nanoseconds; None without one, or with one that cannot be read."""
+    if not argument:
+        return None
+    try:
+        if argument[:1] == b"{":
+            return read_json(argument, _Nak).delay
+        delay = _duration(argument.decode())
+    except (*NOT_JSON, OverflowError):
+        return None
+    return delay if abs(delay) < 2**63 else None
+
+
+def _duration(text: str) -> int:
+    """A duration as Go reads it: `1h30m`, `1.5s`, `-2ms`."""
+    sign = -1 if text[:1] == "-" else 1
+    rest = text.lstrip("+-") if text[:1] in ("+", "-") else text
+    if rest == "0":
+        return 0
+    parts = _PART.findall(rest)
+    if not parts or "".join(number + unit for number, unit in parts) != rest:
+        raise ValueError(f"bad duration {text!r}")
+    return sign * sum(int(float(number) * _UNITS[unit]) for number, unit in parts)
+
+
+def go_duration(value: timedelta) -> str:
+    """A duration as Go prints it: 1h30m0s, 1.5s, 10ms."""
+    micros = value // timedelta(microseconds=1)
+    if micros == 0:
+        return "0s"
+    if micros < 1000:
+        return f"{micros}µs"
+    if micros < 1_000_000:
+        return f"{_trimmed(micros / 1000)}ms"
+    seconds = micros / 1_000_000
+    minutes, seconds = divmod(seconds, 60)
+    hours, minutes = divmod(int(minutes), 60)
+    text = f"{_trimmed(seconds)}s"
+    if hours or minutes:
+        text = f"{minutes}m{text}"
+    return f"{hours}h{text}" if hours else text
+
+
+def _trimmed(value: float) -> str:
+    return f"{value:.9f}".rstrip("0").rstrip(".")

@@ -1,0 +1,1 @@
+"""Core NATS in the engine: client sessions, routing between them, INFO."""

@@ -1,0 +1,1 @@
+"""Monitoring endpoints and health, computed from the engine."""

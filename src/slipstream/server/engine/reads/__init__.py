@@ -1,0 +1,1 @@
+"""Direct Get and the replicas that answer it."""

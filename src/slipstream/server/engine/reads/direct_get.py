@@ -1,0 +1,412 @@
+"""Get requests become stored messages: one peer of a stream answers from its own log, single or in batches.
+
+Reads see the committed view only and change nothing. A batch is a job: one chunk at a time, so that the loop and other
+readers get their turn, and none while its reader does not keep up. A request with a `min_last_seq` that this peer has
+not reached waits for it a moment before it is turned away (read-after-write, RW rows).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+
+from slipstream.api import GetRequest, decode_get_request, format_time, names, parse_time
+from slipstream.errors import CorruptRecordError
+from slipstream.server.engine.ports import Record
+from slipstream.server.engine.reads.frozen_log import LogView
+from slipstream.server.engine.services import Host, Progress
+from slipstream.server.engine.timers import Timer
+from slipstream.wire import hmsg, msg
+from slipstream.wire.headers import status_block
+
+PREFIX = "$JS.API.DIRECT.GET."
+QUEUE = "_sys_"
+
+REJECT_DELAY = 500_000_000
+DEPOSED_DELAY = 250_000_000  # on top, for a leader that is none any more: the real one is heard first
+MAX_MULTI = 1024
+CHUNK = 512
+CHUNK_BYTES = 256 * 1024
+
+NOT_FOUND = status_block(404, "Message Not Found")
+NO_RESULTS = status_block(404, "No Results")
+EMPTY = status_block(408, "Empty Request")
+MALFORMED = status_block(408, "Malformed Request")
+BAD = status_block(408, "Bad Request")
+STALE = status_block(412, "Min Last Sequence")
+TOO_MANY = status_block(413, "Too Many Results")
+TOO_BUSY = status_block(429, "Too Many Requests")
+CORRUPT = status_block(500, "Message Corrupt")
+
+
+class Parked(NamedTuple):
+    """A request that waits for a sequence, until a moment."""
+
+    seq: int
+    ready: Callable[[Peer], None]  # called with the peer that has it: another than at first, if leadership moved
+    reject: Callable[[], object]
+    when: int
+    timer: Timer
+
+
+class Peer:
+    """One replica of a stream, and its member of the queue group that answers Direct Gets."""
+
+    def __init__(self, host: Host, name: str, log: LogView, *, peer: str = "") -> None:
+        """`name` is the stream's, `peer` that of the replica."""
+        self.name = name
+        self.peer = peer
+        self.log = log
+        self.redirects_to: Peer | None = None  # the leader of a follower
+        self.deposed = False  # does not lead any more, and does not know it
+        self.seen = 0  # of a filtered mirror: everything up to here was looked at
+        self._host = host
+        self._cut = len(PREFIX) + len(name)
+        self._parked: list[Parked] = []
+        self.lines = f"Nats-Stream: {name}\r\nNats-Subject: "
+
+    def receive(self, subject: str, reply: str, header: bytes, payload: bytes, now: int) -> bool:  # noqa: ARG002
+        """Answer a Direct Get; `subject` may have the wanted subject appended."""
+        if not reply:
+            return True
+        request = parse_appended(subject[self._cut + 1 :], payload) if len(subject) > self._cut else parse(payload)
+        if isinstance(request, bytes):
+            self._host.send(reply, request, b"")
+        elif request.min_last_seq > self.log.committed.last_seq:
+            self.wait_for(request, reply, now)
+        else:
+            self.answer(request, reply)
+        return True
+
+    def wait_for(self, request: GetRequest, reply: str, now: int) -> None:
+        """A request for more than this peer has: a follower passes it on to the leader, all others wait."""
+        if request.min_last_seq <= self.reached():
+            self.answer(request, reply)
+        elif self.redirects_to is not None:
+            self.redirects_to.wait_for(request, reply, now)
+        else:
+            self.park(
+                request.min_last_seq,
+                ready=lambda peer: peer.answer(request, reply),
+                reject=lambda: self._host.send(reply, STALE, b""),
+                now=now,
+            )
+
+    def reached(self) -> int:
+        """The sequence up to which this peer knows everything."""
+        return max(self.log.committed.last_seq, self.seen)
+
+    def answer(self, request: GetRequest, reply: str) -> None:
+        if request.multi_last:
+            self._answer_multi(request, reply)
+        elif request.batch:
+            if not self._host.start(Batch(self._host, self, request, reply)):
+                self._host.send(reply, TOO_BUSY, b"")
+        else:
+            try:
+                record = find(self.log, request)
+            except CorruptRecordError:
+                self._host.send(reply, CORRUPT, b"")
+                return
+            if record is None:
+                self._host.send(reply, NOT_FOUND, b"")
+            else:
+                self._host.send(reply, b"" if request.no_hdr else self.block(record, ""), record.payload)
+
+    def _answer_multi(self, request: GetRequest, reply: str) -> None:
+        log = self.log
+        up_to = request.up_to_seq
+        if request.up_to_time is not None:
+            up_to = log.time_to_seq(parse_time(request.up_to_time)) - 1
+            if up_to < log.committed.first_seq:
+                self._host.send(reply, NO_RESULTS, b"")
+                return
+        up_to = up_to or log.committed.last_seq
+        found = log.multi_last(request.multi_last, up_to=up_to, limit=MAX_MULTI) if up_to else []
+        if not found:
+            self._host.send(reply, TOO_MANY if found is None else NO_RESULTS, b"")
+            return
+        seqs = [seq for seq in found if seq >= request.seq]
+        if not self._host.start(Batch(self._host, self, request, reply, seqs=seqs, up_to=up_to)):
+            self._host.send(reply, TOO_BUSY, b"")
+
+    def block(self, record: Record, extra: str) -> bytes:
+        """The header block of a reply: the message's own headers, then ours."""
+        seq, time, subject, header, _ = record
+        ours = f"{self.lines}{subject}\r\nNats-Sequence: {seq}\r\nNats-Time-Stamp: {format_time(time)}\r\n{extra}\r\n"
+        if header.endswith(b"\r\n\r\n"):
+            return header[:-2] + ours.encode()
+        return b"NATS/1.0\r\n" + ours.encode()
+
+    # Read-after-write.
+
+    def park(self, seq: int, *, ready: Callable[[Peer], None], reject: Callable[[], object], now: int) -> None:
+        """Call `ready` (with the peer that can) once `seq` is committed, or `reject` when that takes too long; at once,
+        if too many wait."""
+        if not self._host.wait(self, 1):
+            reject()
+            return
+        self._enter(seq, ready, reject, now + REJECT_DELAY + (DEPOSED_DELAY if self.deposed else 0))
+
+    def _enter(self, seq: int, ready: Callable[[Peer], None], reject: Callable[[], object], when: int) -> None:
+        parked: Parked
+
+        def give_up(_: int) -> None:
+            self._parked.remove(parked)
+            self._host.wait(self, -1)
+            reject()
+
+        parked = Parked(seq, ready, reject, when, self._host.timers.at(when, give_up))
+        self._parked.append(parked)
+
+    def release(self) -> None:
+        """Answer the parked requests whose sequence is committed now."""
+        if not self._parked:
+            return
+        last = self.reached()
+        ripe = [parked for parked in self._parked if parked.seq <= last]
+        if ripe:
+            self._parked = [parked for parked in self._parked if parked.seq > last]
+            self._host.wait(self, -len(ripe))
+            for parked in ripe:
+                parked.timer.cancel()
+                parked.ready(self)
+
+    def inherit(self, other: Peer) -> None:
+        """Take over what waits at another peer, with what is left of its time."""
+        for request in other.stop():
+            self._host.wait(self, 1)
+            self._enter(request.seq, request.ready, request.reject, request.when)
+        self.release()
+
+    def stop(self) -> list[Parked]:
+        """Let go of what waits here: nobody is left in the engine's books."""
+        parked, self._parked = self._parked, []
+        for request in parked:
+            request.timer.cancel()
+        self._host.wait(self, -len(parked))
+        return parked
+
+
+class Batch:
+    """A batched Direct Get on its way: messages from a sequence on, or (`seqs`) the last ones of many subjects."""
+
+    def __init__(
+        self, host: Host, peer: Peer, request: GetRequest, reply: str, *, seqs: list[int] | None = None, up_to: int = 0
+    ) -> None:
+        self._host, self._peer, self._log = host, peer, peer.log
+        self._reply = reply
+        self._pattern = request.next_by_subj
+        self._seqs = seqs
+        self._up_to = up_to
+        self._at = 0  # next of `seqs`
+        self._seq = start_of(peer.log, request)
+        self._left = request.batch if request.batch > 0 or seqs is None else MAX_MULTI
+        self._bytes = request.max_bytes if request.max_bytes > 0 else host.max_pending
+        self._chunk_bytes = min(CHUNK_BYTES, host.max_pending // 4)
+        self._plain = request.no_hdr
+        self._last = 0
+        self._pending = -1  # counted with the first chunk
+        self._counted = 0  # the last sequence when that was
+
+    def run(self) -> tuple[Progress, int]:
+        """Send one chunk."""
+        sub = self._host.sole_client(self._reply)
+        there, congested = (True, sub.session.congested) if sub is not None else self._host.listeners(self._reply)
+        if not there:
+            return Progress.DONE, 0  # the reader went away
+        if congested:
+            return Progress.BLOCKED, 0
+        if self._pending < 0:
+            self._counted = self._log.committed.last_seq
+            self._pending = self._log.count(self._pattern, self._seq) if self._seqs is None else len(self._seqs)
+        try:
+            records = self._take() if self._left > 0 else []
+        except CorruptRecordError:
+            self._host.send(self._reply, CORRUPT, b"")
+            return Progress.DONE, 0
+        if not records and not self._last and self._left > 0 and self._seqs is None:
+            self._host.send(self._reply, NOT_FOUND, b"")
+            return Progress.DONE, 0
+        frames: list[bytes] = []
+        if sub is not None:
+            frames, count = self._encode(records, sub.sid)
+        else:
+            count = self._send(records)
+        over = not records or self._left <= 0 or self._bytes <= 0
+        if sub is not None:
+            if over:
+                frames.append(hmsg(self._reply.encode(), sub.sid, self._end(), b""))
+            self._host.push(sub, b"".join(frames), count + over)
+        elif over:
+            self._host.send(self._reply, self._end(), b"")
+        return (Progress.DONE if over else Progress.MORE), count
+
+    def _take(self) -> list[Record]:
+        """The messages of the next chunk. A damaged one behind good ones is left for the next chunk to stumble over."""
+        limit = min(CHUNK, self._left)
+        if self._seqs is None:
+            while True:
+                try:
+                    return self._log.scan(self._pattern, self._seq, limit=limit, max_bytes=self._chunk_bytes)
+                except CorruptRecordError:
+                    if limit == 1:
+                        raise
+                    limit //= 2
+        records: list[Record] = []
+        size = 0
+        while self._at < len(self._seqs) and len(records) < limit and size < self._chunk_bytes:
+            record = self._log.get(self._seqs[self._at])
+            self._at += 1
+            if record is None:  # removed since the subjects were looked up
+                self._pending -= 1
+            else:
+                records.append(record)
+                size += len(record.payload)
+        return records
+
+    def _encode(self, records: list[Record], sid: bytes) -> tuple[list[bytes], int]:
+        """A chunk as frames for one subscription, and how many messages `max_bytes` allowed. Hot: 0.6 µs a message."""
+        reply = self._reply.encode()
+        lead = f"HMSG {self._reply} {sid.decode()} "
+        first = f"NATS/1.0\r\n{self._peer.lines}"
+        frames: list[bytes] = []
+        add = frames.append
+        last, pending, left = self._last, self._pending, self._bytes
+        middle, stamped = "", -1
+        count = 0
+        for seq, time, subject, header, payload in records:
+            pending -= pending > 0
+            if header or self._plain:
+                block = self._block(Record(seq, time, subject, header, payload), pending, last)
+                add(hmsg(reply, sid, block, payload) if block else msg(reply, sid, payload))
+            else:
+                if time != stamped:  # what arrived in one turn was stored at one time
+                    middle = f"\r\nNats-Time-Stamp: {format_time(time)}\r\nNats-Num-Pending: "
+                    stamped = time
+                text = (
+                    f"{first}{subject}\r\nNats-Sequence: {seq}{middle}{pending}\r\nNats-Last-Sequence: {last}\r\n\r\n"
+                )
+                size = len(text) if text.isascii() else len(text.encode())
+                add(f"{lead}{size} {size + len(payload)}\r\n{text}".encode())
+                add(payload)
+                add(b"\r\n")
+            last = seq
+            count += 1
+            left -= len(subject) + len(header) + len(payload)
+            if left <= 0:
+                break
+        self._sent(count, last, pending, left)
+        return frames, count
+
+    def _send(self, records: list[Record]) -> int:
+        """Publish a chunk to whoever listens; how many messages `max_bytes` allowed."""
+        last, pending, left = self._last, self._pending, self._bytes
+        count = 0
+        for record in records:
+            pending -= pending > 0
+            self._host.send(self._reply, self._block(record, pending, last), record.payload)
+            last = record.seq
+            count += 1
+            left -= len(record.subject) + len(record.header) + len(record.payload)
+            if left <= 0:
+                break
+        self._sent(count, last, pending, left)
+        return count
+
+    def _block(self, record: Record, pending: int, last: int) -> bytes:
+        if self._plain:
+            return b""
+        return self._peer.block(record, f"Nats-Num-Pending: {pending}\r\nNats-Last-Sequence: {last}\r\n")
+
+    def _sent(self, count: int, last: int, pending: int, left: int) -> None:
+        self._last, self._pending, self._bytes = last, pending, left
+        self._left -= count
+        if count:
+            self._seq = last + 1
+
+    def _end(self) -> bytes:
+        """The end of the batch: how many are left. nats-server says so in `Nats-Num-Pending`, the specification in
+        `Nats-Pending-Messages`: both are there."""
+        pending = self._pending
+        if self._seqs is None and self._log.committed.last_seq != self._counted:
+            pending = self._log.count(self._pattern, self._seq)
+        values = [(names.NUM_PENDING, str(pending)), (names.LAST_SEQUENCE, str(self._last))]
+        if self._seqs is not None:
+            values.append((names.UP_TO_SEQUENCE, str(self._up_to)))
+        return status_block(204, "EOB", [*values, (names.PENDING_MESSAGES, str(pending))])
+
+
+def parse(payload: bytes) -> GetRequest | bytes:
+    """The request in a Direct Get's body, or the status that refuses it."""
+    if not payload:
+        return EMPTY
+    request = _decode(payload)
+    if request is None:
+        return MALFORMED
+    by_time = request.start_time is not None
+    last, following, multi = request.last_by_subj, request.next_by_subj, request.multi_last
+    if not (request.seq or last or following or multi or by_time):
+        return EMPTY
+    if (
+        (last and (request.seq or by_time or following or request.batch > 0 or multi))
+        or (request.seq and by_time)
+        or (following and multi)
+        or (request.up_to_seq and request.up_to_time is not None)
+    ):
+        return BAD
+    return request
+
+
+def parse_appended(subject: str, payload: bytes) -> GetRequest | bytes:
+    """The request of a Direct Get with the subject appended: a body may ask for `min_last_seq` and nothing else that
+    chooses a message."""
+    if not payload:
+        return GetRequest(last_by_subj=subject)
+    request = _decode(payload)
+    if request is None:
+        return MALFORMED
+    if (
+        request.last_by_subj
+        or request.next_by_subj
+        or request.multi_last
+        or request.seq
+        or request.batch
+        or request.start_time is not None
+        or request.up_to_seq
+        or request.up_to_time is not None
+    ):
+        return BAD
+    return msgspec.structs.replace(request, last_by_subj=subject)
+
+
+def _decode(payload: bytes) -> GetRequest | None:
+    try:
+        request = decode_get_request(payload)
+        if request.start_time is not None:
+            parse_time(request.start_time)
+        if request.up_to_time is not None:
+            parse_time(request.up_to_time)
+    except (msgspec.DecodeError, ValueError):
+        return None
+    if request.seq < 0 or request.up_to_seq < 0 or request.min_last_seq < 0:
+        return None
+    return request
+
+
+def start_of(log: LogView, request: GetRequest) -> int:
+    """The sequence a request starts from."""
+    return request.seq if request.start_time is None else log.time_to_seq(parse_time(request.start_time))
+
+
+def find(log: LogView, request: GetRequest) -> Record | None:
+    """The message that a request for one asks for."""
+    if request.last_by_subj:
+        return log.last(request.last_by_subj)
+    seq = start_of(log, request)
+    if request.next_by_subj:
+        records = log.scan(request.next_by_subj, seq, limit=1)
+        return records[0] if records else None
+    return log.get(seq)

@@ -1,0 +1,166 @@
+"""The replicas of one stream: who leads, who follows, who is held back; scaling and changes of leadership.
+
+There is one durable log per stream. A replica that follows has applied everything that is committed in it, in the same
+turn: it reads that log. One that is held back (`slipstream.testing`) has data of its own, the state in which it was
+stopped, until it is released and catches up. A deposed leader that has not noticed is held back too, and still believes
+that it leads: it answers Message Gets beside the new leader, and rejects what it cannot answer instead of redirecting.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from slipstream.api import format_time
+from slipstream.errors import ApiError, UsageError
+from slipstream.server.engine.api.ids import short_hash
+from slipstream.server.engine.ports import StreamLog
+from slipstream.server.engine.reads.direct_get import Peer
+from slipstream.server.engine.reads.frozen_log import Snapshot
+from slipstream.server.engine.services import Host
+
+
+class Replicas:
+    """The peers of one stream. The order of `peers` is that of their making."""
+
+    def __init__(self, host: Host, stream: str, log: StreamLog, *, now: int) -> None:
+        self.leader = Peer(host, stream, log, peer=host.leader_name)
+        self.peers: tuple[Peer, ...] = (self.leader,)
+        self.mirrors = False  # the peers of a mirror never redirect
+        self._host, self._stream, self._log = host, stream, log
+        self._made = 1
+        self._leading_since = now
+        self._held_since: dict[Peer, int] = {}
+
+    # Who they are.
+
+    @property
+    def claimants(self) -> tuple[Peer, ...]:
+        """Those who answer as leaders: the one who is, after those who only believe it."""
+        return (*(peer for peer in self.peers if peer.deposed), self.leader)
+
+    def find(self, name: str) -> Peer:
+        """The peer of that name."""
+        for peer in self.peers:
+            if peer.peer == name:
+                return peer
+        known = ", ".join(peer.peer for peer in self.peers)
+        raise UsageError(f"stream {self._stream} has no replica {name!r}; there are {known}")
+
+    def is_held(self, peer: Peer) -> bool:
+        return peer in self._held_since
+
+    def info(self, now: int) -> dict[str, Any]:
+        """The `cluster` of a stream's info, as nats-server reports it."""
+        last = self._log.committed.last_seq
+        others = []
+        for peer in sorted(self.peers, key=lambda peer: peer.peer):
+            if peer is self.leader:
+                continue
+            held = self._held_since.get(peer)
+            entry: dict[str, Any] = {
+                "name": peer.peer,
+                "current": held is None,
+                "active": 0 if held is None else now - held,
+            }
+            if lag := last - peer.log.committed.last_seq:
+                entry["lag"] = lag
+            others.append(entry | {"peer": short_hash(peer.peer)})
+        since = format_time(self._leading_since)
+        return {"leader": self.leader.peer, "leader_since": since, "replicas": others}
+
+    def look(self, seen: int) -> None:
+        """A mirror has looked at everything up to this sequence of its upstream: so have those who follow."""
+        for peer in self.peers:
+            if not self.is_held(peer) and peer.seen != seen:
+                peer.seen = seen
+                peer.release()
+
+    # Scaling.
+
+    def scale(self, count: int, *, mirrors: bool) -> None:
+        """Be that many. New ones have caught up at once; the leader stays, the youngest of the others go first."""
+        peers = list(self.peers)
+        while len(peers) < count:
+            peers.append(self._new_peer())
+        for peer in reversed(self.peers):
+            if len(peers) <= count:
+                break
+            if peer is not self.leader:
+                peers.remove(peer)
+                self._dismiss(peer)
+        self.peers = tuple(peers)
+        self.mirrors = mirrors
+        self._assign()
+
+    def replace(self, name: str, now: int) -> None:
+        """A new peer takes the place of one that is removed."""
+        peer = self.find(name)
+        if peer is self.leader and not self.step_down(now):
+            raise ApiError("peer remap failed", code=503, err_code=10075)
+        self.peers = tuple(self._new_peer() if other is peer else other for other in self.peers)
+        self._dismiss(peer)
+        self._assign()
+
+    def _new_peer(self) -> Peer:
+        self._made += 1
+        return Peer(self._host, self._stream, self._log, peer=f"{self._host.leader_name}-{self._made}")
+
+    def _dismiss(self, peer: Peer) -> None:
+        """What waited for a peer that is gone waits for the leader."""
+        self._held_since.pop(peer, None)
+        self.leader.inherit(peer)
+
+    def _assign(self) -> None:
+        for peer in self.peers:
+            redirects = peer is not self.leader and not peer.deposed and not self.mirrors
+            peer.redirects_to = self.leader if redirects else None
+
+    # Leadership.
+
+    def step_down(self, now: int, *, to: str = "") -> bool:
+        """Another peer that is current leads from now on; False if there is none."""
+        peers = list(self.peers)
+        at = peers.index(self.leader)
+        candidates = [self.find(to)] if to else peers[at + 1 :] + peers[:at]
+        heir = next((peer for peer in candidates if not self.is_held(peer)), None)
+        if heir is None:
+            return False
+        former, self.leader = self.leader, heir
+        self._leading_since = now
+        self._assign()
+        heir.inherit(former)
+        return True
+
+    # Orders of a test.
+
+    def hold(self, peer: Peer, now: int) -> None:
+        """From now on the peer applies nothing; it answers from what it has."""
+        if peer is self.leader:
+            raise UsageError(f"{peer.peer} leads stream {self._stream} and cannot be held; depose it first")
+        if not self.is_held(peer):
+            self._held_since[peer] = now
+            peer.log = Snapshot(self._log)
+
+    def release(self, peer: Peer) -> None:
+        """The peer catches up, and knows again who leads."""
+        if self._held_since.pop(peer, None) is None:
+            return
+        peer.log, peer.deposed, peer.seen = self._log, False, self.leader.seen
+        self._assign()
+        peer.release()
+
+    def depose(self, now: int, *, to: str = "", unaware: bool = False) -> None:
+        """Another peer leads from now on. If the old leader is unaware of that, it goes on as if it led."""
+        former = self.leader
+        if not self.step_down(now, to=to):
+            reason = f"{to} is held" if to else "there is none that is not held"
+            raise UsageError(f"no other replica of stream {self._stream} can lead: {reason}")
+        if unaware:
+            former.deposed = True
+            self.hold(former, now)
+            self._assign()
+
+    def stop(self) -> None:
+        """The stream is gone."""
+        for peer in self.peers:
+            peer.stop()

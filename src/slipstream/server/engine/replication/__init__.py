@@ -1,0 +1,1 @@
+"""Mirrors and sources: copying other streams."""

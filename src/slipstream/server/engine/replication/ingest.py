@@ -1,0 +1,318 @@
+"""Messages of one stream become messages of another: how far an inflow is, and what keeps it.
+
+An upstream in the same account is read from its log, in chunks (a job), whenever something was committed. One on
+another server is read by the driver (`server/loop/upstream.py`), which hands it over: `Remote` is its side. What a
+mirror and a source do with the messages is theirs (`mirror.py`, `sources.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from slipstream.api import StreamSource, format_time
+from slipstream.api.names import API_PREFIX
+from slipstream.errors import ApiError, CorruptRecordError, StoreError, StreamNotFoundError, StreamStoreFailedError
+from slipstream.server.engine.api.ids import short_hash
+from slipstream.server.engine.ports import Record, matcher
+from slipstream.server.engine.reads.frozen_log import LogView, damaged_at
+from slipstream.server.engine.services import Host, Progress, Waiter
+from slipstream.wire import SubjectMapping
+
+if TYPE_CHECKING:
+    from slipstream.server.engine.streams.stream import Stream
+
+CHUNK = 512
+CHUNK_BYTES = 1024 * 1024
+GROUP_CHANGES = 4096  # changes that wait for the disk at which an inflow waits too
+WIDE_GAP = 65_536
+HELD, CUT = "held", "cut"
+
+
+class Grounds(Host, Protocol):
+    """The account, as an inflow sees it."""
+
+    @property
+    def now(self) -> int: ...
+
+    @property
+    def upstreams(self) -> Mapping[str, Stream]:
+        """The streams of the account, by name."""
+
+    domain: str
+    remotes: Remotes
+    watchers: dict[Waiter, None]  # told of every commit
+
+
+class Remote(Hashable, Protocol):
+    """An inflow from another server, as the driver sees it."""
+
+    source: StreamSource
+
+    @property
+    def next_seq(self) -> int:
+        """The first sequence that is wanted; 0: where `source.opt_start_time` says."""
+
+    @property
+    def filters(self) -> tuple[str, ...]: ...
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether it is held or cut off by order of a test."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it takes messages now: not while it is held or the disk does not keep up."""
+
+    def offer(self, records: Sequence[Record], up_to: int, last: int, now: int) -> bool:
+        """Messages in order, those that the filters let through; all up to `up_to` were looked at. The upstream's
+        last sequence is `last`. False if not all were taken: those from `next_seq` on are to be offered again."""
+
+    def meet(self, identity: str) -> None:
+        """Called before the first `offer` after each time the upstream was found."""
+
+    def fail(self, error: ApiError, now: int) -> None:
+        """The upstream cannot be read; it will be tried again."""
+
+
+class Remotes:
+    """The inflows from other servers; the driver serves them, and is told when there are others."""
+
+    def __init__(self) -> None:
+        self.inflows: dict[Remote, None] = {}
+        self.changed: Callable[[], None] = lambda: None
+
+    def add(self, inflow: Remote) -> None:
+        self.inflows[inflow] = None
+        self.changed()
+
+    def discard(self, inflow: Remote) -> None:
+        if inflow in self.inflows:
+            del self.inflows[inflow]
+            self.changed()
+
+
+class Inflow:
+    """One upstream of one stream; a job while it has something to fetch, and a waiter for commits all the time."""
+
+    def __init__(self, grounds: Grounds, stream: Stream, source: StreamSource) -> None:
+        self.source = source
+        self.stream = stream
+        self.paused = ""  # by order of a test: `HELD` or `CUT`
+        transforms = source.subject_transforms
+        self.filters = tuple(t.src or ">" for t in transforms) or (source.filter_subject or ">",)
+        self.is_filtered = any(pattern != ">" for pattern in self.filters)
+        self.mappings = tuple(SubjectMapping(t.src, t.dest) for t in transforms)
+        own = f"$JS.{grounds.domain}.API" if grounds.domain else API_PREFIX
+        self.is_remote = source.external is not None and source.external.api != own
+        self._all_fits = tuple(matcher(pattern) for pattern in self.filters)
+        self._fits = self._all_fits if len(self.filters) > 1 else ()  # what a scan does not do itself
+        self._grounds = grounds
+        self._busy = self._stopped = False
+        self._last = 0  # the upstream's last sequence, when it was looked at
+        self._contact = 0  # when that was; 0: never
+        self._error: ApiError | None = None
+        self.next_seq = self.first_wanted()
+
+    # What mirrors and sources do in their own ways.
+
+    def first_wanted(self) -> int:
+        """Where to go on, by what the stream has; 0: at the start time."""
+        raise NotImplementedError
+
+    def store(self, record: Record) -> None:
+        """Put a message into the stream. Raises ApiError if it cannot be now."""
+        raise NotImplementedError
+
+    def looked(self, up_to: int) -> None:
+        """Everything up to a sequence of the upstream was looked at."""
+
+    def meet(self, identity: str) -> None:
+        """What the upstream is, by its `identity`: called before anything is read from it."""
+
+    # Its life.
+
+    def start(self) -> None:
+        self._stopped = False
+        self._grounds.watchers[self] = None
+        if self.is_remote:
+            self._grounds.remotes.add(self)
+        self.release()
+
+    def stop(self) -> None:
+        self._stopped = True
+        self._grounds.watchers.pop(self, None)
+        self._grounds.remotes.discard(self)
+
+    def reset(self) -> None:
+        """A group was lost: go on from what the stream has."""
+        self.next_seq = self.first_wanted()
+
+    def pause(self, how: str) -> None:
+        """Take nothing more until `resume`."""
+        self.paused = how
+        if how == CUT:
+            self._error = ApiError("the connection to the upstream is cut", code=503, err_code=10045)
+
+    def resume(self) -> None:
+        if self.paused == CUT:
+            self._error = None
+        self.paused = ""
+        self.release()
+
+    def release(self) -> None:
+        """Something was committed: here, or perhaps upstream."""
+        if not self.is_remote and self.source.name in self._grounds.upstreams:
+            self._grounds.upstreams[self.source.name].consumers.hand_on()
+        if self._busy or self._stopped or self.paused or self.is_remote:
+            return
+        upstream = self._upstream()
+        if upstream is not None and self._is_behind(upstream.log):
+            self._busy = self._grounds.start(self)
+
+    def _upstream(self) -> Stream | None:
+        upstream = self._grounds.upstreams.get(self.source.name)
+        self._error = StreamNotFoundError() if upstream is None else None
+        if upstream is not None:
+            self._contact = self._grounds.now
+            self.meet(identity_of(upstream.created))
+        return upstream
+
+    def _is_behind(self, log: LogView) -> bool:
+        self._compare(log.committed.last_seq)
+        return self.next_seq <= self._last
+
+    def _compare(self, last: int) -> None:
+        """The upstream ends there: not before what was read of it already, or it is another one."""
+        self._last = last
+        if last + 1 < self.next_seq and self.next_seq > max(self.source.opt_start_seq, 1):
+            seen = self.next_seq - 1
+            text = f"stream {self.source.name} ends at {last}, and was read up to {seen} before: was it made anew?"
+            self._error = ApiError(text, code=500, err_code=10029)
+
+    # An upstream in the same account.
+
+    def run(self) -> tuple[Progress, int]:
+        """Fetch one chunk."""
+        upstream = None if self._stopped or self.paused else self._upstream()
+        if upstream is None:
+            self._busy = False
+            return Progress.DONE, 0
+        if self._is_full:
+            return Progress.BLOCKED, 0
+        log = upstream.log
+        if not self.next_seq:
+            assert self.source.opt_start_time is not None
+            self.next_seq = log.time_to_seq(self.source.opt_start_time)
+        last = log.committed.last_seq
+        try:
+            records = log.scan(self._pattern, self.next_seq, limit=CHUNK, max_bytes=CHUNK_BYTES)
+        except CorruptRecordError as exc:  # it is reported by whoever reads it there; here it is a gap
+            records, up_to = [], damaged_at(exc, log, self.next_seq)
+        else:
+            up_to = records[-1].seq if records else last
+        before = self.next_seq
+        self._busy = self._take(records, up_to, last) and self.next_seq <= last
+        if self._busy and self.next_seq == before:
+            return Progress.BLOCKED, 0  # a wide gap waits for its group
+        return (Progress.MORE if self._busy else Progress.DONE), len(records)
+
+    @property
+    def _pattern(self) -> str:
+        return self.filters[0] if len(self.filters) == 1 else ">"
+
+    @property
+    def _is_full(self) -> bool:
+        return self.stream.journal.store.pending >= GROUP_CHANGES
+
+    def _take(self, records: Sequence[Record], up_to: int, last: int) -> bool:
+        """Store a chunk; False if it stopped on the way."""
+        self._last = last
+        try:
+            done = self._store_all(records)
+        except ApiError as exc:  # a full stream that refuses new messages, say: again when something was committed
+            self._error, done = exc, False
+        except StoreError as exc:
+            self._error, done = StreamStoreFailedError(str(exc)), False
+        else:
+            if done:
+                self.next_seq = max(self.next_seq, up_to + 1)
+        if self.next_seq:
+            self.looked(self.next_seq - 1)
+        return self._error is None
+
+    def _store_all(self, records: Sequence[Record]) -> bool:
+        for record in records:
+            if record.seq < self.next_seq or (self._fits and not any(fits(record.subject) for fits in self._fits)):
+                continue
+            if record.seq - self.next_seq > WIDE_GAP and self.stream.journal.store.pending:
+                return False  # a group of its own makes that cheap
+            self.store(self._mapped(record))
+            self.next_seq = record.seq + 1
+        return True
+
+    def _mapped(self, record: Record) -> Record:
+        for mapping in self.mappings:
+            subject = mapping.apply(record.subject)
+            if subject is not None:
+                return record if subject == record.subject else record._replace(subject=subject)
+        return record
+
+    # One on another server.
+
+    @property
+    def is_paused(self) -> bool:
+        return bool(self.paused)
+
+    @property
+    def is_open(self) -> bool:
+        return not (self.paused or self._is_full)
+
+    def offer(self, records: Sequence[Record], up_to: int, last: int, now: int) -> bool:
+        self._contact, self._error = now, None
+        self._compare(last)
+        self._take(records, up_to, last)
+        return self.next_seq > up_to
+
+    def fail(self, error: ApiError, now: int) -> None:  # noqa: ARG002
+        if not self.paused:
+            self._error = error
+
+    # Reports.
+
+    def covers(self, subject: str) -> bool:
+        return any(fits(subject) for fits in self._all_fits)
+
+    def lacks(self, seq: int) -> bool:
+        upstream, journal = self._grounds.upstreams.get(self.source.name), self.stream.journal
+        if self.next_seq <= seq:
+            return True
+        # Within one store what is taken in and what is taken out are durable in their order.
+        return upstream is not None and upstream.journal is not journal and journal.unfinished
+
+    def info(self, now: int) -> dict[str, Any]:
+        """`mirror`, or one of `sources`, of the stream's info."""
+        upstream = None if self.is_remote else self._grounds.upstreams.get(self.source.name)
+        connected = upstream is not None and self.paused != CUT
+        if upstream is not None:
+            self._contact = now if connected else self._contact
+            lag = upstream.log.count(self._pattern, self.next_seq) if self.next_seq else 0
+        else:
+            lag = max(0, self._last - self.next_seq + 1)
+        found: dict[str, Any] = {"name": self.source.name}
+        if self.source.external is not None:
+            found["external"] = self.source.external.to_dict()
+        found |= {"lag": lag, "active": now - self._contact if self._contact else -1}
+        if self._error is not None:
+            error = self._error
+            found["error"] = {"code": error.code, "err_code": error.err_code, "description": error.description}
+        if self.source.filter_subject:
+            found["filter_subject"] = self.source.filter_subject
+        if self.source.subject_transforms:
+            found["subject_transforms"] = [transform.to_dict() for transform in self.source.subject_transforms]
+        return found
+
+
+def identity_of(created: int) -> str:
+    """What tells a stream from one of the same name that was there before, as on nats-server."""
+    return short_hash(format_time(created))

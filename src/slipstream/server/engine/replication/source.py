@@ -1,0 +1,77 @@
+"""A source: another stream's messages become new messages of this one, each with a header that says where it is from.
+
+The position in the upstream is kept with the stream, in the same group as the messages: whatever happens, nothing is
+taken twice and nothing is left out, also when the messages themselves are gone already.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from slipstream.api import StreamSource
+from slipstream.server.engine.api.ids import short_hash
+from slipstream.server.engine.ports import Record
+from slipstream.server.engine.replication.ingest import Inflow
+
+HEADER = "Nats-Stream-Source"
+_DROPPED = ("nats-stream-source:", "nats-expected-", "nats-batch-")
+
+
+class Sourcing(Inflow):
+    """The inflow of one source. `identity` tells an upstream from one of the same name that was there before."""
+
+    def first_wanted(self) -> int:
+        position, self.identity = self.stream.positions.get(source_key(self.source), (-1, ""))
+        if position >= 0:
+            return position + 1
+        by_time = self.source.opt_start_time is not None and not self.source.opt_start_seq
+        return 0 if by_time else max(self.source.opt_start_seq, 1)
+
+    def store(self, record: Record) -> None:
+        name, filters, destinations = source_key(self.source).split(" ")
+        origin = f"{name} {record.seq} {filters} {destinations} {self._original}"
+        if self.identity:
+            origin += f" {self.identity}"
+        self.stream.take_in(record.subject, with_origin(record.header, origin), record.payload, self._grounds.now)
+
+    def _mapped(self, record: Record) -> Record:
+        self._original = record.subject
+        return super()._mapped(record)
+
+    def info(self, now: int) -> dict[str, Any]:
+        found = super().info(now)
+        if self.next_seq > 1:
+            found["seq"] = self.next_seq - 1
+        return found
+
+    def looked(self, up_to: int) -> None:
+        if self.stream.positions.get(source_key(self.source)) != (up_to, self.identity):
+            self.stream.keep_position(source_key(self.source), up_to, self.identity)
+
+    def meet(self, identity: str) -> None:
+        if self.identity and self.identity != identity:  # deleted and made again: from its beginning
+            self.next_seq = 1
+        self.identity = identity
+
+
+def source_key(source: StreamSource) -> str:
+    """What tells the sources of a stream apart, as nats-server does: name, filters, destinations."""
+    name = source.name
+    if source.external is not None:
+        name += f":{short_hash(source.external.api)}"
+    if not source.subject_transforms:
+        return f"{name} {source.filter_subject or '>'} >"
+    filters = "\f".join(transform.src or ">" for transform in source.subject_transforms)
+    return f"{name} {filters} " + "\f".join(transform.dest or ">" for transform in source.subject_transforms)
+
+
+def with_origin(header: bytes, origin: str) -> bytes:
+    """A header block without what was meant for the upstream only, and with where the message is from."""
+    lines = [b"NATS/1.0"]
+    if header.startswith(b"NATS/1.0"):
+        lines = [
+            line
+            for line in header.split(b"\r\n")
+            if line and not line.decode(errors="replace").lower().startswith(_DROPPED)
+        ]
+    return b"\r\n".join([*lines, f"{HEADER}: {origin}".encode(), b"", b""])

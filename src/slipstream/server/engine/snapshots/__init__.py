@@ -1,0 +1,1 @@
+"""Snapshot and restore of a stream and its consumers."""

@@ -1,0 +1,119 @@
+"""Requests for snapshots and restores: the two API calls, who may make them when, and what is told about them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import msgspec
+
+from slipstream.api import StreamConfig, encode_json, format_time
+from slipstream.errors import ApiError, BadApiRequestError, StreamNotFoundError
+from slipstream.server.engine.api.requests import Outcome, decode, is_empty, stream_config
+from slipstream.server.engine.api.responses import stream_state
+from slipstream.server.engine.auth.account_limits import AccountLimits, check_stream
+from slipstream.server.engine.consumers.snapshot import exported
+from slipstream.server.engine.journal import Source
+from slipstream.server.engine.snapshots.reader import Restore, Site
+from slipstream.server.engine.snapshots.writer import Snapshot, SnapshotRequest, Stage
+from slipstream.server.engine.streams import config as rules
+from slipstream.server.engine.streams import source_config
+from slipstream.server.engine.streams.stream import Stream
+from slipstream.wire import is_valid_subject
+
+TOO_BUSY = "too many snapshots and batches at once"
+
+
+class RestoreRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of STREAM.RESTORE. The state that counts is the one in the snapshot."""
+
+    config: dict[str, Any] = {}
+    state: dict[str, Any] = {}
+
+
+class Depot(Stage, Site, Protocol):
+    """The account, as snapshots and restores see it."""
+
+    streams: dict[str, Stream]
+    limits: AccountLimits
+    restores: dict[str, Restore]
+
+
+class Front(Protocol):
+    """The API, as far as it is needed here."""
+
+    def created_response(self) -> tuple[Source, Callable[[dict[str, Any]], bytes]]:
+        """Who answers that a stream was made, and how."""
+
+    def check_overlap(self, config: StreamConfig) -> None: ...
+
+
+def _consumers(stream: Stream) -> list[tuple[str, bytes]]:
+    return [(name, exported(each)) for name, each in stream.consumers.items.items() if each.persistent]
+
+
+class Backups:
+    """The handlers of one account."""
+
+    def __init__(self, depot: Depot, front: Front) -> None:
+        self._depot, self._front = depot, front
+
+    def snapshot(self, name: str, payload: bytes, now: int) -> Outcome:
+        """STREAM.SNAPSHOT: the answer says what comes, the chunks follow."""
+        if is_empty(payload):
+            raise BadApiRequestError
+        depot, stream = self._depot, self._depot.streams.get(name)
+        if stream is None:
+            raise StreamNotFoundError
+        request = decode(payload, SnapshotRequest)
+        if not is_valid_subject(request.deliver_subject):
+            raise ApiError("deliver subject not valid", code=400, err_code=10015)
+        state = stream_state(stream)
+
+        def ended(reason: str) -> None:
+            stream.snapshots.pop(snapshot, None)
+            fields = {"start": format_time(now), "end": format_time(depot.now)}
+            self._tell("SNAPSHOT_COMPLETE", name, fields | ({"error": reason} if reason else {}))
+
+        snapshot = Snapshot(
+            depot,
+            stream.log,
+            request,
+            state=state,
+            consumers=[] if request.no_consumers else _consumers(stream),
+            ack_subject=f"$JS.SNAPSHOT.ACK.{name}.{depot.advisories.token()}",
+            ended=ended,
+        )
+        stream.snapshots[snapshot] = None
+        if not depot.start(snapshot):
+            snapshot.abandon(TOO_BUSY)
+            raise ApiError(f"snapshot failed: {TOO_BUSY}", code=500, err_code=10064)
+        self._tell("SNAPSHOT_CREATE", name, {"state": state})
+        return Outcome({"config": stream.config.to_dict(), "state": state})
+
+    def restore(self, name: str, payload: bytes, now: int) -> Outcome:
+        """STREAM.RESTORE: the answer says where to send the chunks."""
+        if is_empty(payload):
+            raise BadApiRequestError
+        depot, request = self._depot, decode(payload, RestoreRequest)
+        requested, _ = stream_config(encode_json({"name": name} | request.config), name)
+        config = source_config.checked(rules.normalise(requested), depot.streams)
+        check_stream(depot.limits, config, depot.streams.values(), new=True)
+        if name in depot.streams or name in depot.restores:
+            raise ApiError("stream name already in use, cannot restore", code=400, err_code=10130)
+        self._front.check_overlap(config)
+
+        def ended(reason: str, size: int) -> None:
+            depot.restores.pop(name, None)
+            fields = {"start": format_time(now), "end": format_time(depot.now), "bytes": size}
+            self._tell("RESTORE_COMPLETE", name, fields | ({"error": reason} if reason else {}))
+
+        subject = f"$JS.SNAPSHOT.RESTORE.{name}.{depot.advisories.token()}"
+        response, encode = self._front.created_response()
+        depot.restores[name] = Restore(depot, config, response, encode, subject=subject, ended=ended, now=now)
+        self._tell("RESTORE_CREATE", name, {})
+        return Outcome({"deliver_subject": subject})
+
+    def _tell(self, event: str, stream: str, fields: dict[str, Any]) -> None:
+        subject, payload = self._depot.advisories.stream_event(event, stream, self._depot.now, fields)
+        self._depot.send(subject, b"", payload)

@@ -1,0 +1,1 @@
+"""Streams: configuration, publishing with its conditions, limits, schedules."""

@@ -1,0 +1,185 @@
+"""A requested stream configuration becomes the one that is kept, or the error that nats-server would give.
+
+Rules, numbers, codes and texts are those of nats-server 2.15. What this server does not do yet is refused with a text
+that says so: a configuration that is accepted is carried out.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from slipstream.api import Discard, Retention, Storage, StreamConfig, encode_json
+from slipstream.errors import ApiError, InvalidJsonError
+from slipstream.server.engine.streams.features import (
+    check_feature_changes,
+    check_features,
+    check_mappings,
+    pedantic_error,
+    with_level,
+)
+from slipstream.server.engine.streams.features import invalid as _invalid
+from slipstream.wire import is_valid_filter, overlaps, subset_of
+
+MAX_NAME = 255
+MAX_DESCRIPTION = 4 * 1024
+MAX_METADATA = 128 * 1024
+MAX_REPLICAS = 5
+DEFAULT_DUPLICATES = timedelta(minutes=2)
+SHORTEST = timedelta(milliseconds=100)
+ZERO = timedelta(0)
+
+_NAME_TEXT = "stream name is required and can not contain '.', '*', '>', '\\', '/'"
+_RESERVED = ("$JS.>", "$JSC.>", "$NRG.>")
+_CHOICES: dict[str, frozenset[str]] = {
+    "retention": frozenset(Retention),
+    "discard": frozenset(Discard),
+    "storage": frozenset(Storage),
+    "compression": frozenset(("none", "s2")),
+    "persist_mode": frozenset(("default", "async", "")),
+}
+_LIMITS = ("max_msgs", "max_msgs_per_subject", "max_bytes", "max_msg_size", "max_consumers")
+
+
+def parse(data: dict[str, Any]) -> StreamConfig:
+    """The configuration in a request's body; raises InvalidJsonError."""
+    body = {name: value for name, value in data.items() if name != "pedantic"}
+    body.setdefault("name", "")
+    for name, value in body.items():
+        if isinstance(value, int) and not (0 if name == "first_seq" else -(2**63)) <= value < 2**63:
+            raise InvalidJsonError(f"invalid JSON: {value} does not fit the field {name}")
+    for name, allowed in _CHOICES.items():
+        if name in body and not (isinstance(body[name], str) and body[name] in allowed):
+            if name == "compression" and isinstance(body[name], str):
+                raise InvalidJsonError("invalid JSON: unknown compression algorithm")
+            quoted = encode_json(encode_json(body[name]).decode()).decode()
+            raise InvalidJsonError(f"invalid JSON: can not unmarshal {quoted}")
+    try:
+        config = StreamConfig.from_dict(body)
+    except ValueError as exc:
+        raise InvalidJsonError(f"invalid JSON: {exc}") from exc
+    for model in (config, config.placement, config.mirror, *config.sources, config.subject_transform, config.republish):
+        if model is not None and model.unknown:
+            raise InvalidJsonError(f'invalid JSON: json: unknown field "{next(iter(model.unknown))}"')
+    return config
+
+
+def normalise(config: StreamConfig, *, pedantic: bool = False) -> StreamConfig:
+    """Fill in what was left open and check the rest; raises the ApiError of the first rule that is broken. `pedantic`:
+    what does not fit is refused, not put right."""
+    _check_names(config)
+    if config.num_replicas > MAX_REPLICAS:
+        raise _invalid(f"maximum replicas is {MAX_REPLICAS}")
+    if config.num_replicas < 0:
+        raise ApiError("replicas count cannot be negative", code=400, err_code=10133)
+    for name in _LIMITS:
+        if pedantic and getattr(config, name) < -1:
+            raise pedantic_error(f"{name} must be set to -1")
+    config = config.replace(
+        num_replicas=config.num_replicas or 1,
+        **{name: -1 for name in _LIMITS if getattr(config, name) <= 0},
+    )
+    config = _check_times(config, pedantic=pedantic)
+    if config.deny_purge and config.allow_rollup_hdrs:
+        raise _invalid("roll-ups require the purge permission")
+    config = check_features(config, pedantic=pedantic)
+    if not config.subjects and config.mirror is None and not config.sources:
+        config = config.replace(subjects=(config.name,))
+    _check_subjects(config)
+    config = check_mappings(config, pedantic=pedantic)
+    if config.placement is not None and not config.placement.to_dict():
+        config = config.replace(placement=None)
+    if config.placement is not None and config.placement.preferred:
+        raise _invalid("preferred server not permitted in placement")
+    # The specification of Direct Get: a limit per subject tells a key-value bucket, and turns Direct Get on whatever
+    # the request says. (nats-server itself leaves it to the clients.)
+    return with_level(config.replace(allow_direct=config.allow_direct or config.max_msgs_per_subject > 0))
+
+
+def check_create(config: StreamConfig) -> None:
+    """Rules for a new stream only."""
+    if config.sealed:
+        raise _invalid("stream configuration for create can not be sealed")
+    if config.mirror_direct and config.mirror is None:
+        raise _invalid("stream has no mirror but does have mirror direct")
+
+
+def updated(old: StreamConfig, new: StreamConfig) -> StreamConfig:
+    """What an update makes of a stream's configuration; `new` is normalised."""
+    if new.name != old.name:
+        raise _invalid("stream configuration name must match original")
+    if new.storage != old.storage:
+        raise _invalid("stream configuration update can not change storage type")
+    if new.retention != old.retention and Retention.WORK_QUEUE in (new.retention, old.retention):
+        raise _invalid("stream configuration update can not change retention policy to/from workqueue")
+    if new.mirror is not None and new.mirror != old.mirror:  # without one, the mirror is promoted
+        raise ApiError("stream mirror configuration can not be updated", code=400, err_code=10055)
+    for name, text in (
+        ("sealed", "unseal a sealed stream"),
+        ("deny_delete", "cancel deny message deletes"),
+        ("deny_purge", "cancel deny purge"),
+    ):
+        if getattr(old, name) and not getattr(new, name):
+            raise _invalid(f"stream configuration update can not {text}")
+    check_feature_changes(old, new)
+    if new.sealed:
+        return new.replace(
+            max_age=ZERO, discard=Discard.NEW.value, deny_delete=True, deny_purge=True, allow_rollup_hdrs=False
+        )
+    return new
+
+
+def _check_names(config: StreamConfig) -> None:
+    name = config.name
+    if not name or any(char in name for char in ".*>\\/") or any(char.isspace() or char == "\0" for char in name):
+        raise _invalid(_NAME_TEXT)
+    if len(name.encode()) > MAX_NAME:
+        raise _invalid(f"stream name is too long, maximum allowed is {MAX_NAME}")
+    if len(config.description.encode()) > MAX_DESCRIPTION:
+        raise _invalid(f"stream description is too long, maximum allowed is {MAX_DESCRIPTION}")
+    if sum(len(key) + len(value) for key, value in config.metadata.items()) > MAX_METADATA:
+        raise _invalid(f"stream metadata exceeds maximum size of {MAX_METADATA} bytes")
+
+
+def _check_times(config: StreamConfig, *, pedantic: bool) -> StreamConfig:
+    age = config.max_age
+    if age < ZERO:
+        raise _invalid("max age can not be negative")
+    if ZERO < age < SHORTEST:
+        raise _invalid("max age needs to be >= 100ms")
+    if not config.duplicate_window and config.mirror is None and not config.sources:
+        if pedantic and ZERO < age < DEFAULT_DUPLICATES:
+            raise pedantic_error("duplicate window cannot be bigger than max age")
+        config = config.replace(duplicate_window=min(age, DEFAULT_DUPLICATES) if age else DEFAULT_DUPLICATES)
+    window = config.duplicate_window
+    if window < ZERO:
+        raise _invalid("duplicates window can not be negative")
+    if age and window > age:
+        raise _invalid("duplicates window can not be larger then max age")
+    if ZERO < window < SHORTEST:
+        raise _invalid("duplicates window needs to be >= 100ms")
+    return config
+
+
+def _check_subjects(config: StreamConfig) -> None:
+    seen: list[str] = []
+    for subject in config.subjects:
+        if not is_valid_filter(subject):
+            raise _invalid("invalid subject")
+        if subject in seen:
+            raise _invalid("duplicate subjects detected")
+        if subject == ">" and not config.no_ack:
+            raise _invalid("capturing all subjects requires no-ack to be true")
+        if not config.no_ack:
+            _check_reserved(subject)
+        for other in seen:
+            if overlaps(other, subject):
+                raise _invalid(f'subject "{other}" overlaps with "{subject}"')
+        seen.append(subject)
+
+
+def _check_reserved(subject: str) -> None:
+    if any(overlaps(subject, space) for space in _RESERVED) and not subset_of(subject, "$JS.EVENT.>"):
+        raise _invalid("subjects that overlap with jetstream api require no-ack to be true")
+    if overlaps(subject, "$SYS.>") and not subset_of(subject, "$SYS.ACCOUNT.>"):
+        raise _invalid("subjects that overlap with system api require no-ack to be true")

@@ -1,0 +1,162 @@
+"""The age of a stream's messages: time that passes becomes messages that leave, and markers in their place.
+
+Two ways to be over: older than the stream's `max_age`, or at the end of a time to live of its own (`Nats-TTL`). Both
+cost what leaves. A stream without times to live drops what is too old in one cut. Otherwise each message is looked at
+once: one that says `never` stays, however old, and is not looked at again (until the server restarts).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from slipstream.api import format_duration
+from slipstream.errors import CorruptRecordError
+from slipstream.server.engine.ports import NEVER, Record, StreamLog, time_to_live
+from slipstream.server.engine.services import Host
+from slipstream.server.engine.timers import Timer
+
+SLICE = 4096  # sequences per turn: a stream that expires as a whole does not stop the others
+SCAN = 512
+PAUSE = 1_000_000
+RECHECK = 50_000_000  # while what comes next is not committed yet
+_SECOND = 1_000_000_000
+_MARKER = b"\r\nNats-Marker-Reason:"
+
+Mark = Callable[[str, bytes, int], None]  # store a message without payload on a subject, in place of all others there
+
+
+class Expiry:
+    """The clock of one stream."""
+
+    def __init__(self, host: Host, log: StreamLog, mark: Mark) -> None:
+        self._host, self._log, self._mark = host, log, mark
+        self._max_age = 0
+        self._lifetimes = False
+        self._header = b""  # of a marker; empty: none are made
+        self._next = 0  # what is older was looked at, and is to stay
+        self._timer: Timer | None = None
+
+    def configure(self, max_age: int, *, lifetimes: bool, marker_ttl: int) -> None:
+        """Times in nanoseconds; 0: off."""
+        self._max_age = max_age
+        self._lifetimes = lifetimes
+        self._header = b""
+        if marker_ttl:
+            kept = format_duration(marker_ttl // _SECOND * _SECOND)
+            text = f"NATS/1.0\r\nNats-Marker-Reason: MaxAge\r\nNats-TTL: {kept}\r\nNats-Rollup: sub\r\n\r\n"
+            self._header = text.encode()
+
+    @property
+    def active(self) -> bool:
+        """Whether any message can be over one day."""
+        return bool(self._max_age or self._lifetimes)
+
+    def begin(self, now: int) -> None:
+        """Nothing is known of the log yet."""
+        self._next = 0
+        self.arm(now)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def appended(self, now: int, ends: int) -> None:
+        """A message was added; `ends` is when its own time to live is over, if it has one."""
+        timer = self._timer
+        if timer is None:
+            if self._max_age or ends:
+                self.arm(now)
+        elif ends and ends < timer.when:
+            self.arm(now)
+
+    def arm(self, now: int) -> None:
+        """Wait until the next message is over."""
+        self.stop()
+        moments = [moment for moment in (self._next_age(now), self._next_lifetime()) if moment]
+        if moments:
+            self._timer = self._host.timers.at(max(min(moments), now + PAUSE), self._ring)
+
+    def _next_age(self, now: int) -> int:
+        state = self._log.state
+        if not self._max_age or not state.messages or self._next > state.last_seq:
+            return 0
+        if self._next <= state.first_seq:
+            return state.first_time + self._max_age
+        try:
+            records = self._log.scan("", self._next, limit=1)
+        except CorruptRecordError:
+            return now + RECHECK
+        return records[0].time + self._max_age if records else now + RECHECK
+
+    def _next_lifetime(self) -> int:
+        return self._log.next_expiry() if self._lifetimes else 0
+
+    def _ring(self, now: int) -> None:
+        self._timer = None
+        if self._max_age:
+            if self._lifetimes:
+                self._drop_old(now)
+            else:
+                self._cut(now)
+        if self._lifetimes:
+            for seq in self._log.take_expired(now, SLICE):
+                self._drop(seq, self._read(seq), now)
+        self.arm(now)
+
+    def _cut(self, now: int) -> None:
+        """Everything that is too old leaves, whatever it is."""
+        state = self._log.state
+        if state.messages and state.first_time + self._max_age <= now:
+            below = min(self._log.time_to_seq(now - self._max_age + 1), state.first_seq + SLICE)
+            if below > state.first_seq:
+                self._log.purge(below=below)
+
+    def _drop_old(self, now: int) -> None:
+        """One message after the other. A damaged one is as old as its neighbours: it leaves when the next one does."""
+        log, damaged, seen = self._log, list[int](), 0
+        at = max(self._next, log.committed.first_seq)
+        while seen < SLICE:
+            try:
+                records = log.scan("", at, limit=SCAN)
+            except CorruptRecordError as exc:
+                if not exc.seq:
+                    return
+                damaged.append(exc.seq)
+                at, seen = exc.seq + 1, seen + 1
+                continue
+            for record in records:
+                if record.time + self._max_age > now:
+                    return
+                for seq in damaged:
+                    log.remove(seq)
+                damaged.clear()
+                if not _stays(record):
+                    self._drop(record.seq, record, now)
+                self._next = at = record.seq + 1
+            seen += len(records)
+            if not records:
+                return
+
+    def _read(self, seq: int) -> Record | None:
+        try:
+            return self._log.get(seq)
+        except CorruptRecordError:
+            return None
+
+    def _drop(self, seq: int, record: Record | None, now: int) -> None:
+        """Take a message out; the last one of a subject leaves a marker behind, if the stream wants that."""
+        log = self._log
+        if self._header and record is not None and _MARKER not in record.header:
+            subject = record.subject
+            if log.count_of(subject) == 1 and log.last_seq_of(subject) == seq:
+                self._mark(subject, self._header, now)
+                return
+        log.remove(seq)
+
+
+def _stays(record: Record) -> bool:
+    try:
+        return bool(record.header) and time_to_live(record.header) == NEVER
+    except ValueError:
+        return False

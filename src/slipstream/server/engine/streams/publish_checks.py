@@ -1,0 +1,203 @@
+"""What a publisher demands, held against a stream: nothing, or the error that nats-server gives, in its order.
+
+Each check is a function of the stream's configuration and of the writer's view of its log. Those of an atomic batch
+(`BatchChecks`) also remember what came before in the batch: none of it is in the log yet.
+"""
+
+from __future__ import annotations
+
+from slipstream.api import Discard, StreamConfig
+from slipstream.errors import (
+    ApiError,
+    StreamMessageTooLargeError,
+    StreamNotMatchError,
+    StreamStoreFailedError,
+    WrongLastSequenceConstantError,
+    WrongLastSequenceError,
+)
+from slipstream.server.engine.ports import NEVER, Store, StreamLog, parse_ttl
+from slipstream.server.engine.streams.dedupe import DuplicateWindow
+from slipstream.server.engine.streams.publish_headers import Demands, set_header
+
+MAX_HEADER = 0xFFFF
+MAX_NUMBER = 4096  # digits of an increment: more is an attack on the arithmetic
+
+TTL_INVALID = ("invalid per-message TTL", 400, 10165)
+TTL_DISABLED = ("per-message TTL is disabled", 400, 10166)
+INCR_DISABLED = ("message counters is disabled", 400, 10168)
+INCR_MISSING = ("message counter increment is missing", 400, 10169)
+INCR_PAYLOAD = ("message counter has payload", 400, 10170)
+INCR_INVALID = ("message counter increment is invalid", 400, 10171)
+SUBJECT_SEQ_MISSING = ("missing sequence for expected last sequence per subject", 400, 10193)
+BATCH_DUPLICATE = ("atomic publish batch contains duplicate message id", 400, 10201)
+SOURCE_HEADER = ("message stream source header is not allowed", 400, 10227)
+HEADER_TOO_LARGE = ("header size exceeds maximum allowed of 64k", 400, 10097)
+SEALED = ("invalid operation on sealed stream", 400, 10109)
+
+
+def refused(reason: tuple[str, int, int]) -> ApiError:
+    text, code, err_code = reason
+    return ApiError(text, code=code, err_code=err_code)
+
+
+def increment(config: StreamConfig, wanted: Demands, payload: bytes) -> int | None:
+    """The increment of a counter; None if the message has none."""
+    if not wanted.incr:
+        return None
+    digits = wanted.incr[1:] if wanted.incr[0] in "+-" else wanted.incr
+    if not (digits.isascii() and digits.isdigit()) or len(digits) > MAX_NUMBER:
+        raise refused(INCR_INVALID)
+    if not config.allow_msg_counter:
+        raise refused(INCR_DISABLED)
+    if payload:
+        raise refused(INCR_PAYLOAD)
+    expects = wanted.last_seq is not None or wanted.subject_seq is not None
+    if expects or wanted.rollup or wanted.stream or wanted.last_msg_id or wanted.subject:
+        raise refused(INCR_INVALID)
+    return int(wanted.incr)
+
+
+def check_target(config: StreamConfig, wanted: Demands) -> None:
+    """The stream is the one that was meant, and may take messages with a time to live."""
+    if wanted.stream and wanted.stream != config.name:
+        raise StreamNotMatchError
+    if wanted.ttl and not config.allow_msg_ttl:
+        try:
+            parse_ttl(wanted.ttl)
+        except ValueError:
+            return  # told later, in the order of nats-server
+        raise refused(TTL_DISABLED)
+
+
+def check_expected(log: StreamLog, wanted: Demands, subject: str) -> None:
+    if wanted.subject_seq is not None:
+        last = log.last_seq_of(wanted.subject or subject)
+        if last != wanted.subject_seq:
+            raise WrongLastSequenceError(f"wrong last sequence: {last}")
+    elif wanted.subject:
+        raise refused(SUBJECT_SEQ_MISSING)
+    if wanted.last_seq is not None and wanted.last_seq != log.state.last_seq:
+        raise WrongLastSequenceError(f"wrong last sequence: {log.state.last_seq}")
+
+
+def check_origin(wanted: Demands) -> None:
+    """A header that only the server itself may set."""
+    if wanted.source:
+        raise refused(SOURCE_HEADER)
+
+
+def check_rollup(config: StreamConfig, rollup: str) -> None:
+    if not rollup:
+        return
+    if not config.allow_rollup_hdrs or config.deny_purge:
+        raise _rollup("rollup not permitted")
+    if rollup not in ("sub", "all"):
+        raise _rollup(f'rollup value invalid: "{rollup}"')
+
+
+def _rollup(text: str) -> ApiError:
+    return ApiError(text, code=500, err_code=10111)
+
+
+def check_size(max_size: int, header: bytes, payload: bytes) -> None:
+    if len(header) + len(payload) > max_size:
+        raise StreamMessageTooLargeError
+    if len(header) > MAX_HEADER:
+        raise refused(HEADER_TOO_LARGE)
+
+
+def check_lifetime(config: StreamConfig, wanted: Demands, header: bytes) -> bytes:
+    """The header with a time to live that the stream's markers allow: a message that went before the marker of its
+    subject could leave the subject without any."""
+    if not wanted.ttl:
+        return header
+    try:
+        ttl = parse_ttl(wanted.ttl)
+    except ValueError as exc:
+        raise refused(TTL_INVALID) from exc
+    floor = int(config.subject_delete_marker_ttl.total_seconds())
+    if ttl != NEVER and ttl < floor and config.max_msgs_per_subject != 1:
+        return set_header(header, "Nats-TTL", str(floor))
+    return header
+
+
+def check_room(
+    config: StreamConfig, store: Store, log: StreamLog, message: tuple[str, bytes, bytes], *, rollup: bool
+) -> None:
+    """Discard new: a full stream refuses, unless the message takes the place of an older one on its subject."""
+    subject, header, payload = message
+    state, per_subject = log.state, max(config.max_msgs_per_subject, 0)
+    replaces = bool(per_subject) and log.count_of(subject) >= per_subject
+    if replaces and config.discard_new_per_subject and not rollup:
+        raise StreamStoreFailedError("maximum messages per subject exceeded")
+    if 0 < config.max_msgs <= state.messages and not replaces:
+        raise StreamStoreFailedError("maximum messages exceeded")
+    size = store.size_of(subject, header, payload)
+    if 0 < config.max_bytes < state.bytes + size:
+        oldest = log.peek(log.first_seq_of(subject)) if replaces else None
+        if oldest is None or store.size_of(oldest.subject, oldest.header, oldest.payload) < size:
+            raise StreamStoreFailedError("maximum bytes exceeded")
+
+
+class BatchChecks:
+    """The checks of one atomic batch, message by message."""
+
+    def __init__(self, config: StreamConfig, store: Store, log: StreamLog, duplicates: DuplicateWindow) -> None:
+        self._config, self._store, self._log, self._duplicates = config, store, log, duplicates
+        self._ids: set[str] = set()
+        self._written: dict[str, int] = {}  # subject -> messages of this batch
+        self._bytes = 0
+        self._expected: set[str] = set()
+
+    def headers(self, wanted: Demands, now: int) -> None:
+        """What does not depend on sequences."""
+        check_target(self._config, wanted)
+        if wanted.ttl:
+            check_lifetime(self._config, wanted, b"")
+        if wanted.msg_id:
+            if wanted.msg_id in self._ids or self._duplicates.find(wanted.msg_id, now):
+                raise refused(BATCH_DUPLICATE)
+            self._ids.add(wanted.msg_id)
+        if wanted.source:
+            raise refused(SOURCE_HEADER)
+
+    def sequences(self, wanted: Demands, subject: str) -> None:
+        """What the batch expects of the log. Only what it has not written to yet can be expected to be as it was."""
+        last = self._log.state.last_seq + sum(self._written.values())
+        if wanted.last_seq is not None:
+            if wanted.last_seq != last:
+                raise WrongLastSequenceError(f"wrong last sequence: {last}")
+            if self._written:
+                raise WrongLastSequenceConstantError
+        if wanted.subject_seq is not None:
+            name = wanted.subject or subject
+            if name in self._written:
+                raise WrongLastSequenceConstantError
+            found = self._log.last_seq_of(name)
+            if found != wanted.subject_seq:
+                raise WrongLastSequenceError(f"wrong last sequence: {found}")
+        elif wanted.subject:
+            raise refused(SUBJECT_SEQ_MISSING)
+
+    def rollup(self, wanted: Demands, subject: str) -> None:
+        check_rollup(self._config, wanted.rollup)
+        if wanted.rollup == "sub" and subject in self._written:
+            raise _rollup("batch rollup sub invalid")
+        if wanted.rollup == "all" and self._written:
+            raise _rollup("batch rollup all invalid")
+
+    def room(self, wanted: Demands, subject: str, header: bytes, payload: bytes) -> None:
+        """Take the message into the count; a stream that discards what is new must have room for all of them."""
+        config, state = self._config, self._log.state
+        self._written[subject] = self._written.get(subject, 0) + 1
+        self._bytes += self._store.size_of(subject, header, payload)
+        if config.discard != Discard.NEW:
+            return
+        if 0 < config.max_msgs < state.messages + sum(self._written.values()):
+            raise StreamStoreFailedError("maximum messages exceeded")
+        if 0 < config.max_bytes < state.bytes + self._bytes:
+            raise StreamStoreFailedError("maximum bytes exceeded")
+        if config.discard_new_per_subject and not wanted.rollup:
+            count = self._log.count_of(subject) + self._written[subject]
+            if count > config.max_msgs_per_subject > 0:
+                raise StreamStoreFailedError("maximum messages per subject exceeded")

@@ -1,0 +1,361 @@
+"""Messages that are to be published later: a schedule in the headers of one becomes further messages, when it says.
+
+A stream with `allow_msg_schedules` has one schedule per subject, in the last message there. When it is due, what that
+message says (or the last one on another subject) is published on its target; one that was for a single moment then
+leaves. When each one is due next is kept beside the messages, in the same group as they are: none fires twice for one
+moment, and one that was due while the server was down fires once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import tzinfo
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+import msgspec
+
+from slipstream.api import StreamConfig, names
+from slipstream.api.times import parse_time
+from slipstream.errors import ApiError, CorruptRecordError
+from slipstream.server.engine.ports import Record, StreamLog, parse_ttl
+from slipstream.server.engine.reads.frozen_log import damaged_at
+from slipstream.server.engine.services import Host, Progress
+from slipstream.server.engine.streams.cron import Moment, next_moment, time_zone
+from slipstream.server.engine.streams.publish_checks import TTL_DISABLED, refused
+from slipstream.server.engine.streams.publish_headers import Demands, remove_lines, set_header
+from slipstream.server.engine.timers import Timer
+from slipstream.wire import is_valid_subject, overlaps
+
+DISABLED = ("message schedules is disabled", 400, 10188)
+BAD_PATTERN = ("message schedules pattern is invalid", 400, 10189)
+BAD_TARGET = ("message schedules target is invalid", 400, 10190)
+BAD_TTL = ("message schedules invalid per-message TTL", 400, 10191)
+BAD_ROLLUP = ("message schedules invalid rollup", 400, 10192)
+BAD_SOURCE = ("message schedules source is invalid", 400, 10203)
+BAD_SCHEDULER = ("message schedules invalid scheduler", 400, 10212)
+BAD_ZONE = ("message schedules time zone is invalid", 400, 10223)
+
+PURGE = "purge"
+SLICE = 256  # that fire in one turn
+CHUNK = 512
+PAUSE = 1_000_000
+RECHECK = 50_000_000  # while a schedule is not committed yet
+RETRY = 1_000_000_000  # of one that could not be carried out
+_LEAD = b"\r\nNats-Schedule"
+_KEPT = "\0schedule\0"  # + sequence; the name of no consumer begins like that
+_COMPLETE = "\0schedules"  # there: every schedule of the log is kept
+_NOT_FOR_TARGETS = (
+    "Nats-Schedule", "Nats-Expected-", f"{names.MSG_ID}:", f"{names.TTL}:", f"{names.ROLLUP}:",
+)  # fmt: skip
+
+
+class Plan(NamedTuple):
+    """What the headers of a message say of schedules. Empty: nothing."""
+
+    pattern: str = ""
+    zone: str | None = None  # None: not said
+    ttl: str = ""
+    target: str = ""
+    source: str = ""
+    rollup: str = ""
+    next: str = ""
+    scheduler: str = ""
+
+    def time_zone(self) -> tzinfo | None:
+        return None if self.zone is None else time_zone(self.zone)
+
+    def moment(self, after: int, now: int) -> Moment:
+        """When it is due next; raises ValueError."""
+        return next_moment(self.pattern, self.time_zone(), after, now)
+
+
+NO_PLAN = Plan()
+_FIELDS = {
+    names.SCHEDULE: "pattern", names.SCHEDULE_ZONE: "zone", names.SCHEDULE_TTL: "ttl", names.SCHEDULE_TARGET: "target",
+    names.SCHEDULE_SOURCE: "source", names.SCHEDULE_ROLLUP: "rollup", names.SCHEDULE_NEXT: "next",
+    names.SCHEDULER: "scheduler",
+}  # fmt: skip
+
+
+def plan_of(header: bytes) -> Plan:
+    if _LEAD not in header:
+        return NO_PLAN
+    found: dict[str, str] = {}
+    for line in header.decode(errors="replace").split("\r\n")[1:]:
+        name, _, value = line.partition(":")
+        if name in _FIELDS:
+            found.setdefault(_FIELDS[name], value.strip())
+    return Plan(**found)
+
+
+# What a publisher may ask for.
+
+
+def check(config: StreamConfig, plan: Plan, subject: str, now: int, *, is_plain: Callable[[str], bool]) -> bool:
+    """Whether a message is a schedule; raises ApiError if it is one that the stream cannot have.
+
+    `is_plain` says whether the last message of a subject is there and no schedule.
+    """
+    if plan is NO_PLAN:
+        return False
+    planned = _check_pattern(config, plan, now)
+    if planned:
+        _check_fields(config, plan, subject)
+    if plan.next:
+        if plan.next != PURGE or plan.scheduler in ("", subject) or not is_valid_subject(plan.scheduler):
+            raise refused(BAD_SCHEDULER)
+        if not config.allow_msg_schedules:
+            raise refused(DISABLED)
+        if is_plain(plan.scheduler):
+            raise refused(BAD_SCHEDULER)
+    elif plan.scheduler:
+        raise refused(BAD_SCHEDULER)
+    return planned
+
+
+def _check_pattern(config: StreamConfig, plan: Plan, now: int) -> bool:
+    reason = None
+    try:
+        plan.time_zone()
+    except ValueError:
+        reason = BAD_ZONE
+    if reason is None and plan.pattern:
+        try:
+            plan.moment(now, now)
+        except ValueError:
+            reason = BAD_PATTERN
+    if (reason or plan.pattern) and not config.allow_msg_schedules:
+        raise refused(DISABLED)
+    if reason:
+        raise refused(reason)
+    return bool(plan.pattern)
+
+
+def _check_fields(config: StreamConfig, plan: Plan, subject: str) -> None:
+    try:
+        parse_ttl(plan.ttl)
+    except ValueError as exc:
+        raise refused(BAD_TTL) from exc
+    if plan.rollup not in ("", names.ROLLUP_SUBJECT):
+        raise refused(BAD_ROLLUP)
+    if plan.ttl and not config.allow_msg_ttl:
+        raise refused(TTL_DISABLED)
+    if plan.target == subject or not _belongs(config, plan.target):
+        raise refused(BAD_TARGET)
+    if plan.source and (plan.source in (plan.target, subject) or not _belongs(config, plan.source)):
+        raise refused(BAD_SOURCE)
+
+
+def _belongs(config: StreamConfig, subject: str) -> bool:
+    return is_valid_subject(subject) and any(overlaps(own, subject) for own in config.subjects)
+
+
+def with_rollup(header: bytes, wanted: Demands) -> tuple[bytes, Demands]:
+    """A schedule takes the place of all other messages on its subject."""
+    if wanted.rollup not in ("", names.ROLLUP_SUBJECT):
+        raise refused(BAD_ROLLUP)
+    if not wanted.rollup:
+        header = set_header(header, names.ROLLUP, names.ROLLUP_SUBJECT)
+    return header, wanted._replace(rollup=names.ROLLUP_SUBJECT)
+
+
+# What becomes of it.
+
+Publish = Callable[[str, bytes, bytes, int], None]  # subject, header, payload, now; raises ApiError
+
+
+class Kept(msgspec.Struct, array_like=True):
+    """What the store has of a schedule."""
+
+    when: int
+    subject: str
+
+
+class Schedules:
+    """The schedules of one stream, and its clock for them."""
+
+    def __init__(self, host: Host, log: StreamLog, publish: Publish) -> None:
+        self._host, self._log, self._publish = host, log, publish
+        self.on = False
+        self._due: dict[str, tuple[int, int]] = {}  # subject -> sequence, when
+        self._heap: list[tuple[int, int, str]] = []  # when, sequence, subject; those that `_due` does not have are over
+        self._timer: Timer | None = None
+        self._search: _Search | None = None
+
+    @property
+    def now(self) -> int:
+        return self._host.now
+
+    def is_plain(self, subject: str) -> bool:
+        """Whether a subject has messages, and no schedule."""
+        return subject not in self._due and self._log.count_of(subject) > 0
+
+    def begin(self, now: int) -> None:
+        """Take over what the store has; what it cannot have yet is looked for in the log."""
+        self.stop()
+        self._due.clear()
+        self._heap.clear()
+        if not self.on:
+            return
+        kept = self._log.kept()
+        for key, value in kept.items():
+            if key.startswith(_KEPT):
+                entry = msgspec.json.decode(value, type=Kept)
+                self._set(entry.subject, int(key[len(_KEPT) :]), entry.when)
+        if _COMPLETE not in kept and not self._log.state.last_seq:
+            self.complete()
+        elif _COMPLETE not in kept:
+            self._search = _Search(self, self._log)
+            if not self._host.start(self._search):
+                self._search = None
+                self._timer = self._host.timers.at(now + RECHECK, self.begin)
+                return
+        self._arm(now)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._search is not None:
+            self._search.stopped = True
+            self._search = None
+
+    def found(self, records: list[Record], now: int) -> None:
+        """Messages that were there before anybody looked for schedules."""
+        for record in records:
+            plan = plan_of(record.header)
+            if plan.pattern and record.subject not in self._due and self._is_there(record.subject, record.seq):
+                self._plan(record.subject, record.seq, plan, record.time, now)
+        self._arm(now)
+
+    def complete(self) -> None:
+        self._log.keep(_COMPLETE, b"1")
+        self._search = None
+
+    def stored(self, seq: int, subject: str, header: bytes, now: int) -> None:
+        """The stream has a new message."""
+        plan = plan_of(header)
+        if not (plan.pattern and self._plan(subject, seq, plan, now, now)) and not plan.scheduler:
+            self._forget(subject)
+        if plan.next == PURGE:
+            self._forget(plan.scheduler)
+        elif plan.next and plan.scheduler in self._due:
+            self._keep(plan.scheduler, self._due[plan.scheduler][0], parse_time(plan.next))
+        self._arm(now)
+
+    def _plan(self, subject: str, seq: int, plan: Plan, after: int, now: int) -> bool:
+        try:
+            moment = plan.moment(after, now)
+        except ValueError:
+            return False
+        self._keep(subject, seq, moment.when)
+        return True
+
+    def _keep(self, subject: str, seq: int, when: int) -> None:
+        self._forget(subject, but=seq)
+        self._set(subject, seq, when)
+        self._log.keep(f"{_KEPT}{seq}", msgspec.json.encode(Kept(when, subject)))
+
+    def _set(self, subject: str, seq: int, when: int) -> None:
+        self._due[subject] = (seq, when)
+        heappush(self._heap, (when, seq, subject))
+
+    def _forget(self, subject: str, *, but: int = 0) -> None:
+        known = self._due.pop(subject, None)
+        if known is not None and known[0] != but:
+            self._log.keep(f"{_KEPT}{known[0]}", None)
+
+    # Its clock.
+
+    def _first(self) -> tuple[int, int, str] | None:
+        heap = self._heap
+        while heap and self._due.get(heap[0][2]) != (heap[0][1], heap[0][0]):
+            heappop(heap)
+        return heap[0] if heap else None
+
+    def _arm(self, now: int) -> None:
+        first = self._first()
+        when = max(first[0], now + PAUSE) if first is not None else 0
+        if self._timer is not None:
+            if self._timer.when == when:
+                return
+            self._timer.cancel()
+            self._timer = None
+        if when:
+            self._timer = self._host.timers.at(when, self._ring)
+
+    def _ring(self, now: int) -> None:
+        self._timer = None
+        due: list[tuple[int, int, str]] = []
+        while len(due) < SLICE and (first := self._first()) is not None and first[0] <= now:
+            due.append(heappop(self._heap))
+        for when, seq, subject in sorted(due, key=lambda entry: entry[1]):
+            if self._due.get(subject) == (seq, when):
+                self._fire(subject, seq, when, now)
+        self._arm(now)
+
+    def _is_there(self, subject: str, seq: int) -> bool:
+        return self._log.first_seq_of(subject) == seq
+
+    def _fire(self, subject: str, seq: int, when: int, now: int) -> None:
+        if not self._is_there(subject, seq):
+            self._forget(subject)
+            return
+        if seq > self._log.committed.last_seq:
+            self._set(subject, seq, now + RECHECK)
+            return
+        try:
+            record = self._log.get(seq)
+            plan = plan_of(record.header) if record is not None else NO_PLAN
+            moment = plan.moment(when, now)
+            content = (self._log.last(plan.source) if plan.source else None) or record
+        except (CorruptRecordError, ValueError):
+            self._forget(subject)
+            return
+        assert content is not None
+        try:
+            self._publish(plan.target, _target_header(content.header, plan, subject, moment), content.payload, now)
+        except ApiError:  # no room, say: the next time, or a little later
+            self._keep(subject, seq, moment.when if moment.repeats else now + RETRY)
+
+
+def _target_header(header: bytes, plan: Plan, subject: str, moment: Moment) -> bytes:
+    """The headers of what is published, out of those of the schedule (or of its source)."""
+    header = remove_lines(header, _NOT_FOR_TARGETS)
+    lines: Mapping[str, str] = {
+        names.SCHEDULER: subject,
+        names.SCHEDULE_NEXT: moment.text if moment.repeats else PURGE,
+        names.TTL: plan.ttl,
+        names.ROLLUP: plan.rollup,
+    }
+    for name, value in lines.items():
+        if value:
+            header = set_header(header, name, value)
+    return header
+
+
+class _Search:
+    """Looks for schedules in a log that nobody looked at before: a job."""
+
+    def __init__(self, schedules: Schedules, log: StreamLog) -> None:
+        self._schedules, self._log = schedules, log
+        self._next, self._last = 1, log.state.last_seq
+        self.stopped = False
+
+    def run(self) -> tuple[Progress, int]:
+        if self.stopped:
+            return Progress.DONE, 0
+        log = self._log
+        if log.committed.last_seq < self._last:
+            return Progress.BLOCKED, 0
+        try:
+            records = log.scan("", self._next, limit=CHUNK)
+            self._next = records[-1].seq + 1 if records else self._last + 1
+        except CorruptRecordError as exc:  # reported by whoever reads it; whatever it was, it is due no more
+            records, self._next = [], damaged_at(exc, log, self._next) + 1
+        self._schedules.found([record for record in records if record.seq <= self._last], self._schedules.now)
+        if self._next <= self._last:
+            return Progress.MORE, len(records)
+        self._schedules.complete()
+        return Progress.DONE, len(records)

@@ -1,0 +1,139 @@
+"""What a configuration says of its mirror or its sources is checked against the other streams, by nats-server's rules.
+
+Codes and texts are those of nats-server 2.15. An upstream need not exist yet: it is waited for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from slipstream.api import StreamConfig, StreamSource
+from slipstream.api.names import API_PREFIX
+from slipstream.errors import ApiError, StreamInvalidConfigError
+from slipstream.server.engine.replication.source import source_key
+from slipstream.wire import SubjectMapping, has_wildcard, is_valid_filter, overlaps, subset_of
+
+# The same faults have codes of their own for mirrors and for sources: first those of mirrors.
+_FAULTS = {
+    "name": (("mirrored stream name is invalid", 10142), ("sourced stream name is invalid", 10141)),
+    "filters": (
+        ("mirror with multiple subject transforms cannot also have a single subject filter", 10150),
+        ("source with multiple subject transforms cannot also have a single subject filter", 10144),
+    ),
+    "filter": (("mirror transform source: ", 10151), ("source transform source: ", 10145)),
+    "destination": (("mirror transform: ", 10154), ("source transform: ", 10146)),
+    "overlap": (("mirror subject filters can not overlap", 10152), ("source filters can not overlap", 10147)),
+    "size": (
+        ("stream mirror must have max message size >= source", 10030),
+        ("stream source must have max message size >= target", 10046),
+    ),
+}
+_NOT_FOR_MIRRORS = (
+    ("first_seq", "stream mirrors can not have first sequence configured", 10143),
+    ("subjects", "stream mirrors can not contain subjects", 10034),
+    ("sources", "stream mirrors can not also contain other sources", 10031),
+    ("allow_msg_counter", "stream mirrors can not also calculate counters", 10173),
+    ("allow_atomic", "stream mirrors can not also use atomic publishing", 10198),
+    ("allow_batched", "stream mirrors can not also use batch publishing", 10209),
+    ("allow_msg_schedules", "stream mirrors can not also schedule messages", 10186),
+)
+
+
+class Known(Protocol):
+    """Another stream."""
+
+    config: StreamConfig
+
+
+def checked(config: StreamConfig, streams: Mapping[str, Known]) -> StreamConfig:
+    """The configuration, with `mirror_direct` taken from the upstream; raises the error of the first broken rule."""
+    mirror = config.mirror
+    if mirror is not None:
+        for name, text, code in _NOT_FOR_MIRRORS:
+            if getattr(config, name):
+                raise ApiError(text, code=400, err_code=code)
+        if config.subject_delete_marker_ttl:
+            raise StreamInvalidConfigError("subject delete markers forbidden on mirrors")
+        _check_source(config, mirror, streams, 0)
+        if mirror.external is None and mirror.name in streams:
+            config = config.replace(mirror_direct=streams[mirror.name].config.allow_direct)
+    elif config.sources:
+        if config.allow_msg_schedules:
+            raise ApiError("stream source can not also schedule messages", code=400, err_code=10187)
+        keys = [source_key(source) for source in config.sources]
+        for source, key in zip(config.sources, keys, strict=True):
+            if keys.count(key) > 1:
+                raise ApiError("duplicate source configuration detected", code=400, err_code=10140)
+            _check_source(config, source, streams, 1)
+    _check_cycle(config, streams)
+    return config
+
+
+def _check_source(config: StreamConfig, source: StreamSource, streams: Mapping[str, Known], kind: int) -> None:
+    def fault(what: str, detail: str = "") -> ApiError:
+        text, code = _FAULTS[what][kind]
+        return ApiError(text + detail, code=400, err_code=code)
+
+    if (source.external is None or kind) and not _is_name(source.name):
+        raise fault("name")
+    transforms = source.subject_transforms
+    if source.filter_subject and transforms:
+        raise fault("filters")
+    if source.filter_subject and not is_valid_filter(source.filter_subject):
+        what = ("the mirror", "the source:")[kind]
+        text = f"subject filter '{source.filter_subject}' for {what} invalid subject"
+        raise ApiError(text, code=500, err_code=10049)
+    for transform in transforms:
+        if transform.src and not is_valid_filter(transform.src):
+            raise fault("filter", f"invalid subject {transform.src}")
+        try:
+            SubjectMapping(transform.src, transform.dest)
+        except ValueError as exc:
+            raise fault("destination", str(exc)) from exc
+    collide = subset_of if kind else overlaps
+    for i, one in enumerate(transforms):
+        if any(i != j and collide(one.src or ">", other.src or ">") for j, other in enumerate(transforms)):
+            raise fault("overlap")
+    if source.external is not None:
+        _check_external(source.external.api, source.external.deliver)
+    elif source.name in streams:
+        theirs = streams[source.name].config.max_msg_size
+        if 0 < config.max_msg_size < theirs:
+            raise fault("size")
+
+
+def _check_external(api: str, deliver: str) -> None:
+    if deliver and (not is_valid_filter(deliver) or has_wildcard(deliver)):
+        raise ApiError(
+            f"stream external delivery prefix {deliver} must not contain wildcards", code=400, err_code=10024
+        )
+    if api and (not is_valid_filter(api) or has_wildcard(api)):
+        text = f'stream external api prefix "{api}" must be a valid subject without wildcards'
+        raise StreamInvalidConfigError(text)
+    if api == API_PREFIX:
+        raise ApiError(f"stream external api prefix {api} must not overlap with {API_PREFIX}", code=400, err_code=10021)
+
+
+def _is_name(name: str) -> bool:
+    return bool(name) and not any(char in ".*>\\/" or char.isspace() or char == "\0" for char in name)
+
+
+def _check_cycle(config: StreamConfig, streams: Mapping[str, Known]) -> None:
+    """A message may not come back to where it came from."""
+    waiting, visited = [config], set()
+    while waiting:
+        current = waiting.pop(0)
+        visited.add(current.name)
+        for source in current.sources:
+            if source.external is not None:
+                continue
+            if source.name not in visited:
+                waiting += [streams[source.name].config] if source.name in streams else []
+            elif not source.filter_subject or any(overlaps(s, source.filter_subject) for s in current.subjects):
+                raise StreamInvalidConfigError("detected cycle")
+        mirror = current.mirror
+        if mirror is not None and mirror.external is None:
+            if mirror.name in visited:
+                raise StreamInvalidConfigError("detected cycle")
+            waiting += [streams[mirror.name].config] if mirror.name in streams else []

@@ -1,0 +1,493 @@
+"""A stream: published messages become entries of its log, or the reason why not; its limits; what its readers are told.
+
+The checks look at the writer's view of the log, so that each message is judged by all that came before it; answers wait
+in the journal until what they report is durable. The leader's log is the stream's; `replicas` has those who follow it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from datetime import timedelta
+
+import msgspec
+
+from slipstream.api import Discard, Retention, StreamConfig, encode_json, format_time
+from slipstream.api.names import REQUIRED_API_LEVEL
+from slipstream.errors import (
+    ApiError,
+    CorruptRecordError,
+    StoreError,
+    StreamStoreFailedError,
+    WrongLastMsgIdError,
+)
+from slipstream.server.engine.api.requests import error_body
+from slipstream.server.engine.consumers.registry import Consumers
+from slipstream.server.engine.journal import Journal
+from slipstream.server.engine.ports import Record, expires_at
+from slipstream.server.engine.reads.replicas import Replicas
+from slipstream.server.engine.services import Host, Inlet
+from slipstream.server.engine.snapshots.writer import Snapshot
+from slipstream.server.engine.streams import fast_batches, publish_checks, schedules
+from slipstream.server.engine.streams.atomic_batches import Batches, Staged
+from slipstream.server.engine.streams.counters import Counters, Total
+from slipstream.server.engine.streams.dedupe import DuplicateWindow, message_id
+from slipstream.server.engine.streams.expiry import Expiry
+from slipstream.server.engine.streams.publish_headers import NOTHING, Demands, demands, remove_header
+from slipstream.server.engine.streams.subject_limits import Thinning
+from slipstream.wire import SubjectMapping, is_valid_subject
+
+NO_LIMIT = 1 << 62
+_DUPLICATE = '"duplicate": true'
+
+
+def nanoseconds(value: timedelta) -> int:
+    return (value // timedelta(microseconds=1)) * 1000
+
+
+class Stored(msgspec.Struct, frozen=True):
+    """What the store keeps of a stream beside its messages."""
+
+    created: int
+    config: dict[str, object]
+    thin: bool = False  # subjects may have more messages than the limit allows: see `thinning`
+    restoring: bool = False  # out of a snapshot that is still coming in: nobody sees it
+    positions: dict[str, tuple[int, str]] = {}  # of its sources: up to where, and the upstream's identity
+
+
+class Stream:
+    """One stream, as its publishers meet it."""
+
+    def __init__(self, host: Host, journal: Journal, config: StreamConfig, *, key: str, created: int, now: int) -> None:
+        """`key` is its name in the store."""
+        self.name = config.name
+        self.key = key
+        self.home = host.switch
+        self.created = created
+        self.journal = journal
+        self.log = journal.store.log(key)
+        self._size_of = journal.store.size_of
+        self.replicas = Replicas(host, self.name, self.log, now=created)
+        self._host = host
+        self.positions: dict[str, tuple[int, str]] = {}
+        self.inflows: tuple[Inlet, ...] = ()
+        self.thin = False
+        self._thinning: Thinning | None = None
+        self.takers: dict[Inlet, None] = {}  # inflows of other streams from this one
+        self.snapshots: dict[Snapshot, None] = {}  # on their way
+        quoted = encode_json(self.name).decode()
+        domain = f',"domain":{encode_json(host.domain).decode()}' if host.domain else ""
+        self._tail = f'"stream":{quoted},"seq":0}}'.encode()
+        self._ack_head = f'{{"stream":{quoted}{domain},"seq":'
+        self._ack_size = len(self._ack_head.encode()) + 1
+        self.duplicates = DuplicateWindow(0)
+        self.expiry = Expiry(host, self.log, self._mark)
+        self.schedules = schedules.Schedules(host, self.log, self._publish_planned)
+        self._counters = Counters(self.log)
+        self._batches = Batches(host.timers, host.batch_load, self._abandoned)
+        self._fast = fast_batches.FastBatches(host.timers, host.batch_load, self)
+        self.consumers = Consumers(host, self)
+        self.configure(config)
+        self.restore(now)
+
+    # Configuration.
+
+    def configure(self, config: StreamConfig) -> None:
+        """Take over a configuration; `enforce` then makes the messages fit it."""
+        self.config = config
+        if not config.allow_batched:
+            self._fast.stop()
+        self.replicas.scale(config.num_replicas, mirrors=config.mirror is not None)
+        self._max_size = config.max_msg_size if config.max_msg_size > 0 else NO_LIMIT
+        self._max_msgs = config.max_msgs if config.max_msgs > 0 else NO_LIMIT
+        self._max_bytes = config.max_bytes if config.max_bytes > 0 else NO_LIMIT
+        self._per_subject = max(config.max_msgs_per_subject, 0)
+        self._bounded = config.max_msgs > 0 or config.max_bytes > 0
+        self.expiry.configure(
+            nanoseconds(config.max_age),
+            lifetimes=config.allow_msg_ttl,
+            marker_ttl=nanoseconds(config.subject_delete_marker_ttl),
+        )
+        self.schedules.on = config.allow_msg_schedules
+        self._limited = bool(self._bounded or self._per_subject or self.expiry.active)
+        transform, again = config.subject_transform, config.republish
+        self._mapping = SubjectMapping(transform.src, transform.dest) if transform is not None else None
+        self._republish = SubjectMapping(again.src, again.dest) if again is not None else None
+        self._headers_only = again is not None and again.headers_only
+        # Streams that may refuse or change a message take the long way.
+        self._choosy = bool(
+            config.sealed or config.discard == Discard.NEW or config.allow_msg_counter or transform or again
+        ) or (config.allow_msg_schedules or self._host.bounded(config.storage))
+        self.acks = not config.no_ack
+        self._by_interest = config.retention == Retention.INTEREST
+        self.duplicates.window = nanoseconds(config.duplicate_window)
+
+    def stored(self) -> bytes:
+        """For the store."""
+        return encode_json(Stored(self.created, self.config.to_dict(), thin=self.thin, positions=self.positions))
+
+    def restore(self, now: int, *, lost: bool = False) -> None:
+        """Take what is not in the configuration from the log: after a start, and after a group was lost."""
+        self._clock = self.log.state.last_time
+        self._counters.forget()
+        self._batches.stop()
+        self._fast.stop()
+        if lost:
+            self.duplicates.take_back(self.log.committed.last_seq)
+        else:
+            self.duplicates.rebuild(self.log, now)
+        self._last_msg_id = ""
+        with contextlib.suppress(CorruptRecordError):  # reported by whoever reads it; the stream goes on without its id
+            last = self.log.peek(self.log.state.last_seq)
+            self._last_msg_id = message_id(last.header) if last is not None else ""
+        self.consumers.restore(now)
+        self.expiry.begin(now)
+        self.schedules.begin(now)
+
+    def enforce(self, now: int) -> None:
+        """Drop what a changed configuration does not allow any more."""
+        self.thin_out()
+        self._trim("")
+        self.expiry.arm(now)
+        self.schedules.begin(now)
+        if self._by_interest and len(self.consumers):
+            self.consumers.sweep()
+
+    def thin_out(self) -> None:
+        """Make every subject fit the limit per subject; of many subjects most later, as a job."""
+        if self._thinning is not None:
+            self._thinning.stop()
+            self._thinning = None
+        if self._per_subject:
+            thinning = Thinning(self.journal, self.log, self._per_subject, self._thinned)
+            self.thin = thinning.work()
+            if self.thin and self._host.start(thinning):
+                self._thinning = thinning
+            self.journal.store.configure(self.key, self.stored())
+
+    def _thinned(self) -> None:
+        if self._thinning is not None:
+            self.thin, self._thinning = False, None
+            self.journal.store.configure(self.key, self.stored())
+
+    def stop(self) -> None:
+        """The stream is gone."""
+        self.expiry.stop()
+        self.schedules.stop()
+        if self._thinning is not None:
+            self._thinning.stop()
+        self._batches.stop()
+        self._fast.stop()
+        self.consumers.stop()
+        for snapshot in list(self.snapshots):
+            snapshot.abandon("the stream was deleted")
+        self.replicas.stop()
+
+    # Publishing.
+
+    def receive(self, subject: str, reply: str, header: bytes, payload: bytes, now: int) -> bool:
+        """Store a message; its ack waits for the commit."""
+        if now < self._clock:  # the log is ordered by time
+            now = self._clock
+        else:
+            self._clock = now
+        answer: bytes | None = b""
+        try:
+            if header or self._choosy or len(payload) > self._max_size or reply.endswith(fast_batches.SUFFIX):
+                seq, answer = self._consider(subject, reply, header, payload, now)
+            else:
+                seq = self.log.append(now, subject, header, payload)
+                self._last_msg_id = ""
+                if self._limited:
+                    self._trim(subject)
+                    self.expiry.appended(now, 0)
+                if self._by_interest:
+                    self.consumers.offered(seq, subject)
+        except ApiError as exc:
+            seq, answer = 0, self.failure(exc)
+        except StoreError as exc:
+            seq, answer = 0, self.failure(StreamStoreFailedError(str(exc)))
+        if reply and self.acks and answer is not None:
+            self.journal.answers.append((reply, seq, self, answer))
+        return True
+
+    # Mirrors and sources.
+
+    def adopt(self, record: Record, now: int) -> None:
+        """Store a message of the stream that this one mirrors, as it is."""
+        log, (seq, time, subject, header, payload) = self.log, record
+        subject = self._mapped(subject)
+        before = log.last_seq_of(subject) if self._republish is not None else 0
+        log.skip(seq)
+        log.append(time, subject, header, payload)
+        self._clock = time
+        self._last_msg_id = message_id(header) if header else ""
+        if header and self.config.allow_rollup_hdrs and (rollup := demands(header).rollup) in ("sub", "all"):
+            log.purge(pattern=subject if rollup == "sub" else "", keep=1)
+        if self._republish is not None:
+            self._publish_again(subject, header, payload, seq=seq, now=time, before=before)
+        if self._limited:
+            self._trim(subject)
+            self.expiry.appended(now, expires_at(time, header) if header else 0)
+        if self._by_interest:
+            self.consumers.offered(seq, subject)
+
+    def take_in(self, subject: str, header: bytes, payload: bytes, now: int) -> None:
+        """Store a message of a source, unless it is a duplicate. Raises ApiError if it is refused."""
+        self._clock = now = max(now, self._clock)
+        config, subject = self.config, self._mapped(subject)
+        if config.sealed:
+            raise publish_checks.refused(publish_checks.SEALED)
+        wanted = demands(header) if header else NOTHING
+        if wanted.msg_id and self.duplicates.find(wanted.msg_id, now):
+            return
+        total: Total | None = None
+        if config.allow_msg_counter:
+            total, header, payload = self._counters.add_message(subject, header, payload, wanted.source)
+        publish_checks.check_size(self._max_size, header, payload)
+        self._host.check_bytes(config.storage, self._size_of(subject, header, payload))
+        header = publish_checks.check_lifetime(config, wanted, header)
+        if config.discard == Discard.NEW:
+            message = (subject, header, payload)
+            publish_checks.check_room(config, self.journal.store, self.log, message, rollup=bool(wanted.rollup))
+        seq = self._keep(subject, header, payload, now, wanted)
+        if total is not None:
+            self._counters.stored(subject, total, seq)
+
+    def keep_position(self, source: str, seq: int, identity: str) -> None:
+        """A source was taken in up to there; durable with the messages."""
+        self.positions[source] = (seq, identity)
+        self.journal.store.configure(self.key, self.stored())
+
+    def ack(self, seq: int) -> tuple[str, int]:
+        """The ack that says yes."""
+        digits = str(seq)
+        return f"{self._ack_head}{digits}}}", self._ack_size + len(digits)
+
+    def failure(self, error: ApiError) -> bytes:
+        """The ack that says no."""
+        return b'{"error":%b,%b' % (encode_json(error_body(error)), self._tail)
+
+    def _extended(self, seq: int, more: str) -> bytes:
+        """The ack with more to say."""
+        return f"{self._ack_head}{seq},{more}}}".encode()
+
+    def _consider(self, subject: str, reply: str, header: bytes, payload: bytes, now: int) -> tuple[int, bytes | None]:
+        """The long way: the sequence it was stored as, or an answer of another kind (None: there is none)."""
+        subject = self._mapped(subject)
+        wanted = demands(header) if header else NOTHING
+        if reply.endswith(fast_batches.SUFFIX):
+            self._take_fast(Staged(subject, header, payload, wanted), reply, now)
+            return 0, None
+        if wanted.batch:
+            return 0, self._take_part(Staged(subject, header, payload, wanted), reply, now)
+        if self.config.sealed:
+            raise publish_checks.refused(publish_checks.SEALED)
+        seq, is_duplicate, total = self._judge_and_keep(Staged(subject, header, payload, wanted), now)
+        if is_duplicate:
+            return 0, self._extended(seq, _DUPLICATE)
+        return (seq, b"") if total is None else (0, self._extended(seq, f'"val":"{total.value}"'))
+
+    def _judge_and_keep(self, message: Staged, now: int) -> tuple[int, bool, Total | None]:
+        """Store a message: its sequence, whether that is the one of an older message with its id, and its total."""
+        config, log = self.config, self.log
+        subject, header, payload, wanted = message
+        amount, plan = None, schedules.plan_of(header)
+        if wanted is not NOTHING or plan is not schedules.NO_PLAN:
+            amount = publish_checks.increment(config, wanted, payload)
+            publish_checks.check_target(config, wanted)
+            publish_checks.check_expected(log, wanted, subject)
+            if schedules.check(config, plan, subject, now, is_plain=self.schedules.is_plain):
+                header, wanted = schedules.with_rollup(header, wanted)
+            publish_checks.check_origin(wanted)
+            if wanted.msg_id and (seq := self.duplicates.find(wanted.msg_id, now)):
+                return seq, True, None
+            if wanted.last_msg_id and wanted.last_msg_id != self._last_msg_id:
+                raise WrongLastMsgIdError(f"wrong last msg ID: {self._last_msg_id}")
+            publish_checks.check_rollup(config, wanted.rollup)
+        total: Total | None = None
+        if config.allow_msg_counter:
+            if amount is None:
+                raise publish_checks.refused(publish_checks.INCR_MISSING)
+            total, header, payload = self._counters.add(self._counters.current(subject), amount, header)
+        publish_checks.check_size(self._max_size, header, payload)
+        self._host.check_bytes(config.storage, self._size_of(subject, header, payload))
+        header = publish_checks.check_lifetime(config, wanted, header)
+        if config.discard == Discard.NEW:
+            room = (subject, header, payload)
+            publish_checks.check_room(config, self.journal.store, log, room, rollup=bool(wanted.rollup))
+        seq = self._keep(subject, header, payload, now, wanted)
+        if total is not None:
+            self._counters.stored(subject, total, seq)
+        return seq, False, total
+
+    def _mapped(self, subject: str) -> str:
+        """The subject that a message is stored on. One that the mapping does not cover stays as it is."""
+        if self._mapping is None:
+            return subject
+        return self._mapping.apply(subject) or subject
+
+    def _keep(self, subject: str, header: bytes, payload: bytes, now: int, wanted: Demands) -> int:
+        """Store a message that nothing speaks against, and do what follows from it."""
+        log = self.log
+        before = log.last_seq_of(subject) if self._republish is not None else 0
+        seq = log.append(now, subject, header, payload)
+        self._last_msg_id = wanted.msg_id
+        if wanted.msg_id:
+            self.duplicates.add(wanted.msg_id, seq, now)
+        if wanted.rollup and self.config.allow_rollup_hdrs:
+            log.purge(pattern=subject if wanted.rollup == "sub" else "", keep=1)
+        if wanted.schedule_next == schedules.PURGE and wanted.scheduler and self.config.allow_rollup_hdrs:
+            log.purge(pattern=wanted.scheduler)
+        if self.schedules.on:
+            self.schedules.stored(seq, subject, header, now)
+        if self._republish is not None:
+            self._publish_again(subject, header, payload, seq=seq, now=now, before=before)
+        self._trim(subject)
+        self.expiry.appended(now, expires_at(now, header) if wanted.ttl else 0)
+        if self._by_interest:
+            self.consumers.offered(seq, subject)
+        return seq
+
+    def _publish_planned(self, subject: str, header: bytes, payload: bytes, now: int) -> None:
+        """A schedule is due. Raises ApiError if there is no room for what it says."""
+        self._clock = now = max(now, self._clock)
+        config, subject, wanted = self.config, self._mapped(subject), demands(header)
+        if config.sealed:
+            raise publish_checks.refused(publish_checks.SEALED)
+        publish_checks.check_size(self._max_size, header, payload)
+        self._host.check_bytes(config.storage, self._size_of(subject, header, payload))
+        self._keep(subject, publish_checks.check_lifetime(config, wanted, header), payload, now, wanted)
+
+    def _mark(self, subject: str, header: bytes, now: int) -> None:
+        """A marker in place of all messages of a subject."""
+        self._clock = now = max(now, self._clock)
+        self._keep(subject, header, b"", now, demands(header))
+
+    def _publish_again(self, subject: str, header: bytes, payload: bytes, *, seq: int, now: int, before: int) -> None:
+        """Tell whoever listens on the other subject, once the message is durable."""
+        assert self._republish is not None
+        target = self._republish.apply(subject)
+        if target is None or not is_valid_subject(target):
+            return
+        lines = (
+            f"Nats-Stream: {self.name}\r\nNats-Subject: {subject}\r\nNats-Sequence: {seq}\r\n"
+            f"Nats-Time-Stamp: {format_time(now)}\r\nNats-Last-Sequence: {before}\r\n"
+        )
+        if self._headers_only:
+            lines += f"Nats-Msg-Size: {len(payload)}\r\n"
+        head = header[:-2] if header.endswith(b"\r\n\r\n") else b"NATS/1.0\r\n"
+        block = b"%b%b\r\n" % (head, lines.encode())
+        self.journal.events.append((self.home, target, block, b"" if self._headers_only else payload))
+
+    # Batches: fast ones, and those that are stored together or not at all.
+
+    def _take_fast(self, message: Staged, reply: str, now: int) -> None:
+        """A message of a fast batch, which answers for it."""
+        self._check_part(message)
+        if not self.config.allow_batched:
+            raise ApiError("batch publish is disabled", code=400, err_code=10205)
+        level = message.wanted.api_level
+
+        def store() -> fast_batches.Outcome:
+            bare = message._replace(header=remove_header(message.header, REQUIRED_API_LEVEL)) if level else message
+            seq, is_duplicate, _ = self._judge_and_keep(bare, now)
+            return fast_batches.Outcome(seq, is_duplicate)
+
+        self._fast.receive(fast_batches.parse(reply), reply, level, store, now)
+
+    def tell(self, reply: str, payload: bytes) -> None:
+        """Send that once everything up to here is durable."""
+        self.journal.answers.append((reply, 0, self, payload))
+
+    def batch_ack(self, seq: int, batch: str, count: int, *, is_duplicate: bool = False) -> bytes:
+        """The ack of a whole batch."""
+        more = f'"batch":{encode_json(batch).decode()},"count":{count}'
+        return self._extended(seq, f"{_DUPLICATE},{more}" if is_duplicate else more)
+
+    def _check_part(self, message: Staged) -> None:
+        """What is refused before any batch has a say in it."""
+        if self.config.sealed:
+            raise publish_checks.refused(publish_checks.SEALED)
+        subject, header, payload, _ = message
+        self._host.check_bytes(self.config.storage, self._size_of(subject, header, payload))
+        publish_checks.check_size(self._max_size, header, payload)
+
+    def _take_part(self, message: Staged, reply: str, now: int) -> bytes | None:
+        """A message of a batch: an empty answer at once, or the ack of all of them when it commits them."""
+        self._check_part(message)
+        if not self.config.allow_atomic:
+            raise ApiError("atomic publish is disabled", code=400, err_code=10174)
+        messages = self._batches.stage(message, now)
+        if messages is None:
+            if reply and self.acks:
+                self._host.send(reply, b"", b"")
+            return None
+        return self._commit(message.wanted.batch, messages, now)
+
+    def _commit(self, batch: str, messages: list[Staged], now: int) -> bytes:
+        """Store all messages of a batch, in one group, or none."""
+        judged = self._judge(messages, now)
+        seq = 0
+        for (subject, header, payload, wanted), total in judged:
+            seq = self._keep(subject, header, payload, now, wanted)
+            if total is not None:
+                self._counters.stored(subject, total, seq)
+        return self.batch_ack(seq, batch, len(messages))
+
+    def _judge(self, messages: list[Staged], now: int) -> list[tuple[Staged, Total | None]]:
+        """The messages as they are to be stored, with the totals of counters."""
+        config = self.config
+        rules = publish_checks.BatchChecks(config, self.journal.store, self.log, self.duplicates)
+        totals: dict[str, Total] = {}
+        planned: dict[str, bool] = {}  # subjects that the batch writes to: whether a schedule is there then
+
+        def is_plain(subject: str) -> bool:
+            return not planned[subject] if subject in planned else self.schedules.is_plain(subject)
+
+        judged: list[tuple[Staged, Total | None]] = []
+        for subject, header, payload, wanted in messages:
+            if wanted.last_msg_id:
+                text = "atomic publish unsupported header used: Nats-Expected-Last-Msg-Id"
+                raise ApiError(text, code=400, err_code=10177)
+            amount = publish_checks.increment(config, wanted, payload)
+            rules.headers(wanted, now)
+            total: Total | None = None
+            if config.allow_msg_counter:
+                if amount is None:
+                    raise publish_checks.refused(publish_checks.INCR_MISSING)
+                known = totals.get(subject) or self._counters.current(subject)
+                total, header, payload = self._counters.add(known, amount, header)
+                totals[subject] = total
+                publish_checks.check_size(self._max_size, header, payload)
+            rules.sequences(wanted, subject)
+            plan = schedules.plan_of(header)
+            planned[subject] = schedules.check(config, plan, subject, now, is_plain=is_plain)
+            if planned[subject]:
+                header, wanted = schedules.with_rollup(header, wanted)
+            rules.rollup(wanted, subject)
+            header = publish_checks.check_lifetime(config, wanted, header)
+            rules.room(wanted, subject, header, payload)
+            judged.append((Staged(subject, header, payload, wanted), total))
+        return judged
+
+    def _abandoned(self, batch: str, reason: str, now: int) -> None:
+        subject, payload = self._host.advisories.batch_abandoned(self.name, batch, reason, now)
+        self._host.send(subject, b"", payload)
+
+    # Limits.
+
+    def _trim(self, subject: str) -> None:
+        """Drop the oldest until the limits hold again."""
+        log = self.log
+        if self._per_subject and subject:
+            while log.count_of(subject) > self._per_subject:
+                log.remove(log.first_seq_of(subject))
+        if not self._bounded:
+            return
+        state = log.state
+        if state.messages > self._max_msgs + 1:
+            log.purge(keep=self._max_msgs)
+            state = log.state
+        while state.messages > self._max_msgs or state.bytes > self._max_bytes:
+            log.remove(state.first_seq)
+            state = log.state

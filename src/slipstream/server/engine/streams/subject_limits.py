@@ -1,0 +1,57 @@
+"""A smaller limit per subject is carried out: subjects with too many messages lose the oldest, some subjects at a time.
+
+A stream with few subjects is done at once, within the group of its new configuration. Of a larger one the rest is a job
+beside others. That it is not done yet is kept with the configuration: a server that restarts begins it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+
+from slipstream.server.engine.journal import Journal
+from slipstream.server.engine.ports import StreamLog
+from slipstream.server.engine.services import Progress
+
+SLICE = 1000  # subjects in one turn
+MAX_PENDING = 4096  # changes of the open group at which it waits for a commit
+
+
+class Thinning:
+    """One pass over the subjects of a stream."""
+
+    def __init__(self, journal: Journal, log: StreamLog, limit: int, done: Callable[[], None]) -> None:
+        self._journal, self._log, self._limit, self._done = journal, log, limit, done
+        self._subjects: Iterator[tuple[str, int]] = log.subjects(">")
+        self._uncommitted = range(log.committed.last_seq + 1, log.state.last_seq + 1)  # which that does not know
+        self._over = False
+
+    def stop(self) -> None:
+        """The limit is another one now, or the stream is gone."""
+        self._over = True
+
+    def run(self) -> tuple[Progress, int]:
+        """Look at some subjects."""
+        if self._over:
+            return Progress.DONE, 0
+        if self._journal.store.pending > MAX_PENDING:
+            return Progress.BLOCKED, 0
+        if self.work():
+            return Progress.MORE, 0
+        return Progress.DONE, 0
+
+    def work(self) -> bool:
+        """The same, whatever waits; False when all were looked at."""
+        count = 0
+        for subject, messages in islice(self._subjects, SLICE):
+            count += 1
+            if messages > self._limit:
+                self._log.purge(pattern=subject, keep=self._limit)
+        if count == SLICE:
+            return True
+        for subject in {record.subject for seq in self._uncommitted if (record := self._log.peek(seq)) is not None}:
+            if self._log.count_of(subject) > self._limit:
+                self._log.purge(pattern=subject, keep=self._limit)
+        self._over = True
+        self._done()
+        return False

@@ -1,0 +1,1 @@
+"""The event loop around the engine: connections, group commits, clock, TLS, upstream servers."""

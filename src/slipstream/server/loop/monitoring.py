@@ -1,0 +1,230 @@
+"""Requests by HTTP become the engine's figures as JSON: nats-server's monitoring endpoints, on the server's own loop.
+
+A tiny HTTP/1.1 of our own: GET and HEAD, answers with a length, connections kept open. Everything that a client sends
+is bounded, in bytes and in time; nothing that it sends can change the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import html
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import parse_qsl, urlsplit
+
+import msgspec
+
+from slipstream.errors import UsageError
+from slipstream.server.engine.monitoring import endpoints
+
+if TYPE_CHECKING:
+    from slipstream.server.engine.engine import Engine
+    from slipstream.server.loop.driver import Driver
+    from slipstream.server.server import Server
+
+log = logging.getLogger("slipstream.server")
+
+MAX_HEAD = 8 * 1024
+MAX_CONNECTIONS = 100
+IDLE = 30.0  # seconds between requests, and for one to arrive
+UNREAD = 64 * 1024  # bytes of answers at which no more are given
+JSON, HTML, TEXT = "application/json", "text/html; charset=utf-8", "text/plain; charset=utf-8"
+
+Answer = tuple[int, str, bytes]  # status, type, body
+_REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
+
+
+class Monitor:
+    """The endpoints of one server."""
+
+    def __init__(self, driver: Driver, server: Server) -> None:
+        self._driver = driver
+        self._server = server
+        self._base = server.options.http_base_path.rstrip("/")
+        self.open = 0
+        self._requests: dict[str, int] = {}
+        self._endpoints: dict[str, Callable[[endpoints.Query], Answer]] = {
+            "/": self._index,
+            "/varz": self._varz,
+            "/connz": lambda query: _json(endpoints.connz(self._engine, self._now, query)),
+            "/subsz": lambda query: _json(endpoints.subsz(self._engine, self._now, query)),
+            "/subscriptionsz": lambda query: _json(endpoints.subsz(self._engine, self._now, query)),
+            "/accountz": lambda query: _json(endpoints.accountz(self._engine, self._now, query)),
+            "/jsz": lambda query: _json(endpoints.jsz(self._engine, self._now, query)),
+            "/healthz": self._healthz,
+        }
+        self._last_cpu = (time.monotonic(), time.process_time())
+
+    def connection(self) -> asyncio.Protocol:
+        return _Visit(self)
+
+    @property
+    def _engine(self) -> Engine:
+        return self._driver.engine
+
+    @property
+    def _now(self) -> int:
+        return self._driver.now()
+
+    def answer(self, target: str) -> Answer:
+        """The answer to a GET."""
+        try:
+            parts = urlsplit(target)
+        except ValueError:
+            return 404, TEXT, b"404 page not found\n"
+        path = parts.path if not self._base or not parts.path.startswith(self._base) else parts.path[len(self._base) :]
+        path = path.rstrip("/") or "/"
+        endpoint = self._endpoints.get(path)
+        if endpoint is None:
+            return 404, TEXT, b"404 page not found\n"
+        self._requests[path] = self._requests.get(path, 0) + 1
+        try:
+            return endpoint(dict(parse_qsl(parts.query, max_num_fields=32)))
+        except (UsageError, ValueError) as exc:
+            return 400, TEXT, f"{exc}\n".encode()
+
+    def _index(self, _: endpoints.Query) -> Answer:
+        names = [name for name in self._endpoints if name not in ("/", "/subscriptionsz")]
+        links = "\n".join(f'<li><a href="{html.escape(self._base + name)}">{name[1:]}</a></li>' for name in names)
+        name = html.escape(self._engine.settings.server_name)
+        page = f"<!doctype html><title>{name}</title><h1>Slipstream: {name}</h1><ul>\n{links}\n</ul>\n"
+        return 200, HTML, page.encode()
+
+    def _varz(self, _: endpoints.Query) -> Answer:
+        options = self._server.options
+        seen = endpoints.varz(self._engine, self._now)
+        seen |= {
+            "max_connections": options.max_connections,
+            "max_control_line": options.max_control_line,
+            "auth_timeout": options.auth_timeout,
+            "tls_timeout": options.tls.timeout if options.tls is not None else 0,
+            "write_deadline": round(options.write_deadline * 1e9),
+            "http_host": options.http_host or options.host,
+            "http_port": self._server.http_port,
+            "http_base_path": options.http_base_path,
+            "https_port": 0,
+            "mem": _memory(),
+            "cores": os.cpu_count() or 1,
+            "gomaxprocs": os.cpu_count() or 1,
+            "cpu": self._cpu(),
+            "http_req_stats": self._requests,
+            "cluster": {}, "gateway": {}, "leaf": {}, "mqtt": {},
+            "websocket": {"port": self._server.websocket_port} if options.websocket is not None else {},
+        }  # fmt: skip
+        return _json(seen)
+
+    def _healthz(self, query: endpoints.Query) -> Answer:
+        status, body = endpoints.healthz(self._engine, query)
+        return status, JSON, msgspec.json.encode(body)
+
+    def _cpu(self) -> float:
+        """Percent of one core since the last look."""
+        now, used = time.monotonic(), time.process_time()
+        (then, before), self._last_cpu = self._last_cpu, (now, used)
+        return round(100 * (used - before) / max(now - then, 1e-3), 1)
+
+
+def _json(body: dict[str, Any]) -> Answer:
+    return 200, JSON, msgspec.json.format(msgspec.json.encode(body), indent=2)
+
+
+def _memory() -> int:
+    """Bytes of this process in memory now; where that is not known, the most there ever were."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        import resource  # not everywhere
+
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024
+
+
+class _Visit(asyncio.Protocol):
+    """One connection of an HTTP client."""
+
+    def __init__(self, monitor: Monitor) -> None:
+        self._monitor = monitor
+        self._transport: asyncio.Transport | None = None
+        self._held = b""
+        self._is_stuck = False
+        self._clock: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
+        self._transport.set_write_buffer_limits(high=UNREAD // 2)
+        self._monitor.open += 1
+        if self._monitor.open > MAX_CONNECTIONS:
+            transport.close()
+        self._wait()
+
+    def _wait(self) -> None:
+        if self._clock is not None:
+            self._clock.cancel()
+        if self._transport is not None:
+            self._clock = asyncio.get_running_loop().call_later(IDLE, self._transport.abort)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        self._monitor.open -= 1
+        if self._clock is not None:
+            self._clock.cancel()
+        self._transport = None
+
+    def pause_writing(self) -> None:
+        """It does not read its answers: it gets no more."""
+        self._is_stuck = True
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        self._is_stuck = False
+        if self._transport is not None:
+            self._transport.resume_reading()
+            self.data_received(b"")
+
+    def data_received(self, data: bytes) -> None:
+        self._held += data
+        while self._transport is not None and not self._transport.is_closing() and not self._is_stuck:
+            end = self._held.find(b"\r\n\r\n", 0, MAX_HEAD)
+            if end < 0:
+                if len(self._held) >= MAX_HEAD:
+                    self._send(400, TEXT, b"the request is too long\n", close=True)
+                return
+            head, self._held = self._held[:end], self._held[end + 4 :]
+            self._request(head.decode("latin-1"))
+            if self._transport is not None and self._transport.get_write_buffer_size() > UNREAD:
+                asyncio.get_running_loop().call_soon(self.data_received, b"")  # uvloop tells of a full buffer later
+                return
+
+    def _request(self, head: str) -> None:
+        line, *fields = head.split("\r\n")
+        method, _, rest = line.partition(" ")
+        target, _, version = rest.partition(" ")
+        names = {name.strip().lower(): value.strip().lower() for name, _, value in (f.partition(":") for f in fields)}
+        close = version != "HTTP/1.1" or "close" in names.get("connection", "")
+        if method not in ("GET", "HEAD"):
+            self._send(405, TEXT, b"only GET and HEAD are allowed\n", close=True)  # there may be a body
+            return
+        if not version.startswith("HTTP/1.") or names.get("content-length", "0") != "0" or "transfer-encoding" in names:
+            self._send(400, TEXT, b"a request by HTTP/1 without a body is needed\n", close=True)
+            return
+        try:
+            status, kind, body = self._monitor.answer(target)
+        except Exception:
+            log.exception("an error in the answer to %r", target[:200])
+            status, kind, body = 503, TEXT, b"internal error\n"
+        self._send(status, kind, body, close=close, bare=method == "HEAD")
+        self._wait()
+
+    def _send(self, status: int, kind: str, body: bytes, *, close: bool, bare: bool = False) -> None:
+        assert self._transport is not None
+        reason = _REASONS[status]
+        head = f"HTTP/1.1 {status} {reason}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
+        head += "Connection: close\r\n\r\n" if close else "\r\n"
+        self._transport.write(head.encode() + (b"" if bare else body))
+        if close:
+            self._transport.close()

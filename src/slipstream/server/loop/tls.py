@@ -1,0 +1,84 @@
+"""Certificate files become the context that the server speaks TLS with, and clients' certificates the names in them."""
+
+from __future__ import annotations
+
+import os
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from slipstream.errors import UsageError
+from slipstream.server.engine.auth.authenticator import Certificate
+
+PathLike = str | os.PathLike[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tls:
+    """How clients are met."""
+
+    context: ssl.SSLContext
+    first: bool  # TLS from the first byte on; otherwise INFO comes before it, in plain text
+    timeout: float  # seconds for the handshake
+    by_certificate: bool = False  # users are known by their certificates
+
+    @property
+    def verify(self) -> bool:
+        """Whether clients must show a certificate."""
+        return self.context.verify_mode is ssl.CERT_REQUIRED
+
+
+def settings(
+    context: ssl.SSLContext | None,
+    *,
+    cert: PathLike | None,
+    key: PathLike | None,
+    ca: PathLike | None,
+    verify: bool,
+    first: bool,
+    timeout: float,
+    by_certificate: bool = False,
+    min_version: str = "1.2",
+) -> Tls | None:
+    """A ready context, or one made of files; None if neither is given."""
+    if context is not None:
+        if cert is not None or key is not None or ca is not None or verify:
+            raise UsageError("tls is a context that is ready: tls_cert, tls_key, tls_ca and tls_verify are not for it")
+        return Tls(context=context, first=first, timeout=timeout, by_certificate=by_certificate)
+    verify = verify or by_certificate
+    if cert is None:
+        if key is not None or ca is not None or verify or first:
+            raise UsageError("TLS needs tls_cert, or a context as tls")
+        return None
+    if verify and ca is None:
+        raise UsageError("tls_verify needs tls_ca: whose certificates are clients to show?")
+    made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    made.minimum_version = ssl.TLSVersion.TLSv1_3 if min_version == "1.3" else ssl.TLSVersion.TLSv1_2
+    try:
+        made.load_cert_chain(cert, key)
+        if ca is not None:
+            made.load_verify_locations(ca)
+    except (OSError, ssl.SSLError) as exc:
+        raise UsageError(f"the files for TLS cannot be used: {exc}") from exc
+    if verify:
+        made.verify_mode = ssl.CERT_REQUIRED
+    return Tls(context=made, first=first, timeout=timeout, by_certificate=by_certificate)
+
+
+_SHORT = {
+    "commonName": "CN", "organizationName": "O", "organizationalUnitName": "OU", "countryName": "C",
+    "localityName": "L", "stateOrProvinceName": "ST", "domainComponent": "DC", "userId": "UID",
+    "streetAddress": "STREET", "serialNumber": "SERIALNUMBER", "emailAddress": "EMAILADDRESS", "surname": "SN",
+    "givenName": "GN", "postalCode": "POSTALCODE", "title": "T",
+}  # fmt: skip
+
+
+def certificate_of(peer: Mapping[str, Any] | None) -> Certificate | None:
+    """The names in a client's certificate, as `getpeercert` has them; None if it showed none that was checked."""
+    if not peer:
+        return None
+    alternatives = peer.get("subjectAltName", ())
+    names = [value for kind in ("email", "DNS", "URI") for seen, value in alternatives if seen == kind]
+    subject = [(_SHORT.get(name, name.upper()), value) for part in peer.get("subject", ()) for name, value in part]
+    return Certificate(tuple(names), tuple(subject))

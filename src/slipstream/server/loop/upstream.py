@@ -1,0 +1,304 @@
+"""Streams of other servers become the messages of mirrors and sources here: a client connection per upstream server.
+
+What is to be read, and from where, the engine says (`inflow.Remote`). What is there already is fetched by batched
+Direct Get, which is complete whichever replica answers; what is new comes from an ordered consumer. Where one of them
+is not allowed, the other does it all, if more slowly. Nothing is remembered here: after any trouble the inflow says
+where to go on. Everything runs on the server's loop and waits without blocking it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from slipstream.api import GetRequest, StreamInfo, format_time, names
+from slipstream.errors import ApiError, Error, MessageNotFoundError, RequestTimeoutError, UsageError
+from slipstream.server.engine.ports import Record
+from slipstream.server.engine.replication.ingest import CHUNK, Remote, identity_of
+
+if TYPE_CHECKING:
+    from slipstream.client._async.client import Client
+    from slipstream.jetstream._async.jetstream import JetStream
+    from slipstream.server.loop.driver import Driver
+
+log = logging.getLogger("slipstream.server")
+
+TIMEOUT = 5.0
+RETRY = 0.25  # seconds between tries when an upstream cannot be reached
+POLL_FIRST, POLL_LAST = 0.01, 0.25  # seconds between looks for something new
+FULL_WAIT = 0.005
+IDLE = 1.0  # seconds without a message after which the upstream is looked at again
+STRANGERS = 20  # pages answered by other streams than the one asked, before the leader is asked instead
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upstream:
+    """Another server or cluster: where it is, and who we are there."""
+
+    servers: str | Sequence[str]
+    user: str = ""
+    password: str = ""
+    token: str = ""
+    nkey: str = ""
+    credentials: str | None = None
+    tls_ca: str | None = None
+    prefix: str = ""  # of its JetStream API, if that is not `$JS.API`
+
+    def __repr__(self) -> str:  # secrets are not shown
+        return f"Upstream(servers={self.servers!r})"
+
+
+UpstreamLike = Upstream | str | Sequence[str]
+
+
+def named(upstreams: Mapping[str, UpstreamLike]) -> dict[str, Upstream]:
+    """By the API prefix that an `external` names; a key without dots is a domain."""
+    found: dict[str, Upstream] = {}
+    for key, value in upstreams.items():
+        if not key:
+            raise UsageError("an upstream without a name: the domain or API prefix of an `external` is allowed")
+        upstream = value if isinstance(value, Upstream) else Upstream(servers=value)
+        found[key if "." in key else f"$JS.{key}.API"] = upstream
+    return found
+
+
+class Upstreams:
+    """All readers of a server."""
+
+    def __init__(self, driver: Driver, upstreams: Mapping[str, Upstream]) -> None:
+        self._driver = driver
+        self._upstreams = upstreams
+        self._readers: dict[Remote, asyncio.Task[None]] = {}
+        self._clients: dict[str, asyncio.Task[Client]] = {}
+        self._loop = asyncio.get_running_loop()
+
+    def start(self) -> None:
+        self._driver.engine.remotes.changed = self._look
+        self._look()
+
+    async def stop(self) -> None:
+        """End all readers and connections."""
+        self._driver.engine.remotes.changed = lambda: None
+        tasks = [*self._readers.values(), *self._clients.values()]
+        for task in tasks:
+            task.cancel()
+        for client in [task for task in self._clients.values() if task.done() and not task.cancelled()]:
+            if client.exception() is None:
+                await client.result().close()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _look(self) -> None:
+        """Begin to read what is new, end what is gone."""
+        wanted = self._driver.engine.remotes.inflows
+        for remote in [remote for remote in self._readers if remote not in wanted]:
+            self._readers.pop(remote).cancel()
+        for remote in wanted:
+            if remote not in self._readers:
+                self._readers[remote] = self._loop.create_task(self._read(remote))
+
+    async def _read(self, remote: Remote) -> None:
+        """Read one upstream stream for as long as it is wanted."""
+        assert remote.source.external is not None
+        api = remote.source.external.api
+        upstream = self._upstreams.get(api)
+        if upstream is None:
+            known = ", ".join(self._upstreams) or "none"
+            text = f"no upstream is configured for {api!r}; configured: {known}"
+            remote.fail(ApiError(text, code=500, err_code=10029), self._driver.now())
+            return
+        from slipstream.jetstream._async.jetstream import (
+            JetStream,  # a server that mirrors nobody starts without a client
+        )
+
+        while True:
+            try:
+                client = await self._client(api, upstream)
+                js = JetStream(client, prefix=upstream.prefix, timeout=TIMEOUT)
+                await Reader(self._driver, remote, js, names.api_prefix(prefix=upstream.prefix)).run()
+            except ApiError as exc:
+                remote.fail(exc, self._driver.now())
+            except (Error, OSError, TimeoutError) as exc:
+                remote.fail(ApiError(str(exc), code=503, err_code=10029), self._driver.now())
+            except Exception as exc:  # whatever it is, the next try may be better
+                log.exception("an error in reading stream %s of %r", remote.source.name, upstream)
+                remote.fail(ApiError(str(exc), code=500, err_code=10029), self._driver.now())
+            await asyncio.sleep(RETRY)
+
+    async def _client(self, api: str, upstream: Upstream) -> Client:
+        """The connection to an upstream; one for all that is read from it."""
+        known = self._clients.get(api)
+        if known is None or (known.done() and (known.cancelled() or known.exception() or known.result().is_closed)):
+            known = self._clients[api] = self._loop.create_task(_connect(upstream))
+        return await asyncio.shield(known)
+
+
+async def _connect(upstream: Upstream) -> Client:
+    from slipstream.client._async.client import Client
+
+    return await Client.connect(
+        upstream.servers if isinstance(upstream.servers, str) else list(upstream.servers),
+        name="slipstream mirror",
+        user=upstream.user,
+        password=upstream.password,
+        token=upstream.token,
+        nkey=upstream.nkey,
+        credentials=upstream.credentials,
+        tls_ca=upstream.tls_ca,
+        timeout=TIMEOUT,
+        reconnect_max_wait=1.0,
+    )
+
+
+class Reader:
+    """Reads one stream for one inflow, until something goes wrong."""
+
+    def __init__(self, driver: Driver, remote: Remote, js: JetStream, prefix: str) -> None:
+        self._driver, self._remote, self._js = driver, remote, js
+        self._stream = js.stream(remote.source.name)
+        self._direct_get = f"{prefix}.DIRECT.GET.{remote.source.name}"
+        self._strangers = 0
+        self._may_consume = True
+        self._pattern = remote.filters[0] if len(remote.filters) == 1 else ">"
+
+    async def run(self) -> None:
+        pause = POLL_FIRST
+        while True:
+            info = await self._stream.info(timeout=TIMEOUT)
+            self._remote.meet(identity_of(info.created))
+            last = info.state.last_seq
+            start = self._remote.next_seq or await self._start_by_time(last)
+            if self._remote.is_paused:
+                await asyncio.sleep(POLL_LAST)
+                continue
+            if start <= last and (info.config.allow_direct or not self._may_consume):
+                await self._fetch(info, start, last)
+                pause = POLL_FIRST
+                continue
+            if start > last:
+                await self._offer([], last, last)
+            if self._may_consume:
+                await self._follow(info, start)
+                continue
+            told = await self._wait_for_news(info, last, pause)
+            pause = POLL_FIRST if told else min(2 * pause, POLL_LAST)
+
+    async def _follow(self, info: StreamInfo, start: int) -> None:
+        """Take messages as they come, until there is something that the consumer does not tell."""
+        filters = () if self._remote.filters == (">",) else self._remote.filters
+        consumer = self._stream.ordered_consumer(filters, start_seq=start)
+        try:
+            await consumer.start(timeout=TIMEOUT)
+        except ApiError as exc:
+            log.info("stream %s of an upstream lets nobody consume it: %s", self._stream.name, exc)
+            self._may_consume = False
+            return
+        resets = consumer.resets
+        try:
+            while True:
+                try:
+                    chunk = await consumer.next_chunk(timeout=IDLE)
+                except RequestTimeoutError:
+                    if not await self._look_again(info):
+                        return
+                    continue
+                if consumer.resets != resets:  # it went on where it stood, perhaps in another stream of that name
+                    resets = consumer.resets
+                    if (await self._stream.info(timeout=TIMEOUT)).created != info.created:
+                        return
+                records = [Record(m.seq, m.time, m.subject, m.raw[3], m.data) for m in chunk]
+                last = chunk[-1].seq + chunk[-1].num_pending
+                for at in range(0, len(records), CHUNK):
+                    part = records[at : at + CHUNK]
+                    if not await self._offer(part, part[-1].seq, last):
+                        return
+        finally:
+            await consumer.close()
+
+    async def _look_again(self, info: StreamInfo) -> bool:
+        """Nothing came for a while. There may be messages that the filters do not want, or that were deleted: they
+        count as looked at. False if the stream is another one, or the inflow is held."""
+        now = await self._stream.info(timeout=TIMEOUT)
+        last = now.state.last_seq
+        if now.created != info.created or last + 1 < self._remote.next_seq or self._remote.is_paused:
+            return False
+        if self._remote.next_seq <= last:
+            return await self._fetch(now, self._remote.next_seq, last)
+        return await self._offer([], last, last)
+
+    async def _start_by_time(self, last: int) -> int:
+        time = self._remote.source.opt_start_time
+        assert time is not None
+        request = GetRequest(start_time=format_time(time), next_by_subj=">")
+        try:
+            return (await self._stream.get_from_leader(request, timeout=TIMEOUT)).seq
+        except MessageNotFoundError:
+            return last + 1
+
+    async def _fetch(self, info: StreamInfo, start: int, last: int) -> bool:
+        """Everything from `start` to `last`; False if something is in the way."""
+        pages = self._by_direct_get if info.config.allow_direct and self._strangers < STRANGERS else self._from_leader
+        async with contextlib.aclosing(pages(start, last)) as chunks:
+            async for records in chunks:
+                for at in range(0, len(records), CHUNK):
+                    part = records[at : at + CHUNK]
+                    if not await self._offer(part, part[-1].seq, last):
+                        return False
+                if not records:
+                    return False  # not the stream itself has answered: again
+        return await self._offer([], last, last)
+
+    async def _by_direct_get(self, start: int, last: int) -> AsyncGenerator[list[Record], None]:
+        pattern = "" if self._pattern == ">" else self._pattern
+        async for columns in self._stream.read_columns(start=start, end=last, subject=pattern, timeout=TIMEOUT):
+            if columns.seqs and columns.stream != self._stream.name:
+                # A mirror of that stream: it may lack what it filters out, and has deletes of its own.
+                self._strangers += 1
+                yield []
+                return
+            rows = zip(columns.seqs, columns.times, columns.subjects, columns.headers, columns.data, strict=True)
+            if columns.seqs:
+                yield [Record(*row) for row in rows]
+
+    async def _from_leader(self, start: int, last: int) -> AsyncGenerator[list[Record], None]:
+        while start <= last:
+            request = GetRequest(seq=start, next_by_subj=self._pattern)
+            try:
+                found = await self._stream.get_from_leader(request, timeout=TIMEOUT)
+            except MessageNotFoundError:
+                return
+            start = found.seq + 1
+            yield [Record(found.seq, found.time, found.subject, found.header, found.data)]
+
+    async def _offer(self, records: list[Record], up_to: int, last: int) -> bool:
+        """Hand a chunk over once there is room for it; False if the inflow has moved, is held, or did not take all."""
+        remote = self._remote
+        expected = remote.next_seq
+        while not remote.is_open:
+            if remote.is_paused:
+                return False
+            await asyncio.sleep(FULL_WAIT)
+        if remote.next_seq != expected:
+            return False
+        done = remote.offer(records, up_to, last, self._driver.now())
+        self._driver.wake()
+        await asyncio.sleep(0 if done else RETRY)
+        return done
+
+    async def _wait_for_news(self, info: StreamInfo, last: int, pause: float) -> bool:
+        """Wait until there may be something new; whether it was told so. A server that keeps `min_last_seq` lets the
+        request wait until there is; of the others it is asked again after a pause."""
+        if self._remote.is_paused or not info.config.allow_direct:
+            await asyncio.sleep(pause)
+            return False
+        begin = asyncio.get_running_loop().time()
+        body = b'{"seq":%d,"min_last_seq":%d}' % (last + 1, last + 1)
+        reply = await self._js.client.request(self._direct_get, body, timeout=TIMEOUT)
+        if reply.status is None:
+            return True
+        if asyncio.get_running_loop().time() - begin < pause:
+            await asyncio.sleep(pause)
+        return False

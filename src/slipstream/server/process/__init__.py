@@ -1,0 +1,1 @@
+"""`slipstream server` as a process: command line, configuration files, log, wire trace."""

@@ -1,0 +1,169 @@
+"""`slipstream server`: a server as a process of its own, with nats-server's flags, until it is told to stop.
+
+SIGTERM and SIGINT stop it once what is under way is durable and answered, SIGUSR2 is for lame duck mode. The log goes
+to stderr, in nats-server's format, with the lines that scripts wait for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import gc
+import json
+import logging
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from slipstream.errors import Error, UsageError
+from slipstream.server.options import ServerOptions
+from slipstream.server.process import flags as command_line
+from slipstream.server.process import logs
+from slipstream.server.process.conf.load import ProcessOptions
+from slipstream.server.process.config_file import read_config
+from slipstream.server.server import Server, new_loop
+from slipstream.version import VERSION
+
+log = logging.getLogger("slipstream.server")
+
+_TAKEN = (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
+
+
+def main(argv: Sequence[str], *, started: Callable[[Server], None] | None = None) -> int:
+    """Run a server until it is told to stop; `started` is called once it listens. The result is an exit code."""
+    flags = command_line.parse(argv)
+    if flags.is_on("help"):
+        print(command_line.HELP, end="")
+        return 0
+    if flags.is_on("version"):
+        print(f"slipstream: v{VERSION}")
+        return 0
+    path = flags.text("config")
+    options = command_line.apply(flags, read_config(path) if path else ProcessOptions())
+    server = options.server.checked()
+    if flags.is_on("test"):
+        if not path:
+            raise UsageError("-t tests a configuration: name it with -c")
+        print(f"slipstream: configuration file {path} is valid", file=sys.stderr)
+        return 0
+    handler = logs.set_up(options)
+    try:
+        if path:
+            log.info("Using configuration file: %s", path)
+        _run(replace(options, server=_with_store(server)), started)
+    except Error as exc:
+        log.critical("%s", exc)
+        return 1
+    except OSError as exc:  # a port that is taken, a folder that cannot be written
+        log.critical("cannot listen on that port: %s" if exc.errno in _TAKEN else "%s", exc)
+        return 1
+    finally:
+        logging.getLogger("slipstream").removeHandler(handler)
+        handler.close()
+    return 0
+
+
+def _with_store(server: ServerOptions) -> ServerOptions:
+    """JetStream keeps its streams on disk, even if nobody said where."""
+    if not server.jetstream or server.store_dir is not None:
+        return server
+    folder = Path(tempfile.gettempdir(), "slipstream", "jetstream")
+    log.warning("Temporary storage directory used, data could be lost on system reboot: %s", folder)
+    return replace(server, store_dir=folder)
+
+
+def _run(options: ProcessOptions, started: Callable[[Server], None] | None) -> None:
+    # Stored messages are many small objects that live long: looking through all of them for cycles, as Python does by
+    # default every few thousand allocations, takes a third of the time of a memory stream under load.
+    gc.set_threshold(100_000, 50, 50)
+    if options.server.store_dir is not None and options.server.jetstream:
+        try:
+            Path(options.server.store_dir).mkdir(parents=True, exist_ok=True)
+        except OSError as exc:
+            raise UsageError(f"could not create storage directory {str(options.server.store_dir)!r}: {exc}") from exc
+    elif options.server.store_dir is not None:
+        options = replace(options, server=replace(options.server, store_dir=None))
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(_serve(options, started))
+
+
+async def _serve(options: ProcessOptions, started: Callable[[Server], None] | None) -> None:
+    ending = asyncio.Event()
+    server = Server.of(options.server)
+    settings = server.settings
+    log.info("Starting slipstream server")
+    log.info("  Version:  %s (as nats-server %s)", VERSION, settings.version)
+    log.info("  Name:     %s", settings.server_name)
+    log.info("  ID:       %s", settings.server_id)
+    if options.server.jetstream:
+        log.info("  JetStream store: %s", options.server.store_dir)
+    async with server:
+        with _files(options, server), _signals(server, ending):
+            log.info("Server is ready")
+            if started is not None:
+                started(server)
+            await ending.wait()
+            log.info("Initiating Shutdown...")
+    log.info("Server Exiting..")
+
+
+@contextlib.contextmanager
+def _signals(server: Server, ending: asyncio.Event) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    retiring: list[asyncio.Task[None]] = []
+    options = server.options
+
+    async def retire() -> None:
+        await server.lame_duck(duration=options.lame_duck_duration, grace=options.lame_duck_grace)
+        ending.set()
+
+    def begin() -> None:
+        if not retiring:
+            log.info("Entering lame duck mode, stop accepting new clients")
+            retiring.append(loop.create_task(retire()))
+
+    for name in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(name, ending.set)
+    if hasattr(signal, "SIGUSR2"):
+        loop.add_signal_handler(signal.SIGUSR2, begin)
+        loop.add_signal_handler(
+            signal.SIGHUP, lambda: log.warning("a configuration is not reloaded: restart the server for it")
+        )
+        loop.add_signal_handler(signal.SIGUSR1, lambda: None)  # a log file that was moved away is noticed without it
+    try:
+        yield
+    finally:
+        for task in retiring:
+            task.cancel()
+
+
+@contextlib.contextmanager
+def _files(options: ProcessOptions, server: Server) -> Iterator[None]:
+    """The files that tell others about this process; gone with it."""
+    written: list[Path] = []
+    try:
+        if options.pid_file:
+            written.append(_write(Path(options.pid_file), f"{os.getpid()}"))
+        if options.ports_file_dir:
+            ports = {"nats": [server.url], "monitoring": [server.http_url], "websocket": [server.websocket_url]}
+            content = json.dumps({name: urls for name, urls in ports.items() if urls[0]})
+            written.append(_write(Path(options.ports_file_dir, f"slipstream_{os.getpid()}.ports"), content))
+        yield
+    finally:
+        for path in written:
+            path.unlink(missing_ok=True)
+
+
+def _write(path: Path, content: str) -> Path:
+    try:
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        temporary.write_text(content)
+        temporary.replace(path)  # nobody reads half of it
+    except OSError as exc:
+        raise UsageError(f"cannot write {str(path)!r}: {exc}") from exc
+    return path

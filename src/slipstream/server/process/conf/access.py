@@ -1,0 +1,214 @@
+"""`authorization`, `accounts` and what is in them become users, permissions and limits of accounts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+
+from slipstream.errors import UsageError
+from slipstream.server.engine.auth.account_limits import AccountLimits
+from slipstream.server.engine.auth.users import (
+    CONNECTION_TYPES,
+    DEFAULT_ACCOUNT,
+    NO_LIMIT,
+    AccountOptions,
+    Permissions,
+    Responses,
+    User,
+)
+from slipstream.server.process.conf.section import Section, seconds, text, texts, wrong
+from slipstream.server.process.conf.tree import ConfigError, Place, Value
+
+_NO_CALLOUT = {
+    "auth_callout": "there is no authorization by another service",
+    "auth_hook": "there is no authorization by another service",
+    "proxy_required": "there are no proxies",
+}
+_NOT_IN_ACCOUNTS = {
+    "imports": "subjects of one account are not seen in another",
+    "mappings": "subjects are not mapped",
+    "maps": "subjects are not mapped",
+    "msg_trace": "messages are not traced by subject",
+    "trace_dest": "messages are not traced by subject",
+    "nkey": "accounts go by their names; those of an operator come as JWTs",
+}
+
+
+@dataclass
+class Access:
+    """Who may come in."""
+
+    users: list[User] = field(default_factory=list)
+    accounts: list[AccountOptions] = field(default_factory=list)
+    no_auth_user: str = ""
+    timeout: float = 2.0
+    is_open: bool = True  # no users were asked for by `authorization`
+
+
+@contextmanager
+def at(place: Place) -> Iterator[None]:
+    """Errors about values get the place where they were written."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except UsageError as exc:
+        raise ConfigError(place, str(exc)) from exc
+
+
+def authorization(value: Value, access: Access, *, by_certificate: bool) -> None:
+    """The block `authorization`: one user, one token, or several users."""
+    access.is_open = False
+    block = Section(value, "authorization", _NO_CALLOUT)
+    name, password = block.text("user", "username"), block.text("pass", "password")
+    token = block.text("token")
+    access.timeout = block.seconds("timeout", default=2.0)
+    if access.timeout <= 0:
+        raise ConfigError(block.place, f"'timeout' is {access.timeout:g} s, more than 0 is allowed")
+    granted = block.take("default_permissions", "default_permission", "permissions")
+    default = permissions(granted) if granted is not None else None
+    several = block.take("users")
+    block.done()
+    if bool(name or password) + bool(token) + (several is not None) > 1:
+        raise ConfigError(block.place, "one of 'user', 'token' and 'users' is allowed, and not two of them")
+    with at(block.place):
+        if name or password:
+            access.users.append(User(name=name, password=password, permissions=default))
+        elif token:
+            access.users.append(User(token=token, permissions=default))
+    if several is not None:
+        access.users += users(several, access, DEFAULT_ACCOUNT, default, by_certificate=by_certificate)
+
+
+def accounts(value: Value, access: Access, *, by_certificate: bool) -> None:
+    """The block `accounts`: names, or maps of what is in them."""
+    if isinstance(value.data, list):
+        for item in value.data:
+            with at(item.place):
+                access.accounts.append(AccountOptions(name=text(item, "accounts"), jetstream=None))
+        return
+    for entry in Section(value, "accounts").entries():
+        if entry.is_variable:
+            continue
+        block = Section(entry.value, f"account {entry.key!r}", _NOT_IN_ACCOUNTS)
+        block.take("exports")  # without imports nobody sees them
+        granted = block.take("default_permissions")
+        default = permissions(granted) if granted is not None else None
+        limited = block.take("jetstream")
+        bounds = block.section("limits", unsupported={"max_leafnodes": "there are none", "max_leafs": "there are none"})
+        members = block.take("users")
+        block.done()
+        with at(entry.place):
+            account = AccountOptions(name=entry.key, jetstream=jetstream(limited) if limited is not None else None)
+            if bounds is not None:
+                account = replace(
+                    account,
+                    max_connections=bounds.integer("max_connections", "max_conn", default=NO_LIMIT, low=-1),
+                    max_subscriptions=bounds.integer("max_subscriptions", "max_subs", default=NO_LIMIT, low=-1),
+                    max_payload=bounds.integer("max_payload", "max_pay", default=NO_LIMIT, low=-1),
+                )
+                bounds.done()
+        access.accounts.append(account)
+        if members is not None:
+            access.users += users(members, access, entry.key, default, by_certificate=by_certificate)
+
+
+def jetstream(value: Value) -> AccountLimits | None:
+    """An account's `jetstream`: on, off, or limits."""
+    if isinstance(value.data, bool):
+        return AccountLimits() if value.data else None
+    if isinstance(value.data, str):
+        if value.data.lower() in ("enabled", "enable"):
+            return AccountLimits()
+        if value.data.lower() in ("disabled", "disable"):
+            return None
+        raise wrong(value, "jetstream", "enabled, disabled or a map of limits")
+    block = Section(value, "jetstream", {"cluster_traffic": "there is no cluster"})
+    limits = AccountLimits(
+        max_memory=block.integer("max_memory", "max_mem", "mem", "memory", default=NO_LIMIT, low=-1),
+        max_storage=block.integer("max_store", "max_file", "max_disk", "store", "disk", default=NO_LIMIT, low=-1),
+        max_streams=block.integer("max_streams", "streams", default=NO_LIMIT, low=-1),
+        max_consumers=block.integer("max_consumers", "consumers", default=NO_LIMIT, low=-1),
+        max_ack_pending=block.integer("max_ack_pending", default=NO_LIMIT, low=-1),
+        memory_max_stream_bytes=block.integer("mem_max_stream_bytes", "memory_max_stream_bytes", default=NO_LIMIT),
+        storage_max_stream_bytes=block.integer("disk_max_stream_bytes", "store_max_stream_bytes", default=NO_LIMIT),
+        max_bytes_required=block.flag("max_bytes_required", "max_stream_bytes", "max_bytes"),
+    )
+    block.done()
+    return limits
+
+
+def users(
+    value: Value, access: Access, account: str, default: Permissions | None, *, by_certificate: bool
+) -> list[User]:
+    """An array of users."""
+    if not isinstance(value.data, list):
+        raise wrong(value, "users", "an array of maps")
+    found = []
+    for item in value.data:
+        block = Section(item, "user", {"proxy_required": "there are no proxies"})
+        granted = block.take("permissions", "permission", "authorization")
+        kinds = tuple(kind.upper() for kind in block.texts("allowed_connection_types", "connection_types", "clients"))
+        name, password = block.text("user", "username"), block.text("pass", "password")
+        nkey = block.text("nkey")
+        block.done()
+        if kinds and not any(kind in CONNECTION_TYPES for kind in kinds):
+            raise ConfigError(block.place, f"a user has none of the connection types {' and '.join(CONNECTION_TYPES)}")
+        with at(block.place):
+            found.append(
+                User(
+                    name=name,
+                    password=password,
+                    nkey=nkey,
+                    account=account,
+                    permissions=permissions(granted) if granted is not None else default,
+                    certificate=by_certificate and bool(name) and not password,
+                    anyone=bool(name) and not password and name == access.no_auth_user,
+                    connection_types=tuple(kind for kind in kinds if kind in CONNECTION_TYPES),
+                )
+            )
+    return found
+
+
+def permissions(value: Value) -> Permissions:
+    """`publish` and `subscribe`, each a list or `allow` and `deny`; and `allow_responses`."""
+    block = Section(value, "permissions")
+    sides = [_side(block.take(*names)) for names in (("publish", "pub", "import"), ("subscribe", "sub", "export"))]
+    answers = block.take("allow_responses", "publish_allow_responses")
+    block.done()
+    with at(block.place):
+        return Permissions(
+            publish=sides[0][0],
+            publish_deny=sides[0][1],
+            subscribe=sides[1][0],
+            subscribe_deny=sides[1][1],
+            responses=_responses(answers) if answers is not None else None,
+        )
+
+
+def _side(value: Value | None) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
+    if value is None:
+        return None, ()
+    if not isinstance(value.data, dict):
+        return texts(value, "permissions"), ()
+    block = Section(value, "permissions")
+    allow = block.take("allow")
+    deny = block.texts("deny")
+    block.done()
+    return texts(allow, "allow") if allow is not None else None, deny
+
+
+def _responses(value: Value) -> Responses | None:
+    if isinstance(value.data, bool):
+        return Responses() if value.data else None
+    block = Section(value, "allow_responses")
+    most = block.integer("max", "max_msgs", "max_messages", "max_responses", default=1)
+    duration = block.take("expires", "expiration", "ttl")
+    block.done()
+    expires = seconds(duration, "expires") if duration is not None else 120.0
+    return Responses(  # 0 is the default, less is without limit
+        max_msgs=None if most < 0 else most or 1,
+        expires=None if expires < 0 else timedelta(seconds=expires or 120.0),
+    )

@@ -1,0 +1,144 @@
+"""A map of a configuration becomes typed values: each is taken once by name, and what nobody took is an error.
+
+Names are not case-sensitive, and most have several spellings, as in nats-server.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from slipstream.server.process.conf.tree import ConfigError, Entry, Map, Place, Value
+
+_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION = re.compile(r"[+-]?(?:\d+(?:\.\d*)?(?:ns|us|µs|μs|ms|s|m|h))+")
+_PART = re.compile(r"(\d+(?:\.\d*)?)(ns|us|µs|μs|ms|s|m|h)")
+
+
+class Section:
+    """One map, while it is being read."""
+
+    def __init__(self, value: Value, what: str, unsupported: Mapping[str, str] | None = None) -> None:
+        """`what` names it in errors; `unsupported` says of keys that nats-server knows why they are not for us."""
+        if not isinstance(value.data, dict):
+            raise wrong(value, what, "a map")
+        self.place = value.place
+        self._what = what
+        self._map: Map = {key.lower(): entry for key, entry in value.data.items()}
+        self._all = list(value.data.values())
+        self._unsupported = unsupported or {}
+        self._taken: set[str] = set()
+
+    def take(self, *names: str) -> Value | None:
+        """The value of a key, by any of its spellings; None if it is not there. The last one written counts."""
+        found: Entry | None = None
+        for name in names:
+            entry = self._map.get(name)
+            self._taken.add(name)
+            if entry is not None:
+                found = entry
+        return found.value if found is not None else None
+
+    def entries(self) -> list[Entry]:
+        """Everything, for maps whose keys are names."""
+        self._taken.update(self._map)
+        return self._all
+
+    def done(self) -> None:
+        """Raise for the first key that was not taken."""
+        for name, entry in self._map.items():
+            if name in self._taken or entry.is_variable:
+                continue
+            if name in self._unsupported:
+                raise ConfigError(entry.place, f"{entry.key!r} is not supported: {self._unsupported[name]}")
+            raise ConfigError(entry.place, f"unknown field {entry.key!r} in {self._what}")
+
+    # Typed.
+
+    def text(self, *names: str, default: str = "") -> str:
+        value = self.take(*names)
+        return default if value is None else text(value, names[0])
+
+    def integer(self, *names: str, default: int = 0, low: int | None = None) -> int:
+        value = self.take(*names)
+        if value is None:
+            return default
+        found = value.data
+        if isinstance(found, bool) or not isinstance(found, int):
+            raise wrong(value, names[0], "a whole number")
+        if low is not None and found < low:
+            raise ConfigError(value.place, f"{names[0]!r} is {found}, at least {low} is allowed")
+        return found
+
+    def flag(self, *names: str, default: bool = False) -> bool:
+        value = self.take(*names)
+        if value is None:
+            return default
+        if not isinstance(value.data, bool):
+            raise wrong(value, names[0], "true or false")
+        return value.data
+
+    def seconds(self, *names: str, default: float) -> float:
+        """A duration: `"2m"`, or a number of seconds."""
+        value = self.take(*names)
+        return default if value is None else seconds(value, names[0])
+
+    def texts(self, *names: str) -> tuple[str, ...]:
+        """One text or an array of them."""
+        value = self.take(*names)
+        return () if value is None else texts(value, names[0])
+
+    def section(self, *names: str, unsupported: Mapping[str, str] | None = None) -> Section | None:
+        value = self.take(*names)
+        return None if value is None else Section(value, names[0], unsupported)
+
+
+def wrong(value: Value, what: str, wanted: str) -> ConfigError:
+    """The error for a value of the wrong kind."""
+    seen = {dict: "a map", list: "an array", bool: "a truth value", int: "a number", float: "a number"}
+    kind = seen.get(type(value.data), "a text")  # the text itself may be a secret
+    return ConfigError(value.place, f"{what!r} is {kind}, {wanted} is allowed")
+
+
+def text(value: Value, what: str) -> str:
+    if isinstance(value.data, int | float) and not isinstance(value.data, bool):
+        raise ConfigError(value.place, f"{what!r} is a number, a text is allowed: put it in quotes")
+    if not isinstance(value.data, str):
+        raise wrong(value, what, "a text")
+    return value.data
+
+
+def texts(value: Value, what: str) -> tuple[str, ...]:
+    if isinstance(value.data, list):
+        return tuple(text(item, what) for item in value.data)
+    return (text(value, what),)
+
+
+def seconds(value: Value, what: str) -> float:
+    found = value.data
+    if isinstance(found, int | float) and not isinstance(found, bool):
+        return float(found)
+    if not isinstance(found, str) or not _DURATION.fullmatch(found):
+        raise ConfigError(
+            value.place, f"{what!r} is no duration: a number of seconds, or as in '2m' or '1h30m', is allowed"
+        )
+    total = sum(float(count) * _UNITS[unit] for count, unit in _PART.findall(found))
+    return -total if found.startswith("-") else total
+
+
+def listen(value: Value, what: str, default_host: str) -> tuple[str, int]:
+    """`host:port`, `:port` or a port."""
+    if isinstance(value.data, int) and not isinstance(value.data, bool):
+        return default_host, port(value.data, value.place, what)
+    host, colon, number = text(value, what).rpartition(":")
+    if not colon or not re.fullmatch(r"-?\d+", number):
+        raise ConfigError(value.place, f"{what!r} is {value.data!r}, 'host:port' or a port is allowed")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    return host or default_host, port(int(number), value.place, what)
+
+
+def port(number: int, place: Place, what: str) -> int:
+    if not -1 <= number <= 65535:
+        raise ConfigError(place, f"{what!r} has port {number}, -1 (any that is free) to 65535 is allowed")
+    return number

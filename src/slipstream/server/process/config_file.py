@@ -1,0 +1,30 @@
+"""A configuration file on disk becomes options; includes and variables of the environment are looked up here."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from slipstream.errors import UsageError
+from slipstream.server.process.conf.load import ProcessOptions, load
+from slipstream.server.process.conf.tree import parse
+
+MAX_SIZE = 64 * 1024 * 1024
+
+
+def read_text(path: str | os.PathLike[str]) -> str:
+    """The text of a file that is no larger than a configuration can be."""
+    file = Path(path)
+    if file.stat().st_size > MAX_SIZE:
+        raise ValueError(f"more than {MAX_SIZE} bytes")
+    return file.read_text("utf-8")
+
+
+def read_config(path: str | os.PathLike[str]) -> ProcessOptions:
+    """The options in a file; a UsageError says what cannot be used, and where it stands."""
+    name = os.fspath(path)
+    try:
+        text = read_text(name)
+    except (OSError, ValueError) as exc:
+        raise UsageError(f"cannot read the configuration {name!r}: {exc}") from exc
+    return load(parse(text, name, read=read_text, environment=os.environ.get), read_text)

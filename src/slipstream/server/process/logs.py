@@ -1,0 +1,56 @@
+"""Records of the log become lines in nats-server's format: `[pid] 2006/01/02 15:04:05.000000 [INF] text`."""
+
+from __future__ import annotations
+
+import logging
+import logging.handlers
+import os
+import sys
+import time
+
+from slipstream.errors import UsageError
+from slipstream.server.process.conf.load import ProcessOptions
+from slipstream.server.process.trace import TRACE
+
+_LETTERS = {TRACE: "TRC", logging.DEBUG: "DBG", logging.INFO: "INF", logging.WARNING: "WRN", logging.ERROR: "ERR"}
+
+
+class LineFormatter(logging.Formatter):
+    """One line per record; what a client may have chosen cannot begin another one."""
+
+    def __init__(self, *, with_time: bool, utc: bool) -> None:
+        super().__init__()
+        self._with_time = with_time
+        self._zone = time.gmtime if utc else time.localtime
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = record.getMessage()
+        text = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+        if record.exc_info:
+            text = f"{text}\n{self.formatException(record.exc_info)}"
+        clock = ""
+        if self._with_time:
+            micros = round((record.created % 1) * 1e6) % 1_000_000
+            clock = f"{time.strftime('%Y/%m/%d %H:%M:%S', self._zone(record.created))}.{micros:06d} "
+        return f"[{os.getpid()}] {clock}[{_LETTERS.get(record.levelno, 'FTL')}] {text}"
+
+
+def set_up(options: ProcessOptions) -> logging.Handler:
+    """Send the log where it belongs."""
+    handler: logging.Handler = logging.StreamHandler(sys.stderr)
+    if options.log_file:
+        try:
+            if options.log_size_limit:
+                handler = logging.handlers.RotatingFileHandler(
+                    options.log_file, maxBytes=options.log_size_limit, backupCount=options.log_max_num or 1
+                )
+            else:
+                handler = logging.handlers.WatchedFileHandler(options.log_file)  # whoever moves it away gets a new one
+        except OSError as exc:
+            raise UsageError(f"cannot write the log to {options.log_file!r}: {exc}") from exc
+    handler.setFormatter(LineFormatter(with_time=options.log_time, utc=options.log_utc))
+    logger = logging.getLogger("slipstream")
+    logger.setLevel(TRACE if options.trace else logging.DEBUG if options.debug else logging.INFO)
+    logger.addHandler(handler)
+    logger.propagate = False
+    return handler

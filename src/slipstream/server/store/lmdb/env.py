@@ -1,0 +1,161 @@
+"""The LMDB environment of a store: its files, its lock, its tables and the readers' snapshot.
+
+Exactly one process works on the files: LMDB itself would let a second one, or a forked child, write as well.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NoReturn
+
+import lmdb
+
+from slipstream.errors import StoreError
+from slipstream.server.store.lmdb.segments import Base
+
+# Kinds of keys in the control table; each is followed by the stream's id and, for some, a number.
+META, STREAM, STATE, SEGMENT, INDEXED, JOURNAL, GRAVE, KEPT = b"m", b"s", b"t", b"g", b"x", b"j", b"d", b"k"
+
+MAX_REPORTED = 10_000
+
+
+def control_key(kind: bytes, sid: int, number: int | None = None) -> bytes:
+    key = kind + sid.to_bytes(4, "big")
+    return key if number is None else key + number.to_bytes(8, "big")
+
+
+@contextmanager
+def translated(doing: str) -> Iterator[None]:
+    """LMDB's errors as ours, with what can be done about them."""
+    try:
+        yield
+    except lmdb.MapFullError as exc:
+        raise StoreError(f"the store is full while {doing}: the map size is reached ({exc})") from exc
+    except lmdb.Error as exc:
+        raise StoreError(f"the disk failed or is full while {doing}: {exc}") from exc
+
+
+class _Forked:
+    """Stands in for the snapshot in a forked child."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise StoreError(f"the store was opened by process {self._pid}; its forked child cannot use it")
+
+
+class Disk:
+    """The open environment. `read` is the snapshot of the last finished group."""
+
+    def __init__(self, path: str | os.PathLike[str], *, map_size: int, step: int) -> None:
+        self.path = Path(path)
+        self.step = step  # units of work in one step of a job
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock = self._take_lock()
+        except OSError as exc:
+            raise StoreError(f"the directory of the store, {self.path}, cannot be used: {exc}") from exc
+        self.pid = os.getpid()
+        try:
+            with translated(f"opening {self.path}"):
+                self._open(map_size)
+        except BaseException:
+            os.close(self._lock)
+            raise
+        _disks.add(self)
+
+    def _open(self, map_size: int) -> None:
+        self.env = lmdb.open(
+            str(self.path),
+            map_size=map_size,
+            max_dbs=8,
+            max_spare_txns=2,
+            mode=0o600,
+            readahead=False,
+            metasync=True,
+            sync=True,
+        )
+        self.messages = self.env.open_db(b"messages")  # stream id, sequence -> message
+        self.index = self.env.open_db(b"index")  # stream id, segment, subject -> offsets
+        self.subjects = self.env.open_db(b"subjects")  # stream id, subject -> row
+        self.control = self.env.open_db(b"control")
+        self.expiries = self.env.open_db(b"expiries")  # stream id, moment, sequence -> nothing
+        for directory in (self.path, self.path.parent):  # LMDB syncs its file, not the file's name
+            fd = os.open(directory, os.O_RDONLY)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        self.read = self.env.begin(db=self.messages)
+        self.epoch = 0  # how often the snapshot moved
+        self.transaction: lmdb.Transaction[bytes] | None = None  # of the group that is being written
+        self.journal_next = 0  # number of the next journal record
+        self.flushed: list[tuple[Base, list[str]]] = []  # rows that the group wrote to the table of subjects
+        self.corrupt_records = 0
+        self.damaged: dict[tuple[str, int], None] = {}  # messages that did not match their checksums
+        self._open_for_use = True
+
+    def _take_lock(self) -> int:
+        fd = os.open(self.path / "store.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.pread(fd, 64, 0).decode(errors="replace").strip() or "unknown"
+            os.close(fd)
+            raise StoreError(f"the store in {self.path} is in use by process {owner}") from None
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        return fd
+
+    @property
+    def write(self) -> lmdb.Transaction[bytes]:
+        """The transaction of the group that is being written."""
+        assert self.transaction is not None
+        return self.transaction
+
+    def _disown(self) -> None:
+        """In a forked child: the files belong to the parent alone."""
+        self.read = _Forked(self.pid)  # type: ignore[assignment]
+        with suppress(OSError):
+            os.close(self._lock)
+
+    def report(self, stream: str, seq: int) -> None:
+        """A message does not match its checksum."""
+        self.corrupt_records += 1
+        if len(self.damaged) < MAX_REPORTED:
+            self.damaged[stream, seq] = None
+
+    def check_owner(self) -> None:
+        if os.getpid() != self.pid:
+            raise StoreError(f"the store was opened by process {self.pid}; process {os.getpid()} cannot use it")
+
+    def renew(self) -> None:
+        """Move the snapshot to the last commit."""
+        self.read.abort()
+        self.read = self.env.begin(db=self.messages)
+        self.epoch += 1
+
+    def close(self) -> None:
+        if os.getpid() != self.pid or not self._open_for_use:
+            return
+        self._open_for_use = False
+        self.read.abort()
+        self.env.close()
+        os.close(self._lock)
+
+
+_disks: weakref.WeakSet[Disk] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for disk in list(_disks):
+        disk._disown()
+
+
+os.register_at_fork(after_in_child=_after_fork)

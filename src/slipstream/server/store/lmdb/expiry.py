@@ -1,0 +1,71 @@
+"""Times to live in LMDB: a table of moments becomes the sequences whose moment has come.
+
+The table has one key (stream id, moment, sequence) for each message that says in its header how long it is to be kept.
+A key is a hint: whoever follows one reads the message and asks it again, so a stale or damaged key takes nothing away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import merge
+from struct import Struct
+
+from slipstream.server.engine.ports import expires_at
+from slipstream.server.store.lmdb.env import Disk
+from slipstream.server.store.lmdb.records import HEAD
+from slipstream.server.store.lmdb.segments import Delta
+from slipstream.server.store.lmdb.view import View
+
+_KEY = Struct(">IQQ")
+_head = HEAD.unpack_from
+
+moment_key = _KEY.pack
+
+
+def moment_of(value: bytes) -> int:
+    """When a stored message is over; 0: never."""
+    time, subject, header = _head(value)
+    if not header:
+        return 0
+    begin = 16 + subject
+    return expires_at(time, value[begin : begin + header])
+
+
+def moments(disk: Disk, sid: int, deltas: tuple[Delta, ...]) -> Iterator[tuple[int, int]]:
+    """Moments and sequences of a log as the writer sees them, in order."""
+    changed: dict[bytes, bool] = {}
+    for delta in deltas:
+        changed.update(delta.moments)
+    fresh = sorted(key for key, there in changed.items() if there)
+    for key in merge(_stored(disk, sid, changed), fresh) if changed else _stored(disk, sid, changed):
+        _, moment, seq = _KEY.unpack(key)
+        yield moment, seq
+
+
+def _stored(disk: Disk, sid: int, changed: dict[bytes, bool]) -> Iterator[bytes]:
+    prefix = sid.to_bytes(4, "big")
+    with disk.read.cursor(db=disk.expiries) as cursor:
+        if cursor.set_range(prefix):
+            for key in cursor.iternext(values=False):
+                if not key.startswith(prefix):
+                    return
+                if len(key) == _KEY.size and key not in changed:
+                    yield key
+
+
+def take(view: View, delta: Delta, now: int, limit: int) -> list[int]:
+    """The committed sequences that are over at `now`, of up to `limit` moments, which leave the table."""
+    due: list[tuple[int, int]] = []
+    committed = view.base.state.last_seq
+    for moment, seq in moments(view.disk, view.base.sid, view.deltas):
+        if moment > now or len(due) == limit:
+            break
+        if seq <= committed:
+            due.append((moment, seq))
+    found = []
+    for moment, seq in due:
+        delta.moments[moment_key(view.base.sid, moment, seq)] = False
+        value = view.value(seq) if seq >= view.first else None
+        if value is not None and moment_of(value) == moment:
+            found.append(seq)
+    return sorted(found)

@@ -1,0 +1,181 @@
+"""Work that may wait: each job is cut into small steps, which later groups carry out inside their own transactions.
+
+A job can be thrown away at any step and begun again: what it has done so far stays true, and what it finds is what the
+log's base says. So nothing about jobs is written down; after a crash, or a group that failed, they are thought up anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from heapq import merge
+from itertools import islice
+from typing import TYPE_CHECKING, Protocol
+
+import lmdb
+
+from slipstream.server.store.lmdb.env import GRAVE, INDEXED, JOURNAL, KEPT, SEGMENT, Disk, control_key
+from slipstream.server.store.lmdb.records import pack_entry, pack_row, seal, subject_key
+from slipstream.server.store.lmdb.segments import Base
+from slipstream.server.store.lmdb.view import read_tail
+
+if TYPE_CHECKING:
+    from slipstream.server.store.lmdb.log import LmdbLog
+
+
+class Job(Protocol):
+    """Something to be done in steps."""
+
+    def steps(self, disk: Disk) -> Iterator[int]:
+        """Do it; after each step, say how much that was. The transaction may be another one after each."""
+
+    def settle(self) -> None:
+        """The group that held the last step is committed."""
+
+
+def _sorted(names: Iterable[str], step: int) -> Iterator[list[str] | int]:
+    """Sort in small steps (sizes of the work done), then hand the names over in lists."""
+    rest = iter(names)
+    runs: list[list[str]] = []
+    while run := sorted(islice(rest, 16 * step)):
+        runs.append(run)
+        yield 4 * step
+    ordered = merge(*runs)
+    while part := list(islice(ordered, step)):
+        yield part
+
+
+def clear(disk: Disk, db: lmdb._Database, prefix: bytes, end: bytes = b"") -> Iterator[int]:
+    """Delete all keys with a prefix (those before `end`, if it is given)."""
+    found = True
+    while found:
+        count = 0
+        with disk.write.cursor(db=db) as cursor:
+            found = cursor.set_range(prefix)
+            while found and count < disk.step:
+                key = cursor.key()  # empty behind the last one
+                found = key.startswith(prefix) and not (end and key >= end) and cursor.delete()
+                count += found
+        if count:
+            yield count
+
+
+class FlushJob:
+    """Write the changed rows of a log to the table of subjects, then drop the journal that stood in for them."""
+
+    def __init__(self, log: LmdbLog) -> None:
+        self._log = log
+        self._base = log.base
+        self._base.flushing = True
+        self._covered = 0
+
+    def steps(self, disk: Disk) -> Iterator[int]:
+        log, base = self._log, self._base
+        newer = log.sealed.figures if log.sealed is not None else {}
+        names = [*base.dirty, *(subject for subject in newer if subject not in base.dirty)]
+        self._covered = base.journaled + len(newer)
+        mark = control_key(JOURNAL, base.sid, disk.journal_next)
+        prefix = base.sid.to_bytes(4, "big")
+        for part in _sorted(names, disk.step):
+            if isinstance(part, int):
+                yield part
+                continue
+            if log.base is not base or (log.sealed is not None and log.sealed.fresh):
+                return  # the log has moved to a new id
+            self._write(disk, prefix, part)
+            yield len(part)
+        yield from clear(disk, disk.control, control_key(JOURNAL, base.sid), mark)
+
+    def _write(self, disk: Disk, prefix: bytes, part: list[str]) -> None:
+        rows, newer = self._base.dirty, self._log.sealed.figures if self._log.sealed is not None else {}
+        puts = []
+        for subject in part:
+            row = newer.get(subject) or rows[subject]
+            if row[0]:
+                puts.append(pack_row(prefix, subject, row))
+            else:
+                disk.write.delete(prefix + subject_key(subject), db=disk.subjects)
+        with disk.write.cursor(db=disk.subjects) as cursor:
+            cursor.putmulti(puts)
+        disk.flushed.append((self._base, part))
+
+    def settle(self) -> None:
+        base = self._base
+        base.flushing = False
+        base.journaled -= self._covered
+
+
+class SealJob:
+    """Write the index of a segment that is full."""
+
+    def __init__(self, base: Base, number: int) -> None:
+        self._base = base
+        self._number = number
+        self._named = 0
+        base.sealing.add(number)
+
+    def steps(self, disk: Disk) -> Iterator[int]:
+        base, number = self._base, self._number
+        prefix = base.sid.to_bytes(4, "big") + number.to_bytes(8, "big")
+        yield from clear(disk, disk.index, prefix)  # an earlier try may have been cut off
+        part = read_tail(disk, base).get(number, {})
+        start = number * base.size
+        for names in _sorted(list(part), disk.step):
+            if isinstance(names, int):
+                yield names
+                continue
+            puts = []
+            for subject in names:
+                seqs = part.get(subject)
+                if seqs:
+                    self._named += len(seqs)
+                    puts.append(pack_entry(prefix, subject, [seq - start for seq in seqs]))
+            with disk.write.cursor(db=disk.index) as cursor:
+                cursor.putmulti(puts)
+            yield len(puts)
+        key = control_key(INDEXED, base.sid, number)
+        disk.write.put(key, seal(key, self._named.to_bytes(8, "little")), db=disk.control)
+
+    def settle(self) -> None:
+        base, number = self._base, self._number
+        base.sealing.discard(number)
+        base.unindexed.discard(number)
+        if number in base.segments or number in base.dead:  # otherwise a DropJob follows
+            base.indexed[number] = self._named
+        if base.tail is not None:
+            base.tail.pop(number, None)
+
+
+class DropJob:
+    """Delete the index of a segment that has no messages."""
+
+    def __init__(self, base: Base, number: int) -> None:
+        self._base = base
+        self._number = number
+
+    def steps(self, disk: Disk) -> Iterator[int]:
+        sid = self._base.sid
+        yield from clear(disk, disk.index, sid.to_bytes(4, "big") + self._number.to_bytes(8, "big"))
+        disk.write.delete(control_key(INDEXED, sid, self._number), db=disk.control)
+
+    def settle(self) -> None:
+        self._base.dropping.discard(self._number)
+
+
+class GraveJob:
+    """Delete all that is left of a stream that was deleted, or that moved to a new id."""
+
+    def __init__(self, sid: int, graves: set[int]) -> None:
+        self._sid = sid
+        self._graves = graves
+        graves.add(sid)
+
+    def steps(self, disk: Disk) -> Iterator[int]:
+        prefix = self._sid.to_bytes(4, "big")
+        for db in (disk.messages, disk.index, disk.subjects, disk.expiries):
+            yield from clear(disk, db, prefix)
+        for kind in (SEGMENT, INDEXED, JOURNAL, KEPT):
+            yield from clear(disk, disk.control, control_key(kind, self._sid))
+        disk.write.delete(control_key(GRAVE, self._sid), db=disk.control)
+
+    def settle(self) -> None:
+        self._graves.discard(self._sid)

@@ -1,0 +1,502 @@
+"""One stream in LMDB as its writer sees it: each command changes the open group's delta, at once and in memory only.
+
+Figures are exact at every moment. What a large purge takes out is gone from all answers at once; its messages are swept
+out in slices, by later groups. A purge of everything moves the stream to a new id and leaves the old one to be cleared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from heapq import merge
+from typing import TYPE_CHECKING
+from zlib import crc32
+
+from slipstream.errors import StoreError
+from slipstream.server.engine.ports import Changes, LogState, Record, expires_at, has_wildcard, matcher
+from slipstream.server.store.change_log import Diary
+from slipstream.server.store.lmdb.env import Disk
+from slipstream.server.store.lmdb.expiry import moment_key, moment_of, moments, take
+from slipstream.server.store.lmdb.reader import LogReader
+from slipstream.server.store.lmdb.records import HEAD, MESSAGE_KEY, Stored, inspect
+from slipstream.server.store.lmdb.segments import Base, Delta, Row, Segment
+from slipstream.server.store.lmdb.view import View, stored_row
+
+if TYPE_CHECKING:
+    from slipstream.server.store.lmdb.store import LmdbStore
+
+_NOTHING: Mapping[str, bytes] = {}
+_key = MESSAGE_KEY.pack
+_pack_head = HEAD.pack
+
+
+class LmdbLog(LogReader):
+    """One stream: the writer's view on top of the reader's."""
+
+    def __init__(
+        self, store: LmdbStore, disk: Disk, name: str, config: bytes, base: Base, kept: Mapping[str, bytes] = _NOTHING
+    ) -> None:
+        super().__init__(disk, name, base, store.tuning)
+        self._store = store
+        self._diary: Diary | None = None
+        self.committed_config = config
+        self._committed_kept = dict(kept)
+        self.reset()
+
+    def reset(self) -> None:
+        """Make the writer's view that of the last commit."""
+        base = self._base
+        self.config = self.committed_config
+        self._kept = dict(self._committed_kept)
+        if self._diary is not None:
+            self._diary.abandon()
+        self.deleted = False
+        self.open: Delta | None = None
+        self.sealed: Delta | None = None
+        self._write_view: View | None = None
+        self._sid = base.sid
+        self._messages, self._bytes = base.state.messages, base.state.bytes
+        self._first_seq, self._last_seq = base.state.first_seq, base.state.last_seq
+        self._first_time, self._last_time = base.state.first_time, base.state.last_time
+        self._subjects = base.state.subjects
+        self._swept = base.swept
+        self._roll_at = 0  # the sequence that begins the next segment; 0: none is current
+        self._segment = Segment()
+
+    @property
+    def state(self) -> LogState:
+        return LogState(
+            self._messages,
+            self._bytes,
+            self._first_seq,
+            self._last_seq,
+            self._first_time,
+            self._last_time,
+            self._subjects,
+        )
+
+    # Commands.
+
+    def append(self, time: int, subject: str, header: bytes, payload: bytes) -> int:
+        delta = self.open
+        if delta is None:
+            delta = self.touch()
+        seq = self._last_seq + 1
+        name = subject.encode()
+        key = _key(self._sid, seq)
+        body = b"%b%b%b%b" % (_pack_head(time, len(name), len(header)), name, header, payload)
+        row = delta.rows.get(subject)
+        if row is None:
+            row = self._own_row(delta, subject)
+        if seq >= self._roll_at:
+            self._roll(delta, seq)
+        size = len(body) + (18 if header else 14)
+        delta.messages[key] = body + crc32(body, crc32(key)).to_bytes(4, "little")
+        if header and (moment := expires_at(time, header)):
+            delta.moments[moment_key(self._sid, moment, seq)] = True
+        if not row.count:
+            row.first = seq
+            self._subjects += 1
+        row.count += 1
+        row.last = seq
+        row.seqs.append(seq)
+        segment = self._segment
+        segment.count += 1
+        segment.bytes += size
+        if not self._messages:
+            self._first_seq, self._first_time = seq, time
+        self._messages += 1
+        self._bytes += size
+        self._last_seq, self._last_time = seq, time
+        delta.end = seq
+        self._store.open.size += 1
+        if self._diary is not None:
+            self._diary.added.append((seq, subject))
+        return seq
+
+    def skip(self, seq: int) -> None:
+        if seq <= self._last_seq + 1:
+            return
+        delta = self.touch()
+        self._last_seq = seq - 1
+        if not delta.messages:  # otherwise it is looked through, gap and all, until it is committed
+            delta.start, delta.end = seq, seq - 1
+        if not self._messages:
+            if self._swept == self._first_seq:
+                self._swept = seq
+            self._first_seq = seq
+
+    def remove(self, seq: int) -> bool:
+        if not self._first_seq <= seq <= self._last_seq:
+            return False
+        view = self._writer()
+        value = view.value(seq)
+        if value is None:
+            return False
+        self.touch()
+        self._take(seq, value)
+        if seq == self._first_seq:
+            self._find_first()
+        return True
+
+    def purge(self, *, pattern: str = "", below: int = 0, keep: int = 0) -> int:
+        self.touch()
+        below = below or self._last_seq + 1
+        if pattern in ("", ">"):
+            if not keep:
+                return self._purge_below(below)
+            return self._purge_below(self._newest(keep, below)) if self._messages else 0
+        victims = list(self._victims(pattern, below))
+        if keep:
+            del victims[-keep:]
+        view = self._writer()
+        for seq in victims:
+            value = view.value(seq)
+            assert value is not None
+            self._take(seq, value)
+        if victims and victims[0] == self._first_seq:
+            self._find_first()
+        return len(victims)
+
+    def take_expired(self, now: int, limit: int) -> list[int]:
+        if not 0 < self.next_expiry() <= now:
+            return []
+        delta = self.touch()
+        return take(self._writer(), delta, now, limit)
+
+    # Questions.
+
+    def next_expiry(self) -> int:
+        view = self._writer()
+        return next((moment for moment, _ in moments(self._disk, view.base.sid, view.deltas)), 0)
+
+    def last_seq_of(self, subject: str) -> int:
+        view = self._writer()
+        if not has_wildcard(subject):
+            return view.last_of(subject)
+        best, fits = 0, matcher(subject)
+        for delta in reversed(view.deltas):  # what a younger group added is younger than all the rest
+            for name, row in delta.changed().items():
+                if row[2] > best and row[2] >= delta.start and fits(name):
+                    best = max(best, view.last_in(name, row))
+            if best >= delta.start:
+                return best
+        for name, row in view.rows(subject):
+            if row[2] > best:
+                best = max(best, view.last_in(name, row))
+        return best
+
+    def first_seq_of(self, subject: str) -> int:
+        return self._writer().first_of(subject)
+
+    def count_of(self, subject: str) -> int:
+        view = self._writer()
+        row = view.row(subject)
+        return view.count_of(subject, row) if row is not None and row[0] else 0
+
+    def peek(self, seq: int) -> Record | None:
+        if not self._first_seq <= seq <= self._last_seq:
+            return None
+        value = self._writer().value(seq)
+        return None if value is None else self._decode(seq, _key(self._sid, seq), value)
+
+    # Beside the messages.
+
+    def keep(self, key: str, value: bytes | None) -> None:
+        self.touch().kept[key] = value
+        if value is None:
+            self._kept.pop(key, None)
+        else:
+            self._kept[key] = value
+
+    def kept(self) -> Mapping[str, bytes]:
+        return self._kept
+
+    def watch(self, on: bool) -> None:
+        self._diary = Diary() if on else None
+
+    def news(self) -> Changes | None:
+        return self._diary.take() if self._diary is not None else None
+
+    def _count_anew(self) -> None:
+        """So many messages go that they are not listed."""
+        if self._diary is not None:
+            self._diary.recount = True
+
+    # How it is done.
+
+    def touch(self) -> Delta:
+        """The open group's delta, for one more change."""
+        if self.deleted:
+            raise StoreError(f"stream {self.name!r} was deleted")
+        if self.open is None:
+            self.open = self._store.open.deltas[self] = Delta(self._sid, self._last_seq + 1, fresh=False)
+            self._roll_at = 0
+            self._write_view = None
+        self._store.open.size += 1
+        return self.open
+
+    def _writer(self) -> View:
+        view = self._write_view
+        if view is None or view.epoch != self._disk.epoch:
+            deltas = tuple(delta for delta in (self.sealed, self.open) if delta is not None)
+            base = self._base
+            for i, delta in enumerate(deltas):
+                if delta.fresh:
+                    deltas, base = deltas[i:], Base(delta.sid, base.size)
+            view = self._write_view = View(self._disk, base, deltas, self._swept, self._first_seq)
+        view.swept, view.first = self._swept, self._first_seq
+        return view
+
+    def _own_row(self, delta: Delta, subject: str) -> Row:
+        """The subject's row as the open group may change it."""
+        row = delta.rows.get(subject)
+        if row is None:
+            figures, older, base = None, self.sealed, self._base
+            if not delta.fresh:
+                if older is not None:
+                    figures = older.figures.get(subject)
+                if figures is None and (older is None or not older.fresh):
+                    figures = base.dirty.get(subject) or base.clean.get(subject)
+                    figures = figures or stored_row(self._disk, base, subject)
+            row = delta.rows[subject] = Row(*figures) if figures is not None else Row(0, 0, 0)
+        return row
+
+    def _own_segment(self, delta: Delta, number: int) -> Segment:
+        segment = delta.segments.get(number)
+        if segment is None:
+            older, known = self.sealed, None
+            if not delta.fresh:
+                known = older.segments.get(number) if older is not None else None
+                if known is None and not (older is not None and older.fresh):
+                    known = self._base.segments.get(number)
+            segment = Segment(known.count, known.bytes) if known is not None else Segment()
+            delta.segments[number] = segment
+        return segment
+
+    def _roll(self, delta: Delta, seq: int) -> None:
+        """Begin the segment of `seq`."""
+        number = seq // self._base.size
+        if delta.current >= 0:
+            delta.close_segment()
+        delta.current = number
+        self._segment = self._own_segment(delta, number)
+        self._roll_at = (number + 1) * self._base.size
+
+    def _take(self, seq: int, value: bytes) -> None:
+        """Take a living message out, of the figures too."""
+        delta = self.touch()
+        stored = self._strike(delta, seq, value)
+        if self._diary is not None:
+            self._diary.removed.append((seq, stored.subject))
+        segment = self._own_segment(delta, seq // self._base.size)
+        self._messages -= 1
+        self._bytes -= min(stored.size, self._bytes)
+        segment.count -= 1
+        segment.bytes -= min(stored.size, segment.bytes)
+
+    def _strike(self, delta: Delta, seq: int, value: bytes) -> Stored:
+        """Take a message out of its subject's row and have it removed."""
+        key, number = _key(self._sid, seq), seq // self._base.size
+        stored = inspect(key, value)
+        if not stored.sound:
+            stored = self._identify(stored, seq)
+        subject = stored.subject
+        row = self._own_row(delta, subject)
+        if row.count:  # 0 only if it was damaged and its subject cannot be told
+            row.count -= 1
+            if not row.count:
+                self._subjects -= 1
+        if stored.sound and (moment := moment_of(value)):
+            delta.moments[moment_key(self._sid, moment, seq)] = False
+        if key in delta.messages:
+            del delta.messages[key]
+            delta.forget(seq, number, subject)
+        else:
+            delta.deletes[key] = subject
+        return stored
+
+    def _identify(self, stored: Stored, seq: int) -> Stored:
+        """The subject of a damaged message, by the index."""
+        self._disk.report(self.name, seq)
+        view = self._writer()
+        number = seq // self._base.size
+        if seq in view.entry(number, stored.subject):
+            return stored
+        for subject, seqs in view.entries(number, ""):
+            if seq in seqs:
+                return stored._replace(subject=subject)
+        return stored._replace(subject="")
+
+    def _find_first(self) -> None:
+        """Move the first sequence on to the next message."""
+        caught_up = self._swept == self._first_seq
+        view = self._writer()
+        seq, value = self._first_seq + 1, None
+        if self._messages:
+            value = view.value(seq)  # mostly there is no hole
+            if value is None:
+                seq = view.next_from(seq)
+                value = view.value(seq)
+        if value is not None:
+            self._first_time = HEAD.unpack_from(value)[0]
+        self._first_seq = seq if value is not None else self._last_seq + 1
+        if caught_up:
+            self._swept = self._first_seq
+
+    # Purges.
+
+    def _victims(self, pattern: str, below: int) -> Iterator[int]:
+        view = self._writer()
+        if has_wildcard(pattern):
+            names = [(subject, row[2]) for subject, row in view.rows(pattern)]
+        else:
+            row = view.row(pattern)
+            names = [(pattern, row[2])] if row is not None and row[0] else []
+        return merge(*(view.seqs(name, self._first_seq, min(last, below - 1)) for name, last in names))
+
+    def _newest(self, keep: int, below: int) -> int:
+        """Where the newest `keep` messages under `below` begin."""
+        view = self._writer()
+        seq = below
+        while keep:
+            older = view.prev_from(seq - 1)
+            if older < self._first_seq:
+                return self._first_seq
+            seq, keep = older, keep - 1
+        return seq
+
+    def _purge_below(self, below: int) -> int:
+        if below <= self._first_seq and below <= self._last_seq:
+            return 0
+        if below > self._last_seq:
+            return self._purge_all(below)
+        view = self._writer()
+        if below - self._first_seq <= self._store.tuning.slice:
+            return self._purge_few(view, below)
+        first = view.next_from(below)
+        if not first:
+            return self._purge_all(self._last_seq + 1)
+        count = self._drop_segments(view, below)
+        value = view.value(first)
+        assert value is not None
+        self._first_seq, self._first_time = first, HEAD.unpack_from(value)[0]
+        self._store.sweeping[self] = None
+        self.sweep(self._store.tuning.slice)
+        return count
+
+    def _purge_few(self, view: View, below: int) -> int:
+        count = 0
+        for seq, value in view.items(self._first_seq, below):
+            self._take(seq, value)
+            count += 1
+        self._find_first()
+        return count
+
+    def _purge_all(self, below: int) -> int:
+        count = self._messages
+        self._count_anew()
+        if count or self._swept < self._first_seq:
+            self._begin_anew()
+        self._messages = self._bytes = self._subjects = 0
+        self._last_seq = max(self._last_seq, below - 1)
+        self._first_seq = self._swept = self._last_seq + 1
+        delta = self.touch()
+        delta.start, delta.end = self._first_seq, self._last_seq  # it has no messages (any more)
+        return count
+
+    def _begin_anew(self) -> None:
+        """An empty log under a new id; the old one is cleared in the background."""
+        group, old = self._store.open, self.touch()
+        sid = old.sid
+        if not old.fresh:
+            group.buried.append(sid)
+            sid = self._store.new_sid()
+        self._sid = sid
+        self.open = group.deltas[self] = Delta(sid, self._last_seq + 1, fresh=True)
+        self.open.kept = {**old.kept, **self._kept}  # they move along
+        self._roll_at = 0
+        self._write_view = None
+        self._store.sweeping.pop(self, None)
+
+    def _drop_segments(self, view: View, below: int) -> int:
+        """Take everything from the first sequence to before `below` out of the figures."""
+        delta, size = self.touch(), self._base.size
+        self._count_anew()
+        last = below // size
+        count = total = 0
+        for number in list(view.segments(self._first_seq, last * size - 1)) if last * size > self._first_seq else []:
+            segment = self._own_segment(delta, number)
+            count += segment.count
+            total += segment.bytes
+            segment.count = segment.bytes = 0
+        low, high = max(self._first_seq, last * size), min((last + 1) * size, self._last_seq + 1)
+        segment = self._own_segment(delta, last)
+        if below - low <= high - below:
+            gone, gone_bytes = self._measure(view, low, below)
+        else:
+            left, left_bytes = self._measure(view, below, high)
+            gone, gone_bytes = segment.count - left, segment.bytes - left_bytes
+        segment.count -= gone
+        segment.bytes -= gone_bytes
+        self._messages -= count + gone
+        self._bytes -= total + gone_bytes
+        return count + gone
+
+    def _measure(self, view: View, low: int, high: int) -> tuple[int, int]:
+        """Number and bytes of the messages from `low` to before `high`."""
+        count = size = 0
+        for seq, value in view.items(low, high):
+            count += 1
+            size += inspect(_key(self._sid, seq), value).size
+        return count, size
+
+    def sweep(self, limit: int) -> int:
+        """Remove some of the messages that a purge left behind; returns how many."""
+        delta, count = self.touch(), 0
+        for seq, value in self._writer().items(self._swept, self._first_seq):
+            if count == limit:
+                self._swept = seq
+                return count
+            self._strike(delta, seq, value)
+            count += 1
+        self._swept = self._first_seq
+        self._store.sweeping.pop(self, None)
+        return count
+
+    # Groups.
+
+    def seal(self, delta: Delta) -> None:
+        """Close the open group's delta."""
+        delta.seal(self.state, self._swept)
+        if self._diary is not None:
+            self._diary.seal()
+        if delta.fresh:
+            delta.config = self.config
+        self.sealed, self.open = delta, None
+        self._write_view = None
+
+    def finish(self, delta: Delta) -> None:
+        """The sealed delta was committed."""
+        if delta.fresh:
+            self._base = Base(delta.sid, self._base.size)
+        self._base.merge(delta)
+        if delta.config is not None:
+            self.committed_config = delta.config
+        for key, value in delta.kept.items():
+            if value is None:
+                self._committed_kept.pop(key, None)
+            else:
+                self._committed_kept[key] = value
+        if self._diary is not None:
+            self._diary.finish()
+        self.sealed = None
+        self._write_view = None
+
+    def finish_deleted(self) -> None:
+        self._base = Base(0, self._base.size)
+        self.sealed = self.open = None
+        self._write_view = None
+
+    @property
+    def base(self) -> Base:
+        return self._base

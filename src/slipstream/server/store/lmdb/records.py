@@ -1,0 +1,224 @@
+"""Messages, subject rows and index entries <-> the bytes that LMDB keeps.
+
+Every value ends with a CRC-32 over its key and itself, so a value that was damaged, or that stands under the wrong key,
+is found out. Numbers in keys are big-endian (LMDB sorts bytes), numbers in values little-endian.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from hashlib import blake2b
+from struct import Struct, pack, unpack_from
+from struct import error as StructError  # noqa: N812 - the module calls it `error`
+from typing import NamedTuple
+from zlib import crc32
+
+from slipstream.errors import CorruptRecordError
+from slipstream.server.engine.ports import LogState, Record
+from slipstream.server.store.lmdb.segments import Figures
+
+HEAD = Struct("<qII")  # time, length of the subject, length of the header
+MESSAGE_KEY = Struct(">IQ")  # stream id, sequence
+ROW = Struct("<QQQ")  # count, first, last
+STATE = Struct("<QQQQqqQQ")  # the fields of LogState, then `swept`
+SEGMENT = Struct("<QQ")  # messages, bytes
+RESIDUE = 0x2144DF1C  # CRC-32 of anything that is followed by its own CRC-32
+
+# LMDB allows keys of 511 bytes. A longer subject is cut and followed by a byte that UTF-8 never has and a digest; the
+# value then begins with the subject in full. Subjects with the same beginning stay neighbours.
+LONG = 400
+_LONG_MARK = b"\xff"
+_LONG_SIZE = LONG + 1 + 20
+
+_new = tuple.__new__
+_head = HEAD.unpack_from
+
+
+class CorruptMessageError(CorruptRecordError):
+    """The message `seq` of `stream` does not match its checksum."""
+
+    def __init__(self, stream: str, seq: int) -> None:
+        super().__init__(f"message {seq} of stream {stream!r} does not match its checksum; its content is not returned")
+        self.stream = stream
+        self.seq = seq
+
+
+class Stored(NamedTuple):
+    """What is read of a message that is going to be removed."""
+
+    time: int
+    subject: str
+    size: int  # by `record_size`
+    sound: bool
+
+
+def seal(key: bytes, body: bytes) -> bytes:
+    """The value to store under `key`: the body and its checksum."""
+    return body + crc32(body, crc32(key)).to_bytes(4, "little")
+
+
+def is_sound(key: bytes, value: bytes) -> bool:
+    return crc32(value, crc32(key)) == RESIDUE
+
+
+def body_of(key: bytes, value: bytes, what: str) -> bytes:
+    """The body of a value that cannot be done without."""
+    if not is_sound(key, value):
+        raise CorruptRecordError(f"{what} does not match its checksum")
+    return value[:-4]
+
+
+# Messages.
+
+
+def decode(stream: str, seq: int, key: bytes, value: bytes) -> Record:
+    """The message in a value. Raises CorruptMessageError."""
+    if crc32(value, crc32(key)) != RESIDUE:
+        raise CorruptMessageError(stream, seq)
+    time, subject, header = _head(value)
+    subject += 16
+    header += subject
+    return _new(Record, (seq, time, value[16:subject].decode(), value[subject:header], value[header:-4]))
+
+
+def inspect(key: bytes, value: bytes) -> Stored:
+    """Time, subject and size of a message; of a damaged one the best that can be guessed, with an empty subject if even
+    its lengths are impossible."""
+    sound = is_sound(key, value)
+    try:
+        time, subject, header = _head(value)
+        payload = len(value) - 20 - subject - header
+        if payload < 0:
+            raise ValueError
+        name = value[16 : 16 + subject].decode()
+    except (ValueError, StructError):
+        return Stored(0, "", 30 + max(0, len(value) - 20), False)
+    return Stored(time, name, 30 + subject + payload + (4 + header if header else 0), sound)
+
+
+def subject_of(value: bytes) -> str:
+    """The subject of a message whose checksum does not matter here: a hint. Empty if it cannot be read."""
+    try:
+        return value[16 : 16 + _head(value)[1]].decode()
+    except (ValueError, StructError):
+        return ""
+
+
+# Subjects in keys.
+
+
+def subject_key(subject: str) -> bytes:
+    """The form of a subject in keys."""
+    name = subject.encode()
+    if len(name) <= LONG:
+        return name
+    return name[:LONG] + _LONG_MARK + blake2b(name, digest_size=20).digest()
+
+
+def literal_prefix(pattern: str) -> str:
+    """What every subject begins with that matches the filter."""
+    if pattern in ("", ">"):
+        return ""
+    tokens = pattern.split(".")
+    for i, token in enumerate(tokens):
+        if token in ("*", ">"):
+            return "".join(f"{t}." for t in tokens[:i])
+    return pattern
+
+
+def _full_name(name: bytes, body: bytes) -> tuple[str, bytes]:
+    """Subject and rest of a body, from the subject's form in the key."""
+    if len(name) != _LONG_SIZE or name[LONG : LONG + 1] != _LONG_MARK:
+        return name.decode(), body
+    size = int.from_bytes(body[:4], "little")
+    return body[4 : 4 + size].decode(), body[4 + size :]
+
+
+def _with_name(name: bytes, subject: str, body: bytes) -> bytes:
+    if len(name) != _LONG_SIZE:
+        return body
+    full = subject.encode()
+    return len(full).to_bytes(4, "little") + full + body
+
+
+def pack_row(prefix: bytes, subject: str, figures: Figures) -> tuple[bytes, bytes]:
+    name = subject_key(subject)
+    key = prefix + name
+    body = ROW.pack(*figures)
+    if len(name) == _LONG_SIZE:
+        body = _with_name(name, subject, body)
+    return key, body + crc32(body, crc32(key)).to_bytes(4, "little")
+
+
+def unpack_row(key: bytes, value: bytes) -> tuple[str, Figures] | None:
+    """Subject and figures of a row; None if it is damaged."""
+    if crc32(value, crc32(key)) != RESIDUE:
+        return None
+    if len(value) == 28:
+        return key[4:].decode(), ROW.unpack_from(value)
+    subject, body = _full_name(key[4:], value[:-4])
+    return subject, ROW.unpack(body)
+
+
+def pack_entry(prefix: bytes, subject: str, offsets: list[int]) -> tuple[bytes, bytes]:
+    """The index entry of one subject in one segment."""
+    name = subject_key(subject)
+    key = prefix + name
+    return key, seal(key, _with_name(name, subject, pack(f"<{len(offsets)}H", *offsets)))
+
+
+def unpack_entry(key: bytes, value: bytes) -> tuple[str, tuple[int, ...]] | None:
+    """Subject and offsets of an index entry; None if it is damaged."""
+    if crc32(value, crc32(key)) != RESIDUE:
+        return None
+    subject, body = _full_name(key[12:], value[:-4])
+    return subject, unpack_from(f"<{len(body) // 2}H", body)
+
+
+# The journal: rows as they were at the end of a group, a page's worth at a time.
+
+_JOURNAL_ROW = Struct("<QQQI")
+_JOURNAL_SIZE = 1800  # a larger value would need pages of its own, in one piece
+
+
+def pack_journal(rows: Iterable[tuple[str, Figures]]) -> Iterator[bytes]:
+    """Bodies of journal records that hold the rows, in order."""
+    parts: list[bytes] = []
+    size = 0
+    for subject, figures in rows:
+        name = subject.encode()
+        parts += (_JOURNAL_ROW.pack(*figures, len(name)), name)
+        size += 28 + len(name)
+        if size > _JOURNAL_SIZE:
+            yield b"".join(parts)
+            parts, size = [], 0
+    if parts:
+        yield b"".join(parts)
+
+
+def unpack_journal(body: bytes) -> Iterator[tuple[str, Figures]]:
+    at, end = 0, len(body)
+    while at < end:
+        count, first, last, size = _JOURNAL_ROW.unpack_from(body, at)
+        at += 28
+        yield body[at : at + size].decode(), (count, first, last)
+        at += size
+
+
+def pack_state(state: LogState, swept: int) -> bytes:
+    return STATE.pack(*state, swept)
+
+
+def unpack_state(body: bytes) -> tuple[LogState, int]:
+    *fields, swept = STATE.unpack(body)
+    return LogState(*fields), swept
+
+
+def pack_stream(name: str, config: bytes) -> bytes:
+    text = name.encode()
+    return len(text).to_bytes(4, "little") + text + config
+
+
+def unpack_stream(body: bytes) -> tuple[str, bytes]:
+    size = int.from_bytes(body[:4], "little")
+    return body[4 : 4 + size].decode(), body[4 + size :]

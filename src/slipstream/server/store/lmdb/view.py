@@ -1,0 +1,350 @@
+"""One view of a log, put together from the snapshot on the disk, the committed base and the groups on their way.
+
+A view lives no longer than the snapshot. The reader's view has no groups; the writer's has up to two. All answers are
+exact: hints of the index and bounds of the rows are followed only to messages that exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import lmdb
+
+from slipstream.errors import StoreError
+from slipstream.server.engine.ports import matcher
+from slipstream.server.store.lmdb.env import Disk
+from slipstream.server.store.lmdb.records import (
+    LONG,
+    MESSAGE_KEY,
+    literal_prefix,
+    subject_key,
+    subject_of,
+    unpack_entry,
+    unpack_row,
+)
+from slipstream.server.store.lmdb.segments import Base, Delta, Figures, Tail
+
+_key = MESSAGE_KEY.pack
+
+
+def read_tail(disk: Disk, base: Base) -> Tail:
+    """The index of the segments that have none on the disk; read from there once, after the log was opened."""
+    if base.tail is None:
+        wanted = set(base.unindexed)
+        if base.swept < base.state.first_seq:
+            limbo = range(base.swept // base.size, (base.state.first_seq - 1) // base.size + 1)
+            wanted.update(n for n in limbo if n not in base.indexed)
+        base.tail = {n: dict(part) for n in sorted(wanted) if (part := read_segment(disk, base, n))}
+    return base.tail
+
+
+def read_segment(disk: Disk, base: Base, number: int) -> dict[str, list[int]]:
+    """The index of one segment, from the messages themselves."""
+    found: dict[str, list[int]] = {}
+    end = _key(base.sid, (number + 1) * base.size)
+    with disk.read.cursor(db=disk.messages) as cursor:
+        if cursor.set_range(_key(base.sid, number * base.size)):
+            for key, value in cursor.iternext():
+                if key >= end:
+                    break
+                found.setdefault(subject_of(value), []).append(int.from_bytes(key[4:], "big"))
+    return found
+
+
+def stored_row(disk: Disk, base: Base, subject: str) -> Figures | None:
+    """A subject's row on the disk."""
+    key = base.sid.to_bytes(4, "big") + subject_key(subject)
+    value = disk.read.get(key, db=disk.subjects)
+    if value is None:
+        return None
+    known = unpack_row(key, value)
+    if known is None:
+        return _recount(disk, base, subject)
+    if known[0] != subject:
+        raise StoreError(f"the subjects {known[0]!r} and {subject!r} have the same digest; only one can be stored")
+    return known[1]
+
+
+def _recount(disk: Disk, base: Base, subject: str) -> Figures:
+    """The row of a subject whose stored row is damaged; no group changed it since, so the index knows it all."""
+    disk.corrupt_records += 1
+    committed = View(disk, base, (), base.swept, base.swept)
+    seqs = list(committed.seqs(subject, base.swept, base.state.last_seq))
+    base.dirty[subject] = (len(seqs), seqs[0], seqs[-1]) if seqs else (0, 0, 0)
+    return base.dirty[subject]
+
+
+class View:
+    """What a log looks like to one side."""
+
+    def __init__(self, disk: Disk, base: Base, deltas: tuple[Delta, ...], swept: int, first: int) -> None:
+        self.disk = disk
+        self.epoch = disk.epoch
+        self.base = base
+        self.deltas = deltas  # oldest first
+        self.swept = swept
+        self.first = first
+        self._prefix = base.sid.to_bytes(4, "big")
+        self._cursor: lmdb.Cursor[bytes] | None = None
+
+    @property
+    def cursor(self) -> lmdb.Cursor[bytes]:
+        if self._cursor is None:
+            self._cursor = self.disk.read.cursor(db=self.disk.messages)
+        return self._cursor
+
+    # Messages.
+
+    def has(self, seq: int) -> bool:
+        key = _key(self.base.sid, seq)
+        for delta in reversed(self.deltas):
+            if key in delta.messages:
+                return True
+            if key in delta.deletes:
+                return False
+        return self.cursor.set_key(key)
+
+    def value(self, seq: int) -> bytes | None:
+        """The message as it is stored, wherever it is between `swept` and the end."""
+        key = _key(self.base.sid, seq)
+        for delta in reversed(self.deltas):
+            value = delta.messages.get(key)
+            if value is not None:
+                return value
+            if key in delta.deletes:
+                return None
+        return self.disk.read.get(key)
+
+    def items(self, low: int, high: int) -> Iterator[tuple[int, bytes]]:
+        """Messages from `low` to before `high` as they are stored, in order. Those that were yielded may be removed."""
+        base = self.base
+        if low <= base.state.last_seq:
+            with self.disk.read.cursor() as cursor:
+                found, end = cursor.set_range(_key(base.sid, low)), _key(base.sid, high)
+                for key, value in cursor.iternext() if found else ():
+                    if key >= end:
+                        break
+                    if not self._deleted(key):
+                        yield int.from_bytes(key[4:], "big"), value
+        for delta in self.deltas:
+            for seq in range(max(low, delta.start), min(high - 1, delta.end) + 1):
+                key = _key(base.sid, seq)
+                stored = delta.messages.get(key)
+                if stored is not None and not self._deleted(key):
+                    yield seq, stored
+
+    def next_from(self, seq: int) -> int:
+        """The lowest sequence from `seq` on that has a message; 0 if there is none."""
+        base = self.base
+        if seq <= base.state.last_seq:
+            cursor, found = self.cursor, self.cursor.set_range(_key(base.sid, seq))
+            while found:
+                key = cursor.key()
+                if key[:4] != self._prefix:
+                    break
+                if not self._deleted(key):
+                    return int.from_bytes(key[4:], "big")
+                found = cursor.next()
+        for delta in self.deltas:
+            for at in range(max(seq, delta.start), delta.end + 1):
+                key = _key(base.sid, at)
+                if key in delta.messages and not self._deleted(key):
+                    return at
+        return 0
+
+    def prev_from(self, seq: int) -> int:
+        """The highest living sequence up to `seq` (or one below all of them); 0 if there is none."""
+        base = self.base
+        for delta in reversed(self.deltas):
+            for at in range(min(seq, delta.end), max(delta.start, self.first) - 1, -1):
+                key = _key(base.sid, at)
+                if key in delta.messages and not self._deleted(key):
+                    return at
+        cursor, target = self.cursor, _key(base.sid, min(seq, base.state.last_seq))
+        found = cursor.set_range(target)
+        if not found:
+            found = cursor.last()
+        elif cursor.key() != target:
+            found = cursor.prev()
+        while found:
+            key = cursor.key()
+            if key[:4] != self._prefix:
+                break
+            if not self._deleted(key):
+                return int.from_bytes(key[4:], "big")
+            found = cursor.prev()
+        return 0
+
+    def _deleted(self, key: bytes) -> bool:
+        for delta in self.deltas:  # noqa: SIM110 - `any` would cost more than the question
+            if key in delta.deletes:
+                return True
+        return False
+
+    # Subjects.
+
+    def row(self, subject: str) -> Figures | None:
+        """The subject's figures; None if it has no row."""
+        for delta in reversed(self.deltas):
+            row = delta.row(subject)
+            if row is not None:
+                return row
+        return self.base.row(subject) or stored_row(self.disk, self.base, subject)
+
+    def _improve(self, subject: str, figures: Figures) -> None:
+        """Remember better bounds, where that changes nobody else's view."""
+        if not self.deltas:
+            self.base.improve(subject, figures)
+        elif (row := self.deltas[-1].rows.get(subject)) is not None:
+            _, row.first, row.last = figures
+
+    def rows(self, pattern: str, after: str = "") -> Iterator[tuple[str, Figures]]:
+        """Rows with messages of subjects that match, in the order of their keys, beyond the subject `after`."""
+        fits, prefix = matcher(pattern or ">"), literal_prefix(pattern)
+        start = subject_key(prefix)[:LONG] if not after else subject_key(after) + b"\0"
+        fresh: dict[str, Figures] = {}
+        for known in (self.base.dirty, *(delta.changed() for delta in self.deltas)):
+            for subject, row in known.items():
+                if subject.startswith(prefix) and fits(subject):
+                    fresh[subject] = row
+        ready = sorted((key, subject) for subject in fresh if (key := subject_key(subject)) >= start)
+        at = 0
+        for name, subject, row in self._stored_rows(start, subject_key(prefix)[:LONG], fits):
+            while at < len(ready) and ready[at][0] < name:
+                newer = ready[at][1]
+                if fresh[newer][0]:
+                    yield newer, fresh[newer]
+                at += 1
+            if row[0] and not (at < len(ready) and ready[at][0] == name):
+                yield subject, row
+        for _, subject in ready[at:]:
+            if fresh[subject][0]:
+                yield subject, fresh[subject]
+
+    def _stored_rows(
+        self, start: bytes, prefix: bytes, fits: Callable[[str], bool]
+    ) -> Iterator[tuple[bytes, str, Figures]]:
+        within = self._prefix + prefix
+        with self.disk.read.cursor(db=self.disk.subjects) as cursor:
+            if not cursor.set_range(self._prefix + start):
+                return
+            for key, value in cursor.iternext():
+                if not key.startswith(within):
+                    return
+                name = key[4:]
+                if len(name) <= LONG and not fits(name.decode()):
+                    continue
+                known = unpack_row(key, value)
+                if known is None and len(name) <= LONG:
+                    yield name, name.decode(), _recount(self.disk, self.base, name.decode())
+                elif known is not None and fits(known[0]):
+                    yield name, *known
+
+    # The index.
+
+    def segments(self, low: int, high: int, *, down: bool = False) -> Iterable[int]:
+        """Segments that can have messages with these sequences, in order."""
+        base = self.base
+        low, high = low // base.size, high // base.size
+        tail = read_tail(self.disk, base)
+        recent = {n for delta in self.deltas for n in (*delta.tail, delta.current)}
+        if high - low <= 2 * (len(base.indexed) + len(tail) + len(recent)):
+            every = range(high, low - 1, -1) if down else range(low, high + 1)
+            return (n for n in every if n in base.indexed or n in tail or n in recent)
+        return sorted((n for n in {*base.indexed, *tail, *recent} if low <= n <= high), reverse=down)
+
+    def entry(self, number: int, subject: str) -> Sequence[int]:
+        """Hints: sequences of a subject in one segment, ascending."""
+        base = self.base
+        if number in base.indexed:
+            key = self._prefix + number.to_bytes(8, "big") + subject_key(subject)
+            value = self.disk.read.get(key, db=self.disk.index)
+            if value is None:
+                return ()
+            known = unpack_entry(key, value)
+            if known is None:  # damaged: the messages themselves know
+                return read_segment(self.disk, base, number).get(subject, ())
+            start = number * base.size
+            return [start + offset for offset in known[1]]
+        seqs = read_tail(self.disk, base).get(number, {}).get(subject, ())
+        for delta in self.deltas:
+            if added := delta.entry(number, subject):
+                seqs = [*seqs, *added]
+        return seqs
+
+    def entries(self, number: int, pattern: str) -> Iterator[tuple[str, Sequence[int]]]:
+        """Hints: every subject of a committed segment that matches, with its sequences."""
+        base = self.base
+        fits = matcher(pattern or ">")
+        if number not in base.indexed:
+            yield from ((s, q) for s, q in read_tail(self.disk, base).get(number, {}).items() if fits(s))
+            return
+        start, prefix = number * base.size, self._prefix + number.to_bytes(8, "big")
+        prefix += subject_key(literal_prefix(pattern))[:LONG]
+        with self.disk.read.cursor(db=self.disk.index) as cursor:
+            if not cursor.set_range(prefix):
+                return
+            for key, value in cursor.iternext():
+                if not key.startswith(prefix):
+                    return
+                if len(key) <= LONG + 12 and not fits(key[12:].decode()):
+                    continue
+                known = unpack_entry(key, value)
+                if known is None:
+                    again = read_segment(self.disk, base, number).items()
+                    yield from ((s, q) for s, q in again if subject_key(s) == key[12:] and fits(s))
+                elif fits(known[0]):
+                    yield known[0], [start + offset for offset in known[1]]
+
+    def seqs(self, subject: str, low: int, high: int) -> Iterator[int]:
+        """Sequences of the subject's messages from `low` to `high`, ascending."""
+        for number in self.segments(low, high):
+            for seq in self.entry(number, subject):
+                if low <= seq <= high and self.has(seq):
+                    yield seq
+
+    def seqs_down(self, subject: str, low: int, high: int) -> Iterator[int]:
+        for number in self.segments(low, high, down=True):
+            for seq in reversed(self.entry(number, subject)):
+                if low <= seq <= high and self.has(seq):
+                    yield seq
+
+    # Questions about one subject.
+
+    def last_of(self, subject: str, up_to: int = 0) -> int:
+        """Sequence of the newest message of the subject (at or below `up_to`, if not 0); 0 if there is none."""
+        row = self.row(subject)
+        return self.last_in(subject, row, up_to) if row is not None else 0
+
+    def last_in(self, subject: str, row: Figures, up_to: int = 0) -> int:
+        """The same, for a subject whose row is known."""
+        count, first, last = row
+        if not count or last < self.first:
+            return 0
+        high = min(last, up_to) if up_to else last
+        if high == last and self.has(high):
+            return high
+        found = next(self.seqs_down(subject, max(self.first, first), high), 0)
+        if high == last and found:
+            self._improve(subject, (count, first, found))
+        return found
+
+    def first_of(self, subject: str) -> int:
+        """Sequence of the oldest message of the subject; 0 if there is none."""
+        count, first, last = self.row(subject) or (0, 0, 0)
+        if not count or last < self.first:
+            return 0
+        if first >= self.first and self.has(first):
+            return first
+        if count == 1 and self.swept == self.first and self.has(last):
+            return last
+        found = next(self.seqs(subject, max(self.first, first), last), 0)
+        if found:
+            self._improve(subject, (count, found, last))
+        return found
+
+    def count_of(self, subject: str, row: Figures) -> int:
+        """The row's count without the messages that are purged already but not swept."""
+        if self.swept >= self.first:
+            return row[0]
+        return row[0] - sum(1 for _ in self.seqs(subject, self.swept, min(self.first - 1, row[2])))

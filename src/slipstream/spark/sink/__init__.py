@@ -1,0 +1,1 @@
+"""Writing with Spark, exactly once: rows into streams and buckets."""

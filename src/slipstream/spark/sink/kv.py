@@ -1,0 +1,231 @@
+"""`df.write` and `writeStream` with the format `jetstream_kv`: rows become the values of a bucket.
+
+A task commits only after the stream has acknowledged every one of its rows. Writing a row again leaves the same value,
+so a task or a micro-batch that is tried again changes nothing; what a streaming query writes is fenced by its batch
+number as well (`fence.py`). Rows of one write that share a key: one of them is kept. For streaming queries in update
+mode see `views.py`: Spark does not let this sink take part in it.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from slipstream.api import GetRequest
+from slipstream.errors import Error, MessageNotFoundError, UsageError, WrongLastSequenceError
+from slipstream.facade._sync.client import JetStream
+from slipstream.jetstream.publish.bulk_window import Draft
+from slipstream.jetstream.reads.direct_get import StoredMessage
+from slipstream.spark.connect import open_jetstream
+from slipstream.spark.options import SinkOptions, sink_options
+from slipstream.spark.sink.dead_letters import Rejects, is_rows_fault
+from slipstream.spark.sink.entries import Change, Layout, layout_of
+from slipstream.spark.sink.fence import Epoch, is_due
+from slipstream.spark.sink.outbox import Outbox, misfit
+from slipstream.spark.sink.stream import BATCH_ID, QUERY_ID, current_task
+from slipstream.spark.source.kv_location import origin_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_DELETE = b"KV-Operation: DEL\r\n"
+_ROUNDS = 20
+MOST_KEYS = 1_000  # looked at together, or sent
+MOST_BYTES = 4 * 1024 * 1024
+Item = tuple[int, Change]  # with its row
+
+
+@dataclass(frozen=True, slots=True)
+class Written(WriterCommitMessage):
+    """What a task has stored: rows, those it left as they were, those it rejected, the newest revision."""
+
+    rows: int
+    unchanged: int
+    rejected: int
+    last_revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeyValueTask:
+    """The work of one task. `write` is a name that no other write has."""
+
+    options: SinkOptions
+    layout: Layout
+    write: str
+
+    def run(self, batches: Iterator[pa.RecordBatch]) -> Written:
+        """Write every row and wait until each is acknowledged."""
+        epoch = current_epoch()
+        rows = 0
+        with open_jetstream(self.options.connection, os.environ, reconnect=False) as js:
+            prefix = self._letters(epoch, current_task().partitionId())
+            rejects = Rejects(js, self.options.dead_letter, prefix=prefix, timeout=self.options.connection.timeout)
+            keeper = Keeper(js, self.options, epoch, rejects)
+            for batch in batches:
+                for row, change in self.layout.changes(batch, first=rows, reject=rejects.add):
+                    keeper.add(change, row)
+                rows += batch.num_rows
+            keeper.flush()
+            rejects.flush()
+            return Written(rows, keeper.unchanged, rejects.count, keeper.last_revision)
+
+    def _letters(self, epoch: Epoch | None, partition: int) -> str:
+        """What the ids of its dead letters begin with: the same when it is tried again, another for any other task."""
+        name = f"{epoch.query}/{epoch.batch}" if epoch else self.write
+        return f"{name}/{self.options.bucket}/{partition}"
+
+
+class Keeper:
+    """Brings changes into the bucket: blindly, or against what the bucket has where that matters."""
+
+    def __init__(self, js: JetStream, options: SinkOptions, epoch: Epoch | None, rejects: Rejects) -> None:
+        origin = origin_of(js, options.bucket)
+        self._rejects = rejects
+        self._stream = origin.stream
+        self._prefix, self._put_prefix = origin.address.prefix, origin.address.put_prefix
+        self._timeout = options.connection.timeout
+        self._outbox: Outbox[Item] = Outbox(js, max_in_flight=options.max_in_flight, timeout=self._timeout)
+        self._drafts: list[Draft] = []  # to be sent together,
+        self._items: list[Item] = []  # and what they are for
+        self._most = js.client.server_info.max_payload
+        self._epoch = epoch
+        self._mark = epoch.header() if epoch else b""
+        self._only_changed = options.only_changed
+        self._is_blind = epoch is None and not options.only_changed
+        self._waiting: dict[str, Item] = {}
+        self._fresh = origin.info.state.last_seq
+        self._gathered = 0  # bytes
+        self.unchanged = 0
+
+    @property
+    def last_revision(self) -> int:
+        return self._outbox.last_seq
+
+    def add(self, change: Change, row: int = 0) -> None:
+        """Take a change; of several for one key the last one counts."""
+        if self._is_blind:
+            self._gather(row, change, b"")
+            if len(self._drafts) >= MOST_KEYS or self._gathered > MOST_BYTES:
+                self._send()
+            return
+        subject = self._prefix + change.key
+        self._waiting.pop(subject, None)
+        self._waiting[subject] = (row, change)
+        if len(self._waiting) >= MOST_KEYS:
+            self._write_waiting()
+
+    def flush(self) -> None:
+        """Everything is in the bucket, or an error says which key is not."""
+        if self._waiting:
+            self._write_waiting()
+        self._send()
+        self._outbox.flush()
+        self._stale()
+
+    def _write_waiting(self) -> None:
+        due, self._waiting = self._waiting, {}
+        entries = self._look(list(due))
+        for _ in range(_ROUNDS):
+            for subject, (row, change) in due.items():
+                entry = entries.get(subject)
+                if is_due(change, entry, self._epoch, only_changed=self._only_changed):
+                    expected = entry.seq if entry else 0
+                    self._gather(row, change, b"Nats-Expected-Last-Subject-Sequence: %d\r\n" % expected)
+                else:
+                    self.unchanged += 1
+            self._send()
+            self._outbox.flush()
+            due = self._stale()
+            if not due:
+                return
+            entries = {}
+            for subject in due:  # few: somebody else wrote the same key at this very moment, or a replica was behind
+                try:
+                    request = GetRequest(last_by_subj=subject)
+                    entries[subject] = self._stream.get_from_leader(request)
+                except MessageNotFoundError:
+                    continue
+        raise UsageError(f"key {next(iter(due.values()))[1].key!r} is changed all the time by somebody else")
+
+    def _look(self, subjects: list[str]) -> dict[str, StoredMessage]:
+        """What the bucket has of these keys, not older than when this task began."""
+        return self._stream.get_last_many(subjects, min_last_seq=self._fresh, timeout=self._timeout)
+
+    def _gather(self, row: int, change: Change, expected: bytes) -> None:
+        draft: Draft = (self._put_prefix + change.key, change.value or b"", self._header(change, expected))
+        error = misfit(draft, self._most)
+        if error is not None:
+            self._rejects.add(row, change.key, change.value, _refused(row, change, error))
+            return
+        self._drafts.append(draft)
+        self._items.append((row, change))
+        self._gathered += len(draft[1])
+
+    def _send(self) -> None:
+        drafts, items = self._drafts, self._items
+        self._drafts, self._items, self._gathered = [], [], 0
+        self._outbox.send(drafts, items)
+        if self._is_blind:
+            self._stale()
+
+    def _stale(self) -> dict[str, Item]:
+        """What was refused because the key has changed; other refusals are the row's fault, or an error."""
+        found = {}
+        for (row, change), error in self._outbox.refused():
+            if isinstance(error, WrongLastSequenceError):
+                found[self._prefix + change.key] = (row, change)
+            elif is_rows_fault(error):
+                self._rejects.add(row, change.key, change.value, _refused(row, change, error))
+            else:
+                raise error
+        return found
+
+    def _header(self, change: Change, expected: bytes = b"") -> bytes:
+        lines = self._mark + expected + (_DELETE if change.value is None else b"")
+        return b"NATS/1.0\r\n%b\r\n" % lines if lines else b""
+
+
+def _refused(row: int, change: Change, error: Error) -> UsageError:
+    return UsageError(f"row {row}: key {change.key!r} was refused: {error}")
+
+
+def current_epoch() -> Epoch | None:
+    """The micro-batch that this task belongs to; None outside of streaming queries."""
+    context = current_task()
+    query, batch = context.getLocalProperty(QUERY_ID), context.getLocalProperty(BATCH_ID)
+    return Epoch(query, int(batch)) if query and batch else None
+
+
+def key_value_task(options: Mapping[str, str], schema: StructType) -> KeyValueTask:
+    """The work of a write with these options, checked against the server."""
+    found = sink_options(options)
+    layout = layout_of({field.name: field.dataType.simpleString() for field in schema.fields}, found)
+    with open_jetstream(found.connection, os.environ) as js:
+        origin_of(js, found.bucket)
+    return KeyValueTask(found, layout, uuid.uuid4().hex)
+
+
+class KeyValueBatchWriter(DataSourceArrowWriter):
+    """Writes a DataFrame."""
+
+    def __init__(self, task: KeyValueTask) -> None:
+        self._task = task
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        return self._task.run(iterator)
+
+
+class KeyValueStreamWriter(DataSourceStreamArrowWriter):
+    """Writes the micro-batches of a streaming query."""
+
+    def __init__(self, task: KeyValueTask) -> None:
+        self._task = task
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        return self._task.run(iterator)

@@ -1,0 +1,1 @@
+"""Reading with Spark: streams and buckets as tables."""

@@ -1,0 +1,315 @@
+"""`spark.read` and `spark.readStream` with the format `jetstream_kv`: a bucket becomes a table of its keys or entries.
+
+A batch read gives the keys with their values as of now or as of a revision, or every entry that the bucket still has
+(`history`); `readStream` is the change feed. A state of the bucket is read by one task: which entry of a key is the
+newest shows only when all have been seen, and keys may change while they are read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+    Filter,
+    InputPartition,
+)
+from pyspark.sql.streaming.datasource import ReadLimit
+from pyspark.sql.types import BinaryType, DataType, LongType, StringType, StructType, TimestampType
+
+from slipstream.api import StreamInfo
+from slipstream.errors import HistoryLostError, MessageNotFoundError, UsageError
+from slipstream.jetstream._sync.jetstream import Stream
+from slipstream.jetstream.reads.columns import Columns, Part
+from slipstream.jetstream.reads.direct_get import StoredMessage
+from slipstream.kv.snapshot import check_past
+from slipstream.spark.connect import open_jetstream
+from slipstream.spark.options import (
+    JETSTREAM_KV,
+    KvSourceOptions,
+    kv_batch_options,
+    kv_source_options,
+    kv_stream_options,
+    kv_table_options,
+)
+from slipstream.spark.source import plan
+from slipstream.spark.source.kv_location import inspect_bucket, prefix_of
+from slipstream.spark.source.offsets import created_of, offset_of
+from slipstream.spark.source.pushdown import Names, narrow
+from slipstream.spark.source.stream import (
+    RangePartition,
+    StreamReader,
+    columns_of,
+    find_time,
+    inspect,
+    is_pushing,
+    read_filtered,
+    schema_of,
+    stored_options,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+COLUMNS: dict[str, DataType] = {
+    "key": StringType(),
+    "value": BinaryType(),
+    "operation": StringType(),
+    "revision": LongType(),
+    "created": TimestampType(),
+    "delta": LongType(),
+}
+_NAMED = 5  # of the keys in an error
+_log = logging.getLogger("slipstream.spark")
+
+PASSES = 4  # over what was added while a bucket is read, before what is missing is asked for key by key
+
+
+@dataclass(frozen=True, slots=True)
+class FeedRows:
+    """Messages of the bucket's stream as entries."""
+
+    prefix: str  # of the subjects
+    names: tuple[str, ...]
+
+    @property
+    def parts(self) -> Part:
+        return Part.ALL
+
+    def batches(self, chunks: Iterable[Columns]) -> Iterator[pa.RecordBatch]:
+        from slipstream.spark.source import kv_rows
+
+        return kv_rows.feed(chunks, self.prefix, self.names)
+
+
+class KeyValueDataSource(DataSource):
+    """A Key-Value bucket as a table, to read and to write."""
+
+    @classmethod
+    def name(cls) -> str:
+        return JETSTREAM_KV
+
+    def schema(self) -> StructType:
+        kv_source_options(self.options)
+        return schema_of(COLUMNS, kv_table_options(self.options))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        options = kv_batch_options(stored_options(self.options, schema, "bucket"))
+        kind = PushingBucketReader if is_pushing(options.feed) else BucketReader
+        return kind(options, columns_of(schema, COLUMNS, JETSTREAM_KV))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        options = kv_stream_options(stored_options(self.options, schema, "bucket"))
+        names = columns_of(schema, COLUMNS, JETSTREAM_KV)
+        with open_jetstream(options.feed.connection, os.environ) as js:
+            info = inspect_bucket(js.stream(options.feed.stream), options.bucket)
+            prefix = prefix_of(js, options.bucket, info)
+        return FeedReader(replace(options.feed, subjects=options.subjects(prefix)), FeedRows(prefix, names))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        from slipstream.spark.sink.kv import KeyValueBatchWriter, key_value_task
+
+        if overwrite:
+            raise UsageError(f"{JETSTREAM_KV} cannot overwrite a bucket: use mode('append'), which replaces key by key")
+        return KeyValueBatchWriter(key_value_task(self.options, schema))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
+        from slipstream.spark.sink.kv import KeyValueStreamWriter, key_value_task
+
+        if overwrite:
+            raise UsageError(
+                f"{JETSTREAM_KV} takes no output mode 'complete': use 'append', or 'update' with "
+                "foreachBatch(slipstream.spark.into_bucket(...)), which writes what changed"
+            )
+        return KeyValueStreamWriter(key_value_task(self.options, schema))
+
+
+class BucketPartition(InputPartition):
+    """The whole bucket, with the revisions that a history is about, and what stands before the keys."""
+
+    def __init__(self, part: plan.Range, created: str, prefix: str) -> None:
+        super().__init__((part.start, part.end))
+        self.part = part
+        self.created = created
+        self.prefix = prefix
+
+
+class BucketReader(DataSourceReader):
+    """One read of a bucket."""
+
+    def __init__(self, options: KvSourceOptions, names: tuple[str, ...]) -> None:
+        self._options = options
+        self._names = names
+        self._is_empty = False
+
+    def partitions(self) -> list[InputPartition]:
+        options, feed = self._options, self._options.feed
+        with open_jetstream(feed.connection, os.environ) as js:
+            stream = js.stream(feed.stream)
+            info = inspect_bucket(stream, options.bucket)
+            last = info.state.last_seq
+            if options.as_of > last:
+                raise UsageError(
+                    f"{JETSTREAM_KV} option 'asOfRevision' is {options.as_of}, but bucket {options.bucket!r} has "
+                    f"revisions up to {last} only"
+                )
+            self._check_past(info)
+            part = plan.Range(1, last)
+            if options.history:
+                lenient = replace(feed, fail_on_data_loss=False)  # what the history dropped is not lost
+                part = plan.batch_range(lenient, info, at_time=lambda time: find_time(stream, info, time))
+            prefix = prefix_of(js, options.bucket, info)
+        return [] if self._is_empty else [BucketPartition(part, created_of(info), prefix)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        from slipstream.spark.source import kv_rows
+
+        if not isinstance(partition, BucketPartition):
+            return
+        options = self._options
+        with open_jetstream(options.feed.connection, os.environ) as js:
+            stream = js.stream(options.feed.stream)
+            kept = kv_rows.keep(read_settled(stream, options, partition), partition.prefix)
+            info = inspect_bucket(stream, options.bucket)
+        if options.as_of:
+            self._check_past(info)  # once more: nothing may have been removed for good while we read
+            size = info.config.max_msgs_per_subject
+            self._check_known(kv_rows.doubtful(kept, as_of=options.as_of, history=size))
+        rows = (
+            kv_rows.history(kept.values(), first=partition.part.start, last=partition.part.end)
+            if options.history
+            else kv_rows.state(kept.values(), as_of=options.as_of, include_deletes=options.include_deletes)
+        )
+        yield from kv_rows.batches(rows, self._names)
+
+    def _check_past(self, info: StreamInfo) -> None:
+        """Keys may be gone without a trace: then it is not even known which."""
+        options = self._options
+        if not options.as_of:
+            return
+        try:
+            check_past(options.bucket, options.as_of, info)
+        except HistoryLostError as error:
+            if options.feed.fail_on_data_loss:
+                raise plan.DataLossError(
+                    f"{error}; set the option failOnDataLoss to false to read what is known of it",
+                    stream=options.feed.stream,
+                ) from error
+            _log.warning("%s: what is known of it is read", error)
+
+    def _check_known(self, keys: list[str]) -> None:
+        if not keys:
+            return
+        some = ", ".join(map(repr, sorted(keys)[:_NAMED])) + (", ..." if len(keys) > _NAMED else "")
+        text = (
+            f"bucket {self._options.bucket!r} as of revision {self._options.as_of}: its history does not reach back to "
+            f"it for {len(keys)} keys ({some})"
+        )
+        if self._options.feed.fail_on_data_loss:
+            raise plan.DataLossError(
+                f"{text}; set the option failOnDataLoss to false to leave them out, or keep more history",
+                stream=self._options.feed.stream,
+            )
+        _log.warning("%s: they are left out", text)
+
+
+class PushingBucketReader(BucketReader):
+    """The same where Spark pushes filters down: those on keys. What is newest depends on all revisions of a key."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        options = self._options
+        names = Names(subject="key", sequence="revision", times=("created", ""))
+        found = narrow(filters, names, options.keys)  # of keys: what stands before them is not known yet
+        self._is_empty = found.is_empty
+        if found.subjects:
+            self._options = replace(options, keys=found.subjects)
+        return filters
+
+
+class FeedReader(StreamReader):
+    """The change feed. What the bucket's history dropped is not lost: a newer entry of the key is still to come.
+
+    Below the first entry it cannot be told from what a purge or a TTL took; but those alone can empty a bucket.
+    """
+
+    _look: StreamInfo | None = None  # what a plan is made from, all of it
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        with self._looking(self._recent(offset_of(start))) as info:
+            return super().latestOffset(_behind_dropped(start, info), limit)
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        with self._looking(self._info()) as info:
+            return super().partitions(_behind_dropped(start, info), end)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if not isinstance(partition, RangePartition):
+            return
+        options = self._options
+        with open_jetstream(options.connection, os.environ) as js:
+            stream = js.stream(options.stream)
+            yield from self._maker.batches(read_filtered(stream, partition.part, options.subjects))
+            plan.check_same(inspect(stream), partition.created)
+
+    @contextlib.contextmanager
+    def _looking(self, info: StreamInfo) -> Iterator[StreamInfo]:
+        """One look for the whole plan: between two of them more may be dropped."""
+        self._look = info
+        try:
+            yield info
+        finally:
+            self._look = None
+
+    def _info(self) -> StreamInfo:
+        return self._look or super()._info()
+
+
+def _behind_dropped(start: dict[str, Any], info: StreamInfo) -> dict[str, Any]:
+    begin, last = offset_of(start), plan.first_seq(info) - 1
+    if begin.created != created_of(info) or not info.state.messages or begin.seq >= last:
+        return start
+    return begin._replace(seq=last).to_json()
+
+
+def read_settled(stream: Stream, options: KvSourceOptions, partition: BucketPartition) -> Iterator[Columns]:
+    """Every entry that the bucket has, up to one moment of its life.
+
+    A key that is written while we read may vanish from behind us and appear in front: what was added meanwhile is read
+    as well, until a look at the leader shows nothing new behind the end. Then what was read, newest per key, is the
+    state of that moment. Where writers are quicker than we are, the keys that we have not met are asked for one by
+    one in the end: then each value is one that its key had while we read.
+    """
+    start, met, subjects = 1, set[str](), options.subjects(partition.prefix)
+    for _ in range(PASSES):
+        info = inspect_bucket(stream, options.bucket)
+        plan.check_same(info, partition.created)
+        if start > info.state.last_seq:
+            return
+        end = info.state.last_seq
+        for chunk in read_filtered(stream, plan.Range(start, end), subjects):
+            met.update(chunk.subjects)
+            yield chunk
+        start = end + 1
+    yield from _read_missing(stream, subjects, met)
+
+
+def _read_missing(stream: Stream, subjects: Iterable[str], met: set[str]) -> Iterator[Columns]:
+    found: list[StoredMessage] = []
+    for pattern in subjects:
+        for subject in stream.subjects(pattern):
+            if subject not in met:
+                met.add(subject)
+                with contextlib.suppress(MessageNotFoundError):  # it is gone since
+                    found.append(stream.get_last(subject))
+    if found:
+        found.sort(key=lambda message: message.seq)
+        yield Columns.of(found, stream.name)

@@ -1,0 +1,139 @@
+"""Filters that Spark pushes down become a narrower read: fewer subjects, a shorter range of sequences or times.
+
+A narrowing may keep too much, never too little: Spark applies every filter once more to the rows. What cannot be made
+use of is simply not. Column names differ between the formats, so they are given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from pyspark.sql.datasource import (
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    LessThan,
+    LessThanOrEqual,
+    StringStartsWith,
+)
+
+from slipstream.spark.source.plan import Narrow
+from slipstream.wire import has_wildcard, is_valid_subject
+from slipstream.wire.subjects import matches, overlaps, subset_of
+
+MOST_SUBJECTS = 16  # each is a read of its own
+SECOND = 1_000_000_000
+# A server's clock may be set back, and then times do not grow with sequences: a range by time is taken a bit wider.
+SLACK = 60 * SECOND
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """The columns that say something about where a row is in the stream. Rows of `prefix` + the subject column."""
+
+    subject: str = "subject"
+    sequence: str = "sequence"
+    times: tuple[str, str] = ("timestamp", "timestamp_ns")  # in microseconds, in nanoseconds
+    prefix: str = ""
+
+
+def narrow(filters: Iterable[Filter], names: Names, subjects: tuple[str, ...]) -> Narrow:
+    """The read that these filters leave of one with the filters `subjects` (none: everything)."""
+    found = Narrow()
+    for one in filters:
+        attribute: tuple[str, ...] = getattr(one, "attribute", ())
+        if len(attribute) != 1:
+            continue
+        name = attribute[0]
+        if name == names.subject:
+            found = _by_subject(found, one, names.prefix, subjects)
+        elif name == names.sequence:
+            found = _by_sequence(found, one)
+        elif name in names.times:
+            found = _by_time(found, one, in_micros=name == names.times[0])
+    return found
+
+
+def _by_subject(found: Narrow, one: Filter, prefix: str, given: tuple[str, ...]) -> Narrow:
+    wanted: list[str]
+    if isinstance(one, EqualTo) and isinstance(one.value, str):
+        wanted = [one.value]
+    elif isinstance(one, In) and all(isinstance(value, str) for value in one.value):
+        wanted = list(dict.fromkeys(one.value))
+    elif isinstance(one, StringStartsWith) and "." in one.value:
+        tokens = one.value.rpartition(".")[0]
+        if not is_valid_subject(tokens):
+            return found
+        return _only(found, [f"{prefix}{tokens}.>"], given)
+    else:
+        return found
+    wanted = [prefix + value for value in wanted if is_valid_subject(prefix + value)]
+    return _only(found, wanted, given) if len(wanted) <= MOST_SUBJECTS else found
+
+
+def _only(found: Narrow, wanted: list[str], given: tuple[str, ...]) -> Narrow:
+    outer = found.subjects if found.subjects is not None else given
+    kept = [cut for one in wanted for cut in ([one] if not outer else _meet(one, outer))]
+    return replace(found, subjects=tuple(dict.fromkeys(kept)), is_empty=found.is_empty or not kept)
+
+
+def _meet(one: str, outer: tuple[str, ...]) -> list[str]:
+    """Filters that cover what `one` has in common with the outer ones."""
+    if not has_wildcard(one):
+        return [one] if any(matches(other, one) for other in outer) else []
+    if any(subset_of(one, other) for other in outer):
+        return [one]
+    return [other for other in outer if overlaps(one, other)]
+
+
+def _by_sequence(found: Narrow, one: Filter) -> Narrow:
+    value = getattr(one, "value", None)
+    if isinstance(one, In) and one.value and all(isinstance(value, int) for value in one.value):
+        return _between(found, min(one.value), max(one.value))
+    if not isinstance(value, int) or isinstance(value, bool):
+        return found
+    if isinstance(one, EqualTo):
+        return _between(found, value, value)
+    if isinstance(one, GreaterThan | GreaterThanOrEqual):
+        return _between(found, value + isinstance(one, GreaterThan), 0)
+    if isinstance(one, LessThan | LessThanOrEqual):
+        last = value - isinstance(one, LessThan)
+        return _between(found, 0, last) if last > 0 else replace(found, is_empty=True)
+    return found
+
+
+def _between(found: Narrow, first: int, last: int) -> Narrow:
+    return replace(found, first=max(found.first, first), last=_least(found.last, last))
+
+
+def _by_time(found: Narrow, one: Filter, *, in_micros: bool) -> Narrow:
+    value = _nanos(getattr(one, "value", None), in_micros)
+    if value is None:
+        return found
+    since, until = max(value - SLACK, 1), value + SLACK
+    if isinstance(one, GreaterThan | GreaterThanOrEqual):
+        return replace(found, since=max(found.since, since))
+    if isinstance(one, LessThan | LessThanOrEqual):
+        return replace(found, until=_least(found.until, until))
+    if isinstance(one, EqualTo):
+        return replace(found, since=max(found.since, since), until=_least(found.until, until))
+    return found
+
+
+def _nanos(value: Any, in_micros: bool) -> int | None:
+    if in_micros:
+        if not isinstance(value, datetime) or value.tzinfo is None:
+            return None
+        delta = value - _EPOCH
+        return ((delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds) * 1_000
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _least(one: int, other: int) -> int:
+    return min(one, other) if one and other else one or other

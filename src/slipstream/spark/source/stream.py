@@ -1,0 +1,424 @@
+"""`spark.read` and `spark.readStream` with the format `jetstream`: sequences of a stream become rows.
+
+The driver asks the stream's leader what there is and cuts it into ranges; executors read their range by batched Direct
+Get, complete to its end whichever replica answers. Nothing is acknowledged and nothing kept on the server: the offset
+is the sequence, and a range that is read again gives the same rows, or an error that names what is gone.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import or_
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+    Filter,
+    InputPartition,
+)
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from slipstream.api import StreamInfo
+from slipstream.errors import ConnectionLostError, MessageNotFoundError, StreamNotFoundError, UsageError
+from slipstream.facade._sync.client import JetStream
+from slipstream.jetstream._sync.jetstream import Stream
+from slipstream.jetstream.reads.columns import Columns, Part
+from slipstream.spark.connect import connect_jetstream, open_jetstream
+from slipstream.spark.options import (
+    JETSTREAM,
+    At,
+    SourceOptions,
+    batch_options,
+    source_options,
+    stream_options,
+    table_options,
+)
+from slipstream.spark.source import plan
+from slipstream.spark.source.offsets import Offset, created_of, offset_of
+from slipstream.spark.source.pushdown import Names, narrow
+from slipstream.wire.subjects import matcher, subset_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+COLUMNS: dict[str, DataType] = {
+    "subject": StringType(),
+    "sequence": LongType(),
+    "timestamp": TimestampType(),
+    "timestamp_ns": LongType(),
+    "headers": MapType(StringType(), ArrayType(StringType())),
+    "data": BinaryType(),
+}
+PARTS = {
+    "subject": Part.SUBJECT,
+    "sequence": Part.NOTHING,
+    "timestamp": Part.TIME,
+    "timestamp_ns": Part.TIME,
+    "headers": Part.HEADER,
+    "data": Part.DATA,
+}
+# `CREATE TABLE ... USING jetstream OPTIONS (...)` hands the options to schema() and to nothing else; the catalog keeps
+# the schema, so they travel in the metadata of its columns. No option is a secret.
+_STORED_OPTIONS = "slipstream.options"
+_FUTURE = 60_000_000_000  # clocks differ by so much at most
+_PUSHING = "pyspark.sql.worker.data_source_pushdown_filters"
+RETRY = 0.2
+_log = logging.getLogger("slipstream.spark")
+
+
+class RowMaker(Protocol):
+    """Columns off the wire become record batches; it travels to the executors."""
+
+    @property
+    def parts(self) -> Part:
+        """What it needs of the messages."""
+        ...
+
+    def batches(self, chunks: Iterable[Columns]) -> Iterator[pa.RecordBatch]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRows:
+    """Messages as they are."""
+
+    names: tuple[str, ...]
+
+    @property
+    def parts(self) -> Part:
+        return reduce(or_, (PARTS[name] for name in self.names), Part.NOTHING)
+
+    def batches(self, chunks: Iterable[Columns]) -> Iterator[pa.RecordBatch]:
+        from slipstream.spark.source import rows
+
+        return rows.batches(chunks, self.names)
+
+
+class JetStreamDataSource(DataSource):
+    """A stream as a table, to read and to write."""
+
+    @classmethod
+    def name(cls) -> str:
+        return JETSTREAM
+
+    def schema(self) -> StructType:
+        options = source_options(self.options)
+        return schema_of({name: COLUMNS[name] for name in options.columns}, table_options(self.options))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        options = batch_options(stored_options(self.options, schema, "stream"))
+        kind = PushingBatchReader if is_pushing(options) else BatchReader
+        return kind(options, StreamRows(columns_of(schema, COLUMNS, JETSTREAM)), Names())
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        options = stream_options(stored_options(self.options, schema, "stream"))
+        return StreamReader(options, StreamRows(columns_of(schema, COLUMNS, JETSTREAM)))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        from slipstream.spark.sink.stream import StreamBatchWriter, stream_task
+
+        if overwrite:
+            raise UsageError(f"{JETSTREAM} cannot overwrite a stream: use mode('append')")
+        if "sequence" in schema.fieldNames():
+            raise UsageError(f"{JETSTREAM} takes no INSERT INTO a table: write with df.write.format({JETSTREAM!r})")
+        return StreamBatchWriter(stream_task(self.options, schema))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
+        from slipstream.spark.sink.stream import StreamWriter, stream_task
+
+        if overwrite:
+            raise UsageError(
+                f"{JETSTREAM} takes no output mode 'complete', which writes everything again each time: use 'append'"
+            )
+        return StreamWriter(stream_task(self.options, schema))
+
+
+def is_pushing(options: SourceOptions) -> bool:
+    """Whether filters are wanted, and Spark will call `pushFilters` (spark.sql.python.filterPushdown.enabled), which it
+    does in a process of its own. A reader that has the method while it is off fails every query.
+
+    They are not unless the user says so: Spark 4.3.0 keeps what was pushed with the DataFrame, not with the scan. Of
+    two scans with different filters the second one's rows are read for both, without an error.
+    """
+    if not options.push_filters:
+        return False
+    main = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return _PUSHING in sys.modules or (main is not None and main.name == _PUSHING)
+
+
+def schema_of(columns: Mapping[str, DataType], kept: Mapping[str, str]) -> StructType:
+    """The columns as a schema; `kept` are the options that a table made of it will need."""
+    metadata = {_STORED_OPTIONS: json.dumps(kept, sort_keys=True)} if kept else {}
+    return StructType([StructField(name, kind, True, metadata) for name, kind in columns.items()])
+
+
+def stored_options(given: Mapping[str, str], schema: StructType, name: str) -> Mapping[str, str]:
+    """The options, or those that a table has kept in its schema."""
+    if name in given or "path" in given:
+        return given
+    stored = next((f.metadata[_STORED_OPTIONS] for f in schema.fields if _STORED_OPTIONS in f.metadata), "{}")
+    return {**json.loads(stored), **given}
+
+
+class BatchReader(DataSourceReader):
+    """One read of what the stream has when it is planned."""
+
+    def __init__(self, options: SourceOptions, maker: RowMaker, names: Names) -> None:
+        self._options = options
+        self._maker = maker
+        self._names = names
+        self._narrow = plan.Narrow()
+
+    def partitions(self) -> list[InputPartition]:
+        options = self._options
+        with open_jetstream(options.connection, os.environ) as js:
+            stream = js.stream(options.stream)
+            info = inspect(stream)
+
+            def at_time(time: int) -> int:
+                return find_time(stream, info, time)
+
+            part = plan.batch_range(options, info, at_time=at_time, skipped=_skipped(options.stream))
+            part = plan.narrowed(part, self._narrow, at_time=at_time)
+        return partitions_of(options, part, created_of(info))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_range(self._options, self._maker, partition)
+
+
+class PushingBatchReader(BatchReader):
+    """The same where Spark pushes filters down."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        self._narrow = narrow(filters, self._names, self._options.subjects)
+        if self._narrow.subjects:
+            self._options = replace(self._options, subjects=self._narrow.subjects)
+        return filters  # Spark looks at every row again: a narrower read is all that is promised
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Micro-batches `(start, end]` of sequences. The driver's copy keeps its client open: Spark polls all the time."""
+
+    def __init__(self, options: SourceOptions, maker: RowMaker) -> None:
+        self._options = options
+        self._maker = maker
+        self._target: Offset | None = None
+        self._newest: Offset | None = None
+        self._open: JetStream | None = None
+        self._polled: tuple[float, StreamInfo] | None = None
+
+    def initialOffset(self) -> dict[str, Any]:
+        options = self._options
+        info = self._info()
+        start = plan.resolve(options.starting, info, at_time=lambda time: find_time(self._stream(), info, time))
+        last = info.state.last_seq
+        if options.starting.at is At.SEQUENCE and start > last + 1:
+            raise UsageError(
+                f"{JETSTREAM} option 'starting' is {start}: stream {options.stream!r} has messages up to {last}, "
+                f"so up to {last + 1} is allowed"
+            )
+        if options.starting.at is At.TIME and options.starting.value > time.time_ns() + _FUTURE:
+            raise UsageError(
+                f"{JETSTREAM} option 'starting' is a time in the future: what comes until then would be read; use "
+                "'latest', or a filter on the column timestamp"
+            )
+        return Offset(start - 1, created_of(info)).to_json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        limit = self._options.max_messages_per_trigger
+        return ReadMaxRows(limit) if limit else ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        info = self._info()
+        self._target = Offset(info.state.last_seq, created_of(info))
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        begin = offset_of(start)
+        info = self._recent(begin)
+        self._newest = Offset(info.state.last_seq, created_of(info))
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else 0
+        if self._options.max_bytes_per_trigger:
+            by_bytes = plan.rows_within(self._options.max_bytes_per_trigger, info)
+            most = min(most, by_bytes) if most else by_bytes
+        fail = self._options.fail_on_data_loss
+        end = plan.next_offset(begin, info, limit=most, target=self._target, fail=fail)
+        if end.skipped > begin.skipped:
+            _skipped(self._options.stream)(plan.Range(begin.seq + 1, begin.seq + end.skipped - begin.skipped))
+        return end.to_json()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        return self._newest.to_json() if self._newest is not None else None
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        info = self._info()
+        fail = self._options.fail_on_data_loss
+        part = plan.stream_range(offset_of(start), offset_of(end), info, fail=fail)
+        if offset_of(end).created != created_of(info):  # planned for a stream that is gone, and the user accepts it
+            _skipped(self._options.stream)(plan.Range(offset_of(start).seq + 1, offset_of(end).seq))
+        return partitions_of(self._options, part, created_of(info))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_range(self._options, self._maker, partition)
+
+    def stop(self) -> None:
+        opened, self._open = self._open, None
+        if opened is not None:
+            opened.client.close()
+
+    def _recent(self, start: Offset) -> StreamInfo:
+        """The stream's info; while there is nothing new it is asked for once per poll interval only."""
+        if self._polled is not None and self._open is not None:
+            asked, info = self._polled
+            is_idle = start.seq == info.state.last_seq and start.created == created_of(info)
+            if is_idle and self._open.client.now() - asked < self._options.poll_interval:
+                return info
+        info = self._info()
+        assert self._open is not None
+        self._polled = self._open.client.now(), info
+        return info
+
+    def _stream(self) -> Stream:
+        if self._open is None:
+            self._open = connect_jetstream(self._options.connection, os.environ)
+        return self._open.stream(self._options.stream)
+
+    def _info(self) -> StreamInfo:
+        deadline = time.monotonic() + self._options.connection.timeout
+        while True:
+            try:
+                return inspect(self._stream())
+            except ConnectionLostError:  # a server that is restarted is back in a moment
+                self.stop()
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(RETRY)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_open": None, "_polled": None}
+
+
+class RangePartition(InputPartition):
+    """A range of the stream that was created at that time."""
+
+    def __init__(self, part: plan.Range, created: str) -> None:
+        super().__init__((part.start, part.end))
+        self.part = part
+        self.created = created
+
+
+def columns_of(schema: StructType, columns: Mapping[str, DataType], fmt: str) -> tuple[str, ...]:
+    """The columns that are asked for: ours, or those of a schema that the user gave, which may leave some out."""
+    for field in schema.fields:
+        if columns.get(field.name) != field.dataType:
+            ours = ", ".join(f"{name} {kind.simpleString()}" for name, kind in columns.items())
+            raise UsageError(f"{fmt} has no column {field.name} {field.dataType.simpleString()}: it has {ours}")
+    return tuple(schema.fieldNames())
+
+
+def inspect(stream: Stream) -> StreamInfo:
+    """The stream's info from its leader; raises if it cannot be read."""
+    try:
+        info = stream.info()
+    except StreamNotFoundError as error:
+        raise UsageError(f"there is no stream {stream.name!r} on this server, or not in this account") from error
+    plan.check_readable(info)
+    return info
+
+
+def find_time(stream: Stream, info: StreamInfo, time: int) -> int:
+    """The first sequence stored at `time` or later."""
+    last = info.state.last_seq
+
+    def probe(seq: int) -> tuple[int, int] | None:
+        try:
+            found = stream.get_next(">", seq=seq, min_last_seq=last)
+        except MessageNotFoundError:
+            return None
+        return found.seq, found.time
+
+    return plan.find_time(time, plan.first_seq(info), last, probe)
+
+
+def partitions_of(options: SourceOptions, part: plan.Range, created: str) -> list[InputPartition]:
+    """One partition per range."""
+    parts = plan.split(part.start, part.end, partitions=options.partitions)
+    return [RangePartition(one, created) for one in parts]
+
+
+def read_range(options: SourceOptions, maker: RowMaker, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    """The rows of a range. In the end it is shown that nothing was removed from under the read."""
+    if not isinstance(partition, RangePartition):  # Spark makes one up where there are none
+        return
+    part = partition.part
+    with open_jetstream(options.connection, os.environ) as js:
+        stream = js.stream(options.stream)
+        proof = plan.Proof(part, filtered=bool(options.subjects))
+        yield from maker.batches(read_filtered(stream, part, options.subjects, proof, maker.parts))
+        info = inspect(stream)
+    plan.check_same(info, partition.created)
+    missing = proof.missing(plan.first_seq(info))
+    if missing is not None:
+        if options.fail_on_data_loss:
+            raise plan.lost(options.stream, missing.start, missing.end)
+        _skipped(options.stream)(missing)
+
+
+def read_filtered(
+    stream: Stream,
+    part: plan.Range,
+    subjects: tuple[str, ...],
+    proof: plan.Proof | None = None,
+    parts: Part = Part.ALL,
+) -> Iterator[Columns]:
+    """The messages of a range that match any of the filters, each once: one read per filter, without what an earlier
+    one had."""
+    filters = [one for one in subjects if not any(one != other and subset_of(one, other) for other in subjects)]
+    earlier: list[Callable[[str], bool]] = []
+    for subject in dict.fromkeys(filters) or [""]:
+        wanted = parts | Part.SUBJECT if earlier else parts
+        for chunk in stream.read_columns(start=part.start, end=part.end, subject=subject, parts=wanted):
+            if proof is not None:
+                proof.saw(chunk.seqs[0], chunk.seqs[-1], len(chunk.seqs))
+            yield without(chunk, earlier) if earlier else chunk
+        earlier.append(matcher(subject))
+
+
+def without(chunk: Columns, matchers: list[Callable[[str], bool]]) -> Columns:
+    """The messages of a chunk whose subject none of the matchers knows."""
+    kept = [i for i, subject in enumerate(chunk.subjects) if not any(known(subject) for known in matchers)]
+    if len(kept) == len(chunk.seqs):
+        return chunk
+    columns = (chunk.subjects, chunk.seqs, chunk.times, chunk.headers, chunk.data)
+    subjects, seqs, times, headers, data = ([column[i] for i in kept] for column in columns)
+    return Columns(subjects, seqs, times, headers, data, chunk.stream)  # type: ignore[arg-type]
+
+
+def _skipped(stream: str) -> Callable[[plan.Range], None]:
+    """Says in the log what is passed over, with its number."""
+
+    def say(part: plan.Range) -> None:
+        count = part.end - part.start + 1
+        _log.warning("stream %s: skipped %d lost messages, sequences %d to %d", stream, count, part.start, part.end)
+
+    return say

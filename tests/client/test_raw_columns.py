@@ -1,0 +1,134 @@
+"""Messages in packs are the messages, in their order, however the bytes were cut and whatever came between them."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipstream.client import raw_columns
+from slipstream.client.mailbox import Mailbox
+from slipstream.client.raw_columns import Packed
+from slipstream.client.session import Session
+from slipstream.errors import ConnectionLostError, SlowConsumerError
+from slipstream.wire import Msg, Parser, Side
+from tests.client.test_session import BOUNDS, Sink, connect, connected
+
+names = st.sampled_from(["a", "$KV.b.k", "ä.b", "x.y.z"])
+payloads = st.sampled_from([b"", b"x", b"\r\n", b"MSG a 2 b 1\r\nx\r\n", b"y" * 300])
+FRAMES = st.one_of(
+    st.tuples(st.just(b"2"), names, names, payloads).map(
+        lambda one: b"MSG %b %b %b %d\r\n%b\r\n" % (one[1].encode(), one[0], one[2].encode(), len(one[3]), one[3])
+    ),
+    st.sampled_from(
+        [
+            b"MSG a 2 1\r\nx\r\n",  # no reply
+            b"msg a 2 b 1\r\nx\r\n",
+            b"MSG  a 2 b 1\r\nx\r\n",
+            b"MSG a 3 b 1\r\nx\r\n",  # of another subscription
+            b"HMSG a 2 b 12 13\r\nNATS/1.0\r\n\r\nx\r\n",
+            b"HMSG a 2 c 12 13\r\nNATS/1.0\r\n\r\nx\r\n",
+            b"HMSG a 2 16 16\r\nNATS/1.0 100\r\n\r\n\r\n",
+            b"MSG _INBOX.N.1 1 2\r\nhi\r\n",
+            b"PING\r\n",
+            b"MSG \xff 2 b 1\r\nx\r\n",
+        ]
+    ),
+)
+
+
+def taken(box: Mailbox) -> list[Msg]:
+    found: list[Msg] = []
+    while box.items:
+        for piece in box.take_pieces():
+            found += piece.messages() if isinstance(piece, Packed) else piece
+    return found
+
+
+def cut(data: bytes, places: list[int]) -> list[bytes]:
+    bounds = [0, *sorted(place % (len(data) + 1) for place in places), len(data)]
+    return [data[begin:end] for begin, end in itertools.pairwise(bounds)]
+
+
+@given(
+    st.lists(FRAMES, max_size=20),
+    st.lists(st.integers(0, 10_000), max_size=5),
+    st.booleans(),
+    st.sampled_from(["", "b", "x."]),
+)
+def test_packs_hold_what_the_parser_would_have_given(
+    frames: list[bytes], places: list[int], one_by_one: bool, prefix: str
+) -> None:
+    data = b"".join(frames)
+    events = [event for event in Parser(Side.SERVER).feed(data) if isinstance(event, Msg)]
+    session, sink = connected(), Sink(wanted=100)
+    box, other = session.subscribe("a", **BOUNDS), session.subscribe("b", **BOUNDS)
+    session.start("ask", b"", sink)
+    session.pack(box, prefix)
+    before = session.stats.in_msgs
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(raw_columns, "_RUN_LENGTH", 2)
+        for chunk in cut(data, places):
+            session.received(chunk, 0)
+    assert (box.pending, session.stats.in_msgs - before) == (sum(one.sid == b"2" for one in events), len(events))
+    found = [box.take() for _ in range(box.pending)] if one_by_one else taken(box)
+    assert found == [event for event in events if event.sid == b"2"]
+    assert other.pending == sum(one.sid == b"3" for one in events)
+    assert (len(sink.got), box.pending) == (sum(one.sid == b"1" for one in events), 0)
+
+
+FRAME = b"MSG a 2 b 10\r\n0123456789\r\n"
+
+
+def packed_box(session: Session, *, max_msgs: int = 100, max_bytes: int = 10_000) -> Mailbox:
+    box = session.subscribe("a", max_msgs=max_msgs, max_bytes=max_bytes)
+    session.pack(box, "")
+    return box
+
+
+@pytest.mark.parametrize("bounds", [{"max_msgs": 4}, {"max_bytes": 45}])
+def test_what_does_not_fit_is_a_gap_behind_what_does(bounds: dict[str, int]) -> None:
+    session = connected()
+    box = packed_box(session, **bounds)
+    session.received(FRAME * 3, 0)
+    session.received(FRAME * 3, 0)
+    assert (box.pending, box.dropped) == (4, 2)
+    assert len(taken_once(box)) == 4
+    with pytest.raises(SlowConsumerError):
+        box.take_pieces()
+    session.received(FRAME, 0)
+    assert len(taken(box)) == 1
+
+
+def taken_once(box: Mailbox) -> list[Msg]:
+    return [msg for piece in box.take_pieces() for msg in (piece.messages() if isinstance(piece, Packed) else piece)]
+
+
+def test_a_subscription_that_ends_gets_no_more_packs() -> None:
+    session = connected()
+    box = packed_box(session)
+    session.received(FRAME, 0)
+    session.unsubscribe(box)
+    session.received(FRAME, 0)
+    assert (box.pending, box.is_ended, session._packers, session._parser.lane) == (1, True, {}, None)
+    limited = connected()
+    box = packed_box(limited)
+    limited.unsubscribe(box, 2)
+    limited.received(FRAME * 3, 0)
+    assert (box.pending, box.is_ended, limited._packers) == (2, True, {})
+    drained = connected()
+    box = packed_box(drained)
+    drained.drain(box)
+    drained.received(FRAME + b"PONG\r\n" + FRAME, 0)
+    assert (box.pending, box.is_ended, drained._packers) == (1, True, {})
+
+
+def test_packs_go_on_over_the_next_connection() -> None:
+    session = connected()
+    box = packed_box(session)
+    session.lost(ConnectionLostError("gone"), now=0, random=0)
+    connect(session)
+    session.received(FRAME * 2, 0)
+    assert isinstance(box.take_pieces()[0], Packed)

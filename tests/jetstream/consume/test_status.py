@@ -1,0 +1,151 @@
+"""Automatic status management of push subscriptions: flow control, heartbeats, gaps, errors; no server, no clock."""
+
+from __future__ import annotations
+
+import pytest
+
+from slipstream.errors import (
+    ConsumerDeletedError,
+    ConsumerGoneError,
+    MessageGapError,
+    PullRefusedError,
+    StatusError,
+)
+from slipstream.jetstream.consume.status import Answer, Meaning, Pulse, PushWatch, judge, pieces_of
+from slipstream.wire import Headers, Msg
+from tests.jetstream.frames import flow_control, heartbeat, message, message_v2, status
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "meaning", "error"),
+    [
+        (100, "Idle Heartbeat", Meaning.ALIVE, None),
+        (404, "No Messages", Meaning.ENDED, None),
+        (408, "Request Timeout", Meaning.ENDED, None),
+        (408, "Requests Pending", Meaning.ENDED, None),
+        (409, "Batch Completed", Meaning.ENDED, PullRefusedError),
+        (409, "Message Size Exceeds MaxBytes", Meaning.ENDED, PullRefusedError),
+        (409, "Leadership Change", Meaning.MOVED, StatusError),
+        (409, "Server Shutdown", Meaning.MOVED, StatusError),
+        (409, "Consumer Deleted", Meaning.ERROR, ConsumerDeletedError),
+        (409, "Exceeded MaxWaiting", Meaning.ERROR, PullRefusedError),
+        (409, "Consumer is push based", Meaning.ERROR, PullRefusedError),
+        (400, "Bad Request", Meaning.ERROR, PullRefusedError),
+        (423, "Nats-Pin-Id mismatch", Meaning.ERROR, PullRefusedError),
+        (503, "", Meaning.ABSENT, ConsumerGoneError),
+        (999, "What is this", Meaning.ERROR, StatusError),
+    ],
+)
+def test_every_status_has_a_meaning(code: int, text: str, meaning: Meaning, error: type[StatusError] | None) -> None:
+    judgement = judge(status(code, text))
+    assert judgement.meaning is meaning
+    assert type(judgement.error) is (error or type(None))
+    if isinstance(judgement.error, StatusError):
+        assert judgement.error.code == code
+
+
+def test_a_foreign_message_is_an_error_and_a_stored_status_line_is_a_message() -> None:
+    assert judge(Msg("a", b"7", "", b"", b"hello")).meaning is Meaning.ERROR
+    odd = message(1)._replace(header=b"NATS/1.0 404 No Messages\r\n\r\n", payload=b"")
+    assert pieces_of([odd]) == [[odd]]
+
+
+def test_statuses_split_the_messages_around_them() -> None:
+    one, two, beat = message(1), message(2), heartbeat(2)
+    assert pieces_of([one, two]) == [[one, two]]
+    assert pieces_of([one, beat, beat, two]) == [[one], beat, beat, [two]]
+    assert pieces_of([beat]) == [beat]
+
+
+@pytest.mark.spec("SW-15", on="C")
+def test_flow_control_is_answered_behind_the_messages_before_it_and_once() -> None:
+    watch = PushWatch("C", gaps=True)
+    watch.feed([message(1), message(2), flow_control("$JS.FC.1"), message(3)])
+    assert watch.take() == [message(1), message(2)]
+    assert watch.take() == Answer("$JS.FC.1")
+    assert watch.take() == [message(3)]
+    watch.feed([flow_control("$JS.FC.1"), heartbeat(3, stalled="$JS.FC.1"), heartbeat(3, stalled="$JS.FC.1")])
+    assert watch.take() is None  # answered already
+    watch.feed([heartbeat(3, stalled="$JS.FC.2"), flow_control("$JS.FC.2")])  # the request itself was lost
+    assert watch.take() == Answer("$JS.FC.2")
+    assert watch.take() is None
+
+
+def test_a_gap_is_told_where_it_is_and_what_follows_is_good() -> None:
+    watch = PushWatch("C", gaps=True)
+    watch.feed([message(10, cseq=5)])  # bound to a consumer that was used before
+    watch.feed([message(11, cseq=6), message(12, cseq=8)])
+    watch.feed([message(13, cseq=9)])
+    assert watch.take() == [message(10, cseq=5)]
+    gap = watch.take()
+    assert isinstance(gap, MessageGapError)
+    assert (gap.expected, gap.seen) == (7, 8)
+    assert watch.take() == [message(11, cseq=6), message(12, cseq=8)]
+    assert watch.take() == [message(13, cseq=9)]
+    watch.feed([heartbeat(11)])
+    tail = watch.take()
+    assert isinstance(tail, MessageGapError)
+    assert (tail.expected, tail.seen) == (10, 12)
+    watch.feed([heartbeat(11), message(14, cseq=12)])
+    assert watch.take() == [message(14, cseq=12)]
+    assert watch.take() is None
+
+
+def test_duplicates_and_a_consumer_made_anew_are_no_gaps() -> None:
+    watch = PushWatch("C", gaps=True)
+    watch.feed([message(1), message(2), message(2), message(3)])
+    watch.feed([message(9, cseq=1), message(10, cseq=2)])
+    found = [watch.take() for _ in range(3)]
+    assert found == [[message(1), message(2), message(2), message(3)], [message(9, cseq=1), message(10, cseq=2)], None]
+
+
+def test_members_of_a_queue_follow_no_sequences() -> None:
+    watch = PushWatch("C", gaps=False)
+    watch.feed([message(1), message(7), heartbeat(20)])
+    assert watch.take() == [message(1), message(7)]
+    assert watch.take() is None
+
+
+def test_gaps_are_seen_in_the_longer_format_too() -> None:
+    watch = PushWatch("C", gaps=True)
+    watch.feed([message_v2(1), message_v2(3, extra=".more")])
+    assert isinstance(watch.take(), MessageGapError)
+
+
+def test_an_error_comes_behind_the_messages_before_it() -> None:
+    watch = PushWatch("C", gaps=True)
+    watch.feed([message(1), status(409, "Consumer Deleted"), status(408, "Request Timeout"), status(555, "New")])
+    assert watch.take() == [message(1)]
+    assert isinstance(watch.take(), ConsumerDeletedError)
+    assert isinstance(watch.take(), StatusError)
+    assert watch.take() is None
+
+
+def test_what_was_not_handed_over_is_given_back() -> None:
+    watch = PushWatch("C", gaps=True)
+    watch.feed([message(1), message(2)])
+    taken = watch.take()
+    assert isinstance(taken, list)
+    watch.give_back(taken[1:])
+    watch.give_back([])
+    assert watch.waiting == 1
+    assert watch.take() == [message(2)]
+
+
+def test_three_missed_heartbeats_are_an_alarm_and_an_absent_reader_hears_nothing() -> None:
+    pulse = Pulse(5.0, now=100.0)
+    assert pulse.left(100.0) == 15.0
+    assert pulse.left(115.0) == 0.0
+    pulse.hear(110.0)
+    assert pulse.left(115.0) == 10.0
+    pulse.pause(7.0)
+    assert pulse.left(115.0) == 17.0
+    assert Pulse(0.0, now=0.0).left(1e9) == float("inf")
+
+
+def test_numbers_in_headers_that_are_none_say_nothing() -> None:
+    from slipstream.jetstream.consume.status import last_delivered, pending_of
+
+    assert last_delivered(status(100, "Idle Heartbeat", Nats_Last_Consumer="x", Nats_Last_Stream="-1")) == (-1, -1)
+    assert pending_of(status(408, "Request Timeout", Nats_Pending_Messages="5", Nats_Pending_Bytes="10")) == (5, 10)
+    assert Headers.parse(status(408, "x").header).get("Nats-Pending-Messages") is None

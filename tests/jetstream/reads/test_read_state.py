@@ -1,0 +1,130 @@
+"""What a connection knows of its streams, and the figures of its reads."""
+
+from __future__ import annotations
+
+import gc
+from contextlib import suppress
+from datetime import timedelta
+
+import pytest
+
+from slipstream import connect
+from slipstream.api import StreamConfig, StreamInfo, StreamSource, StreamState, SubjectTransform
+from slipstream.errors import Error, MessageNotFoundError
+from slipstream.jetstream.reads import read_state
+from slipstream.jetstream.reads.read_state import GENERATION_AGE, Ledger, ReadFigures, StreamNotes, ledger_of
+from tests.conformance.test_streams import config
+
+
+def info(created: int, first: int | None = None) -> StreamInfo:
+    state = StreamState() if first is None else StreamState(messages=1, first_ts=first)
+    return StreamInfo(created=created, state=state)
+
+
+def test_messages_from_before_the_stream_was_made_are_of_another_stream() -> None:
+    notes = StreamNotes()
+    assert not notes.is_known(0.0)
+    notes.made(info(1_000), 0.0)
+    assert (notes.floor, notes.is_known(GENERATION_AGE - 1), notes.is_known(GENERATION_AGE)) == (1_000, True, False)
+    notes.made(info(2_000), 0.0)  # made again
+    assert notes.floor == 2_000
+    notes.made(info(1_000), 0.0)  # a leader of the old one
+    assert notes.floor == 2_000
+
+
+def test_clocks_that_differ_do_not_make_a_stream_distrust_itself() -> None:
+    notes = StreamNotes()
+    notes.made(info(1_000, first=990), 0.0)  # its first message, by the clock of another server
+    assert notes.floor == 990
+    notes.made(info(1_000, first=5_000), 0.0)
+    assert notes.floor == 1_000
+
+
+def test_a_session_may_know_more() -> None:
+    notes = StreamNotes()
+    notes.know(500)
+    assert notes.floor == 500
+    notes.know(400)
+    assert notes.floor == 500
+    notes.made(info(500, first=480), 0.0)
+    assert notes.floor == 480
+
+
+def test_one_ledger_per_connection_and_none_after_it() -> None:
+    class Connection: ...
+
+    one, other = Connection(), Connection()
+    assert ledger_of(one) is ledger_of(one)
+    assert ledger_of(one) is not ledger_of(other)
+    before = len(read_state._ledgers)
+    del other
+    gc.collect()
+    assert len(read_state._ledgers) < before
+
+
+def test_a_read_is_counted_once() -> None:
+    book = Ledger()
+    book.count(tries=0, with_leader=False)
+    book.count(tries=3, with_leader=False)
+    book.count(tries=0, with_leader=True)
+    assert book.figures == ReadFigures(at_once=1, retried=1, from_leader=1, failed=0, moves=0)
+
+
+async def test_the_figures_of_a_connection_can_be_read_at_any_time(any_server: str, fresh: str) -> None:
+    async with connect(any_server) as nc:
+        js = nc.jetstream()
+        stream = await js.create_stream(config(fresh))
+        last = (await js.publish(f"{fresh}.a", b"x")).seq
+        assert js.read_figures == ReadFigures(0, 0, 0, 0, 0)
+        await stream.get(last)
+        await stream.get_last(f"{fresh}.a", min_last_seq=last)
+        assert [m.seq async for m in stream.read(end=last)] == [last]
+        for read in (stream.get(last + 1), stream.get_last(f"{fresh}.b", min_last_seq=last)):
+            try:
+                await read
+            except MessageNotFoundError:
+                continue
+        assert js.read_figures == ReadFigures(5, 0, 0, 0, 0)
+        await stream.get(last, from_leader=True)
+        with suppress(Error):
+            await stream.get(last, min_last_seq=last + 1, timeout=0.3)
+        assert nc.jetstream().read_figures == ReadFigures(5, 0, 1, 1, 0)
+
+
+def whole(**changes: object) -> StreamConfig:
+    return StreamConfig(name="COPY", mirror=StreamSource(name="S"), max_msgs_per_subject=1).replace(**changes)
+
+
+@pytest.mark.parametrize(
+    ("mirror", "is_whole"),
+    [
+        (whole(), True),  # the limit is the stream's own
+        (whole(max_msgs_per_subject=-1), True),
+        (whole(max_msgs_per_subject=2), False),
+        (whole(max_msgs=5), False),
+        (whole(max_bytes=5), False),
+        (whole(max_age=timedelta(seconds=1)), False),
+        (whole(mirror=None), False),
+        (whole(mirror=StreamSource(name="OTHER")), False),
+        (whole(mirror=StreamSource(name="S", filter_subject="s.a")), False),
+        (whole(mirror=StreamSource(name="S", opt_start_seq=2)), False),
+        (whole(mirror=StreamSource(name="S", opt_start_time=2)), False),
+        (whole(mirror=StreamSource(name="S", subject_transforms=(SubjectTransform(src="a", dest="b"),))), False),
+    ],
+    ids=str,
+)
+def test_a_mirror_is_a_whole_copy_if_nothing_in_its_configuration_says_otherwise(
+    mirror: StreamConfig, is_whole: bool
+) -> None:
+    notes = StreamNotes()
+    assert not notes.is_whole_copy(mirror)  # nothing is known of the stream itself
+    notes.made(StreamInfo(config=StreamConfig(name="S", max_msgs_per_subject=1), created=1), 0.0)
+    assert notes.is_whole_copy(mirror) is is_whole
+
+
+def test_a_suspicion_is_looked_into_once_a_second() -> None:
+    notes = StreamNotes()
+    assert notes.may_ask(0.0)
+    notes.made(info(1_000), 5.0)
+    assert not notes.may_ask(5.5)
+    assert notes.may_ask(6.0)

@@ -1,0 +1,78 @@
+"""A message that fails its checksum: the consumers go on behind it, and nobody gets it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slipstream.server.store.lmdb.records import MESSAGE_KEY
+from slipstream.server.store.lmdb.store import LmdbStore
+from tests.server.engine.consumers.kit import SECOND, Bench, seqs
+from tests.server.support import Rig
+
+
+def damage(store: LmdbStore, seq: int) -> None:
+    """Flip a bit of a stored message, behind the store's back."""
+    disk = store._disk
+    with disk.env.begin(write=True, db=disk.messages) as transaction:
+        key = MESSAGE_KEY.pack(1, seq)
+        value = transaction.get(key)
+        assert value is not None
+        transaction.put(key, value[:-6] + bytes([value[-6] ^ 1]) + value[-5:])
+    disk.renew()
+
+
+@pytest.mark.parametrize(
+    ("config", "wanted"),
+    [
+        ({}, [1, 2, 3, 5, 6, 8]),
+        ({"filter_subject": "s.a"}, [1, 3, 5]),
+        ({"filter_subject": "s.*"}, [1, 2, 3, 5, 6, 8]),
+        ({"filter_subjects": ["s.a", "s.b"]}, [1, 2, 3, 5, 6, 8]),
+        ({"deliver_policy": "by_start_time", "opt_start_time": "2020-01-01T00:00:00Z"}, [1, 2, 3, 5, 6, 8]),
+        ({"deliver_policy": "last_per_subject", "filter_subject": "s.>"}, [8]),
+        ({"deliver_policy": "last", "filter_subject": "s.a"}, []),
+    ],
+    ids=str,
+)
+def test_a_damaged_message_is_passed_over(tmp_path: Path, config: dict[str, Any], wanted: list[int]) -> None:
+    store = LmdbStore(tmp_path / "store")
+    bench = Bench(Rig(store=store), storage="file")
+    bench.fill("s.a", "s.b", "s.a", "s.b", "s.a", "s.b", "s.a", "s.b")
+    for seq in (4, 7):
+        damage(store, seq)
+    bench.create(**config)
+    assert seqs(bench.pull(20, no_wait=True)) == wanted
+    assert bench.info()["num_pending"] == 0
+    bench.fill("s.a")
+    assert seqs(bench.pull(20, no_wait=True)) == [9]
+    store.close()
+
+
+def test_a_message_that_is_damaged_after_its_delivery_does_not_come_again(tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path / "store")
+    bench = Bench(Rig(store=store), storage="file")
+    bench.fill("s.a", "s.b")
+    bench.create(ack_wait=SECOND)
+    assert seqs(bench.pull(2)) == [1, 2]
+    damage(store, 1)
+    bench.rig.wait(1.5)
+    assert seqs(bench.pull(5, no_wait=True)) == [2]
+    assert bench.info()["num_ack_pending"] == 1
+    store.close()
+
+
+def test_a_damaged_message_of_filters_that_share_subjects_is_passed_over(tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path / "store")
+    bench = Bench(Rig(store=store), storage="file")
+    bench.fill("s.a.c", "s.b.c", "s.x.y", "s.b.d")
+    for seq in (2, 3):
+        damage(store, seq)
+    assert "error" not in bench.create(filter_subjects=["s.*.c", "s.b.*"])
+    assert seqs(bench.pull(20, no_wait=True)) == [1, 4]
+    assert bench.info()["num_pending"] == 0
+    bench.fill("s.b.c")
+    assert seqs(bench.pull(20, no_wait=True)) == [5]
+    store.close()

@@ -1,0 +1,173 @@
+"""Times to live and delete markers in virtual time: what leaves when, what stays, what a restart remembers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slipstream.server.store.lmdb.store import LmdbStore
+from tests.server.support import START, Client, Rig, headers, sequences
+
+SECOND = 1_000_000_000
+
+
+@pytest.fixture
+def client() -> Client:
+    return Rig().client()
+
+
+def left(client: Client) -> list[int]:
+    return sequences(client.direct("S", {"seq": 1, "batch": 1000}))
+
+
+@pytest.mark.spec("KV-26", on="E")
+def test_a_message_leaves_at_the_end_of_its_time(client: Client) -> None:
+    client.create("S", allow_msg_ttl=True)
+    client.publish("s.1", Nats_TTL="2s")
+    client.publish("s.1", Nats_TTL="1")
+    client.publish("s.2", Nats_TTL="never")
+    client.publish("s.3")
+    client.rig.wait(0.9)
+    assert left(client) == [1, 2, 3, 4]
+    client.rig.wait(0.2)
+    assert left(client) == [1, 3, 4]
+    client.rig.wait(1)
+    assert left(client) == [3, 4]
+    client.rig.wait(100)
+    assert left(client) == [3, 4]
+
+
+def test_a_shorter_time_than_the_one_that_is_waited_for_is_kept(client: Client) -> None:
+    client.create("S", allow_msg_ttl=True, max_age=3600 * SECOND)
+    client.publish("s.1", Nats_TTL="1h")
+    client.publish("s.1", Nats_TTL="5s")
+    client.rig.wait(6)
+    assert left(client) == [1]
+
+
+def test_the_age_of_the_stream_counts_for_all_but_those_that_never_end(client: Client) -> None:
+    client.create("S", allow_msg_ttl=True, max_age=10 * SECOND)
+    for n, ttl in enumerate(("never", "", "1h", "never", ""), 1):
+        client.publish("s.1", **({"Nats_TTL": ttl} if ttl else {}))
+        client.rig.wait(1)
+        assert left(client) == list(range(1, n + 1))
+    client.rig.wait(6.5)  # the second message is 10.5 s old
+    assert left(client) == [1, 3, 4, 5]
+    client.rig.wait(100)
+    assert left(client) == [1, 4]
+    client.publish("s.1")
+    client.rig.wait(9)
+    assert left(client) == [1, 4, 6]
+    client.rig.wait(1.1)
+    assert left(client) == [1, 4]
+
+
+def test_what_never_ends_is_looked_at_once(client: Client) -> None:
+    client.create("S", allow_msg_ttl=True, max_age=SECOND)
+    for _ in range(600):
+        client.publish("s.1", Nats_TTL="never")
+    client.rig.wait(2)
+    stream = client.rig.engine.streams["S"]
+    assert stream.expiry._next == 601
+    assert len(left(client)) == 600
+    deadline = client.rig.engine.next_deadline()
+    assert deadline is None or deadline > client.rig.now + SECOND
+
+
+def test_many_that_are_too_old_leave_in_slices(monkeypatch: pytest.MonkeyPatch, client: Client) -> None:
+    monkeypatch.setattr("slipstream.server.engine.streams.expiry.SLICE", 10)
+    monkeypatch.setattr("slipstream.server.engine.streams.expiry.SCAN", 4)
+    client.create("S", allow_msg_ttl=True, max_age=SECOND)
+    for _ in range(35):
+        client.publish("s.1", Nats_TTL="1h")
+    client.rig.now += SECOND
+    client.rig.engine.tick(client.rig.now)
+    client.rig.settle()
+    assert 0 < len(left(client)) < 35
+    client.rig.wait(1)
+    assert left(client) == []
+
+
+@pytest.mark.spec("KV-18", on="E")
+def test_a_marker_takes_the_place_of_the_last_message_of_a_subject(client: Client) -> None:
+    client.create("S", subject_delete_marker_ttl=5 * SECOND, max_msgs_per_subject=3)
+    client.publish("s.1", b"old", Nats_TTL="5s")
+    client.publish("s.1", b"new", Nats_TTL="10s")
+    client.rig.wait(5.5)
+    assert left(client) == [2]
+    client.rig.wait(5)
+    (marker, _) = client.direct("S", {"seq": 1, "batch": 10})
+    found = headers(marker)
+    assert (found["Nats-Sequence"], found["Nats-Subject"], marker.payload) == ("3", "s.1", b"")
+    assert (found["Nats-Marker-Reason"], found["Nats-TTL"], found["Nats-Rollup"]) == ("MaxAge", "5s", "sub")
+    client.rig.wait(5)
+    assert left(client) == []
+    assert client.api("STREAM.INFO.S")["state"]["last_seq"] == 3
+
+
+def test_a_message_lives_no_shorter_than_a_marker(client: Client) -> None:
+    client.create("S", subject_delete_marker_ttl=60 * SECOND)
+    client.publish("s.1", Nats_TTL="1s", Other="kept")
+    (message,) = client.direct("S", {"seq": 1})
+    assert headers(message)["Nats-TTL"] == "60"
+    assert headers(message)["Other"] == "kept"
+    client.create("ONE", subject_delete_marker_ttl=60 * SECOND, max_msgs_per_subject=1)
+    client.publish("one.1", Nats_TTL="1s")
+    client.rig.wait(1.5)
+    (marker,) = client.direct("ONE", {"last_by_subj": "one.1"})
+    assert headers(marker)["Nats-TTL"] == "1m0s"
+
+
+def test_a_marker_is_told_to_whoever_listens(client: Client) -> None:
+    client.create("S", subject_delete_marker_ttl=SECOND, republish={"src": ">", "dest": "again.>"})
+    client.publish("s.1", Nats_TTL="1s")
+    client.send(b"SUB again.> 9\r\n")
+    client.take()
+    client.rig.wait(1.5)
+    (told,) = client.messages()
+    assert (told.subject, headers(told)["Nats-Marker-Reason"]) == ("again.s.1", "MaxAge")
+
+
+def test_limits_other_than_time_leave_no_marker(client: Client) -> None:
+    client.create("S", subject_delete_marker_ttl=SECOND, max_msgs=1)
+    client.publish("s.1")
+    client.publish("s.2")
+    client.api("STREAM.MSG.DELETE.S", {"seq": 2})
+    client.publish("s.3")
+    client.api("STREAM.PURGE.S")
+    assert left(client) == []
+
+
+@pytest.mark.parametrize("kill", [False, True])
+def test_a_restart_forgets_no_time_to_live(tmp_path: Path, kill: bool) -> None:
+    store = LmdbStore(tmp_path)
+    rig = Rig(store=store)
+    client = rig.client()
+    client.create("S", subject_delete_marker_ttl=5 * SECOND, storage="file")
+    for n in range(20):
+        client.publish(f"s.{n}", Nats_TTL=f"{10 + n}s")
+    if kill:
+        client.send(b"PUB s.lost 1\r\nx\r\n", settle=False)
+    store.close()
+    later = LmdbStore(tmp_path)
+    rig = Rig(store=later, now=START + 15 * SECOND)
+    client = rig.client()
+    rig.wait(0.5)
+    info = client.api("STREAM.INFO.S")
+    assert info["state"]["messages"] == 20  # six of them are markers
+    assert info["state"]["first_seq"] == 7
+    rig.wait(100)
+    assert client.api("STREAM.INFO.S")["state"]["messages"] == 0
+    later.close()
+
+
+def test_times_to_live_count_from_when_they_are_allowed(client: Client) -> None:
+    config: dict[str, Any] = {"allow_direct": True, "storage": "memory", "name": "S", "subjects": ["s.>"]}
+    client.create("S", allow_msg_ttl=True)
+    client.publish("s.1", Nats_TTL="5s")
+    client.rig.wait(1)
+    client.api("STREAM.UPDATE.S", config | {"allow_msg_ttl": True, "max_age": 3600 * SECOND})
+    client.rig.wait(5)
+    assert left(client) == []

@@ -1,0 +1,284 @@
+"""Publishing into a stream: acks, demands in headers, duplicates, limits, expiry. The engine alone, in virtual time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from slipstream.server.engine.streams import dedupe
+from slipstream.wire import Headers
+from tests.server.support import Client, Rig, headers, sequences
+
+
+@pytest.fixture
+def client() -> Client:
+    return Rig().client()
+
+
+def refused(answer: dict[str, Any], code: int, err_code: int, text: str, stream: str = "S") -> bool:
+    error = {"code": code, "err_code": err_code, "description": text}
+    return answer == {"error": error, "stream": stream, "seq": 0}
+
+
+def left(client: Client, stream: str = "S") -> list[int]:
+    """The sequences a stream holds."""
+    return sequences(client.direct(stream, {"seq": 1, "batch": 1000}))
+
+
+def test_the_ack_is_written_as_nats_server_writes_it(client: Client) -> None:
+    client.create("S")
+    (ack,) = client.ask("s.1", b"x")
+    assert ack.payload == b'{"stream":"S","seq":1}'
+    header = Headers({"Nats-Msg-Id": "a"})
+    client.ask("s.1", b"x", header)
+    (ack,) = client.ask("s.1", b"x", header)
+    assert ack.payload == b'{"stream":"S","seq":2,"duplicate": true}'
+    (ack,) = client.ask("s.1", b"x", Headers({"Nats-Expected-Last-Sequence": "7"}))
+    text = b'{"error":{"code":400,"err_code":10071,"description":"wrong last sequence: 2"},"stream":"S","seq":0}'
+    assert ack.payload == text
+
+
+def test_a_publish_without_reply_is_stored_without_ack(client: Client) -> None:
+    client.create("S")
+    client.take()
+    client.send(b"PUB s.1 2\r\nhi\r\n")
+    assert client.messages() == []
+    assert left(client) == [1]
+
+
+def test_a_stream_without_acks_stores_and_says_nothing(client: Client) -> None:
+    client.create("S", no_ack=True)
+    assert client.ask("s.1", b"x") == []
+    assert client.ask("s.1", b"x", Headers({"Nats-Expected-Last-Sequence": "9"})) == []
+    assert left(client) == [1]
+
+
+def test_subscribers_get_what_a_stream_stores(client: Client) -> None:
+    client.create("S")
+    client.send(b"SUB s.* 9\r\n")
+    client.take()
+    client.send(b"PUB s.1 2\r\nhi\r\n")
+    (seen,) = client.messages()
+    assert (seen.subject, seen.sid, seen.payload) == ("s.1", b"9", b"hi")
+    assert left(client) == [1]
+
+
+def test_expectations_are_checked_against_what_came_before(client: Client) -> None:
+    client.create("S")
+    publish = client.publish
+    assert refused(publish("s.1", Nats_Expected_Stream="Z"), 400, 10060, "expected stream does not match")
+    assert publish("s.1", Nats_Expected_Stream="S")["seq"] == 1
+    assert refused(publish("s.1", Nats_Expected_Last_Sequence="0"), 400, 10071, "wrong last sequence: 1")
+    assert refused(publish("s.1", Nats_Expected_Last_Sequence="abc"), 400, 10071, "wrong last sequence: 1")
+    assert publish("s.1", Nats_Expected_Last_Sequence="1", Nats_Msg_Id="b")["seq"] == 2
+    assert refused(publish("s.1", Nats_Expected_Last_Msg_Id="z"), 400, 10070, "wrong last msg ID: b")
+    assert publish("s.1", Nats_Expected_Last_Msg_Id="b")["seq"] == 3
+    assert refused(publish("s.1", Nats_Expected_Last_Msg_Id="b"), 400, 10070, "wrong last msg ID: ")
+    assert refused(publish("s.2", Nats_Expected_Last_Subject_Sequence="3"), 400, 10071, "wrong last sequence: 0")
+    assert publish("s.2", Nats_Expected_Last_Subject_Sequence="0")["seq"] == 4
+    assert publish("s.2", Nats_Expected_Last_Subject_Sequence="4")["seq"] == 5
+    other = {"Nats_Expected_Last_Subject_Sequence_Subject": "s.*"}
+    assert publish("s.3", Nats_Expected_Last_Subject_Sequence="5", **other)["seq"] == 6
+    assert refused(
+        publish("s.3", Nats_Expected_Last_Subject_Sequence="5", **other), 400, 10071, "wrong last sequence: 6"
+    )
+    text = "missing sequence for expected last sequence per subject"
+    assert refused(publish("s.3", **other), 400, 10193, text)
+
+
+def test_expectations_hold_within_one_group(client: Client) -> None:
+    """The second of two publishes in one turn is judged by the first, though nothing is committed yet."""
+    client.create("S")
+    block = b"NATS/1.0\r\nNats-Expected-Last-Subject-Sequence: 0\r\n\r\n"
+    frame = b"HPUB s.1 %b%%d %d %d\r\n%bx\r\n" % (client.inbox.encode(), len(block), len(block) + 1, block)
+    client.take()
+    client.send(frame % 1 + frame % 2)
+    first, second = client.messages()
+    assert first.payload == b'{"stream":"S","seq":1}'
+    assert b"wrong last sequence: 1" in second.payload
+
+
+def test_a_duplicate_is_acked_with_the_first_sequence_until_the_window_has_passed(client: Client) -> None:
+    client.create("S", duplicate_window=2_000_000_000)
+    assert client.publish("s.1", Nats_Msg_Id="a") == {"stream": "S", "seq": 1}
+    client.rig.wait(1)
+    assert client.publish("s.2", Nats_Msg_Id="a") == {"stream": "S", "seq": 1, "duplicate": True}
+    client.rig.wait(1)
+    assert client.publish("s.1", Nats_Msg_Id="a") == {"stream": "S", "seq": 2}
+
+
+def test_the_duplicate_window_survives_a_restart(client: Client) -> None:
+    client.create("S", duplicate_window=2_000_000_000)
+    client.publish("s.1", Nats_Msg_Id="old")
+    client.rig.wait(1.5)
+    client.publish("s.1", Nats_Msg_Id="new")
+    again = Rig(store=client.rig.store, now=client.rig.now + 1_000_000_000).client()
+    assert again.publish("s.1", Nats_Msg_Id="new") == {"stream": "S", "seq": 2, "duplicate": True}
+    assert again.publish("s.1", Nats_Msg_Id="old") == {"stream": "S", "seq": 3}
+    last = Rig(store=client.rig.store, now=again.rig.now).client()
+    assert last.publish("s.1", Nats_Expected_Last_Msg_Id="old")["seq"] == 4
+
+
+def test_the_duplicate_window_is_bounded_by_messages_too(monkeypatch: pytest.MonkeyPatch, client: Client) -> None:
+    monkeypatch.setattr(dedupe, "MAX_DISTANCE", 10)
+    client.create("S")
+    for n in range(50):
+        client.publish("s.1", Nats_Msg_Id=f"id-{n}")
+    assert len(client.rig.engine.streams["S"].duplicates) == 10
+    assert client.publish("s.1", Nats_Msg_Id="id-49")["duplicate"] is True
+    again = Rig(store=client.rig.store, now=client.rig.now)
+    assert len(again.engine.streams["S"].duplicates) == 10
+    assert client.publish("s.1", Nats_Msg_Id="id-30") == {"stream": "S", "seq": 51}
+
+
+def test_rollups_keep_only_themselves(client: Client) -> None:
+    client.create("S", allow_rollup_hdrs=True)
+    for n in range(6):
+        client.publish(f"s.{n % 2}")
+    assert client.publish("s.1", Nats_Rollup="sub")["seq"] == 7
+    assert left(client) == [1, 3, 5, 7]
+    assert client.publish("s.9", Nats_Rollup="all")["seq"] == 8
+    assert left(client) == [8]
+    assert refused(client.publish("s.1", Nats_Rollup="foo"), 500, 10111, 'rollup value invalid: "foo"')
+    client.create("N")
+    assert refused(client.publish("n.1", Nats_Rollup="sub"), 500, 10111, "rollup not permitted", "N")
+
+
+def test_a_message_over_the_streams_size_is_refused(client: Client) -> None:
+    client.create("S", max_msg_size=40)
+    assert client.publish("s.1", b"x" * 40)["seq"] == 1
+    text = "message size exceeds maximum allowed"
+    assert refused(client.publish("s.1", b"x" * 41), 400, 10054, text)
+    assert refused(client.publish("s.1", b"x" * 20, A="b" * 20), 400, 10054, text)
+
+
+def test_what_the_stream_is_not_configured_for_is_refused(client: Client) -> None:
+    client.create("S")
+    assert refused(client.publish("s.1", Nats_TTL="5s"), 400, 10166, "per-message TTL is disabled")
+    assert refused(client.publish("s.1", Nats_TTL="x"), 400, 10165, "invalid per-message TTL")
+    assert refused(client.publish("s.1", Nats_Batch_Id="b"), 400, 10174, "atomic publish is disabled")
+    assert refused(client.publish("s.1", Nats_Incr="1"), 400, 10168, "message counters is disabled")
+    assert refused(client.publish("s.1", Nats_Schedule="@hourly"), 400, 10188, "message schedules is disabled")
+    source = "message stream source header is not allowed"
+    assert refused(client.publish("s.1", Nats_Stream_Source="X 1"), 400, 10227, source)
+    assert client.api("STREAM.INFO.S")["state"]["messages"] == 0
+
+
+def test_max_msgs_drops_the_oldest_or_refuses_the_newest(client: Client) -> None:
+    client.create("S", max_msgs=3)
+    for _ in range(5):
+        client.publish("s.1")
+    assert left(client) == [3, 4, 5]
+    client.create("N", max_msgs=2, discard="new")
+    assert [client.publish("n.1")["seq"] for _ in range(2)] == [1, 2]
+    assert refused(client.publish("n.1"), 503, 10077, "maximum messages exceeded", "N")
+    assert left(client, "N") == [1, 2]
+
+
+def test_max_bytes_drops_the_oldest_or_refuses_the_newest(client: Client) -> None:
+    size = 22 + len("s.1") + 1 + 8
+    client.create("S", max_bytes=3 * size)
+    for _ in range(5):
+        client.publish("s.1")
+    assert left(client) == [3, 4, 5]
+    assert client.api("STREAM.INFO.S")["state"]["bytes"] == 3 * size
+    client.create("N", max_bytes=2 * size, discard="new")
+    client.publish("n.1")
+    client.publish("n.1")
+    assert refused(client.publish("n.1"), 503, 10077, "maximum bytes exceeded", "N")
+
+
+def test_max_msgs_per_subject_drops_the_oldest_of_that_subject(client: Client) -> None:
+    client.create("S", max_msgs_per_subject=2)
+    for n in range(7):
+        client.publish(f"s.{n % 2}")
+    assert left(client) == [4, 5, 6, 7]
+    client.create("N", max_msgs_per_subject=1, discard="new", discard_new_per_subject=True)
+    client.publish("n.1")
+    assert refused(client.publish("n.1"), 503, 10077, "maximum messages per subject exceeded", "N")
+    assert client.publish("n.2")["seq"] == 2
+
+
+def test_a_full_stream_takes_a_message_that_replaces_one_of_its_subject(client: Client) -> None:
+    client.create("S", max_msgs=2, max_msgs_per_subject=1, discard="new")
+    client.publish("s.1")
+    client.publish("s.2")
+    assert refused(client.publish("s.3"), 503, 10077, "maximum messages exceeded")
+    assert client.publish("s.1")["seq"] == 3
+    assert left(client) == [2, 3]
+
+
+def test_messages_leave_when_they_are_too_old(client: Client) -> None:
+    client.create("S", max_age=10_000_000_000)
+    client.publish("s.1")
+    client.rig.wait(4)
+    client.publish("s.2")
+    client.rig.wait(5.9)
+    assert left(client) == [1, 2]
+    client.rig.wait(0.2)
+    assert left(client) == [2]
+    client.rig.wait(4)
+    state = client.api("STREAM.INFO.S")["state"]
+    assert (state["messages"], state["first_seq"], state["last_seq"]) == (0, 3, 2)
+    assert client.publish("s.1")["seq"] == 3
+
+
+def test_age_goes_on_counting_after_a_restart(client: Client) -> None:
+    client.create("S", max_age=10_000_000_000)
+    client.publish("s.1")
+    again = Rig(store=client.rig.store, now=client.rig.now + 9_000_000_000).client()
+    assert left(again) == [1]
+    again.rig.wait(1.1)
+    assert again.api("STREAM.INFO.S")["state"]["messages"] == 0
+
+
+def test_a_large_stream_expires_in_slices(monkeypatch: pytest.MonkeyPatch, client: Client) -> None:
+    monkeypatch.setattr("slipstream.server.engine.streams.expiry.SLICE", 10)
+    client.create("S", max_age=1_000_000_000)
+    for _ in range(35):
+        client.publish("s.1")
+    client.rig.now += 1_000_000_000
+    client.rig.engine.tick(client.rig.now)
+    assert client.rig.engine.streams["S"].log.state.messages == 25
+    client.rig.wait(1)
+    assert client.api("STREAM.INFO.S")["state"]["messages"] == 0
+
+
+def test_time_never_goes_back_within_a_stream(client: Client) -> None:
+    client.create("S")
+    client.publish("s.1")
+    client.rig.now -= 5_000_000_000
+    client.publish("s.1")
+    times = [message["time"] for seq in (1, 2) for message in [client.api("STREAM.MSG.GET.S", {"seq": seq})["message"]]]
+    assert times[0] == times[1]
+
+
+def test_first_seq_is_where_a_stream_starts_counting(client: Client) -> None:
+    client.create("S", first_seq=1000)
+    assert client.publish("s.1")["seq"] == 1000
+
+
+def test_a_subject_that_looks_like_a_filter_is_stored_as_it_is(client: Client) -> None:
+    """As on nats-server: whoever asks for it asks for everything that the filter covers, itself among that."""
+    client.create("S", max_msgs_per_subject=2, allow_rollup_hdrs=True)
+    for subject in ("s.a", "s.*", "s.*", "s.*", "s.x.>", "s.a"):
+        assert "seq" in client.publish(subject)
+    assert left(client) == [1, 3, 4, 5, 6]  # the limit is that of the very subject
+    (got,) = client.direct("S", {"last_by_subj": "s.x.>"})
+    assert (headers(got)["Nats-Subject"], headers(got)["Nats-Sequence"]) == ("s.x.>", "5")
+    assert client.publish("s.x.>", Nats_Expected_Last_Subject_Sequence="5")["seq"] == 7
+    found = client.api("STREAM.INFO.S", {"subjects_filter": ">"})["state"]["subjects"]
+    assert found == {"s.*": 2, "s.a": 2, "s.x.>": 2}
+    assert client.publish("s.*", Nats_Rollup="sub")["seq"] == 8
+    assert left(client) == [5, 7, 8]
+
+
+@pytest.mark.parametrize("number", ["9" * 5000, "²"])
+def test_numbers_that_are_none_are_refused_and_not_stumbled_over(client: Client, number: str) -> None:
+    client.create("S", allow_atomic=True)
+    for name in ("Nats_Expected_Last_Sequence", "Nats_Expected_Last_Subject_Sequence"):
+        assert refused(client.publish("s.1", **{name: number}), 400, 10071, "wrong last sequence: 0")
+    batch = {"Nats_Batch_Id": "b", "Nats_Batch_Sequence": "1", "Nats_Required_Api_Level": number}
+    assert client.publish("s.1", **batch)["error"]["err_code"] == 10185
+    assert client.publish("s.1")["seq"] == 1

@@ -1,0 +1,534 @@
+"""What only a store on the disk can get wrong: damage, a full disk, other processes, threads, what is left behind."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import lmdb
+import pytest
+
+from slipstream.errors import CorruptRecordError, StoreError, UsageError
+from slipstream.server.engine.ports import Record, StreamLog
+from slipstream.server.store.lmdb.log import LmdbLog
+from slipstream.server.store.lmdb.records import CorruptMessageError, decode, seal
+from slipstream.server.store.lmdb.segments import Tuning
+from slipstream.server.store.lmdb.store import LmdbStore
+
+TINY = Tuning(segment=8, slice=6, dirty=4, journal=12, cache=3, probe=4, page=3)
+TABLES = (b"messages", b"index", b"subjects", b"control")
+
+
+def carry(store: LmdbStore) -> None:
+    group = store.seal()
+    store.begin(group)
+    while not store.write_some(group):
+        pass
+    store.commit(group)
+    store.finish(group)
+
+
+def drain(store: LmdbStore) -> None:
+    carry(store)
+    while store.backlog:
+        carry(store)
+
+
+def fill(log: StreamLog, count: int, subjects: int = 3) -> None:
+    for n in range(count):
+        log.append(n, f"s.{n % subjects}", b"", b"%d" % n)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[LmdbStore]:
+    store = LmdbStore(path, map_size=1 << 26, tuning=TINY)
+    yield store
+    store.close()
+
+
+def tables(path: Path) -> dict[bytes, list[tuple[bytes, bytes]]]:
+    """Everything in the files of a store that is closed."""
+    env = lmdb.open(str(path), max_dbs=8)
+    found = {}
+    for name in TABLES:
+        db = env.open_db(name)
+        with env.begin(db=db) as txn:
+            found[name] = list(txn.cursor().iternext())
+    env.close()
+    return found
+
+
+def damage(path: Path, table: bytes, wanted: Callable[[bytes], bool], at: int = -6) -> None:
+    """Flip one bit in the value of the first key that is wanted."""
+    env = lmdb.open(str(path), max_dbs=8)
+    with env.begin(write=True, db=env.open_db(table)) as txn:
+        key, value = next((key, value) for key, value in txn.cursor().iternext() if wanted(key))
+        broken = bytearray(value)
+        broken[at] ^= 0x10
+        txn.put(key, bytes(broken))
+    env.close()
+
+
+def filled(path: Path, count: int = 30) -> None:
+    store = LmdbStore(path, tuning=TINY)
+    log = store.create("S", b"config")
+    for _ in range(count // 6):  # enough groups for the rows to be flushed
+        fill(log, 6)
+        carry(store)
+    drain(store)
+    store.close()
+
+
+# Checksums.
+
+
+def test_every_bit_of_a_record_is_covered_by_its_checksum() -> None:
+    key = (1).to_bytes(4, "big") + (7).to_bytes(8, "big")
+    body = (5).to_bytes(8, "little") + (1).to_bytes(4, "little") + (0).to_bytes(4, "little") + b"spayload"
+    value = seal(key, body)
+    assert decode("S", 7, key, value) == Record(7, 5, "s", b"", b"payload")
+    for bit in range(len(value) * 8):
+        broken = bytearray(value)
+        broken[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(CorruptRecordError):
+            decode("S", 7, key, bytes(broken))
+    with pytest.raises(CorruptRecordError):
+        decode("S", 8, key[:-1] + b"\x08", value)
+
+
+def test_a_damaged_message_raises_and_the_others_are_served(path: Path) -> None:
+    filled(path)
+    damage(path, b"messages", lambda key: key.endswith(b"\x05"))
+    store = LmdbStore(path)
+    log = store.log("S")
+    with pytest.raises(CorruptMessageError, match="message 5 of stream 'S'") as caught:
+        log.get(5)
+    assert (caught.value.stream, caught.value.seq) == ("S", 5)
+    assert [record.seq for record in log.scan("", 1, limit=10)] == [1, 2, 3, 4]
+    for pattern in ("", ">", "s.*", "s.1"):
+        with pytest.raises(CorruptMessageError):
+            log.scan(pattern, 5, limit=10)
+    assert [record.seq for record in log.scan("s.1", 2, limit=10)] == [2]
+    assert [record.seq for record in log.scan("s.*", 1, limit=10)] == [1, 2, 3, 4]
+    assert [record.seq for record in log.scan("", 6, limit=3)] == [6, 7, 8]
+    assert store.corrupt_records >= 6
+    store.close()
+
+
+@pytest.mark.parametrize("at", [-6, 8, 10, 12, 16, 17])  # payload, lengths, subject
+def test_a_damaged_message_can_be_removed_and_purged(path: Path, at: int) -> None:
+    filled(path)
+    damage(path, b"messages", lambda key: key.endswith(b"\x05"), at)
+    store = LmdbStore(path)
+    log = store.log("S")
+    assert log.count_of("s.1") == 10
+    assert log.remove(5)
+    assert log.state.messages == 29
+    assert log.count_of("s.1") == 9
+    assert log.purge(below=31) == 29
+    assert log.state.messages == log.state.bytes == log.state.subjects == 0
+    carry(store)
+    store.close()
+
+
+def test_a_damaged_index_entry_is_made_good_from_the_messages(path: Path) -> None:
+    filled(path)
+    damage(path, b"index", lambda key: key.endswith(b"s.1"))
+    store = LmdbStore(path)
+    log = store.log("S")
+    for pattern in ("s.1", "*.1"):
+        assert [record.seq for record in log.scan(pattern, 1, limit=50)] == list(range(2, 31, 3))
+        assert log.count(pattern, 2) == 10
+        assert log.count(pattern, 4) == 9
+    store.close()
+
+
+def test_a_damaged_subject_row_is_counted_again(path: Path) -> None:
+    filled(path)
+    damage(path, b"subjects", lambda key: key.endswith(b"s.1"))
+    store = LmdbStore(path)
+    log = store.log("S")
+    assert log.count_of("s.1") == 10
+    assert (log.first_seq_of("s.1"), log.last_seq_of("s.1")) == (2, 29)
+    assert store.corrupt_records > 0
+    store.close()
+    store = LmdbStore(path)
+    assert list(store.log("S").subjects("s.*")) == [("s.0", 10), ("s.1", 10), ("s.2", 10)]
+    store.close()
+
+
+@pytest.mark.parametrize("kind", [b"m", b"s", b"t", b"g", b"x"])
+def test_a_store_whose_own_records_are_damaged_is_not_opened(path: Path, kind: bytes) -> None:
+    filled(path)
+    damage(path, b"control", lambda key: key.startswith(kind), at=-1)
+    with pytest.raises(StoreError, match="checksum"):
+        LmdbStore(path)
+    with pytest.raises(StoreError, match="checksum"):  # and the lock was given back
+        LmdbStore(path)
+
+
+# A full disk.
+
+
+def test_a_full_map_drops_the_groups_and_the_store_goes_on(path: Path) -> None:
+    store = LmdbStore(path, map_size=1 << 20)
+    log = store.create("S", b"")
+    log.append(1, "a", b"", b"first")
+    carry(store)
+    for _ in range(40):
+        log.append(2, "b", b"", bytes(50_000))
+    group = store.seal()
+    log.append(3, "c", b"", b"in the open group")
+    store.begin(group)
+    while not store.write_some(group):
+        pass
+    with pytest.raises(StoreError, match="full"):
+        store.commit(group)
+    store.abandon()
+    assert log.state == log.committed
+    assert log.committed.last_seq == 1
+    assert log.last_seq_of("b") == log.count_of("c") == 0
+    assert log.append(4, "d", b"", b"fits") == 2
+    carry(store)
+    store.close()
+    store = LmdbStore(path)
+    assert [record.payload for record in store.log("S").scan("", 1, limit=9)] == [b"first", b"fits"]
+    store.close()
+
+
+def test_a_group_that_cannot_be_written_is_dropped_again_and_again(path: Path) -> None:
+    store = LmdbStore(path, map_size=1 << 19, tuning=TINY)
+    log = store.create("S", b"")
+    carry(store)
+    last = failed = 0
+    for n in range(120):
+        for _ in range(10):
+            log.append(n, f"s.{n}", b"", bytes(400))
+        try:
+            carry(store)
+            last = log.committed.last_seq
+        except StoreError:
+            store.abandon()
+            failed += 1
+            assert log.committed.last_seq == log.state.last_seq == last
+            if failed == 3:
+                break
+    assert failed == 3
+    assert log.count("", 1) == len(log.scan("", 1, limit=5_000)) == last
+    store.close()
+
+
+def test_a_commit_that_the_disk_refuses_is_dropped_and_the_store_goes_on(path: Path) -> None:
+    store = LmdbStore(path)
+    log = store.create("S", b"")
+    fill(log, 50)
+    carry(store)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, ((path / "data.mdb").stat().st_size, limits[1]))
+    try:
+        for _ in range(100):
+            log.append(1, "large", b"", bytes(10_000))
+        with pytest.raises(StoreError, match="disk"):
+            carry(store)
+        store.abandon()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert log.state == log.committed
+    assert log.committed.last_seq == 50
+    assert log.append(2, "s.0", b"", b"after") == 51
+    carry(store)
+    store.close()
+    store = LmdbStore(path)
+    assert [record.seq for record in store.log("S").scan("", 1, limit=99)] == list(range(1, 52))
+    store.close()
+
+
+# Threads.
+
+
+def test_a_group_may_be_begun_and_committed_by_a_thread(store: LmdbStore) -> None:
+    log = store.create("S", b"")
+    with ThreadPoolExecutor(1) as worker:
+        for _ in range(3):
+            fill(log, 20)
+            group = store.seal()
+            worker.submit(store.begin, group).result()
+            while not store.write_some(group):
+                log.append(1, "meanwhile", b"", b"")
+            worker.submit(store.commit, group).result()
+            store.finish(group)
+        assert log.committed.last_seq >= 60
+
+
+def test_a_transaction_that_is_abandoned_elsewhere_does_not_lock_the_next_one_out(store: LmdbStore) -> None:
+    log = store.create("S", b"")
+    with ThreadPoolExecutor(1) as worker:
+        fill(log, 20)
+        group = store.seal()
+        worker.submit(store.begin, group).result()
+        store.write_some(group)
+        store.abandon()
+        assert store.streams() == []
+        log = store.create("S", b"")
+        fill(log, 5)
+        group = store.seal()
+        worker.submit(store.begin, group).result(timeout=20)
+        while not store.write_some(group):
+            pass
+        with pytest.raises(UsageError):
+            store.commit(group)  # not the thread that began it
+        worker.submit(store.commit, group).result()
+        store.finish(group)
+    assert log.committed.messages == 5
+
+
+def test_groups_are_carried_through_one_at_a_time(store: LmdbStore) -> None:
+    store.create("S", b"")
+    group = store.seal()
+    with pytest.raises(UsageError):
+        store.seal()
+    store.commit(group)  # not begun: nothing happens
+    with pytest.raises(UsageError):
+        store.finish(group)
+    store.begin(group)
+    with pytest.raises(UsageError):
+        store.begin(group)
+    while not store.write_some(group):
+        pass
+    with pytest.raises(UsageError):
+        store.finish(group)
+    store.commit(group)
+    store.finish(group)
+    with pytest.raises(UsageError):
+        store.finish(group)
+
+
+# Other processes.
+
+
+def test_a_second_process_is_told_who_holds_the_store(store: LmdbStore, path: Path) -> None:
+    code = "import sys; from slipstream.server.store.lmdb.store import LmdbStore; LmdbStore(sys.argv[1])"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+    other = subprocess.run([sys.executable, "-c", code, str(path)], env=environment, capture_output=True, text=True)
+    assert other.returncode == 1
+    assert f"in use by process {os.getpid()}" in other.stderr
+    with pytest.raises(StoreError, match=f"in use by process {os.getpid()}"):
+        LmdbStore(path)
+    assert store.streams() == []
+
+
+def test_a_forked_child_can_neither_read_nor_write(store: LmdbStore) -> None:
+    log = store.create("S", b"")
+    fill(log, 5)
+    carry(store)
+    pid = os.fork()
+    if pid == 0:
+        wrong = 0
+        for use in (lambda: log.get(1), store.seal, lambda: log.scan("", 1, limit=1), lambda: log.last("s.*")):
+            try:
+                use()
+                wrong += 1
+            except StoreError:
+                pass
+        os._exit(wrong)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert log.get(1) is not None
+    fill(log, 5)
+    carry(store)
+
+
+def test_a_directory_that_cannot_be_used_is_an_error_of_the_store(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(StoreError, match="cannot be used"):
+        LmdbStore(file / "store")
+
+
+# Streams.
+
+
+def test_streams_and_their_configurations_are_there_after_reopening(store: LmdbStore, path: Path) -> None:
+    store.create("A", b"one")
+    store.create("B", b"two")
+    carry(store)
+    store.configure("A", b"three")
+    store.delete("B")
+    fill(store.create("B", b"four"), 3)
+    carry(store)
+    store.configure("A", b"lost")
+    store.close()
+    again = LmdbStore(path)
+    assert sorted(again.streams()) == [("A", b"three"), ("B", b"four")]
+    assert again.log("B").committed.messages == 3
+    with pytest.raises(StoreError, match="no stream 'C'"):
+        again.log("C")
+    with pytest.raises(UsageError):
+        again.create("A", b"")
+    again.close()
+
+
+def test_the_log_of_a_deleted_stream_is_empty_and_refuses_changes(store: LmdbStore) -> None:
+    log = store.create("S", b"")
+    fill(log, 9)
+    carry(store)
+    store.delete("S")
+    assert log.get(3) is not None  # the reader's view moves with the commit
+    with pytest.raises(StoreError, match="was deleted"):
+        log.append(1, "a", b"", b"")
+    carry(store)
+    assert log.get(3) is None
+    assert log.committed.messages == 0
+    assert log.scan("", 1, limit=9) == []
+
+
+@pytest.mark.parametrize("how", ["delete", "purge", "recreate"])
+def test_nothing_is_left_of_what_is_gone(store: LmdbStore, path: Path, how: str) -> None:
+    other = store.create("OTHER", b"")
+    fill(other, 20)
+    log = store.create("S", b"")
+    for _ in range(5):
+        fill(log, 40, subjects=30)
+        drain(store)
+    if how == "purge":
+        log.purge()
+    else:
+        store.delete("S")
+        if how == "recreate":
+            store.create("S", b"")
+    carry(store)
+    assert store.backlog
+    drain(store)
+    store.close()
+    left = tables(path)
+    assert len(left[b"messages"]) == 20
+    assert {key[:4] for name in (b"messages", b"index", b"subjects") for key, _ in left[name]} == {bytes((0, 0, 0, 1))}
+    assert not [key for key, _ in left[b"control"] if key.startswith(b"d")]
+    assert {key[1:5] for key, _ in left[b"control"] if key[:1] in b"gxj"} == {bytes((0, 0, 0, 1))}
+
+
+def test_a_large_purge_is_seen_at_once_and_cleared_in_slices(store: LmdbStore, path: Path) -> None:
+    log = store.create("S", b"")
+    for _ in range(10):
+        fill(log, 50, subjects=20)
+        carry(store)
+    drain(store)
+    assert log.purge(below=401) == 400
+    assert (log.state.messages, log.state.first_seq) == (100, 401)
+    assert [log.count_of(f"s.{n}") for n in range(20)] == [6] * 10 + [4] * 10
+    group = store.seal()
+    assert group.size < 60
+    store.begin(group)
+    while not store.write_some(group):
+        pass
+    store.commit(group)
+    store.finish(group)
+    assert log.get(400) is None
+    assert log.scan("s.3", 1, limit=99)[0].seq > 400
+    assert store.backlog
+    store.close()
+    store = LmdbStore(path, tuning=TINY)  # a crash in the middle of it
+    log = store.log("S")
+    assert store.backlog
+    assert [log.count_of(f"s.{n}") for n in range(20)] == [6] * 10 + [4] * 10
+    assert dict(log.subjects(">")) == {f"s.{n}": 6 if n < 10 else 4 for n in range(20)}
+    drain(store)
+    store.close()
+    left = tables(path)
+    assert [int.from_bytes(key[4:], "big") for key, _ in left[b"messages"]] == list(range(401, 501))
+    assert min(int.from_bytes(key[4:12], "big") for key, _ in left[b"index"]) == 401 // 8
+
+
+def test_subjects_longer_than_a_key_are_kept_apart(store: LmdbStore, path: Path) -> None:
+    log = store.create("S", b"")
+    names = [f"long.{'x' * 600}.{n}" for n in range(20)] + [f"long.{'é' * 250}", "long.short"]
+    for n, name in enumerate(names * 3):
+        log.append(n, name, b"", b"")
+    drain(store)
+    store.close()
+    again = LmdbStore(path, tuning=TINY)
+    log = again.log("S")
+    assert list(log.subjects("long.>")) == [(name, 3) for name in sorted(names)]
+    assert [log.last_seq_of(name) for name in names] == list(range(45, 67))
+    assert [len(log.scan(name, 1, limit=9)) for name in names] == [3] * 22
+    assert log.count("long.*.7", 10) == 2
+    assert log.purge(pattern=names[5]) == 3
+    assert log.count_of(names[5]) == 0
+    carry(again)
+    again.close()
+
+
+def test_a_sequence_far_ahead_costs_nothing(store: LmdbStore) -> None:
+    log = store.create("S", b"")
+    fill(log, 20)
+    log.purge(below=1 << 50)
+    assert log.state.last_seq == (1 << 50) - 1
+    assert log.append(1, "a", b"", b"") == 1 << 50
+    assert log.remove(1 << 50)
+    assert log.purge(keep=5) == 0
+    assert log.last_seq_of("a") == log.first_seq_of("a") == 0
+    log.append(2, "a", b"", b"")
+    assert log.purge(keep=5) == 0
+    carry(store)
+    assert [record.seq for record in log.scan("a", 1, limit=9)] == [(1 << 50) + 1]
+    assert log.time_to_seq(2) == (1 << 50) + 1
+    assert log.last("*") is not None
+
+
+def test_many_streams_together_do_not_keep_their_rows_in_memory_for_ever(path: Path) -> None:
+    tuning = Tuning(segment=8, slice=50, dirty=1_000, journal=20, cache=2)
+    store = LmdbStore(path, tuning=tuning)
+    names = [f"S{n}" for n in range(10)]
+    for name in names:
+        fill(store.create(name, b""), 15, subjects=15)
+    for _ in range(600):
+        carry(store)
+    logs = [store.log(name) for name in names]
+    assert sum(log.base.journaled for log in logs if isinstance(log, LmdbLog)) <= 4 * tuning.journal
+    store.close()
+    store = LmdbStore(path, tuning=tuning)
+    for name in names:
+        assert dict(store.log(name).subjects(">")) == {f"s.{n}": 1 for n in range(15)}
+    store.close()
+
+
+def test_a_stream_of_one_subject_is_read_by_it_from_anywhere(store: LmdbStore) -> None:
+    log = store.create("S", b"")
+    for n in range(100):
+        log.append(n, "only", b"", b"")
+        if n % 7 == 6:
+            log.remove(n - 3)
+        if n % 10 == 9:
+            carry(store)
+    expected = [seq for seq in range(1, 101) if seq % 7 != 3]
+    for seq in (1, 30, 99, 101):
+        assert [record.seq for record in log.scan("only", seq, limit=200)] == [at for at in expected if at >= seq]
+        assert log.count("only", seq) == log.count("*", seq) == len([at for at in expected if at >= seq])
+    assert log.multi_last(["only"], up_to=50) == [50]
+    assert log.multi_last(["only"], up_to=52) == [51]
+    assert log.purge(pattern="only", keep=10) == len(expected) - 10
+    carry(store)
+    assert log.committed.first_seq == expected[-10]
+
+
+def test_a_store_of_another_format_or_with_odd_options_is_refused(path: Path) -> None:
+    with pytest.raises(UsageError, match="sync"):
+        LmdbStore(path, sync="never")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="segments"):
+        LmdbStore(path, tuning=Tuning(segment=100_000))
+    LmdbStore(path).close()
+    env = lmdb.open(str(path), max_dbs=8)
+    with env.begin(write=True, db=env.open_db(b"control")) as txn:
+        txn.put(b"m", seal(b"m", (9).to_bytes(4, "little") + bytes(8)))
+    env.close()
+    with pytest.raises(StoreError, match="format 9"):
+        LmdbStore(path)

@@ -1,0 +1,91 @@
+"""The memory store on its own: what makes it fit for streams that live in memory, and the rules of its groups."""
+
+from __future__ import annotations
+
+import pytest
+
+from slipstream.errors import StoreError, UsageError
+from slipstream.server.store.memory.store import MemoryStore
+
+
+def carry(store: MemoryStore) -> None:
+    group = store.seal()
+    store.begin(group)
+    assert store.write_some(group)
+    store.commit(group)
+    store.finish(group)
+
+
+def test_a_reader_sees_a_message_when_its_group_is_finished() -> None:
+    store = MemoryStore()
+    log = store.create("S", b"")
+    assert log.append(5, "a", b"", b"x") == 1
+    group = store.seal()
+    assert (log.state.messages, log.committed.messages) == (1, 0)
+    assert log.get(1) is None
+    assert log.last("a") is None
+    store.begin(group)
+    store.commit(group)
+    store.finish(group)
+    record = log.get(1)
+    assert record is not None
+    assert log.last("a") == log.last(">") == record
+
+
+def test_a_reader_sees_a_removed_message_until_that_is_committed() -> None:
+    store = MemoryStore()
+    log = store.create("S", b"")
+    for n in range(4):
+        log.append(n, f"s.{n % 2}", b"", b"")
+    carry(store)
+    log.remove(2)
+    log.purge(below=2)
+    log.append(9, "s.1", b"", b"")
+    assert [record.seq for record in log.scan("", 1, limit=9)] == [1, 2, 3, 4]
+    assert list(log.subjects("s.*")) == [("s.0", 2), ("s.1", 2)]
+    carry(store)
+    assert [record.seq for record in log.scan("", 1, limit=9)] == [3, 4, 5]
+
+
+def test_the_string_of_a_subject_is_kept_once() -> None:
+    store = MemoryStore()
+    log = store.create("S", b"")
+    for n in range(3):
+        log.append(n, "".join(("sub", "ject")), b"", b"")
+    carry(store)
+    assert len({id(record.subject) for record in log.scan("", 1, limit=9)}) == 1
+
+
+def test_the_oldest_of_many_leave_one_by_one() -> None:
+    store = MemoryStore()
+    log = store.create("S", b"")
+    for n in range(300):
+        log.append(n, "one", b"", b"")
+        if n >= 100:
+            assert log.purge(below=n - 98) == 1
+        carry(store)
+    assert (log.committed.first_seq, log.committed.messages) == (201, 100)
+    assert (log.first_seq_of("one"), log.count_of("one")) == (201, 100)
+
+
+def test_groups_are_carried_through_one_at_a_time() -> None:
+    store = MemoryStore()
+    group = store.seal()
+    with pytest.raises(UsageError):
+        store.seal()
+    store.finish(group)
+    with pytest.raises(UsageError):
+        store.begin(group)
+    store.close()
+
+
+def test_streams_have_one_name_each() -> None:
+    store = MemoryStore()
+    log = store.create("S", b"")
+    with pytest.raises(UsageError):
+        store.create("S", b"")
+    with pytest.raises(StoreError):
+        store.log("T")
+    store.delete("S")
+    with pytest.raises(StoreError, match="was deleted"):
+        log.append(1, "a", b"", b"")

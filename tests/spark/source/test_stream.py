@@ -1,0 +1,497 @@
+"""A stream read by Spark holds exactly what was published to it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from slipstream import BlockingJetStream, BucketConfig, StreamConfig, connect_blocking
+from slipstream.api import format_time
+from slipstream.spark.source.pushdown import SLACK
+from slipstream.spark.source.stream import JetStreamDataSource
+from slipstream.wire import Headers
+
+LETTERS = "abc"
+
+
+def make_stream(js: BlockingJetStream, name: str, **config: Any) -> None:
+    settings: dict[str, Any] = {"allow_direct": True, **config}
+    js.create_stream(StreamConfig(name=name, subjects=(f"{name}.>",), **settings))
+
+
+def publish(js: BlockingJetStream, name: str, numbers: range) -> None:
+    with js.publisher() as publisher:
+        for n in numbers:
+            publisher.publish(f"{name}.{LETTERS[n % 3]}", str(n).encode())
+
+
+def read(spark: SparkSession, server: str, name: str, **options: object) -> DataFrame:
+    given = {key: str(value) for key, value in options.items()}
+    return spark.read.format("jetstream").option("servers", server).options(**given).load(name)
+
+
+def sequences(df: DataFrame) -> list[int]:
+    return sorted(row.sequence for row in df.select("sequence").collect())
+
+
+@pytest.mark.spec("SP-01")
+class TestBatch:
+    def test_every_column_of_every_message_arrives(
+        self, spark: SparkSession, js: BlockingJetStream, any_server: str, fresh: str
+    ) -> None:
+        make_stream(js, fresh)
+        payloads = [b"", b"\x00\xff\r\n", "ü".encode(), b"x" * 100_000]
+        headers = [None, {"A": ["1", "2", "1"], "a": "", "B": "ü:x"}, {"Nats-Sequence": "77", "Status": "204"}]
+        for n in range(24):
+            js.publish(f"{fresh}.{n % 5}.x", payloads[n % 4], headers=headers[n % 3])
+        stored = [message for chunk in js.stream(fresh).read_chunks(end=24) for message in chunk]
+        assert [message.data for message in stored] == [payloads[n % 4] for n in range(24)]
+
+        df = read(spark, any_server, fresh, partitions=5)
+        assert df.rdd.getNumPartitions() == 5
+        got = df.orderBy("sequence").toArrow().to_pylist()
+        assert [(row["subject"], row["sequence"], row["data"]) for row in got] == [
+            (f"{fresh}.{n % 5}.x", n + 1, payloads[n % 4]) for n in range(24)
+        ]
+        assert [row["timestamp_ns"] for row in got] == [message.time for message in stored]
+        assert [int(row["timestamp"].timestamp() * 1_000_000) for row in got] == pytest.approx(
+            [message.time // 1000 for message in stored], abs=1
+        )
+        expected = [Headers(one) if one else Headers() for one in headers]
+        assert [dict(row["headers"]) for row in got] == [
+            {name: expected[n % 3].get_all(name) for name in expected[n % 3]} for n in range(24)
+        ]
+
+    def test_a_filter_and_a_range_by_sequence_or_time(
+        self, spark: SparkSession, js: BlockingJetStream, any_server: str, fresh: str
+    ) -> None:
+        make_stream(js, fresh)
+        publish(js, fresh, range(100))
+        time.sleep(0.01)  # the only clock here is the server's
+        publish(js, fresh, range(100, 200))
+        middle = format_time(js.stream(fresh).get(101).time)
+
+        def seen(**options: object) -> list[int]:
+            return sequences(read(spark, any_server, fresh, **options))
+
+        assert seen() == list(range(1, 201))
+        assert seen(subjects=f"{fresh}.b", partitions=3) == list(range(2, 201, 3))
+        assert seen(starting=50, ending=60, partitions=4) == list(range(50, 61))
+        assert seen(starting=50, ending=60, subjects=f"{fresh}.*") == list(range(50, 61))
+        assert seen(starting=middle) == list(range(101, 201))
+        assert seen(ending=middle) == list(range(1, 101))
+        assert seen(starting=201) == []
+        assert seen(subjects=f"{fresh}.a,{fresh}.b") == [n for n in range(1, 201) if n % 3]
+        assert seen(subjects=f"{fresh}.a, {fresh}.*, >", partitions=2) == list(range(1, 201))
+        assert seen(subjects=f"{fresh}.a.>,{fresh}.c,*.c,{fresh}.b") == [n for n in range(1, 201) if n % 3 != 1]
+        assert seen(subjects="nobody.writes.this") == []
+
+    def test_messages_that_limits_per_subject_removed_are_ordinary_gaps(
+        self, spark: SparkSession, js: BlockingJetStream, any_server: str, fresh: str
+    ) -> None:
+        make_stream(js, fresh, max_msgs_per_subject=2)
+        js.publish(f"{fresh}.first")
+        publish(js, fresh, range(60))
+        assert sequences(read(spark, any_server, fresh, partitions=4)) == [1, *range(56, 62)]
+
+    def test_sql_tables_views_and_chosen_columns(
+        self, spark: SparkSession, js: BlockingJetStream, any_server: str, fresh: str
+    ) -> None:
+        make_stream(js, fresh)
+        publish(js, fresh, range(10))
+        options = f"OPTIONS (stream '{fresh}', servers '{any_server}', ending '7')"
+        query = "SELECT count(*), sum(CAST(CAST(data AS STRING) AS INT)) FROM"
+        spark.sql(f"CREATE TEMPORARY VIEW view_{fresh} USING jetstream {options}")
+        assert spark.sql(f"{query} view_{fresh}").collect() == [(7, 21)]
+        spark.sql(f"CREATE TABLE table_{fresh} USING jetstream {options}")
+        try:
+            assert spark.sql(f"{query} table_{fresh}").collect() == [(7, 21)]
+        finally:
+            spark.sql(f"DROP TABLE table_{fresh}")
+        assert "headers" not in read(spark, any_server, fresh, includeHeaders="false").columns
+        assert read(spark, any_server, fresh, columns="data,subject", ending=1).collect() == [(b"0", f"{fresh}.a")]
+        chosen = spark.read.schema("data BINARY, sequence BIGINT").format("jetstream").option("servers", any_server)
+        assert chosen.option("ending", 2).load(fresh).toArrow().to_pylist() == [
+            {"data": b"0", "sequence": 1},
+            {"data": b"1", "sequence": 2},
+        ]
+
+
+@pytest.fixture
+def pushing(spark: SparkSession) -> Iterator[None]:
+    """Spark pushes filters down; it does not unless told so."""
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    yield
+    spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+
+
+class Spy:
+    """What is asked of a stream by Direct Get."""
+
+    def __init__(self, server: str, stream: str) -> None:
+        self._client = connect_blocking(server)
+        self._asked = self._client.subscribe(f"$JS.API.DIRECT.GET.{stream}")
+        self._client.flush()
+
+    def batches(self) -> list[dict[str, Any]]:
+        """The batched reads since the last call."""
+        self._client.flush()
+        found = []
+        with contextlib.suppress(TimeoutError):
+            while True:
+                found.append(json.loads(self._asked.next(timeout=0.2).data))
+        # Gets of several subjects are proofs that a range is complete, not reads of it.
+        return [request for request in found if "batch" in request and "next_by_subj" in request]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+
+
+@pytest.mark.spec("SP-08")
+class TestPushDown:
+    @pytest.mark.usefixtures("pushing")
+    def test_of_subject_sequence_and_time(
+        self, spark: SparkSession, js: BlockingJetStream, any_server: str, fresh: str
+    ) -> None:
+        make_stream(js, fresh)
+        publish(js, fresh, range(200))
+
+        def asked(condition: str, **options: object) -> tuple[list[int], set[tuple[str, int]]]:
+            with Spy(any_server, fresh) as spy:
+                found = sequences(read(spark, any_server, fresh, pushFilters="true", **options).where(condition))
+                begins: dict[str, int] = {}
+                for request in spy.batches():  # the first one per subject: pages follow
+                    begins.setdefault(request["next_by_subj"], request["seq"])
+                return found, set(begins.items())
+
+        a, b = f"{fresh}.a", f"{fresh}.b"
+        assert asked(f"subject = '{a}'") == (list(range(1, 201, 3)), {(a, 1)})
+        assert asked(f"subject IN ('{a}', '{b}')")[1] == {(a, 1), (b, 1)}
+        assert asked(f"subject LIKE '{fresh}.b%'") == (list(range(2, 201, 3)), {(f"{fresh}.>", 1)})
+        assert asked(f"subject = '{a}'", subjects=b) == ([], set())
+        assert asked("sequence > 190") == (list(range(191, 201)), {(">", 191)})
+        assert asked("sequence BETWEEN 50 AND 52") == ([50, 51, 52], {(">", 50)})
+        assert asked("sequence = 7 AND length(data) = 1") == ([7], {(">", 7)})
+        assert asked("sequence < 1") == ([], set())
+        assert asked("sequence = 5 OR sequence = 7") == ([5, 7], {(">", 1)})  # Spark hands over no OR
+        future = "timestamp > TIMESTAMP'2100-01-01 00:00:00'"
+        found, begins = asked(future)
+        assert found == []
+        assert len(begins) <= 1  # no range is read; which sequence a time is may take a look at a message
+        nanos = js.stream(fresh).get(150).time
+        assert asked(f"timestamp_ns >= {nanos}")[0][-51:] == list(range(150, 201))
+        assert asked(f"timestamp >= timestamp_micros({nanos // 1000})")[0][-51:] == list(range(150, 201))
+
+    @pytest.mark.usefixtures("pushing")
+    def test_of_a_stream_whose_times_reach_back(
+        self, spark: SparkSession, js: BlockingJetStream, any_server: str, fresh: str
+    ) -> None:
+        make_stream(js, fresh)
+        publish(js, fresh, range(10))
+        now = js.stream(fresh).get(1).time
+        late = f"timestamp_ns > {now + 10 * SLACK}"
+
+        def where(condition: str) -> DataFrame:
+            return read(spark, any_server, fresh, pushFilters="true").where(condition)
+
+        assert where(late).rdd.getNumPartitions() == 1  # one without anything to read
+        assert where(late).count() == 0
+        assert where(f"timestamp_ns < {now + 10 * SLACK}").count() == 10
+
+    @pytest.mark.usefixtures("pushing")
+    def test_of_keys(self, spark: SparkSession, js: BlockingJetStream, any_server: str, fresh: str) -> None:
+        kv = js.create_key_value(BucketConfig(bucket=fresh, history=2))
+        for n in range(20):
+            kv.put(f"{LETTERS[n % 3]}.{n % 7}", str(n).encode())
+
+        def asked(condition: str, **options: str) -> tuple[int, set[str]]:
+            reader = spark.read.format("jetstream_kv").option("servers", any_server).options(**options)
+            reader = reader.option("pushFilters", "true")
+            with Spy(any_server, f"KV_{fresh}") as spy:
+                found = reader.load(fresh).where(condition).count()
+                return found, {request["next_by_subj"] for request in spy.batches()}
+
+        assert asked("key = 'a.0'") == (1, {f"$KV.{fresh}.a.0"})
+        assert asked("key IN ('a.0', 'b.1', 'x')") == (2, {f"$KV.{fresh}.{key}" for key in ("a.0", "b.1", "x")})
+        assert asked("key LIKE 'c.%'") == (6, {f"$KV.{fresh}.c.>"})
+        assert asked("key = 'a.0'", keys="b.*") == (0, set())
+        assert asked("revision > 18")[0] == 2
+
+    def test_where_it_is_off_the_same_rows_come(
+        self, spark: SparkSession, js: BlockingJetStream, any_server: str, fresh: str
+    ) -> None:
+        make_stream(js, fresh)
+        publish(js, fresh, range(20))
+        assert sequences(read(spark, any_server, fresh).where(f"subject = '{fresh}.a' AND sequence > 10")) == [
+            13,
+            16,
+            19,
+        ]
+
+    @pytest.mark.usefixtures("pushing")
+    def test_a_dataframe_may_be_used_twice_unless_it_is_asked_for(
+        self, spark: SparkSession, js: BlockingJetStream, any_server: str, fresh: str
+    ) -> None:
+        """Spark 4.3.0 keeps what was pushed with the DataFrame: a second scan would read the rows of the first."""
+        make_stream(js, fresh)
+        publish(js, fresh, range(20))
+        rows = read(spark, any_server, fresh)
+        both = rows.where("sequence <= 3").union(rows.where("sequence >= 18"))
+        assert sequences(both) == [1, 2, 3, 18, 19, 20]
+        assert rows.where("sequence <= 3").count() == 3
+        assert rows.count() == 20
+        kv = js.create_key_value(BucketConfig(bucket=fresh))
+        for key in "abc":
+            kv.put(key, b"1")
+        entries = spark.read.format("jetstream_kv").option("servers", any_server).load(fresh)
+        assert (entries.where("key = 'a'").count(), entries.count()) == (1, 3)
+
+    def test_is_for_batch_reads(self, spark: SparkSession, any_server: str) -> None:
+        stream = spark.readStream.format("jetstream").option("servers", any_server).option("pushFilters", "true")
+        with pytest.raises(PySparkException, match="'pushFilters' is for batch reads"):
+            stream.load("S").writeStream.format("noop").start().processAllAvailable()
+
+
+class TestRefusals:
+    """What cannot be read says why, before any job."""
+
+    def test_options(self, spark: SparkSession, real_url: str) -> None:
+        with pytest.raises(PySparkException, match="does not know the option 'startng'; allowed are stream, subjects"):
+            read(spark, real_url, "S", startng=5)
+        with pytest.raises(PySparkException, match="'starting' is 'soon': 'earliest', 'latest', a sequence"):
+            read(spark, real_url, "S", starting="soon")
+        with pytest.raises(
+            PySparkException, match=r"has no column data string: it has subject string, sequence bigint"
+        ):
+            spark.read.schema("data STRING").format("jetstream").load("S").collect()
+
+    def test_places_that_are_not_there(
+        self, spark: SparkSession, js: BlockingJetStream, any_server: str, fresh: str
+    ) -> None:
+        make_stream(js, fresh)
+        publish(js, fresh, range(10))
+        with pytest.raises(PySparkException, match=r"'starting' is 500, but stream .* has messages up to 10 only"):
+            read(spark, any_server, fresh, starting=500).count()
+        assert read(spark, any_server, fresh, starting=11).count() == 0
+        with pytest.raises(PySparkException, match=r"'partitions' is '99.*a whole number of at least 1 is allowed"):
+            read(spark, any_server, fresh, partitions="9" * 5_000)
+        stream = spark.readStream.format("jetstream").option("servers", any_server)
+        with pytest.raises(PySparkException, match="'starting' is a time in the future"):
+            stream.option("starting", "2199-01-01T00:00:00Z").load(fresh).writeStream.format(
+                "noop"
+            ).start().processAllAvailable()
+
+    def test_removed_messages(self, spark: SparkSession, js: BlockingJetStream, any_server: str, fresh: str) -> None:
+        make_stream(js, fresh, max_msgs=40)
+        publish(js, fresh, range(100))
+        with pytest.raises(PySparkException, match=f"messages 11 to 60 of stream '{fresh}' were removed"):
+            read(spark, any_server, fresh, starting=11).count()
+        assert read(spark, any_server, fresh, starting=11, failOnDataLoss="false").count() == 40
+        assert read(spark, any_server, fresh).count() == 40
+
+    def test_messages_removed_behind_the_plan(
+        self, spark: SparkSession, js: BlockingJetStream, any_server: str, fresh: str
+    ) -> None:
+        make_stream(js, fresh, max_msgs=40)
+        publish(js, fresh, range(40))
+        planned = read(spark, any_server, fresh)
+        planned.rdd.getNumPartitions()  # Spark plans a DataFrame once
+        publish(js, fresh, range(40, 60))
+        with pytest.raises(PySparkException, match=r"messages 1 to 20 .* were removed"):
+            planned.count()
+
+    def test_a_stream_without_direct_get_or_that_does_not_exist(
+        self, spark: SparkSession, js: BlockingJetStream, any_server: str, fresh: str
+    ) -> None:
+        make_stream(js, fresh, allow_direct=False)
+        with pytest.raises(PySparkException, match=f"'{fresh}' does not offer Direct Get: set 'allow_direct' to true"):
+            read(spark, any_server, fresh).count()
+        with pytest.raises(PySparkException, match=f"there is no stream '{fresh}_not'"):
+            read(spark, any_server, f"{fresh}_not").count()
+
+    def test_a_work_queue(self, spark: SparkSession, real_url: str, fresh: str) -> None:
+        with connect_blocking(real_url) as client:
+            make_stream(client.jetstream(), fresh, retention="workqueue")
+        with pytest.raises(PySparkException, match=f"'workqueue' retention.*has '{fresh}' as source"):
+            read(spark, real_url, fresh).count()
+
+
+class Micro:
+    """A streaming query that notes which sequences each micro-batch had."""
+
+    def __init__(self, spark: SparkSession, server: str, name: str, checkpoint: Path) -> None:
+        self._spark = spark
+        self._server = server
+        self._name = name
+        self.checkpoint = checkpoint
+
+    def run(self, **options: object) -> list[tuple[int, list[int]]]:
+        """Everything there is now, until done: batch ids with their sequences."""
+        seen: list[tuple[int, list[int]]] = []
+        reader = self._spark.readStream.format("jetstream").option("servers", self._server)
+        source = reader.options(**{key: str(value) for key, value in options.items()}).load(self._name)
+
+        def note(batch: DataFrame, batch_id: int) -> None:
+            seen.append((batch_id, sequences(batch)))
+
+        query = source.writeStream.foreachBatch(note).trigger(availableNow=True)
+        query.option("checkpointLocation", str(self.checkpoint)).start().awaitTermination()
+        return seen
+
+    def offset(self, batch_id: int) -> dict[str, Any]:
+        """The offset Spark has written down for the end of a micro-batch."""
+        lines = (self.checkpoint / "offsets" / str(batch_id)).read_text().splitlines()
+        offset: dict[str, Any] = json.loads(lines[-1])
+        return offset
+
+    def forget_commit(self, batch_id: int) -> None:
+        """As if the driver had died after the micro-batch and before its commit."""
+        for file in (self.checkpoint / "commits").glob(f"*{batch_id}*"):
+            file.unlink()
+
+
+@pytest.fixture
+def micro(spark: SparkSession, any_server: str, fresh: str, tmp_path: Path) -> Micro:
+    return Micro(spark, any_server, fresh, tmp_path / "checkpoint")
+
+
+@pytest.mark.spec("SP-02")
+class TestStreaming:
+    def test_limited_micro_batches_and_one_that_is_replayed(
+        self, micro: Micro, js: BlockingJetStream, fresh: str
+    ) -> None:
+        make_stream(js, fresh)
+        publish(js, fresh, range(100))
+        batches = micro.run(maxMessagesPerTrigger=40)
+        assert batches == [(0, list(range(1, 41))), (1, list(range(41, 81))), (2, list(range(81, 101)))]
+        created = format_time(js.stream(fresh).info().created)
+        assert micro.offset(2) == {"seq": 100, "created": created}
+
+        publish(js, fresh, range(100, 110))
+        micro.forget_commit(2)
+        again = micro.run(maxMessagesPerTrigger=70, partitions=2)
+        assert again == [batches[2], (3, list(range(101, 111)))]
+
+    def test_a_limit_in_bytes(self, micro: Micro, js: BlockingJetStream, fresh: str) -> None:
+        make_stream(js, fresh)
+        with js.publisher() as publisher:
+            for _ in range(100):
+                publisher.publish(f"{fresh}.a", b"x" * 100)
+        average = js.stream(fresh).info().state.bytes // 100
+        batches = micro.run(maxBytesPerTrigger=30 * average)
+        assert [len(batch) for _, batch in batches] == [30, 30, 30, 10]
+        shutil.rmtree(micro.checkpoint)
+        assert [len(batch) for _, batch in micro.run(maxBytesPerTrigger=30 * average, maxMessagesPerTrigger=60)] == [
+            *(30, 30, 30, 10)
+        ]
+
+    def test_a_start_by_sequence_by_time_or_behind_everything(
+        self, micro: Micro, js: BlockingJetStream, fresh: str
+    ) -> None:
+        make_stream(js, fresh)
+        publish(js, fresh, range(50))
+        time.sleep(0.01)
+        publish(js, fresh, range(50, 60))
+        since = format_time(js.stream(fresh).get(51).time)
+
+        def first_run(**options: object) -> list[int]:
+            shutil.rmtree(micro.checkpoint, ignore_errors=True)
+            return [seq for _, batch in micro.run(**options) for seq in batch]
+
+        assert first_run(starting=42) == list(range(42, 61))
+        assert first_run(starting=since, subjects=f"{fresh}.a") == [52, 55, 58]
+        assert first_run(starting="latest") == []
+        publish(js, fresh, range(60, 65))
+        assert [seq for _, batch in micro.run(starting="latest") for seq in batch] == list(range(61, 66))
+
+
+@pytest.mark.spec("SP-04")
+class TestDataLoss:
+    """What limits or deletes removed before it was read is an error that names it, or a skip that is counted."""
+
+    def test_of_a_batch(
+        self, spark: SparkSession, js: BlockingJetStream, any_server: str, fresh: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        make_stream(js, fresh, max_msgs=40)
+        publish(js, fresh, range(100))
+        with pytest.raises(PySparkException, match=f"messages 11 to 60 of stream '{fresh}' were removed"):
+            read(spark, any_server, fresh, starting=11).count()
+        assert read(spark, any_server, fresh, starting=11, failOnDataLoss="false").count() == 40
+        # The log of a worker is its stderr, which the JVM has; so the plan is made here once more.
+        given = {"servers": any_server, "starting": "11", "failOnDataLoss": "false", "stream": fresh}
+        source = JetStreamDataSource(given)
+        source.reader(source.schema()).partitions()
+        assert f"stream {fresh}: skipped 50 lost messages, sequences 11 to 60" in caplog.text
+
+    def test_of_a_streaming_query(self, micro: Micro, js: BlockingJetStream, fresh: str) -> None:
+        make_stream(js, fresh)
+        publish(js, fresh, range(20))
+        micro.run()
+        publish(js, fresh, range(20, 70))
+        js.stream(fresh).purge(below=31)
+        for seq in range(31, 41):
+            js.stream(fresh).delete_message(seq)
+        with pytest.raises(PySparkException, match=f"messages 21 to 40 of stream '{fresh}' were removed"):
+            micro.run()
+        assert micro.run(failOnDataLoss="false") == [(1, list(range(41, 71)))]
+        assert micro.offset(1)["skipped"] == 20  # also in query.lastProgress
+        js.stream(fresh).purge()
+        publish(js, fresh, range(70, 75))
+        assert micro.run(failOnDataLoss="false") == [(2, list(range(71, 76)))]
+        assert micro.offset(2)["skipped"] == 20  # nothing more was lost: all of it had been read
+        publish(js, fresh, range(75, 80))
+        js.stream(fresh).purge()
+        assert micro.run(failOnDataLoss="false") == [(3, [])]
+        assert (micro.offset(3)["seq"], micro.offset(3)["skipped"]) == (80, 25)  # it is not behind what is gone
+
+    def test_between_the_plan_and_the_read(
+        self, spark: SparkSession, js: BlockingJetStream, any_server: str, fresh: str
+    ) -> None:
+        make_stream(js, fresh)
+        publish(js, fresh, range(40))
+        planned = read(spark, any_server, fresh)
+        planned.rdd.getNumPartitions()  # Spark plans a DataFrame once
+        js.stream(fresh).purge(below=21)
+        with pytest.raises(PySparkException, match=r"messages 1 to 20 .* were removed"):
+            planned.count()
+
+
+class TestStreamingRefusals:
+    def test_a_stream_that_was_made_again(self, micro: Micro, js: BlockingJetStream, fresh: str) -> None:
+        make_stream(js, fresh)
+        publish(js, fresh, range(20))
+        micro.run()
+        js.stream(fresh).delete()
+        make_stream(js, fresh)
+        publish(js, fresh, range(30))
+        with pytest.raises(PySparkException, match=f"stream '{fresh}' was deleted and made again"):
+            micro.run()
+        assert micro.run(failOnDataLoss="false") == [(1, list(range(1, 31)))]
+
+    def test_removed_messages(self, micro: Micro, js: BlockingJetStream, fresh: str) -> None:
+        make_stream(js, fresh, max_msgs=30)
+        publish(js, fresh, range(20))
+        micro.run()
+        publish(js, fresh, range(20, 70))
+        with pytest.raises(PySparkException, match=f"messages 21 to 40 of stream '{fresh}' were removed"):
+            micro.run()
+        assert micro.run(failOnDataLoss="false") == [(1, list(range(41, 71)))]
+        assert micro.offset(1)["skipped"] == 20  # also in query.lastProgress
+
+    def test_an_end(self, spark: SparkSession, real_url: str) -> None:
+        source = spark.readStream.format("jetstream").option("servers", real_url).option("ending", 5).load("S")
+        query = source.writeStream.format("noop").start()
+        with pytest.raises(PySparkException, match="'ending' is set: readStream has no end"):
+            query.awaitTermination()
