@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from slipstream.client._sync import client as blocking
 from slipstream.client.events import Pong
-from slipstream.client.request_many import Many
+from slipstream.client.request_many import RequestMany
 from slipstream.errors import (
     ConnectionClosedError,
     ConnectionLostError,
@@ -96,7 +96,7 @@ def reply(payload: bytes) -> Msg:
 
 @given(st.integers(1, 5), st.lists(st.binary(max_size=3), max_size=10))
 def test_replies_are_kept_up_to_the_number_wanted(wanted: int, payloads: list[bytes]) -> None:
-    many = Many("a", now=0, timeout=1, idle_timeout=None, max_messages=wanted)
+    many = RequestMany("a", now=0, timeout=1, idle_timeout=None, max_messages=wanted)
     ended = [many.deliver(reply(payload)) for payload in payloads[:wanted]]
     assert ended == [number == wanted for number in range(1, len(ended) + 1)]
     assert [many.box.take().payload for _ in ended] == payloads[:wanted]
@@ -104,12 +104,12 @@ def test_replies_are_kept_up_to_the_number_wanted(wanted: int, payloads: list[by
 
 
 def test_the_idle_time_begins_with_the_first_reply() -> None:
-    many = Many("a", now=100, timeout=10, idle_timeout=2, max_messages=None)
+    many = RequestMany("a", now=100, timeout=10, idle_timeout=2, max_messages=None)
     assert many.patience(101) == 9
     assert many.patience(102) == 2
     assert many.patience(109) == 1
     assert many.patience(111) == 0
-    patient = Many("a", now=100, timeout=10, idle_timeout=None, max_messages=None)
+    patient = RequestMany("a", now=100, timeout=10, idle_timeout=None, max_messages=None)
     assert [patient.patience(now) for now in (100, 101)] == [10, 9]
     many.fail(GONE)
     with pytest.raises(ConnectionLostError):
@@ -119,7 +119,7 @@ def test_the_idle_time_begins_with_the_first_reply() -> None:
 @pytest.mark.parametrize("bad", [{"timeout": 0}, {"idle_timeout": 0}, {"max_messages": 0}])
 def test_bounds_that_make_no_sense_are_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="allowed"):
-        Many("a", **{"now": 0, "timeout": 1, "idle_timeout": None, "max_messages": None, **bad})
+        RequestMany("a", **{"now": 0, "timeout": 1, "idle_timeout": None, "max_messages": None, **bad})
 
 
 # Many replies, with the drivers

@@ -8,7 +8,7 @@ from slipstream.errors import Error, UsageError
 from slipstream.wire import Msg
 
 
-class Many:
+class RequestMany:
     """The sink of `request_many`: bounded as a subscription is, and over after `max_messages`."""
 
     def __init__(

@@ -12,7 +12,7 @@ from slipstream.client.options import Address
 MAX_REFUSALS = 2
 
 
-class Pool:
+class ServerPool:
     """The servers of one cluster in the order they are tried, round and round."""
 
     def __init__(self, given: Sequence[Address]) -> None:

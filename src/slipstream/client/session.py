@@ -32,7 +32,7 @@ from slipstream.client.outgoing import Kept, check_names
 from slipstream.client.raw_columns import Packed, Packer
 from slipstream.client.requests import INBOX_SID, Requests, new_parser
 from slipstream.client.server_errors import read_complaint
-from slipstream.client.server_pool import Pool, backoff
+from slipstream.client.server_pool import ServerPool, backoff
 from slipstream.errors import (
     AuthorizationError,
     ConnectionClosedError,
@@ -119,7 +119,7 @@ class Session(Requests):
         self.epoch = 0  # how many connections were lost while in use
         self._is_secure = False  # TLS is, or is about to be, around what we say
         self._was_open = False  # the state was CONNECTED once
-        self._pool = Pool(options.servers)
+        self._pool = ServerPool(options.servers)
         self._failed = 0  # tries since the last connection, its loss included,
         self._failures: deque[Error] = deque(maxlen=8)  # and how the last of them ended
         self._complaint: Error | None = None  # an -ERR: the reason, should the server hang up next

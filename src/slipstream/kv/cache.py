@@ -21,7 +21,7 @@ _OVERHEAD = 400  # bytes of a small entry beside its key and value, roughly
 
 
 @dataclass(slots=True)
-class CacheFigures:
+class CacheStats:
     """How a cache does. `hits` were answered here (`absent` of them: there is no such key), `misses` by the bucket."""
 
     hits: int = 0
@@ -46,7 +46,7 @@ class EntryCache(Generic[V]):
     def __init__(self, max_entries: int, max_bytes: int) -> None:
         if max_entries < 1 or max_bytes < 1:
             raise UsageError(f"bad bound of a cache: {max_entries} entries, {max_bytes} bytes: at least 1 is allowed")
-        self.figures = CacheFigures()
+        self.figures = CacheStats()
         self.revision = 0
         self._max_entries = max_entries
         self._max_bytes = max_bytes

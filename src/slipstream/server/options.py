@@ -13,7 +13,7 @@ from typing import Self
 
 from slipstream.errors import UsageError
 from slipstream.server.engine.auth.account_limits import AccountLimits
-from slipstream.server.engine.auth.authenticator import Gate
+from slipstream.server.engine.auth.authenticator import Authenticator
 from slipstream.server.engine.auth.users import SYSTEM_ACCOUNT, AccountOptions, User, check_users
 from slipstream.server.loop.signatures import verify
 from slipstream.server.loop.tls import PathLike, Tls, settings
@@ -124,9 +124,9 @@ class ServerOptions:
                 f"{self.lame_duck_duration:g} s is allowed"
             )
 
-    def gate(self) -> Gate:
+    def gate(self) -> Authenticator:
         """Who may come in, as the engine will have it."""
-        return Gate(
+        return Authenticator(
             self.users, verify, accounts=self.accounts, no_auth_user=self.no_auth_user, operators=self.operators,
             account_tokens=self.account_tokens,
         )  # fmt: skip

@@ -30,11 +30,11 @@ from slipstream.errors import UsageError
 from slipstream.server.engine.auth.account_limits import AccountLimits
 from slipstream.server.engine.auth.authenticator import WEBSOCKET
 from slipstream.server.engine.auth.users import DEFAULT_ACCOUNT, AccountOptions, User
-from slipstream.server.engine.core.session import Door
+from slipstream.server.engine.core.session import Listener
 from slipstream.server.engine.engine import Engine, Settings
 from slipstream.server.engine.monitoring.health import Health
 from slipstream.server.engine.ports import Store, memory_size
-from slipstream.server.faults.api import PREFIX, Desk, Orders
+from slipstream.server.faults.api import PREFIX, FaultApi, FaultCommands
 from slipstream.server.loop.clock import Clock, VirtualClock
 from slipstream.server.loop.committer import Committer, Worker
 from slipstream.server.loop.connection import Connection
@@ -180,7 +180,7 @@ class Server:
         self._stores: list[Store] = []
         self._committers: list[Committer] = []
         self._thread: _Thread | None = None
-        self._orders: Orders | None = None
+        self._orders: FaultCommands | None = None
         self.loop: asyncio.AbstractEventLoop | None = None  # where it runs
 
     @property
@@ -266,9 +266,9 @@ class Server:
             for journal in engine.journals
         ]
         driver.use(self._committers)
-        self._orders = Orders(driver, self._committers, clock) if options.faults else None
+        self._orders = FaultCommands(driver, self._committers, clock) if options.faults else None
         for account in engine.accounts:
-            account.switch.add(f"{PREFIX}>", Desk(driver, self._orders, account))
+            account.switch.add(f"{PREFIX}>", FaultApi(driver, self._orders, account))
         if options.http_port is not None:
             await self._open_monitor(loop, driver, options.http_host or self.host, options.http_port)
         if options.websocket is not None:
@@ -305,7 +305,7 @@ class Server:
         site = await self._open_site(loop, connect, options.host, options.port, tls)
         self.websocket_port = _port_of(site)
         secured = tls is not None
-        door = Door(
+        door = Listener(
             options.host, self.websocket_port, WEBSOCKET, tls_required=secured, tls_available=secured,
             by_certificate=tls is not None and tls.by_certificate,
         )  # fmt: skip

@@ -67,7 +67,7 @@ def secrets_of(environ: Mapping[str, str]) -> Secrets:
     return found
 
 
-class Given:
+class OptionReader:
     """The options of one format as the user gave them. Spark's map ignores case, so do we."""
 
     def __init__(self, fmt: str, options: Mapping[str, str], known: tuple[str, ...]) -> None:

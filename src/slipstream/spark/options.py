@@ -17,7 +17,7 @@ from slipstream.errors import UsageError
 from slipstream.jetstream.requests import check_name
 from slipstream.kv.bucket import STREAM_PREFIX, check_bucket
 from slipstream.kv.keys import check_patterns
-from slipstream.spark.option_reader import CONNECTION, Connection, Given
+from slipstream.spark.option_reader import CONNECTION, Connection, OptionReader
 
 JETSTREAM = "jetstream"
 JETSTREAM_KV = "jetstream_kv"
@@ -140,7 +140,7 @@ class SinkOptions:
 
 def source_options(options: Mapping[str, str]) -> SourceOptions:
     """Options of `jetstream`, for reading."""
-    given = Given(JETSTREAM, options, _SOURCE)
+    given = OptionReader(JETSTREAM, options, _SOURCE)
     columns = given.words("columns", STREAM_COLUMNS) or STREAM_COLUMNS
     if not given.flag("includeHeaders", True):
         if given.has("columns") and "headers" in columns:
@@ -162,7 +162,7 @@ def stream_options(options: Mapping[str, str]) -> SourceOptions:
 
 def kv_source_options(options: Mapping[str, str]) -> KvSourceOptions:
     """Options of `jetstream_kv`, for reading."""
-    given = Given(JETSTREAM_KV, options, _KV_SOURCE)
+    given = OptionReader(JETSTREAM_KV, options, _KV_SOURCE)
     bucket = given.named("bucket", check_bucket)
     found = KvSourceOptions(
         bucket=bucket,
@@ -203,7 +203,7 @@ def kv_stream_options(options: Mapping[str, str]) -> KvSourceOptions:
 
 def stream_sink_options(options: Mapping[str, str]) -> StreamSinkOptions:
     """Options of `jetstream`, for writing."""
-    given = Given(JETSTREAM, options, _STREAM_SINK)
+    given = OptionReader(JETSTREAM, options, _STREAM_SINK)
     write_id = given.text("writeId")
     if write_id and not _is_token(write_id):
         raise given.bad("writeId", "letters, digits, '_' and '-' are allowed")
@@ -229,7 +229,7 @@ def stream_sink_options(options: Mapping[str, str]) -> StreamSinkOptions:
 
 def sink_options(options: Mapping[str, str]) -> SinkOptions:
     """Options of `jetstream_kv`, for writing."""
-    given = Given(JETSTREAM_KV, options, _KV_SINK)
+    given = OptionReader(JETSTREAM_KV, options, _KV_SINK)
     found = SinkOptions(
         bucket=given.named("bucket", check_bucket),
         connection=given.connection(),
@@ -260,7 +260,7 @@ def kv_table_options(options: Mapping[str, str]) -> dict[str, str]:
     return table_options(options, _KV_SOURCE)
 
 
-def _keys(given: Given) -> tuple[str, ...]:
+def _keys(given: OptionReader) -> tuple[str, ...]:
     """Filters over keys, by the bucket's own rules: as a subject `a*` is a good filter, that matches nothing."""
     text = given.text("keys")
     found = [one.strip() for one in text.split(",")] if text else [">"]
@@ -272,7 +272,7 @@ def _keys(given: Given) -> tuple[str, ...]:
         raise given.bad("keys", str(error)) from error
 
 
-def _feed(given: Given, stream: str) -> SourceOptions:
+def _feed(given: OptionReader, stream: str) -> SourceOptions:
     return SourceOptions(
         stream=stream,
         connection=given.connection(),
@@ -318,7 +318,7 @@ def _is_token(text: str) -> bool:
     return text.isascii() and text.replace("-", "").replace("_", "").isalnum()
 
 
-def _position(given: Given, name: str, default: Position) -> Position:
+def _position(given: OptionReader, name: str, default: Position) -> Position:
     text = given.text(name)
     if not text:
         return default

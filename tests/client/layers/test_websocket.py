@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.client.layers.stack import Channel, channel_for
+from slipstream.client.layers.stack import LayerStack, channel_for
 from slipstream.client.layers.websocket import MAX_RESPONSE, WebSocket
 from slipstream.client.options import Options, learned_addresses, parse_address, parse_servers
 from slipstream.errors import ConnectionLostError, Error, RemoteProtocolError, UsageError
@@ -276,7 +276,7 @@ class Reverser:
 
 
 def test_an_upper_layer_begins_when_the_lower_one_is_ready() -> None:
-    channel = Channel([Reverser(b"low"), Reverser(b"top")])
+    channel = LayerStack([Reverser(b"low"), Reverser(b"top")])
     assert channel.take() == b"<low>"
     assert channel.received(b"no") == b""
     assert not channel.is_ready
@@ -291,7 +291,7 @@ def test_an_upper_layer_begins_when_the_lower_one_is_ready() -> None:
 
 
 def test_a_channel_that_never_got_ready_finishes_what_had_begun() -> None:
-    channel = Channel([Reverser(b"low"), Reverser(b"top")])
+    channel = LayerStack([Reverser(b"low"), Reverser(b"top")])
     channel.take()
     channel.finish()
     assert channel.take() == b"</low>"

@@ -10,7 +10,7 @@ from slipstream.api import ConsumerConfig, ConsumerInfo, SequenceInfo
 from slipstream.client.raw_columns import Packed
 from slipstream.errors import ConsumerDeletedError, Error, MessageGapError, UsageError
 from slipstream.jetstream.consume.ordered import Ordered, Run, backoff, template
-from slipstream.jetstream.consume.status import Answer
+from slipstream.jetstream.consume.status import ControlReply
 from slipstream.wire import Msg
 from tests.jetstream.frames import flow_control, heartbeat, message, message_v2, status
 
@@ -125,9 +125,9 @@ def test_flow_control_is_answered_when_all_before_it_was_taken() -> None:
     ordered = started()
     ordered.feed([message(1), flow_control("fc.1"), message(2), heartbeat(2, stalled="fc.1"), flow_control("fc.2")])
     assert seqs(ordered.take()) == [1]
-    assert ordered.take() == Answer("fc.1")
+    assert ordered.take() == ControlReply("fc.1")
     assert seqs(ordered.take()) == [2]
-    assert ordered.take() == Answer("fc.2")
+    assert ordered.take() == ControlReply("fc.2")
     assert ordered.take() is None
 
 

@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 
 from slipstream.errors import ConsumerDeletedError, ConsumerGoneError, PullRefusedError, UsageError
-from slipstream.jetstream.consume.pull import Fetch, Flow, Singles, State, expires_within, lingering_body, no_wait_body
+from slipstream.jetstream.consume.pull import (
+    Fetch,
+    Flow,
+    PullState,
+    Singles,
+    expires_within,
+    lingering_body,
+    no_wait_body,
+)
 from slipstream.wire import Msg
 from tests.jetstream.frames import heartbeat, message, status
 
@@ -46,7 +54,7 @@ def test_a_fetch_takes_what_is_there_and_waits_only_for_the_first() -> None:
 def test_a_fetch_lingers_when_nothing_is_there() -> None:
     fetch = Fetch(5)
     assert fetch.feed([status(404, "No Messages")], 5.0)
-    assert fetch.state is State.LINGERING
+    assert fetch.state is PullState.LINGERING
     assert fetch.limit == 6
     assert body(fetch.ask(5.0)) == {"batch": 5, "expires": 4_900_000_000}
     assert not fetch.feed([message(n) for n in range(1, 6)], 3.0)

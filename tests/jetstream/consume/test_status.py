@@ -11,7 +11,7 @@ from slipstream.errors import (
     PullRefusedError,
     StatusError,
 )
-from slipstream.jetstream.consume.status import Answer, Meaning, Pulse, PushWatch, judge, pieces_of
+from slipstream.jetstream.consume.status import ControlReply, HeartbeatMonitor, Meaning, PushWatch, judge, pieces_of
 from slipstream.wire import Headers, Msg
 from tests.jetstream.frames import flow_control, heartbeat, message, message_v2, status
 
@@ -62,12 +62,12 @@ def test_flow_control_is_answered_behind_the_messages_before_it_and_once() -> No
     watch = PushWatch("C", gaps=True)
     watch.feed([message(1), message(2), flow_control("$JS.FC.1"), message(3)])
     assert watch.take() == [message(1), message(2)]
-    assert watch.take() == Answer("$JS.FC.1")
+    assert watch.take() == ControlReply("$JS.FC.1")
     assert watch.take() == [message(3)]
     watch.feed([flow_control("$JS.FC.1"), heartbeat(3, stalled="$JS.FC.1"), heartbeat(3, stalled="$JS.FC.1")])
     assert watch.take() is None  # answered already
     watch.feed([heartbeat(3, stalled="$JS.FC.2"), flow_control("$JS.FC.2")])  # the request itself was lost
-    assert watch.take() == Answer("$JS.FC.2")
+    assert watch.take() == ControlReply("$JS.FC.2")
     assert watch.take() is None
 
 
@@ -133,14 +133,14 @@ def test_what_was_not_handed_over_is_given_back() -> None:
 
 
 def test_three_missed_heartbeats_are_an_alarm_and_an_absent_reader_hears_nothing() -> None:
-    pulse = Pulse(5.0, now=100.0)
+    pulse = HeartbeatMonitor(5.0, now=100.0)
     assert pulse.left(100.0) == 15.0
     assert pulse.left(115.0) == 0.0
     pulse.hear(110.0)
     assert pulse.left(115.0) == 10.0
     pulse.pause(7.0)
     assert pulse.left(115.0) == 17.0
-    assert Pulse(0.0, now=0.0).left(1e9) == float("inf")
+    assert HeartbeatMonitor(0.0, now=0.0).left(1e9) == float("inf")
 
 
 def test_numbers_in_headers_that_are_none_say_nothing() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from slipstream.errors import ConnectionLostError
 from slipstream.jetstream.reads.columns import ColumnPage, Columns
-from slipstream.jetstream.reads.range_reader import RangeReader, State
+from slipstream.jetstream.reads.range_reader import RangeReader, RangeState
 from tests.jetstream.reads.test_direct_get import batched, reply
 
 
@@ -116,7 +116,7 @@ def test_without_an_end_a_wanted_sequence_must_have_been_seen() -> None:
 
 
 def test_an_empty_range_asks_nothing() -> None:
-    assert RangeReader(start=5, end=4).state is State.DONE
+    assert RangeReader(start=5, end=4).state is RangeState.DONE
 
 
 def test_a_lost_connection_is_raised_behind_what_came_before_it() -> None:
@@ -141,8 +141,8 @@ def test_any_paging_gives_the_messages_of_the_range(
 ) -> None:
     reader = RangeReader(start=start, end=end)
     got: list[int] = []
-    while reader.state is not State.DONE:
-        if reader.state is State.DOUBTFUL:
+    while reader.state is not RangeState.DONE:
+        if reader.state is RangeState.DOUBTFUL:
             if any(s >= reader.next_seq for s in stored):
                 reader.resume()
             else:

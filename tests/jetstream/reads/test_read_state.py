@@ -12,7 +12,7 @@ from slipstream import connect
 from slipstream.api import StreamConfig, StreamInfo, StreamSource, StreamState, SubjectTransform
 from slipstream.errors import Error, MessageNotFoundError
 from slipstream.jetstream.reads import read_state
-from slipstream.jetstream.reads.read_state import GENERATION_AGE, Ledger, ReadFigures, StreamNotes, ledger_of
+from slipstream.jetstream.reads.read_state import GENERATION_AGE, ReadState, ReadStats, StreamCache, ledger_of
 from tests.conformance.test_streams import config
 
 
@@ -22,7 +22,7 @@ def info(created: int, first: int | None = None) -> StreamInfo:
 
 
 def test_messages_from_before_the_stream_was_made_are_of_another_stream() -> None:
-    notes = StreamNotes()
+    notes = StreamCache()
     assert not notes.is_known(0.0)
     notes.made(info(1_000), 0.0)
     assert (notes.floor, notes.is_known(GENERATION_AGE - 1), notes.is_known(GENERATION_AGE)) == (1_000, True, False)
@@ -33,7 +33,7 @@ def test_messages_from_before_the_stream_was_made_are_of_another_stream() -> Non
 
 
 def test_clocks_that_differ_do_not_make_a_stream_distrust_itself() -> None:
-    notes = StreamNotes()
+    notes = StreamCache()
     notes.made(info(1_000, first=990), 0.0)  # its first message, by the clock of another server
     assert notes.floor == 990
     notes.made(info(1_000, first=5_000), 0.0)
@@ -41,7 +41,7 @@ def test_clocks_that_differ_do_not_make_a_stream_distrust_itself() -> None:
 
 
 def test_a_session_may_know_more() -> None:
-    notes = StreamNotes()
+    notes = StreamCache()
     notes.know(500)
     assert notes.floor == 500
     notes.know(400)
@@ -63,11 +63,11 @@ def test_one_ledger_per_connection_and_none_after_it() -> None:
 
 
 def test_a_read_is_counted_once() -> None:
-    book = Ledger()
+    book = ReadState()
     book.count(tries=0, with_leader=False)
     book.count(tries=3, with_leader=False)
     book.count(tries=0, with_leader=True)
-    assert book.figures == ReadFigures(at_once=1, retried=1, from_leader=1, failed=0, moves=0)
+    assert book.figures == ReadStats(at_once=1, retried=1, from_leader=1, failed=0, moves=0)
 
 
 async def test_the_figures_of_a_connection_can_be_read_at_any_time(any_server: str, fresh: str) -> None:
@@ -75,7 +75,7 @@ async def test_the_figures_of_a_connection_can_be_read_at_any_time(any_server: s
         js = nc.jetstream()
         stream = await js.create_stream(config(fresh))
         last = (await js.publish(f"{fresh}.a", b"x")).seq
-        assert js.read_figures == ReadFigures(0, 0, 0, 0, 0)
+        assert js.read_figures == ReadStats(0, 0, 0, 0, 0)
         await stream.get(last)
         await stream.get_last(f"{fresh}.a", min_last_seq=last)
         assert [m.seq async for m in stream.read(end=last)] == [last]
@@ -84,11 +84,11 @@ async def test_the_figures_of_a_connection_can_be_read_at_any_time(any_server: s
                 await read
             except MessageNotFoundError:
                 continue
-        assert js.read_figures == ReadFigures(5, 0, 0, 0, 0)
+        assert js.read_figures == ReadStats(5, 0, 0, 0, 0)
         await stream.get(last, from_leader=True)
         with suppress(Error):
             await stream.get(last, min_last_seq=last + 1, timeout=0.3)
-        assert nc.jetstream().read_figures == ReadFigures(5, 0, 1, 1, 0)
+        assert nc.jetstream().read_figures == ReadStats(5, 0, 1, 1, 0)
 
 
 def whole(**changes: object) -> StreamConfig:
@@ -116,14 +116,14 @@ def whole(**changes: object) -> StreamConfig:
 def test_a_mirror_is_a_whole_copy_if_nothing_in_its_configuration_says_otherwise(
     mirror: StreamConfig, is_whole: bool
 ) -> None:
-    notes = StreamNotes()
+    notes = StreamCache()
     assert not notes.is_whole_copy(mirror)  # nothing is known of the stream itself
     notes.made(StreamInfo(config=StreamConfig(name="S", max_msgs_per_subject=1), created=1), 0.0)
     assert notes.is_whole_copy(mirror) is is_whole
 
 
 def test_a_suspicion_is_looked_into_once_a_second() -> None:
-    notes = StreamNotes()
+    notes = StreamCache()
     assert notes.may_ask(0.0)
     notes.made(info(1_000), 5.0)
     assert not notes.may_ask(5.5)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from slipstream.errors import ConnectionLostError, RequestTimeoutError, StaleReadError
-from slipstream.jetstream.reads.retry import FIRST_PAUSE, LONGEST_PAUSE, LONGEST_TRY, SILENCES, STALE_MOST, Patience
+from slipstream.jetstream.reads.retry import FIRST_PAUSE, LONGEST_PAUSE, LONGEST_TRY, SILENCES, STALE_MOST, RetryPolicy
 
 SILENCE, STALE = RequestTimeoutError("silence"), StaleReadError("stale")
 
 
 def test_pauses_double_are_shortened_by_up_to_half_and_end_at_the_deadline() -> None:
     clock = [0.0]
-    patience = Patience(1.0, lambda: clock[0])
+    patience = RetryPolicy(1.0, lambda: clock[0])
     assert patience.why(SILENCE) is SILENCE
     longest, pauses = FIRST_PAUSE, 0
     while (pause := patience.next_pause(STALE)) is not None:
@@ -28,17 +28,17 @@ def test_pauses_double_are_shortened_by_up_to_half_and_end_at_the_deadline() -> 
 
 
 def test_two_readers_that_fail_together_do_not_rest_equally_long() -> None:
-    pauses = {Patience(1.0, lambda at=n / 1000: at).next_pause(STALE) for n in range(100)}  # type: ignore[misc]
+    pauses = {RetryPolicy(1.0, lambda at=n / 1000: at).next_pause(STALE) for n in range(100)}  # type: ignore[misc]
     assert len(pauses) > 90
 
 
 def test_a_try_takes_a_part_of_the_timeout() -> None:
-    assert Patience(1.0, lambda: 0.0).for_one_try() == 0.2
-    assert Patience(60.0, lambda: 0.0).for_one_try() == LONGEST_TRY
+    assert RetryPolicy(1.0, lambda: 0.0).for_one_try() == 0.2
+    assert RetryPolicy(60.0, lambda: 0.0).for_one_try() == LONGEST_TRY
 
 
 def test_silence_again_and_again_is_a_reason_to_go_and_an_answer_is_none() -> None:
-    patience = Patience(1.0, lambda: 0.0)
+    patience = RetryPolicy(1.0, lambda: 0.0)
     for _ in range(3):
         assert [patience.silent() for _ in range(SILENCES)] == [False] * (SILENCES - 1) + [True]
     assert patience.for_one_try() > 0.2  # slow answers are not lost for ever
@@ -49,7 +49,7 @@ def test_silence_again_and_again_is_a_reason_to_go_and_an_answer_is_none() -> No
 
 
 def test_staleness_says_more_than_a_lost_connection() -> None:
-    patience = Patience(1.0, lambda: 0.0)
+    patience = RetryPolicy(1.0, lambda: 0.0)
     patience.next_pause(STALE)
     patience.next_pause(ConnectionLostError("gone"))
     assert patience.why(SILENCE) is STALE
@@ -57,7 +57,7 @@ def test_staleness_says_more_than_a_lost_connection() -> None:
 
 def test_something_achieved_renews_the_time() -> None:
     clock = [0.0]
-    patience = Patience(1.0, lambda: clock[0])
+    patience = RetryPolicy(1.0, lambda: clock[0])
     patience.next_pause(STALE)
     clock[0] = 0.75
     patience.renew()
@@ -67,7 +67,7 @@ def test_something_achieved_renews_the_time() -> None:
 
 def test_stale_answers_alone_for_long_are_a_reason_to_go_too() -> None:
     clock = [0.0]
-    patience = Patience(20.0, lambda: clock[0])
+    patience = RetryPolicy(20.0, lambda: clock[0])
     assert not patience.stuck()
     patience.next_pause(STALE)
     clock[0] = STALE_MOST - 0.1

@@ -23,7 +23,7 @@ from slipstream.spark.pipelines.display import Lines, display, table
 from slipstream.spark.pipelines.runner import Runner, Running
 from slipstream.spark.pipelines.sql_tables import mentioned
 from slipstream.spark.pipelines.state import QueryState, StateFolder, lag_of, misplaced, sources_of
-from slipstream.spark.pipelines.toml_positions import Place, Places
+from slipstream.spark.pipelines.toml_positions import TomlPosition, TomlPositions
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "orders.toml"
 
@@ -293,17 +293,17 @@ a.b = 1
 [[list]]
 k = "v"
 '''
-        places = Places(text)
-        assert places[("top",)] == Place(2, 1)
-        assert places[("a", "b c")] == Place(5, 1)
-        assert places[("a", "b c", "x")] == Place(6, 3)
-        assert places[("a", "b c", "x", "y")] == Place(6, 9)
-        assert places[("a", "b c", "x", "y", "z")] == Place(6, 19)
-        assert places[("a", "b c", "x", "w")] == Place(6, 29)
-        assert places[("a", "b c", "a", "b")] == Place(7, 1)
-        assert places[("list", "k")] == Place(9, 1)
-        assert places[("list", "not there")] == Place(8, 1)
-        assert places[("nowhere",)] == Place(1, 1)
+        places = TomlPositions(text)
+        assert places[("top",)] == TomlPosition(2, 1)
+        assert places[("a", "b c")] == TomlPosition(5, 1)
+        assert places[("a", "b c", "x")] == TomlPosition(6, 3)
+        assert places[("a", "b c", "x", "y")] == TomlPosition(6, 9)
+        assert places[("a", "b c", "x", "y", "z")] == TomlPosition(6, 19)
+        assert places[("a", "b c", "x", "w")] == TomlPosition(6, 29)
+        assert places[("a", "b c", "a", "b")] == TomlPosition(7, 1)
+        assert places[("list", "k")] == TomlPosition(9, 1)
+        assert places[("list", "not there")] == TomlPosition(8, 1)
+        assert places[("nowhere",)] == TomlPosition(1, 1)
 
 
 def test_which_names_a_query_is_made_of() -> None:

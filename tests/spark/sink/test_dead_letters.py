@@ -6,7 +6,7 @@ import pytest
 
 from slipstream import Server, StreamConfig, connect_blocking
 from slipstream.errors import UsageError
-from slipstream.spark.sink.dead_letters import Rejects
+from slipstream.spark.sink.dead_letters import DeadLetters
 
 
 @pytest.mark.parametrize("max_payload", [1024, 4096, 1024 * 1024])
@@ -15,7 +15,7 @@ def test_a_letter_has_as_much_of_its_row_as_a_message_may_have(name: str, max_pa
     with Server(max_payload=max_payload) as server, connect_blocking(server.url) as client:
         js = client.jetstream()
         js.create_stream(StreamConfig(name="D", subjects=("D",), allow_direct=True))
-        rejects = Rejects(js, "D", prefix="p", timeout=5)
+        rejects = DeadLetters(js, "D", prefix="p", timeout=5)
         for row, size in enumerate((10, max_payload - 200, 2 * max_payload)):
             rejects.add(row, name, b"x" * size, UsageError(f"row {row}: bad key {name}: letters are allowed"))
         rejects.flush()
@@ -35,7 +35,7 @@ def test_a_letter_is_the_same_one_in_another_place_of_the_batch() -> None:
         js = client.jetstream()
         js.create_stream(StreamConfig(name="D", subjects=("D",), allow_direct=True))
         for row in (9, 10_000):  # another attempt; the number is longer, so less of the row has room
-            rejects = Rejects(js, "D", prefix="p", timeout=5)
+            rejects = DeadLetters(js, "D", prefix="p", timeout=5)
             rejects.add(row, "k", b"x" * 2000, UsageError(f"row {row}: bad key 'k'"))
             rejects.flush()
         assert js.stream("D").info().state.messages == 1

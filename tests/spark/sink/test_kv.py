@@ -24,7 +24,7 @@ from slipstream.errors import UsageError
 from slipstream.jetstream.reads.direct_get import StoredMessage
 from slipstream.spark import into_bucket
 from slipstream.spark.options import SinkOptions
-from slipstream.spark.sink.dead_letters import Rejects
+from slipstream.spark.sink.dead_letters import DeadLetters
 from slipstream.spark.sink.entries import Change
 from slipstream.spark.sink.fence import Epoch, epoch_of
 from slipstream.spark.sink.kv import Keeper
@@ -174,7 +174,10 @@ class TestFence:
 
     def keeper(self, js: BlockingJetStream, bucket: str, epoch: Epoch | None, *, only_changed: bool = False) -> Keeper:
         return Keeper(
-            js, SinkOptions(bucket=bucket, only_changed=only_changed), epoch, Rejects(js, "", prefix="", timeout=5.0)
+            js,
+            SinkOptions(bucket=bucket, only_changed=only_changed),
+            epoch,
+            DeadLetters(js, "", prefix="", timeout=5.0),
         )
 
     def test_a_worker_that_outlived_its_driver_is_too_late(self, js: BlockingJetStream, fresh: str) -> None:

@@ -16,7 +16,7 @@ from slipstream import BlockingJetStream, BucketConfig, BucketSource, Server, St
 from slipstream.api import ExternalStream, StreamSource, SubjectTransform
 from slipstream.errors import Error, UsageError
 from slipstream.spark.options import SinkOptions
-from slipstream.spark.sink.dead_letters import Rejects
+from slipstream.spark.sink.dead_letters import DeadLetters
 from slipstream.spark.sink.entries import Change
 from slipstream.spark.sink.fence import Epoch
 from slipstream.spark.sink.kv import Keeper
@@ -158,7 +158,7 @@ class TestWrites:
         )
         kv.put("a", b"1")
         for batch, expected in ((6, b"6"), (5, b"6")):
-            rejects = Rejects(js, "", prefix="", timeout=5.0)
+            rejects = DeadLetters(js, "", prefix="", timeout=5.0)
             keeper = Keeper(js, SinkOptions(bucket=f"{fresh}copy"), Epoch("q", batch), rejects)
             keeper.add(Change("a", b"%d" % batch))
             keeper.flush()

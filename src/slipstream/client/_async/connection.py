@@ -13,10 +13,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import assert_never
 
-from slipstream.client._async.transport import Link
+from slipstream.client._async.transport import Transport
 from slipstream.client.base import BaseClient, timed_out
 from slipstream.client.events import Drop, Effect, Ended, EventHandler, Ready, Report, StartTls
-from slipstream.client.layers.stack import Channel, channel_for, tls_layer
+from slipstream.client.layers.stack import LayerStack, channel_for, tls_layer
 from slipstream.client.options import Options
 from slipstream.client.secrets import read_login
 from slipstream.client.session import Session, State
@@ -32,7 +32,7 @@ class Connection(BaseClient):
         self._core = Session(options, nonce=secrets.token_hex(11))
         self._on_event = on_event
         self._bound = options.max_pending_bytes
-        self._link: Link | None = None
+        self._link: Transport | None = None
         self._connected: asyncio.Future[None] | None = None  # while a server is being tried
         self._is_dialing = False
         self._dialer: asyncio.Task[None] | None = None
@@ -96,7 +96,7 @@ class Connection(BaseClient):
     async def _dial(self) -> None:
         """Try one server; how it ended is in the state."""
         server = self._core.dial(self._loop.time())
-        link = self._link = Link(self)
+        link = self._link = Transport(self)
         connected = self._connected = self._loop.create_future()
         try:
             self._core.login = read_login(self._core.options)
@@ -119,7 +119,7 @@ class Connection(BaseClient):
         finally:
             self._connected = None
 
-    def _opened(self, link: Link) -> None:
+    def _opened(self, link: Transport) -> None:
         if link is not self._link:
             link.cut()
             return
@@ -130,7 +130,7 @@ class Connection(BaseClient):
         else:
             link.speak()
 
-    def _received(self, link: Link, data: bytes) -> None:
+    def _received(self, link: Transport, data: bytes) -> None:
         if link is not self._link:
             return
         if link.channel is not None and not (data := self._unwrapped(link, link.channel, data)):
@@ -144,7 +144,7 @@ class Connection(BaseClient):
         if self._waiters:
             self._wake()
 
-    def _unwrapped(self, link: Link, channel: Channel, data: bytes) -> bytes:
+    def _unwrapped(self, link: Transport, channel: LayerStack, data: bytes) -> bytes:
         """What arrived as the session understands it; empty while the channel talks to its other end."""
         was_ready = channel.is_ready
         try:
@@ -158,16 +158,16 @@ class Connection(BaseClient):
             self._lost(link, exc)
         return data if link is self._link else b""
 
-    def _secure(self, link: Link) -> None:
+    def _secure(self, link: Transport) -> None:
         """The server greeted in plain bytes and waits for TLS."""
         core = self._core
         try:
-            link.channel = Channel([tls_layer(core.server, core.options)])
+            link.channel = LayerStack([tls_layer(core.server, core.options)])
             link.speak()
         except Error as exc:
             self._lost(link, exc)
 
-    def _lost(self, link: Link, error: Error) -> None:
+    def _lost(self, link: Transport, error: Error) -> None:
         """The transport is gone. Late news of a link that was given up already is no news."""
         if link is not self._link:
             return
@@ -232,7 +232,7 @@ class Connection(BaseClient):
             except Error as exc:  # TLS came to its end
                 self._lost(link, exc)
 
-    def _resumed(self, link: Link) -> None:
+    def _resumed(self, link: Transport) -> None:
         if link is self._link:
             self._write()
             self._release_writers()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, cast
 
-from slipstream.client.layers.stack import Channel
+from slipstream.client.layers.stack import LayerStack
 from slipstream.errors import ConnectionLostError
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ READ_SIZE = 64 * 1024
 CLOSE_TIMEOUT = 0.5  # for the last bytes to leave; a server that does not read is cut off then
 
 
-class Link(asyncio.BufferedProtocol):
+class Transport(asyncio.BufferedProtocol):
     """One transport; what happens on it is handed to the client, unless the client has moved on to another.
 
     The buffer is ours, and smaller than what loops read at once: its pages stay in the cache, which is a tenth of the
@@ -25,7 +25,7 @@ class Link(asyncio.BufferedProtocol):
     def __init__(self, client: Connection) -> None:
         self._client = client
         self.transport: asyncio.Transport | None = None
-        self.channel: Channel | None = None  # None: plain bytes
+        self.channel: LayerStack | None = None  # None: plain bytes
         self.is_paused = False
         self._buffer = memoryview(bytearray(READ_SIZE))
         self.closed: asyncio.Future[None] = client._loop.create_future()

@@ -38,7 +38,7 @@ from slipstream.client.options import (
     parse_servers,
 )
 from slipstream.client.outgoing import Draft
-from slipstream.client.request_many import Many
+from slipstream.client.request_many import RequestMany
 from slipstream.errors import Error, NoRespondersError, RequestTimeoutError, SlowConsumerError
 from slipstream.wire import Msg
 from slipstream.wire.inbox import DEFAULT_PREFIX
@@ -237,7 +237,9 @@ class Client(Connection):
         when no further reply comes for `idle_timeout` seconds, or at a reply for which `sentinel` is true (it is not
         handed over). Raises NoRespondersError if nobody listens, ConnectionLostError if the connection goes meanwhile.
         """
-        many = Many(subject, now=self.now(), timeout=timeout, idle_timeout=idle_timeout, max_messages=max_messages)
+        many = RequestMany(
+            subject, now=self.now(), timeout=timeout, idle_timeout=idle_timeout, max_messages=max_messages
+        )
         replies = Subscription(self, many.box)
         token = self.start(subject, payload, many, header=encode_headers(headers))
         try:

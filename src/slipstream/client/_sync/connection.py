@@ -22,10 +22,10 @@ from contextlib import suppress
 from functools import partial
 from typing import NoReturn, assert_never
 
-from slipstream.client._sync.transport import LONGEST, Line
+from slipstream.client._sync.transport import LONGEST, Transport
 from slipstream.client.base import FOREVER, BaseClient, lost_meanwhile, timed_out
 from slipstream.client.events import ClientEvent, Drop, Effect, Ended, EventHandler, Ready, Report, StartTls
-from slipstream.client.layers.stack import Channel, channel_for, tls_layer
+from slipstream.client.layers.stack import LayerStack, channel_for, tls_layer
 from slipstream.client.options import Options
 from slipstream.client.secrets import read_login
 from slipstream.client.session import Session, State
@@ -47,7 +47,7 @@ class Connection(BaseClient):
         self._lock: threading.RLock | Forked = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._news: deque[ClientEvent] = deque()  # told when the lock is not held
-        self._line = Line()
+        self._line = Transport()
         self._is_pumping = False
         self._is_write_due = False  # the keeper was told
         self._last_write = 0.0
@@ -129,7 +129,7 @@ class Connection(BaseClient):
                 self._is_pumping, line = True, self._line
             self._pump(line, left)
 
-    def _pump(self, line: Line, left: float) -> bool:
+    def _pump(self, line: Transport, left: float) -> bool:
         """Read once, without the lock, and handle what came; whether anything did. The caller set `_is_pumping`."""
         data: bytes | None = None
         error: Error | None = None
@@ -159,7 +159,7 @@ class Connection(BaseClient):
         if self._is_pumping and self._line.is_open:
             self._line.nudge()
 
-    def _received(self, line: Line, data: bytes) -> None:
+    def _received(self, line: Transport, data: bytes) -> None:
         """Handle what arrived. The lock is held."""
         if line.channel is not None:
             data = self._unwrapped(line, line.channel, data)
@@ -168,7 +168,7 @@ class Connection(BaseClient):
         if self._core.out or self._line.unsent:
             self._write()
 
-    def _unwrapped(self, line: Line, channel: Channel, data: bytes) -> bytes:
+    def _unwrapped(self, line: Transport, channel: LayerStack, data: bytes) -> bytes:
         """What arrived as the session understands it; empty while the channel talks to its other end."""
         was_ready = channel.is_ready
         try:
@@ -187,7 +187,7 @@ class Connection(BaseClient):
         """The server greeted in plain bytes and waits for TLS."""
         core = self._core
         try:
-            self._line.channel = Channel([tls_layer(core.server, core.options)])
+            self._line.channel = LayerStack([tls_layer(core.server, core.options)])
             self._line.speak()
         except Error as exc:
             self._lost(exc)
@@ -276,7 +276,7 @@ class Connection(BaseClient):
             if self.is_closed:
                 sock.close()
                 return
-            self._line = Line(sock, channel)
+            self._line = Transport(sock, channel)
             if channel is None:
                 core.opened()
             else:
@@ -294,7 +294,7 @@ class Connection(BaseClient):
         self._changed.notify_all()
 
     def _give_up_line(self) -> None:
-        line, self._line = self._line, Line()
+        line, self._line = self._line, Transport()
         if self._is_pumping:
             line.hang_up()  # wakes the pump, which discards it
         else:

@@ -6,16 +6,16 @@ import selectors
 import socket
 from contextlib import suppress
 
-from slipstream.client.layers.stack import Channel
+from slipstream.client.layers.stack import LayerStack
 
 READ_SIZE = 64 * 1024
 LONGEST = 1e6  # seconds: what the operating system's waits take
 
 
-class Line:
+class Transport:
     """A socket that does not block, with a way to wake whoever waits for it. Without a socket: not connected."""
 
-    def __init__(self, sock: socket.socket | None = None, channel: Channel | None = None) -> None:
+    def __init__(self, sock: socket.socket | None = None, channel: LayerStack | None = None) -> None:
         self._sock = sock
         self.channel = channel  # None: plain bytes
         self._rest = memoryview(b"")

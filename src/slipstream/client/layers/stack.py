@@ -41,7 +41,7 @@ class Layer(Protocol):
         ...
 
 
-class Channel:
+class LayerStack:
     """The layers of one connection, the lowest first."""
 
     def __init__(self, layers: Sequence[Layer]) -> None:
@@ -90,14 +90,14 @@ class Channel:
                 self._layers[index - 1].send(data)
 
 
-def channel_for(server: Address, options: Options, *, random: Callable[[int], bytes]) -> Channel | None:
+def channel_for(server: Address, options: Options, *, random: Callable[[int], bytes]) -> LayerStack | None:
     """What a connection to `server` begins with; None for plain bytes. TLS after INFO comes later, if at all."""
     layers: list[Layer] = []
     if server.scheme == "wss" or (options.tls_first and not server.is_websocket):
         layers.append(tls_layer(server, options))
     if server.is_websocket:
         layers.append(WebSocket(server.netloc, server.path, random=random))
-    return Channel(layers) if layers else None
+    return LayerStack(layers) if layers else None
 
 
 def tls_layer(server: Address, options: Options) -> Layer:

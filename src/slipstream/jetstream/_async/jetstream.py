@@ -23,7 +23,7 @@ from slipstream.jetstream._async.subscribe import Subscribing
 from slipstream.jetstream._async.trusted_read import ask
 from slipstream.jetstream.consumer_requests import ConsumerApi
 from slipstream.jetstream.publish.ack_window import AckWindow, FailedPublish, PendingAck, Sent
-from slipstream.jetstream.reads.read_state import Ledger, ReadFigures, ledger_of
+from slipstream.jetstream.reads.read_state import ReadState, ReadStats, ledger_of
 from slipstream.jetstream.reads.session import SessionState
 from slipstream.wire import Headers
 from slipstream.wire.headers import HeaderValues
@@ -44,7 +44,7 @@ class JetStream(Subscribing):
         self._api = requests.Api(names.api_prefix(prefix=prefix, domain=domain))
         self._consumer_api = ConsumerApi(self._api.prefix)
         self._timeout = timeout
-        self._ledger: Ledger = ledger_of(client)
+        self._ledger: ReadState = ledger_of(client)
         self._state: SessionState | None = None  # of a session
 
     @property
@@ -63,7 +63,7 @@ class JetStream(Subscribing):
         return self._timeout
 
     @property
-    def read_figures(self) -> ReadFigures:
+    def read_figures(self) -> ReadStats:
         """How the reads of this connection went so far: at once, retried, with the leader's help, failed."""
         return self._ledger.figures
 

@@ -27,7 +27,7 @@ from slipstream.jetstream._async.message import JsMessage
 from slipstream.jetstream.consume.ack_subject import ACK_PREFIX
 from slipstream.jetstream.consume.ordered import Ordered, Run, backoff
 from slipstream.jetstream.consume.sinks import MAX_BYTES, MAX_MSGS, Ignored, consumer_name
-from slipstream.jetstream.consume.status import Answer, Pulse
+from slipstream.jetstream.consume.status import ControlReply, HeartbeatMonitor
 from slipstream.jetstream.consumer_requests import Action, ConsumerApi
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class OrderedConsumer:
         self._api = ConsumerApi(js._api.prefix)
         self._state = Ordered(config, heartbeat=heartbeat)
         self._subscription: Subscription | None = None
-        self._pulse = Pulse(heartbeat, self._client.now())
+        self._pulse = HeartbeatMonitor(heartbeat, self._client.now())
         self._epoch = self._client.epoch
         self._attempts = 0  # to create a consumer, without success
         self._not_before = 0.0  # when the next of them may begin
@@ -188,7 +188,7 @@ class OrderedConsumer:
                 found = state.take()
                 if isinstance(found, Run):
                     return found
-                if isinstance(found, Answer):
+                if isinstance(found, ControlReply):
                     client.answer(found.subject)
                 elif isinstance(found, Error):
                     self._break()

@@ -23,7 +23,7 @@ from slipstream.errors import (
 from slipstream.jetstream.consume.ordered import backoff
 from slipstream.jetstream.consume.pull import Flow
 from slipstream.jetstream.consume.sinks import MAX_BYTES, MAX_MSGS
-from slipstream.jetstream.consume.status import Pulse
+from slipstream.jetstream.consume.status import HeartbeatMonitor
 from slipstream.wire import Msg
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Pulling:
         self._subscription: Subscription | None = None
         self._inbox = ""
         self._epoch = -1
-        self._pulse = Pulse(flow.heartbeat, self._client.now())
+        self._pulse = HeartbeatMonitor(flow.heartbeat, self._client.now())
         self._away_since = self._client.now()
         self._failures = 0  # in a row
         self._error: Error | None = None

@@ -31,7 +31,7 @@ from slipstream.jetstream._sync.trusted_read import ask
 from slipstream.jetstream.reads.columns import Columns
 from slipstream.jetstream.reads.direct_get import StoredMessage
 from slipstream.jetstream.reads.proof import Verdict, state_shows, state_shows_rest
-from slipstream.jetstream.reads.range_reader import RangeReader, State
+from slipstream.jetstream.reads.range_reader import RangeReader, RangeState
 
 WINDOW = 64  # gets in flight while a range is read
 _UNKNOWN_FIELD = (InvalidJsonError, BadApiRequestError)
@@ -78,7 +78,7 @@ class LeaderRead(TrustedRead):
             if not found and is_end and self._is_complete(reader):
                 return
             if not found:
-                reader.state = State.READING
+                reader.state = RangeState.READING
                 self._pause(self._behind(start - 1, reader.goal))
                 continue
             columns = reader.accept(Columns.of(found, self._name), None)

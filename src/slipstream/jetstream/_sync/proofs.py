@@ -33,7 +33,7 @@ from slipstream.jetstream.reads.proof import (
     state_shows,
     state_shows_rest,
 )
-from slipstream.jetstream.reads.range_reader import RangeReader, State
+from slipstream.jetstream.reads.range_reader import RangeReader, RangeState
 from slipstream.wire import has_wildcard
 
 CHAIN = 1_024  # messages of one subject that are read to prove that an older one of them is still there
@@ -324,7 +324,7 @@ class TrustedRead(Asking):
         page, token = self._next_page(reader)
         try:
             while not reader.is_done:
-                if reader.state is State.DOUBTFUL:
+                if reader.state is RangeState.DOUBTFUL:
                     self._settle(reader)
                     page, token = self._next_page(reader)
                     continue
@@ -333,7 +333,7 @@ class TrustedRead(Asking):
                     self._client.cancel(token)
                     page, token = self._next_page(reader)
                     continue
-                if page.is_done_with and reader.state is State.READING:
+                if page.is_done_with and reader.state is RangeState.READING:
                     page, token = self._next_page(reader)  # it is under way while this one is handled
                 if columns.seqs:
                     yield columns

@@ -25,7 +25,7 @@ from slipstream.errors import (
     SlowConsumerError,
 )
 from slipstream.jetstream._sync.message import Callback, JsMessage
-from slipstream.jetstream.consume.status import Answer, Pulse, PushWatch
+from slipstream.jetstream.consume.status import ControlReply, HeartbeatMonitor, PushWatch
 
 if TYPE_CHECKING:
     from slipstream.jetstream._sync.jetstream import JetStream
@@ -46,7 +46,7 @@ class PushSubscription:
         self._subscription = subscription
         self._is_settled = info.config.ack_policy == AckPolicy.NONE
         self._watch = PushWatch(info.name, gaps=not info.config.deliver_group)
-        self._pulse = Pulse(info.config.idle_heartbeat.total_seconds(), self._client.now())
+        self._pulse = HeartbeatMonitor(info.config.idle_heartbeat.total_seconds(), self._client.now())
         self._away_since = self._client.now()
         self._worker: Worker | None = None
         self._left: list[JsMessage] = []  # of a chunk, in reverse: for those who read one by one
@@ -147,7 +147,7 @@ class PushSubscription:
                 if isinstance(found, list):
                     is_settled = self._is_settled
                     return [JsMessage(msg, client, is_settled) for msg in found]
-                if isinstance(found, Answer):
+                if isinstance(found, ControlReply):
                     client.answer(found.subject)
                 elif isinstance(found, MessageGapError):
                     client.report(found)

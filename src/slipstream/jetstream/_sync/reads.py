@@ -22,7 +22,7 @@ from slipstream.jetstream._sync.trusted_read import Asking
 from slipstream.jetstream.reads.columns import Columns, Part
 from slipstream.jetstream.reads.direct_get import StoredMessage, decode_one
 from slipstream.jetstream.reads.range_reader import RangeReader
-from slipstream.jetstream.reads.retry import Patience
+from slipstream.jetstream.reads.retry import RetryPolicy
 from slipstream.wire import check_filter, has_wildcard
 
 if TYPE_CHECKING:
@@ -283,7 +283,7 @@ class StreamReads:
     def _read(self, kind: type[R], min_last_seq: int, timeout: float | None) -> R:
         js = self._js
         wanted = requests.check_seq(min_last_seq, "min_last_seq")
-        patience = Patience(js._timeout if timeout is None else timeout, self._client.now)
+        patience = RetryPolicy(js._timeout if timeout is None else timeout, self._client.now)
         return kind(
             self._client, self._api, self.name, wanted=wanted, patience=patience, ledger=js._ledger, session=js._state
         )

@@ -31,8 +31,8 @@ from slipstream.errors import (
 from slipstream.jetstream import requests
 from slipstream.jetstream.reads.direct_get import Replies, StoredMessage, decode_one
 from slipstream.jetstream.reads.proof import MOST_DELETED, oldest_time, responder
-from slipstream.jetstream.reads.read_state import Ledger
-from slipstream.jetstream.reads.retry import Patience
+from slipstream.jetstream.reads.read_state import ReadState
+from slipstream.jetstream.reads.retry import RetryPolicy
 from slipstream.jetstream.reads.session import SessionState
 
 T = TypeVar("T")
@@ -62,8 +62,8 @@ class Asking:
         stream: str,
         *,
         wanted: int,
-        patience: Patience,
-        ledger: Ledger,
+        patience: RetryPolicy,
+        ledger: ReadState,
         session: SessionState | None = None,
     ) -> None:
         self._client = client
@@ -352,7 +352,7 @@ class Asking:
         return MessageNotFoundError(f"{self._name}: {what}")
 
 
-def pause(client: Client, patience: Patience, error: Error) -> None:
+def pause(client: Client, patience: RetryPolicy, error: Error) -> None:
     """Rest a little before asking again, which `error` made necessary; raises when the time is up."""
     delay = patience.next_pause(error)
     if delay is None:

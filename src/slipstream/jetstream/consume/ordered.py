@@ -19,7 +19,15 @@ from slipstream.api import AckPolicy, ConsumerConfig, ConsumerInfo, DeliverPolic
 from slipstream.client.raw_columns import Packed
 from slipstream.errors import Error, MessageGapError, UsageError
 from slipstream.jetstream.consume.ack_subject import split_reply
-from slipstream.jetstream.consume.status import Answer, FlowControl, Meaning, judge, last_delivered, pieces_of, stalled
+from slipstream.jetstream.consume.status import (
+    ControlReply,
+    FlowControl,
+    Meaning,
+    judge,
+    last_delivered,
+    pieces_of,
+    stalled,
+)
 from slipstream.jetstream.requests import check_seq
 from slipstream.wire import Msg, check_filter
 
@@ -204,12 +212,12 @@ class Ordered:
         else:
             self._queue.extend(pieces_of(piece))
 
-    def take(self) -> Run | Answer | Error | None:
+    def take(self) -> Run | ControlReply | Error | None:
         """What is next: messages, an answer that is due now, the reason to begin anew; None if there is nothing."""
         while self._queue:
             piece = self._queue.popleft()
             if isinstance(piece, Packed):
-                found: Run | Answer | Error | None = self._quick(piece, b".".join(piece.replies).decode())
+                found: Run | ControlReply | Error | None = self._quick(piece, b".".join(piece.replies).decode())
                 if found is None:  # not usual: one by one, then
                     self._queue.extendleft(reversed(pieces_of(piece.messages())))
             elif isinstance(piece, list):
@@ -268,7 +276,7 @@ class Ordered:
                     self._prefix = msg[2].rsplit(".", 4)[0] + "."
         return run._replace(stream=self._stream) if kept else None
 
-    def _status(self, msg: Msg) -> Answer | Error | None:
+    def _status(self, msg: Msg) -> ControlReply | Error | None:
         meaning, error = judge(msg)
         if meaning is Meaning.FLOW:
             subject = self._flow.answer(msg[2])
@@ -279,4 +287,4 @@ class Ordered:
             subject = self._flow.answer(stalled(msg))
         else:
             return error
-        return Answer(subject) if subject else None
+        return ControlReply(subject) if subject else None

@@ -51,7 +51,7 @@ def check_batch(batch: int, max_bytes: int) -> None:
         raise UsageError(f"bad max_bytes {max_bytes}: 0 (no bound) or more are allowed")
 
 
-class State(enum.Enum):
+class PullState(enum.Enum):
     """Where a fetch stands."""
 
     ASKING = "asked for what is there"
@@ -67,7 +67,7 @@ class Fetch:
         self.batch = batch
         self.messages: list[Msg] = []
         self.statuses = 0  # so many frames were no messages
-        self.state = State.ASKING
+        self.state = PullState.ASKING
         self.open = 0  # requests under way: messages may come for them
         self._asked = 0
         self._max_bytes = max_bytes
@@ -76,7 +76,7 @@ class Fetch:
     @property
     def is_done(self) -> bool:
         """Whether nothing more is to be waited for."""
-        return self.state is State.DONE
+        return self.state is PullState.DONE
 
     @property
     def limit(self) -> int:
@@ -87,7 +87,7 @@ class Fetch:
         """The body of the next request, when `left` seconds remain."""
         self.open += 1
         self._asked += 1
-        if self.state is State.ASKING:
+        if self.state is PullState.ASKING:
             return no_wait_body(self.batch, max_bytes=self._max_bytes)
         expires = min(expires_within(left), self._max_expires)
         return lingering_body(self.batch, expires, max_bytes=self._max_bytes)
@@ -95,12 +95,12 @@ class Fetch:
     def patience(self, left: float) -> float:
         """How long to wait for the next frame: an answer to `no_wait` comes at once, or not at all."""
         left = max(left, 0.0)
-        return min(left / 2, NO_WAIT_PATIENCE) if self.state is State.ASKING and not self.messages else left
+        return min(left / 2, NO_WAIT_PATIENCE) if self.state is PullState.ASKING and not self.messages else left
 
     def silence(self) -> bool:
         """Nothing came for as long as `patience` said; whether the next request is due. False: the time is up."""
-        was_asking = self.state is State.ASKING and not self.messages
-        self.state = State.LINGERING
+        was_asking = self.state is PullState.ASKING and not self.messages
+        self.state = PullState.LINGERING
         return was_asking
 
     def lost(self) -> None:
@@ -116,9 +116,9 @@ class Fetch:
         for status in statuses:
             again = self._ended(status, left)
         if len(self.messages) >= self.batch:
-            self.state = State.DONE
+            self.state = PullState.DONE
             self.open = max(0, self.open - 1)  # filled; a request that ends so says nothing
-        return again and self.state is not State.DONE
+        return again and self.state is not PullState.DONE
 
     def _ended(self, msg: Msg, left: float) -> bool:
         """A status came; whether to ask again."""
@@ -129,16 +129,16 @@ class Fetch:
         if self.open and meaning is Meaning.ENDED:
             return False  # the late answer to a `no_wait` that was not waited for
         if self.messages:  # an error will be told by the next fetch, if it lasts
-            self.state = State.DONE
+            self.state = PullState.DONE
             return False
         if meaning is Meaning.ENDED and error is not None:  # the first message is too large for `max_bytes`
             raise error
         if meaning in (Meaning.ABSENT, Meaning.ERROR) and error is not None:
             raise error
-        if self.state is State.LINGERING and left <= MARGIN:
-            self.state = State.DONE
+        if self.state is PullState.LINGERING and left <= MARGIN:
+            self.state = PullState.DONE
             return False
-        self.state = State.LINGERING
+        self.state = PullState.LINGERING
         return True
 
 

@@ -99,7 +99,7 @@ def pieces_of(msgs: list[Msg]) -> list[list[Msg] | Msg]:
     return pieces
 
 
-class Pulse:
+class HeartbeatMonitor:
     """When something was heard last, and how long to wait for more before it is an alarm. Interval 0: no alarm."""
 
     __slots__ = ("_heard", "patience")
@@ -158,7 +158,7 @@ def _number(text: str | None) -> int:
     return int(text) if text and text.isascii() and text.isdigit() and len(text) < 20 else -1
 
 
-class Answer(NamedTuple):
+class ControlReply(NamedTuple):
     """Publish nothing to this subject: the server may go on."""
 
     subject: str
@@ -176,7 +176,7 @@ class PushWatch:
         self._gaps = gaps
         self._expected = 0  # the next consumer sequence; 0 before the first message
         self._flow = FlowControl()
-        self._queue: deque[list[Msg] | Answer | Error] = deque()
+        self._queue: deque[list[Msg] | ControlReply | Error] = deque()
 
     def feed(self, msgs: list[Msg]) -> None:
         """Take what arrived."""
@@ -188,7 +188,7 @@ class PushWatch:
             else:
                 self._status(piece)
 
-    def take(self) -> list[Msg] | Answer | Error | None:
+    def take(self) -> list[Msg] | ControlReply | Error | None:
         """What is next: messages, an answer that is due now, an error; None if there is nothing.
 
         A `MessageGapError` is for the error event, any other is to be raised.
@@ -218,7 +218,7 @@ class PushWatch:
 
     def _due(self, subject: str) -> None:
         if subject := self._flow.answer(subject):
-            self._queue.append(Answer(subject))
+            self._queue.append(ControlReply(subject))
 
     def _follow(self, msgs: list[Msg]) -> None:
         seqs = [int(split_reply(msg[2])[6]) for msg in msgs]

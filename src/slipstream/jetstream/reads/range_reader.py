@@ -22,7 +22,7 @@ PAGE_MESSAGES = 20_000
 PAGE_BYTES = 16 * 1024 * 1024
 
 
-class State(enum.Enum):
+class RangeState(enum.Enum):
     """Where a range read stands."""
 
     READING = "reading"  # ask for the next page
@@ -55,7 +55,7 @@ class RangeReader:
         trusting: bool = False,
         parts: Part = Part.ALL,
     ) -> None:
-        self.state = State.DONE if end and start > end else State.READING
+        self.state = RangeState.DONE if end and start > end else RangeState.READING
         self.next_seq = max(start, 1)
         self.end = end
         self.goal = end or at_least
@@ -69,7 +69,7 @@ class RangeReader:
     @property
     def is_done(self) -> bool:
         """Whether the range is complete."""
-        return self.state is State.DONE
+        return self.state is RangeState.DONE
 
     def request(self) -> GetRequest:
         """The next page's body. `next_by_subj` also without a filter: a server then skips deleted messages.
@@ -102,26 +102,26 @@ class RangeReader:
         self.next_seq = last + 1
         end = self.end
         if end and last >= end:  # the end or something beyond it was seen: nothing can be missing before it
-            self.state = State.DONE
+            self.state = RangeState.DONE
             if last > end:
                 columns = columns.cut(bisect_right(columns.seqs, end))
         elif page_end is not None and page_end.pending <= 0:
-            self.state = State.DONE if self._trusting or last >= self.goal else State.DOUBTFUL
+            self.state = RangeState.DONE if self._trusting or last >= self.goal else RangeState.DOUBTFUL
         return columns if self._is_wanted is None else columns.keep(self._is_wanted)
 
     # What became of a doubtful range
 
     def finish(self) -> None:
         """Nothing is left: it was complete."""
-        self.state = State.DONE
+        self.state = RangeState.DONE
 
     def resume(self) -> None:
         """There is more: read on."""
-        self.state = State.READING
+        self.state = RangeState.READING
 
     def widen(self) -> None:
         """Nobody can tell for so many subjects: read all of them, which shows the end, and leave out the others."""
-        self.state = State.READING
+        self.state = RangeState.READING
         self._wire_pattern = ">"
         if self.filter != ">":
             self._is_wanted = matcher(self.filter)

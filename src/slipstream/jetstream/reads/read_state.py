@@ -16,7 +16,7 @@ GENERATION_AGE = 10.0  # seconds until a stream is asked again when it was made
 ASK_AGAIN = 1.0  # and the least between two such questions, also when something is suspicious
 
 
-class ReadFigures(NamedTuple):
+class ReadStats(NamedTuple):
     """How reads went: answered by the first answer, after more than one try, with the leader's help, or not at all.
 
     A read is counted once; "not found" is an answer. `moves` counts the times that another server was looked for.
@@ -29,7 +29,7 @@ class ReadFigures(NamedTuple):
     moves: int
 
 
-class StreamNotes:
+class StreamCache:
     """One stream: since when it exists, a subject that has a message, and which of its mirrors are whole copies."""
 
     __slots__ = ("anchor", "asked_at", "config", "created", "floor", "mirrors")
@@ -84,7 +84,7 @@ def _limits(config: StreamConfig) -> tuple[float, ...]:
     return config.max_msgs, config.max_bytes, config.max_msgs_per_subject, age
 
 
-class Ledger:
+class ReadState:
     """The notes and figures of one connection."""
 
     __slots__ = (
@@ -103,19 +103,19 @@ class Ledger:
         self.keeps_min: dict[tuple[str, str], bool] = {}  # by server and API prefix: what they did when asked
         self.moved_at: float | None = None
         self.at_once = self.retried = self.from_leader = self.failed = self.moves = 0
-        self._streams: dict[tuple[str, str], StreamNotes] = {}
+        self._streams: dict[tuple[str, str], StreamCache] = {}
 
-    def stream(self, prefix: str, name: str) -> StreamNotes:
+    def stream(self, prefix: str, name: str) -> StreamCache:
         """The notes on a stream, below the API prefix it is reached by."""
         notes = self._streams.get((prefix, name))
         if notes is None:
-            notes = self._streams[prefix, name] = StreamNotes()
+            notes = self._streams[prefix, name] = StreamCache()
         return notes
 
     @property
-    def figures(self) -> ReadFigures:
+    def figures(self) -> ReadStats:
         """The figures so far."""
-        return ReadFigures(self.at_once, self.retried, self.from_leader, self.failed, self.moves)
+        return ReadStats(self.at_once, self.retried, self.from_leader, self.failed, self.moves)
 
     def count(self, *, tries: int, with_leader: bool) -> None:
         """A read was answered, after so many tries that did not."""
@@ -127,12 +127,12 @@ class Ledger:
             self.at_once += 1
 
 
-_ledgers: WeakKeyDictionary[object, Ledger] = WeakKeyDictionary()
+_ledgers: WeakKeyDictionary[object, ReadState] = WeakKeyDictionary()
 
 
-def ledger_of(client: object) -> Ledger:
+def ledger_of(client: object) -> ReadState:
     """The ledger of a connection, made with its first JetStream context."""
     found = _ledgers.get(client)
     if found is None:
-        found = _ledgers.setdefault(client, Ledger())
+        found = _ledgers.setdefault(client, ReadState())
     return found

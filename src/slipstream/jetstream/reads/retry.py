@@ -21,7 +21,7 @@ STALE_LEAST, STALE_MOST = 1.5, 4.0  # these bounds, and we are with a server tha
 SILENCES = 2  # tries in a row without an answer, after which another server is worth its price
 
 
-class Patience:
+class RetryPolicy:
     """A deadline, a growing pause between tries, and a count of silences."""
 
     __slots__ = (

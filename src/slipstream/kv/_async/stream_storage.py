@@ -24,7 +24,7 @@ from slipstream.jetstream._async.ordered import OrderedConsumer
 from slipstream.jetstream._async.trusted_read import ask
 from slipstream.jetstream.reads.columns import Columns
 from slipstream.jetstream.reads.direct_get import StoredMessage
-from slipstream.jetstream.reads.retry import Patience
+from slipstream.jetstream.reads.retry import RetryPolicy
 from slipstream.jetstream.requests import Call
 from slipstream.kv._async.feed import StreamFeed
 from slipstream.kv._async.runtime import sleep
@@ -304,7 +304,7 @@ class StreamStorage:
         """Wait until the leader has a revision; returns its newest (0 if none was wanted)."""
         if not wanted:
             return 0
-        patience = Patience(self._patience(timeout), self.js.client.now)
+        patience = RetryPolicy(self._patience(timeout), self.js.client.now)
         while True:
             last = (await self.status(timeout=patience.left())).last_revision
             if last >= wanted:

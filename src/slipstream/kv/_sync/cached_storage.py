@@ -14,7 +14,7 @@ from slipstream.errors import Error, UsageError
 from slipstream.kv._sync.runtime import Guard, Worker
 from slipstream.kv._sync.storage import Feed, Storage, StorageWriter, WrappedStorage
 from slipstream.kv.bucket import BucketStatus
-from slipstream.kv.cache import CacheFigures, EntryCache
+from slipstream.kv.cache import CacheStats, EntryCache
 from slipstream.kv.entry import Entry, Listing, Operation
 from slipstream.kv.keys import any_of
 from slipstream.kv.start import LATEST, Start
@@ -71,7 +71,7 @@ class CachedStorage(WrappedStorage, Generic[V]):
             self._cache.clear()
 
     @property
-    def figures(self) -> CacheFigures:
+    def figures(self) -> CacheStats:
         """Hits and misses, entries and bytes."""
         return self._cache.figures
 

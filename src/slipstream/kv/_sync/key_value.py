@@ -19,7 +19,7 @@ from slipstream.kv._sync.lease import DEFAULT_TTL, Lock
 from slipstream.kv._sync.storage import ReadOnlyStorage, Storage, StorageWriter
 from slipstream.kv._sync.watch import Watch
 from slipstream.kv.bucket import SHORTEST_TTL, BucketConfig, BucketStatus
-from slipstream.kv.cache import CacheFigures
+from slipstream.kv.cache import CacheStats
 from slipstream.kv.codecs.base import Codec
 from slipstream.kv.entry import Entry, Operation
 from slipstream.kv.snapshot import Fold, check_past
@@ -338,7 +338,7 @@ class CachedKeyValue(KeyValue[V]):
         self._cache = storage
 
     @property
-    def figures(self) -> CacheFigures:
+    def figures(self) -> CacheStats:
         """Hits and misses, entries and bytes."""
         return self._cache.figures
 

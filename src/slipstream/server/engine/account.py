@@ -17,21 +17,21 @@ from slipstream.server.engine.api.advisories import Advisories
 from slipstream.server.engine.api.dispatch import Api
 from slipstream.server.engine.auth.account_limits import UNLIMITED, AccountLimits, check_bytes
 from slipstream.server.engine.auth.users import DEFAULT_ACCOUNT
-from slipstream.server.engine.consumers.ack_router import FLOW_PATTERN, Desk
+from slipstream.server.engine.consumers.ack_router import FLOW_PATTERN, AckRouter
 from slipstream.server.engine.consumers.snapshot import imported
-from slipstream.server.engine.core.routing import Switch
+from slipstream.server.engine.core.routing import AccountRouter
 from slipstream.server.engine.core.session import ClientSub
 from slipstream.server.engine.journal import Journal, Source
 from slipstream.server.engine.ports import StreamLog
 from slipstream.server.engine.reads.direct_get import PREFIX, QUEUE
-from slipstream.server.engine.replication.ingest import Inflow, Remotes
-from slipstream.server.engine.replication.mirror import Deputy, Mirror
+from slipstream.server.engine.replication.ingest import Ingest, Remotes
+from slipstream.server.engine.replication.mirror import Mirror, MirrorResponder
 from slipstream.server.engine.replication.source import Sourcing
 from slipstream.server.engine.services import Interested, Job, Target, Waiter
-from slipstream.server.engine.snapshots.reader import Restore
+from slipstream.server.engine.snapshots.reader import SnapshotReader
 from slipstream.server.engine.streams.atomic_batches import Load
 from slipstream.server.engine.streams.features import with_level
-from slipstream.server.engine.streams.stream import Stored, Stream
+from slipstream.server.engine.streams.stream import StoredStream, Stream
 from slipstream.server.engine.timers import Timers
 
 
@@ -66,7 +66,7 @@ class DomainGate:
     """The API under the name of its domain: requests go on as if they had been sent without it. So do messages for
     buckets, which clients that are told of a domain or a prefix send there (`$JS.hub.API.$KV.b.key`)."""
 
-    def __init__(self, switch: Switch, domain: str) -> None:
+    def __init__(self, switch: AccountRouter, domain: str) -> None:
         self._switch = switch
         self._cut = len(f"$JS.{domain}.API")
 
@@ -80,18 +80,24 @@ class Account:
     """The `host.Host` and `jsapi.Catalog` of its streams."""
 
     def __init__(
-        self, house: House, name: str, switch: Switch, *, jetstream: bool | None, limits: AccountLimits = UNLIMITED
+        self,
+        house: House,
+        name: str,
+        switch: AccountRouter,
+        *,
+        jetstream: bool | None,
+        limits: AccountLimits = UNLIMITED,
     ) -> None:
         """`jetstream` is None where the account has none because nobody has it here."""
         self.name = name
         self.limits = limits
         self.switch = switch
         self.streams: dict[str, Stream] = {}
-        self.restores: dict[str, Restore] = {}  # by the name of the stream
+        self.restores: dict[str, SnapshotReader] = {}  # by the name of the stream
         self.upstreams: Mapping[str, Stream] = self.streams
         self.remotes, self.watchers = house.remotes, house.watchers
-        self._inflows: dict[Inflow, None] = {}
-        self._deputies: dict[str, list[tuple[str, Deputy]]] = {}
+        self._inflows: dict[Ingest, None] = {}
+        self._deputies: dict[str, list[tuple[str, MirrorResponder]]] = {}
         self.timers, self.max_pending, self.max_payload = house.timers, house.max_pending, house.max_payload
         self.leader_name, self.version, self.domain = house.leader_name, house.version, house.domain
         self.batch_load, self.advisories = house.batch_load, house.advisories
@@ -99,7 +105,7 @@ class Account:
         self.journal_for, self.start, self.wait = house.journal_for, house.start, house.wait
         self._last_birth = 0
         self.api = Api(self, is_closed=not jetstream)
-        self.desk = Desk()
+        self.desk = AckRouter()
         if jetstream is not None:
             switch.add(f"{API_PREFIX}.>", self.api)
         if jetstream:
@@ -187,7 +193,7 @@ class Account:
         journal = self.journal_for(config.storage)
         key = self._key(config.name)
         created = self._birth(now)
-        journal.store.create(key, encode_json(Stored(created, config.to_dict())))
+        journal.store.create(key, encode_json(StoredStream(created, config.to_dict())))
         journal.catalog = True
         stream = Stream(self, journal, config, key=key, created=created, now=now)
         if config.first_seq > 1:
@@ -221,7 +227,7 @@ class Account:
 
     def begin_restore(self, config: StreamConfig, now: int) -> tuple[Journal, StreamLog]:
         journal, key = self.journal_for(config.storage), self._key(config.name)
-        return journal, journal.store.create(key, encode_json(Stored(now, config.to_dict(), restoring=True)))
+        return journal, journal.store.create(key, encode_json(StoredStream(now, config.to_dict(), restoring=True)))
 
     def complete_restore(self, config: StreamConfig, consumers: list[tuple[str, bytes]], now: int) -> dict[str, Any]:
         journal, key = self.journal_for(config.storage), self._key(config.name)
@@ -249,8 +255,8 @@ class Account:
 
     def load(self, journal: Journal, now: int) -> None:
         """Make the streams those of the store: at the start, and after a group was lost."""
-        kept: dict[str, Stored] = {
-            key: msgspec.json.decode(data, type=Stored)
+        kept: dict[str, StoredStream] = {
+            key: msgspec.json.decode(data, type=StoredStream)
             for key, data in journal.store.streams()
             if account_of(key) == self.name
         }
@@ -307,14 +313,14 @@ class Account:
                 upstream.takers.pop(inflow, None)
             inflow.stop()
 
-    def inflows(self, stream: Stream) -> tuple[Inflow, ...]:
+    def inflows(self, stream: Stream) -> tuple[Ingest, ...]:
         """Where messages of other streams come in."""
-        return cast("tuple[Inflow, ...]", stream.inflows)
+        return cast("tuple[Ingest, ...]", stream.inflows)
 
     def _connect(self, stream: Stream) -> None:
         """Begin to take in what the configuration names; what was there before goes on where it was."""
 
-        def known(source: StreamSource) -> Inflow | None:
+        def known(source: StreamSource) -> Ingest | None:
             return next((inflow for inflow in self.inflows(stream) if inflow.source == source), None)
 
         config = stream.config
@@ -326,7 +332,7 @@ class Account:
                 self._deputies[stream.name] = [
                     (f"{PREFIX}{config.mirror.name}{rest}", deputy)
                     for peer in stream.replicas.peers
-                    for deputy in (Deputy(peer, config.mirror.name, mirror.may_answer),)
+                    for deputy in (MirrorResponder(peer, config.mirror.name, mirror.may_answer),)
                     for rest in ("", ".>")
                 ]
         else:

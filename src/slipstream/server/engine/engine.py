@@ -17,15 +17,23 @@ from slipstream.api import Storage
 from slipstream.errors import StreamStoreFailedError
 from slipstream.server.engine.account import Account
 from slipstream.server.engine.api.advisories import Advisories
-from slipstream.server.engine.auth.authenticator import Certificate, Gate, Hashed, Member, Refused, Shown, nobody_signs
+from slipstream.server.engine.auth.authenticator import (
+    Authenticator,
+    Certificate,
+    Credentials,
+    Hashed,
+    Identity,
+    Refused,
+    nobody_signs,
+)
 from slipstream.server.engine.auth.jwt import Verify
 from slipstream.server.engine.auth.permissions import Grant, quoted
 from slipstream.server.engine.auth.users import DEFAULT_ACCOUNT, AccountOptions, at_most
 from slipstream.server.engine.consumers.ack_router import ACK_PREFIX
 from slipstream.server.engine.core import info as greeting
-from slipstream.server.engine.core.routing import INBOX, Dice, Switch
-from slipstream.server.engine.core.session import ClientSub, Door, Peer, Session, State
-from slipstream.server.engine.journal import Answer, Batch, Home, Journal
+from slipstream.server.engine.core.routing import INBOX, AccountRouter, Dice
+from slipstream.server.engine.core.session import ClientSub, Listener, PeerAddress, Session, SessionState
+from slipstream.server.engine.journal import Answer, CommitBatch, Home, Journal
 from slipstream.server.engine.monitoring.health import Health, examine
 from slipstream.server.engine.ports import Store
 from slipstream.server.engine.reads.direct_get import QUEUE
@@ -87,7 +95,7 @@ class Engine:
         self._parked = 0
         self._waiters: dict[Waiter, int] = {}
         self.watchers: dict[Waiter, None] = {}  # those who look after every commit
-        self._gate = Gate(
+        self._gate = Authenticator(
             settings.users,
             verify,
             accounts=settings.accounts,
@@ -96,7 +104,7 @@ class Engine:
             account_tokens=settings.account_tokens,
         )
         self.system_account = self._gate.system_account or settings.system_account
-        self.door = Door(
+        self.door = Listener(
             settings.host,
             settings.port,
             tls_required=settings.tls_required,
@@ -112,7 +120,7 @@ class Engine:
             name: Account(
                 self,
                 name,
-                Switch(dice, now, self._dirty),
+                AccountRouter(dice, now, self._dirty),
                 jetstream=self.has_jetstream(name) if settings.jetstream and name != self.system_account else None,
                 limits=settings.limits_of(name, self._gate.accounts[name].jetstream),
             )
@@ -154,10 +162,10 @@ class Engine:
         return self._gate.nonces
 
     def connect(
-        self, cid: int, client_ip: str, now: int, *, client_port: int = 0, nonce: str = "", door: Door | None = None
+        self, cid: int, client_ip: str, now: int, *, client_port: int = 0, nonce: str = "", door: Listener | None = None
     ) -> None:
         """A client is there; greet it."""
-        switch, peer = self._default.switch, Peer(client_ip, client_port)
+        switch, peer = self._default.switch, PeerAddress(client_ip, client_port)
         session = Session(cid, self.settings.max_pending, switch, door or self.door, peer, now)
         self._sessions[cid] = session
         session.nonce = nonce
@@ -205,7 +213,7 @@ class Engine:
             return
         session.switch.now = session.active = now
         session.pings_out = 0
-        locked = session.state is State.GREETED and self._gate.required
+        locked = session.state is SessionState.GREETED and self._gate.required
         swift = session.is_free and not locked
         straight = session.switch.straight if swift else {}
         count = size = 0
@@ -241,7 +249,7 @@ class Engine:
                     if session.pending is not None:
                         session.held += events  # all that is left
                         break
-                    locked = session.state is State.GREETED and self._gate.required
+                    locked = session.state is SessionState.GREETED and self._gate.required
                     swift = session.is_free and not locked
                     straight = session.switch.straight if swift else {}
             if session.closed:
@@ -343,7 +351,7 @@ class Engine:
                 more = more or progress is Progress.MORE
         return more
 
-    def committed(self, batch: Batch, now: int) -> None:
+    def committed(self, batch: CommitBatch, now: int) -> None:
         """A group is durable: readers see it, its answers go out."""
         self._set_time(now)
         answers = batch.journal.finish(batch)
@@ -455,7 +463,7 @@ class Engine:
     def _introduce(self, session: Session, options: ConnectOptions) -> None:
         now, door = session.switch.now, session.door
         verdict = self._gate.admit(
-            Shown(
+            Credentials(
                 options, session.nonce, session.peer.host, door.connection_type, session.certificate,
                 door.by_certificate, now,
             )
@@ -481,7 +489,7 @@ class Engine:
         session.switch.close(session, "Authorization Violation")
         session.reason = f"Authentication Failure: {reason}"
 
-    def _enter(self, session: Session, member: Member, options: ConnectOptions) -> None:
+    def _enter(self, session: Session, member: Identity, options: ConnectOptions) -> None:
         if session.member is not None and session.member.key != member.key:  # who came in stays who it is
             self._refuse(session, "a second CONNECT by another user")
             return
@@ -495,7 +503,7 @@ class Engine:
             session.timer.cancel()
         self._keep_alive(session, session.switch.now)
 
-    def _join(self, session: Session, member: Member) -> bool:
+    def _join(self, session: Session, member: Identity) -> bool:
         """The client belongs to an account now; False if that has no room for it."""
         limit = self._gate.accounts[member.account].max_connections
         crowd = self._crowds.get(member.account, 0)

@@ -57,7 +57,7 @@ class Reader(Protocol):
         """A group was finished."""
 
 
-class Batch:
+class CommitBatch:
     """A sealed group with its answers. `group` is None when nothing changed: there is nothing to write then."""
 
     __slots__ = ("after", "answers", "catalog", "events", "group", "journal")
@@ -81,7 +81,7 @@ class Journal:
         self.answers: list[Answer] = []  # of the open group, in order
         self.events: list[Event] = []  # of the open group, in order
         self.catalog = False  # whether the open group made, changed or deleted a stream
-        self.under_way: Batch | None = None
+        self.under_way: CommitBatch | None = None
         self.failure = ""  # why the last group was lost; empty once one was kept again
         self.after: list[Callable[[], None]] = []  # to call when the open group is durable and answered
         self.keepers: dict[Keeper, None] = {}  # those whose state is not in the open group yet
@@ -110,7 +110,7 @@ class Journal:
         """Whether the list of streams or a configuration is not durable yet."""
         return self.catalog or (self.under_way is not None and self.under_way.catalog)
 
-    def seal(self) -> Batch:
+    def seal(self) -> CommitBatch:
         """Close the open group; the driver carries it through the store."""
         while self.keepers:  # one that fails is told by whoever called, and does not stop all groups to come
             keeper = next(iter(self.keepers))
@@ -118,13 +118,13 @@ class Journal:
             keeper.save()
         self.hurried = False
         group = self.store.seal() if self.store.pending or self.store.backlog else None
-        batch = Batch(self, group, self.answers, self.events, self.catalog)
+        batch = CommitBatch(self, group, self.answers, self.events, self.catalog)
         batch.after, self.after = self.after, []
         self.answers, self.events, self.catalog = [], [], False
         self.under_way = batch
         return batch
 
-    def finish(self, batch: Batch) -> list[Answer]:
+    def finish(self, batch: CommitBatch) -> list[Answer]:
         """The batch is durable: readers see it, and its answers may go."""
         if batch.group is not None:
             self.store.finish(batch.group)

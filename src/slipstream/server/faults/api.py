@@ -16,8 +16,8 @@ import msgspec
 
 from slipstream.errors import Error, UsageError
 from slipstream.server.engine.account import Account
-from slipstream.server.engine.reads.direct_get import Peer
-from slipstream.server.engine.replication.ingest import CUT, HELD, Inflow
+from slipstream.server.engine.reads.direct_get import ReplicaPeer
+from slipstream.server.engine.replication.ingest import CUT, HELD, Ingest
 from slipstream.server.engine.streams.stream import Stream
 from slipstream.server.faults.network import TO_CLIENT, Faults
 from slipstream.server.loop.clock import VirtualClock
@@ -31,7 +31,7 @@ PREFIX = "$SLIPSTREAM.FAULTS."
 REFUSAL = "this server takes no orders for faults; it is to be started with them on (faults=True)"
 
 
-class Orders:
+class FaultCommands:
     """What a test may ask of a server; each public method is an order, its arguments the fields of the body."""
 
     def __init__(self, driver: Driver, committers: Sequence[Committer], clock: Callable[[], int]) -> None:
@@ -73,7 +73,7 @@ class Orders:
 class _Book:
     """The orders, for the streams of one account."""
 
-    def __init__(self, orders: Orders, account: Account) -> None:
+    def __init__(self, orders: FaultCommands, account: Account) -> None:
         self._orders, self._account = orders, account
         self._engine, self._driver = orders._engine, orders._driver
         self._now = orders._clock()
@@ -205,10 +205,10 @@ class _Book:
             raise UsageError(f"there is no stream {name!r}")
         return found
 
-    def _peers(self, stream: str, replica: str, every: Sequence[Peer]) -> Sequence[Peer]:
+    def _peers(self, stream: str, replica: str, every: Sequence[ReplicaPeer]) -> Sequence[ReplicaPeer]:
         return [self._stream(stream).replicas.find(replica)] if replica else every
 
-    def _inflows(self, stream: str, source: str) -> list[Inflow]:
+    def _inflows(self, stream: str, source: str) -> list[Ingest]:
         inflows = self._account.inflows(self._stream(stream))
         chosen = [inflow for inflow in inflows if not source or inflow.source.name == source]
         if not chosen:
@@ -234,10 +234,10 @@ def _check_body(order: str, method: Callable[..., object], body: dict[str, Any])
         raise UsageError(f"order {order} needs the field {missing[0]!r}")
 
 
-class Desk:
+class FaultApi:
     """Takes orders as messages, in one account. Without `orders` it says that there are none."""
 
-    def __init__(self, driver: Driver, orders: Orders | None, account: Account) -> None:
+    def __init__(self, driver: Driver, orders: FaultCommands | None, account: Account) -> None:
         self._driver, self._orders, self._account = driver, orders, account
 
     def receive(self, subject: str, reply: str, header: bytes, payload: bytes, now: int) -> bool:  # noqa: ARG002
@@ -247,7 +247,7 @@ class Desk:
             self._driver.spawn(self._answer(self._orders, subject.removeprefix(PREFIX), reply, payload))
         return True
 
-    async def _answer(self, orders: Orders, order: str, reply: str, payload: bytes) -> None:
+    async def _answer(self, orders: FaultCommands, order: str, reply: str, payload: bytes) -> None:
         try:
             body = msgspec.json.decode(payload, type=dict[str, Any]) if payload.strip() else {}
             answer = await orders.carry_out(order, body, account=self._account.name)

@@ -13,7 +13,7 @@ from queue import SimpleQueue
 
 from slipstream.errors import StoreError
 from slipstream.server.engine.engine import Engine
-from slipstream.server.engine.journal import Batch, Journal
+from slipstream.server.engine.journal import CommitBatch, Journal
 from slipstream.server.engine.ports import Group
 
 log = logging.getLogger("slipstream.server")
@@ -71,7 +71,7 @@ class Committer:
         self.sealed: Callable[[], None] = lambda: None  # called whenever the open group is empty again
         self._engine, self._worker, self._clock, self._wake = engine, worker, clock, wake
         self._loop = asyncio.get_running_loop()
-        self._batch: Batch | None = None
+        self._batch: CommitBatch | None = None
         self._stopping = False
         self.refusal = ""  # why nothing can be stored, by order of a test
         self._rest = self._rests_until = 0.0
@@ -118,7 +118,7 @@ class Committer:
             pass
         store.commit(group)
 
-    def _carry_through(self, batch: Batch, group: Group) -> None:
+    def _carry_through(self, batch: CommitBatch, group: Group) -> None:
         store = self.journal.store
         try:
             store.begin(group)

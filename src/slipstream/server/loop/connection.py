@@ -11,7 +11,7 @@ import ssl
 from typing import TYPE_CHECKING, cast
 
 from slipstream.server.engine.auth.authenticator import Certificate
-from slipstream.server.engine.core.session import Door
+from slipstream.server.engine.core.session import Listener
 from slipstream.server.loop.tls import Tls, certificate_of
 from slipstream.wire import Parser, Side
 
@@ -28,7 +28,7 @@ LINGER = 2.0  # seconds a client that is cut off has to read why
 class Connection(asyncio.Protocol):
     """One client's socket."""
 
-    def __init__(self, driver: Driver, door: Door) -> None:
+    def __init__(self, driver: Driver, door: Listener) -> None:
         self._driver = driver
         self.door = door
         self._parser = Parser(

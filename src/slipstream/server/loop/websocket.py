@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 from urllib.parse import urlsplit
 
 from slipstream.errors import RemoteProtocolError
-from slipstream.server.engine.core.session import Door
+from slipstream.server.engine.core.session import Listener
 from slipstream.server.loop.connection import WRITE_HIGH, Connection
 from slipstream.wire.websocket import (
     BINARY,
@@ -115,7 +115,7 @@ class WebSocketConnection(Connection):
     """One client behind a WebSocket."""
 
     def __init__(
-        self, driver: Driver, door: Door, *, origins: Origins, headers: Mapping[str, str], timeout: float
+        self, driver: Driver, door: Listener, *, origins: Origins, headers: Mapping[str, str], timeout: float
     ) -> None:
         super().__init__(driver, door)
         self._origins = origins

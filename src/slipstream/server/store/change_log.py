@@ -7,7 +7,7 @@ from slipstream.server.engine.ports import Changes
 MOST = 65_536  # entries of one group: beyond that, counting anew costs less than the list
 
 
-class Diary:
+class ChangeLog:
     """What the open group, the sealed one and the finished ones did to one log."""
 
     __slots__ = ("_done", "_sealed", "added", "recount", "removed")

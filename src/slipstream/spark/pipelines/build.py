@@ -17,7 +17,7 @@ from pyspark.errors import PySparkException
 from slipstream.spark.options import JETSTREAM, JETSTREAM_KV
 from slipstream.spark.pipelines.avro import avro_to_json, spark_schema
 from slipstream.spark.pipelines.model import DEAD, Mistake, Output, Pipeline, PipelineError, Source
-from slipstream.spark.pipelines.toml_positions import Place
+from slipstream.spark.pipelines.toml_positions import TomlPosition
 from slipstream.spark.sink.foreach_batch import into_bucket, into_stream
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Built:
         known.lookupDataSource(name, self._spark._jsparkSession.sessionState().conf())
 
     @contextmanager
-    def blamed(self, place: Place, what: str) -> Iterator[None]:
+    def blamed(self, place: TomlPosition, what: str) -> Iterator[None]:
         """What Spark says of a part of the file is told with the place of that part."""
         try:
             yield

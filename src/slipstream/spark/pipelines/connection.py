@@ -15,7 +15,7 @@ from slipstream.errors import BucketNotFoundError, StreamNotFoundError
 from slipstream.facade._sync.client import JetStream
 from slipstream.kv.bucket import BucketConfig
 from slipstream.spark.connect import open_jetstream
-from slipstream.spark.option_reader import Given
+from slipstream.spark.option_reader import OptionReader
 from slipstream.spark.options import JETSTREAM
 from slipstream.spark.pipelines.model import Pipeline
 from slipstream.spark.pipelines.state import StateFolder
@@ -43,7 +43,7 @@ def servers(pipeline: Pipeline, state: StateFolder, given: str = "") -> Iterator
 @contextmanager
 def jetstream(connection: Mapping[str, str]) -> Iterator[JetStream]:
     """JetStream over these options."""
-    found = Given(JETSTREAM, connection, tuple(connection)).connection()
+    found = OptionReader(JETSTREAM, connection, tuple(connection)).connection()
     with open_jetstream(found, os.environ) as js:
         yield js
 

@@ -21,7 +21,7 @@ from slipstream.kv.keys import check_pattern
 from slipstream.spark.options import kv_stream_options, stream_options
 from slipstream.spark.pipelines.avro import spark_schema
 from slipstream.spark.pipelines.sql_tables import mentioned
-from slipstream.spark.pipelines.toml_positions import Place, Places
+from slipstream.spark.pipelines.toml_positions import TomlPosition, TomlPositions
 from slipstream.wire import check_filter
 
 FORMATS = ("json", "csv", "avro", "raw")
@@ -35,13 +35,13 @@ _INTERVAL = re.compile(r"\d{1,9} (?:milliseconds?|seconds?|minutes?|hours?)")
 _SYNTAX_PLACE = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
 DEAD = "dead-"  # and the name of a source: the query for what of it cannot be decoded
 DEFAULT_MASTER = "local[*]"
-FIRST = Place(1, 1)
+FIRST = TomlPosition(1, 1)
 
 
 class Mistake(NamedTuple):
     """What is wrong, and where."""
 
-    place: Place
+    place: TomlPosition
     text: str
 
 
@@ -78,7 +78,7 @@ class Source:
     """Messages or changes to read, and how to make columns of their bytes."""
 
     name: str
-    place: Place = FIRST
+    place: TomlPosition = FIRST
     stream: str = ""
     bucket: str = ""
     format: str = "raw"
@@ -94,7 +94,7 @@ class Step:
 
     name: str
     sql: str
-    place: Place = FIRST
+    place: TomlPosition = FIRST
     watermark: tuple[str, str] = ("", "")
 
 
@@ -103,7 +103,7 @@ class Output:
     """Where the rows of a source or step go."""
 
     name: str
-    place: Place = FIRST
+    place: TomlPosition = FIRST
     view: str
     kind: str  # bucket, stream, files or table
     target: str
@@ -148,9 +148,9 @@ def parse(text: str, *, file: str = "pipeline.toml", name: str = "", check: Chec
     except tomllib.TOMLDecodeError as error:
         found = _SYNTAX_PLACE.search(str(error))
         lines = text.count("\n") + 1
-        place = Place(int(found[1]), int(found[2])) if found and found[1] else Place(lines, 1)
+        place = TomlPosition(int(found[1]), int(found[2])) if found and found[1] else TomlPosition(lines, 1)
         raise PipelineError(file, [Mistake(place, _SYNTAX_PLACE.sub("", str(error)))]) from error
-    reader = _Reader(data, Places(text))
+    reader = _Reader(data, TomlPositions(text))
     pipeline = reader.pipeline(file, name)
     for path, said in check(pipeline) if check else ():
         reader.wrong(path, said)
@@ -276,7 +276,7 @@ class _Table:
 class _Reader:
     """Walks through the tables and gathers mistakes."""
 
-    def __init__(self, data: Mapping[str, Any], places: Places) -> None:
+    def __init__(self, data: Mapping[str, Any], places: TomlPositions) -> None:
         self._root = _Table(self, (), data)
         self._places = places
         self.mistakes: list[Mistake] = []

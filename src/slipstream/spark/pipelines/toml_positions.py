@@ -18,14 +18,14 @@ _STRING = re.compile(
 _ESCAPES = {'\\"': '"', "\\\\": "\\"}
 
 
-class Place(NamedTuple):
+class TomlPosition(NamedTuple):
     """Where something stands, counted from 1."""
 
     line: int
     column: int
 
 
-class Places:
+class TomlPositions:
     """The places of the keys of one file, by path."""
 
     def __init__(self, text: str) -> None:
@@ -33,13 +33,13 @@ class Places:
         self._found: dict[tuple[str, ...], int] = {}
         self._read()
 
-    def __getitem__(self, path: tuple[str, ...]) -> Place:
+    def __getitem__(self, path: tuple[str, ...]) -> TomlPosition:
         """The place of a key, or of the nearest table around it that was written down."""
         while path and path not in self._found:
             path = path[:-1]
         at = self._found.get(path, 0)
         before = self._text[:at]
-        return Place(before.count("\n") + 1, at - (before.rfind("\n") + 1) + 1)
+        return TomlPosition(before.count("\n") + 1, at - (before.rfind("\n") + 1) + 1)
 
     def _read(self) -> None:
         table: tuple[str, ...] = ()

@@ -24,7 +24,7 @@ _WINDOW = 256
 _ROW = re.compile(r"^row \d+(?: \(subject .*?\))?(?::| was) ")
 
 
-class Rejects:
+class DeadLetters:
     """Takes the rows of one task. `prefix` makes the ids of this task's letters its own."""
 
     def __init__(self, js: JetStream, subject: str, *, prefix: str, timeout: float) -> None:

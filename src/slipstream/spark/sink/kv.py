@@ -24,7 +24,7 @@ from slipstream.jetstream.publish.bulk_window import Draft
 from slipstream.jetstream.reads.direct_get import StoredMessage
 from slipstream.spark.connect import open_jetstream
 from slipstream.spark.options import SinkOptions, sink_options
-from slipstream.spark.sink.dead_letters import Rejects, is_rows_fault
+from slipstream.spark.sink.dead_letters import DeadLetters, is_rows_fault
 from slipstream.spark.sink.entries import Change, Layout, layout_of
 from slipstream.spark.sink.fence import Epoch, is_due
 from slipstream.spark.sink.outbox import Outbox, misfit
@@ -65,7 +65,7 @@ class KeyValueTask:
         rows = 0
         with open_jetstream(self.options.connection, os.environ, reconnect=False) as js:
             prefix = self._letters(epoch, current_task().partitionId())
-            rejects = Rejects(js, self.options.dead_letter, prefix=prefix, timeout=self.options.connection.timeout)
+            rejects = DeadLetters(js, self.options.dead_letter, prefix=prefix, timeout=self.options.connection.timeout)
             keeper = Keeper(js, self.options, epoch, rejects)
             for batch in batches:
                 for row, change in self.layout.changes(batch, first=rows, reject=rejects.add):
@@ -84,7 +84,7 @@ class KeyValueTask:
 class Keeper:
     """Brings changes into the bucket: blindly, or against what the bucket has where that matters."""
 
-    def __init__(self, js: JetStream, options: SinkOptions, epoch: Epoch | None, rejects: Rejects) -> None:
+    def __init__(self, js: JetStream, options: SinkOptions, epoch: Epoch | None, rejects: DeadLetters) -> None:
         origin = origin_of(js, options.bucket)
         self._rejects = rejects
         self._stream = origin.stream

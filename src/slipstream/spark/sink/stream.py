@@ -25,7 +25,7 @@ from slipstream.facade._sync.client import JetStream
 from slipstream.jetstream.publish.bulk_window import Draft
 from slipstream.spark.connect import open_jetstream
 from slipstream.spark.options import JETSTREAM, StreamSinkOptions, stream_sink_options
-from slipstream.spark.sink.dead_letters import Rejects, is_rows_fault
+from slipstream.spark.sink.dead_letters import DeadLetters, is_rows_fault
 from slipstream.spark.sink.outbox import FastOutbox, Outbox, misfit
 from slipstream.spark.sink.progress import Progress, Task, written_ids
 from slipstream.spark.sink.records import Record, Shape, id_prefix, records, shape_of
@@ -71,7 +71,7 @@ class StreamTask:
             if begun.is_done:
                 return Sent(task.partition, 0, 0, 0, target.state.last_seq)
             prefix = id_prefix(*task)
-            rejects = Rejects(js, options.dead_letter, prefix=prefix, timeout=options.connection.timeout)
+            rejects = DeadLetters(js, options.dead_letter, prefix=prefix, timeout=options.connection.timeout)
             rows = records(batches, self.shape, prefix, rejects.add)
             known = "" if self.shape.has_msg_id else prefix
             is_fast = bool(known) and begun.is_first and uses_fast(options, target)
@@ -93,7 +93,7 @@ class _Sender:
         js: JetStream,
         options: StreamSinkOptions,
         target: StreamInfo,
-        rejects: Rejects,
+        rejects: DeadLetters,
         *,
         prefix: str,
         begin: int,

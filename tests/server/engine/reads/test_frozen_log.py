@@ -9,8 +9,8 @@ import pytest
 
 from slipstream.errors import CorruptRecordError
 from slipstream.server.engine.ports import Record, Store
-from slipstream.server.engine.reads.frozen_log import LogView, Snapshot
-from slipstream.server.engine.replication.ingest import Inflow
+from slipstream.server.engine.reads.frozen_log import FrozenLog, LogView
+from slipstream.server.engine.replication.ingest import Ingest
 from slipstream.server.store.lmdb.store import LmdbStore
 from slipstream.server.store.memory.store import MemoryLog, MemoryStore
 from tests.server.support import Client, Rig, status
@@ -54,7 +54,7 @@ def test_it_answers_as_the_log_did(kind: str, seed: int, tmp_path: Path) -> None
     store: Store = MemoryStore() if kind == "memory" else LmdbStore(tmp_path)
     log = store.create("S", b"")
     pick = random.Random(seed)
-    kept: list[tuple[Snapshot, dict[str, object]]] = []
+    kept: list[tuple[FrozenLog, dict[str, object]]] = []
     for step in range(60):
         log.append(100 + step, pick.choice(SUBJECTS), b"", b"x" * pick.randrange(20))
         if pick.random() < 0.3:
@@ -65,7 +65,7 @@ def test_it_answers_as_the_log_did(kind: str, seed: int, tmp_path: Path) -> None
             log.skip(log.state.last_seq + 5)
         carry(store)
         if pick.random() < 0.2:
-            snapshot = Snapshot(log)
+            snapshot = FrozenLog(log)
             kept.append((snapshot, answers(log)))
     log.purge()
     carry(store)
@@ -141,5 +141,5 @@ def test_a_mirror_steps_over_what_is_damaged_upstream(client: Client, damaged: s
     mirror = client.rig.engine.streams["M"]
     assert [record.seq for record in mirror.log.scan("", 0, limit=100)] == [2, 3, 6, 7, 8, 9]
     (inflow,) = mirror.inflows
-    assert isinstance(inflow, Inflow)
+    assert isinstance(inflow, Ingest)
     assert inflow.next_seq == 11

@@ -9,7 +9,7 @@ import pytest
 
 from slipstream.server.engine import engine as engine_module
 from slipstream.server.engine.reads.direct_get import REJECT_DELAY
-from slipstream.server.engine.replication.ingest import HELD, Inflow
+from slipstream.server.engine.replication.ingest import HELD, Ingest
 from slipstream.wire import Event, Msg, Parser, Side, pub
 from tests.server.engine.consumers.kit import Bench, ack_of, seqs
 from tests.server.support import SECOND, Client, Rig, sequences, status
@@ -168,7 +168,7 @@ def test_a_consumer_of_a_mirror_that_lags_waits_for_the_sequence_it_asks_for() -
     client.create("UP")
     client.api("STREAM.CREATE.S", {"name": "S", "storage": "memory", "mirror": {"name": "UP"}})
     (inflow,) = client.rig.engine.streams["S"].inflows
-    assert isinstance(inflow, Inflow)
+    assert isinstance(inflow, Ingest)
     bench.fill("up.1")
     inflow.pause(HELD)
     bench.fill("up.1", "up.2")

@@ -12,7 +12,7 @@ import pytest
 
 from slipstream.errors import UsageError
 from slipstream.server.engine.ports import Record
-from slipstream.server.engine.reads.direct_get import DEPOSED_DELAY, REJECT_DELAY, Peer
+from slipstream.server.engine.reads.direct_get import DEPOSED_DELAY, REJECT_DELAY, ReplicaPeer
 from slipstream.server.engine.reads.frozen_log import LogView
 from slipstream.server.engine.reads.replicas import Replicas
 from slipstream.server.store.lmdb.store import LmdbStore
@@ -38,13 +38,13 @@ def replicas(client: Client) -> Replicas:
     return client.rig.engine.streams["S"].replicas
 
 
-def follower(client: Client, at: int = 1) -> Peer:
+def follower(client: Client, at: int = 1) -> ReplicaPeer:
     peer = replicas(client).peers[at]
     assert peer is not replicas(client).leader
     return peer
 
 
-def hold(client: Client, *peers: Peer) -> None:
+def hold(client: Client, *peers: ReplicaPeer) -> None:
     for peer in peers:
         replicas(client).hold(peer, client.rig.now)
 
@@ -376,7 +376,7 @@ def test_a_held_replica_keeps_its_state_and_a_released_one_equals_the_leader(
     client.create("S", num_replicas=5, storage=storage, max_msgs_per_subject=4, max_msgs=60, allow_rollup_hdrs=True)
     group = replicas(client)
     pick = random.Random(seed)
-    kept: dict[Peer, tuple[object, list[Record]]] = {}
+    kept: dict[ReplicaPeer, tuple[object, list[Record]]] = {}
     for n in range(600):
         order = pick.random()
         if order < 0.6:

@@ -11,7 +11,7 @@ import pytest
 from slipstream.server.engine.ports import Record
 from slipstream.server.engine.reads.direct_get import REJECT_DELAY
 from slipstream.server.engine.replication import ingest as inflow_module
-from slipstream.server.engine.replication.ingest import CUT, HELD, Inflow
+from slipstream.server.engine.replication.ingest import CUT, HELD, Ingest
 from slipstream.server.store.lmdb.store import LmdbStore
 from tests.server.support import SECOND, START, Client, Rig, headers, sequences, status
 
@@ -37,9 +37,9 @@ def mirror(client: Client, name: str = "M", of: str = "S", **more: Any) -> dict[
 SOURCE = ("opt_start_seq", "opt_start_time", "filter_subject", "subject_transforms", "external")
 
 
-def inflow(client: Client, name: str = "M") -> Inflow:
+def inflow(client: Client, name: str = "M") -> Ingest:
     (found,) = client.rig.engine.streams[name].inflows
-    assert isinstance(found, Inflow)
+    assert isinstance(found, Ingest)
     return found
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from slipstream.server.engine.ports import Record
-from slipstream.server.engine.replication.ingest import HELD, Inflow
+from slipstream.server.engine.replication.ingest import HELD, Ingest
 from slipstream.server.engine.replication.source import with_origin
 from slipstream.server.store.lmdb.store import LmdbStore
 from slipstream.wire import Headers
@@ -39,8 +39,8 @@ def origins(client: Client, name: str = "ALL") -> list[str]:
     return [origin.rpartition(" ")[0] for origin in found]
 
 
-def inflows(client: Client, name: str = "ALL") -> list[Inflow]:
-    return [inflow for inflow in client.rig.engine.streams[name].inflows if isinstance(inflow, Inflow)]
+def inflows(client: Client, name: str = "ALL") -> list[Ingest]:
+    return [inflow for inflow in client.rig.engine.streams[name].inflows if isinstance(inflow, Ingest)]
 
 
 def test_messages_of_several_streams_come_together_with_their_origin(client: Client) -> None:

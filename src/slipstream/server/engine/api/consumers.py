@@ -31,7 +31,7 @@ Handler = Callable[[list[str], bytes, int], Outcome]
 Find = Callable[[str], "Stream"]
 
 
-class PageRequest(msgspec.Struct, forbid_unknown_fields=True):
+class ConsumerPageRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Body of CONSUMER.NAMES and CONSUMER.LIST."""
 
     offset: Count = 0
@@ -114,7 +114,7 @@ class ConsumerApi:
     # Reports.
 
     def _chosen(self, tokens: list[str], payload: bytes, limit: int) -> tuple[dict[str, Any], list[Consumer]]:
-        request = optional(payload, PageRequest)
+        request = optional(payload, ConsumerPageRequest)
         items = self._find(tokens[0]).consumers.items
         offset = min(max(request.offset, 0), len(items))
         names = sorted(items)[offset : offset + limit]

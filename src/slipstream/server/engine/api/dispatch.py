@@ -35,8 +35,8 @@ from slipstream.server.engine.api.requests import stream_config as _config
 from slipstream.server.engine.api.responses import MAX_SUBJECTS, stream_info, subject_page
 from slipstream.server.engine.auth.account_limits import check_stream, used
 from slipstream.server.engine.journal import Home, Journal, Source
-from slipstream.server.engine.reads.direct_get import Peer, find
-from slipstream.server.engine.snapshots.api import Backups, Depot
+from slipstream.server.engine.reads.direct_get import ReplicaPeer, find
+from slipstream.server.engine.snapshots.api import Depot, SnapshotApi
 from slipstream.server.engine.streams import config as rules
 from slipstream.server.engine.streams import source_config
 from slipstream.server.engine.streams.features import API_LEVEL, server_metadata
@@ -181,7 +181,7 @@ class Api:
         self.home = catalog.switch
         self._metadata = server_metadata(catalog.version)
         self.total = self.errors = 0
-        backups = Backups(catalog, self)
+        backups = SnapshotApi(catalog, self)
         self._plain: dict[str, tuple[str, Handler]] = {
             "INFO": ("account_info_response", self._account),
             "STREAM.NAMES": ("stream_names_response", self._names),
@@ -443,7 +443,7 @@ class Api:
             send(reply, b"", failure(exc))
             return
 
-        def ready(peer: Peer) -> None:
+        def ready(peer: ReplicaPeer) -> None:
             try:
                 send(reply, b"", _message(peer, request))
             except ApiError as exc:
@@ -491,7 +491,7 @@ class Api:
         return stream
 
 
-def _message(peer: Peer, request: GetRequest) -> bytes:
+def _message(peer: ReplicaPeer, request: GetRequest) -> bytes:
     try:
         record = find(peer.log, request)
     except CorruptRecordError as exc:

@@ -44,7 +44,7 @@ class Certificate(NamedTuple):
     subject: tuple[tuple[str, str], ...] = ()  # (type, value), as in ("CN", "joe")
 
 
-class Shown(NamedTuple):
+class Credentials(NamedTuple):
     """Everything a client is judged by."""
 
     options: ConnectOptions
@@ -56,7 +56,7 @@ class Shown(NamedTuple):
     now: int = 0
 
 
-class Member:
+class Identity:
     """Who a client is, with the permissions compiled once for all of its connections."""
 
     __slots__ = (
@@ -92,7 +92,7 @@ class Hashed(NamedTuple):
 
     secret: str
     hash: str
-    member: Member | None
+    member: Identity | None
 
 
 class Refused(NamedTuple):
@@ -101,10 +101,10 @@ class Refused(NamedTuple):
     reason: str
 
 
-Verdict = Member | Hashed | Refused
+Verdict = Identity | Hashed | Refused
 
 
-class Gate:
+class Authenticator:
     """Lets clients in; without users, everyone."""
 
     def __init__(
@@ -116,14 +116,14 @@ class Gate:
         self._operators = [jwt.operator(token, verify) for token in operators]
         self._claims = self._trusted([jwt.account(token, verify) for token in account_tokens])
         configured = {account.name: account for account in (*accounts, *(c.options for c in self._claims.values()))}
-        members = [Member(user, configured.get(user.account)) for user in check_users(users)]
+        members = [Identity(user, configured.get(user.account)) for user in check_users(users)]
         if self._operators and members:
             raise UsageError("a server with an operator takes its users from JWTs, and has none of its own")
         self.required = bool(members) or bool(self._operators)
         names = (DEFAULT_ACCOUNT, *(member.account for member in members), *configured)
         self.accounts = {name: configured.get(name, AccountOptions(name=name)) for name in dict.fromkeys(names)}
         self.system_account = next((op.system_account for op in self._operators if op.system_account), "")
-        self._anyone = Member(None, configured.get(DEFAULT_ACCOUNT))
+        self._anyone = Identity(None, configured.get(DEFAULT_ACCOUNT))
         self._named = {m.user.name: m for m in members if m.user is not None and m.user.name}
         self._keys = {m.user.nkey: m for m in members if m.user is not None and m.user.nkey}
         self._tokens = [m for m in members if m.user is not None and m.user.token]
@@ -142,7 +142,7 @@ class Gate:
                 )
         return {one.claims.subject: one for one in claims}
 
-    def _find_default(self, name: str) -> Member | None:
+    def _find_default(self, name: str) -> Identity | None:
         if not name:
             return None
         member = self._named.get(name) or self._keys.get(name)
@@ -155,7 +155,7 @@ class Gate:
         claims = self._claims.get(account)
         return claims.claims.expires * SECOND if claims is not None else 0
 
-    def admit(self, shown: Shown) -> Verdict:
+    def admit(self, shown: Credentials) -> Verdict:
         """Who the client is. How long that takes says nothing about what was wrong."""
         if not self.required:
             return self._anyone
@@ -163,11 +163,11 @@ class Gate:
             return self._bearer(shown)
         verdict = self._known(shown)
         member = verdict.member if isinstance(verdict, Hashed) else verdict
-        if isinstance(member, Member) and not _fits(member.connection_types, shown):
+        if isinstance(member, Identity) and not _fits(member.connection_types, shown):
             return Refused(f"user {member.name!r} may not use a connection of type {shown.connection_type}")
         return verdict
 
-    def _known(self, shown: Shown) -> Verdict:
+    def _known(self, shown: Credentials) -> Verdict:
         options = shown.options
         shows = options.user or options.password or options.auth_token or options.nkey
         if self.default is not None and not shows and not shown.by_certificate:
@@ -183,7 +183,7 @@ class Gate:
             return self._by_password(self._named.get(options.user), options)
         return self._by_token(options)
 
-    def _by_password(self, member: Member | None, options: ConnectOptions) -> Verdict:
+    def _by_password(self, member: Identity | None, options: ConnectOptions) -> Verdict:
         secret = options.password or ""
         wanted = member.password if member is not None else self._decoy
         if is_hash(wanted):
@@ -212,7 +212,7 @@ class Gate:
             return Refused(f"nkey {nkey[:8]}… is not known, or did not sign the nonce")
         return member
 
-    def _by_certificate(self, certificate: Certificate | None) -> Member | None:
+    def _by_certificate(self, certificate: Certificate | None) -> Identity | None:
         if certificate is None:
             return None
         for name in certificate.names:
@@ -222,13 +222,13 @@ class Gate:
 
     # JWTs.
 
-    def _bearer(self, shown: Shown) -> Verdict:
+    def _bearer(self, shown: Credentials) -> Verdict:
         try:
             return self._from_token(shown)
         except UsageError as exc:
             return Refused(str(exc))
 
-    def _from_token(self, shown: Shown) -> Verdict:
+    def _from_token(self, shown: Credentials) -> Verdict:
         if not shown.options.jwt:
             return Refused("no JWT of a user")
         claims = jwt.decode(shown.options.jwt, "user", self._verify)
@@ -252,7 +252,7 @@ class Gate:
             return Refused("the user was revoked")
         if not user.may_come_from(shown.address):
             return Refused(f"the user may not come from {shown.address}")
-        member = Member(None)
+        member = Identity(None)
         member.account, member.name, member.key = home.claims.subject, claims.subject, claims.token
         member.rules = _rules(user.permissions)
         member.max_subscriptions, member.max_payload = user.max_subscriptions, user.max_payload
@@ -267,7 +267,7 @@ def _rules(permissions: Permissions | None) -> Rules | None:
     return Rules(permissions) if permissions is not None else None
 
 
-def _fits(types: tuple[str, ...], shown: Shown) -> bool:
+def _fits(types: tuple[str, ...], shown: Credentials) -> bool:
     return not types or shown.connection_type in types
 
 

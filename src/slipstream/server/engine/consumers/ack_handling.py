@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from slipstream.errors import ApiError
 from slipstream.server.engine.consumers import config
-from slipstream.server.engine.consumers.advisories import Advisories
-from slipstream.server.engine.consumers.delivery_state import Ledger, due
+from slipstream.server.engine.consumers.advisories import ConsumerAdvisories
+from slipstream.server.engine.consumers.delivery_state import DeliveryState, due
 from slipstream.server.engine.services import Host
 from slipstream.server.engine.timers import Timer
 
@@ -42,8 +42,8 @@ class Settling:
 
     group: Consumers
     host: Host
-    ledger: Ledger
-    advisories: Advisories
+    ledger: DeliveryState
+    advisories: ConsumerAdvisories
     stopped: bool
     acks: bool
     last_active: int

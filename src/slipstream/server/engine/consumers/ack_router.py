@@ -13,7 +13,7 @@ FLOW_PREFIX = "$JS.FC."
 FLOW_PATTERN = "$JS.FC.>"
 
 
-class Desk:
+class AckRouter:
     """Where the acks of an account's consumers arrive, and the answers to flow control."""
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ from slipstream.server.engine.services import Host
 _METRIC = "io.nats.jetstream.metric.v1.consumer_ack"
 
 
-class Advisories:
+class ConsumerAdvisories:
     """What a consumer has to tell."""
 
     def __init__(self, host: Host, stream: str, consumer: str) -> None:

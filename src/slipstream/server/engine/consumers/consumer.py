@@ -21,9 +21,9 @@ from slipstream.api import AckPolicy, ConsumerConfig, DeliverPolicy, ReplayPolic
 from slipstream.errors import ApiError, CorruptRecordError, StoreError
 from slipstream.server.engine.consumers import config as rules
 from slipstream.server.engine.consumers.ack_handling import MILLISECOND, REMOVED, AckReply, Settling
-from slipstream.server.engine.consumers.advisories import Advisories
+from slipstream.server.engine.consumers.advisories import ConsumerAdvisories
 from slipstream.server.engine.consumers.deliver_policy import SkipList, exists, starting_point
-from slipstream.server.engine.consumers.delivery_state import Ledger
+from slipstream.server.engine.consumers.delivery_state import DeliveryState
 from slipstream.server.engine.consumers.filters import Filters
 from slipstream.server.engine.ports import Changes, Record
 from slipstream.server.engine.services import Progress
@@ -44,7 +44,7 @@ def nanos(value: timedelta) -> int:
     return (value // timedelta(microseconds=1)) * 1000
 
 
-class Stored(msgspec.Struct, frozen=True):
+class StoredConsumer(msgspec.Struct, frozen=True):
     """What the store keeps of a consumer beside its books."""
 
     created: int
@@ -55,7 +55,7 @@ class Consumer(Settling):
     """What push and pull consumers have in common."""
 
     def __init__(
-        self, group: Consumers, name: str, config: ConsumerConfig, *, created: int, ledger: Ledger | None = None
+        self, group: Consumers, name: str, config: ConsumerConfig, *, created: int, ledger: DeliveryState | None = None
     ) -> None:
         """Without `ledger` it is a new one and begins where its configuration says."""
         self.group = group
@@ -63,12 +63,12 @@ class Consumer(Settling):
         self.name = name
         self.created = created
         self.log = group.stream.log
-        self.advisories = Advisories(self.host, group.stream.name, name)
+        self.advisories = ConsumerAdvisories(self.host, group.stream.name, name)
         self.stopped = False
         self.live = False  # whether it is durable and may deliver
         self.left = 0  # messages of its filters from `next_seq` on
         self._new = ledger is None
-        self.ledger = ledger if ledger is not None else Ledger(1)
+        self.ledger = ledger if ledger is not None else DeliveryState(1)
         self._after = group.stream.log.state.last_seq  # what is new is behind it
         self.skips: SkipList | None = None
         self._scheduled = False
@@ -109,7 +109,7 @@ class Consumer(Settling):
         self.threshold = nanos(config.inactive_threshold)
 
     def stored(self) -> bytes:
-        return encode_json(Stored(self.created, self.config.to_dict()))
+        return encode_json(StoredConsumer(self.created, self.config.to_dict()))
 
     def change(self, config: ConsumerConfig, now: int) -> None:
         """An update."""
@@ -173,7 +173,7 @@ class Consumer(Settling):
         by_subject = self.config.deliver_policy == DeliverPolicy.LAST_PER_SUBJECT
         if by_subject and self.group.stream.config.max_msgs_per_subject == 1:  # the last one is the only one
             start, self.skips = self.log.committed.first_seq, None
-        self.ledger = Ledger(start)
+        self.ledger = DeliveryState(start)
         self.touch()
 
     def reset(self, seq: int) -> int:

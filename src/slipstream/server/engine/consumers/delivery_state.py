@@ -24,7 +24,7 @@ _ENTRY = Struct("<QQqI")  # stream sequence, consumer sequence (0: not pending),
 Pending = tuple[int, int]  # consumer sequence, time
 
 
-class Ledger:
+class DeliveryState:
     """The books of one consumer."""
 
     def __init__(self, start: int) -> None:
@@ -218,7 +218,7 @@ class Ledger:
         )
 
     @classmethod
-    def restored(cls, head: bytes, blocks: Iterable[bytes]) -> Ledger:
+    def restored(cls, head: bytes, blocks: Iterable[bytes]) -> DeliveryState:
         """The books as they were kept."""
         ledger = cls(1)
         (

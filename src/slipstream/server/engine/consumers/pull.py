@@ -14,7 +14,7 @@ from slipstream.api.times import ZERO
 from slipstream.server.engine.api.requests import level_suffices
 from slipstream.server.engine.consumers.ack_handling import MILLISECOND
 from slipstream.server.engine.consumers.consumer import CHUNK, Consumer, nanos
-from slipstream.server.engine.consumers.delivery_state import Ledger
+from slipstream.server.engine.consumers.delivery_state import DeliveryState
 from slipstream.server.engine.consumers.outbound import Lane, Lanes
 from slipstream.server.engine.consumers.requests import (
     CONSUMER_DELETED,
@@ -22,7 +22,7 @@ from slipstream.server.engine.consumers.requests import (
     NO_MESSAGES,
     REQUESTS_PENDING,
     TOO_MANY_WAITING,
-    Body,
+    PullBody,
     Queue,
     Request,
     parse,
@@ -46,7 +46,7 @@ class PullConsumer(Consumer):
     _pin_timer: Timer | None = None
 
     def __init__(
-        self, group: Consumers, name: str, config: ConsumerConfig, *, created: int, ledger: Ledger | None = None
+        self, group: Consumers, name: str, config: ConsumerConfig, *, created: int, ledger: DeliveryState | None = None
     ) -> None:
         self._queue = Queue()
         super().__init__(group, name, config, created=created, ledger=ledger)
@@ -96,7 +96,7 @@ class PullConsumer(Consumer):
         self._arm(min((at for at in (request.expires, request.beat) if at), default=0))
         self.wake()
 
-    def _no_room(self, body: Body, now: int) -> bytes | None:
+    def _no_room(self, body: PullBody, now: int) -> bytes | None:
         """What a request that does not wait is told when there is nothing for it, or others are before it."""
         if len(self._queue) >= self.config.max_waiting:
             self._review(now)

@@ -16,9 +16,9 @@ from slipstream.api import AckPolicy, ConsumerConfig, DeliverPolicy, Retention
 from slipstream.errors import ApiError, ConsumerNotFoundError, CorruptRecordError
 from slipstream.server.engine.consumers import config as rules
 from slipstream.server.engine.consumers.ack_handling import AckReply
-from slipstream.server.engine.consumers.consumer import LAZY, Consumer, Stored
+from slipstream.server.engine.consumers.consumer import LAZY, Consumer, StoredConsumer
 from slipstream.server.engine.consumers.deliver_policy import SkipList, exists
-from slipstream.server.engine.consumers.delivery_state import HEAD_SIZE, Ledger
+from slipstream.server.engine.consumers.delivery_state import HEAD_SIZE, DeliveryState
 from slipstream.server.engine.consumers.pull import PullConsumer
 from slipstream.server.engine.consumers.push import PushConsumer
 from slipstream.server.engine.journal import Keeper
@@ -107,7 +107,7 @@ class Consumers:
         else:
             begin()
 
-    def _add(self, name: str, config: ConsumerConfig, created: int, ledger: Ledger | None = None) -> Consumer:
+    def _add(self, name: str, config: ConsumerConfig, created: int, ledger: DeliveryState | None = None) -> Consumer:
         kind = PushConsumer if config.deliver_subject else PullConsumer
         if not self.items:
             self.stream.log.watch(True)
@@ -209,7 +209,9 @@ class Consumers:
         """Make the consumers those of the store."""
         kept = by_consumer(self.stream.log.kept())
         stored = {
-            name: msgspec.json.decode(records["c"], type=Stored) for name, records in kept.items() if "c" in records
+            name: msgspec.json.decode(records["c"], type=StoredConsumer)
+            for name, records in kept.items()
+            if "c" in records
         }
         for consumer in list(self.items.values()):
             entry = stored.pop(consumer.name, None)
@@ -240,13 +242,13 @@ class Consumers:
         for seq in self._leaving:
             self.stream.log.remove(seq)
 
-    def _load(self, name: str, entry: Stored, records: dict[str, bytes]) -> None:
+    def _load(self, name: str, entry: StoredConsumer, records: dict[str, bytes]) -> None:
         head = records.get("s")
-        ledger: Ledger | None = None
+        ledger: DeliveryState | None = None
         skips: SkipList | None = None
         if head is not None:
             blocks = [value for key, value in records.items() if key[0] == "b"]
-            ledger = Ledger.restored(head[:HEAD_SIZE], blocks)
+            ledger = DeliveryState.restored(head[:HEAD_SIZE], blocks)
             skips = SkipList.unpack(head[HEAD_SIZE:])
         consumer = self._add(name, ConsumerConfig.from_dict(entry.config), entry.created, ledger)
         consumer.skips = skips

@@ -29,7 +29,7 @@ LEVEL_MISSING = status_block(412, "Required Api Level")
 Number = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
-class Body(msgspec.Struct):
+class PullBody(msgspec.Struct):
     """What a pull may say. Fields that are not known are overlooked."""
 
     expires: Number = 0
@@ -58,7 +58,7 @@ class Request:
         "batch", "beat", "body", "expires", "grouped", "heartbeat", "max_bytes", "reply",
     )  # fmt: skip
 
-    def __init__(self, reply: str, body: Body, *, grouped: bool, now: int) -> None:
+    def __init__(self, reply: str, body: PullBody, *, grouped: bool, now: int) -> None:
         """`grouped`: it came with a body that may name a priority group."""
         self.reply = reply
         self.body = body
@@ -82,18 +82,18 @@ class Request:
         return status_block(code, text, [(PENDING_MESSAGES, str(self.batch)), (PENDING_BYTES, str(self.max_bytes))])
 
 
-def parse(payload: bytes) -> tuple[Body, bool] | bytes:
+def parse(payload: bytes) -> tuple[PullBody, bool] | bytes:
     """The request in the body of a pull and whether it was JSON; or the status that refuses it."""
     text = payload.strip()
     if not text:
-        return Body(batch=1), False
+        return PullBody(batch=1), False
     if text[:1] != b"{":
         digits = text[1:] if text[:1] in b"+-" else text
         if digits.isdigit() and len(digits) < 19:
-            return Body(batch=int(text)), False
-        return Body(batch=1), False
+            return PullBody(batch=int(text)), False
+        return PullBody(batch=1), False
     try:
-        body = read_json(text, Body)
+        body = read_json(text, PullBody)
     except NOT_JSON as exc:
         return status_block(400, f"Bad Request - {' '.join(str(exc).split())}")
     if body.idle_heartbeat > 0 and body.idle_heartbeat * 2 > body.expires:
@@ -101,7 +101,7 @@ def parse(payload: bytes) -> tuple[Body, bool] | bytes:
     return body, True
 
 
-def refusal(body: Body, config: ConsumerConfig, *, grouped: bool, pin: str) -> bytes | None:
+def refusal(body: PullBody, config: ConsumerConfig, *, grouped: bool, pin: str) -> bytes | None:
     """The status that refuses a request, by the consumer's limits; `pin` is the client that it is pinned to."""
     if 0 < config.max_batch < body.batch:
         return status_block(409, f"Exceeded MaxRequestBatch of {config.max_batch}")
@@ -113,7 +113,7 @@ def refusal(body: Body, config: ConsumerConfig, *, grouped: bool, pin: str) -> b
     return _group_refusal(body, config, pin) if grouped else None
 
 
-def _group_refusal(body: Body, config: ConsumerConfig, pin: str) -> bytes | None:
+def _group_refusal(body: PullBody, config: ConsumerConfig, pin: str) -> bytes | None:
     policy = config.priority_policy
     if (body.min_pending or body.min_ack_pending) and policy != PriorityPolicy.OVERFLOW:
         return status_block(400, "Bad Request - Not a Overflow Priority consumer")

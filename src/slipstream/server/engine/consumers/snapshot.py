@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from slipstream.api import NOT_JSON, ConsumerConfig, encode_json
-from slipstream.server.engine.consumers.consumer import Consumer, Stored
-from slipstream.server.engine.consumers.delivery_state import Ledger
+from slipstream.server.engine.consumers.consumer import Consumer, StoredConsumer
+from slipstream.server.engine.consumers.delivery_state import DeliveryState
 
 
 class Pair(msgspec.Struct):
@@ -26,7 +26,7 @@ class Delivery(msgspec.Struct, rename="pascal"):
     timestamp: int = 0
 
 
-class Books(msgspec.Struct, omit_defaults=True):
+class ConsumerBooks(msgspec.Struct, omit_defaults=True):
     """The state of a consumer. Keys are stream sequences."""
 
     delivered: Pair = msgspec.field(default_factory=Pair)
@@ -35,17 +35,17 @@ class Books(msgspec.Struct, omit_defaults=True):
     redelivered: dict[int, int] | None = None
 
 
-class Body(msgspec.Struct):
+class StateBody(msgspec.Struct):
     """An entry of a snapshot."""
 
     config: dict[str, Any]
-    state: Books
+    state: ConsumerBooks
 
 
 def exported(consumer: Consumer) -> bytes:
     """The entry of a consumer. Its state may be ahead of the messages in the snapshot by what came meanwhile."""
     ledger = consumer.ledger
-    state = Books(
+    state = ConsumerBooks(
         delivered=Pair(ledger.dseq, ledger.delivered),
         ack_floor=Pair(ledger.floor_dseq, ledger.floor_seq),
         pending={seq: Delivery(dseq, time) for seq, (dseq, time) in ledger.pending.items()} or None,
@@ -58,13 +58,13 @@ def exported(consumer: Consumer) -> bytes:
 def imported(name: str, data: bytes, *, last_seq: int, now: int) -> dict[str, bytes]:
     """The records that make a consumer of an entry; raises ValueError. What lies beyond `last_seq` is left out."""
     try:
-        body = msgspec.json.decode(data, type=Body)
+        body = msgspec.json.decode(data, type=StateBody)
         config = ConsumerConfig.from_dict(body.config)
     except NOT_JSON as exc:
         raise ValueError(f"failed to decode consumer {name!r} state: {exc}") from exc
     if not name or any(char in name for char in ".*>\\/ \0"):
         raise ValueError(f"{name[:64]!r} is no name of a consumer")
-    state, ledger = body.state, Ledger(1)
+    state, ledger = body.state, DeliveryState(1)
     ledger.dseq = state.delivered.consumer_seq
     ledger.delivered = min(state.delivered.stream_seq, last_seq)
     ledger.next_seq = ledger.delivered + 1
@@ -78,7 +78,7 @@ def imported(name: str, data: bytes, *, last_seq: int, now: int) -> dict[str, by
     ledger.counts = {seq: count for seq, count in (state.redelivered or {}).items() if 0 < seq <= last_seq}
     ledger.all_changed()
     try:
-        records = {f"{name}\0c": encode_json(Stored(now, config.to_dict())), f"{name}\0s": ledger.head()}
+        records = {f"{name}\0c": encode_json(StoredConsumer(now, config.to_dict())), f"{name}\0s": ledger.head()}
         return records | {f"{name}\0b{number:x}": block for number, block in ledger.changed().items() if block}
     except struct.error as exc:
         raise ValueError(f"consumer {name!r} has numbers that cannot be: {exc}") from exc

@@ -28,7 +28,7 @@ class Dice(Protocol):
     def random(self) -> float: ...
 
 
-class Switch:
+class AccountRouter:
     """Subscriptions of clients and of the server's own parts, and what goes out."""
 
     def __init__(self, dice: Dice, now: int, dirty: list[Session]) -> None:

@@ -14,12 +14,12 @@ from slipstream.server.engine.timers import Timer
 from slipstream.wire import ConnectOptions, Event, err
 
 if TYPE_CHECKING:
-    from slipstream.server.engine.auth.authenticator import Certificate, Member
+    from slipstream.server.engine.auth.authenticator import Certificate, Identity
     from slipstream.server.engine.auth.permissions import Grant
-    from slipstream.server.engine.core.routing import Switch
+    from slipstream.server.engine.core.routing import AccountRouter
 
 
-class State(enum.Enum):
+class SessionState(enum.Enum):
     """Where a connection is in its life."""
 
     GREETED = "greeted"
@@ -27,14 +27,14 @@ class State(enum.Enum):
     CLOSED = "closed"
 
 
-_NEXT: dict[State, frozenset[State]] = {
-    State.GREETED: frozenset((State.READY, State.CLOSED)),
-    State.READY: frozenset((State.READY, State.CLOSED)),  # a client may send CONNECT again
-    State.CLOSED: frozenset(),
+_NEXT: dict[SessionState, frozenset[SessionState]] = {
+    SessionState.GREETED: frozenset((SessionState.READY, SessionState.CLOSED)),
+    SessionState.READY: frozenset((SessionState.READY, SessionState.CLOSED)),  # a client may send CONNECT again
+    SessionState.CLOSED: frozenset(),
 }
 
 
-class Door(NamedTuple):
+class Listener(NamedTuple):
     """A listener, as its clients see it in INFO."""
 
     host: str
@@ -46,14 +46,14 @@ class Door(NamedTuple):
     by_certificate: bool = False  # users are known by their certificates
 
 
-class Peer(NamedTuple):
+class PeerAddress(NamedTuple):
     """Where a client comes from."""
 
     host: str
     port: int = 0
 
 
-NO_DOOR, NOWHERE = Door("", 0), Peer("")
+NO_DOOR, NOWHERE = Listener("", 0), PeerAddress("")
 
 
 class Session:
@@ -68,14 +68,20 @@ class Session:
     )  # fmt: skip
 
     def __init__(
-        self, cid: int, room: int, switch: Switch, door: Door = NO_DOOR, peer: Peer = NOWHERE, now: int = 0
+        self,
+        cid: int,
+        room: int,
+        switch: AccountRouter,
+        door: Listener = NO_DOOR,
+        peer: PeerAddress = NOWHERE,
+        now: int = 0,
     ) -> None:
         self.cid = cid
         self.door, self.peer = door, peer
         self.started = self.active = now
         self.stopped = 0
         self.switch = switch  # its account's; the default account's until it was let in
-        self.state = State.GREETED
+        self.state = SessionState.GREETED
         self.closed = False
         # What nats-server assumes of a client that has not introduced itself.
         self.verbose = self.pedantic = self.echo = True
@@ -89,14 +95,14 @@ class Session:
         self.expiry: Timer | None = None  # when its credentials end
         self.protocol = 0  # 1: it understands INFO at any time
         self.nonce = ""  # what it was given to sign
-        self.member: Member | None = None  # who it is, once it was let in
+        self.member: Identity | None = None  # who it is, once it was let in
         self.grant: Grant | None = None  # None: it may do everything
         self.account = ""
         self.max_payload = -1  # of its own, below the server's; -1 is none
         self.max_subs = -1
         self.certificate: Certificate | None = None
         self.tls = ("", "")  # version and cipher
-        self.pending: tuple[ConnectOptions, Member | None] | None = None  # its secret is being checked elsewhere
+        self.pending: tuple[ConnectOptions, Identity | None] | None = None  # its secret is being checked elsewhere
         self.held: list[Event] = []  # what it sent meanwhile
         self.is_told = False  # that it was let in, by INFO
         self.reason = ""  # why it was closed
@@ -108,7 +114,7 @@ class Session:
 
     def introduce(self, options: ConnectOptions) -> None:
         """The client was let in."""
-        self._become(State.READY)
+        self._become(SessionState.READY)
         self.verbose, self.pedantic, self.echo = options.verbose, options.pedantic, options.echo
         self.headers = options.headers
         self.protocol = options.protocol
@@ -117,9 +123,9 @@ class Session:
 
     def close(self, text: str = "") -> None:
         """No more for this client; `text` tells it why."""
-        if self.state is State.CLOSED:
+        if self.state is SessionState.CLOSED:
             return
-        self._become(State.CLOSED)
+        self._become(SessionState.CLOSED)
         self.closed = True
         self.reason = text
         self.held, self.pending = [], None
@@ -139,7 +145,7 @@ class Session:
         """Messages it was given."""
         return self.past_msgs + sum(sub.delivered for sub in self.subs.values())
 
-    def _become(self, state: State) -> None:
+    def _become(self, state: SessionState) -> None:
         if state not in _NEXT[self.state]:
             raise UsageError(f"a session that is {self.state.value} cannot become {state.value}")
         self.state = state

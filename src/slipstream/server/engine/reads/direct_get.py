@@ -45,13 +45,13 @@ class Parked(NamedTuple):
     """A request that waits for a sequence, until a moment."""
 
     seq: int
-    ready: Callable[[Peer], None]  # called with the peer that has it: another than at first, if leadership moved
+    ready: Callable[[ReplicaPeer], None]  # called with the peer that has it: another than at first, if leadership moved
     reject: Callable[[], object]
     when: int
     timer: Timer
 
 
-class Peer:
+class ReplicaPeer:
     """One replica of a stream, and its member of the queue group that answers Direct Gets."""
 
     def __init__(self, host: Host, name: str, log: LogView, *, peer: str = "") -> None:
@@ -59,7 +59,7 @@ class Peer:
         self.name = name
         self.peer = peer
         self.log = log
-        self.redirects_to: Peer | None = None  # the leader of a follower
+        self.redirects_to: ReplicaPeer | None = None  # the leader of a follower
         self.deposed = False  # does not lead any more, and does not know it
         self.seen = 0  # of a filtered mirror: everything up to here was looked at
         self._host = host
@@ -102,7 +102,7 @@ class Peer:
         if request.multi_last:
             self._answer_multi(request, reply)
         elif request.batch:
-            if not self._host.start(Batch(self._host, self, request, reply)):
+            if not self._host.start(DirectBatch(self._host, self, request, reply)):
                 self._host.send(reply, TOO_BUSY, b"")
         else:
             try:
@@ -129,7 +129,7 @@ class Peer:
             self._host.send(reply, TOO_MANY if found is None else NO_RESULTS, b"")
             return
         seqs = [seq for seq in found if seq >= request.seq]
-        if not self._host.start(Batch(self._host, self, request, reply, seqs=seqs, up_to=up_to)):
+        if not self._host.start(DirectBatch(self._host, self, request, reply, seqs=seqs, up_to=up_to)):
             self._host.send(reply, TOO_BUSY, b"")
 
     def block(self, record: Record, extra: str) -> bytes:
@@ -142,7 +142,7 @@ class Peer:
 
     # Read-after-write.
 
-    def park(self, seq: int, *, ready: Callable[[Peer], None], reject: Callable[[], object], now: int) -> None:
+    def park(self, seq: int, *, ready: Callable[[ReplicaPeer], None], reject: Callable[[], object], now: int) -> None:
         """Call `ready` (with the peer that can) once `seq` is committed, or `reject` when that takes too long; at once,
         if too many wait."""
         if not self._host.wait(self, 1):
@@ -150,7 +150,7 @@ class Peer:
             return
         self._enter(seq, ready, reject, now + REJECT_DELAY + (DEPOSED_DELAY if self.deposed else 0))
 
-    def _enter(self, seq: int, ready: Callable[[Peer], None], reject: Callable[[], object], when: int) -> None:
+    def _enter(self, seq: int, ready: Callable[[ReplicaPeer], None], reject: Callable[[], object], when: int) -> None:
         parked: Parked
 
         def give_up(_: int) -> None:
@@ -174,7 +174,7 @@ class Peer:
                 parked.timer.cancel()
                 parked.ready(self)
 
-    def inherit(self, other: Peer) -> None:
+    def inherit(self, other: ReplicaPeer) -> None:
         """Take over what waits at another peer, with what is left of its time."""
         for request in other.stop():
             self._host.wait(self, 1)
@@ -190,11 +190,18 @@ class Peer:
         return parked
 
 
-class Batch:
+class DirectBatch:
     """A batched Direct Get on its way: messages from a sequence on, or (`seqs`) the last ones of many subjects."""
 
     def __init__(
-        self, host: Host, peer: Peer, request: GetRequest, reply: str, *, seqs: list[int] | None = None, up_to: int = 0
+        self,
+        host: Host,
+        peer: ReplicaPeer,
+        request: GetRequest,
+        reply: str,
+        *,
+        seqs: list[int] | None = None,
+        up_to: int = 0,
     ) -> None:
         self._host, self._peer, self._log = host, peer, peer.log
         self._reply = reply

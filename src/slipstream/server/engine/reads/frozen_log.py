@@ -37,7 +37,7 @@ class LogView(Protocol):
     def subjects(self, pattern: str) -> Iterator[tuple[str, int]]: ...
 
 
-class Snapshot:
+class FrozenLog:
     """Every message that was committed, with the figures of that moment."""
 
     def __init__(self, log: LogView) -> None:

@@ -14,8 +14,8 @@ from slipstream.api import format_time
 from slipstream.errors import ApiError, UsageError
 from slipstream.server.engine.api.ids import short_hash
 from slipstream.server.engine.ports import StreamLog
-from slipstream.server.engine.reads.direct_get import Peer
-from slipstream.server.engine.reads.frozen_log import Snapshot
+from slipstream.server.engine.reads.direct_get import ReplicaPeer
+from slipstream.server.engine.reads.frozen_log import FrozenLog
 from slipstream.server.engine.services import Host
 
 
@@ -23,22 +23,22 @@ class Replicas:
     """The peers of one stream. The order of `peers` is that of their making."""
 
     def __init__(self, host: Host, stream: str, log: StreamLog, *, now: int) -> None:
-        self.leader = Peer(host, stream, log, peer=host.leader_name)
-        self.peers: tuple[Peer, ...] = (self.leader,)
+        self.leader = ReplicaPeer(host, stream, log, peer=host.leader_name)
+        self.peers: tuple[ReplicaPeer, ...] = (self.leader,)
         self.mirrors = False  # the peers of a mirror never redirect
         self._host, self._stream, self._log = host, stream, log
         self._made = 1
         self._leading_since = now
-        self._held_since: dict[Peer, int] = {}
+        self._held_since: dict[ReplicaPeer, int] = {}
 
     # Who they are.
 
     @property
-    def claimants(self) -> tuple[Peer, ...]:
+    def claimants(self) -> tuple[ReplicaPeer, ...]:
         """Those who answer as leaders: the one who is, after those who only believe it."""
         return (*(peer for peer in self.peers if peer.deposed), self.leader)
 
-    def find(self, name: str) -> Peer:
+    def find(self, name: str) -> ReplicaPeer:
         """The peer of that name."""
         for peer in self.peers:
             if peer.peer == name:
@@ -46,7 +46,7 @@ class Replicas:
         known = ", ".join(peer.peer for peer in self.peers)
         raise UsageError(f"stream {self._stream} has no replica {name!r}; there are {known}")
 
-    def is_held(self, peer: Peer) -> bool:
+    def is_held(self, peer: ReplicaPeer) -> bool:
         return peer in self._held_since
 
     def info(self, now: int) -> dict[str, Any]:
@@ -101,11 +101,11 @@ class Replicas:
         self._dismiss(peer)
         self._assign()
 
-    def _new_peer(self) -> Peer:
+    def _new_peer(self) -> ReplicaPeer:
         self._made += 1
-        return Peer(self._host, self._stream, self._log, peer=f"{self._host.leader_name}-{self._made}")
+        return ReplicaPeer(self._host, self._stream, self._log, peer=f"{self._host.leader_name}-{self._made}")
 
-    def _dismiss(self, peer: Peer) -> None:
+    def _dismiss(self, peer: ReplicaPeer) -> None:
         """What waited for a peer that is gone waits for the leader."""
         self._held_since.pop(peer, None)
         self.leader.inherit(peer)
@@ -133,15 +133,15 @@ class Replicas:
 
     # Orders of a test.
 
-    def hold(self, peer: Peer, now: int) -> None:
+    def hold(self, peer: ReplicaPeer, now: int) -> None:
         """From now on the peer applies nothing; it answers from what it has."""
         if peer is self.leader:
             raise UsageError(f"{peer.peer} leads stream {self._stream} and cannot be held; depose it first")
         if not self.is_held(peer):
             self._held_since[peer] = now
-            peer.log = Snapshot(self._log)
+            peer.log = FrozenLog(self._log)
 
-    def release(self, peer: Peer) -> None:
+    def release(self, peer: ReplicaPeer) -> None:
         """The peer catches up, and knows again who leads."""
         if self._held_since.pop(peer, None) is None:
             return

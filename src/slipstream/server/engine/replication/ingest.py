@@ -92,7 +92,7 @@ class Remotes:
             self.changed()
 
 
-class Inflow:
+class Ingest:
     """One upstream of one stream; a job while it has something to fetch, and a waiter for commits all the time."""
 
     def __init__(self, grounds: Grounds, stream: Stream, source: StreamSource) -> None:

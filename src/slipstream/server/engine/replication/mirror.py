@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from slipstream.api import GetRequest, StreamSource
 from slipstream.server.engine.ports import Record
-from slipstream.server.engine.reads.direct_get import PREFIX, Peer, parse, parse_appended
-from slipstream.server.engine.replication.ingest import Grounds, Inflow
+from slipstream.server.engine.reads.direct_get import PREFIX, ReplicaPeer, parse, parse_appended
+from slipstream.server.engine.replication.ingest import Grounds, Ingest
 from slipstream.wire import subset_of
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 CAUGHT_UP = 10  # messages that a mirror may lack and still count as caught up, at first
 
 
-class Mirror(Inflow):
+class Mirror(Ingest):
     """The inflow of a mirror."""
 
     def __init__(self, grounds: Grounds, stream: Stream, source: StreamSource) -> None:
@@ -71,10 +71,10 @@ class Mirror(Inflow):
         return all(subject and subset_of(subject, self.filters[0]) for subject in wanted)
 
 
-class Deputy:
+class MirrorResponder:
     """One peer of a mirror, as a member of the queue group of its upstream."""
 
-    def __init__(self, peer: Peer, upstream: str, may_answer: Callable[[GetRequest], bool]) -> None:
+    def __init__(self, peer: ReplicaPeer, upstream: str, may_answer: Callable[[GetRequest], bool]) -> None:
         self._peer = peer
         self._cut = len(PREFIX) + len(upstream)
         self._may_answer = may_answer

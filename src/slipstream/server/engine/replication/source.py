@@ -11,13 +11,13 @@ from typing import Any
 from slipstream.api import StreamSource
 from slipstream.server.engine.api.ids import short_hash
 from slipstream.server.engine.ports import Record
-from slipstream.server.engine.replication.ingest import Inflow
+from slipstream.server.engine.replication.ingest import Ingest
 
 HEADER = "Nats-Stream-Source"
 _DROPPED = ("nats-stream-source:", "nats-expected-", "nats-batch-")
 
 
-class Sourcing(Inflow):
+class Sourcing(Ingest):
     """The inflow of one source. `identity` tells an upstream from one of the same name that was there before."""
 
     def first_wanted(self) -> int:

@@ -14,8 +14,8 @@ from slipstream.server.engine.api.responses import stream_state
 from slipstream.server.engine.auth.account_limits import AccountLimits, check_stream
 from slipstream.server.engine.consumers.snapshot import exported
 from slipstream.server.engine.journal import Source
-from slipstream.server.engine.snapshots.reader import Restore, Site
-from slipstream.server.engine.snapshots.writer import Snapshot, SnapshotRequest, Stage
+from slipstream.server.engine.snapshots.reader import Site, SnapshotReader
+from slipstream.server.engine.snapshots.writer import SnapshotRequest, SnapshotWriter, Stage
 from slipstream.server.engine.streams import config as rules
 from slipstream.server.engine.streams import source_config
 from slipstream.server.engine.streams.stream import Stream
@@ -36,7 +36,7 @@ class Depot(Stage, Site, Protocol):
 
     streams: dict[str, Stream]
     limits: AccountLimits
-    restores: dict[str, Restore]
+    restores: dict[str, SnapshotReader]
 
 
 class Front(Protocol):
@@ -52,7 +52,7 @@ def _consumers(stream: Stream) -> list[tuple[str, bytes]]:
     return [(name, exported(each)) for name, each in stream.consumers.items.items() if each.persistent]
 
 
-class Backups:
+class SnapshotApi:
     """The handlers of one account."""
 
     def __init__(self, depot: Depot, front: Front) -> None:
@@ -75,7 +75,7 @@ class Backups:
             fields = {"start": format_time(now), "end": format_time(depot.now)}
             self._tell("SNAPSHOT_COMPLETE", name, fields | ({"error": reason} if reason else {}))
 
-        snapshot = Snapshot(
+        snapshot = SnapshotWriter(
             depot,
             stream.log,
             request,
@@ -110,7 +110,7 @@ class Backups:
 
         subject = f"$JS.SNAPSHOT.RESTORE.{name}.{depot.advisories.token()}"
         response, encode = self._front.created_response()
-        depot.restores[name] = Restore(depot, config, response, encode, subject=subject, ended=ended, now=now)
+        depot.restores[name] = SnapshotReader(depot, config, response, encode, subject=subject, ended=ended, now=now)
         self._tell("RESTORE_CREATE", name, {})
         return Outcome({"deliver_subject": subject})
 

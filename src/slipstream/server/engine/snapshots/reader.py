@@ -24,7 +24,7 @@ STALLED = 5_000_000_000
 MAX_STATE = 16 * 1024 * 1024  # bytes of the state and of a consumer
 
 
-class State(msgspec.Struct):
+class RestoreState(msgspec.Struct):
     """What is read of `state.json`."""
 
     first_seq: int = 0
@@ -49,7 +49,7 @@ class Site(Host, Protocol):
     def answer(self, journal: Journal | None, reply: str, payload: bytes, source: Source) -> None: ...
 
 
-class Restore:
+class SnapshotReader:
     """One snapshot on its way in."""
 
     def __init__(
@@ -61,7 +61,7 @@ class Restore:
         self._site, self._response, self._encode = site, response, encode
         self._subject, self._ended = subject, ended
         self._frames, self._archive = S2Reader(), ArchiveReader()
-        self._state: State | None = None
+        self._state: RestoreState | None = None
         self._consumers: list[tuple[str, bytes]] = []
         self._complete = False
         self._bytes = 0
@@ -130,7 +130,7 @@ class Restore:
         if entry.name != STATE or len(entry.payload) > MAX_STATE:
             raise ValueError("expected state.json first")
         try:
-            state = msgspec.json.decode(entry.payload, type=State)
+            state = msgspec.json.decode(entry.payload, type=RestoreState)
         except NOT_JSON as exc:
             raise ValueError(f"error in state.json: {exc}") from exc
         if not 0 <= state.first_seq <= state.last_seq + 1 < 2**63 or not 0 <= state.consumer_count < 2**20:

@@ -54,7 +54,7 @@ class Stage(Host, Protocol):
     def unsubscribe(self, pattern: str, target: Target) -> None: ...
 
 
-class Snapshot:
+class SnapshotWriter:
     """One snapshot on its way out; a job, and the subscriber of its acknowledgements."""
 
     def __init__(

@@ -43,7 +43,7 @@ class Load:
         self.fast = 0  # batches of the other kind, of which nothing waits
 
 
-class Batch:
+class AtomicBatch:
     """One batch on its way."""
 
     __slots__ = ("bytes", "messages", "timer")
@@ -54,12 +54,12 @@ class Batch:
         self.timer: Timer | None = None
 
 
-class Batches:
+class AtomicBatches:
     """The batches of one stream."""
 
     def __init__(self, timers: Timers, load: Load, abandoned: Abandoned) -> None:
         self._timers, self._load, self._abandoned = timers, load, abandoned
-        self._open: dict[str, Batch] = {}
+        self._open: dict[str, AtomicBatch] = {}
 
     def stage(self, message: Staged, now: int) -> list[Staged] | None:
         """Take a message in; all messages of the batch if this one commits it, None if it goes on."""
@@ -100,16 +100,16 @@ class Batches:
         for name in list(self._open):
             self._end(name)
 
-    def _begin(self, name: str, number: int, *, ends: bool) -> Batch:
+    def _begin(self, name: str, number: int, *, ends: bool) -> AtomicBatch:
         if number != 1:
             raise _too_large() if number - ends > MAX_MESSAGES else _incomplete()
         if len(self._open) >= MAX_OPEN or self._load.batches >= MAX_OPEN_TOTAL:
             raise _too_many()
         self._load.batches += 1
-        batch = self._open[name] = Batch()
+        batch = self._open[name] = AtomicBatch()
         return batch
 
-    def _add(self, name: str, batch: Batch, message: Staged, now: int) -> None:
+    def _add(self, name: str, batch: AtomicBatch, message: Staged, now: int) -> None:
         size = len(message.subject) + len(message.header) + len(message.payload) + 256
         if self._load.bytes + size > MAX_WAITING_BYTES:
             raise self._given_up(name, "large", _too_many(), now)
@@ -119,7 +119,7 @@ class Batches:
         batch.bytes += size
         self._load.bytes += size
 
-    def _set_timer(self, name: str, batch: Batch, now: int) -> None:
+    def _set_timer(self, name: str, batch: AtomicBatch, now: int) -> None:
         if batch.timer is not None:
             batch.timer.cancel()
 

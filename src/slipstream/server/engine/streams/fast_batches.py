@@ -36,7 +36,7 @@ class Part(NamedTuple):
     operation: int
 
 
-class Outcome(NamedTuple):
+class FastOutcome(NamedTuple):
     """A message was stored, or found to be a duplicate of the one with that sequence."""
 
     seq: int
@@ -99,7 +99,7 @@ class FastBatches:
         self._timers, self._load, self._owner = timers, load, owner
         self._open: dict[str, FastBatch] = {}
 
-    def receive(self, part: Part | None, reply: str, level: str, store: Callable[[], Outcome], now: int) -> None:
+    def receive(self, part: Part | None, reply: str, level: str, store: Callable[[], FastOutcome], now: int) -> None:
         """Count a message, and have it stored if it is its turn. Raises ApiError where no batch has a say in it."""
         if part is None:
             raise ApiError("batch publish pattern is invalid", code=400, err_code=10206)
@@ -154,7 +154,7 @@ class FastBatches:
         self._finish(part.batch, batch, reply)
         return False
 
-    def _store(self, part: Part, batch: FastBatch, reply: str, store: Callable[[], Outcome]) -> None:
+    def _store(self, part: Part, batch: FastBatch, reply: str, store: Callable[[], FastOutcome]) -> None:
         commits = part.operation == COMMIT
         if part.number == 1 and not commits and self._owner.acks:
             self._report(batch, reply)

@@ -26,14 +26,14 @@ from slipstream.server.engine.journal import Journal
 from slipstream.server.engine.ports import Record, expires_at
 from slipstream.server.engine.reads.replicas import Replicas
 from slipstream.server.engine.services import Host, Inlet
-from slipstream.server.engine.snapshots.writer import Snapshot
+from slipstream.server.engine.snapshots.writer import SnapshotWriter
 from slipstream.server.engine.streams import fast_batches, publish_checks, schedules
-from slipstream.server.engine.streams.atomic_batches import Batches, Staged
+from slipstream.server.engine.streams.atomic_batches import AtomicBatches, Staged
 from slipstream.server.engine.streams.counters import Counters, Total
 from slipstream.server.engine.streams.dedupe import DuplicateWindow, message_id
 from slipstream.server.engine.streams.expiry import Expiry
 from slipstream.server.engine.streams.publish_headers import NOTHING, Demands, demands, remove_header
-from slipstream.server.engine.streams.subject_limits import Thinning
+from slipstream.server.engine.streams.subject_limits import SubjectTrim
 from slipstream.wire import SubjectMapping, is_valid_subject
 
 NO_LIMIT = 1 << 62
@@ -44,7 +44,7 @@ def nanoseconds(value: timedelta) -> int:
     return (value // timedelta(microseconds=1)) * 1000
 
 
-class Stored(msgspec.Struct, frozen=True):
+class StoredStream(msgspec.Struct, frozen=True):
     """What the store keeps of a stream beside its messages."""
 
     created: int
@@ -71,9 +71,9 @@ class Stream:
         self.positions: dict[str, tuple[int, str]] = {}
         self.inflows: tuple[Inlet, ...] = ()
         self.thin = False
-        self._thinning: Thinning | None = None
+        self._thinning: SubjectTrim | None = None
         self.takers: dict[Inlet, None] = {}  # inflows of other streams from this one
-        self.snapshots: dict[Snapshot, None] = {}  # on their way
+        self.snapshots: dict[SnapshotWriter, None] = {}  # on their way
         quoted = encode_json(self.name).decode()
         domain = f',"domain":{encode_json(host.domain).decode()}' if host.domain else ""
         self._tail = f'"stream":{quoted},"seq":0}}'.encode()
@@ -83,7 +83,7 @@ class Stream:
         self.expiry = Expiry(host, self.log, self._mark)
         self.schedules = schedules.Schedules(host, self.log, self._publish_planned)
         self._counters = Counters(self.log)
-        self._batches = Batches(host.timers, host.batch_load, self._abandoned)
+        self._batches = AtomicBatches(host.timers, host.batch_load, self._abandoned)
         self._fast = fast_batches.FastBatches(host.timers, host.batch_load, self)
         self.consumers = Consumers(host, self)
         self.configure(config)
@@ -123,7 +123,7 @@ class Stream:
 
     def stored(self) -> bytes:
         """For the store."""
-        return encode_json(Stored(self.created, self.config.to_dict(), thin=self.thin, positions=self.positions))
+        return encode_json(StoredStream(self.created, self.config.to_dict(), thin=self.thin, positions=self.positions))
 
     def restore(self, now: int, *, lost: bool = False) -> None:
         """Take what is not in the configuration from the log: after a start, and after a group was lost."""
@@ -158,7 +158,7 @@ class Stream:
             self._thinning.stop()
             self._thinning = None
         if self._per_subject:
-            thinning = Thinning(self.journal, self.log, self._per_subject, self._thinned)
+            thinning = SubjectTrim(self.journal, self.log, self._per_subject, self._thinned)
             self.thin = thinning.work()
             if self.thin and self._host.start(thinning):
                 self._thinning = thinning
@@ -388,10 +388,10 @@ class Stream:
             raise ApiError("batch publish is disabled", code=400, err_code=10205)
         level = message.wanted.api_level
 
-        def store() -> fast_batches.Outcome:
+        def store() -> fast_batches.FastOutcome:
             bare = message._replace(header=remove_header(message.header, REQUIRED_API_LEVEL)) if level else message
             seq, is_duplicate, _ = self._judge_and_keep(bare, now)
-            return fast_batches.Outcome(seq, is_duplicate)
+            return fast_batches.FastOutcome(seq, is_duplicate)
 
         self._fast.receive(fast_batches.parse(reply), reply, level, store, now)
 

@@ -17,7 +17,7 @@ SLICE = 1000  # subjects in one turn
 MAX_PENDING = 4096  # changes of the open group at which it waits for a commit
 
 
-class Thinning:
+class SubjectTrim:
     """One pass over the subjects of a stream."""
 
     def __init__(self, journal: Journal, log: StreamLog, limit: int, done: Callable[[], None]) -> None:

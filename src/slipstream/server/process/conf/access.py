@@ -19,7 +19,7 @@ from slipstream.server.engine.auth.users import (
     User,
 )
 from slipstream.server.process.conf.section import Section, seconds, text, texts, wrong
-from slipstream.server.process.conf.tree import ConfigError, Place, Value
+from slipstream.server.process.conf.tree import ConfigError, Position, Value
 
 _NO_CALLOUT = {
     "auth_callout": "there is no authorization by another service",
@@ -48,7 +48,7 @@ class Access:
 
 
 @contextmanager
-def at(place: Place) -> Iterator[None]:
+def at(place: Position) -> Iterator[None]:
     """Errors about values get the place where they were written."""
     try:
         yield

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from slipstream.server.process.conf.tree import ConfigError, Entry, Map, Place, Value
+from slipstream.server.process.conf.tree import ConfigError, Entry, Map, Position, Value
 
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"[+-]?(?:\d+(?:\.\d*)?(?:ns|us|µs|μs|ms|s|m|h))+")
@@ -138,7 +138,7 @@ def listen(value: Value, what: str, default_host: str) -> tuple[str, int]:
     return host or default_host, port(int(number), value.place, what)
 
 
-def port(number: int, place: Place, what: str) -> int:
+def port(number: int, place: Position, what: str) -> int:
     if not -1 <= number <= 65535:
         raise ConfigError(place, f"{what!r} has port {number}, -1 (any that is free) to 65535 is allowed")
     return number

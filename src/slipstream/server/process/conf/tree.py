@@ -28,7 +28,7 @@ Read = Callable[[str], str]  # the text of a file
 Lookup = Callable[[str], str | None]  # a variable of the environment
 
 
-class Place(NamedTuple):
+class Position(NamedTuple):
     """Where something stands."""
 
     file: str
@@ -42,7 +42,7 @@ class Place(NamedTuple):
 class ConfigError(UsageError):
     """The configuration cannot be used; the message begins with the place."""
 
-    def __init__(self, place: Place, text: str) -> None:
+    def __init__(self, place: Position, text: str) -> None:
         super().__init__(f"{place}: {text}")
         self.place = place
 
@@ -55,7 +55,7 @@ Plain = str | int | float | bool
 class Value:
     """One value and its place."""
 
-    place: Place
+    place: Position
     data: Plain | list[Value] | Map
 
 
@@ -64,7 +64,7 @@ class Entry:
     """A key of a map, as it was written, with its value."""
 
     key: str
-    place: Place
+    place: Position
     value: Value
     is_variable: bool = False  # something refers to it: it need not be an option
 
@@ -98,10 +98,10 @@ class _Parser:
 
     # Places and characters.
 
-    def _place(self, at: int | None = None) -> Place:
+    def _place(self, at: int | None = None) -> Position:
         at = self._at if at is None else at
         before = self._text[:at]
-        return Place(self._file, before.count("\n") + 1, at - (before.rfind("\n") + 1) + 1)
+        return Position(self._file, before.count("\n") + 1, at - (before.rfind("\n") + 1) + 1)
 
     def _error(self, text: str, at: int | None = None) -> ConfigError:
         return ConfigError(self._place(at), f"Parse error: {text}")  # the words that scripts look for
@@ -258,7 +258,7 @@ class _Parser:
             raise self._error(f'\\{char} is no character; \\xXX, \\t, \\n, \\r, \\" and \\\\ are allowed', self._at - 2)
         return _ESCAPES[char]
 
-    def _word(self, place: Place) -> Value:
+    def _word(self, place: Position) -> Value:
         start, escaped, parts = self._at, False, list[str]()
         while self._peek() and self._peek() not in _ENDS:
             char = self._peek()
@@ -276,7 +276,7 @@ class _Parser:
             raise self._error(f"{word!r} is neither a number nor a word; put it in quotes", start)
         return Value(place, plain(word))
 
-    def _variable(self, name: str, place: Place) -> Value:
+    def _variable(self, name: str, place: Position) -> Value:
         for scope in reversed(self._scopes):
             entry = scope.get(name)
             if entry is not None:
@@ -295,7 +295,7 @@ class _Parser:
             return Value(place, text)
         return Value(place, value.data)
 
-    def _include(self, place: Place) -> Map:
+    def _include(self, place: Position) -> Map:
         self._skip(lines=False)
         char = self._peek()
         if char in ("'", '"') and char:

@@ -50,7 +50,7 @@ class _Forked:
         raise StoreError(f"the store was opened by process {self._pid}; its forked child cannot use it")
 
 
-class Disk:
+class Environment:
     """The open environment. `read` is the snapshot of the last finished group."""
 
     def __init__(self, path: str | os.PathLike[str], *, map_size: int, step: int) -> None:
@@ -150,7 +150,7 @@ class Disk:
         os.close(self._lock)
 
 
-_disks: weakref.WeakSet[Disk] = weakref.WeakSet()
+_disks: weakref.WeakSet[Environment] = weakref.WeakSet()
 
 
 def _after_fork() -> None:

@@ -11,7 +11,7 @@ from heapq import merge
 from struct import Struct
 
 from slipstream.server.engine.ports import expires_at
-from slipstream.server.store.lmdb.env import Disk
+from slipstream.server.store.lmdb.env import Environment
 from slipstream.server.store.lmdb.records import HEAD
 from slipstream.server.store.lmdb.segments import Delta
 from slipstream.server.store.lmdb.view import View
@@ -31,7 +31,7 @@ def moment_of(value: bytes) -> int:
     return expires_at(time, value[begin : begin + header])
 
 
-def moments(disk: Disk, sid: int, deltas: tuple[Delta, ...]) -> Iterator[tuple[int, int]]:
+def moments(disk: Environment, sid: int, deltas: tuple[Delta, ...]) -> Iterator[tuple[int, int]]:
     """Moments and sequences of a log as the writer sees them, in order."""
     changed: dict[bytes, bool] = {}
     for delta in deltas:
@@ -42,7 +42,7 @@ def moments(disk: Disk, sid: int, deltas: tuple[Delta, ...]) -> Iterator[tuple[i
         yield moment, seq
 
 
-def _stored(disk: Disk, sid: int, changed: dict[bytes, bool]) -> Iterator[bytes]:
+def _stored(disk: Environment, sid: int, changed: dict[bytes, bool]) -> Iterator[bytes]:
     prefix = sid.to_bytes(4, "big")
     with disk.read.cursor(db=disk.expiries) as cursor:
         if cursor.set_range(prefix):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import lmdb
 
-from slipstream.server.store.lmdb.env import GRAVE, INDEXED, JOURNAL, KEPT, SEGMENT, Disk, control_key
+from slipstream.server.store.lmdb.env import GRAVE, INDEXED, JOURNAL, KEPT, SEGMENT, Environment, control_key
 from slipstream.server.store.lmdb.records import pack_entry, pack_row, seal, subject_key
 from slipstream.server.store.lmdb.segments import Base
 from slipstream.server.store.lmdb.view import read_tail
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class Job(Protocol):
     """Something to be done in steps."""
 
-    def steps(self, disk: Disk) -> Iterator[int]:
+    def steps(self, disk: Environment) -> Iterator[int]:
         """Do it; after each step, say how much that was. The transaction may be another one after each."""
 
     def settle(self) -> None:
@@ -44,7 +44,7 @@ def _sorted(names: Iterable[str], step: int) -> Iterator[list[str] | int]:
         yield part
 
 
-def clear(disk: Disk, db: lmdb._Database, prefix: bytes, end: bytes = b"") -> Iterator[int]:
+def clear(disk: Environment, db: lmdb._Database, prefix: bytes, end: bytes = b"") -> Iterator[int]:
     """Delete all keys with a prefix (those before `end`, if it is given)."""
     found = True
     while found:
@@ -68,7 +68,7 @@ class FlushJob:
         self._base.flushing = True
         self._covered = 0
 
-    def steps(self, disk: Disk) -> Iterator[int]:
+    def steps(self, disk: Environment) -> Iterator[int]:
         log, base = self._log, self._base
         newer = log.sealed.figures if log.sealed is not None else {}
         names = [*base.dirty, *(subject for subject in newer if subject not in base.dirty)]
@@ -85,7 +85,7 @@ class FlushJob:
             yield len(part)
         yield from clear(disk, disk.control, control_key(JOURNAL, base.sid), mark)
 
-    def _write(self, disk: Disk, prefix: bytes, part: list[str]) -> None:
+    def _write(self, disk: Environment, prefix: bytes, part: list[str]) -> None:
         rows, newer = self._base.dirty, self._log.sealed.figures if self._log.sealed is not None else {}
         puts = []
         for subject in part:
@@ -113,7 +113,7 @@ class SealJob:
         self._named = 0
         base.sealing.add(number)
 
-    def steps(self, disk: Disk) -> Iterator[int]:
+    def steps(self, disk: Environment) -> Iterator[int]:
         base, number = self._base, self._number
         prefix = base.sid.to_bytes(4, "big") + number.to_bytes(8, "big")
         yield from clear(disk, disk.index, prefix)  # an earlier try may have been cut off
@@ -152,7 +152,7 @@ class DropJob:
         self._base = base
         self._number = number
 
-    def steps(self, disk: Disk) -> Iterator[int]:
+    def steps(self, disk: Environment) -> Iterator[int]:
         sid = self._base.sid
         yield from clear(disk, disk.index, sid.to_bytes(4, "big") + self._number.to_bytes(8, "big"))
         disk.write.delete(control_key(INDEXED, sid, self._number), db=disk.control)
@@ -161,7 +161,7 @@ class DropJob:
         self._base.dropping.discard(self._number)
 
 
-class GraveJob:
+class CleanupJob:
     """Delete all that is left of a stream that was deleted, or that moved to a new id."""
 
     def __init__(self, sid: int, graves: set[int]) -> None:
@@ -169,7 +169,7 @@ class GraveJob:
         self._graves = graves
         graves.add(sid)
 
-    def steps(self, disk: Disk) -> Iterator[int]:
+    def steps(self, disk: Environment) -> Iterator[int]:
         prefix = self._sid.to_bytes(4, "big")
         for db in (disk.messages, disk.index, disk.subjects, disk.expiries):
             yield from clear(disk, db, prefix)

@@ -13,8 +13,8 @@ from zlib import crc32
 
 from slipstream.errors import StoreError
 from slipstream.server.engine.ports import Changes, LogState, Record, expires_at, has_wildcard, matcher
-from slipstream.server.store.change_log import Diary
-from slipstream.server.store.lmdb.env import Disk
+from slipstream.server.store.change_log import ChangeLog
+from slipstream.server.store.lmdb.env import Environment
 from slipstream.server.store.lmdb.expiry import moment_key, moment_of, moments, take
 from slipstream.server.store.lmdb.reader import LogReader
 from slipstream.server.store.lmdb.records import HEAD, MESSAGE_KEY, Stored, inspect
@@ -33,11 +33,17 @@ class LmdbLog(LogReader):
     """One stream: the writer's view on top of the reader's."""
 
     def __init__(
-        self, store: LmdbStore, disk: Disk, name: str, config: bytes, base: Base, kept: Mapping[str, bytes] = _NOTHING
+        self,
+        store: LmdbStore,
+        disk: Environment,
+        name: str,
+        config: bytes,
+        base: Base,
+        kept: Mapping[str, bytes] = _NOTHING,
     ) -> None:
         super().__init__(disk, name, base, store.tuning)
         self._store = store
-        self._diary: Diary | None = None
+        self._diary: ChangeLog | None = None
         self.committed_config = config
         self._committed_kept = dict(kept)
         self.reset()
@@ -212,7 +218,7 @@ class LmdbLog(LogReader):
         return self._kept
 
     def watch(self, on: bool) -> None:
-        self._diary = Diary() if on else None
+        self._diary = ChangeLog() if on else None
 
     def news(self) -> Changes | None:
         return self._diary.take() if self._diary is not None else None

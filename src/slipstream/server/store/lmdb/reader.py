@@ -11,7 +11,7 @@ from itertools import islice
 from zlib import crc32
 
 from slipstream.server.engine.ports import LogState, Record, has_wildcard, matcher
-from slipstream.server.store.lmdb.env import Disk
+from slipstream.server.store.lmdb.env import Environment
 from slipstream.server.store.lmdb.records import (
     HEAD,
     LONG,
@@ -33,7 +33,7 @@ _new = tuple.__new__
 class LogReader:
     """What everyone but the engine's writer sees of a stream."""
 
-    def __init__(self, disk: Disk, name: str, base: Base, tuning: Tuning) -> None:
+    def __init__(self, disk: Environment, name: str, base: Base, tuning: Tuning) -> None:
         self.name = name
         self._disk = disk
         self._base = base

@@ -30,11 +30,11 @@ from slipstream.server.store.lmdb.env import (
     SEGMENT,
     STATE,
     STREAM,
-    Disk,
+    Environment,
     control_key,
     translated,
 )
-from slipstream.server.store.lmdb.jobs import DropJob, FlushJob, GraveJob, Job, SealJob
+from slipstream.server.store.lmdb.jobs import CleanupJob, DropJob, FlushJob, Job, SealJob
 from slipstream.server.store.lmdb.log import LmdbLog
 from slipstream.server.store.lmdb.records import (
     SEGMENT as SEGMENT_RECORD,
@@ -88,7 +88,7 @@ class LmdbStore:
         self.tuning = tuning or Tuning()
         if not 1 <= self.tuning.segment <= 65_536:
             raise UsageError(f"segments of {self.tuning.segment} sequences: 1 to 65536 are allowed")
-        self._disk = Disk(path, map_size=map_size, step=max(1, self.tuning.slice // 4))
+        self._disk = Environment(path, map_size=map_size, step=max(1, self.tuning.slice // 4))
         self.open = LmdbGroup()
         self.sweeping: dict[LmdbLog, None] = {}  # logs with purged messages that are still on the disk
         self._sealed: LmdbGroup | None = None
@@ -259,7 +259,7 @@ class LmdbStore:
         for job in sealed.settled:
             job.settle()
         for sid in sealed.buried:
-            self._queue(GraveJob(sid, self._graves))
+            self._queue(CleanupJob(sid, self._graves))
         for log in sealed.deltas:
             self._schedule(log)
         if self._failed:
@@ -434,7 +434,7 @@ class LmdbStore:
         self._chores.clear()
         self.sweeping.clear()
         for sid in list(self._graves):
-            self._queue(GraveJob(sid, self._graves))
+            self._queue(CleanupJob(sid, self._graves))
         for log in self._streams.values():
             base = log.base
             base.flushing = False

@@ -12,7 +12,7 @@ import lmdb
 
 from slipstream.errors import StoreError
 from slipstream.server.engine.ports import matcher
-from slipstream.server.store.lmdb.env import Disk
+from slipstream.server.store.lmdb.env import Environment
 from slipstream.server.store.lmdb.records import (
     LONG,
     MESSAGE_KEY,
@@ -27,7 +27,7 @@ from slipstream.server.store.lmdb.segments import Base, Delta, Figures, Tail
 _key = MESSAGE_KEY.pack
 
 
-def read_tail(disk: Disk, base: Base) -> Tail:
+def read_tail(disk: Environment, base: Base) -> Tail:
     """The index of the segments that have none on the disk; read from there once, after the log was opened."""
     if base.tail is None:
         wanted = set(base.unindexed)
@@ -38,7 +38,7 @@ def read_tail(disk: Disk, base: Base) -> Tail:
     return base.tail
 
 
-def read_segment(disk: Disk, base: Base, number: int) -> dict[str, list[int]]:
+def read_segment(disk: Environment, base: Base, number: int) -> dict[str, list[int]]:
     """The index of one segment, from the messages themselves."""
     found: dict[str, list[int]] = {}
     end = _key(base.sid, (number + 1) * base.size)
@@ -51,7 +51,7 @@ def read_segment(disk: Disk, base: Base, number: int) -> dict[str, list[int]]:
     return found
 
 
-def stored_row(disk: Disk, base: Base, subject: str) -> Figures | None:
+def stored_row(disk: Environment, base: Base, subject: str) -> Figures | None:
     """A subject's row on the disk."""
     key = base.sid.to_bytes(4, "big") + subject_key(subject)
     value = disk.read.get(key, db=disk.subjects)
@@ -65,7 +65,7 @@ def stored_row(disk: Disk, base: Base, subject: str) -> Figures | None:
     return known[1]
 
 
-def _recount(disk: Disk, base: Base, subject: str) -> Figures:
+def _recount(disk: Environment, base: Base, subject: str) -> Figures:
     """The row of a subject whose stored row is damaged; no group changed it since, so the index knows it all."""
     disk.corrupt_records += 1
     committed = View(disk, base, (), base.swept, base.swept)
@@ -77,7 +77,7 @@ def _recount(disk: Disk, base: Base, subject: str) -> Figures:
 class View:
     """What a log looks like to one side."""
 
-    def __init__(self, disk: Disk, base: Base, deltas: tuple[Delta, ...], swept: int, first: int) -> None:
+    def __init__(self, disk: Environment, base: Base, deltas: tuple[Delta, ...], swept: int, first: int) -> None:
         self.disk = disk
         self.epoch = disk.epoch
         self.base = base

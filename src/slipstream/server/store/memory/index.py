@@ -46,7 +46,7 @@ class Seqs:
             self.start = 0
 
 
-class Shelf:
+class MessageIndex:
     """Messages by sequence (in that order, but for a limbo) and sequences by subject."""
 
     __slots__ = ("by_subject", "messages", "ordered")

@@ -24,8 +24,8 @@ from slipstream.server.engine.ports import (
     matcher,
     record_size,
 )
-from slipstream.server.store.change_log import Diary
-from slipstream.server.store.memory.index import Seqs, Shelf
+from slipstream.server.store.change_log import ChangeLog
+from slipstream.server.store.memory.index import MessageIndex, Seqs
 
 _new = tuple.__new__
 
@@ -37,13 +37,13 @@ class MemoryLog:
         self.name = name
         self.deleted = False
         self._store = store
-        self._shelf = Shelf()
+        self._shelf = MessageIndex()
         self._bytes = 0
         self._first_seq, self._last_seq = 1, 0
         self._first_time = self._last_time = 0
         self._committed = LogState()
         self._kept: dict[str, bytes] = {}
-        self._diary: Diary | None = None
+        self._diary: ChangeLog | None = None
         self._moments: list[tuple[int, int]] = []  # heap of moments and sequences; some messages are gone already
 
     # The writer's view.
@@ -193,7 +193,7 @@ class MemoryLog:
         if self._diary is not None:
             self._diary.recount = True
         if not self._store._open.limbo(self).messages and self._store._sealed_last(self) == self._last_seq:
-            self._store._open.limbos[self], self._shelf = self._shelf, Shelf()
+            self._store._open.limbos[self], self._shelf = self._shelf, MessageIndex()
             self._bytes = 0
             return
         self._take(list(self._shelf.messages))
@@ -289,22 +289,22 @@ class MemoryLog:
                 yield subject, count
 
     def watch(self, on: bool) -> None:
-        self._diary = Diary() if on else None
+        self._diary = ChangeLog() if on else None
 
     def news(self) -> Changes | None:
         return self._diary.take() if self._diary is not None else None
 
-    def _limbos(self) -> list[Shelf]:
+    def _limbos(self) -> list[MessageIndex]:
         store = self._store
         if not store._open.limbos and (store._sealed is None or not store._sealed.limbos):
             return []
         groups = (store._sealed, store._open) if store._sealed else (store._open,)
         return [limbo for group in groups if (limbo := group.limbos.get(self)) and limbo.messages]
 
-    def _shelves(self) -> list[Shelf]:
+    def _shelves(self) -> list[MessageIndex]:
         return [self._shelf, *self._limbos()]
 
-    def _newest(self, shelf: Shelf) -> Record | None:
+    def _newest(self, shelf: MessageIndex) -> Record | None:
         shelf.sort()
         end = self._committed.last_seq
         return next((record for seq, record in reversed(shelf.messages.items()) if seq <= end), None)
@@ -364,7 +364,7 @@ class MemoryLog:
         if self._diary is not None:
             self._diary.finish()
 
-    def _abandon(self, limbos: Iterable[Shelf], kept: Iterable[Mapping[str, bytes | None]]) -> None:
+    def _abandon(self, limbos: Iterable[MessageIndex], kept: Iterable[Mapping[str, bytes | None]]) -> None:
         """Back to the committed state: what was added goes, what was removed returns."""
         self.deleted = False
         if self._diary is not None:
@@ -397,7 +397,7 @@ class MemoryGroup:
     def __init__(self) -> None:
         self.size = 0
         self.committed = False
-        self.limbos: dict[MemoryLog, Shelf] = {}
+        self.limbos: dict[MemoryLog, MessageIndex] = {}
         self.kept: dict[MemoryLog, dict[str, bytes | None]] = {}  # changed records, as they were before
         self.touched: dict[MemoryLog, LogState] = {}
         self.deleted: list[MemoryLog] = []
@@ -410,8 +410,8 @@ class MemoryGroup:
         if log not in self.touched:
             self.touched[log] = log._committed
 
-    def limbo(self, log: MemoryLog) -> Shelf:
-        return self.limbos.setdefault(log, Shelf())
+    def limbo(self, log: MemoryLog) -> MessageIndex:
+        return self.limbos.setdefault(log, MessageIndex())
 
 
 class MemoryStore:
@@ -500,7 +500,7 @@ class MemoryStore:
         for log, state in sealed.touched.items():
             log._finish(state)
         for log in sealed.deleted:
-            log._shelf = Shelf()
+            log._shelf = MessageIndex()
             log._finish(LogState())
             self._open.limbos.pop(log, None)
 
