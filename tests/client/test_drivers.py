@@ -311,6 +311,7 @@ def test_a_closed_client_says_so(driver: Driver, nats_url: str) -> None:
         nc.flush,
         lambda: nc.subscribe("a"),
         lambda: nc.wait(lambda: False, timeout=1, what="x"),
+        lambda: nc.sleep(1),
     ]
     for call in calls:
         with pytest.raises(ConnectionClosedError, match=r"^the client was closed$"):
@@ -338,6 +339,33 @@ def test_close_ends_what_others_wait_for(driver: Driver, nats_url: str) -> None:
     for thread in threads:
         thread.join(5)
     assert len(ended) == 2
+
+
+def test_sleep_waits_while_messages_arrive(driver: Driver, nats_url: str) -> None:
+    with driver.connect(nats_url) as nc:
+        sub = nc.subscribe("sleep")
+        nc.publish("sleep", b"arrived")
+        began = nc.now()
+        nc.sleep(0.05)
+        assert nc.now() - began >= 0.049
+        assert sub.pending == 1
+
+
+def test_close_ends_a_sleep(driver: Driver, nats_url: str) -> None:
+    nc = driver.connect(nats_url)
+    ended: list[type] = []
+
+    def sleep() -> None:
+        with pytest.raises(ConnectionClosedError, match=r"^the client was closed$"):
+            nc.sleep(60)
+        ended.append(ConnectionClosedError)
+
+    thread = threading.Thread(target=sleep)
+    thread.start()
+    nc.flush()
+    nc.close()
+    thread.join(5)
+    assert ended == [ConnectionClosedError]
 
 
 TWINS = [(aio.Client, blocking.Client), (aio.Subscription, blocking.Subscription), (aio.Message, blocking.Message)]

@@ -1,6 +1,6 @@
-"""Which server to try next and how long to wait before: the list given, the servers learned, back-off with jitter.
+"""The servers of one cluster, those of the caller and those learned from INFO, in the order they are tried.
 
-Pure: the randomness is an argument. A server that refused our credentials twice in a row is not asked again.
+Pure. A server that rejected our credentials twice in a row is not tried again.
 """
 
 from __future__ import annotations
@@ -50,9 +50,3 @@ class ServerPool:
     def accepted(self, server: Address) -> None:
         """The server let us in."""
         self._refusals.pop(server, None)
-
-
-def backoff(round_: int, *, wait: float, max_wait: float, random: float) -> float:
-    """Seconds before round `round_` (from 0) over all servers; `random` (0..1) spreads clients cut at once."""
-    longest = min(max_wait, wait * 2.0 ** min(round_, 32))
-    return longest * (0.5 + 0.5 * random)

@@ -15,6 +15,7 @@ from collections import deque
 from functools import partial
 
 from slipstream.client.auth import Login
+from slipstream.client.backoff import Backoff
 from slipstream.client.events import (
     Drop,
     Effect,
@@ -32,7 +33,7 @@ from slipstream.client.outgoing import Kept, check_names
 from slipstream.client.raw_columns import Packed, Packer
 from slipstream.client.requests import INBOX_SID, Requests, new_parser
 from slipstream.client.server_errors import read_complaint
-from slipstream.client.server_pool import ServerPool, backoff
+from slipstream.client.server_pool import ServerPool
 from slipstream.errors import (
     AuthorizationError,
     ConnectionClosedError,
@@ -120,6 +121,7 @@ class Session(Requests):
         self._is_secure = False  # TLS is, or is about to be, around what we say
         self._was_open = False  # the state was CONNECTED once
         self._pool = ServerPool(options.servers)
+        self._backoff = Backoff(options.reconnect_wait, options.reconnect_max_wait)
         self._failed = 0  # tries since the last connection, its loss included,
         self._failures: deque[Error] = deque(maxlen=8)  # and how the last of them ended
         self._complaint: Error | None = None  # an -ERR: the reason, should the server hang up next
@@ -182,7 +184,9 @@ class Session(Requests):
         if isinstance(reason, AuthorizationError) and not was_open:  # what was accepted, and expired, is not refused
             self._pool.refused(self.server)
         if self._may_retry():
-            self.timer = now + self._backoff(random) if self._was_open else now
+            # One pause for each round over all servers: within a round the next server may be fine.
+            rounds = (self._failed - 1) // len(self._pool)
+            self.timer = now + self._backoff.after(rounds, random) if self._was_open else now
         else:
             self._end(self._final_error())
         return self._take_effects()
@@ -194,10 +198,6 @@ class Session(Requests):
             return self._failed < len(self._pool) and not isinstance(self._failures[-1], UsageError)
         limit = self.options.max_reconnects
         return self.options.reconnect and (limit is None or self._failed <= limit)
-
-    def _backoff(self, random: float) -> float:
-        options, round_ = self.options, (self._failed - 1) // len(self._pool)
-        return backoff(round_, wait=options.reconnect_wait, max_wait=options.reconnect_max_wait, random=random)
 
     def _final_error(self) -> Error:
         last = self._failures[-1]

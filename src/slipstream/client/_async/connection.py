@@ -38,6 +38,7 @@ class Connection(BaseClient):
         self._dialer: asyncio.Task[None] | None = None
         self._callbacks: set[asyncio.Task[None]] = set()
         self._waiters: dict[asyncio.Future[None], Callable[[], bool]] = {}
+        self._sleepers: set[asyncio.Future[None]] = set()
         self._writers: list[asyncio.Future[None]] = []  # wait until the transport takes bytes again
         self._is_write_due = False
         self._timer: asyncio.TimerHandle | None = None
@@ -60,6 +61,21 @@ class Connection(BaseClient):
         finally:
             expiry.cancel()
             self._waiters.pop(future, None)
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait for `seconds`; the connection is served meanwhile, and may be lost and made again.
+
+        Raises ConnectionClosedError as soon as the client is closed.
+        """
+        self._core.check()
+        future: asyncio.Future[None] = self._loop.create_future()
+        alarm = self._loop.call_later(seconds, _release, future)
+        self._sleepers.add(future)
+        try:
+            await future
+        finally:
+            alarm.cancel()
+            self._sleepers.discard(future)
 
     async def ready(self) -> None:
         """Return when the bytes to be sent are under their bound."""
@@ -240,8 +256,7 @@ class Connection(BaseClient):
     def _release_writers(self) -> None:
         writers, self._writers = self._writers, []
         for future in writers:
-            if not future.done():
-                future.set_result(None)
+            _release(future)
 
     def _wake(self, error: Error | None = None) -> None:
         """Ask every waiter; with `error`, nobody who is not ready goes on waiting."""
@@ -263,7 +278,15 @@ class Connection(BaseClient):
             task.cancel()
         self._release_writers()
         self._wake(self._core.closed_error())
+        for future in self._sleepers:
+            if not future.done():
+                future.set_exception(self._core.closed_error())
         return tasks
+
+
+def _release(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 def expire(future: asyncio.Future[Msg] | asyncio.Future[None], what: str, timeout: float) -> None:

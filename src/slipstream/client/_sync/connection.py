@@ -90,6 +90,13 @@ class Connection(BaseClient):
         if not self._until(ready, timeout, epoch=self._core.epoch):
             raise timed_out(what, timeout)
 
+    def sleep(self, seconds: float) -> None:
+        """Wait for `seconds`; the connection is served meanwhile, and may be lost and made again.
+
+        Raises ConnectionClosedError as soon as the client is closed.
+        """
+        self._until(lambda: False, seconds)
+
     def ready(self) -> None:
         """Return when the bytes to be sent are under their bound."""
         core, bound = self._core, self._bound
