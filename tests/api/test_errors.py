@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from slipstream import errors
-from slipstream.errors import ApiError, Error
+from slipstream.errors import ApiError, Error, ErrorCode
 
 EVERY_CODE = sorted(ApiError._by_err_code)
 EXAMPLES: list[Error] = [
@@ -61,6 +63,33 @@ def test_every_code_gives_its_class(err_code: int) -> None:
     assert default.code in (400, 404, 412, 500, 503)
     assert default.description
     assert str(default).startswith(default.description)
+
+
+@pytest.mark.parametrize("code", list(ErrorCode), ids=lambda code: code.name)
+def test_every_code_makes_its_error_with_the_text_of_the_table(code: ErrorCode) -> None:
+    fields: dict[str, Any] = dict.fromkeys(re.findall(r"\{(\w+)\}", code.description), "it")
+    error = code.error(**fields)
+    assert type(error) is ApiError._by_err_code.get(code, ApiError)
+    assert (error.code, error.err_code) == (code.status, code.value)
+    assert error.description == re.sub(r"\{\w+\}", "it", code.description)
+    assert type(error.err_code) is int  # the wire, logs and pickles see a plain number
+
+
+def test_an_error_may_replace_the_text_and_the_status_of_the_table() -> None:
+    error = ErrorCode.STREAM_NOT_FOUND.error("gone", status=410)
+    assert isinstance(error, errors.StreamNotFoundError)
+    assert (error.code, error.err_code, error.description) == (410, 10059, "gone")
+
+
+def test_error_codes_are_declared_in_the_table_only() -> None:
+    assert len({code.value for code in ErrorCode}) == len(ErrorCode.__members__)  # no alias: a code occurs once
+    source = Path(errors.__file__).parent
+    numbers = "|".join(str(code.value) for code in ErrorCode)
+    for path in source.rglob("*.py"):
+        if path != Path(errors.__file__):
+            text = path.read_text()
+            assert "err_code=" not in text, path
+            assert not re.search(rf"\b({numbers})\b", text), path
 
 
 def test_an_unknown_code_is_a_plain_api_error() -> None:

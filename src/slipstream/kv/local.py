@@ -15,12 +15,11 @@ from datetime import timedelta
 
 from slipstream.api import StreamConfig, StreamInfo, StreamState
 from slipstream.errors import (
-    ApiError,
     BucketNotFoundError,
+    ErrorCode,
     StoreError,
     StreamMessageTooLargeError,
     StreamNameInUseError,
-    WrongLastSequenceError,
 )
 from slipstream.kv.bucket import BucketConfig, BucketStatus
 from slipstream.kv.entry import Entry, Operation
@@ -128,13 +127,13 @@ class LocalBucket:
         if 0 <= limit < len(value):
             raise StreamMessageTooLargeError(f"message size exceeds maximum allowed: {len(value)} of {limit} bytes")
         if ttl and not self.config.allow_msg_ttl:
-            raise ApiError("per-message TTL is disabled", code=400, err_code=10166)  # what a server says
+            raise ErrorCode.MESSAGE_TTL_DISABLED.error()  # what a server says
         with self._transaction():
             self._expire(now)
             if last is not None:
                 newest = self._one("SELECT coalesce(max(revision), 0) FROM entries WHERE key = ?", key)
                 if newest != last:
-                    raise WrongLastSequenceError(f"wrong last sequence: {newest}")
+                    raise ErrorCode.STREAM_WRONG_LAST_SEQUENCE.error(seq=newest)
             revision = self._insert(key, value, operation, "", ttl, now)
             if operation is Operation.PURGE:
                 self._remove("key = ? AND revision < ?", key, revision)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from slipstream.api import GetRequest, StreamInfo, format_time, names
-from slipstream.errors import ApiError, Error, MessageNotFoundError, RequestTimeoutError, UsageError
+from slipstream.errors import ApiError, Error, ErrorCode, MessageNotFoundError, RequestTimeoutError, UsageError
 from slipstream.server.engine.ports import Record
 from slipstream.server.engine.replication.ingest import CHUNK, Remote, identity_of
 
@@ -108,7 +108,7 @@ class Upstreams:
         if upstream is None:
             known = ", ".join(self._upstreams) or "none"
             text = f"no upstream is configured for {api!r}; configured: {known}"
-            remote.fail(ApiError(text, code=500, err_code=10029), self._driver.now())
+            remote.fail(ErrorCode.MIRROR_CONSUMER_SETUP_FAILED.error(err=text), self._driver.now())
             return
         from slipstream.jetstream._async.jetstream import (
             JetStream,  # a server that mirrors nobody starts without a client
@@ -122,10 +122,10 @@ class Upstreams:
             except ApiError as exc:
                 remote.fail(exc, self._driver.now())
             except (Error, OSError, TimeoutError) as exc:
-                remote.fail(ApiError(str(exc), code=503, err_code=10029), self._driver.now())
+                remote.fail(ErrorCode.MIRROR_CONSUMER_SETUP_FAILED.error(err=exc, status=503), self._driver.now())
             except Exception as exc:  # whatever it is, the next try may be better
                 log.exception("an error in reading stream %s of %r", remote.source.name, upstream)
-                remote.fail(ApiError(str(exc), code=500, err_code=10029), self._driver.now())
+                remote.fail(ErrorCode.MIRROR_CONSUMER_SETUP_FAILED.error(err=exc), self._driver.now())
             await asyncio.sleep(RETRY)
 
     async def _client(self, api: str, upstream: Upstream) -> Client:

@@ -11,15 +11,30 @@ import re
 from base64 import urlsafe_b64encode
 from hashlib import blake2b
 
-from slipstream.errors import ApiError, Error, UsageError
+from slipstream.errors import ApiError, Error, ErrorCode, UsageError
 from slipstream.facade._sync.client import JetStream
 from slipstream.spark.sink.outbox import Outbox
 from slipstream.wire import Headers
 
 _MOST_TEXT = 1_000  # bytes of a reason, and of a name; less where a server takes small messages only
 _FRAME = 256  # bytes, of headers without these two
-# Size, another stream, size of headers, roll-up, time to live, counters, schedules: error codes of the API.
-_ROWS_FAULTS = frozenset((10054, 10060, 10097, 10111, 10165, 10166, 10168, 10169, 10170, 10171, 10189, 10190, 10191))
+_ROWS_FAULTS = frozenset(
+    (
+        ErrorCode.STREAM_MESSAGE_EXCEEDS_MAXIMUM,
+        ErrorCode.STREAM_NOT_MATCH,
+        ErrorCode.STREAM_HEADER_EXCEEDS_MAXIMUM,
+        ErrorCode.STREAM_ROLLUP_FAILED,
+        ErrorCode.MESSAGE_TTL_INVALID,
+        ErrorCode.MESSAGE_TTL_DISABLED,
+        ErrorCode.MESSAGE_INCR_DISABLED,
+        ErrorCode.MESSAGE_INCR_MISSING,
+        ErrorCode.MESSAGE_INCR_PAYLOAD,
+        ErrorCode.MESSAGE_INCR_INVALID,
+        ErrorCode.MESSAGE_SCHEDULES_PATTERN_INVALID,
+        ErrorCode.MESSAGE_SCHEDULES_TARGET_INVALID,
+        ErrorCode.MESSAGE_SCHEDULES_TTL_INVALID,
+    )
+)
 _WINDOW = 256
 _ROW = re.compile(r"^row \d+(?: \(subject .*?\))?(?::| was) ")
 

@@ -14,7 +14,7 @@ import msgspec
 
 from slipstream.api import ConsumerConfig, ConsumerInfo, SequenceInfo, parse_time
 from slipstream.api.times import ZERO, format_time
-from slipstream.errors import ApiError, InvalidJsonError, ReplicasNotSupportedError
+from slipstream.errors import ErrorCode, ReplicasNotSupportedError
 from slipstream.server.engine.api.requests import Count, Outcome, Sequence, decode, is_empty, optional
 from slipstream.server.engine.consumers import config as rules
 from slipstream.server.engine.consumers.consumer import Consumer
@@ -85,8 +85,7 @@ class ConsumerApi:
     def _create_durable(self, tokens: list[str], payload: bytes, now: int) -> Outcome:
         """`CREATE.<stream>.<name>`."""
         if tokens[0] != "CREATE" or len(tokens) != 3:
-            text = "consumer expected to be durable but no durable name set in subject"
-            raise ApiError(text, code=400, err_code=10016)
+            raise ErrorCode.CONSUMER_DURABLE_NAME_NOT_IN_SUBJECT.error()
         return self._put(tokens[1], tokens[2], "", payload, now, durable=True)
 
     def _put(
@@ -95,16 +94,14 @@ class ConsumerApi:
         body = _create_body(payload)
         config = rules.parse(body.get("config", {}))
         if body.get("stream_name", "") != stream_name:
-            raise ApiError("stream name in subject does not match request", code=400, err_code=10056)
+            raise ErrorCode.STREAM_MISMATCH.error()
         if any(char in (name or config.name) for char in "\\/"):
-            raise ApiError("Consumer name can not contain path separators", code=400, err_code=10127)
+            raise ErrorCode.CONSUMER_NAME_CONTAINS_PATH_SEPARATORS.error()
         config = _named(config, name, durable=durable)
         if pattern and config.filter_subjects:
-            text = "consumer with multiple subject filters cannot use subject based API"
-            raise ApiError(text, code=400, err_code=10137)
+            raise ErrorCode.CONSUMER_MULTIPLE_FILTERS_NOT_ALLOWED.error()
         if pattern and config.filter_subject != pattern:
-            text = "Consumer create request did not match filtered subject from create subject"
-            raise ApiError(text, code=400, err_code=10131)
+            raise ErrorCode.CONSUMER_CREATE_FILTER_SUBJECT_MISMATCH.error()
         stream = self._find(stream_name)
         if config.num_replicas > max(1, stream.config.num_replicas):
             raise ReplicasNotSupportedError
@@ -159,7 +156,7 @@ class ConsumerApi:
             try:
                 until = parse_time(request.pause_until)
             except ValueError as exc:
-                raise InvalidJsonError(f"invalid JSON: {exc}") from exc
+                raise ErrorCode.INVALID_JSON.error(err=exc) from exc
         consumer = self._consumer(tokens)
         config = rules.with_level(consumer.config.replace(pause_until=until if until > ZERO else None))
         if config != consumer.config:
@@ -173,13 +170,12 @@ class ConsumerApi:
     def _unpin(self, tokens: list[str], payload: bytes, _: int) -> Outcome:
         request = decode(payload, UnpinRequest)
         if not request.group:
-            raise InvalidJsonError("invalid JSON: consumer group not specified")
+            raise ErrorCode.INVALID_JSON.error(err="consumer group not specified")
         if not rules.valid_group(request.group):
             raise rules.bad_group()
         consumer = self._consumer(tokens)
         if request.group not in consumer.config.priority_groups or not isinstance(consumer, PullConsumer):
-            text = "Provided priority group does not exist for this consumer"
-            raise ApiError(text, code=400, err_code=10160)
+            raise ErrorCode.CONSUMER_INVALID_PRIORITY_GROUP.error()
         consumer.unpin("admin", request.group)
         return Outcome({})
 
@@ -228,32 +224,29 @@ def _create_body(payload: bytes) -> dict[str, Any]:
     body: dict[str, Any] = decode(payload, dict) if payload.strip() else {}
     for name, value in body.items():
         if name not in ("stream_name", "config", "action", "pedantic"):
-            raise InvalidJsonError(f'invalid JSON: json: unknown field "{name}"')
+            raise ErrorCode.INVALID_JSON.error(err=f'json: unknown field "{name}"')
         if value is None:  # as if it were not there
             continue
         if name == "action" and value not in ("", "create", "update"):
-            raise InvalidJsonError(f"invalid JSON: unknown consumer action: {msgspec.json.encode(value).decode()}")
+            raise ErrorCode.INVALID_JSON.error(err=f"unknown consumer action: {msgspec.json.encode(value).decode()}")
         if name == "pedantic" and not isinstance(value, bool):
-            raise InvalidJsonError(f"invalid JSON: pedantic is {value!r}, true or false is allowed")
+            raise ErrorCode.INVALID_JSON.error(err=f"pedantic is {value!r}, true or false is allowed")
     return {name: value for name, value in body.items() if value is not None}
 
 
 def _named(config: ConsumerConfig, name: str | None, *, durable: bool) -> ConsumerConfig:
     """The configuration with the name that the subject gives it."""
     if durable and not config.durable_name:
-        text = "consumer expected to be durable but a durable name was not set"
-        raise ApiError(text, code=400, err_code=10018)
+        raise ErrorCode.CONSUMER_DURABLE_NAME_NOT_SET.error()
     if name is not None:
         if config.durable_name and config.durable_name != name:
-            text = "consumer name in subject does not match durable name in request"
-            raise ApiError(text, code=400, err_code=10017)
+            raise ErrorCode.CONSUMER_DURABLE_NAME_NOT_MATCH_SUBJECT.error()
         return config.replace(name=name)
     if config.durable_name:
-        text = "consumer expected to be ephemeral but a durable name was set in request"
-        raise ApiError(text, code=400, err_code=10020)
+        raise ErrorCode.CONSUMER_EPHEMERAL_WITH_DURABLE_NAME.error()
     return config
 
 
 def _check_empty(payload: bytes) -> None:
     if not is_empty(payload):
-        raise ApiError("expected an empty request payload", code=400, err_code=10038)
+        raise ErrorCode.NOT_EMPTY_REQUEST.error()

@@ -17,7 +17,7 @@ from slipstream.errors import (
     ApiError,
     BadApiRequestError,
     CorruptRecordError,
-    InvalidJsonError,
+    ErrorCode,
     MessageNotFoundApiError,
     MinLastSequenceError,
     StoreError,
@@ -134,7 +134,7 @@ Handler = Callable[[str, bytes, int], Outcome]
 
 
 def _not_enabled() -> ApiError:
-    return ApiError("JetStream not enabled for account", code=503, err_code=10039)
+    return ErrorCode.NOT_ENABLED_FOR_ACCOUNT.error()
 
 
 class _Response:
@@ -194,7 +194,7 @@ class Api:
             "STREAM.INFO": ("stream_info_response", self._info),
             "STREAM.DELETE": ("stream_delete_response", self._delete),
             "STREAM.PURGE": ("stream_purge_response", self._purge),
-            "STREAM.MSG.GET": (_GET, _refusal("", 500, 0)),  # may be answered later: see `_get_message`
+            "STREAM.MSG.GET": (_GET, _not_a_handler),  # may be answered later: see `_get_message`
             "STREAM.MSG.DELETE": ("stream_msg_delete_response", self._delete_message),
             "STREAM.SNAPSHOT": ("stream_snapshot_response", backups.snapshot),
             "STREAM.RESTORE": ("stream_restore_response", backups.restore),
@@ -392,7 +392,7 @@ class Api:
 
     def _delete(self, name: str, payload: bytes, now: int) -> Outcome:
         if not _is_empty(payload):
-            raise ApiError("expected an empty request payload", code=400, err_code=10038)
+            raise ErrorCode.NOT_EMPTY_REQUEST.error()
         stream = self._stream(name)
         self._catalog.delete_stream(stream)
         self._tell(stream, "delete", now)
@@ -404,9 +404,9 @@ class Api:
             raise BadApiRequestError
         stream = self._stream(name)
         if stream.config.sealed:
-            raise ApiError("invalid operation on sealed stream", code=400, err_code=10109)
+            raise ErrorCode.STREAM_SEALED.error()
         if stream.config.deny_purge:
-            raise ApiError("stream purge not permitted", code=500, err_code=10110)
+            raise ErrorCode.STREAM_PURGE_FAILED.error(err="stream purge not permitted")
         purged = stream.log.purge(pattern=request.filter, below=request.seq, keep=request.keep)
         stream.consumers.purged(request.filter)
         return Outcome({"success": True, "purged": purged}, stream.journal)
@@ -417,15 +417,15 @@ class Api:
         request = _decode(payload, DeleteRequest)
         stream = self._stream(name)
         if stream.config.sealed:
-            raise ApiError("invalid operation on sealed stream", code=400, err_code=10109)
+            raise ErrorCode.STREAM_SEALED.error()
         if stream.config.deny_delete:
-            raise ApiError("message delete not permitted", code=500, err_code=10057)
+            raise ErrorCode.STREAM_MSG_DELETE_FAILED.error(err="message delete not permitted")
         if not stream.log.remove(request.seq):
             state, memory = stream.log.state, stream.config.storage == Storage.MEMORY
             if memory or state.first_seq <= request.seq <= state.last_seq:
-                raise ApiError(f"sequence {request.seq} not found", code=400, err_code=10043)
+                raise ErrorCode.SEQUENCE_NOT_FOUND.error(seq=request.seq)
             beyond = request.seq > state.last_seq
-            raise ApiError("stream store EOF" if beyond else "no message found", code=500, err_code=10057)
+            raise ErrorCode.STREAM_MSG_DELETE_FAILED.error(err="stream store EOF" if beyond else "no message found")
         return Outcome({"success": True}, stream.journal)
 
     # Message Get: the leader answers, from what is committed; every acknowledged write is.
@@ -467,9 +467,9 @@ class Api:
         request = _optional(payload, StepDownRequest)
         preferred = request.placement.preferred if request.placement is not None else ""
         if preferred and preferred not in (peer.peer for peer in stream.replicas.peers):
-            raise ApiError(f"preferred server {preferred!r} is no replica of the stream", code=400, err_code=10005)
+            raise ErrorCode.CLUSTER_NO_PEERS.error(err=f"preferred server {preferred!r} is no replica of the stream")
         if not stream.replicas.step_down(now, to=preferred):
-            raise ApiError("no other replica is current enough to lead", code=503, err_code=10008)
+            raise ErrorCode.CLUSTER_NOT_AVAIL.error("no other replica is current enough to lead")
         return Outcome({"success": True})
 
     def _remove_peer(self, name: str, payload: bytes, now: int) -> Outcome:
@@ -480,14 +480,14 @@ class Api:
         if not peer:
             raise BadApiRequestError
         if peer not in (other.peer for other in stream.replicas.peers):
-            raise ApiError("peer not a member", code=400, err_code=10040)
+            raise ErrorCode.CLUSTER_PEER_NOT_MEMBER.error()
         self._catalog.replace_peer(stream, peer, now)
         return Outcome({"success": True})
 
     def _replicated(self, name: str) -> Stream:
         stream = self._stream(name)
         if len(stream.replicas.peers) == 1:
-            raise ApiError("JetStream clustering support required", code=503, err_code=10010)
+            raise ErrorCode.CLUSTER_REQUIRED.error()
         return stream
 
 
@@ -495,7 +495,7 @@ def _message(peer: ReplicaPeer, request: GetRequest) -> bytes:
     try:
         record = find(peer.log, request)
     except CorruptRecordError as exc:
-        raise ApiError(str(exc), code=500, err_code=10051) from exc
+        raise ErrorCode.STREAM_GENERAL.error(err=exc) from exc
     if record is None:
         raise MessageNotFoundApiError
     body = StoredBody(
@@ -508,11 +508,8 @@ def _message(peer: ReplicaPeer, request: GetRequest) -> bytes:
     return encode_json({"type": RESPONSE_TYPE + _GET, "message": body})
 
 
-def _refusal(text: str, code: int, err_code: int) -> Handler:
-    def refuse(_: str, __: bytes, ___: int) -> Outcome:
-        raise ApiError(text, code=code, err_code=err_code)
-
-    return refuse
+def _not_a_handler(_: str, __: bytes, ___: int) -> Outcome:
+    raise AssertionError("Message Get is answered by `_get_message`")
 
 
 class _StrictGet(GetRequest, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -528,7 +525,7 @@ def _get_request(payload: bytes) -> GetRequest:
         if request.start_time is not None:
             parse_time(request.start_time)
     except ValueError as exc:
-        raise InvalidJsonError(f"invalid JSON: {exc}") from exc
+        raise ErrorCode.INVALID_JSON.error(err=exc) from exc
     if (
         request.batch > 0
         or request.max_bytes > 0
@@ -538,10 +535,10 @@ def _get_request(payload: bytes) -> GetRequest:
     ):
         raise BadApiRequestError
     if request.seq < 0 or request.min_last_seq < 0:
-        raise InvalidJsonError("invalid JSON: a sequence cannot be negative")
+        raise ErrorCode.INVALID_JSON.error(err="a sequence cannot be negative")
     return request
 
 
 def _check_level(header: bytes) -> None:
     if header and not level_suffices(header):
-        raise ApiError("JetStream minimum api level required", code=412, err_code=10185)
+        raise ErrorCode.REQUIRED_API_LEVEL.error()

@@ -9,7 +9,7 @@ import msgspec
 
 from slipstream.api import NOT_JSON, StreamConfig, read_json
 from slipstream.api.names import REQUIRED_API_LEVEL
-from slipstream.errors import ApiError, InvalidJsonError, StreamNameMismatchError
+from slipstream.errors import ApiError, ErrorCode, StreamNameMismatchError
 from slipstream.server.engine.journal import Journal
 from slipstream.server.engine.streams import config as rules
 from slipstream.server.engine.streams.features import API_LEVEL
@@ -53,7 +53,7 @@ def decode(payload: bytes, kind: type[T]) -> T:
     try:
         return read_json(payload, kind)
     except NOT_JSON as exc:
-        raise InvalidJsonError(_json_text(exc)) from exc
+        raise ErrorCode.INVALID_JSON.error(err=_json_text(exc)) from exc
 
 
 def optional(payload: bytes, kind: type[T]) -> T:
@@ -68,7 +68,7 @@ def stream_config(payload: bytes, name: str) -> tuple[StreamConfig, bool]:
     if config.name != name:
         raise StreamNameMismatchError
     if "\\" in name or "/" in name:
-        raise ApiError("Stream name can not contain path separators", code=400, err_code=10128)
+        raise ErrorCode.STREAM_NAME_CONTAINS_PATH_SEPARATORS.error()
     return config, body.get("pedantic") is True
 
 
@@ -76,8 +76,8 @@ def _json_text(error: Exception) -> str:
     text = str(error)
     if text.startswith("Object contains unknown field"):
         field = text.split("`")[1]
-        return f'invalid JSON: json: unknown field "{field}"'
-    return f"invalid JSON: {text}"
+        return f'json: unknown field "{field}"'
+    return text
 
 
 def error_body(error: ApiError) -> dict[str, object]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from slipstream.api import Storage, StreamConfig
-from slipstream.errors import ApiError
+from slipstream.errors import ErrorCode
 from slipstream.server.engine.ports import StreamLog
 
 
@@ -51,27 +51,26 @@ def check_stream(limits: AccountLimits, config: StreamConfig, others: Iterable[H
         return
     others = list(others)
     if new and 0 < limits.max_streams <= len(others):
-        raise ApiError("maximum number of streams reached", code=400, err_code=10027)
+        raise ErrorCode.MAXIMUM_STREAMS_LIMIT.error()
     if limits.max_bytes_required and config.max_bytes <= 0:
-        raise ApiError("account requires a stream config to have max bytes set", code=400, err_code=10113)
+        raise ErrorCode.STREAM_MAX_BYTES_REQUIRED.error()
     if 0 < limits.stream_bytes_of(config.storage) < config.max_bytes:
-        raise ApiError("stream max bytes exceeds account limit max stream bytes", code=400, err_code=10122)
+        raise ErrorCode.STREAM_MAX_STREAM_BYTES_EXCEEDED.error()
     if 0 < limits.max_consumers < config.max_consumers:
-        raise ApiError("maximum consumers limit reached", code=400, err_code=10026)
+        raise ErrorCode.MAXIMUM_CONSUMERS_LIMIT.error()
     most = limits.bytes_of(config.storage)
     reserved = sum(max(other.config.max_bytes, 0) for other in others if other.config.storage == config.storage)
     wanted = config.max_bytes if config.max_bytes > 0 else 1 if new else 0
     if 0 <= most < reserved + wanted:
         memory = config.storage == Storage.MEMORY
-        text = f"insufficient {'memory' if memory else 'storage'} resources available"
-        raise ApiError(text, code=500, err_code=10028 if memory else 10047)
+        raise (ErrorCode.MEMORY_RESOURCES_EXCEEDED if memory else ErrorCode.STORAGE_RESOURCES_EXCEEDED).error()
 
 
 def check_bytes(limits: AccountLimits, storage: str, size: int, streams: Iterable[Holder]) -> None:
     """Whether the account has room for one more message."""
     most = limits.bytes_of(storage)
     if most >= 0 and size + used(storage, streams) > most:
-        raise ApiError("resource limits exceeded for account", code=400, err_code=10002)
+        raise ErrorCode.ACCOUNT_RESOURCES_EXCEEDED.error()
 
 
 def used(storage: str, streams: Iterable[Holder]) -> int:

@@ -24,7 +24,7 @@ from slipstream.api import (
     encode_json,
     read_json,
 )
-from slipstream.errors import ApiError, InvalidJsonError, StreamInvalidConfigError
+from slipstream.errors import ApiError, ErrorCode, StreamInvalidConfigError
 from slipstream.server.engine.streams.features import REQUIRED_LEVEL, SERVER_LEVEL, SERVER_VERSION, pedantic_error
 from slipstream.wire import has_wildcard, is_valid_filter, subset_of
 
@@ -52,23 +52,23 @@ _NOT_NEGATIVE = ("opt_start_seq", "rate_limit_bps", "min_last_seq")
 def parse(data: Any) -> ConsumerConfig:
     """The configuration in a request's body; raises InvalidJsonError."""
     if not isinstance(data, dict):
-        raise InvalidJsonError("invalid JSON: the consumer's config is not an object")
+        raise ErrorCode.INVALID_JSON.error(err="the consumer's config is not an object")
     body: dict[str, Any] = {"ack_policy": AckPolicy.NONE.value} | {k: v for k, v in data.items() if v is not None}
     for name, value in body.items():
         if isinstance(value, int) and not (0 if name in _NOT_NEGATIVE else -(2**63)) <= value < 2**63:
-            raise InvalidJsonError(f"invalid JSON: {value} does not fit the field {name}")
+            raise ErrorCode.INVALID_JSON.error(err=f"{value} does not fit the field {name}")
     for name, (allowed, text) in _CHOICES.items():
         if name in body and not (isinstance(body[name], str) and body[name] in allowed):
             quoted = encode_json(body[name]).decode()
             if name != "priority_policy":  # nats-server quotes the others twice
                 quoted = encode_json(quoted).decode()
-            raise InvalidJsonError("invalid JSON: " + text.format(quoted))
+            raise ErrorCode.INVALID_JSON.error(err=text.format(quoted))
     try:
         config = ConsumerConfig.from_dict(body)
     except ValueError as exc:
-        raise InvalidJsonError(f"invalid JSON: {exc}") from exc
+        raise ErrorCode.INVALID_JSON.error(err=exc) from exc
     if config.unknown:
-        raise InvalidJsonError(f'invalid JSON: json: unknown field "{next(iter(config.unknown))}"')
+        raise ErrorCode.INVALID_JSON.error(err=f'json: unknown field "{next(iter(config.unknown))}"')
     if config.priority_policy == PriorityPolicy.NONE:
         config = config.replace(priority_policy="")
     return config
@@ -134,14 +134,14 @@ def check(config: ConsumerConfig, stream: StreamConfig, *, most: int = -1) -> No
     _check_names(config)
     _check_replicas(config, stream)
     if any(wait < ZERO for wait in config.backoff):
-        raise _refused("consumer backoff needs to be positive", 10184)
+        raise ErrorCode.CONSUMER_BACKOFF_NEGATIVE.error()
     if config.ack_wait < ZERO:
-        raise _refused("consumer ack wait needs to be positive", 10183)
+        raise ErrorCode.CONSUMER_ACK_WAIT_NEGATIVE.error()
     if config.ack_policy == FLOW_CONTROL_ACKS:
         raise StreamInvalidConfigError("ack policy flow_control is not supported yet by this server")
     check_backoff(config)
     if len(config.description.encode()) > MAX_DESCRIPTION:
-        raise _refused(f"consumer description is too long, maximum allowed is {MAX_DESCRIPTION}", 10107)
+        raise ErrorCode.CONSUMER_DESCRIPTION_TOO_LONG.error(max=MAX_DESCRIPTION)
     if config.deliver_subject:
         _check_push(config, stream)
     else:
@@ -149,30 +149,30 @@ def check(config: ConsumerConfig, stream: StreamConfig, *, most: int = -1) -> No
     limits = stream.consumer_limits
     for bound in (most, limits.max_ack_pending):
         if 0 < bound < config.max_ack_pending:
-            raise _refused(f"consumer max ack pending exceeds system limit of {bound}", 10121)
+            raise ErrorCode.CONSUMER_MAX_PENDING_ACK_EXCESS.error(limit=bound)
     if ZERO < limits.inactive_threshold < config.inactive_threshold:
         text = go_duration(limits.inactive_threshold)
-        raise _refused(f"consumer inactive threshold exceeds system limit of {text}", 10153)
+        raise ErrorCode.CONSUMER_INACTIVE_THRESHOLD_EXCESS.error(limit=text)
     if config.direct and not config.deliver_subject:
-        raise _refused("consumer direct requires a push based consumer", 10090)
+        raise ErrorCode.CONSUMER_DIRECT_REQUIRES_PUSH.error()
     if config.direct and config.durable_name:
-        raise _refused("consumer direct requires an ephemeral consumer", 10091)
+        raise ErrorCode.CONSUMER_DIRECT_REQUIRES_EPHEMERAL.error()
     _check_filters(config)
     _check_start(config)
     _check_sampling(config)
     if config.flow_control and not config.idle_heartbeat:
-        raise _refused("consumer with flow control also needs heartbeats", 10108)
+        raise ErrorCode.CONSUMER_FLOW_CONTROL_NEEDS_HEARTBEATS.error()
     if config.durable_name and config.name and config.name != config.durable_name:
-        raise _refused("Consumer Durable and Name have to be equal if both are provided", 10132)
+        raise ErrorCode.CONSUMER_CREATE_DURABLE_AND_NAME_MISMATCH.error()
     if sum(len(key.encode()) + len(value.encode()) for key, value in config.metadata.items()) > MAX_METADATA:
-        raise _refused(f"consumer metadata exceeds maximum size of {MAX_METADATA // 1024}KB", 10135)
+        raise ErrorCode.CONSUMER_METADATA_LENGTH.error(limit=f"{MAX_METADATA // 1024}KB")
     _check_priority(config)
 
 
 def check_backoff(config: ConsumerConfig) -> None:
     """A consumer cannot wait longer and longer for deliveries that it never makes."""
     if config.backoff and config.max_deliver != -1 and len(config.backoff) > config.max_deliver:
-        raise _refused("max deliver is required to be > length of backoff values", 10116)
+        raise ErrorCode.CONSUMER_MAX_DELIVER_BACKOFF.error()
 
 
 def with_level(config: ConsumerConfig) -> ConsumerConfig:
@@ -201,16 +201,16 @@ def check_update(old: ConsumerConfig, new: ConsumerConfig, *, bound: bool) -> No
     """Whether a consumer can become the other; `bound`: somebody listens on its deliver subject."""
     for name, text in _FIXED:
         if getattr(old, name) != getattr(new, name):
-            raise ApiError(f"{text} can not be updated", code=500, err_code=10012)
+            raise ErrorCode.CONSUMER_CREATE.error(err=f"{text} can not be updated")
     if old.deliver_subject != new.deliver_subject:
         if not old.deliver_subject:
-            raise ApiError("can not update pull consumer to push based", code=500, err_code=10012)
+            raise ErrorCode.CONSUMER_CREATE.error(err="can not update pull consumer to push based")
         if not new.deliver_subject:
-            raise ApiError("can not update push consumer to pull based", code=500, err_code=10012)
+            raise ErrorCode.CONSUMER_CREATE.error(err="can not update push consumer to pull based")
         if bound:
-            raise _refused("consumer name already in use", 10013)
+            raise ErrorCode.CONSUMER_NAME_EXIST.error()
     if old.max_waiting != new.max_waiting:
-        raise ApiError("max waiting can not be updated", code=500, err_code=10012)
+        raise ErrorCode.CONSUMER_CREATE.error(err="max waiting can not be updated")
     check_backoff(new)
 
 
@@ -228,52 +228,52 @@ def _check_names(config: ConsumerConfig) -> None:
 
 def _check_replicas(config: ConsumerConfig, stream: StreamConfig) -> None:
     if config.num_replicas > stream.num_replicas:
-        raise _refused("consumer config replica count exceeds parent stream", 10126)
+        raise ErrorCode.CONSUMER_REPLICAS_EXCEEDS_STREAM.error()
     if config.num_replicas < 0:
-        raise _refused("replicas count cannot be negative", 10133)
+        raise ErrorCode.REPLICAS_COUNT_CANNOT_BE_NEGATIVE.error()
     if stream.retention != Retention.LIMITS and config.num_replicas not in (0, stream.num_replicas):
-        raise _refused("consumer config replicas must match interest retention stream's replicas", 10134)
+        raise ErrorCode.CONSUMER_REPLICAS_SHOULD_MATCH_STREAM.error()
 
 
 def _check_push(config: ConsumerConfig, stream: StreamConfig) -> None:
     if has_wildcard(config.deliver_subject):
-        raise _refused("consumer deliver subject has wildcards", 10079)
+        raise ErrorCode.CONSUMER_DELIVER_TO_WILDCARDS.error()
     if not is_valid_filter(config.deliver_subject):
-        raise _refused("invalid push consumer deliver subject", 10112)
+        raise ErrorCode.CONSUMER_INVALID_DELIVER_SUBJECT.error()
     if any(subset_of(config.deliver_subject, subject) for subject in stream.subjects):
-        raise _refused("consumer deliver subject forms a cycle", 10081)
+        raise ErrorCode.CONSUMER_DELIVER_CYCLE.error()
     if config.max_waiting:
-        raise _refused("consumer in push mode can not set max waiting", 10080)
+        raise ErrorCode.CONSUMER_PUSH_MAX_WAITING.error()
     if config.max_ack_pending > 0 and config.ack_policy == AckPolicy.NONE:
-        raise _refused("consumer requires ack policy for max ack pending", 10082)
+        raise ErrorCode.CONSUMER_MAX_PENDING_ACK_POLICY_REQUIRED.error()
     if ZERO < config.idle_heartbeat < timedelta(milliseconds=100):
-        raise _refused("consumer idle heartbeat needs to be >= 100ms", 10083)
+        raise ErrorCode.CONSUMER_SMALL_HEARTBEAT.error()
 
 
 def _check_pull(config: ConsumerConfig, stream: StreamConfig) -> None:
     if config.ack_policy == AckPolicy.NONE and stream.retention == Retention.WORK_QUEUE:
-        raise _refused("consumer in pull mode requires explicit ack policy on workqueue stream", 10084)
+        raise ErrorCode.CONSUMER_PULL_REQUIRES_ACK.error()
     if config.rate_limit_bps:
-        raise _refused("consumer in pull mode can not have rate limit set", 10086)
+        raise ErrorCode.CONSUMER_PULL_WITH_RATE_LIMIT.error()
     if config.idle_heartbeat:
-        raise _refused("consumer idle heartbeat requires a push based consumer", 10088)
+        raise ErrorCode.CONSUMER_HEARTBEAT_REQUIRES_PUSH.error()
     if config.flow_control:
-        raise _refused("consumer flow control requires a push based consumer", 10089)
+        raise ErrorCode.CONSUMER_FLOW_CONTROL_REQUIRES_PUSH.error()
     if ZERO < config.max_expires < timedelta(milliseconds=1):
-        raise _refused("consumer max request expires needs to be >= 1ms", 10115)
+        raise ErrorCode.CONSUMER_MAX_REQUEST_EXPIRES_TOO_SMALL.error()
 
 
 def _check_filters(config: ConsumerConfig) -> None:
     if config.filter_subject and config.filter_subjects:
-        raise _refused("consumer cannot have both FilterSubject and FilterSubjects specified", 10136)
+        raise ErrorCode.CONSUMER_DUPLICATE_FILTER_SUBJECTS.error()
     if "" in config.filter_subjects:
-        raise _refused("consumer filter in FilterSubjects cannot be empty", 10139)
+        raise ErrorCode.CONSUMER_EMPTY_FILTER.error()
     filters = filters_of(config)
     for i, one in enumerate(filters):
         if not is_valid_filter(one):
             raise StreamInvalidConfigError("invalid subject")
         if any(i != j and subset_of(one, other) for j, other in enumerate(filters)):
-            raise _refused("consumer subject filters cannot overlap", 10138)
+            raise ErrorCode.CONSUMER_OVERLAPPING_SUBJECT_FILTERS.error()
 
 
 def _check_start(config: ConsumerConfig) -> None:
@@ -296,11 +296,15 @@ def _check_start(config: ConsumerConfig) -> None:
 
 
 def _start_unwanted(policy: str, what: str) -> ApiError:
-    return _refused(f"consumer delivery policy is deliver {policy}, but optional start {what} is also set", 10094)
+    return ErrorCode.CONSUMER_INVALID_POLICY.error(
+        err=f"consumer delivery policy is deliver {policy}, but optional start {what} is also set"
+    )
 
 
 def _start_missing(policy: str, what: str) -> ApiError:
-    return _refused(f"consumer delivery policy is deliver {policy}, but optional {what} is not set", 10094)
+    return ErrorCode.CONSUMER_INVALID_POLICY.error(
+        err=f"consumer delivery policy is deliver {policy}, but optional {what} is not set"
+    )
 
 
 def sample_frequency(config: ConsumerConfig) -> int:
@@ -314,23 +318,23 @@ def _check_sampling(config: ConsumerConfig) -> None:
         reason = f"strconv.Atoi: parsing {encode_json(text).decode()}: invalid syntax"
         if re.fullmatch(r"-\d+", text, re.ASCII):
             reason = "<nil>"
-        raise _refused(f"failed to parse consumer sampling configuration: {reason}", 10095)
+        raise ErrorCode.CONSUMER_INVALID_SAMPLING.error(err=reason)
 
 
 def _check_priority(config: ConsumerConfig) -> None:
     if not config.priority_policy:
         if config.priority_groups:
-            raise _refused("consumer can not have priority groups when policy is none", 10196)
+            raise ErrorCode.CONSUMER_PRIORITY_GROUP_WITH_POLICY_NONE.error()
         if config.priority_timeout:
-            raise _refused("PinnedTTL cannot be set when PriorityPolicy is none", 10197)
+            raise ErrorCode.CONSUMER_PINNED_TTL_WITHOUT_PRIORITY_POLICY.error()
         return
     if config.deliver_subject:
-        raise _refused("priority groups can not be used with push consumers", 10178)
+        raise ErrorCode.CONSUMER_PUSH_WITH_PRIORITY_GROUP.error()
     if not config.priority_groups:
-        raise _refused("Setting PriorityPolicy requires at least one PriorityGroup to be set", 10159)
+        raise ErrorCode.CONSUMER_PRIORITY_POLICY_WITHOUT_GROUP.error()
     for group in config.priority_groups:
         if not group:
-            raise _refused("Group name cannot be an empty string", 10161)
+            raise ErrorCode.CONSUMER_EMPTY_GROUP_NAME.error()
         if not valid_group(group):
             raise bad_group()
 
@@ -340,13 +344,7 @@ def valid_group(name: str) -> bool:
 
 
 def bad_group() -> ApiError:
-    return _refused(
-        "Valid priority group name must match A-Z, a-z, 0-9, -_/=)+ and may not exceed 16 characters", 10162
-    )
-
-
-def _refused(text: str, err_code: int) -> ApiError:
-    return ApiError(text, code=400, err_code=err_code)
+    return ErrorCode.CONSUMER_INVALID_GROUP_NAME.error()
 
 
 class _Nak(msgspec.Struct):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from slipstream.api import AckPolicy, ConsumerConfig, DeliverPolicy, ReplayPolicy, encode_json
-from slipstream.errors import ApiError, CorruptRecordError, StoreError
+from slipstream.errors import CorruptRecordError, ErrorCode, StoreError
 from slipstream.server.engine.consumers import config as rules
 from slipstream.server.engine.consumers.ack_handling import MILLISECOND, REMOVED, AckReply, Settling
 from slipstream.server.engine.consumers.advisories import ConsumerAdvisories
@@ -186,9 +186,9 @@ class Consumer(Settling):
             elif config.deliver_policy == DeliverPolicy.BY_START_TIME:
                 first, text = self.log.time_to_seq(config.opt_start_time or 0), "below start time"
             elif config.deliver_policy != DeliverPolicy.ALL:
-                raise ApiError("invalid reset: not allowed", code=400, err_code=10204)
+                raise ErrorCode.CONSUMER_INVALID_RESET.error(err="not allowed")
             if seq < first:
-                raise ApiError(f"invalid reset: {text}", code=400, err_code=10204)
+                raise ErrorCode.CONSUMER_INVALID_RESET.error(err=text)
         seq = seq or self.ledger.floor_seq + 1
         self._new, self.skips = False, None
         self.ledger.reset(seq)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from slipstream.api import AckPolicy, ConsumerConfig, DeliverPolicy, Retention
-from slipstream.errors import ApiError, ConsumerNotFoundError, CorruptRecordError
+from slipstream.errors import ConsumerNotFoundError, CorruptRecordError, ErrorCode
 from slipstream.server.engine.consumers import config as rules
 from slipstream.server.engine.consumers.ack_handling import AckReply
 from slipstream.server.engine.consumers.consumer import LAZY, Consumer, StoredConsumer
@@ -69,17 +69,17 @@ class Consumers:
         if old is not None:
             return self._update(old, config, action, now)
         if action == "update":
-            raise ApiError("consumer does not exist", code=400, err_code=10149)
+            raise ErrorCode.CONSUMER_DOES_NOT_EXIST.error()
         most = min((n for n in (stream.max_consumers, limits.max_consumers) if n > 0), default=0)
         if 0 < most <= len(self.items):
-            raise ApiError("maximum consumers limit reached", code=400, err_code=10026)
+            raise ErrorCode.MAXIMUM_CONSUMERS_LIMIT.error()
         self._check_queue(config)
         return self._create(config, now)
 
     def _create(self, config: ConsumerConfig, now: int) -> Consumer:
         name = config.durable_name or config.name
         if len(name.encode()) > rules.MAX_NAME:
-            raise ApiError(f"consumer name is too long, maximum allowed is {rules.MAX_NAME}", code=400, err_code=10102)
+            raise ErrorCode.CONSUMER_NAME_TOO_LONG.error(max=rules.MAX_NAME)
         while not name or (not config.name and name in self.items):
             name = config.durable_name or self.host.token(8)
         if not config.durable_name and not config.inactive_threshold:
@@ -123,7 +123,7 @@ class Consumers:
         if not old.config.name and not old.config.durable_name:
             config = config.replace(name="")  # the server gave it its name
         if action == "create" and config != old.config:
-            raise ApiError("consumer already exists", code=400, err_code=10148)
+            raise ErrorCode.CONSUMER_ALREADY_EXISTS.error()
         if self.stream.config.retention == Retention.WORK_QUEUE:
             self._check_unique(config, but=old.name)
         rules.check_update(old.config, config, bound=old.bound)
@@ -185,12 +185,11 @@ class Consumers:
         if self.stream.config.retention != Retention.WORK_QUEUE or config.direct or config.sourcing:
             return
         if config.ack_policy != AckPolicy.EXPLICIT:
-            raise ApiError("workqueue stream requires explicit ack", code=400, err_code=10098)
+            raise ErrorCode.CONSUMER_WQ_REQUIRES_EXPLICIT_ACK.error()
         if config.deliver_policy != DeliverPolicy.ALL:
-            raise ApiError("consumer must be deliver all on workqueue stream", code=400, err_code=10101)
+            raise ErrorCode.CONSUMER_WQ_NOT_DELIVER_ALL.error()
         if self.items and not rules.filters_of(config):
-            text = "multiple non-filtered consumers not allowed on workqueue stream"
-            raise ApiError(text, code=400, err_code=10099)
+            raise ErrorCode.CONSUMER_WQ_MULTIPLE_UNFILTERED.error()
         self._check_unique(config, but="")
 
     def _check_unique(self, config: ConsumerConfig, *, but: str) -> None:
@@ -200,8 +199,7 @@ class Consumers:
                 continue
             theirs = other.filters.patterns
             if mine and (not theirs or any(overlaps(a, b) for a in mine for b in theirs)):
-                text = "filtered consumer not unique on workqueue stream"
-                raise ApiError(text, code=400, err_code=10100)
+                raise ErrorCode.CONSUMER_WQ_NOT_UNIQUE.error()
 
     # After a start, and after a group was lost.
 

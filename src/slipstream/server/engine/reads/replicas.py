@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from slipstream.api import format_time
-from slipstream.errors import ApiError, UsageError
+from slipstream.errors import ErrorCode, UsageError
 from slipstream.server.engine.api.ids import short_hash
 from slipstream.server.engine.ports import StreamLog
 from slipstream.server.engine.reads.direct_get import ReplicaPeer
@@ -96,7 +96,7 @@ class Replicas:
         """A new peer takes the place of one that is removed."""
         peer = self.find(name)
         if peer is self.leader and not self.step_down(now):
-            raise ApiError("peer remap failed", code=503, err_code=10075)
+            raise ErrorCode.PEER_REMAP.error()
         self.peers = tuple(self._new_peer() if other is peer else other for other in self.peers)
         self._dismiss(peer)
         self._assign()

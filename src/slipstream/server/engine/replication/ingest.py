@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from slipstream.api import StreamSource, format_time
 from slipstream.api.names import API_PREFIX
-from slipstream.errors import ApiError, CorruptRecordError, StoreError, StreamNotFoundError, StreamStoreFailedError
+from slipstream.errors import (
+    ApiError,
+    CorruptRecordError,
+    ErrorCode,
+    StoreError,
+    StreamNotFoundError,
+    StreamStoreFailedError,
+)
 from slipstream.server.engine.api.ids import short_hash
 from slipstream.server.engine.ports import Record, matcher
 from slipstream.server.engine.reads.frozen_log import LogView, damaged_at
@@ -152,7 +159,9 @@ class Ingest:
         """Take nothing more until `resume`."""
         self.paused = how
         if how == CUT:
-            self._error = ApiError("the connection to the upstream is cut", code=503, err_code=10045)
+            self._error = ErrorCode.SOURCE_CONSUMER_SETUP_FAILED.error(
+                "the connection to the upstream is cut", status=503
+            )
 
     def resume(self) -> None:
         if self.paused == CUT:
@@ -188,7 +197,7 @@ class Ingest:
         if last + 1 < self.next_seq and self.next_seq > max(self.source.opt_start_seq, 1):
             seen = self.next_seq - 1
             text = f"stream {self.source.name} ends at {last}, and was read up to {seen} before: was it made anew?"
-            self._error = ApiError(text, code=500, err_code=10029)
+            self._error = ErrorCode.MIRROR_CONSUMER_SETUP_FAILED.error(err=text)
 
     # An upstream in the same account.
 

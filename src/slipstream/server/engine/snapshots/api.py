@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import msgspec
 
 from slipstream.api import StreamConfig, encode_json, format_time
-from slipstream.errors import ApiError, BadApiRequestError, StreamNotFoundError
+from slipstream.errors import BadApiRequestError, ErrorCode, StreamNotFoundError
 from slipstream.server.engine.api.requests import Outcome, decode, is_empty, stream_config
 from slipstream.server.engine.api.responses import stream_state
 from slipstream.server.engine.auth.account_limits import AccountLimits, check_stream
@@ -67,7 +67,7 @@ class SnapshotApi:
             raise StreamNotFoundError
         request = decode(payload, SnapshotRequest)
         if not is_valid_subject(request.deliver_subject):
-            raise ApiError("deliver subject not valid", code=400, err_code=10015)
+            raise ErrorCode.SNAPSHOT_DELIVER_SUBJECT_INVALID.error()
         state = stream_state(stream)
 
         def ended(reason: str) -> None:
@@ -87,7 +87,7 @@ class SnapshotApi:
         stream.snapshots[snapshot] = None
         if not depot.start(snapshot):
             snapshot.abandon(TOO_BUSY)
-            raise ApiError(f"snapshot failed: {TOO_BUSY}", code=500, err_code=10064)
+            raise ErrorCode.STREAM_SNAPSHOT.error(err=TOO_BUSY)
         self._tell("SNAPSHOT_CREATE", name, {"state": state})
         return Outcome({"config": stream.config.to_dict(), "state": state})
 
@@ -100,7 +100,7 @@ class SnapshotApi:
         config = source_config.checked(rules.normalise(requested), depot.streams)
         check_stream(depot.limits, config, depot.streams.values(), new=True)
         if name in depot.streams or name in depot.restores:
-            raise ApiError("stream name already in use, cannot restore", code=400, err_code=10130)
+            raise ErrorCode.STREAM_NAME_EXIST_RESTORE_FAILED.error()
         self._front.check_overlap(config)
 
         def ended(reason: str, size: int) -> None:

@@ -14,7 +14,7 @@ import msgspec
 from slipstream.api import NOT_JSON, StreamConfig
 from slipstream.api.snapshot.archive import CONSUMERS, END, STATE, ArchiveReader, Entry
 from slipstream.api.snapshot.s2 import S2Reader
-from slipstream.errors import ApiError, StoreError
+from slipstream.errors import ApiError, ErrorCode, StoreError
 from slipstream.server.engine.journal import Journal, Source
 from slipstream.server.engine.ports import StreamLog, expires_at
 from slipstream.server.engine.services import Host, Target
@@ -210,4 +210,4 @@ class SnapshotReader:
 
 
 def _failed(text: str) -> ApiError:
-    return ApiError(f"restore failed: {text}", code=500, err_code=10062)
+    return ErrorCode.STREAM_RESTORE.error(err=text)

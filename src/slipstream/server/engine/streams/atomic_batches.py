@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from slipstream.api.names import BATCH_COMMIT, REQUIRED_API_LEVEL
-from slipstream.errors import ApiError
+from slipstream.errors import ApiError, ErrorCode
 from slipstream.server.engine.streams.features import API_LEVEL
 from slipstream.server.engine.streams.publish_headers import Demands, is_number, remove_header, set_header
 from slipstream.server.engine.timers import Timer, Timers
@@ -66,16 +66,16 @@ class AtomicBatches:
         wanted = message.wanted
         name, seq = wanted.batch, wanted.batch_seq
         if len(name) > MAX_ID:
-            raise ApiError("atomic publish batch ID is invalid", code=400, err_code=10179)
+            raise ErrorCode.ATOMIC_PUBLISH_INVALID_BATCH_ID.error()
         if not (seq.isascii() and seq.isdigit()) or len(seq) > 19:
-            raise ApiError("atomic publish sequence is missing", code=400, err_code=10175)
+            raise ErrorCode.ATOMIC_PUBLISH_MISSING_SEQ.error()
         number, ends = int(seq), wanted.batch_commit == "eob"
         batch = self._open.get(name)
         if batch is None:
             batch = self._begin(name, number, ends=ends)
         if wanted.batch_commit not in ("", "1", "eob"):
             self._end(name)
-            raise ApiError("atomic publish batch commit is invalid", code=400, err_code=10200)
+            raise ErrorCode.ATOMIC_PUBLISH_INVALID_BATCH_COMMIT.error()
         try:
             check_level(wanted.api_level)
         except ApiError as error:
@@ -145,16 +145,16 @@ class AtomicBatches:
 def check_level(wanted: str) -> None:
     """Whether we have the API level that a publisher asks for."""
     if wanted and not (is_number(wanted) and int(wanted) <= API_LEVEL):
-        raise ApiError("JetStream minimum api level required", code=412, err_code=10185)
+        raise ErrorCode.REQUIRED_API_LEVEL.error()
 
 
 def _incomplete() -> ApiError:
-    return ApiError("atomic publish batch is incomplete", code=400, err_code=10176)
+    return ErrorCode.ATOMIC_PUBLISH_INCOMPLETE_BATCH.error()
 
 
 def _too_large() -> ApiError:
-    return ApiError(f"atomic publish batch is too large: {MAX_MESSAGES}", code=400, err_code=10199)
+    return ErrorCode.ATOMIC_PUBLISH_TOO_LARGE_BATCH.error(size=MAX_MESSAGES)
 
 
 def _too_many() -> ApiError:
-    return ApiError("atomic publish too many inflight", code=429, err_code=10210)
+    return ErrorCode.ATOMIC_PUBLISH_TOO_MANY_INFLIGHT.error()

@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 from slipstream.api import Discard, Retention, Storage, StreamConfig, encode_json
-from slipstream.errors import ApiError, InvalidJsonError
+from slipstream.errors import ErrorCode
 from slipstream.server.engine.streams.features import (
     check_feature_changes,
     check_features,
@@ -47,20 +47,20 @@ def parse(data: dict[str, Any]) -> StreamConfig:
     body.setdefault("name", "")
     for name, value in body.items():
         if isinstance(value, int) and not (0 if name == "first_seq" else -(2**63)) <= value < 2**63:
-            raise InvalidJsonError(f"invalid JSON: {value} does not fit the field {name}")
+            raise ErrorCode.INVALID_JSON.error(err=f"{value} does not fit the field {name}")
     for name, allowed in _CHOICES.items():
         if name in body and not (isinstance(body[name], str) and body[name] in allowed):
             if name == "compression" and isinstance(body[name], str):
-                raise InvalidJsonError("invalid JSON: unknown compression algorithm")
+                raise ErrorCode.INVALID_JSON.error(err="unknown compression algorithm")
             quoted = encode_json(encode_json(body[name]).decode()).decode()
-            raise InvalidJsonError(f"invalid JSON: can not unmarshal {quoted}")
+            raise ErrorCode.INVALID_JSON.error(err=f"can not unmarshal {quoted}")
     try:
         config = StreamConfig.from_dict(body)
     except ValueError as exc:
-        raise InvalidJsonError(f"invalid JSON: {exc}") from exc
+        raise ErrorCode.INVALID_JSON.error(err=exc) from exc
     for model in (config, config.placement, config.mirror, *config.sources, config.subject_transform, config.republish):
         if model is not None and model.unknown:
-            raise InvalidJsonError(f'invalid JSON: json: unknown field "{next(iter(model.unknown))}"')
+            raise ErrorCode.INVALID_JSON.error(err=f'json: unknown field "{next(iter(model.unknown))}"')
     return config
 
 
@@ -71,7 +71,7 @@ def normalise(config: StreamConfig, *, pedantic: bool = False) -> StreamConfig:
     if config.num_replicas > MAX_REPLICAS:
         raise _invalid(f"maximum replicas is {MAX_REPLICAS}")
     if config.num_replicas < 0:
-        raise ApiError("replicas count cannot be negative", code=400, err_code=10133)
+        raise ErrorCode.REPLICAS_COUNT_CANNOT_BE_NEGATIVE.error()
     for name in _LIMITS:
         if pedantic and getattr(config, name) < -1:
             raise pedantic_error(f"{name} must be set to -1")
@@ -113,7 +113,7 @@ def updated(old: StreamConfig, new: StreamConfig) -> StreamConfig:
     if new.retention != old.retention and Retention.WORK_QUEUE in (new.retention, old.retention):
         raise _invalid("stream configuration update can not change retention policy to/from workqueue")
     if new.mirror is not None and new.mirror != old.mirror:  # without one, the mirror is promoted
-        raise ApiError("stream mirror configuration can not be updated", code=400, err_code=10055)
+        raise ErrorCode.STREAM_MIRROR_NOT_UPDATABLE.error()
     for name, text in (
         ("sealed", "unseal a sealed stream"),
         ("deny_delete", "cancel deny message deletes"),

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from slipstream.api import NOT_JSON, encode_json, names
-from slipstream.errors import ApiError
+from slipstream.errors import ApiError, ErrorCode
 from slipstream.server.engine.ports import Record, StreamLog
 from slipstream.server.engine.streams.publish_headers import set_header
 
@@ -33,7 +33,7 @@ class Value(msgspec.Struct):
 
 
 def broken() -> ApiError:
-    return ApiError("message counter is broken", code=400, err_code=10172)
+    return ErrorCode.MESSAGE_COUNTER_BROKEN.error()
 
 
 class Counters:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from slipstream.api import encode_json
-from slipstream.errors import ApiError, StoreError, StreamStoreFailedError
+from slipstream.errors import ApiError, ErrorCode, StoreError, StreamStoreFailedError
 from slipstream.server.engine.api.requests import error_body
 from slipstream.server.engine.streams.atomic_batches import MAX_ID, TIMEOUT, Load, check_level
 from slipstream.server.engine.streams.publish_headers import is_number
@@ -102,9 +102,9 @@ class FastBatches:
     def receive(self, part: Part | None, reply: str, level: str, store: Callable[[], FastOutcome], now: int) -> None:
         """Count a message, and have it stored if it is its turn. Raises ApiError where no batch has a say in it."""
         if part is None:
-            raise ApiError("batch publish pattern is invalid", code=400, err_code=10206)
+            raise ErrorCode.BATCH_PUBLISH_INVALID_PATTERN.error()
         if len(part.batch) > MAX_ID:
-            raise ApiError("batch publish ID is invalid", code=400, err_code=10207)
+            raise ErrorCode.BATCH_PUBLISH_INVALID_BATCH_ID.error()
         batch = self._open.get(part.batch) or self._begin(part, now)
         if level:
             try:
@@ -131,9 +131,9 @@ class FastBatches:
 
     def _begin(self, part: Part, now: int) -> FastBatch:
         if part.number != 1 or part.operation == PING:
-            raise ApiError("batch publish ID unknown", code=400, err_code=10208)
+            raise ErrorCode.BATCH_PUBLISH_UNKNOWN_BATCH_ID.error()
         if len(self._open) >= MAX_OPEN or self._load.fast >= MAX_OPEN_TOTAL:
-            raise ApiError("batch publish too many inflight", code=429, err_code=10211)
+            raise ErrorCode.BATCH_PUBLISH_TOO_MANY_INFLIGHT.error()
         batch = self._open[part.batch] = FastBatch(part)
         batch.every = min(MOST_FLOW, part.flow) if len(self._open) == 1 else 1
         batch.deadline = now + TIMEOUT

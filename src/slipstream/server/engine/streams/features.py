@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from slipstream.api import Discard, Retention, Storage, StreamConfig
-from slipstream.errors import ApiError, StreamInvalidConfigError
+from slipstream.errors import ApiError, ErrorCode, StreamInvalidConfigError
 from slipstream.wire import SubjectMapping, check_mapping, is_valid_filter, overlaps
 
 API_LEVEL = 5  # of nats-server 2.15
@@ -27,7 +27,7 @@ def invalid(text: str) -> StreamInvalidConfigError:
 
 def pedantic_error(text: str) -> ApiError:
     """The request asked to be refused rather than to be put right."""
-    return ApiError(f"pedantic mode: {text}", code=400, err_code=10157)
+    return ErrorCode.PEDANTIC.error(err=text)
 
 
 def check_features(config: StreamConfig, *, pedantic: bool) -> StreamConfig:
@@ -96,11 +96,11 @@ def check_mappings(config: StreamConfig, *, pedantic: bool) -> StreamConfig:
     transform = config.subject_transform
     if transform is not None:
         if transform.src and not is_valid_filter(transform.src):
-            raise ApiError(f"stream transform source: invalid subject {transform.src}", code=400, err_code=10155)
+            raise ErrorCode.STREAM_TRANSFORM_INVALID_SOURCE.error(err=f"invalid subject {transform.src}")
         try:
             check_mapping(transform.src, transform.dest)
         except ValueError as exc:
-            raise ApiError(f"stream transform: {exc}", code=400, err_code=10156) from exc
+            raise ErrorCode.STREAM_TRANSFORM_INVALID_DESTINATION.error(err=exc) from exc
     return _check_republish(config, pedantic=pedantic)
 
 

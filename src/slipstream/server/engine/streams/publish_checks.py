@@ -9,11 +9,11 @@ from __future__ import annotations
 from slipstream.api import Discard, StreamConfig
 from slipstream.errors import (
     ApiError,
+    ErrorCode,
     StreamMessageTooLargeError,
     StreamNotMatchError,
     StreamStoreFailedError,
     WrongLastSequenceConstantError,
-    WrongLastSequenceError,
 )
 from slipstream.server.engine.ports import NEVER, Store, StreamLog, parse_ttl
 from slipstream.server.engine.streams.dedupe import DuplicateWindow
@@ -22,23 +22,6 @@ from slipstream.server.engine.streams.publish_headers import Demands, set_header
 MAX_HEADER = 0xFFFF
 MAX_NUMBER = 4096  # digits of an increment: more is an attack on the arithmetic
 
-TTL_INVALID = ("invalid per-message TTL", 400, 10165)
-TTL_DISABLED = ("per-message TTL is disabled", 400, 10166)
-INCR_DISABLED = ("message counters is disabled", 400, 10168)
-INCR_MISSING = ("message counter increment is missing", 400, 10169)
-INCR_PAYLOAD = ("message counter has payload", 400, 10170)
-INCR_INVALID = ("message counter increment is invalid", 400, 10171)
-SUBJECT_SEQ_MISSING = ("missing sequence for expected last sequence per subject", 400, 10193)
-BATCH_DUPLICATE = ("atomic publish batch contains duplicate message id", 400, 10201)
-SOURCE_HEADER = ("message stream source header is not allowed", 400, 10227)
-HEADER_TOO_LARGE = ("header size exceeds maximum allowed of 64k", 400, 10097)
-SEALED = ("invalid operation on sealed stream", 400, 10109)
-
-
-def refused(reason: tuple[str, int, int]) -> ApiError:
-    text, code, err_code = reason
-    return ApiError(text, code=code, err_code=err_code)
-
 
 def increment(config: StreamConfig, wanted: Demands, payload: bytes) -> int | None:
     """The increment of a counter; None if the message has none."""
@@ -46,14 +29,14 @@ def increment(config: StreamConfig, wanted: Demands, payload: bytes) -> int | No
         return None
     digits = wanted.incr[1:] if wanted.incr[0] in "+-" else wanted.incr
     if not (digits.isascii() and digits.isdigit()) or len(digits) > MAX_NUMBER:
-        raise refused(INCR_INVALID)
+        raise ErrorCode.MESSAGE_INCR_INVALID.error()
     if not config.allow_msg_counter:
-        raise refused(INCR_DISABLED)
+        raise ErrorCode.MESSAGE_INCR_DISABLED.error()
     if payload:
-        raise refused(INCR_PAYLOAD)
+        raise ErrorCode.MESSAGE_INCR_PAYLOAD.error()
     expects = wanted.last_seq is not None or wanted.subject_seq is not None
     if expects or wanted.rollup or wanted.stream or wanted.last_msg_id or wanted.subject:
-        raise refused(INCR_INVALID)
+        raise ErrorCode.MESSAGE_INCR_INVALID.error()
     return int(wanted.incr)
 
 
@@ -66,24 +49,24 @@ def check_target(config: StreamConfig, wanted: Demands) -> None:
             parse_ttl(wanted.ttl)
         except ValueError:
             return  # told later, in the order of nats-server
-        raise refused(TTL_DISABLED)
+        raise ErrorCode.MESSAGE_TTL_DISABLED.error()
 
 
 def check_expected(log: StreamLog, wanted: Demands, subject: str) -> None:
     if wanted.subject_seq is not None:
         last = log.last_seq_of(wanted.subject or subject)
         if last != wanted.subject_seq:
-            raise WrongLastSequenceError(f"wrong last sequence: {last}")
+            raise ErrorCode.STREAM_WRONG_LAST_SEQUENCE.error(seq=last)
     elif wanted.subject:
-        raise refused(SUBJECT_SEQ_MISSING)
+        raise ErrorCode.STREAM_EXPECTED_LAST_SEQ_PER_SUBJECT_INVALID.error()
     if wanted.last_seq is not None and wanted.last_seq != log.state.last_seq:
-        raise WrongLastSequenceError(f"wrong last sequence: {log.state.last_seq}")
+        raise ErrorCode.STREAM_WRONG_LAST_SEQUENCE.error(seq=log.state.last_seq)
 
 
 def check_origin(wanted: Demands) -> None:
     """A header that only the server itself may set."""
     if wanted.source:
-        raise refused(SOURCE_HEADER)
+        raise ErrorCode.MESSAGE_SOURCE_HEADER_NOT_ALLOWED.error()
 
 
 def check_rollup(config: StreamConfig, rollup: str) -> None:
@@ -96,14 +79,14 @@ def check_rollup(config: StreamConfig, rollup: str) -> None:
 
 
 def _rollup(text: str) -> ApiError:
-    return ApiError(text, code=500, err_code=10111)
+    return ErrorCode.STREAM_ROLLUP_FAILED.error(err=text)
 
 
 def check_size(max_size: int, header: bytes, payload: bytes) -> None:
     if len(header) + len(payload) > max_size:
         raise StreamMessageTooLargeError
     if len(header) > MAX_HEADER:
-        raise refused(HEADER_TOO_LARGE)
+        raise ErrorCode.STREAM_HEADER_EXCEEDS_MAXIMUM.error()
 
 
 def check_lifetime(config: StreamConfig, wanted: Demands, header: bytes) -> bytes:
@@ -114,7 +97,7 @@ def check_lifetime(config: StreamConfig, wanted: Demands, header: bytes) -> byte
     try:
         ttl = parse_ttl(wanted.ttl)
     except ValueError as exc:
-        raise refused(TTL_INVALID) from exc
+        raise ErrorCode.MESSAGE_TTL_INVALID.error() from exc
     floor = int(config.subject_delete_marker_ttl.total_seconds())
     if ttl != NEVER and ttl < floor and config.max_msgs_per_subject != 1:
         return set_header(header, "Nats-TTL", str(floor))
@@ -156,17 +139,17 @@ class BatchChecks:
             check_lifetime(self._config, wanted, b"")
         if wanted.msg_id:
             if wanted.msg_id in self._ids or self._duplicates.find(wanted.msg_id, now):
-                raise refused(BATCH_DUPLICATE)
+                raise ErrorCode.ATOMIC_PUBLISH_CONTAINS_DUPLICATE_MESSAGE.error()
             self._ids.add(wanted.msg_id)
         if wanted.source:
-            raise refused(SOURCE_HEADER)
+            raise ErrorCode.MESSAGE_SOURCE_HEADER_NOT_ALLOWED.error()
 
     def sequences(self, wanted: Demands, subject: str) -> None:
         """What the batch expects of the log. Only what it has not written to yet can be expected to be as it was."""
         last = self._log.state.last_seq + sum(self._written.values())
         if wanted.last_seq is not None:
             if wanted.last_seq != last:
-                raise WrongLastSequenceError(f"wrong last sequence: {last}")
+                raise ErrorCode.STREAM_WRONG_LAST_SEQUENCE.error(seq=last)
             if self._written:
                 raise WrongLastSequenceConstantError
         if wanted.subject_seq is not None:
@@ -175,9 +158,9 @@ class BatchChecks:
                 raise WrongLastSequenceConstantError
             found = self._log.last_seq_of(name)
             if found != wanted.subject_seq:
-                raise WrongLastSequenceError(f"wrong last sequence: {found}")
+                raise ErrorCode.STREAM_WRONG_LAST_SEQUENCE.error(seq=found)
         elif wanted.subject:
-            raise refused(SUBJECT_SEQ_MISSING)
+            raise ErrorCode.STREAM_EXPECTED_LAST_SEQ_PER_SUBJECT_INVALID.error()
 
     def rollup(self, wanted: Demands, subject: str) -> None:
         check_rollup(self._config, wanted.rollup)

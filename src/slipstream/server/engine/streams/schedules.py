@@ -17,24 +17,14 @@ import msgspec
 
 from slipstream.api import StreamConfig, names
 from slipstream.api.times import parse_time
-from slipstream.errors import ApiError, CorruptRecordError
+from slipstream.errors import ApiError, CorruptRecordError, ErrorCode
 from slipstream.server.engine.ports import Record, StreamLog, parse_ttl
 from slipstream.server.engine.reads.frozen_log import damaged_at
 from slipstream.server.engine.services import Host, Progress
 from slipstream.server.engine.streams.cron import Moment, next_moment, time_zone
-from slipstream.server.engine.streams.publish_checks import TTL_DISABLED, refused
 from slipstream.server.engine.streams.publish_headers import Demands, remove_lines, set_header
 from slipstream.server.engine.timers import Timer
 from slipstream.wire import is_valid_subject, overlaps
-
-DISABLED = ("message schedules is disabled", 400, 10188)
-BAD_PATTERN = ("message schedules pattern is invalid", 400, 10189)
-BAD_TARGET = ("message schedules target is invalid", 400, 10190)
-BAD_TTL = ("message schedules invalid per-message TTL", 400, 10191)
-BAD_ROLLUP = ("message schedules invalid rollup", 400, 10192)
-BAD_SOURCE = ("message schedules source is invalid", 400, 10203)
-BAD_SCHEDULER = ("message schedules invalid scheduler", 400, 10212)
-BAD_ZONE = ("message schedules time zone is invalid", 400, 10223)
 
 PURGE = "purge"
 SLICE = 256  # that fire in one turn
@@ -104,13 +94,13 @@ def check(config: StreamConfig, plan: Plan, subject: str, now: int, *, is_plain:
         _check_fields(config, plan, subject)
     if plan.next:
         if plan.next != PURGE or plan.scheduler in ("", subject) or not is_valid_subject(plan.scheduler):
-            raise refused(BAD_SCHEDULER)
+            raise ErrorCode.MESSAGE_SCHEDULES_SCHEDULER_INVALID.error()
         if not config.allow_msg_schedules:
-            raise refused(DISABLED)
+            raise ErrorCode.MESSAGE_SCHEDULES_DISABLED.error()
         if is_plain(plan.scheduler):
-            raise refused(BAD_SCHEDULER)
+            raise ErrorCode.MESSAGE_SCHEDULES_SCHEDULER_INVALID.error()
     elif plan.scheduler:
-        raise refused(BAD_SCHEDULER)
+        raise ErrorCode.MESSAGE_SCHEDULES_SCHEDULER_INVALID.error()
     return planned
 
 
@@ -119,16 +109,16 @@ def _check_pattern(config: StreamConfig, plan: Plan, now: int) -> bool:
     try:
         plan.time_zone()
     except ValueError:
-        reason = BAD_ZONE
+        reason = ErrorCode.MESSAGE_SCHEDULES_TIME_ZONE_INVALID
     if reason is None and plan.pattern:
         try:
             plan.moment(now, now)
         except ValueError:
-            reason = BAD_PATTERN
+            reason = ErrorCode.MESSAGE_SCHEDULES_PATTERN_INVALID
     if (reason or plan.pattern) and not config.allow_msg_schedules:
-        raise refused(DISABLED)
+        raise ErrorCode.MESSAGE_SCHEDULES_DISABLED.error()
     if reason:
-        raise refused(reason)
+        raise reason.error()
     return bool(plan.pattern)
 
 
@@ -136,15 +126,15 @@ def _check_fields(config: StreamConfig, plan: Plan, subject: str) -> None:
     try:
         parse_ttl(plan.ttl)
     except ValueError as exc:
-        raise refused(BAD_TTL) from exc
+        raise ErrorCode.MESSAGE_SCHEDULES_TTL_INVALID.error() from exc
     if plan.rollup not in ("", names.ROLLUP_SUBJECT):
-        raise refused(BAD_ROLLUP)
+        raise ErrorCode.MESSAGE_SCHEDULES_ROLLUP_INVALID.error()
     if plan.ttl and not config.allow_msg_ttl:
-        raise refused(TTL_DISABLED)
+        raise ErrorCode.MESSAGE_TTL_DISABLED.error()
     if plan.target == subject or not _belongs(config, plan.target):
-        raise refused(BAD_TARGET)
+        raise ErrorCode.MESSAGE_SCHEDULES_TARGET_INVALID.error()
     if plan.source and (plan.source in (plan.target, subject) or not _belongs(config, plan.source)):
-        raise refused(BAD_SOURCE)
+        raise ErrorCode.MESSAGE_SCHEDULES_SOURCE_INVALID.error()
 
 
 def _belongs(config: StreamConfig, subject: str) -> bool:
@@ -154,7 +144,7 @@ def _belongs(config: StreamConfig, subject: str) -> bool:
 def with_rollup(header: bytes, wanted: Demands) -> tuple[bytes, Demands]:
     """A schedule takes the place of all other messages on its subject."""
     if wanted.rollup not in ("", names.ROLLUP_SUBJECT):
-        raise refused(BAD_ROLLUP)
+        raise ErrorCode.MESSAGE_SCHEDULES_ROLLUP_INVALID.error()
     if not wanted.rollup:
         header = set_header(header, names.ROLLUP, names.ROLLUP_SUBJECT)
     return header, wanted._replace(rollup=names.ROLLUP_SUBJECT)

@@ -10,33 +10,27 @@ from typing import Protocol
 
 from slipstream.api import StreamConfig, StreamSource
 from slipstream.api.names import API_PREFIX
-from slipstream.errors import ApiError, StreamInvalidConfigError
+from slipstream.errors import ApiError, ErrorCode, StreamInvalidConfigError
 from slipstream.server.engine.replication.source import source_key
 from slipstream.wire import SubjectMapping, has_wildcard, is_valid_filter, overlaps, subset_of
 
 # The same faults have codes of their own for mirrors and for sources: first those of mirrors.
 _FAULTS = {
-    "name": (("mirrored stream name is invalid", 10142), ("sourced stream name is invalid", 10141)),
-    "filters": (
-        ("mirror with multiple subject transforms cannot also have a single subject filter", 10150),
-        ("source with multiple subject transforms cannot also have a single subject filter", 10144),
-    ),
-    "filter": (("mirror transform source: ", 10151), ("source transform source: ", 10145)),
-    "destination": (("mirror transform: ", 10154), ("source transform: ", 10146)),
-    "overlap": (("mirror subject filters can not overlap", 10152), ("source filters can not overlap", 10147)),
-    "size": (
-        ("stream mirror must have max message size >= source", 10030),
-        ("stream source must have max message size >= target", 10046),
-    ),
+    "name": (ErrorCode.MIRROR_INVALID_STREAM_NAME, ErrorCode.SOURCE_INVALID_STREAM_NAME),
+    "filters": (ErrorCode.MIRROR_MULTIPLE_FILTERS_NOT_ALLOWED, ErrorCode.SOURCE_MULTIPLE_FILTERS_NOT_ALLOWED),
+    "filter": (ErrorCode.MIRROR_INVALID_SUBJECT_FILTER, ErrorCode.SOURCE_INVALID_SUBJECT_FILTER),
+    "destination": (ErrorCode.MIRROR_INVALID_TRANSFORM_DESTINATION, ErrorCode.SOURCE_INVALID_TRANSFORM_DESTINATION),
+    "overlap": (ErrorCode.MIRROR_OVERLAPPING_SUBJECT_FILTERS, ErrorCode.SOURCE_OVERLAPPING_SUBJECT_FILTERS),
+    "size": (ErrorCode.MIRROR_MAX_MESSAGE_SIZE_TOO_BIG, ErrorCode.SOURCE_MAX_MESSAGE_SIZE_TOO_BIG),
 }
 _NOT_FOR_MIRRORS = (
-    ("first_seq", "stream mirrors can not have first sequence configured", 10143),
-    ("subjects", "stream mirrors can not contain subjects", 10034),
-    ("sources", "stream mirrors can not also contain other sources", 10031),
-    ("allow_msg_counter", "stream mirrors can not also calculate counters", 10173),
-    ("allow_atomic", "stream mirrors can not also use atomic publishing", 10198),
-    ("allow_batched", "stream mirrors can not also use batch publishing", 10209),
-    ("allow_msg_schedules", "stream mirrors can not also schedule messages", 10186),
+    ("first_seq", ErrorCode.MIRROR_WITH_FIRST_SEQ),
+    ("subjects", ErrorCode.MIRROR_WITH_SUBJECTS),
+    ("sources", ErrorCode.MIRROR_WITH_SOURCES),
+    ("allow_msg_counter", ErrorCode.MIRROR_WITH_COUNTERS),
+    ("allow_atomic", ErrorCode.MIRROR_WITH_ATOMIC_PUBLISH),
+    ("allow_batched", ErrorCode.MIRROR_WITH_BATCH_PUBLISH),
+    ("allow_msg_schedules", ErrorCode.MIRROR_WITH_MSG_SCHEDULES),
 )
 
 
@@ -50,9 +44,9 @@ def checked(config: StreamConfig, streams: Mapping[str, Known]) -> StreamConfig:
     """The configuration, with `mirror_direct` taken from the upstream; raises the error of the first broken rule."""
     mirror = config.mirror
     if mirror is not None:
-        for name, text, code in _NOT_FOR_MIRRORS:
+        for name, code in _NOT_FOR_MIRRORS:
             if getattr(config, name):
-                raise ApiError(text, code=400, err_code=code)
+                raise code.error()
         if config.subject_delete_marker_ttl:
             raise StreamInvalidConfigError("subject delete markers forbidden on mirrors")
         _check_source(config, mirror, streams, 0)
@@ -60,11 +54,11 @@ def checked(config: StreamConfig, streams: Mapping[str, Known]) -> StreamConfig:
             config = config.replace(mirror_direct=streams[mirror.name].config.allow_direct)
     elif config.sources:
         if config.allow_msg_schedules:
-            raise ApiError("stream source can not also schedule messages", code=400, err_code=10187)
+            raise ErrorCode.SOURCE_WITH_MSG_SCHEDULES.error()
         keys = [source_key(source) for source in config.sources]
         for source, key in zip(config.sources, keys, strict=True):
             if keys.count(key) > 1:
-                raise ApiError("duplicate source configuration detected", code=400, err_code=10140)
+                raise ErrorCode.SOURCE_DUPLICATE_DETECTED.error()
             _check_source(config, source, streams, 1)
     _check_cycle(config, streams)
     return config
@@ -72,8 +66,7 @@ def checked(config: StreamConfig, streams: Mapping[str, Known]) -> StreamConfig:
 
 def _check_source(config: StreamConfig, source: StreamSource, streams: Mapping[str, Known], kind: int) -> None:
     def fault(what: str, detail: str = "") -> ApiError:
-        text, code = _FAULTS[what][kind]
-        return ApiError(text + detail, code=400, err_code=code)
+        return _FAULTS[what][kind].error(err=detail)
 
     if (source.external is None or kind) and not _is_name(source.name):
         raise fault("name")
@@ -83,7 +76,7 @@ def _check_source(config: StreamConfig, source: StreamSource, streams: Mapping[s
     if source.filter_subject and not is_valid_filter(source.filter_subject):
         what = ("the mirror", "the source:")[kind]
         text = f"subject filter '{source.filter_subject}' for {what} invalid subject"
-        raise ApiError(text, code=500, err_code=10049)
+        raise ErrorCode.STREAM_CREATE.error(err=text)
     for transform in transforms:
         if transform.src and not is_valid_filter(transform.src):
             raise fault("filter", f"invalid subject {transform.src}")
@@ -105,14 +98,12 @@ def _check_source(config: StreamConfig, source: StreamSource, streams: Mapping[s
 
 def _check_external(api: str, deliver: str) -> None:
     if deliver and (not is_valid_filter(deliver) or has_wildcard(deliver)):
-        raise ApiError(
-            f"stream external delivery prefix {deliver} must not contain wildcards", code=400, err_code=10024
-        )
+        raise ErrorCode.STREAM_INVALID_EXTERNAL_DELIVERY_SUBJECT.error(prefix=deliver)
     if api and (not is_valid_filter(api) or has_wildcard(api)):
         text = f'stream external api prefix "{api}" must be a valid subject without wildcards'
         raise StreamInvalidConfigError(text)
     if api == API_PREFIX:
-        raise ApiError(f"stream external api prefix {api} must not overlap with {API_PREFIX}", code=400, err_code=10021)
+        raise ErrorCode.STREAM_EXTERNAL_API_OVERLAP.error(prefix=api, subject=API_PREFIX)
 
 
 def _is_name(name: str) -> bool:

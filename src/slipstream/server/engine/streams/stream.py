@@ -13,13 +13,7 @@ import msgspec
 
 from slipstream.api import Discard, Retention, StreamConfig, encode_json, format_time
 from slipstream.api.names import REQUIRED_API_LEVEL
-from slipstream.errors import (
-    ApiError,
-    CorruptRecordError,
-    StoreError,
-    StreamStoreFailedError,
-    WrongLastMsgIdError,
-)
+from slipstream.errors import ApiError, CorruptRecordError, ErrorCode, StoreError, StreamStoreFailedError
 from slipstream.server.engine.api.requests import error_body
 from slipstream.server.engine.consumers.registry import Consumers
 from slipstream.server.engine.journal import Journal
@@ -236,7 +230,7 @@ class Stream:
         self._clock = now = max(now, self._clock)
         config, subject = self.config, self._mapped(subject)
         if config.sealed:
-            raise publish_checks.refused(publish_checks.SEALED)
+            raise ErrorCode.STREAM_SEALED.error()
         wanted = demands(header) if header else NOTHING
         if wanted.msg_id and self.duplicates.find(wanted.msg_id, now):
             return
@@ -281,7 +275,7 @@ class Stream:
         if wanted.batch:
             return 0, self._take_part(Staged(subject, header, payload, wanted), reply, now)
         if self.config.sealed:
-            raise publish_checks.refused(publish_checks.SEALED)
+            raise ErrorCode.STREAM_SEALED.error()
         seq, is_duplicate, total = self._judge_and_keep(Staged(subject, header, payload, wanted), now)
         if is_duplicate:
             return 0, self._extended(seq, _DUPLICATE)
@@ -302,12 +296,12 @@ class Stream:
             if wanted.msg_id and (seq := self.duplicates.find(wanted.msg_id, now)):
                 return seq, True, None
             if wanted.last_msg_id and wanted.last_msg_id != self._last_msg_id:
-                raise WrongLastMsgIdError(f"wrong last msg ID: {self._last_msg_id}")
+                raise ErrorCode.STREAM_WRONG_LAST_MSG_ID.error(id=self._last_msg_id)
             publish_checks.check_rollup(config, wanted.rollup)
         total: Total | None = None
         if config.allow_msg_counter:
             if amount is None:
-                raise publish_checks.refused(publish_checks.INCR_MISSING)
+                raise ErrorCode.MESSAGE_INCR_MISSING.error()
             total, header, payload = self._counters.add(self._counters.current(subject), amount, header)
         publish_checks.check_size(self._max_size, header, payload)
         self._host.check_bytes(config.storage, self._size_of(subject, header, payload))
@@ -353,7 +347,7 @@ class Stream:
         self._clock = now = max(now, self._clock)
         config, subject, wanted = self.config, self._mapped(subject), demands(header)
         if config.sealed:
-            raise publish_checks.refused(publish_checks.SEALED)
+            raise ErrorCode.STREAM_SEALED.error()
         publish_checks.check_size(self._max_size, header, payload)
         self._host.check_bytes(config.storage, self._size_of(subject, header, payload))
         self._keep(subject, publish_checks.check_lifetime(config, wanted, header), payload, now, wanted)
@@ -385,7 +379,7 @@ class Stream:
         """A message of a fast batch, which answers for it."""
         self._check_part(message)
         if not self.config.allow_batched:
-            raise ApiError("batch publish is disabled", code=400, err_code=10205)
+            raise ErrorCode.BATCH_PUBLISH_DISABLED.error()
         level = message.wanted.api_level
 
         def store() -> fast_batches.FastOutcome:
@@ -407,7 +401,7 @@ class Stream:
     def _check_part(self, message: Staged) -> None:
         """What is refused before any batch has a say in it."""
         if self.config.sealed:
-            raise publish_checks.refused(publish_checks.SEALED)
+            raise ErrorCode.STREAM_SEALED.error()
         subject, header, payload, _ = message
         self._host.check_bytes(self.config.storage, self._size_of(subject, header, payload))
         publish_checks.check_size(self._max_size, header, payload)
@@ -416,7 +410,7 @@ class Stream:
         """A message of a batch: an empty answer at once, or the ack of all of them when it commits them."""
         self._check_part(message)
         if not self.config.allow_atomic:
-            raise ApiError("atomic publish is disabled", code=400, err_code=10174)
+            raise ErrorCode.ATOMIC_PUBLISH_DISABLED.error()
         messages = self._batches.stage(message, now)
         if messages is None:
             if reply and self.acks:
@@ -447,14 +441,13 @@ class Stream:
         judged: list[tuple[Staged, Total | None]] = []
         for subject, header, payload, wanted in messages:
             if wanted.last_msg_id:
-                text = "atomic publish unsupported header used: Nats-Expected-Last-Msg-Id"
-                raise ApiError(text, code=400, err_code=10177)
+                raise ErrorCode.ATOMIC_PUBLISH_UNSUPPORTED_HEADER_BATCH.error(header="Nats-Expected-Last-Msg-Id")
             amount = publish_checks.increment(config, wanted, payload)
             rules.headers(wanted, now)
             total: Total | None = None
             if config.allow_msg_counter:
                 if amount is None:
-                    raise publish_checks.refused(publish_checks.INCR_MISSING)
+                    raise ErrorCode.MESSAGE_INCR_MISSING.error()
                 known = totals.get(subject) or self._counters.current(subject)
                 total, header, payload = self._counters.add(known, amount, header)
                 totals[subject] = total
