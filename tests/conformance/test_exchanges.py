@@ -14,7 +14,7 @@ from slipstream import ConsumerConfig, StreamConfig, connect
 from slipstream.errors import ConsumerGoneError, PullRefusedError, RequestTimeoutError
 from slipstream.facade._async.client import Client
 from slipstream.jetstream._async.consumer import Consumer
-from slipstream.jetstream._async.jetstream import Stream
+from slipstream.jetstream._async.stream import Stream
 from slipstream.wire import Msg, Parser, Side
 from tests.proxy import Proxy, proxy_to
 

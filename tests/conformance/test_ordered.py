@@ -20,8 +20,9 @@ from slipstream.errors import (
     StreamLookupError,
     StreamNotFoundError,
 )
-from slipstream.jetstream._async.jetstream import Stream
+from slipstream.jetstream._async.jetstream import JetStream
 from slipstream.jetstream._async.ordered import OrderedConsumer
+from slipstream.jetstream._async.stream import Stream
 from tests.proxy import Proxy, proxy_to, whole
 from tests.servers import OurProcess, RealProcess
 
@@ -36,8 +37,13 @@ async def filled(url: str, name: str, count: int = 0, *, subjects: int = 10) -> 
         yield stream
 
 
+def jetstream_of(stream: Stream) -> JetStream:
+    """JetStream over the stream's connection."""
+    return JetStream(stream._context.client)
+
+
 async def publish(stream: Stream, first: int, count: int, subjects: int = 10) -> None:
-    async with stream._js.publisher() as publisher:
+    async with jetstream_of(stream).publisher() as publisher:
         for n in range(first, first + count):
             await publisher.publish(f"{stream.name}.{n % subjects}", b"%d" % n)
 
@@ -76,7 +82,7 @@ async def test_all_starts_and_filters(any_server: str, fresh: str) -> None:
         async with stream.ordered_consumer(f"{fresh}.3") as ordered:
             assert ordered.initial_pending == 10
             assert await read(ordered, 10) == list(range(4, 101, 10))
-        async with await stream._js.ordered(f"{fresh}.3", start_seq=90) as ordered:
+        async with await jetstream_of(stream).ordered(f"{fresh}.3", start_seq=90) as ordered:
             assert await read(ordered, 1) == [94]
         async with stream.ordered_consumer([f"{fresh}.3", f"{fresh}.4"], start_seq=90) as ordered:
             assert await read(ordered, 2) == [94, 95]
@@ -102,9 +108,9 @@ async def test_an_empty_stream_and_one_that_is_not_there(any_server: str, fresh:
             await publish(stream, 0, 3)
             assert await read(ordered, 3) == [1, 2, 3]
         with pytest.raises(StreamLookupError):
-            await stream._js.ordered(f"{fresh}_none.a")
+            await jetstream_of(stream).ordered(f"{fresh}_none.a")
         with pytest.raises(StreamNotFoundError):
-            await stream._js.stream(f"{fresh}_none").ordered_consumer().start()
+            await jetstream_of(stream).stream(f"{fresh}_none").ordered_consumer().start()
 
 
 async def test_leaving_a_loop_deletes_the_consumer_it_began(any_server: str, fresh: str) -> None:
@@ -312,7 +318,7 @@ async def test_a_reader_with_little_patience_comes_back_after_an_outage(any_serv
                 assert time.monotonic() < back + 15, "nothing came after the outage"
                 if time.monotonic() > back and proxy.is_refusing:
                     proxy.is_refusing = False
-                    await stream._js.publish(f"{fresh}.again", b"x")
+                    await jetstream_of(stream).publish(f"{fresh}.again", b"x")
                 try:
                     found = await ordered.next(timeout=0.1)
                 except RequestTimeoutError:
@@ -340,6 +346,6 @@ async def test_a_full_buffer_for_the_next_connection_does_not_end_readers(any_se
             await asyncio.sleep(0.3)
             assert not any(reader.done() for reader in readers)
             proxy.is_refusing = False
-            await stream._js.publish(f"{fresh}.again", b"x")
+            await jetstream_of(stream).publish(f"{fresh}.again", b"x")
             assert [message.seq for message in await asyncio.gather(*readers)] == [2, 2]
             await ordered.close()

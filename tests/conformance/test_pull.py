@@ -22,8 +22,8 @@ from slipstream.errors import (
     RequestTimeoutError,
 )
 from slipstream.facade._async.client import Client, JetStream
-from slipstream.jetstream._async.jetstream import Stream
 from slipstream.jetstream._async.message import JsMessage
+from slipstream.jetstream._async.stream import Stream
 from slipstream.jetstream._sync.consumer import Consumer as BlockingConsumer
 
 SECOND = timedelta(seconds=1)

@@ -28,8 +28,8 @@ from slipstream.errors import (
     StatusError,
     StreamLookupError,
 )
-from slipstream.jetstream._async.jetstream import Stream
 from slipstream.jetstream._async.message import JsMessage
+from slipstream.jetstream._async.stream import Stream
 from tests.conformance.test_pull import World, numbers, world
 from tests.proxy import proxy_to, whole
 

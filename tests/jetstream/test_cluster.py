@@ -7,7 +7,7 @@ import pytest
 from slipstream import StreamConfig, connect, connect_blocking
 from slipstream.errors import RequestTimeoutError
 from slipstream.facade._async.client import JetStream
-from slipstream.jetstream._async.jetstream import Stream
+from slipstream.jetstream._async.stream import Stream
 from tests.cluster import Cluster
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Generic, TypeVar, cast
 
 import msgspec
 
@@ -23,6 +23,7 @@ FOREVER = 1e9  # seconds: a wait without end. (asyncio and threads do not take a
 DRAIN_LOOK = 0.005  # readers do not report what they take, which would cost all of them: drain looks that often
 _WARNINGS = (EventKind.DISCONNECTED, EventKind.LAME_DUCK, EventKind.SERVER_SHUTDOWN, EventKind.ERROR)
 C = TypeVar("C")
+T = TypeVar("T")
 
 
 class BaseMessage(msgspec.Struct, Generic[C], eq=False):
@@ -79,6 +80,19 @@ class BaseClient:
 
     _core: Session
     _on_event: EventHandler | None
+
+    def __init__(self) -> None:
+        self._shared: dict[object, object] = {}
+
+    def shared(self, kind: Callable[[], T]) -> T:
+        """The one object that `kind` makes for this connection: made by the first call, returned by the others.
+
+        For layers above that keep state per connection, as JetStream does with its read statistics.
+        """
+        found = self._shared.get(kind)
+        if found is None:  # `setdefault` is one step: two threads get the same object
+            found = self._shared.setdefault(kind, kind())
+        return cast("T", found)
 
     @property
     def is_connected(self) -> bool:

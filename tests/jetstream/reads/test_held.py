@@ -14,7 +14,7 @@ from slipstream import BucketConfig, StreamConfig, connect
 from slipstream.api import GetRequest, StreamSource
 from slipstream.errors import Error, KeyNotFoundError, MessageNotFoundError, MinLastSequenceError, StaleReadError
 from slipstream.facade._async.client import JetStream
-from slipstream.jetstream._async.jetstream import Stream
+from slipstream.jetstream._async.stream import Stream
 from slipstream.testing import TestServer
 
 OFTEN = 60
@@ -83,7 +83,7 @@ async def test_a_held_replica_shows_the_problem_and_min_last_seq_solves_it(serve
         for what, read in reads(stream, last).items():
             for _ in range(OFTEN // 3):
                 assert set(await read()) == {b"new"}, what
-        assert js.read_figures.retried == 0  # followers that cannot answer pass it on to the leader
+        assert js.read_stats.retried == 0  # followers that cannot answer pass it on to the leader
 
 
 async def test_every_read_refuses_what_nobody_has_and_gives_it_once_it_is_there(server: TestServer, fresh: str) -> None:
@@ -130,7 +130,7 @@ async def test_a_held_mirror_is_asked_again_until_it_or_another_is_new_enough(se
             found = await stream.get_last(f"{fresh}.a", min_last_seq=last)
             assert (found.data, found.stream) == (b"new", fresh)
             assert [m.data async for m in stream.read(end=last)] == [b"old", b"new"]
-        assert js.read_figures.retried > 0  # a mirror that cannot says no
+        assert js.read_stats.retried > 0  # a mirror that cannot says no
         server.release_mirror(copy)
         while copy not in {(await stream.get_last(f"{fresh}.a", min_last_seq=last)).stream for _ in range(10)}:
             pass
@@ -192,7 +192,7 @@ async def test_a_lost_answer_of_a_session_is_asked_for_again(server: TestServer,
         await nc.jetstream().publish(f"{fresh}.a", b"x")
         server.drop(f"$JS.API.DIRECT.GET.{fresh}.{fresh}.a", direction="to_server")
         assert (await stream.get_last(f"{fresh}.a")).data == b"x"
-        assert session.read_figures.retried == 1
+        assert session.read_stats.retried == 1
 
 
 @pytest.mark.spec("RW-09", on="C")

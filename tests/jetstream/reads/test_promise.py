@@ -18,7 +18,7 @@ from slipstream import BucketConfig, StreamConfig, connect
 from slipstream.api import Placement, StreamSource
 from slipstream.errors import Error, KeyNotFoundError, MessageNotFoundError
 from slipstream.facade._async.client import JetStream
-from slipstream.jetstream._async.jetstream import Stream
+from slipstream.jetstream._async.stream import Stream
 from slipstream.jetstream.reads.direct_get import StoredMessage
 from tests.cluster import NODES, Cluster
 from tests.jetstream.reads.history import History, KeyRead, RangeRead
@@ -213,7 +213,7 @@ async def promise(cluster: Cluster, name: str, operations: int, seed: int) -> Hi
             for n in range(4):
                 group.create_task(session(contexts[n], name, f"s{n}", history, seed + 200 + n, operations))
         assert trouble.holds > 3
-        figures = [js.read_figures for js in contexts]
+        figures = [js.read_stats for js in contexts]
         print(f"{len(history)} operations, {trouble.holds} holds, {figures}")
         assert sum(each.retried for each in figures) > 20, "nothing was ever stale: the trouble is no trouble"
     finally:

@@ -9,7 +9,7 @@ import pytest
 
 from slipstream import connect, connect_blocking
 from slipstream.errors import MessageNotFoundError, StaleReadError
-from slipstream.jetstream._async.jetstream import Stream
+from slipstream.jetstream._async.stream import Stream
 from tests.conformance.test_streams import config, fill
 
 SIZE = 12

@@ -1,8 +1,7 @@
-"""What a connection knows of its streams, and the figures of its reads."""
+"""What a connection knows of its streams, and the stats of its reads."""
 
 from __future__ import annotations
 
-import gc
 from contextlib import suppress
 from datetime import timedelta
 
@@ -10,9 +9,9 @@ import pytest
 
 from slipstream import connect
 from slipstream.api import StreamConfig, StreamInfo, StreamSource, StreamState, SubjectTransform
+from slipstream.client.base import BaseClient
 from slipstream.errors import Error, MessageNotFoundError
-from slipstream.jetstream.reads import read_state
-from slipstream.jetstream.reads.read_state import GENERATION_AGE, ReadState, ReadStats, StreamCache, ledger_of
+from slipstream.jetstream.reads.read_state import GENERATION_AGE, ReadState, ReadStats, StreamCache
 from tests.conformance.test_streams import config
 
 
@@ -50,16 +49,10 @@ def test_a_session_may_know_more() -> None:
     assert notes.floor == 480
 
 
-def test_one_ledger_per_connection_and_none_after_it() -> None:
-    class Connection: ...
-
-    one, other = Connection(), Connection()
-    assert ledger_of(one) is ledger_of(one)
-    assert ledger_of(one) is not ledger_of(other)
-    before = len(read_state._ledgers)
-    del other
-    gc.collect()
-    assert len(read_state._ledgers) < before
+def test_contexts_of_one_connection_share_their_read_state() -> None:
+    one, other = BaseClient(), BaseClient()
+    assert one.shared(ReadState) is one.shared(ReadState)
+    assert one.shared(ReadState) is not other.shared(ReadState)
 
 
 def test_a_read_is_counted_once() -> None:
@@ -67,15 +60,15 @@ def test_a_read_is_counted_once() -> None:
     book.count(tries=0, with_leader=False)
     book.count(tries=3, with_leader=False)
     book.count(tries=0, with_leader=True)
-    assert book.figures == ReadStats(at_once=1, retried=1, from_leader=1, failed=0, moves=0)
+    assert book.stats == ReadStats(at_once=1, retried=1, from_leader=1, failed=0, moves=0)
 
 
-async def test_the_figures_of_a_connection_can_be_read_at_any_time(any_server: str, fresh: str) -> None:
+async def test_the_stats_of_a_connection_can_be_read_at_any_time(any_server: str, fresh: str) -> None:
     async with connect(any_server) as nc:
         js = nc.jetstream()
         stream = await js.create_stream(config(fresh))
         last = (await js.publish(f"{fresh}.a", b"x")).seq
-        assert js.read_figures == ReadStats(0, 0, 0, 0, 0)
+        assert js.read_stats == ReadStats(0, 0, 0, 0, 0)
         await stream.get(last)
         await stream.get_last(f"{fresh}.a", min_last_seq=last)
         assert [m.seq async for m in stream.read(end=last)] == [last]
@@ -84,11 +77,11 @@ async def test_the_figures_of_a_connection_can_be_read_at_any_time(any_server: s
                 await read
             except MessageNotFoundError:
                 continue
-        assert js.read_figures == ReadStats(5, 0, 0, 0, 0)
+        assert js.read_stats == ReadStats(5, 0, 0, 0, 0)
         await stream.get(last, from_leader=True)
         with suppress(Error):
             await stream.get(last, min_last_seq=last + 1, timeout=0.3)
-        assert nc.jetstream().read_figures == ReadStats(5, 0, 1, 1, 0)
+        assert nc.jetstream().read_stats == ReadStats(5, 0, 1, 1, 0)
 
 
 def whole(**changes: object) -> StreamConfig:

@@ -138,7 +138,7 @@ async def test_rule_2_a_message_pushed_out_by_a_limit_is_gone_and_its_neighbours
                 for kept, data in ((2, b"1"), (4, b"3"), (5, b"4")):
                     assert (await stream.get(kept, min_last_seq=last)).data == data
                 assert (await stream.get_next(f"{fresh}.*", min_last_seq=last)).seq == 2
-        assert js.read_figures.from_leader > 0
+        assert js.read_stats.from_leader > 0
 
 
 # 3: a stream that was deleted and made again while a replica was away
@@ -349,8 +349,8 @@ async def test_rule_8_a_read_goes_to_another_server_when_this_one_is_cut_off(clu
             assert nc.server_info.server_name != lonely
             assert [m.data async for m in stream.read(end=last)] == [b"new"]
         # The next server may send tries to the lonely one, for as long as it takes it for alive: once more, then.
-        assert nc.jetstream().read_figures.moves in (1, 2)
-        assert nc.jetstream().read_figures.failed == 0
+        assert nc.jetstream().read_stats.moves in (1, 2)
+        assert nc.jetstream().read_stats.failed == 0
 
 
 def test_rule_8_in_the_blocking_client_too(cluster: Cluster, fresh: str) -> None:
@@ -368,7 +368,7 @@ def test_rule_8_in_the_blocking_client_too(cluster: Cluster, fresh: str) -> None
             assert set(found) == {b"new"}
             assert nc.server_info.server_name != lonely
         # The next server may send tries to the lonely one, for as long as it takes it for alive: once more, then.
-        assert nc.jetstream().read_figures.moves in (1, 2)
+        assert nc.jetstream().read_stats.moves in (1, 2)
 
 
 async def test_rule_8_a_range_goes_on_from_where_it_was(cluster: Cluster, fresh: str) -> None:

@@ -28,6 +28,7 @@ class Connection(BaseClient):
     """The transport, the timers and the waits of one client."""
 
     def __init__(self, options: Options, on_event: EventHandler | None) -> None:
+        super().__init__()
         self._loop = asyncio.get_running_loop()
         self._core = Session(options, nonce=secrets.token_hex(11))
         self._on_event = on_event

@@ -41,6 +41,7 @@ class Connection(BaseClient):
     """The socket, the threads and the waits of one client."""
 
     def __init__(self, options: Options, on_event: EventHandler | None) -> None:
+        super().__init__()
         self._core = Session(options, nonce=secrets.token_hex(11))
         self._on_event = on_event
         self._bound = options.max_pending_bytes

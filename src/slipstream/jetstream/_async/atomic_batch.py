@@ -6,21 +6,17 @@ the server forgets. The blocking twin is generated from this file (`tools/unasyn
 
 from __future__ import annotations
 
-from contextlib import suppress
 from datetime import timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from slipstream.api import PubAck, names
-from slipstream.client._async.client import Client
-from slipstream.errors import ConnectionLostError, RequestTimeoutError, UsageError
+from slipstream.errors import UsageError
 from slipstream.jetstream import requests
+from slipstream.jetstream._async.context import JetStreamContext
 from slipstream.jetstream.consume.sinks import consumer_name
 from slipstream.wire import Headers
 from slipstream.wire.headers import HeaderValues
-
-if TYPE_CHECKING:
-    from slipstream.jetstream._async.jetstream import JetStream
 
 
 class AtomicBatch:
@@ -29,11 +25,11 @@ class AtomicBatch:
     What is expected of the stream is checked when the batch is committed, for all messages together.
     """
 
-    def __init__(self, js: JetStream, *, timeout: float) -> None:
-        self._js = js
-        self._client = js.client
+    def __init__(self, context: JetStreamContext, *, timeout: float) -> None:
+        self._context = context
+        self._client = context.client
         self._timeout = timeout
-        self._id = consumer_name(js.client.new_inbox())
+        self._id = consumer_name(context.client.new_inbox())
         self._held: tuple[str, bytes, Headers] | None = None  # the last message: it will have to commit
         self._sent = 0
         self._is_over = False
@@ -83,8 +79,8 @@ class AtomicBatch:
         self._is_over = True
         subject, payload, headers = self._held
         call = requests.Call(subject, payload, requests.decode_publish, self._header(headers, commit=True))
-        self.ack = await self._js.run(call, timeout=self._timeout)
-        self._js._noted(self.ack)
+        self.ack = await self._context.run(call, timeout=self._timeout)
+        self._context.note_ack(self.ack)
         return self.ack
 
     def discard(self) -> None:
@@ -98,7 +94,7 @@ class AtomicBatch:
         if self._sent:
             await self._client.publish(subject, payload, headers=Headers.parse(header))
         else:
-            await self._js.run(
+            await self._context.run(
                 requests.Call(subject, payload, requests.decode_batch_start, header), timeout=self._timeout
             )
         self._sent += 1
@@ -123,9 +119,3 @@ class AtomicBatch:
             self.discard()
         elif not self._is_over and self._held is not None:
             await self.commit()
-
-
-async def rest(client: Client, seconds: float) -> None:
-    """Wait, unless the client is closed meanwhile."""
-    with suppress(RequestTimeoutError, ConnectionLostError):
-        await client.wait(lambda: False, timeout=seconds, what="the next try")

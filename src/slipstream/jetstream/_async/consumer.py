@@ -11,12 +11,13 @@ import math
 from collections import deque
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from slipstream.api import AckPolicy, ConsumerInfo
 from slipstream.client._async.client import Subscription
 from slipstream.client._async.tasks import Guard, Lock, finish
 from slipstream.errors import ConnectionLostError, Error, RequestTimeoutError, UsageError
+from slipstream.jetstream._async.context import JetStreamContext
 from slipstream.jetstream._async.message import Callback, JsMessage
 from slipstream.jetstream._async.message_loop import Chunks, Messages
 from slipstream.jetstream._async.pull_loop import Pulling
@@ -33,11 +34,8 @@ from slipstream.jetstream.consume.pull import (
 )
 from slipstream.jetstream.consume.sinks import MAX_BYTES, MAX_MSGS
 from slipstream.jetstream.consume.status import is_status
-from slipstream.jetstream.consumer_requests import ConsumerApi, Pause
+from slipstream.jetstream.consumer_requests import Pause
 from slipstream.wire import Msg
-
-if TYPE_CHECKING:
-    from slipstream.jetstream._async.jetstream import JetStream
 
 DRAIN_TIMEOUT = 30.0
 ROUND_TRIP = 1.0  # what a server may take to confirm the end of a subscription
@@ -46,10 +44,10 @@ ROUND_TRIP = 1.0  # what a server may take to confirm the end of a subscription
 class Consumer:
     """One consumer of a stream. For pull consumers: `fetch`, `next`, `messages`, `chunks`, `consume`."""
 
-    def __init__(self, js: JetStream, stream: str, name: str, info: ConsumerInfo | None = None) -> None:
-        self._js = js
-        self._client = js.client
-        self._api = ConsumerApi(js._api.prefix)
+    def __init__(self, context: JetStreamContext, stream: str, name: str, info: ConsumerInfo | None = None) -> None:
+        self._context = context
+        self._client = context.client
+        self._api = context.consumer_api
         self._next_subject = self._api.next_subject(stream, name)
         self._singles = Singles()
         self._inbox: tuple[str, Subscription] | None = None  # of the single pulls
@@ -72,22 +70,22 @@ class Consumer:
 
     async def info(self, *, timeout: float | None = None) -> ConsumerInfo:
         """Configuration and state, as they are now."""
-        self.cached_info = await self._js.run(self._api.info(self.stream, self.name), timeout=timeout)
+        self.cached_info = await self._context.run(self._api.info(self.stream, self.name), timeout=timeout)
         return self.cached_info
 
     async def delete(self, *, timeout: float | None = None) -> None:
         """Remove the consumer; the stream keeps its messages."""
-        await self._js.run(self._api.delete(self.stream, self.name), timeout=timeout)
+        await self._context.run(self._api.delete(self.stream, self.name), timeout=timeout)
 
     async def pause(self, until: int, *, timeout: float | None = None) -> Pause:
         """Have nothing delivered until that time, in nanoseconds since the epoch."""
         if until <= 0:
             raise UsageError(f"bad time {until}: nanoseconds since the epoch are expected; `resume` ends a pause")
-        return await self._js.run(self._api.pause(self.stream, self.name, until), timeout=timeout)
+        return await self._context.run(self._api.pause(self.stream, self.name, until), timeout=timeout)
 
     async def resume(self, *, timeout: float | None = None) -> Pause:
         """End a pause."""
-        return await self._js.run(self._api.pause(self.stream, self.name, 0), timeout=timeout)
+        return await self._context.run(self._api.pause(self.stream, self.name, 0), timeout=timeout)
 
     async def fetch(self, batch: int, *, timeout: float = 5.0, max_bytes: int = 0) -> list[JsMessage]:
         """Up to `batch` messages: those that are there, or else those that come within `timeout`; perhaps none.

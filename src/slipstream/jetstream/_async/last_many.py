@@ -14,7 +14,6 @@ from slipstream.api import GetRequest
 from slipstream.api.times import format_time
 from slipstream.errors import ApiError, MessageNotFoundError, StaleReadError, TooManyResultsError
 from slipstream.jetstream._async.leader_read import LeaderRead
-from slipstream.jetstream._async.trusted_read import ask
 from slipstream.jetstream.reads.direct_get import Replies, StoredMessage
 from slipstream.wire import has_wildcard, matches
 
@@ -133,7 +132,7 @@ class ManyRead(LeaderRead):
         while True:
             try:
                 call = self._api.subjects(self._name, pattern, offset=len(found))
-                page = await ask(self._client, call, self._patience.left())
+                page = await self._context.run(call, timeout=self._patience.left())
             except ApiError as error:
                 if error.code != 503:
                     raise

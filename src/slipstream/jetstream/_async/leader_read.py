@@ -26,7 +26,6 @@ from slipstream.errors import (
 )
 from slipstream.jetstream import requests
 from slipstream.jetstream._async.proofs import TrustedRead
-from slipstream.jetstream._async.trusted_read import ask
 from slipstream.jetstream.reads.columns import Columns
 from slipstream.jetstream.reads.direct_get import StoredMessage
 from slipstream.jetstream.reads.proof import Verdict, state_shows, state_shows_rest
@@ -175,7 +174,7 @@ class LeaderRead(TrustedRead):
         try:
             call = self._api.message_get(self._name, request)  # a rejection comes late, which is no silence
             limit = self._patience.for_late_try() if request.min_last_seq else self._patience.for_one_try()
-            found = await ask(self._client, call, limit)
+            found = await self._context.run(call, timeout=limit)
         except RequestTimeoutError as error:
             await self._unanswered(error)
             return None

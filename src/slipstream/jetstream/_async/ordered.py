@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from slipstream.api import ConsumerConfig
 from slipstream.client._async.client import Subscription
@@ -23,15 +23,13 @@ from slipstream.errors import (
     RequestTimeoutError,
     SlowConsumerError,
 )
+from slipstream.jetstream._async.context import JetStreamContext
 from slipstream.jetstream._async.message import JsMessage
 from slipstream.jetstream.consume.ack_subject import ACK_PREFIX
 from slipstream.jetstream.consume.ordered import Ordered, Run, backoff
 from slipstream.jetstream.consume.sinks import MAX_BYTES, MAX_MSGS, Ignored, consumer_name
 from slipstream.jetstream.consume.status import ControlReply, HeartbeatMonitor
-from slipstream.jetstream.consumer_requests import Action, ConsumerApi
-
-if TYPE_CHECKING:
-    from slipstream.jetstream._async.jetstream import JetStream
+from slipstream.jetstream.consumer_requests import Action
 
 CREATE_TIMEOUT = 5.0
 LOOK = 0.5  # seconds without a message of the initial ones before the server is asked whether there is one
@@ -46,10 +44,10 @@ class OrderedConsumer:
     whoever reads next: a new consumer goes on behind the last message that was handed over.
     """
 
-    def __init__(self, js: JetStream, stream: str, config: ConsumerConfig, *, heartbeat: float) -> None:
-        self._js = js
-        self._client = js.client
-        self._api = ConsumerApi(js._api.prefix)
+    def __init__(self, context: JetStreamContext, stream: str, config: ConsumerConfig, *, heartbeat: float) -> None:
+        self._context = context
+        self._client = context.client
+        self._api = context.consumer_api
         self._state = Ordered(config, heartbeat=heartbeat)
         self._subscription: Subscription | None = None
         self._pulse = HeartbeatMonitor(heartbeat, self._client.now())
@@ -141,7 +139,7 @@ class OrderedConsumer:
         if not name:
             return False
         try:
-            info = await self._js.run(self._api.info(self.stream, name))
+            info = await self._context.run(self._api.info(self.stream, name))
         except Error:  # it is being made anew, or there is no connection
             return False
         return not info.num_pending and info.delivered.consumer_seq <= self._state.consumer_seq
@@ -152,7 +150,7 @@ class OrderedConsumer:
         self._end(delete=False)
         if name and self._client.is_connected:
             try:
-                await self._js.run(self._api.delete(self.stream, name), timeout=CREATE_TIMEOUT)
+                await self._context.run(self._api.delete(self.stream, name), timeout=CREATE_TIMEOUT)
             except Error:  # it goes by itself when nobody listens
                 return
 
@@ -267,7 +265,7 @@ class OrderedConsumer:
         try:
             call = self._api.create(self.stream, self._state.config(name, inbox), Action.CREATE)
             left = max(deadline - client.now(), CREATE_LEAST)
-            info = await self._js.run(call, timeout=min(left, CREATE_TIMEOUT))
+            info = await self._context.run(call, timeout=min(left, CREATE_TIMEOUT))
         except BaseException as error:
             subscription.end()
             if not isinstance(error, ApiError):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from slipstream.api import AckPolicy, ConsumerInfo
 from slipstream.client._async.client import Subscription
@@ -23,11 +23,9 @@ from slipstream.errors import (
     RequestTimeoutError,
     SlowConsumerError,
 )
+from slipstream.jetstream._async.context import JetStreamContext
 from slipstream.jetstream._async.message import Callback, JsMessage
 from slipstream.jetstream.consume.status import ControlReply, HeartbeatMonitor, PushWatch
-
-if TYPE_CHECKING:
-    from slipstream.jetstream._async.jetstream import JetStream
 
 DRAIN_TIMEOUT = 30.0
 
@@ -39,9 +37,11 @@ class PushSubscription:
     raised. `is_owner`: the consumer was created by this subscription, and goes with it.
     """
 
-    def __init__(self, js: JetStream, info: ConsumerInfo, subscription: Subscription, *, is_owner: bool) -> None:
-        self._js = js
-        self._client = js.client
+    def __init__(
+        self, context: JetStreamContext, info: ConsumerInfo, subscription: Subscription, *, is_owner: bool
+    ) -> None:
+        self._context = context
+        self._client = context.client
         self._subscription = subscription
         self._is_settled = info.config.ack_policy == AckPolicy.NONE
         self._watch = PushWatch(info.name, gaps=not info.config.deliver_group)
@@ -66,8 +66,8 @@ class PushSubscription:
 
     async def info(self, *, timeout: float | None = None) -> ConsumerInfo:
         """Configuration and state of the consumer, as they are now."""
-        call = self._js._consumer_api.info(self.stream, self.consumer_name)
-        self.cached_info = await self._js.run(call, timeout=timeout)
+        call = self._context.consumer_api.info(self.stream, self.consumer_name)
+        self.cached_info = await self._context.run(call, timeout=timeout)
         return self.cached_info
 
     async def next(self, *, timeout: float = 5.0) -> JsMessage:
@@ -107,7 +107,7 @@ class PushSubscription:
         self._subscription.end()
         if self.is_owner:
             self.is_owner = False
-            await self._js.run(self._js._consumer_api.delete(self.stream, self.consumer_name), timeout=timeout)
+            await self._context.run(self._context.consumer_api.delete(self.stream, self.consumer_name), timeout=timeout)
 
     async def drain(self, *, timeout: float = DRAIN_TIMEOUT) -> None:
         """End it after everything that the server has sent.
@@ -190,7 +190,7 @@ class PushSubscription:
             return
         self.is_owner = False
         try:
-            await self._js.run(self._js._consumer_api.delete(self.stream, self.consumer_name))
+            await self._context.run(self._context.consumer_api.delete(self.stream, self.consumer_name))
         except Error as error:
             error.add_note(f"while the consumer {self.consumer_name} was deleted at the end of its subscription")
             self._client.report(error)

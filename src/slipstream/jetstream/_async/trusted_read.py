@@ -8,7 +8,6 @@ file (`tools/unasync.py`).
 from __future__ import annotations
 
 from functools import partial
-from typing import TypeVar
 
 import msgspec
 
@@ -28,54 +27,32 @@ from slipstream.errors import (
     StreamNotFoundError,
 )
 from slipstream.jetstream import requests
+from slipstream.jetstream._async.context import JetStreamContext
 from slipstream.jetstream.reads.direct_get import Replies, StoredMessage, decode_one
 from slipstream.jetstream.reads.proof import MOST_DELETED, oldest_time, responder
-from slipstream.jetstream.reads.read_state import ReadState
 from slipstream.jetstream.reads.retry import RetryPolicy
-from slipstream.jetstream.reads.session import SessionState
-
-T = TypeVar("T")
 
 _NOTHING = GetRequest()
 MOVE_INTERVAL = 5.0  # seconds between two moves to another server: all reads of a connection notice the same silence
 
 
-async def ask(client: Client, call: requests.Call[T], timeout: float) -> T:
-    """Send a request and decode its answer."""
-    answer = requests.Answer()
-    token = client.start(call.subject, call.payload, answer, header=call.header)
-    try:
-        await client.wait(answer.ready, timeout=timeout, what=f"an answer on {call.subject}")
-    finally:
-        client.cancel(token)
-    return call.decode(answer.take())
-
-
 class Asking:
     """One read of one stream at or after `wanted`, with its patience: what it may send, and whom it may believe."""
 
-    def __init__(
-        self,
-        client: Client,
-        api: requests.Api,
-        stream: str,
-        *,
-        wanted: int,
-        patience: RetryPolicy,
-        ledger: ReadState,
-        session: SessionState | None = None,
-    ) -> None:
-        self._client = client
-        self._api = api
+    def __init__(self, context: JetStreamContext, stream: str, *, wanted: int, patience: RetryPolicy) -> None:
+        session = context.session
+        self._context = context
+        self._client = context.client
+        self._api = context.api
         self._name = stream
         self._asked = wanted  # by the caller; a session may want more
         self._wanted = wanted if session is None else max(wanted, session.seen(stream))
         self._patience = patience
-        self._ledger = ledger
+        self._ledger = context.read_state
         self._session = session
         self._has_looked = False
-        self._notes = ledger.stream(api.prefix, stream)
-        self._direct = f"{api.prefix}.DIRECT.GET.{stream}"  # the name was checked when its handle was made
+        self._notes = context.read_state.stream(context.prefix, stream)
+        self._direct = f"{context.prefix}.DIRECT.GET.{stream}"  # the name was checked when its handle was made
         self.with_leader = False  # whether the leader's word was part of the proof
         self.reached = 0  # a sequence that the state of the answer is known to have reached
 
@@ -106,7 +83,7 @@ class Asking:
                 return known
             call = self._api.probe_min_last_seq(self._name)
             try:
-                self.knows_keeping = await ask(self._client, call, self._patience.for_one_try())
+                self.knows_keeping = await self._context.run(call, timeout=self._patience.for_one_try())
             except RequestTimeoutError as error:
                 await self._unanswered(error)
             except (ConnectionLostError, DirectGetNotAllowedError) as error:
@@ -154,7 +131,7 @@ class Asking:
         while True:
             try:
                 call = requests.Call(asked, body, partial(decode_one, asked=asked))
-                found = await ask(self._client, call, self._patience.left())
+                found = await self._context.run(call, timeout=self._patience.left())
                 if found.seq >= wanted or (body and await self._refuses(asked)):
                     self.reached = max(found.seq, self.reached)
                     return found
@@ -177,7 +154,7 @@ class Asking:
     async def _refuses(self, asked: str) -> bool:
         """Whether the server looks at `min_last_seq`."""
         call = requests.Call(asked, b'{"min_last_seq":"?"}', lambda msg: requests.is_bad_request(msg, asked))
-        return await ask(self._client, call, self._patience.left())
+        return await self._context.run(call, timeout=self._patience.left())
 
     async def _try(self, request: GetRequest, *, late: bool = False) -> Replies | None:
         """One request; None if nobody answered, or whoever did is not to be believed: ask again.
@@ -231,7 +208,7 @@ class Asking:
             return False
         try:
             call = self._api.stream_info(mirror)
-            config = (await ask(self._client, call, self._patience.for_one_try())).config
+            config = (await self._context.run(call, timeout=self._patience.for_one_try())).config
         except (RequestTimeoutError, ConnectionLostError):
             return False
         except (ApiError, AuthorizationError):  # of another account or domain, or none of our business
@@ -261,7 +238,7 @@ class Asking:
         """Configuration and state by the leader; None if nobody answered, or one that was deposed long ago did."""
         call = self._api.stream_info(self._name, deleted_details=deleted, subjects_filter=subject)
         try:
-            info = await ask(self._client, call, self._patience.for_one_try())
+            info = await self._context.run(call, timeout=self._patience.for_one_try())
         except RequestTimeoutError as error:
             await self._unanswered(error)
             return None
@@ -356,8 +333,4 @@ async def pause(client: Client, patience: RetryPolicy, error: Error) -> None:
     delay = patience.next_pause(error)
     if delay is None:
         raise patience.why(error)
-    try:
-        await client.wait(lambda: False, timeout=delay, what="a replica to catch up")
-    except (RequestTimeoutError, ConnectionLostError):
-        if client.is_closed:
-            raise
+    await client.sleep(delay)

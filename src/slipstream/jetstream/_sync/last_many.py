@@ -15,7 +15,6 @@ from slipstream.api import GetRequest
 from slipstream.api.times import format_time
 from slipstream.errors import ApiError, MessageNotFoundError, StaleReadError, TooManyResultsError
 from slipstream.jetstream._sync.leader_read import LeaderRead
-from slipstream.jetstream._sync.trusted_read import ask
 from slipstream.jetstream.reads.direct_get import Replies, StoredMessage
 from slipstream.wire import has_wildcard, matches
 
@@ -134,7 +133,7 @@ class ManyRead(LeaderRead):
         while True:
             try:
                 call = self._api.subjects(self._name, pattern, offset=len(found))
-                page = ask(self._client, call, self._patience.left())
+                page = self._context.run(call, timeout=self._patience.left())
             except ApiError as error:
                 if error.code != 503:
                     raise

@@ -27,7 +27,6 @@ from slipstream.errors import (
 )
 from slipstream.jetstream import requests
 from slipstream.jetstream._sync.proofs import TrustedRead
-from slipstream.jetstream._sync.trusted_read import ask
 from slipstream.jetstream.reads.columns import Columns
 from slipstream.jetstream.reads.direct_get import StoredMessage
 from slipstream.jetstream.reads.proof import Verdict, state_shows, state_shows_rest
@@ -176,7 +175,7 @@ class LeaderRead(TrustedRead):
         try:
             call = self._api.message_get(self._name, request)  # a rejection comes late, which is no silence
             limit = self._patience.for_late_try() if request.min_last_seq else self._patience.for_one_try()
-            found = ask(self._client, call, limit)
+            found = self._context.run(call, timeout=limit)
         except RequestTimeoutError as error:
             self._unanswered(error)
             return None

@@ -7,7 +7,6 @@ it saves asking again. The figures may be read at any time.
 from __future__ import annotations
 
 from typing import NamedTuple
-from weakref import WeakKeyDictionary
 
 from slipstream.api import StreamConfig, StreamInfo
 from slipstream.api.times import ZERO
@@ -88,7 +87,6 @@ class ReadState:
     """The notes and figures of one connection."""
 
     __slots__ = (
-        "__weakref__",
         "_streams",
         "at_once",
         "failed",
@@ -113,8 +111,8 @@ class ReadState:
         return notes
 
     @property
-    def figures(self) -> ReadStats:
-        """The figures so far."""
+    def stats(self) -> ReadStats:
+        """The statistics so far."""
         return ReadStats(self.at_once, self.retried, self.from_leader, self.failed, self.moves)
 
     def count(self, *, tries: int, with_leader: bool) -> None:
@@ -125,14 +123,3 @@ class ReadState:
             self.retried += 1
         else:
             self.at_once += 1
-
-
-_ledgers: WeakKeyDictionary[object, ReadState] = WeakKeyDictionary()
-
-
-def ledger_of(client: object) -> ReadState:
-    """The ledger of a connection, made with its first JetStream context."""
-    found = _ledgers.get(client)
-    if found is None:
-        found = _ledgers.setdefault(client, ReadState())
-    return found

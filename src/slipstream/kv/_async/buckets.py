@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 
 from slipstream.api import StreamInfo
 from slipstream.errors import StreamNameInUseError, StreamNotFoundError
-from slipstream.jetstream._async.jetstream import JetStream, Stream
+from slipstream.jetstream._async.jetstream import JetStream
 from slipstream.jetstream.requests import check_bucket
 from slipstream.kv._async.stream_storage import StreamStorage, not_found
 from slipstream.kv.bucket import STREAM_PREFIX, Address, BucketConfig
@@ -23,7 +23,7 @@ async def create_bucket(js: JetStream, config: BucketConfig, *, timeout: float |
     try:
         await js.create_stream(stream, timeout=timeout)
     except StreamNameInUseError:
-        found = (await Stream(js, stream.name).info(timeout=timeout)).config
+        found = (await js.stream(stream.name).info(timeout=timeout)).config
         if not forgotten_of(found) or config.applied_to(found) != found:  # else it differs by that record only
             raise
     return StreamStorage(js, check_bucket(config.bucket), address)
@@ -32,7 +32,7 @@ async def create_bucket(js: JetStream, config: BucketConfig, *, timeout: float |
 async def update_bucket(js: JetStream, config: BucketConfig, *, timeout: float | None = None) -> StreamStorage:
     """Change an existing bucket's options; what its stream has beyond them stays."""
     try:
-        current = (await Stream(js, config.stream_name).info(timeout=timeout)).config
+        current = (await js.stream(config.stream_name).info(timeout=timeout)).config
     except StreamNotFoundError as error:
         raise not_found(config.bucket) from error
     info = await js.update_stream(config.applied_to(current), timeout=timeout)
@@ -54,7 +54,7 @@ async def open_bucket(
     """
     check_bucket(bucket)
     try:
-        info = await Stream(js, stream or STREAM_PREFIX + bucket).info(timeout=timeout)
+        info = await js.stream(stream or STREAM_PREFIX + bucket).info(timeout=timeout)
     except StreamNotFoundError as error:
         raise not_found(bucket) from error
     return StreamStorage(js, bucket, _address(js, stream_prefix=subject_prefix, put_prefix=put_prefix, info=info))

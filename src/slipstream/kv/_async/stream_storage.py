@@ -19,9 +19,9 @@ from slipstream.errors import (
     StaleReadError,
     StreamNotFoundError,
 )
-from slipstream.jetstream._async.jetstream import JetStream, Publisher, Stream
+from slipstream.jetstream._async.jetstream import JetStream
 from slipstream.jetstream._async.ordered import OrderedConsumer
-from slipstream.jetstream._async.trusted_read import ask
+from slipstream.jetstream._async.publisher import Publisher
 from slipstream.jetstream.reads.columns import Columns
 from slipstream.jetstream.reads.direct_get import StoredMessage
 from slipstream.jetstream.reads.retry import RetryPolicy
@@ -43,11 +43,12 @@ class StreamStorage:
     def __init__(self, js: JetStream, bucket: str, address: Address) -> None:
         self.bucket = bucket
         self.js = js
+        self._context = js.context
         self.address = address
-        self.stream = Stream(js, address.stream)
+        self.stream = js.stream(address.stream)
         self._prefix = address.prefix
         self._put_prefix = address.put_prefix
-        self._direct = js._api.direct_subject(address.stream) + "." + address.prefix
+        self._direct = js.context.api.direct_subject(address.stream) + "." + address.prefix
 
     def check_key(self, key: str) -> str:
         """Return `key` if it is a good one."""
@@ -116,17 +117,17 @@ class StreamStorage:
 
     async def _plain_last(self, key: str, timeout: float | None) -> Entry[bytes] | None:
         """The same from whichever replica answers: the hot path of `get`, one request and nothing else."""
-        js, subject = self.js, self._prefix + key
+        context, subject = self._context, self._prefix + key
         call = Call(self._direct + key, b"", partial(entry_or_message, bucket=self.bucket, key=key, subject=subject))
         try:
-            found = await ask(js.client, call, self._patience(timeout))
+            found = await context.run(call, timeout=timeout)
         except MessageNotFoundError:
-            js._ledger.at_once += 1
+            context.read_state.at_once += 1
             return None
         except Error:
-            js._ledger.failed += 1
+            context.read_state.failed += 1
             raise
-        js._ledger.at_once += 1
+        context.read_state.at_once += 1
         if isinstance(found, StoredMessage):
             found = self._entry(found)
         self.note(found.revision)
@@ -321,13 +322,12 @@ class StreamStorage:
 
     def _least(self, min_last: int) -> int:
         """How new a read must be, for the caller or for a session."""
-        state = self.js._state
-        return min_last if state is None else max(min_last, state.seen(self.address.stream))
+        session = self._context.session
+        return min_last if session is None else max(min_last, session.seen(self.address.stream))
 
     def note(self, revision: int) -> None:
         """A session has seen a revision."""
-        if self.js._state is not None:
-            self.js._state.note(self.address.stream, revision)
+        self._context.note(self.address.stream, revision)
 
     async def _ordered(
         self, patterns: Sequence[str], meta_only: bool, timeout: float | None, *, policy: str = "", start: int = 0

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from slipstream.api import StreamInfo
 from slipstream.errors import StreamNameInUseError, StreamNotFoundError
-from slipstream.jetstream._sync.jetstream import JetStream, Stream
+from slipstream.jetstream._sync.jetstream import JetStream
 from slipstream.jetstream.requests import check_bucket
 from slipstream.kv._sync.stream_storage import StreamStorage, not_found
 from slipstream.kv.bucket import STREAM_PREFIX, Address, BucketConfig
@@ -24,7 +24,7 @@ def create_bucket(js: JetStream, config: BucketConfig, *, timeout: float | None 
     try:
         js.create_stream(stream, timeout=timeout)
     except StreamNameInUseError:
-        found = (Stream(js, stream.name).info(timeout=timeout)).config
+        found = (js.stream(stream.name).info(timeout=timeout)).config
         if not forgotten_of(found) or config.applied_to(found) != found:  # else it differs by that record only
             raise
     return StreamStorage(js, check_bucket(config.bucket), address)
@@ -33,7 +33,7 @@ def create_bucket(js: JetStream, config: BucketConfig, *, timeout: float | None 
 def update_bucket(js: JetStream, config: BucketConfig, *, timeout: float | None = None) -> StreamStorage:
     """Change an existing bucket's options; what its stream has beyond them stays."""
     try:
-        current = (Stream(js, config.stream_name).info(timeout=timeout)).config
+        current = (js.stream(config.stream_name).info(timeout=timeout)).config
     except StreamNotFoundError as error:
         raise not_found(config.bucket) from error
     info = js.update_stream(config.applied_to(current), timeout=timeout)
@@ -55,7 +55,7 @@ def open_bucket(
     """
     check_bucket(bucket)
     try:
-        info = Stream(js, stream or STREAM_PREFIX + bucket).info(timeout=timeout)
+        info = js.stream(stream or STREAM_PREFIX + bucket).info(timeout=timeout)
     except StreamNotFoundError as error:
         raise not_found(bucket) from error
     return StreamStorage(js, bucket, _address(js, stream_prefix=subject_prefix, put_prefix=put_prefix, info=info))

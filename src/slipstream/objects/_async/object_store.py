@@ -25,7 +25,7 @@ from slipstream.errors import (
     UsageError,
     WrongLastSequenceError,
 )
-from slipstream.jetstream._async.jetstream import JetStream, Stream
+from slipstream.jetstream._async.jetstream import JetStream
 from slipstream.jetstream.requests import check_bucket
 from slipstream.objects._async.watch import ObjectWatch
 from slipstream.objects.chunks import Checker, Chunker, Piece, check_piece, pieces
@@ -62,7 +62,7 @@ class ObjectStore:
     def __init__(self, js: JetStream, bucket: str) -> None:
         self.bucket = check_bucket(bucket)
         self._js = js
-        self._stream = Stream(js, STREAM_PREFIX + bucket)
+        self._stream = js.stream(STREAM_PREFIX + bucket)
         self._subjects = Subjects(bucket)
 
     @classmethod
@@ -269,7 +269,11 @@ class ObjectStore:
     def watch(self, *, ignore_deletes: bool = False, updates_only: bool = False) -> ObjectWatch:
         """What the bucket holds and what happens to it: `async for info in store.watch()`, or in `async with`."""
         return ObjectWatch(
-            self._stream, self._subjects.records, ignore_deletes=ignore_deletes, updates_only=updates_only
+            self._stream,
+            self._subjects.records,
+            now=self._js.client.now,
+            ignore_deletes=ignore_deletes,
+            updates_only=updates_only,
         )
 
     async def status(self, *, timeout: float | None = None) -> ObjectStoreStatus:

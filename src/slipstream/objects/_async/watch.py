@@ -5,14 +5,15 @@ Over asyncio; the blocking twin is generated from this file (`tools/unasync.py`)
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Self
 
 from slipstream.api import DeliverPolicy
 from slipstream.client.base import FOREVER
 from slipstream.errors import ConnectionLostError, RequestTimeoutError
-from slipstream.jetstream._async.jetstream import Stream
 from slipstream.jetstream._async.message import JsMessage
 from slipstream.jetstream._async.ordered import LOOK, OrderedConsumer
+from slipstream.jetstream._async.stream import Stream
 from slipstream.objects.info import ObjectInfo, read_record
 
 
@@ -23,10 +24,12 @@ class ObjectWatch:
     connections and restarts of the server are dealt with beneath: the newest state of each object is never skipped.
     """
 
-    def __init__(self, stream: Stream, records: str, *, ignore_deletes: bool, updates_only: bool) -> None:
+    def __init__(
+        self, stream: Stream, records: str, *, now: Callable[[], float], ignore_deletes: bool, updates_only: bool
+    ) -> None:
         policy = DeliverPolicy.NEW if updates_only else DeliverPolicy.LAST_PER_SUBJECT
         self._records: OrderedConsumer = stream.ordered_consumer(records, deliver_policy=policy.value)
-        self._now = stream._client.now
+        self._now = now
         self._ignores_deletes = ignore_deletes
         self._left: int | None = None  # of the initial data; None before the start
         self._is_said = False

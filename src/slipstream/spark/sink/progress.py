@@ -27,7 +27,7 @@ from slipstream.errors import (
     WrongLastSequenceError,
 )
 from slipstream.facade._sync.client import JetStream
-from slipstream.jetstream._sync.jetstream import Stream
+from slipstream.jetstream._sync.stream import Stream
 from slipstream.jetstream.reads.columns import Part
 from slipstream.kv.bucket import STREAM_PREFIX, BucketConfig
 from slipstream.spark.source.offsets import created_of

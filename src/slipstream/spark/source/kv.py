@@ -28,7 +28,7 @@ from pyspark.sql.types import BinaryType, DataType, LongType, StringType, Struct
 
 from slipstream.api import StreamInfo
 from slipstream.errors import HistoryLostError, MessageNotFoundError, UsageError
-from slipstream.jetstream._sync.jetstream import Stream
+from slipstream.jetstream._sync.stream import Stream
 from slipstream.jetstream.reads.columns import Columns, Part
 from slipstream.jetstream.reads.direct_get import StoredMessage
 from slipstream.kv.snapshot import check_past

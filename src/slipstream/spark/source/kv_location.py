@@ -13,7 +13,7 @@ from typing import NamedTuple
 from slipstream.api import StreamConfig, StreamInfo
 from slipstream.errors import MessageNotFoundError, NoRespondersError, StreamNotFoundError, UsageError
 from slipstream.facade._sync.client import JetStream
-from slipstream.jetstream._sync.jetstream import Stream
+from slipstream.jetstream._sync.stream import Stream
 from slipstream.kv.bucket import STREAM_PREFIX, SUBJECT_PREFIX, Address
 from slipstream.spark.options import JETSTREAM_KV
 from slipstream.spark.source import plan

@@ -43,7 +43,7 @@ from pyspark.sql.types import (
 from slipstream.api import StreamInfo
 from slipstream.errors import ConnectionLostError, MessageNotFoundError, StreamNotFoundError, UsageError
 from slipstream.facade._sync.client import JetStream
-from slipstream.jetstream._sync.jetstream import Stream
+from slipstream.jetstream._sync.stream import Stream
 from slipstream.jetstream.reads.columns import Columns, Part
 from slipstream.spark.connect import connect_jetstream, open_jetstream
 from slipstream.spark.options import (

@@ -1,0 +1,81 @@
+"""The context that the parts of one JetStream handle share: connection, API subjects, session, read statistics.
+
+Streams, consumers, publishers and reads get it as an argument and keep nothing of each other. The blocking twin is
+generated from this file (`tools/unasync.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import TypeVar
+
+from slipstream.api import PubAck
+from slipstream.client._async.client import Client
+from slipstream.errors import StreamLookupError
+from slipstream.jetstream import requests
+from slipstream.jetstream.consumer_requests import ConsumerApi
+from slipstream.jetstream.reads.read_state import ReadState
+from slipstream.jetstream.reads.session import SessionState
+
+T = TypeVar("T")
+
+
+class JetStreamContext:
+    """One connection, one API prefix, one default timeout, and the session if there is one."""
+
+    __slots__ = ("api", "client", "consumer_api", "read_state", "session", "timeout")
+
+    def __init__(self, client: Client, prefix: str, *, timeout: float, session: SessionState | None = None) -> None:
+        self.client = client
+        self.api = requests.Api(prefix)
+        self.consumer_api = ConsumerApi(prefix)
+        self.timeout = timeout
+        self.session = session
+        self.read_state = client.shared(ReadState)  # one per connection, whatever the number of contexts on it
+
+    @property
+    def prefix(self) -> str:
+        """The subject prefix of the API."""
+        return self.api.prefix
+
+    def in_session(self, session: SessionState) -> JetStreamContext:
+        """The same context for a session: its publishes and reads are noted there."""
+        return JetStreamContext(self.client, self.api.prefix, timeout=self.timeout, session=session)
+
+    async def run(self, call: requests.Call[T], *, timeout: float | None = None) -> T:
+        """Send a request and decode its answer."""
+        client, answer = self.client, requests.Answer()
+        token = client.start(call.subject, call.payload, answer, header=call.header)
+        try:
+            limit = self.timeout if timeout is None else timeout
+            await client.wait(answer.ready, timeout=limit, what=f"an answer on {call.subject}")
+        finally:
+            client.cancel(token)
+        return call.decode(answer.take())
+
+    async def each(self, ask: requests.AskPage[T], *, timeout: float | None = None) -> AsyncIterator[T]:
+        """The items of a list that the server returns page by page."""
+        seen = 0
+        while True:
+            page = await self.run(ask(offset=seen), timeout=timeout)
+            for item in page.items:
+                yield item
+            seen += len(page.items)
+            if not page.items or seen >= page.total:
+                return
+
+    async def stream_name_of(self, subject: str, *, timeout: float | None = None) -> str:
+        """The name of the one stream that listens on a subject; raises StreamLookupError if it is none or several."""
+        found = await self.run(self.consumer_api.streams_of(subject), timeout=timeout)
+        if len(found) != 1:
+            raise StreamLookupError(subject, found)
+        return found[0]
+
+    def note(self, stream: str, seq: int) -> None:
+        """Tell the session, if there is one, that a sequence of a stream was written or read."""
+        if self.session is not None:
+            self.session.note(stream, seq)
+
+    def note_ack(self, ack: PubAck) -> None:
+        """Tell the session, if there is one, of a publish that was stored."""
+        self.note(ack.stream, ack.seq)

@@ -1,0 +1,209 @@
+"""A publisher over the asyncio client: a window of publishes in flight, each of them acknowledged.
+
+The window itself is pure (`publish/ack_window`); this module sends and waits. The blocking twin is generated from this
+file (`tools/unasync.py`).
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from functools import partial
+from types import TracebackType
+from typing import Self
+
+from slipstream.api import PubAck
+from slipstream.errors import Error, UsageError
+from slipstream.jetstream import requests
+from slipstream.jetstream._async.context import JetStreamContext
+from slipstream.jetstream.publish.ack_window import AckWindow, FailedPublish, PendingAck, Sent
+from slipstream.wire import Headers
+from slipstream.wire.headers import HeaderValues
+
+RETRY_WAIT = 0.25  # seconds before the first retry of a publish that no stream took
+
+
+class Publisher:
+    """A window of publishes in flight; use it as a context manager, which waits for the last ack.
+
+    Every message is acknowledged or its failure raised: by the `publish` or `flush` that sees it, at the latest on the
+    way out.
+    """
+
+    def __init__(
+        self,
+        context: JetStreamContext,
+        *,
+        max_in_flight: int,
+        timeout: float,
+        retries: int = 0,
+        retry_wait: float = RETRY_WAIT,
+    ) -> None:
+        if max_in_flight < 1:
+            raise UsageError(f"bad max_in_flight {max_in_flight}: at least 1 is allowed")
+        if retries < 0 or retry_wait < 0:
+            raise UsageError(f"bad retries {retries} or retry_wait {retry_wait}: 0 or more are allowed")
+        self._client = context.client
+        self._retries = retries
+        self._retry_wait = retry_wait
+        self._window = AckWindow(max_in_flight, None if context.session is None else context.note_ack)
+        self._timeout = timeout
+
+    @property
+    def acked(self) -> int:
+        """How many messages were acknowledged so far."""
+        return self._window.acked
+
+    @property
+    def duplicates(self) -> int:
+        """How many of them the stream already had."""
+        return self._window.duplicates
+
+    @property
+    def failures(self) -> list[FailedPublish]:
+        """The messages that were refused, in the order of their answers."""
+        return self._window.failures
+
+    @property
+    def last_ack(self) -> PubAck | None:
+        """The newest ack; its `seq` is what a read may ask for with `min_last_seq`."""
+        return self._window.last_ack
+
+    async def publish(
+        self,
+        subject: str,
+        payload: bytes = b"",
+        *,
+        headers: Headers | HeaderValues | None = None,
+        msg_id: str | None = None,
+        expected_stream: str | None = None,
+        expected_last_seq: int | None = None,
+        expected_last_subject_seq: int | None = None,
+        expected_last_msg_id: str | None = None,
+        ttl: timedelta | None = None,
+        rollup: str | None = None,
+    ) -> None:
+        """Send one message; waits only while the window is full. Raises the first failure of an earlier message."""
+        is_plain = (
+            headers is None
+            and msg_id is None
+            and expected_stream is None
+            and expected_last_seq is None
+            and expected_last_subject_seq is None
+            and expected_last_msg_id is None
+            and ttl is None
+            and rollup is None
+        )
+        header = b""
+        if not is_plain:
+            header = requests.publish(
+                subject,
+                b"",
+                headers=headers,
+                msg_id=msg_id,
+                expected_stream=expected_stream,
+                expected_last_seq=expected_last_seq,
+                expected_last_subject_seq=expected_last_subject_seq,
+                expected_last_msg_id=expected_last_msg_id,
+                ttl=ttl,
+                rollup=rollup,
+            ).header
+        window = self._window
+        if not window.has_room():
+            await self._wait(window.has_room, "room in the window of publishes")
+        if window.failures:
+            raise self._failure()
+        if self._retries:
+            await self._try_again()
+            sent = Sent(window.sent, subject, None, payload, header, self._retries)
+            window.sent += 1
+            window.sending_once_more(self._client.start(subject, payload, window, header=header), sent)
+        else:
+            window.sending(self._client.start(subject, payload, window, header=header), subject)
+
+    async def send(
+        self,
+        subject: str,
+        payload: bytes = b"",
+        *,
+        headers: Headers | HeaderValues | None = None,
+        msg_id: str | None = None,
+        expected_stream: str | None = None,
+        expected_last_seq: int | None = None,
+        expected_last_subject_seq: int | None = None,
+        ttl: timedelta | None = None,
+    ) -> PendingAck:
+        """As `publish` for a message whose own ack matters: `result(pending)` waits for it, and raises its failure."""
+        header = requests.publish(
+            subject,
+            b"",
+            headers=headers,
+            msg_id=msg_id,
+            expected_stream=expected_stream,
+            expected_last_seq=expected_last_seq,
+            expected_last_subject_seq=expected_last_subject_seq,
+            ttl=ttl,
+        ).header
+        window, pending = self._window, PendingAck()
+        if not window.has_room():
+            await self._wait(window.has_room, "room in the window of publishes")
+        window.sending(self._client.start(subject, payload, window, header=header), subject, pending)
+        return pending
+
+    async def result(self, pending: PendingAck) -> PubAck:
+        """The ack of a message that `send` sent; raises its failure."""
+        await self._wait(pending.is_done, "the ack of a publish")
+        return pending.result()
+
+    async def _try_again(self) -> None:
+        """Send once more what nobody was there to take, after a pause that grows."""
+        window = self._window
+        while window.again:
+            tries = window.again[0].tries
+            await self._client.sleep(self._retry_wait * 2 ** (self._retries - 1 - tries))
+            for _ in range(len(window.again)):
+                sent = window.again.popleft()
+                token = self._client.start(sent.subject, sent.payload, window, header=sent.header)
+                window.sending_once_more(token, sent)
+
+    async def flush(self) -> None:
+        """Wait until every message sent so far was answered; raises the first failure.
+
+        The timeout is for the next ack, not for all of them: a slow server is no silent one.
+        """
+        while waiting := self._window.in_flight:
+            if self._window.again:
+                await self._try_again()
+                continue
+            await self._wait(partial(self._window.fewer_than, waiting), "the acks of the publishes in flight")
+        if self._window.failures:
+            raise self._failure()
+
+    async def _wait(self, ready: requests.Ready, what: str) -> None:
+        try:
+            await self._client.wait(ready, timeout=self._timeout, what=what)
+        except BaseException as error:
+            self._forget(error if isinstance(error, Error) else Error(f"given up while waiting for {what}"))
+            raise
+
+    def _forget(self, error: Error) -> None:
+        """Whether what is in flight was stored is not known; nobody waits for it any more."""
+        for token in self._window.forget(error):
+            self._client.cancel(token)
+
+    def _failure(self) -> Error:
+        first = self._window.failures[0]
+        first.error.add_note(
+            f"message {first.place} on {first.subject!r}; {len(self._window.failures)} of {self._window.sent} failed"
+        )
+        return first.error
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            await self.flush()
+        else:
+            self._forget(Error("given up: the block that published it raised"))
