@@ -70,7 +70,7 @@ def test_every_public_name_is_in_the_reference_and_every_entry_there_exists() ->
     entries = set(re.findall(r"^::: (\S+)$", pages, re.MULTILINE))
     documented = {id(pydoc.locate(entry)) for entry in entries}
     assert id(None) not in documented, [entry for entry in entries if pydoc.locate(entry) is None]
-    rooms = (
+    packages = (
         slipstream,
         slipstream.kv,
         slipstream.objects,
@@ -78,10 +78,10 @@ def test_every_public_name_is_in_the_reference_and_every_entry_there_exists() ->
         slipstream.testing,
         slipstream.spark,
     )
-    names = [(room, name) for room in rooms for name in room.__all__]
+    names = [(package, name) for package in packages for name in package.__all__]
     values = {
-        f"{room.__name__}.{name}": getattr(room, name)
-        for room, name in names
+        f"{package.__name__}.{name}": getattr(package, name)
+        for package, name in names
         if not name.startswith("Blocking") and name not in ("connect", "connect_blocking")
     }
     missing = [
