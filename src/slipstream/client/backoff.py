@@ -1,7 +1,7 @@
 """Exponential back-off with jitter, for reconnects and for every retry above the client.
 
-Pure: randomness is an argument. The jitter shortens a pause and never lengthens it, so that `longest` holds; clients that
-failed at the same moment must not come back at the same moment.
+Pure: randomness is an argument. The jitter shortens a pause and never lengthens it, so that `longest` holds; clients
+that failed at the same moment must not come back at the same moment.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Backoff:
         self.failures = 0  # since the last `reset`
 
     def after(self, failures: int, random: float = 1.0) -> float:
-        """Seconds to wait after the failure number `failures` (from 0); `random` is from 0 to 1, and 1 is the longest."""
+        """Seconds to wait after failure number `failures` (from 0); `random` is from 0 to 1, and 1 is the longest."""
         pause = min(self.longest, self.first * self.factor ** min(failures, _MAX_DOUBLINGS))
         return pause * (1.0 - self.jitter + self.jitter * random)
 
