@@ -167,7 +167,7 @@ async def cached_ours(url: str) -> float:
         for n in range(CACHED):
             await kv.get(f"key.{n % KEYS}")
         rate = CACHED / (time.perf_counter() - begin)
-        assert kv.figures.hits == CACHED
+        assert kv.stats.hits == CACHED
         await kv.close()
         return rate
 

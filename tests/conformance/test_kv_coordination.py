@@ -103,7 +103,7 @@ async def fault_run(url: str, bucket: str, *, seed: int, seconds: float, value_t
             for number, nc in enumerate(clients):
                 kv = await nc.jetstream(timeout=1).key_value(bucket)
                 now = clock(chance.uniform(-1e6, 1e6), chance.uniform(0.96, 1.04))
-                locks.append(Lock(kv, "lock", ttl=TTL, name=f"c{number}", now=now))
+                locks.append(Lock(kv.storage, "lock", ttl=TTL, name=f"c{number}", now=now))
             checker = Checker([*locks])
             until = time.monotonic() + seconds
 
@@ -150,7 +150,7 @@ async def test_a_claim_whose_answer_is_lost_is_found_again(any_server: str, fres
         kv = await direct.jetstream().create_key_value(BucketConfig(bucket=fresh))
         async with connect(proxy.url) as nc:
             lock = (await nc.jetstream().key_value(fresh)).lock("l", ttl=timedelta(seconds=6))
-            await lock._server_lapses()
+            await lock._server_expires()
 
             def lose_acks(frame: bytes) -> list[bytes]:
                 return [] if b'"stream":' in frame and b'"seq":' in frame else [frame]

@@ -34,7 +34,7 @@ async def put_all(kv: KeyValue[bytes], first: int, count: int, pause: float = 0.
 async def read(watch: Watch[bytes], count: int) -> list[int]:
     seen: list[int] = []
     while len(seen) < count:
-        entries = await watch.chunk(timeout=30)
+        entries = await watch.next_entries(timeout=30)
         seen += [int(entry.value) for entry in entries]
     return seen
 
@@ -215,7 +215,7 @@ def _blocking_through_a_restart(server: Any) -> None:
             for each in (watch, idle):
                 seen: list[bytes] = []
                 while len(seen) < 5:
-                    seen += [entry.value for entry in each.chunk(timeout=30)]
+                    seen += [entry.value for entry in each.next_entries(timeout=30)]
                 assert seen == [b"1", b"2", b"3", b"4", b"5"]
 
 

@@ -20,7 +20,7 @@ from slipstream import BucketConfig, connect
 from slipstream.errors import HistoryLostError, KeyExistsError, KeyNotFoundError, WrongLastSequenceError
 from slipstream.kv import Entry, Operation
 from slipstream.kv._async.key_value import KeyValue
-from slipstream.kv._async.local_storage import open_local
+from slipstream.kv._async.sqlite_storage import open_sqlite
 from slipstream.kv.keys import any_of
 from slipstream.testing import TestServer
 
@@ -104,7 +104,7 @@ class Follower:
 
     async def reach(self, revision: int) -> None:
         while revision and (not self.seen or self.seen[-1][0] < revision):
-            entries: list[Entry[bytes]] = await self._watch.chunk(timeout=10)
+            entries: list[Entry[bytes]] = await self._watch.next_entries(timeout=10)
             self.seen += [(entry.revision, entry.key, entry.operation, entry.value) for entry in entries]
 
     async def close(self) -> None:
@@ -310,7 +310,7 @@ def test_a_bucket_does_what_the_model_does(any_server: str, steps: list[tuple[st
 @given(steps=STEPS)
 def test_the_embedded_bucket_does_what_the_model_does(steps: list[tuple[str, Any]]) -> None:
     async def run() -> None:
-        kv = KeyValue(await open_local(config=BucketConfig(bucket="b", history=HISTORY)))
+        kv = KeyValue(await open_sqlite(config=BucketConfig(bucket="b", history=HISTORY)))
         await Run(kv).all(steps)
         await kv.close()
 
@@ -322,7 +322,9 @@ def test_the_embedded_bucket_does_what_the_model_does(steps: list[tuple[str, Any
 def test_values_of_the_embedded_bucket_go_when_the_model_says(steps: list[tuple[str, Any]]) -> None:
     async def run() -> None:
         now = [10**18]
-        storage = await open_local(config=BucketConfig(bucket="b", history=HISTORY, value_ttl=True), now=lambda: now[0])
+        storage = await open_sqlite(
+            config=BucketConfig(bucket="b", history=HISTORY, value_ttl=True), now=lambda: now[0]
+        )
 
         def advance(seconds: float) -> None:
             now[0] += int(seconds * 10**9)

@@ -86,7 +86,7 @@ async def test_a_stream_that_does_not_say_where_its_keys_are(any_server: str, fr
     async with connect(any_server) as nc:
         js = nc.jetstream()
         await js.create_stream(StreamConfig(name=fresh, subjects=(f"{fresh}.a.>", f"{fresh}.b.>"), allow_direct=True))
-        with pytest.raises(UsageError, match="say subject_prefix"):
+        with pytest.raises(UsageError, match="pass subject_prefix"):
             await js.key_value("b", stream=fresh)
         kv = await js.key_value("b", stream=fresh, subject_prefix=f"{fresh}.b")
         await kv.put("k", b"1")

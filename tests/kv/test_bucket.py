@@ -20,7 +20,7 @@ def test_good_keys(key: str) -> None:
 @pytest.mark.spec("KV-02")
 @pytest.mark.parametrize("key", ["", ".a", "a.", "a..b", "a b", "a*", ">", "ä", "a\n", "_kv", "_kv.x", "a:b"])
 def test_bad_keys_are_refused_with_what_is_allowed(key: str) -> None:
-    with pytest.raises(UsageError, match="bad key"):
+    with pytest.raises(UsageError, match=r"key must .*, got"):
         check_key(key)
 
 

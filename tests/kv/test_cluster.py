@@ -88,7 +88,7 @@ async def test_a_watch_goes_on_when_a_server_of_the_cluster_dies(cluster: Cluste
 
             async def follow() -> None:
                 while len(seen) < 40:
-                    seen.extend(int(entry.value) for entry in await watch.chunk(timeout=60))
+                    seen.extend(int(entry.value) for entry in await watch.next_entries(timeout=60))
 
             following = asyncio.create_task(follow())
             for n in range(20):

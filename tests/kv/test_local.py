@@ -26,7 +26,7 @@ from slipstream.errors import (
 )
 from slipstream.kv import Operation
 from slipstream.kv._async.key_value import KeyValue, open_local_key_value
-from slipstream.kv._async.local_storage import LocalStorage, open_local
+from slipstream.kv._async.sqlite_storage import SqliteStorage, open_sqlite
 from slipstream.kv._sync.key_value import open_local_key_value as open_blocking
 from tests.kv.behaviour import Behaviour
 
@@ -69,7 +69,7 @@ class Clock:
 
 async def in_virtual_time(config: BucketConfig) -> tuple[KeyValue[bytes], Clock]:
     clock = Clock()
-    storage: LocalStorage = await open_local(config=config, now=clock)
+    storage: SqliteStorage = await open_sqlite(config=config, now=clock)
     return KeyValue(storage), clock
 
 
@@ -92,7 +92,7 @@ async def test_a_file_holds_its_bucket(tmp_path: Path) -> None:
 async def test_there_must_be_a_bucket_or_a_configuration(tmp_path: Path) -> None:
     with pytest.raises(BucketNotFoundError):
         await open_local_key_value(str(tmp_path / "none.db"))
-    with pytest.raises(UsageError, match="needs a configuration"):
+    with pytest.raises(UsageError, match="config must be set"):
         await open_local_key_value()
     (tmp_path / "garbage.db").write_bytes(b"x" * 5000)
     with pytest.raises(StoreError, match="not a database"):

@@ -220,7 +220,8 @@ def test_filters_over_keys_are_those_of_the_bucket() -> None:
     assert found.keys == ("a.*", "c.>", "=/_-")
     for keys in ("a*", "a.b*", "b,>.a", "a..b", "ü"):
         with pytest.raises(
-            UsageError, match=r"jetstream_kv option 'keys' is .*: bad key filter .*a whole token may be"
+            UsageError,
+            match=r"jetstream_kv option 'keys' is .*: key filter must be .*a whole token may be",
         ):
             kv_source_options({"bucket": "view", "keys": keys})
     with pytest.raises(UsageError, match="'keys' is 'a,,b': key filters with one comma"):

@@ -1,4 +1,4 @@
-"""A bucket's name and options become a stream's configuration, and back; where a bucket's keys live on its stream."""
+"""Configuration, status and address of a bucket, and how each maps to its stream."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ SHORTEST_TTL = timedelta(seconds=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketSource:
-    """A bucket that another one mirrors or takes its entries from.
+    """A bucket that another one mirrors or aggregates.
 
-    `keys` says which of its keys an aggregate takes; there they stand below `prefix`, if one is given. `external` is
-    for a bucket of another domain, account or server. A `stream` (and its `subject_prefix`) is needed only for buckets
-    that are not called as usual.
+    `keys` selects the keys that an aggregate takes; `prefix`, if set, is put before them there. `external` is for a
+    bucket of another domain, account or server. `stream` (and its `subject_prefix`) is needed only for a bucket with a
+    stream other than `KV_<bucket>`.
     """
 
     bucket: str
@@ -49,13 +49,15 @@ class BucketSource:
     subject_prefix: str = ""
 
     def as_mirror(self) -> StreamSource:
-        """What a mirror's configuration says."""
+        """The `mirror` of a read replica's stream configuration."""
         if self.prefix or self.keys != ">":
-            raise UsageError("bad mirror: a mirror has all keys of its origin under their names; use sources instead")
+            raise UsageError(
+                "mirror must not set keys or prefix: it has all keys of its origin under their names; use sources"
+            )
         return StreamSource(name=self._stream(), external=self.external)
 
     def as_source(self, bucket: str) -> StreamSource:
-        """What an aggregate's configuration says: the subjects of the source become those of `bucket`."""
+        """One of the `sources` of an aggregate's stream configuration: subjects are mapped to those of `bucket`."""
         keys = check_pattern(self.keys)
         origin = self.subject_prefix or SUBJECT_PREFIX + check_bucket(self.bucket)
         below = f"{check_key(self.prefix)}." if self.prefix else ""
@@ -67,27 +69,27 @@ class BucketSource:
 
 
 def _numbered(pattern: str) -> str:
-    """The same tokens as a transform's destination: each `*` by its place."""
-    tokens, place = pattern.split("."), 0
+    """The same tokens as the destination of a subject transform: each `*` by its number."""
+    tokens, number = pattern.split("."), 0
     for at, token in enumerate(tokens):
         if token == "*":
-            place += 1
-            tokens[at] = f"{{{{wildcard({place})}}}}"
+            number += 1
+            tokens[at] = f"{{{{wildcard({number})}}}}"
     return ".".join(tokens)
 
 
-def _source(given: BucketSource | str) -> BucketSource:
-    return BucketSource(bucket=given) if isinstance(given, str) else given
+def _source(source: BucketSource | str) -> BucketSource:
+    return BucketSource(bucket=source) if isinstance(source, str) else source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketConfig:
-    """How a bucket is set up. A limit of -1 is no limit; a `ttl` of 0 keeps values forever.
+    """Configuration of a bucket. A limit of -1 is unlimited; a `ttl` of 0 keeps values forever.
 
     `value_ttl` allows a TTL per value. With `limit_marker_ttl` the server leaves a marker, kept for that long, where
-    its limits remove a key's last value (this allows a TTL per value too). `mirror` makes a read replica of another
-    bucket, `sources` an aggregate of several. `stream` and `subject_prefix` are for names other than `KV_<bucket>` and
-    `$KV.<bucket>`.
+    its limits remove the last value of a key (this allows a TTL per value too). `mirror` makes a read replica of
+    another bucket, `sources` an aggregate of several. `stream` and `subject_prefix` are for names other than
+    `KV_<bucket>` and `$KV.<bucket>`.
     """
 
     bucket: str
@@ -111,23 +113,23 @@ class BucketConfig:
 
     @property
     def stream_name(self) -> str:
-        """What the bucket's stream is called."""
+        """The name of the bucket's stream."""
         return self.stream or STREAM_PREFIX + check_bucket(self.bucket)
 
     @property
     def key_prefix(self) -> str:
-        """What stands before keys where that is said in words: a mirror has the subjects of its origin."""
+        """The configured prefix of keys, if any: a mirror has the subjects of its origin."""
         return _source(self.mirror).subject_prefix if self.mirror else self.subject_prefix
 
     def stream_config(self) -> StreamConfig:
-        """The stream that the bucket is, exactly as the document has it.
+        """The configuration of the bucket's stream, exactly as the specification has it.
 
-        `allow_direct` is said in words: the document's server turns it on by itself, released servers do not.
+        `allow_direct` is always set: the specification expects servers to turn it on, released ones do not.
         """
         return self.applied_to(StreamConfig(name=self.stream_name))
 
     def applied_to(self, current: StreamConfig) -> StreamConfig:
-        """A stream's configuration with this bucket's options; whatever else it says stays."""
+        """A stream's configuration with this bucket's options; its other settings stay."""
         self._check()
         name = check_bucket(self.bucket)
         prefix = check_subject(self.subject_prefix) if self.subject_prefix else SUBJECT_PREFIX + name
@@ -157,18 +159,20 @@ class BucketConfig:
 
     def _check(self) -> None:
         if not 1 <= self.history <= MAX_HISTORY:
-            raise UsageError(f"bad history {self.history}: 1 to {MAX_HISTORY} is allowed")
+            raise UsageError(f"history must be 1 to {MAX_HISTORY}, got {self.history}")
         if self.ttl < timedelta(0):
-            raise UsageError(f"bad ttl {self.ttl!r}: 0 (forever) or more is allowed")
+            raise UsageError(f"ttl must be 0 (forever) or more, got {self.ttl!r}")
         if self.limit_marker_ttl and self.limit_marker_ttl < SHORTEST_TTL:
-            raise UsageError(f"bad limit_marker_ttl {self.limit_marker_ttl!r}: 0 (none) or at least 1 s is allowed")
+            raise UsageError(
+                f"limit_marker_ttl must be 0 (no markers) or at least 1 second, got {self.limit_marker_ttl!r}"
+            )
         if self.mirror and (self.sources or self.limit_marker_ttl or self.subject_prefix):
-            raise UsageError("bad bucket: a mirror has no sources, limit markers or subjects of its own")
+            raise UsageError("a mirror must not set sources, limit_marker_ttl or subject_prefix")
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a bucket is: its stream, the subjects its keys are stored under, and those that writes go to."""
+    """Address of a bucket: its stream, the prefix of stored subjects, and the prefix that writes are published to."""
 
     stream: str
     prefix: str  # of stored subjects, with the dot
@@ -177,19 +181,19 @@ class Address:
 
     @classmethod
     def usual(cls, bucket: str, *, api_prefix: str = names.API_PREFIX) -> Address:
-        """A bucket that is called as the document says. Below another API prefix (a domain) writes go there too."""
+        """The address of a bucket with the standard names. With another API prefix (a domain) writes use it too."""
         prefix = f"{SUBJECT_PREFIX}{check_bucket(bucket)}."
         return cls(STREAM_PREFIX + bucket, prefix, _put_prefix(prefix, api_prefix))
 
     @classmethod
     def found(cls, config: StreamConfig, *, api_prefix: str, subject_prefix: str = "", put_prefix: str = "") -> Address:
-        """The same from a stream's own configuration; what is said in words goes first."""
+        """The address that a stream's configuration implies; explicit prefixes take precedence."""
         stored, origin, api = _prefixes(config, api_prefix)
         stored, origin = subject_prefix or stored, subject_prefix or origin
         if not stored:
             raise UsageError(
                 f"stream {config.name!r} does not say which subjects are keys (it has {list(config.subjects)}): "
-                "say subject_prefix"
+                "pass subject_prefix"
             )
         put = f"{put_prefix}." if put_prefix else _put_prefix(f"{origin}.", api)
         is_direct = config.mirror_direct or config.allow_direct if config.mirror else config.allow_direct
@@ -201,13 +205,13 @@ def _put_prefix(prefix: str, api_prefix: str) -> str:
 
 
 def _prefixes(config: StreamConfig, api_prefix: str) -> tuple[str, str, str]:
-    """Prefixes of stored subjects and of the origin's, and the API prefix of where writes go."""
+    """Prefixes of the stored subjects and of the origin's, and the API prefix of the origin, which takes writes."""
     mirror = config.mirror
     if mirror is None:
         usual = SUBJECT_PREFIX + config.name.removeprefix(STREAM_PREFIX)
         own = [subject.removesuffix(".>") for subject in config.subjects if subject.endswith(".>")]
         alone = own[0] if len(own) == 1 and len(config.subjects) == 1 else ""
-        prefix = usual if usual in own else alone  # whatever else the stream takes
+        prefix = usual if usual in own else alone  # the stream may have other subjects beside the keys
         return prefix, prefix, api_prefix
     api = mirror.external.api if mirror.external and mirror.external.api else api_prefix
     if len(mirror.subject_transforms) == 1:
@@ -221,7 +225,7 @@ def _prefixes(config: StreamConfig, api_prefix: str) -> tuple[str, str, str]:
 
 @dataclass(frozen=True, slots=True)
 class BucketStatus:
-    """The state of a bucket, and the info of the stream beneath it."""
+    """The state of a bucket, and the info of its stream."""
 
     bucket: str
     stream_info: StreamInfo
@@ -244,7 +248,7 @@ class BucketStatus:
 
     @property
     def bytes(self) -> int:
-        """How much room the bucket takes."""
+        """The size of the bucket on its server."""
         return self.stream_info.state.bytes
 
     @property
@@ -259,7 +263,7 @@ class BucketStatus:
 
     @property
     def limit_marker_ttl(self) -> timedelta:
-        """How long the server's own markers stay; 0: it leaves none."""
+        """How long markers left by the server's limits are kept; 0: it leaves none."""
         return self.stream_info.config.subject_delete_marker_ttl
 
     @property

@@ -1,9 +1,14 @@
-"""A stored message becomes an entry of a bucket: key, value, revision, what was done to it, and who answered."""
+"""Entries of a bucket: a key's value, its revision and the operation that wrote it; listings, and where a feed starts.
+
+An entry is one message of the bucket's stream. Puts carry the value as the payload; deletes and purges are *marks*,
+messages without a value whose headers name the operation. Servers leave marks of their own where limits remove the
+last value of a key. Any mark, also of a kind we do not know, means that the key has no value.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from enum import StrEnum
+from enum import Enum, StrEnum
 from typing import Generic, NamedTuple, TypeVar
 
 from slipstream.api import names
@@ -25,25 +30,25 @@ class Operation(StrEnum):
     EXPIRED = "MaxAge"
 
 
-# Why a server left a marker of its own (`Nats-Marker-Reason`). A reason we do not know also means: no value any more.
+# Why a server left a marker of its own (`Nats-Marker-Reason`). An unknown reason still means that the value is gone.
 _REASONS = {"MaxAge": Operation.EXPIRED, "Purge": Operation.PURGE, "Remove": Operation.DELETE}
 
 
 def payload_of(value: bytes | None, operation: Operation) -> bytes:
-    """What is stored for an entry. A mark has no value; a put has one, and no other type that is empty or false."""
+    """The payload of an entry: empty for a mark, the value for a put. None or "" is not taken for an empty value."""
     if operation is not Operation.PUT:
         return b""
     if not isinstance(value, bytes | bytearray | memoryview):
-        raise UsageError(f"a value of type {type(value).__name__}: bytes are allowed")
+        raise UsageError(f"value must be bytes, got {type(value).__name__}")
     return bytes(value)
 
 
 class Entry(NamedTuple, Generic[V]):
-    """A value with where it comes from.
+    """A value with its key, revision and origin.
 
-    `created` is nanoseconds since the epoch; `delta` is the distance from the newest value of the key (itself: 0).
-    `marker` is the reason when the server itself recorded the entry (empty: a client did). `stream` is who answered: a
-    read replica names itself.
+    `created` is nanoseconds since the epoch; `delta` is the distance from the newest entry of the key (itself: 0).
+    `marker` is the reason if the server wrote the entry itself (empty: a client did). `stream` is the stream that
+    answered: a read replica names itself.
     """
 
     bucket: str
@@ -63,7 +68,7 @@ class Entry(NamedTuple, Generic[V]):
 
 
 class Mark(NamedTuple):
-    """What a header block says of an entry."""
+    """The operation of an entry, as its headers name it."""
 
     operation: Operation = Operation.PUT
     marker: str = ""
@@ -73,12 +78,12 @@ _PUT = Mark()
 
 
 def has_mark(header: bytes) -> bool:
-    """Whether a header block can hold a mark: most hold none, and need not be read."""
+    """Whether a header block may hold a mark: most do not, and need no parsing."""
     return _MARK in header or _MARKER in header
 
 
 def mark_of(header: bytes) -> Mark:
-    """What a header block says. Any value of `KV-Operation` but PUT means deleted, also one we do not know."""
+    """The operation that a header block names. Any `KV-Operation` but PUT means deleted, also one we do not know."""
     if not header or not has_mark(header):
         return _PUT
     headers = Headers.parse(header)
@@ -94,25 +99,46 @@ def mark_of(header: bytes) -> Mark:
 
 
 def marks_of(headers: list[bytes]) -> list[tuple[int, Mark]]:
-    """What header blocks say, with their places; nothing of those of plain puts, which are told by one look at all."""
+    """The marks among header blocks, each with its index. One search over all of them finds that there is none."""
     if not has_mark(b"".join(headers)):
         return []
     return [(at, mark_of(header)) for at, header in enumerate(headers) if has_mark(header)]
 
 
 def operation_of(header: bytes) -> Operation:
-    """What was done, by the header block alone."""
+    """The operation alone."""
     return mark_of(header).operation
 
 
 class Listing(NamedTuple):
-    """A part of the keys of a bucket: those that have a value, and those that have none (any more)."""
+    """Some keys of a bucket: those that have a value, and those that were deleted."""
 
     live: list[str]
     gone: list[str]
 
 
 def listing_of(entries: Iterable[Entry[V]]) -> Listing:
-    """The keys of entries, each as its last one says."""
+    """The keys of entries, each by its last entry."""
     live = {entry.key: entry.operation is Operation.PUT for entry in entries}
     return Listing([key for key, is_live in live.items() if is_live], [key for key in live if not live[key]])
+
+
+class From(Enum):
+    """The kinds of starting points of a feed."""
+
+    LATEST = "latest"  # the newest entry of each key, then every change
+    ALL = "all"  # all entries that are kept, then every change
+    NEW = "new"  # changes only
+    REVISION = "revision"  # all entries that are kept from a revision on, then every change
+
+
+class Start(NamedTuple):
+    """Where a feed starts; `revision` is for `From.REVISION`."""
+
+    kind: From
+    revision: int = 0
+
+
+LATEST = Start(From.LATEST)
+ALL = Start(From.ALL)
+NEW = Start(From.NEW)

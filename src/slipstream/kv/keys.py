@@ -1,4 +1,4 @@
-"""Names of buckets and keys, and filters over keys: what the document forbids is refused before anything is sent."""
+"""Validation of keys and key filters: names that the specification forbids are rejected before anything is sent."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ _RESERVED = "_kv"
 
 
 def check_key(key: str) -> str:
-    """Return `key`, or raise a UsageError that says what a key may be."""
+    """Return `key`, or raise a UsageError."""
     if not isinstance(key, str) or not _KEY.fullmatch(key) or key[0] == "." or key[-1] == "." or ".." in key:
         raise UsageError(
-            f"bad key {key!r}: letters, digits and - / _ = . are allowed, not '.' at either end or twice in a row"
+            "key must consist of letters, digits and - / _ = . without '.' at either end or twice in a row, "
+            f"got {key!r}"
         )
     if key.startswith(_RESERVED):
-        raise UsageError(f"bad key {key!r}: keys that begin with {_RESERVED!r} are reserved")
+        raise UsageError(f"key must not begin with the reserved prefix {_RESERVED!r}, got {key!r}")
     return key
 
 
 def check_pattern(pattern: str) -> str:
-    """Return a filter over keys (empty: all of them), or raise a UsageError that says what it may be.
+    """Return a key filter (empty: all keys), or raise a UsageError.
 
-    A wildcard stands for whole tokens: `a*` would match nothing, silently.
+    A wildcard must be a whole token: a server takes `a*` literally, so it would match nothing, silently.
     """
     if pattern == "":
         return ">"
@@ -35,25 +36,25 @@ def check_pattern(pattern: str) -> str:
     good = all(token == "*" or _TOKEN.fullmatch(token) for token in tokens[:-1])
     if not good or not (tokens[-1] in ("*", ">") or _TOKEN.fullmatch(tokens[-1])):
         raise UsageError(
-            f"bad key filter {pattern!r}: a key is allowed, in which a whole token may be '*' and the last one '>'"
+            f"key filter must be a key in which a whole token may be '*' and the last one '>', got {pattern!r}"
         )
     return pattern
 
 
 def check_patterns(patterns: Sequence[str]) -> tuple[str, ...]:
-    """Several filters, without those that others contain (a server refuses filters that overlap); none: all keys."""
+    """Several filters, without those that others cover (servers reject overlapping filters); none: all keys."""
     wanted = tuple(dict.fromkeys(check_pattern(pattern) for pattern in patterns)) or (">",)
     return tuple(one for one in wanted if not any(one != other and subset_of(one, other) for other in wanted))
 
 
 def filters_for(patterns: Sequence[str]) -> tuple[str, ...]:
-    """The filters to ask a server for: it refuses some that overlap, then it is asked for everything."""
+    """The filters to send to a server: `>` if any overlap, because servers reject those. The client then filters."""
     pairs = ((one, other) for at, one in enumerate(patterns) for other in patterns[:at])
     return (">",) if any(overlaps(one, other) for one, other in pairs) else tuple(patterns)
 
 
 def any_of(patterns: Sequence[str]) -> Callable[[str], bool]:
-    """A predicate: whether one of the filters covers a key."""
+    """A predicate: whether one of the filters matches a key."""
     if len(patterns) == 1:
         return matcher(patterns[0])
     checks = [matcher(pattern) for pattern in patterns]

@@ -1,10 +1,13 @@
-"""A lease on a key: what is written there, how long its holder may believe in it, when another one may take it over.
+"""Rules of a lease on a key: its record, how long the holder may rely on it, when a candidate may take it over.
 
-Safe whatever clocks say, as long as they run at about the same speed: nobody compares his time with another's. The
-holder counts from before it sent its claim, the others from after they saw it, each on a clock that only goes forward,
-and both leave `MARGIN` for clocks that run a little slow or fast. A taker names the revision it watched, so of several
-takers one wins, and a holder that renewed just in time is not robbed. What clocks cannot give (a holder that stalls
-between looking at its lease and acting) the token does: it is the revision of the claim, and grows with each holder.
+Theory of operation. A lease is a key whose value names its owner and a TTL. The rules are safe whatever the wall clocks
+say, as long as monotonic clocks run at about the same speed: two clocks are never compared. The holder counts the TTL
+from *before* it sent its claim, a candidate from *after* it saw that claim, each on its own monotonic clock, and both
+leave `MARGIN` for clocks that run slightly slow or fast. So the holder's lease ends before any candidate's count does.
+
+A takeover is a compare-and-set on the revision that the candidate observed: of several candidates one wins, and a
+holder that renewed in time keeps its lease. Clocks cannot help a holder that stalls between checking its lease and
+acting on it; the fencing token does. It is the revision of the holder's first claim and grows with each holder.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ SHORTEST = timedelta(seconds=1)
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """The value of a leased key: who holds it (a name made for this holding alone), for how long, and its own data."""
+    """The value of a leased key: its owner (an id made for this acquisition alone), its TTL, the holder's own data."""
 
     owner: str
     ttl: float
@@ -39,7 +42,7 @@ def encode_record(record: Record) -> bytes:
 
 
 def decode_record(key: str, value: bytes) -> Record:
-    """A record; a CodecError if the key holds something else."""
+    """The record of a leased key. Raises CodecError if the value is something else."""
     try:
         return _decode(value)
     except (msgspec.MsgspecError, ValueError) as error:
@@ -47,36 +50,36 @@ def decode_record(key: str, value: bytes) -> Record:
 
 
 def check_ttl(ttl: timedelta) -> float:
-    """A lease's length in seconds, or a UsageError."""
+    """The TTL of a lease in seconds, or a UsageError."""
     if ttl < SHORTEST:
-        raise UsageError(f"bad ttl {ttl!r} of a lease: at least 1 s is allowed")
+        raise UsageError(f"ttl of a lease must be at least 1 second, got {ttl!r}")
     return ttl.total_seconds()
 
 
 def server_ttl(seconds: float) -> timedelta:
-    """When a server may clear away what nobody renews.
+    """The TTL of the stored value: when the server may remove a lease that is not renewed.
 
-    Twice the time: its clock, or that of the one which takes over from it, may be wrong by as much as a lease.
+    Twice the lease: the server's clock, or that of the next leader, may be wrong by as much as a lease.
     """
     return timedelta(seconds=math.ceil(seconds * 2))
 
 
 class Claim:
-    """What a holder knows of its own lease: until when, in its own time, nobody else can have it."""
+    """The holder's view of its own lease: until when, on its own clock, no other can hold it."""
 
     def __init__(self, ttl: float) -> None:
         self.ttl = ttl
         self.token = 0
         self.revision = 0
         self._until = 0.0
-        self._unsure: list[float] = []  # when claims were sent that were not answered: one of them may be in force
+        self._unsure: list[float] = []  # send times of claims without an answer: any of them may be in force
 
     def sending(self, now: float) -> None:
-        """A claim or renewal goes out."""
+        """A claim or renewal is being sent."""
         self._unsure.append(now)
 
     def refused(self, sent: float) -> None:
-        """The one sent at `sent` was not stored. (Another one, stored meanwhile, may have settled it already.)"""
+        """The claim sent at `sent` was rejected. (A later one, stored meanwhile, may have cleared it already.)"""
         if sent in self._unsure:
             self._unsure.remove(sent)
 
@@ -88,26 +91,26 @@ class Claim:
         self._unsure.clear()
 
     def found(self, revision: int, now: float) -> None:
-        """A claim of ours whose answer was lost is in force: it counts from the first that it can be."""
+        """A claim of ours whose answer was lost is in force. It counts from the earliest claim it can be."""
         self.stored(revision, min(self._unsure, default=now - self.ttl))
 
     def remaining(self, now: float) -> float:
-        """Seconds that are certain; 0 when the lease may be another's."""
+        """Seconds for which the lease is certainly held; 0 if another may hold it."""
         return max(self._until - now, 0.0) if self.revision else 0.0
 
     def pause(self) -> None:
-        """It is not certain any more; a claim without answer may still turn out to be in force."""
+        """The lease is no longer certain; a claim without an answer may still turn out to be in force."""
         self.token = self.revision = 0
         self._until = 0.0
 
     def lose(self) -> None:
-        """It is not ours any more."""
+        """The lease is lost."""
         self.pause()
         self._unsure.clear()
 
 
 class Observation:
-    """What a candidate knows of another's lease: since when it was not renewed, in the candidate's own time."""
+    """A candidate's view of another's lease: since when it was not renewed, on the candidate's own clock."""
 
     def __init__(self) -> None:
         self.revision = 0
@@ -115,10 +118,10 @@ class Observation:
         self._ttl = 0.0
 
     def see(self, revision: int, ttl: float, now: float) -> None:
-        """The lease is at `revision` now; a new one counts from here."""
+        """The lease is at `revision`; if that is a new one, its TTL counts from now."""
         if revision != self.revision:
             self.revision, self._since, self._ttl = revision, now, ttl
 
-    def patience(self, now: float) -> float:
-        """Seconds until it may be taken over if nothing changes."""
+    def takeover_in(self, now: float) -> float:
+        """Seconds until the lease may be taken over unless it is renewed."""
         return max(self._since + self._ttl * (1 + MARGIN) - now, 0.0)

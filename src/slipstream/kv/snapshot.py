@@ -1,11 +1,13 @@
-"""Entries of a bucket, read in order, become what a range of keys was at one revision, or the reason why nobody knows.
+"""Snapshots: the values of a range of keys as of one revision, or a HistoryLostError if that cannot be known.
 
-A bucket forgets: each key keeps its last few entries, a purge removes all before it. The state of a key as of revision
-R is its last entry at or before R. That entry is known if one at or before R is still there: per key the oldest go
-first. If all that is left of a key is newer than R, it had no value then only if nothing of it can have been removed:
-it has fewer entries than the history holds, and the first of them is a value, not a mark. Otherwise its past is lost,
-and the fold says so instead of guessing. Keys that were removed for good leave nothing at all; where that is recorded
-(`FORGOTTEN` in the stream's metadata: up to which revision), no snapshot of an earlier one is given.
+A bucket keeps the last few entries of each key, and a purge removes all entries before it. The state of a key as of
+revision R is its last entry at or before R. That entry is known if any entry at or before R is left, because the
+oldest entries of a key are removed first. If all entries left of a key are newer than R, it had no value at R only if
+none of its entries can have been removed: it has fewer entries than the history holds, and the first of them is a
+value, not a mark. Otherwise its past is lost, and the fold raises instead of guessing.
+
+Keys that were removed for good (`purge_deletes`) leave no entry at all. Where that is recorded (`FORGOTTEN` in the
+stream's metadata: up to which revision), snapshots of earlier revisions are rejected.
 """
 
 from __future__ import annotations
@@ -19,21 +21,22 @@ from slipstream.kv.entry import Entry, Operation
 
 V = TypeVar("V")
 
-FORGOTTEN = "slipstream.kv.forgotten"  # in the metadata: deleted keys up to that revision were removed for good
+FORGOTTEN = "slipstream.kv.forgotten"  # stream metadata: deleted keys up to that revision were removed for good
 
 
 class Fold(Generic[V]):
-    """Takes every kept entry of a range, those after the revision included; memory is one entry per key."""
+    """Folds every kept entry of a range, those after the revision included; memory is one entry per key."""
 
     def __init__(self, bucket: str, revision: int, history: int) -> None:
         self.bucket = bucket
         self.revision = revision
         self._history = history
         self._state: dict[str, Entry[V]] = {}
-        self._after: dict[str, tuple[int, Operation]] = {}  # keys known only from later: entries, the first one's kind
+        # Keys first seen after the revision: how many entries, and the operation of the first.
+        self._after: dict[str, tuple[int, Operation]] = {}
 
     def feed(self, entries: Iterable[Entry[V]]) -> None:
-        """Take entries; those of one key come in the order of their revisions."""
+        """Take entries; those of one key must be in the order of their revisions."""
         state, after, revision = self._state, self._after, self.revision
         for entry in entries:
             key = entry.key
@@ -44,7 +47,7 @@ class Fold(Generic[V]):
                 after[key] = (count + 1, first)
 
     def result(self) -> dict[str, Entry[V]]:
-        """The keys that had a value, with it, in the order of revisions. Raises HistoryLostError."""
+        """The keys that had a value, with their entries, in the order of revisions. Raises HistoryLostError."""
         for key, (count, first) in self._after.items():
             why = why_lost(key, count, first, history=self._history)
             if why:
@@ -54,9 +57,9 @@ class Fold(Generic[V]):
 
 
 def why_lost(key: str, count: int, first: str, *, history: int) -> str:
-    """Why nobody knows what a key was before the `count` entries that are left of it; empty if it had no value then.
+    """Why the state of a key before its `count` remaining entries is unknown; empty if it had no value then.
 
-    `first` is the operation of the oldest one. A `history` of 0 or less has no limit.
+    `first` is the operation of the oldest one. A `history` of 0 or less is unlimited.
     """
     if 0 < history <= count:
         return f"key {key!r} was written {count} times since, and {history} entries are kept"
@@ -64,7 +67,7 @@ def why_lost(key: str, count: int, first: str, *, history: int) -> str:
 
 
 def check_past(bucket: str, revision: int, info: StreamInfo) -> None:
-    """Raise HistoryLostError if entries up to a revision may be gone in ways that leave no trace at their keys."""
+    """Raise HistoryLostError if entries up to a revision may have been removed without a trace at their keys."""
     config, state = info.config, info.state
     if revision > state.last_seq:
         raise HistoryLostError(bucket, revision, f"its newest revision is {state.last_seq}")
@@ -92,5 +95,5 @@ def forgotten_of(config: StreamConfig) -> int:
 
 
 def with_forgotten(config: StreamConfig, revision: int) -> StreamConfig:
-    """A configuration that records it."""
+    """The configuration with that revision recorded."""
     return config.replace(metadata={**config.metadata, FORGOTTEN: str(revision)})

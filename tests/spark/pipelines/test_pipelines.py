@@ -133,7 +133,7 @@ def check(js: BlockingJetStream, folder: Path, count: int) -> None:
         if subject == "DEAD.squares" and "bad subject" in str(reason)
     ]
     assert sum(refused) == len([n for n in good if n % 3 == 2])
-    assert any(subject == "DEAD.sums" and "bad key" in str(reason) for subject, reason in bad)
+    assert any(subject == "DEAD.sums" and "key must" in str(reason) for subject, reason in bad)
 
 
 @pytest.mark.spark

@@ -1,4 +1,4 @@
-"""Buckets of a JetStream account by name, over asyncio: made, changed, found, listed, removed.
+"""Administration of the buckets of a JetStream account, over asyncio: create, update, open, list and delete.
 
 The blocking twin is generated from this file (`tools/unasync.py`).
 """
@@ -17,20 +17,20 @@ from slipstream.kv.snapshot import forgotten_of
 
 
 async def create_bucket(js: JetStream, config: BucketConfig, *, timeout: float | None = None) -> StreamStorage:
-    """Make a bucket, or find it made with the same configuration."""
+    """Create a bucket, or open it if it exists with the same configuration."""
     stream = config.stream_config()
     address = _address(js, stream_prefix=config.key_prefix, info=StreamInfo(config=stream))
     try:
         await js.create_stream(stream, timeout=timeout)
     except StreamNameInUseError:
         found = (await js.stream(stream.name).info(timeout=timeout)).config
-        if not forgotten_of(found) or config.applied_to(found) != found:  # else it differs by that record only
+        if not forgotten_of(found) or config.applied_to(found) != found:  # otherwise it differs by that record only
             raise
     return StreamStorage(js, check_bucket(config.bucket), address)
 
 
 async def update_bucket(js: JetStream, config: BucketConfig, *, timeout: float | None = None) -> StreamStorage:
-    """Change an existing bucket's options; what its stream has beyond them stays."""
+    """Change an existing bucket's options; other settings of its stream stay."""
     try:
         current = (await js.stream(config.stream_name).info(timeout=timeout)).config
     except StreamNotFoundError as error:
@@ -48,9 +48,9 @@ async def open_bucket(
     put_prefix: str = "",
     timeout: float | None = None,
 ) -> StreamStorage:
-    """An existing bucket; raises BucketNotFoundError if there is none.
+    """Open an existing bucket. Raises BucketNotFoundError if there is none.
 
-    How it can be read and written is taken from its stream's configuration, whoever made it.
+    How to read and write it follows from its stream's configuration, so buckets of other clients work too.
     """
     check_bucket(bucket)
     try:
@@ -66,7 +66,7 @@ async def delete_bucket(js: JetStream, bucket: str, *, timeout: float | None = N
 
 
 async def bucket_names(js: JetStream, *, timeout: float | None = None) -> AsyncIterator[str]:
-    """The names of all buckets that are called as the document says; mirrors, which listen on nothing, included."""
+    """The names of all buckets with standard stream names; mirrors, which have no subjects, included."""
     async for name in js.stream_names(timeout=timeout):
         if name.startswith(STREAM_PREFIX):
             yield name.removeprefix(STREAM_PREFIX)

@@ -1,22 +1,21 @@
-"""A storage whose newest entries are kept in memory, fresh by a feed of all changes. Over asyncio.
+"""A storage wrapper that answers reads from memory, kept fresh by a feed of all changes, over asyncio.
 
 The blocking twin is generated from this file (`tools/unasync.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import timedelta
 from typing import Generic, Self, TypeVar, cast
 
 from slipstream.errors import Error, UsageError
-from slipstream.kv._async.runtime import Guard, Worker
+from slipstream.kv._async.runtime import Guard, Worker, spawn
 from slipstream.kv._async.storage import Feed, Storage, StorageWriter, WrappedStorage
 from slipstream.kv.bucket import BucketStatus
 from slipstream.kv.cache import CacheStats, EntryCache
-from slipstream.kv.entry import Entry, Listing, Operation
+from slipstream.kv.entry import LATEST, Entry, Listing, Operation, Start
 from slipstream.kv.keys import any_of
-from slipstream.kv.start import LATEST, Start
 
 V = TypeVar("V")
 
@@ -36,67 +35,72 @@ class CachedStorage(WrappedStorage, Generic[V]):
         self._feed = feed
         self._cache = cache
         self._guard = Guard()
-        self._own = 0  # the newest revision written through this handle
-        self._is_dead = False
+        self._own = 0  # the newest revision written through this handle: its reads must see it
+        self._is_dead = False  # the feed has ended: memory is out of date
         self._worker: Worker | None = None
 
     @classmethod
     async def opened(
         cls, inner: Storage[V], filters: Sequence[str], *, max_entries: int, max_bytes: int, timeout: float | None
     ) -> Self:
-        """A cache that has read the bucket."""
+        """Open a cache that has read the bucket."""
         cache: EntryCache[V] = EntryCache(max_entries, max_bytes)
         check_cacheable(await inner.status(timeout=timeout))
         patterns = inner.patterns(filters)
         feed = await inner.follow(patterns, LATEST, timeout=timeout)
         try:
             while feed.pending:
-                cache.apply(await feed.chunk(timeout=timeout))
+                cache.apply(await feed.next_entries(timeout=timeout))
         except BaseException:
             await feed.close()
             raise
         storage = cls(inner, patterns, feed, cache)
-        storage._worker = Worker(storage._keep_fresh, f"cache of {inner.bucket}")
+        storage._worker = spawn(storage._keep_fresh, f"cache of {inner.bucket}")
         return storage
 
     async def _keep_fresh(self) -> None:
         try:
             while not self._is_dead:
-                entries = await self._feed.chunk()
+                entries = await self._feed.next_entries()
                 async with self._guard:
                     self._cache.apply(entries)
-        except Error:  # closed, or the bucket is gone: reads will say so
+        except Error:  # closed, or the bucket was deleted: reads go to the bucket, which reports that
             self._is_dead = True
             self._cache.clear()
 
     @property
-    def figures(self) -> CacheStats:
+    def stats(self) -> CacheStats:
         """Hits and misses, entries and bytes."""
-        return self._cache.figures
+        return self._cache.stats
+
+    @property
+    def revision(self) -> int:
+        """The newest revision applied to the cache."""
+        return self._cache.revision
 
     async def close(self) -> None:
-        """End the feed; the bucket's own handle stays as it is."""
+        """End the feed; the wrapped handle stays open."""
         self._is_dead = True
         await self._feed.close()
         if self._worker is not None:
             await self._worker.join(CLOSE_TIMEOUT)
 
     async def last(self, key: str, *, min_last_revision: int = 0, timeout: float | None = None) -> Entry[V] | None:
-        """The newest entry of a key, from memory if that is as new as asked for."""
+        """The newest entry of a key, from memory if the cache is as new as the read asks for."""
         need = max(min_last_revision, self._own)
-        figures = self._cache.figures
+        stats = self._cache.stats
         async with self._guard:
             as_of = self._cache.revision
             if not self._is_dead and self._feed.is_live and self._covers(key):
                 if as_of >= need:
                     is_known, entry = self._cache.look(key)
                     if is_known:
-                        figures.hits += 1
-                        figures.absent += entry is None
+                        stats.hits += 1
+                        stats.absent += entry is None
                         return entry
                 else:
-                    figures.behind += 1
-            figures.misses += 1
+                    stats.behind += 1
+            stats.misses += 1
         entry = await self._storage.last(key, min_last_revision=max(need, as_of), timeout=timeout)
         if entry is not None and self._covers(key):
             async with self._guard:
@@ -106,7 +110,7 @@ class CachedStorage(WrappedStorage, Generic[V]):
     def _covers(self, key: str) -> bool:
         return self._patterns == (">",) or self._is_covered(self._storage.patterns((key,), exact=True)[0])
 
-    # To the bucket
+    # Forwarded to the bucket
 
     async def append(
         self,
@@ -118,14 +122,17 @@ class CachedStorage(WrappedStorage, Generic[V]):
         ttl: timedelta | None = None,
         timeout: float | None = None,
     ) -> int:
-        """Record an entry; what this handle reads from now on is at least as new."""
+        """Record an entry; later reads of this handle are at least as new."""
         revision = await self._storage.append(key, value, operation=operation, last=last, ttl=ttl, timeout=timeout)
-        self._own = max(self._own, revision)
+        self._note_own(revision)
         return revision
 
+    def _note_own(self, revision: int) -> None:
+        self._own = max(self._own, revision)
+
     def writer(self, *, max_in_flight: int, timeout: float | None = None) -> CacheWriter[V]:
-        """Append many entries."""
-        return CacheWriter(self, self._storage.writer(max_in_flight=max_in_flight, timeout=timeout))
+        """Append entries in a pipeline, each acknowledged."""
+        return CacheWriter(self._storage.writer(max_in_flight=max_in_flight, timeout=timeout), self._note_own)
 
     async def at(self, revision: int, *, min_last_revision: int = 0, timeout: float | None = None) -> Entry[V] | None:
         """The entry of a revision."""
@@ -152,7 +159,7 @@ class CachedStorage(WrappedStorage, Generic[V]):
     def keys(
         self, patterns: Sequence[str], *, min_last_revision: int = 0, timeout: float | None = None
     ) -> AsyncIterator[Listing]:
-        """The keys alone."""
+        """Like `latest`, but keys only."""
         return self._storage.keys(patterns, min_last_revision=max(min_last_revision, self._own), timeout=timeout)
 
     async def follow(
@@ -164,20 +171,20 @@ class CachedStorage(WrappedStorage, Generic[V]):
         min_last_revision: int = 0,
         timeout: float | None = None,
     ) -> Feed[V]:
-        """Entries from a start on."""
+        """Open a feed."""
         return await self._storage.follow(
             patterns, start, meta_only=meta_only, min_last_revision=min_last_revision, timeout=timeout
         )
 
     async def forget(self, key: str, *, below: int, timeout: float | None = None) -> None:
-        """Remove a key's entries for good; no mark tells the cache, so it is dropped here."""
+        """Remove a key's entries for good. No mark reaches the feed, so the cache drops them here."""
         await self._storage.forget(key, below=below, timeout=timeout)
         async with self._guard:
             self._cache.drop(key, below)
 
-    async def forgetting(self, revision: int, *, timeout: float | None = None) -> None:
-        """Record that deleted keys are being removed."""
-        await self._storage.forgetting(revision, timeout=timeout)
+    async def record_forgotten(self, revision: int, *, timeout: float | None = None) -> None:
+        """Record that deleted keys are removed for good."""
+        await self._storage.record_forgotten(revision, timeout=timeout)
 
     async def destroy(self, *, timeout: float | None = None) -> None:
         """Remove the bucket."""
@@ -185,7 +192,7 @@ class CachedStorage(WrappedStorage, Generic[V]):
 
 
 def check_cacheable(status: BucketStatus) -> None:
-    """Refuse buckets whose values can go without a trace in the feed: a cache would keep them forever."""
+    """Reject buckets whose values can vanish without a trace in the feed: a cache would keep them forever."""
     config = status.stream_info.config
     if (config.max_age or config.allow_msg_ttl) and not config.subject_delete_marker_ttl:
         raise UsageError(
@@ -193,16 +200,16 @@ def check_cacheable(status: BucketStatus) -> None:
         )
     if config.max_bytes > 0 or config.max_msgs > 0:
         raise UsageError(
-            f"bucket {status.bucket!r} drops its oldest values without a marker when full: not to be cached"
+            f"bucket {status.bucket!r} drops its oldest values without a marker when full: it cannot be cached"
         )
 
 
 class CacheWriter(Generic[V]):
-    """Many appends in flight; what is acknowledged is seen by the handle."""
+    """Pipelined appends; `note` is called with each revision that later reads must see."""
 
-    def __init__(self, storage: CachedStorage[V], inner: StorageWriter[V]) -> None:
-        self._storage = storage
+    def __init__(self, inner: StorageWriter[V], note: Callable[[int], None]) -> None:
         self._inner = inner
+        self._note = note
 
     async def append(self, key: str, value: V | None, operation: Operation = Operation.PUT) -> None:
         """Send one."""
@@ -211,9 +218,9 @@ class CacheWriter(Generic[V]):
     async def flush(self) -> int:
         """Wait until all are stored; returns the newest revision."""
         revision = await self._inner.flush()
-        self._storage._own = max(self._storage._own, revision)
+        self._note(revision)
         return revision
 
     async def abandon(self) -> None:
-        """Give up on what is in flight."""
+        """Stop waiting for acknowledgements."""
         await self._inner.abandon()

@@ -1,4 +1,4 @@
-"""A storage of bytes becomes one of a program's own keys and values, through a codec. Over asyncio.
+"""A storage wrapper that encodes and decodes keys and values with a codec, over asyncio.
 
 The blocking twin is generated from this file (`tools/unasync.py`).
 """
@@ -13,26 +13,25 @@ from typing import Generic, TypeVar, cast
 from slipstream.errors import Error
 from slipstream.kv._async.storage import Feed, Storage, StorageWriter, WrappedStorage
 from slipstream.kv.codecs.base import Codec
-from slipstream.kv.entry import Entry, Listing, Operation
-from slipstream.kv.start import Start
+from slipstream.kv.entry import Entry, Listing, Operation, Start
 
 V = TypeVar("V")
 
 
 class CodecStorage(WrappedStorage, Generic[V]):
-    """The entries of another storage, as a codec reads and writes them. Marks have no value to decode."""
+    """The entries of another storage through a codec. Marks have no value to decode."""
 
     def __init__(self, inner: Storage[bytes], codec: Codec[V]) -> None:
         super().__init__(inner)
         self.codec = codec
 
     def check_key(self, key: str) -> str:
-        """Return `key` if the codec makes a good one of it."""
+        """Return `key`, or raise a UsageError if its stored form is not a valid key."""
         self.inner.check_key(self.codec.encode_key(key))
         return key
 
     def patterns(self, filters: Sequence[str], *, exact: bool = False) -> tuple[str, ...]:
-        """Filters over the program's keys as filters over stored ones."""
+        """The stored form of filters over the program's keys."""
         if exact:
             return self.inner.patterns([self.codec.encode_key(key) for key in filters], exact=True)
         encode = self.codec.encode_filter
@@ -53,7 +52,7 @@ class CodecStorage(WrappedStorage, Generic[V]):
         return await self.inner.append(stored, data, operation=operation, last=last, ttl=ttl, timeout=timeout)
 
     def writer(self, *, max_in_flight: int, timeout: float | None = None) -> CodecWriter[V]:
-        """Append many entries, each acknowledged."""
+        """Append entries in a pipeline, each acknowledged."""
         return CodecWriter(self.inner.writer(max_in_flight=max_in_flight, timeout=timeout), self.codec)
 
     async def last(self, key: str, *, min_last_revision: int = 0, timeout: float | None = None) -> Entry[V] | None:
@@ -90,7 +89,7 @@ class CodecStorage(WrappedStorage, Generic[V]):
     async def keys(
         self, patterns: Sequence[str], *, min_last_revision: int = 0, timeout: float | None = None
     ) -> AsyncIterator[Listing]:
-        """The keys alone."""
+        """Like `latest`, but keys only."""
         decode = self.codec.decode_key
         async for live, gone in self.inner.keys(patterns, min_last_revision=min_last_revision, timeout=timeout):
             yield Listing([decode(key) for key in live], [decode(key) for key in gone])
@@ -104,7 +103,7 @@ class CodecStorage(WrappedStorage, Generic[V]):
         min_last_revision: int = 0,
         timeout: float | None = None,
     ) -> CodecFeed[V]:
-        """Entries from a start on."""
+        """Open a feed."""
         inner = await self.inner.follow(
             patterns, start, meta_only=meta_only, min_last_revision=min_last_revision, timeout=timeout
         )
@@ -114,9 +113,9 @@ class CodecStorage(WrappedStorage, Generic[V]):
         """Remove the key's entries below a revision."""
         await self.inner.forget(self.codec.encode_key(key), below=below, timeout=timeout)
 
-    async def forgetting(self, revision: int, *, timeout: float | None = None) -> None:
-        """Record that deleted keys are being removed."""
-        await self.inner.forgetting(revision, timeout=timeout)
+    async def record_forgotten(self, revision: int, *, timeout: float | None = None) -> None:
+        """Record that deleted keys are removed for good."""
+        await self.inner.record_forgotten(revision, timeout=timeout)
 
     async def destroy(self, *, timeout: float | None = None) -> None:
         """Remove the bucket."""
@@ -124,14 +123,14 @@ class CodecStorage(WrappedStorage, Generic[V]):
 
 
 def encoded(codec: Codec[V], key: str, value: V | None, operation: Operation) -> tuple[str, bytes | None]:
-    """A key and its value as they are stored; a mark has no value."""
+    """The stored form of a key and its value; a mark has no value."""
     if operation is not Operation.PUT:
         return codec.encode_key(key), None
     return codec.encode_key(key), codec.encode_value(key, cast("V", value))
 
 
 def decoded(codec: Codec[V], entry: Entry[bytes], meta_only: bool = False) -> Entry[V]:
-    """An entry as the program has it. Without its value, that stays empty."""
+    """The program's form of an entry. With `meta_only` the value is not decoded: it may be empty."""
     key = codec.decode_key(entry.key)
     if meta_only or entry.is_deleted:
         return cast("Entry[V]", entry._replace(key=key))
@@ -140,7 +139,7 @@ def decoded(codec: Codec[V], entry: Entry[bytes], meta_only: bool = False) -> En
 
 
 class CodecWriter(Generic[V]):
-    """Many appends in flight, through a codec."""
+    """Pipelined appends through a codec."""
 
     def __init__(self, inner: StorageWriter[bytes], codec: Codec[V]) -> None:
         self._inner = inner
@@ -156,7 +155,7 @@ class CodecWriter(Generic[V]):
         return await self._inner.flush()
 
     async def abandon(self) -> None:
-        """Give up on what is in flight."""
+        """Stop waiting for acknowledgements."""
         await self._inner.abandon()
 
 
@@ -167,31 +166,31 @@ class CodecFeed(Generic[V]):
         self._inner = inner
         self._codec = codec
         self._meta_only = meta_only
-        self._held: deque[Entry[bytes]] = deque()  # not decoded yet: one in front of them could not be
-        self._held_pending = 0  # how many of them are of the initial data
+        self._held: deque[Entry[bytes]] = deque()  # received but not decoded: one before them failed to decode
+        self._held_pending = 0  # how many of them belong to the initial data
         self._revision = 0
 
     @property
     def pending(self) -> int:
-        """How many entries of the initial data are to come."""
+        """How many entries of the initial data were not returned yet."""
         return self._inner.pending + self._held_pending
 
     @property
     def revision(self) -> int:
-        """The newest revision handed over."""
+        """The newest revision returned."""
         return self._revision if self._held else self._inner.revision
 
     @property
     def is_live(self) -> bool:
-        """Whether what is written arrives here, now."""
+        """Whether changes arrive at present."""
         return self._inner.is_live
 
-    async def chunk(self, *, timeout: float | None = None) -> list[Entry[V]]:
-        """The next entries. One that cannot be decoded is an error of its own: those before and behind it come."""
+    async def next_entries(self, *, timeout: float | None = None) -> list[Entry[V]]:
+        """The next entries. An entry that cannot be decoded raises in its turn; those around it are still returned."""
         held = self._held
         if not held:
             before = self._inner.pending
-            held.extend(await self._inner.chunk(timeout=timeout))
+            held.extend(await self._inner.next_entries(timeout=timeout))
             self._held_pending = min(max(before - self._inner.pending, 0), len(held))
         found: list[Entry[V]] = []
         while held:

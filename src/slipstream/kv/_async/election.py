@@ -1,4 +1,4 @@
-"""Elections and sets, made of leases, over asyncio: who leads, who is there.
+"""Leader elections and membership, built on leases, over asyncio.
 
 `docs/kv-coordination.md` says what each guarantees and what it cannot. The blocking twin is generated from this file
 (`tools/unasync.py`).
@@ -9,21 +9,19 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from slipstream.errors import RequestTimeoutError, UsageError
 from slipstream.kv._async.lease import DEFAULT_TTL, Lease
 from slipstream.kv._async.runtime import clock
+from slipstream.kv._async.storage import Storage, read_live
 from slipstream.kv._async.watch import Watch
-from slipstream.kv.entry import Entry
+from slipstream.kv.entry import LATEST, Entry
 from slipstream.kv.lease import Observation, decode_record
-
-if TYPE_CHECKING:
-    from slipstream.kv._async.key_value import KeyValue
 
 
 class Leader(NamedTuple):
-    """Who leads: its name and data, and the term, which grows with each new leader."""
+    """The elected leader: its name and data, and the term, which grows with each new leader."""
 
     name: str
     data: bytes
@@ -31,11 +29,11 @@ class Leader(NamedTuple):
 
 
 class Election:
-    """Candidates for the leadership that a key stands for. The term is a fencing token."""
+    """A candidacy for the leadership of a key. The term is a fencing token."""
 
     def __init__(
         self,
-        kv: KeyValue[bytes],
+        storage: Storage[bytes],
         key: str,
         *,
         name: str = "",
@@ -43,16 +41,16 @@ class Election:
         ttl: timedelta = DEFAULT_TTL,
         now: Callable[[], float] = clock,
     ) -> None:
-        self.lease = Lease(kv, key, ttl=ttl, name=name, data=data, now=now)
-        self._kv = kv
+        self.lease = Lease(storage, key, ttl=ttl, name=name, data=data, now=now)
+        self._storage = storage
 
     @property
     def is_leader(self) -> bool:
-        """Whether we are certain to lead, now."""
+        """Whether we certainly lead at this moment."""
         return self.lease.is_held
 
     async def campaign(self, *, timeout: float | None = None) -> int:
-        """Wait until we lead; returns the term. It is kept until `resign`, or until it is lost."""
+        """Wait until we lead; returns the term. The lease is renewed until `resign`, or until it is lost."""
         return await self.lease.acquire(timeout=timeout)
 
     async def resign(self) -> bool:
@@ -60,22 +58,22 @@ class Election:
         return await self.lease.release()
 
     def check(self) -> int:
-        """The term; raises LeaseLostError if we are not certain to lead any more."""
+        """The term. Raises LeaseLostError if we no longer certainly lead."""
         return self.lease.check()
 
     async def leader(self, *, timeout: float | None = None) -> Leader | None:
-        """Who was the last to be elected and has not stepped down. It may be dead for as long as its lease lasts."""
-        entry = await self._kv.storage.last(self.lease.key, timeout=timeout)
+        """The last one elected that has not resigned. It may have died since, for at most the length of its lease."""
+        entry = await self._storage.last(self.lease.key, timeout=timeout)
         return _leader(entry)
 
     async def observe(self) -> AsyncIterator[Leader | None]:
-        """Each change of leadership, beginning with who leads now (None: nobody)."""
-        async with await self._kv.watch(self.lease.key) as watch:
+        """Each change of leadership, beginning with the current leader (None: there is none)."""
+        async with await _watch(self._storage, self.lease.key) as watch:
             known: str | None = None
             while True:
                 entry = await watch.next()
                 owner = decode_record(entry.key, entry.value).owner if entry and not entry.is_deleted else ""
-                if entry is None and known is not None:  # only the word that the initial data is over
+                if entry is None and known is not None:  # the end of the initial data, not a change
                     continue
                 if owner != known:
                     known = owner
@@ -89,6 +87,10 @@ class Election:
         await self.resign()
 
 
+async def _watch(storage: Storage[bytes], key_filter: str) -> Watch[bytes]:
+    return Watch(await storage.follow(storage.patterns((key_filter,)), LATEST))
+
+
 def _leader(entry: Entry[bytes] | None) -> Leader | None:
     if entry is None or entry.is_deleted:
         return None
@@ -97,7 +99,7 @@ def _leader(entry: Entry[bytes] | None) -> Leader | None:
 
 
 class Member(NamedTuple):
-    """One of a set: its name and data, and the revision of its last sign of life."""
+    """One member: its name and data, and the revision of its last renewal."""
 
     name: str
     data: bytes
@@ -105,47 +107,45 @@ class Member(NamedTuple):
 
 
 class Change(NamedTuple):
-    """What happened in a set: `kind` is joined, updated or left."""
+    """A change of membership: `kind` is joined, updated or left."""
 
     kind: str
     member: Member
 
 
 class Members:
-    """A set whose members must show that they are alive: each is a lease on a key below `prefix`.
-
-    Who does not renew lapses after its lease time.
-    """
+    """A set of members, each a lease on a key below `prefix`. A member that does not renew its lease is removed."""
 
     def __init__(
         self,
-        kv: KeyValue[bytes],
+        storage: Storage[bytes],
         prefix: str,
         *,
         ttl: timedelta = DEFAULT_TTL,
         now: Callable[[], float] = clock,
     ) -> None:
-        kv.storage.check_key(prefix)
-        self.prefix = prefix
-        self._kv = kv
+        self.prefix = storage.check_key(prefix)
+        self._storage = storage
         self._ttl = ttl
         self._now = now
 
     async def join(self, name: str, data: bytes = b"", *, timeout: float | None = None) -> Lease:
-        """Become a member, until the returned lease is released or lost; `lease.renew(data)` changes the data.
+        """Become a member until the returned lease is released or lost; `lease.renew(data)` changes the data.
 
-        Waits while another member of that name is alive.
+        Waits while another member has that name.
         """
         if "." in name:
-            raise UsageError(f"bad member name {name!r}: a name without dots is allowed")
-        lease = Lease(self._kv, f"{self.prefix}.{name}", ttl=self._ttl, name=name, data=data, now=self._now)
+            raise UsageError(f"member name must not contain dots, got {name!r}")
+        lease = Lease(self._storage, f"{self.prefix}.{name}", ttl=self._ttl, name=name, data=data, now=self._now)
         await lease.acquire(timeout=timeout)
         return lease
 
     async def members(self, *, min_last_revision: int = 0, timeout: float | None = None) -> dict[str, Member]:
-        """Who is there. Ages are told by the server's own clock, which also dated the signs of life."""
-        found = await self._kv.get_range(f"{self.prefix}.*", min_last_revision=min_last_revision, timeout=timeout)
-        now = (await self._kv.status(timeout=timeout)).stream_info.ts
+        """The live members by name. Ages are measured with the server's clock, which also dated the renewals."""
+        found = await read_live(
+            self._storage, (f"{self.prefix}.*",), min_last_revision=min_last_revision, timeout=timeout
+        )
+        now = (await self._storage.status(timeout=timeout)).stream_info.ts
         members = ((entry, decode_record(entry.key, entry.value)) for entry in found.values())
         return {
             record.name: Member(record.name, record.data, entry.revision)
@@ -154,24 +154,27 @@ class Members:
         }
 
     async def watch(self) -> AsyncIterator[Change]:
-        """Who joins, changes its data or leaves, beginning with those who are there."""
+        """Each member that joins, changes its data or leaves, beginning with the present members."""
         present: dict[str, tuple[Member, Observation]] = {}
         alive = await self.members()
-        async with await self._kv.watch(f"{self.prefix}.*") as watch:
+        async with await _watch(self._storage, f"{self.prefix}.*") as watch:
             while True:
-                entry = await self._next(watch, present)
+                entry = await self._next_until_expiry(watch, present)
                 if entry is not None:
-                    if not watch.is_current and _is_lapsed(entry, alive):
-                        continue  # dead before we looked
+                    if not watch.is_current and _is_expired(entry, alive):
+                        continue  # its lease had run out before the watch began
                     for change in self._changes(entry, present):
                         yield change
                 now = self._now()
-                for key in [key for key, (_, seen) in present.items() if seen.patience(now) <= 0]:
+                for key in [key for key, (_, seen) in present.items() if seen.takeover_in(now) <= 0]:
                     yield Change("left", present.pop(key)[0])
 
-    async def _next(self, watch: Watch[bytes], present: dict[str, tuple[Member, Observation]]) -> Entry[bytes] | None:
+    async def _next_until_expiry(
+        self, watch: Watch[bytes], present: dict[str, tuple[Member, Observation]]
+    ) -> Entry[bytes] | None:
+        """The next entry; None once a member's lease may have run out."""
         now = self._now()
-        soonest = min((seen.patience(now) for _, seen in present.values()), default=None)
+        soonest = min((seen.takeover_in(now) for _, seen in present.values()), default=None)
         with suppress(RequestTimeoutError):
             return await watch.next(timeout=None if soonest is None else max(soonest, 0.01))
         return None
@@ -190,8 +193,5 @@ class Members:
         return [Change("updated", member)] if known.data != member.data else []
 
 
-def _is_lapsed(entry: Entry[bytes], alive: dict[str, Member]) -> bool:
-    if entry.is_deleted:
-        return False
-    known = alive.get(decode_record(entry.key, entry.value).name)
-    return known is None
+def _is_expired(entry: Entry[bytes], alive: dict[str, Member]) -> bool:
+    return not entry.is_deleted and decode_record(entry.key, entry.value).name not in alive

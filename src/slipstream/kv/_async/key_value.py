@@ -1,4 +1,4 @@
-"""Key-Value over asyncio: a bucket, whatever keeps it. Its rules are here; where entries are is `Storage`'s affair.
+"""A Key-Value bucket as users hold it, over asyncio: its rules, on top of any `Storage`.
 
 The blocking twin is generated from this file (`tools/unasync.py`).
 """
@@ -15,21 +15,20 @@ from slipstream.kv._async.cached_storage import CACHE_BYTES, CACHE_ENTRIES, Cach
 from slipstream.kv._async.codec_storage import CodecStorage
 from slipstream.kv._async.election import Election, Members
 from slipstream.kv._async.lease import DEFAULT_TTL, Lock
-from slipstream.kv._async.storage import ReadOnlyStorage, Storage, StorageWriter
+from slipstream.kv._async.storage import ReadOnlyStorage, Storage, StorageWriter, read_live
 from slipstream.kv._async.watch import Watch
 from slipstream.kv.bucket import SHORTEST_TTL, BucketConfig, BucketStatus
 from slipstream.kv.cache import CacheStats
 from slipstream.kv.codecs.base import Codec
-from slipstream.kv.entry import Entry, Operation
+from slipstream.kv.entry import ALL, LATEST, NEW, Entry, From, Operation, Start
 from slipstream.kv.snapshot import Fold, check_past
-from slipstream.kv.start import ALL, LATEST, NEW, From, Start
 
 V = TypeVar("V")
 W = TypeVar("W")
 
 _LAST_SEQUENCE = re.compile(r"wrong last sequence: (\d+)")
-_CREATE_TRIES = 8
-_SNAPSHOT_TRIES = 8
+_CREATE_ATTEMPTS = 8
+_SNAPSHOT_ATTEMPTS = 8
 _IN_FLIGHT = 4096
 DELETES_KEPT = timedelta(minutes=30)
 
@@ -37,7 +36,7 @@ DELETES_KEPT = timedelta(minutes=30)
 class KeyValue(Generic[V]):
     """A bucket. Every read takes `min_last_revision`: its answer is at least as new as that write.
 
-    Values are `bytes`, or what a codec makes of them (`with_codec`).
+    Values are `bytes`, or the type of a codec (`with_codec`).
     """
 
     def __init__(self, storage: Storage[V]) -> None:
@@ -50,13 +49,13 @@ class KeyValue(Generic[V]):
     # One key
 
     async def put(self, key: str, value: V, *, ttl: timedelta | None = None, timeout: float | None = None) -> int:
-        """Store a value; returns its revision. With a `ttl` it goes by itself (the bucket must allow that)."""
+        """Store a value; returns its revision. With a `ttl` it expires (the bucket must allow that)."""
         return await self.storage.append(self.storage.check_key(key), value, ttl=_check_ttl(ttl), timeout=timeout)
 
     async def get(
         self, key: str, *, revision: int = 0, min_last_revision: int = 0, timeout: float | None = None
     ) -> Entry[V]:
-        """The newest value of a key, or the one of a given revision. Raises KeyNotFoundError if there is none."""
+        """The newest value of a key, or the one of a revision. Raises KeyNotFoundError if there is none."""
         self.storage.check_key(key)
         if revision:
             entry = await self.storage.at(revision, min_last_revision=min_last_revision, timeout=timeout)
@@ -76,31 +75,31 @@ class KeyValue(Generic[V]):
         """Store a value only if the key has none; returns its revision. Raises KeyExistsError otherwise."""
         self.storage.check_key(key)
         _check_ttl(ttl)
-        expected = tries = 0
+        expected = attempts = 0
         while True:
             try:
                 return await self.storage.append(key, value, last=expected, ttl=ttl, timeout=timeout)
             except WrongLastSequenceError as error:
-                tries += 1
-                if tries == _CREATE_TRIES:  # it comes and goes faster than we can write
+                attempts += 1
+                if attempts == _CREATE_ATTEMPTS:  # the key appears and disappears faster than we can write
                     raise
-                least = await self._at_least(error, timeout)
+                least = await self._rejected_at(error, timeout)
             last = await self.storage.last(key, min_last_revision=least, timeout=timeout)
             if last is not None and not last.is_deleted:
                 raise KeyExistsError(self.bucket, key, last.revision)
             expected = last.revision if last else 0
 
-    async def _at_least(self, refused: WrongLastSequenceError, timeout: float | None) -> int:
-        """How new a read must be not to mistake the state that made the leader refuse."""
-        found = _LAST_SEQUENCE.search(refused.description)
+    async def _rejected_at(self, error: WrongLastSequenceError, timeout: float | None) -> int:
+        """The revision for which the leader rejected a write: a read must be as new to see the same state."""
+        found = _LAST_SEQUENCE.search(error.description)
         if found:
             return int(found[1])
-        return (await self.storage.status(timeout=timeout)).last_revision  # the form without a sequence
+        return (await self.storage.status(timeout=timeout)).last_revision  # the server's text without a sequence
 
     async def update(
         self, key: str, value: V, *, last: int, ttl: timedelta | None = None, timeout: float | None = None
     ) -> int:
-        """Store a value only if the key's revision is `last`; raises WrongLastSequenceError otherwise."""
+        """Store a value only if the key's revision is `last`. Raises WrongLastSequenceError otherwise."""
         return await self.storage.append(
             self.storage.check_key(key), value, last=last, ttl=_check_ttl(ttl), timeout=timeout
         )
@@ -114,7 +113,7 @@ class KeyValue(Generic[V]):
     async def purge(
         self, key: str, *, last: int | None = None, ttl: timedelta | None = None, timeout: float | None = None
     ) -> int:
-        """Remove a key with all its history, leaving one mark (which goes after `ttl`); returns its revision."""
+        """Remove a key with all its history, leaving one mark (which expires after `ttl`); returns its revision."""
         return await self.storage.append(
             self.storage.check_key(key),
             None,
@@ -148,14 +147,14 @@ class KeyValue(Generic[V]):
         min_last_revision: int = 0,
         timeout: float | None = None,
     ) -> Watch[V]:
-        """Follow keys: the newest entry of each that matches a filter (none: all keys), then every change.
+        """Watch keys: the newest entry of each that matches a filter (none: all keys), then every change.
 
-        `include_history` begins with all that is kept, `resume_from` with what was written from that revision on,
-        `updates_only` with nothing. `meta_only` leaves values away, `ignore_deletes` leaves marks out. `None` among the
-        entries tells that the initial data is complete. End it with `close`, or use it as a context manager.
+        `include_history` begins with all entries that are kept, `resume_from` with those written from that revision on,
+        `updates_only` with changes only. `meta_only` leaves values empty, `ignore_deletes` leaves marks out. One `None`
+        among the entries marks the end of the initial data. End it with `close`, or use it as a context manager.
         """
         if include_history + updates_only + bool(resume_from) > 1:
-            raise UsageError("bad watch: one of include_history, updates_only and resume_from is allowed")
+            raise UsageError("include_history, updates_only and resume_from are mutually exclusive")
         start = ALL if include_history else NEW if updates_only else LATEST
         feed = await self.storage.follow(
             self.storage.patterns(filters),
@@ -173,7 +172,7 @@ class KeyValue(Generic[V]):
         live: dict[str, None] = {}
         patterns = self.storage.patterns(filters)
         async for part in self.storage.keys(patterns, min_last_revision=min_last_revision, timeout=timeout):
-            for key in (*part.gone, *part.live) if live else ():  # what is here already may have changed meanwhile
+            for key in (*part.gone, *part.live) if live else ():  # a key listed before may have changed since
                 live.pop(key, None)
             live.update(dict.fromkeys(part.live))
         return list(live)
@@ -181,7 +180,7 @@ class KeyValue(Generic[V]):
     async def iter_keys(
         self, *filters: str, min_last_revision: int = 0, timeout: float | None = None
     ) -> AsyncIterator[str]:
-        """The same one by one, without a list of all of them. A key that changes meanwhile may come twice."""
+        """The same one by one, without a list of all. A key that changes during the read may be returned twice."""
         patterns = self.storage.patterns(filters)
         async for part in self.storage.keys(patterns, min_last_revision=min_last_revision, timeout=timeout):
             for key in part.live:
@@ -190,29 +189,20 @@ class KeyValue(Generic[V]):
     async def get_range(
         self, *filters: str, min_last_revision: int = 0, timeout: float | None = None
     ) -> dict[str, Entry[V]]:
-        """The values of a range of keys, each the newest when it was read. For one moment's view: `snapshot`."""
-        live: dict[str, Entry[V]] = {}
-        chunks = self.storage.latest(
-            self.storage.patterns(filters), min_last_revision=min_last_revision, timeout=timeout
-        )
-        async for entries in chunks:
-            for entry in entries:
-                live.pop(entry.key, None)
-                if entry.operation is Operation.PUT:
-                    live[entry.key] = entry
-        return live
+        """The values of a range of keys, each the newest when it was read. For a consistent view: `snapshot`."""
+        return await read_live(self.storage, filters, min_last_revision=min_last_revision, timeout=timeout)
 
     async def delete_range(self, *filters: str, timeout: float | None = None) -> int:
-        """Delete every key of a range that has a value; returns how many. Each is a delete of its own, not one act."""
+        """Delete every key of a range that has a value; returns how many. Not atomic: each is a delete of its own."""
         return await self._mark_range(filters, Operation.DELETE, timeout)
 
     async def purge_range(self, *filters: str, timeout: float | None = None) -> int:
-        """Purge every key of a range that has a value; returns how many. Each is a purge of its own, not one act."""
+        """Purge every key of a range that has a value; returns how many. Not atomic: each is a purge of its own."""
         return await self._mark_range(filters, Operation.PURGE, timeout)
 
     async def _mark_range(self, filters: tuple[str, ...], operation: Operation, timeout: float | None) -> int:
         if not filters:
-            raise UsageError("bad range: say '>' to mean every key of the bucket")
+            raise UsageError("a range must have at least one filter; pass '>' for every key of the bucket")
         keys = await self.keys(*filters, timeout=timeout)
         writer = self.storage.writer(max_in_flight=_IN_FLIGHT, timeout=timeout)
         for key in keys:
@@ -223,13 +213,13 @@ class KeyValue(Generic[V]):
     async def snapshot(
         self, *filters: str, revision: int = 0, min_last_revision: int = 0, timeout: float | None = None
     ) -> dict[str, Entry[V]]:
-        """The values of a range of keys as they all were at one revision (0: now).
+        """The values of a range of keys as of one revision (0: now).
 
-        Exact, or HistoryLostError: a bucket keeps only so many entries of each key. Keys that were removed for good
-        (`purge_deletes`) without a record of it leave no trace, and are not known to have been.
+        Exact, or a HistoryLostError: a bucket keeps only so many entries of each key. Keys that were removed for good
+        (`purge_deletes`) without recording it leave no trace and are missing.
         """
         patterns = self.storage.patterns(filters)
-        tries = 0
+        attempts = 0
         while True:
             status = await self.storage.status(timeout=timeout)
             as_of = revision or max(status.last_revision, min_last_revision)
@@ -239,27 +229,28 @@ class KeyValue(Generic[V]):
             least = max(as_of, min_last_revision)
             async for entries in self.storage.read(patterns, min_last_revision=least, timeout=timeout):
                 fold.feed(entries)
-            if revision:  # nothing may have been removed for good while we read
+            if revision:  # keys may have been removed for good during the read
                 status = await self.storage.status(timeout=timeout)
                 check_past(self.bucket, revision, status.stream_info)
             try:
                 return fold.result()
             except HistoryLostError:
-                tries += 1
-                if revision or tries == _SNAPSHOT_TRIES:
-                    raise  # else a key was overwritten while we read: look at a newer moment
+                attempts += 1
+                if revision or attempts == _SNAPSHOT_ATTEMPTS:
+                    raise  # otherwise a key was overwritten during the read: retry as of a newer revision
 
     async def purge_deletes(
         self, *, older_than: timedelta = DELETES_KEPT, recorded: bool = False, timeout: float | None = None
     ) -> int:
         """Remove deleted keys for good; marks younger than `older_than` stay for watchers to see. Returns how many.
 
-        A key that is written again meanwhile keeps what is new. With `recorded` the stream's metadata tells up to which
-        revision, so that a `snapshot` of an earlier one is refused; without, it is given as if those keys had never
-        been. (Other programs that create the bucket anew at each start would meet a configuration that is not theirs.)
+        A key that is written meanwhile keeps its new entries. With `recorded` the stream's metadata records up to which
+        revision, so that a `snapshot` of an earlier one is rejected; otherwise such a snapshot omits the removed keys.
+        (Recording changes the stream's configuration: other programs that create the bucket at each start then find a
+        configuration that differs from theirs.)
         """
         if older_than < timedelta(0):
-            raise UsageError(f"bad older_than {older_than!r}: 0 (all) or more is allowed")
+            raise UsageError(f"older_than must be 0 (all marks) or more, got {older_than!r}")
         marks = [
             entry
             async for entries in self.storage.latest((">",), meta_only=True, timeout=timeout)
@@ -269,7 +260,7 @@ class KeyValue(Generic[V]):
         now = (await self.storage.status(timeout=timeout)).stream_info.ts  # the clock that also dated the marks
         kept = older_than // timedelta(microseconds=1) * 1000
         if marks and recorded:
-            await self.storage.forgetting(max(entry.revision for entry in marks), timeout=timeout)
+            await self.storage.record_forgotten(max(entry.revision for entry in marks), timeout=timeout)
         for entry in marks:
             is_old = not kept or now - entry.created > kept
             await self.storage.forget(entry.key, below=entry.revision + is_old, timeout=timeout)
@@ -278,7 +269,7 @@ class KeyValue(Generic[V]):
     # The bucket
 
     async def status(self, *, timeout: float | None = None) -> BucketStatus:
-        """How the bucket is set up, and what it holds."""
+        """The bucket's configuration and state."""
         return await self.storage.status(timeout=timeout)
 
     async def destroy(self, *, timeout: float | None = None) -> None:
@@ -286,33 +277,33 @@ class KeyValue(Generic[V]):
         await self.storage.destroy(timeout=timeout)
 
     async def close(self) -> None:
-        """Let go of what this handle holds (a file, a cache); the bucket stays."""
+        """Release what this handle holds (a file, a cache); the bucket stays."""
         await self.storage.close()
 
     def writer(self, *, max_in_flight: int = _IN_FLIGHT, timeout: float | None = None) -> Writer[V]:
-        """Put and delete many keys, each acknowledged, with many in flight: the fast way."""
+        """Put and delete keys in a pipeline, each acknowledged: the fast way."""
         return Writer(self.storage, self.storage.writer(max_in_flight=max_in_flight, timeout=timeout))
 
-    # Agreement between programs: docs/kv-coordination.md says what each guarantees
+    # Coordination: docs/kv-coordination.md says what each guarantees
 
     def lock(self: KeyValue[bytes], key: str, *, ttl: timedelta = DEFAULT_TTL, name: str = "") -> Lock:
         """A lock with a fencing token; use it as a context manager, or `acquire` and `release` it."""
-        return Lock(self, key, ttl=ttl, name=name)
+        return Lock(self.storage, key, ttl=ttl, name=name)
 
     def election(
         self: KeyValue[bytes], key: str, *, name: str = "", data: bytes = b"", ttl: timedelta = DEFAULT_TTL
     ) -> Election:
-        """A candidacy for the leadership that a key stands for."""
-        return Election(self, key, name=name, data=data, ttl=ttl)
+        """A candidacy for the leadership of a key."""
+        return Election(self.storage, key, name=name, data=data, ttl=ttl)
 
     def members(self: KeyValue[bytes], prefix: str, *, ttl: timedelta = DEFAULT_TTL) -> Members:
-        """A set, on keys below `prefix`, whose members lapse when they do not show that they are alive."""
-        return Members(self, prefix, ttl=ttl)
+        """A set of members on keys below `prefix`; a member that does not renew its lease is removed."""
+        return Members(self.storage, prefix, ttl=ttl)
 
     # Other views of the same bucket
 
     def read_only(self) -> KeyValue[V]:
-        """A handle that refuses every write before anything is sent."""
+        """A handle that rejects every write before anything is sent."""
         return KeyValue(cast("Storage[V]", ReadOnlyStorage(cast("Storage[bytes]", self.storage))))
 
     async def cached(
@@ -322,10 +313,10 @@ class KeyValue(Generic[V]):
         max_bytes: int = CACHE_BYTES,
         timeout: float | None = None,
     ) -> CachedKeyValue[V]:
-        """A handle whose `get` is answered from memory where that is as new as asked for; close it at the end.
+        """A handle whose `get` is answered from memory if that is as new as the read asks for; close it at the end.
 
-        A watch keeps it fresh. What was written through this handle is always seen by it; what others write a little
-        later, or at once with `min_last_revision`. Without a connection the bucket is asked, not the memory.
+        A watch keeps it fresh. The handle always sees its own writes, and those of others a little later, or at once
+        with `min_last_revision`. Without a connection reads go to the bucket, not to memory.
         """
         storage = await CachedStorage.opened(
             self.storage, filters, max_entries=max_entries, max_bytes=max_bytes, timeout=timeout
@@ -333,7 +324,7 @@ class KeyValue(Generic[V]):
         return CachedKeyValue(storage)
 
     def with_codec(self, codec: Codec[W]) -> KeyValue[W]:
-        """A bucket whose keys and values go through a codec on their way. Only a bucket of bytes can have one more."""
+        """The bucket with keys and values encoded by a codec. Codecs stack on a bucket whose values are bytes."""
         return KeyValue(CodecStorage(cast("Storage[bytes]", self.storage), codec))
 
 
@@ -345,26 +336,26 @@ class CachedKeyValue(KeyValue[V]):
         self._cache = storage
 
     @property
-    def figures(self) -> CacheStats:
+    def stats(self) -> CacheStats:
         """Hits and misses, entries and bytes."""
-        return self._cache.figures
+        return self._cache.stats
 
 
 async def open_local_key_value(path: str = ":memory:", config: BucketConfig | None = None) -> KeyValue[bytes]:
-    """A bucket without any server: in a file, or in memory. It is made if it is not there; close it at the end."""
-    from slipstream.kv._async.local_storage import open_local  # SQLite is loaded by those who use it
+    """Open a bucket without a server: in a file or in memory, created if `config` is passed. Close it at the end."""
+    from slipstream.kv._async.sqlite_storage import open_sqlite  # other programs need not load SQLite
 
-    return KeyValue(await open_local(path, config))
+    return KeyValue(await open_sqlite(path, config))
 
 
 def _check_ttl(ttl: timedelta | None) -> timedelta | None:
     if ttl is not None and ttl < SHORTEST_TTL:
-        raise UsageError(f"bad ttl {ttl!r}: at least 1 s is allowed")
+        raise UsageError(f"ttl must be at least 1 second, got {ttl!r}")
     return ttl
 
 
 class Writer(Generic[V]):
-    """Puts and deletes in flight; use it as a context manager, which waits for the last ack."""
+    """Pipelined puts and deletes; use it as a context manager, which waits for the last ack."""
 
     def __init__(self, storage: Storage[V], inner: StorageWriter[V]) -> None:
         self.storage = storage
@@ -372,7 +363,7 @@ class Writer(Generic[V]):
         self.last_revision = 0
 
     async def put(self, key: str, value: V) -> None:
-        """Send one value; waits only while too many are in flight."""
+        """Send one value; waits only while too many are unacknowledged."""
         await self._inner.append(self.storage.check_key(key), value)
 
     async def delete(self, key: str) -> None:

@@ -1,6 +1,6 @@
-"""Encrypted values of a bucket become values under the newest key. Over asyncio.
+"""Key rotation over asyncio: re-encrypts the values of a bucket with the primary key.
 
-A module of its own, so that a program without encryption need not load a cipher. The blocking twin is generated from
+A module of its own, so that programs without encryption need not load a cipher. The blocking twin is generated from
 this file (`tools/unasync.py`).
 """
 
@@ -12,10 +12,11 @@ from slipstream.kv.codecs.encryption import Encrypted
 
 
 async def reencrypt(kv: KeyValue[bytes], codec: Encrypted, *, timeout: float | None = None) -> int:
-    """Write every newest value that is not under the primary key again with it; returns how many.
+    """Re-encrypt every newest value that is not under the primary key; returns how many.
 
-    `kv` is the bucket without the codec. A value that changes meanwhile is left: its writer used a current key, or
-    the next call finds it. History keeps what it has; purge it or let it go before an old key is taken out.
+    `kv` is the bucket without the codec. A value that changes meanwhile is skipped: its writer used a current key, or
+    the next call finds it. Older entries of the history stay as they are: purge them, or wait until they are gone,
+    before removing an old key from the ring.
     """
     storage, done = kv.storage, 0
     async for entries in storage.latest((">",), timeout=timeout):

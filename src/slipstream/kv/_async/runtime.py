@@ -1,7 +1,7 @@
-"""The outside world as the Key-Value room needs it, over asyncio: time, names, the disk, work in the background.
+"""Clock, ids, disk calls, signals and background tasks for the asyncio Key-Value driver.
 
-Written by hand, with `blocking_outside.py` beside it: the two are the only ones of this room where asyncio and threads
-are told apart.
+Written by hand, like its twin `kv/_sync/runtime.py`: these two are the only modules of the package in which asyncio and
+threads differ.
 """
 
 from __future__ import annotations
@@ -13,22 +13,27 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import TypeVar
 
+from slipstream.client._async.tasks import Guard, Worker
+
+__all__ = ["Guard", "Signal", "Worker", "clock", "new_id", "off_loop", "sleep", "spawn", "wall_ns"]
+
 T = TypeVar("T")
 
-Guard = asyncio.Lock  # `async with`: one at a time
 sleep = asyncio.sleep
 clock = time.monotonic
 wall_ns = time.time_ns
 
 
 def new_id() -> str:
-    """A name that nobody else has."""
+    """A random id that no other process has."""
     return secrets.token_hex(11)
 
 
 async def off_loop(function: Callable[[], T]) -> T:
-    """Call what touches the disk without holding up the loop. Who is cancelled meanwhile still waits for its end:
-    the next call must not begin before it."""
+    """Run a function that touches the disk in a thread.
+
+    A cancelled caller still waits for its end: the next call must not begin before it.
+    """
     task = asyncio.ensure_future(asyncio.to_thread(function))
     try:
         return await asyncio.shield(task)
@@ -37,26 +42,31 @@ async def off_loop(function: Callable[[], T]) -> T:
             with suppress(asyncio.CancelledError):
                 await asyncio.wait((task,))
         if not task.cancelled():
-            task.exception()  # nobody else asks for it
+            task.exception()  # retrieve it, or asyncio logs that it never was
         raise
 
 
+def spawn(main: Callable[[], Coroutine[None, None, None]], name: str) -> Worker:
+    """Run a coroutine function in the background; it must check by itself when to stop."""
+    return Worker(asyncio.get_running_loop().create_task(main(), name=name))
+
+
 class Signal:
-    """Something happened: `count` says how often, `wait` waits for the next time."""
+    """A repeatable event: `count` is how often it was set, `wait` waits for the next time."""
 
     def __init__(self) -> None:
         self.count = 0
         self._waiters: set[asyncio.Future[None]] = set()
 
     def set(self) -> None:
-        """Tell everybody who waits."""
+        """Wake all waiters."""
         self.count += 1
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)
 
     async def wait(self, seen: int, timeout: float | None) -> bool:
-        """Wait until it happened more often than `seen`; whether it did."""
+        """Wait until it was set more often than `seen` times; False on timeout."""
         if self.count != seen:
             return True
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -69,15 +79,3 @@ class Signal:
         finally:
             self._waiters.discard(waiter)
         return True
-
-
-class Worker:
-    """Work that goes on by itself until it is done. It must look by itself whether it is still wanted."""
-
-    def __init__(self, main: Callable[[], Coroutine[None, None, None]], name: str) -> None:
-        self._task = asyncio.get_running_loop().create_task(main(), name=name)
-
-    async def join(self, timeout: float) -> None:
-        """Wait for its end. From within itself this does nothing: it ends by returning."""
-        if self._task is not asyncio.current_task():
-            await asyncio.wait((self._task,), timeout=timeout)

@@ -1,13 +1,14 @@
-"""What a bucket needs of whatever keeps it: the storage interface, over asyncio.
+"""The storage interface of buckets, over asyncio: what `KeyValue` needs of a backend.
 
-Two backends have it: JetStream (`aio_stream.py`), and a file or memory (`aio_local.py`). Three wrappers
-change one thing each: keys and values (`aio_codec.py`), where reads are answered (`aio_cache.py`), and
-`ReadOnlyStorage` below. `KeyValue` is written against it alone. The blocking twin is generated from this file
-(`tools/unasync.py`).
+Two backends implement it: JetStream (`stream_storage.py`), and SQLite in a file or in memory (`sqlite_storage.py`).
+Three wrappers change one aspect each: keys and values (`codec_storage.py`), where reads are answered
+(`cached_storage.py`), and `ReadOnlyStorage` below.
 
 The rules every backend keeps: revisions only grow, over all keys of a bucket; an entry is durable before `append`
 returns; with `last` an entry is appended only if the key's newest revision is that one (0: it has none), else
-WrongLastSequenceError; a read with `min_last_revision` is at least that new or raises StaleReadError.
+WrongLastSequenceError is raised; a read with `min_last_revision` is at least that new or raises StaleReadError.
+
+The blocking twin is generated from this file (`tools/unasync.py`).
 """
 
 from __future__ import annotations
@@ -18,53 +19,51 @@ from typing import NoReturn, Protocol, TypeVar
 
 from slipstream.errors import ReadOnlyError
 from slipstream.kv.bucket import BucketStatus
-from slipstream.kv.entry import Entry, Listing, Operation
-from slipstream.kv.start import Start
+from slipstream.kv.entry import Entry, Listing, Operation, Start
 
 V = TypeVar("V")
 V_in = TypeVar("V_in", contravariant=True)
 
 
 class Feed(Protocol[V]):
-    """Entries as they are written, in the order of their revisions, each exactly once.
+    """Entries as they are written, in the order of their revisions, each exactly once, across lost connections.
 
-    Connections may come and go beneath it. `pending` is how many entries of the initial data were not yet handed over,
-    `revision` the newest one that was.
+    The *initial data* are the entries that existed when the feed was opened, as its start selects them.
     """
 
     @property
     def pending(self) -> int:
-        """How many entries of the initial data are to come."""
+        """How many entries of the initial data were not returned yet."""
         ...
 
     @property
     def revision(self) -> int:
-        """The newest revision handed over."""
+        """The newest revision returned."""
         ...
 
     @property
     def is_live(self) -> bool:
-        """Whether what is written arrives here, now, as far as can be known."""
+        """Whether changes arrive at present, as far as the client can know."""
         ...
 
-    async def chunk(self, *, timeout: float | None = None) -> list[Entry[V]]:
-        """The next entries; raises RequestTimeoutError if none comes in time (None: wait forever).
+    async def next_entries(self, *, timeout: float | None = None) -> list[Entry[V]]:
+        """The next entries, at least one. Raises RequestTimeoutError if none arrives in time (None: wait forever).
 
-        Empty when no entry of the initial data is left to wait for: what was counted in `pending` may be removed
-        before it is read.
+        Empty when the initial data turned out to be complete: entries counted in `pending` may be removed from the
+        bucket before they are delivered.
         """
         ...
 
     async def close(self) -> None:
-        """End it, here and on the server. Can be called again."""
+        """End the feed, here and on the server. Can be called again."""
         ...
 
 
 class StorageWriter(Protocol[V_in]):
-    """Many appends in flight."""
+    """Pipelined appends."""
 
     async def append(self, key: str, value: V_in | None, operation: Operation = Operation.PUT) -> None:
-        """Send one; waits only while too many are in flight. Raises the first failure of an earlier one."""
+        """Send one; waits only while too many are unacknowledged. Raises the first failure of an earlier one."""
         ...
 
     async def flush(self) -> int:
@@ -72,23 +71,23 @@ class StorageWriter(Protocol[V_in]):
         ...
 
     async def abandon(self) -> None:
-        """Give up on what is in flight: whether it is stored is not known."""
+        """Stop waiting for acknowledgements: whether unacknowledged appends were stored is unknown."""
         ...
 
 
 class Storage(Protocol[V]):
-    """A bucket's entries. Keys are those of `check_key`, patterns those that `patterns` made; marks have no value."""
+    """A bucket's entries. Keys must have passed `check_key`, patterns come from `patterns`; marks have no value."""
 
     bucket: str
 
     def check_key(self, key: str) -> str:
-        """Return `key`, or raise a UsageError that says what a key may be."""
+        """Return `key`, or raise a UsageError."""
         ...
 
     def patterns(self, filters: Sequence[str], *, exact: bool = False) -> tuple[str, ...]:
-        """What `read`, `latest` and `follow` take for some filters (none: all keys); `exact`: for keys as they are.
+        """The patterns for `read`, `latest` and `follow` of some filters (none: all keys); `exact`: of literal keys.
 
-        Raises a UsageError that says what a filter may be.
+        Raises UsageError for a malformed filter.
         """
         ...
 
@@ -106,7 +105,7 @@ class Storage(Protocol[V]):
         ...
 
     def writer(self, *, max_in_flight: int, timeout: float | None = None) -> StorageWriter[V]:
-        """Append many entries, each acknowledged."""
+        """Append entries in a pipeline, each acknowledged."""
         ...
 
     async def last(self, key: str, *, min_last_revision: int = 0, timeout: float | None = None) -> Entry[V] | None:
@@ -114,7 +113,7 @@ class Storage(Protocol[V]):
         ...
 
     async def at(self, revision: int, *, min_last_revision: int = 0, timeout: float | None = None) -> Entry[V] | None:
-        """The entry of a revision, if it is kept, whatever its key."""
+        """The entry of a revision, of any key; None if it is not kept."""
         ...
 
     def read(
@@ -131,16 +130,16 @@ class Storage(Protocol[V]):
         min_last_revision: int = 0,
         timeout: float | None = None,
     ) -> AsyncIterator[list[Entry[V]]]:
-        """The newest entry of each key, marks included. A key that changes meanwhile may come again, newer.
+        """The newest entry of each key, marks included. A key that changes during the read may be returned again.
 
-        With `meta_only` values need not be there.
+        With `meta_only` values may be left empty.
         """
         ...
 
     def keys(
         self, patterns: Sequence[str], *, min_last_revision: int = 0, timeout: float | None = None
     ) -> AsyncIterator[Listing]:
-        """The same as keys alone."""
+        """Like `latest`, but keys only."""
         ...
 
     async def follow(
@@ -152,15 +151,15 @@ class Storage(Protocol[V]):
         min_last_revision: int = 0,
         timeout: float | None = None,
     ) -> Feed[V]:
-        """Entries from a start on, then new ones as they come."""
+        """Open a feed: entries from a start on, then every change."""
         ...
 
     async def forget(self, key: str, *, below: int, timeout: float | None = None) -> None:
-        """Remove the key's entries with revisions below that one, for good: no mark is left."""
+        """Remove the key's entries with revisions below that one for good: no mark is left."""
         ...
 
-    async def forgetting(self, revision: int, *, timeout: float | None = None) -> None:
-        """Record that keys deleted up to a revision are being removed for good: see `snapshot.py`."""
+    async def record_forgotten(self, revision: int, *, timeout: float | None = None) -> None:
+        """Record that keys deleted up to a revision are removed for good: see `kv/snapshot.py`."""
         ...
 
     async def status(self, *, timeout: float | None = None) -> BucketStatus:
@@ -172,19 +171,33 @@ class Storage(Protocol[V]):
         ...
 
     async def close(self) -> None:
-        """Let go of what the handle holds: a file, a feed. The bucket stays."""
+        """Release what the handle holds: a file, a feed. The bucket stays."""
         ...
 
 
+async def read_live(
+    storage: Storage[V], filters: Sequence[str], *, min_last_revision: int = 0, timeout: float | None = None
+) -> dict[str, Entry[V]]:
+    """The newest entries of the keys that match and have a value, in the order of their last change."""
+    live: dict[str, Entry[V]] = {}
+    patterns = storage.patterns(filters)
+    async for entries in storage.latest(patterns, min_last_revision=min_last_revision, timeout=timeout):
+        for entry in entries:
+            live.pop(entry.key, None)  # changed during the read: move it to the end, or it was deleted
+            if entry.operation is Operation.PUT:
+                live[entry.key] = entry
+    return live
+
+
 class WrappedStorage:
-    """A storage that leaves all that is not about entries to another one."""
+    """Base of wrappers: forwards what does not concern entries to another storage."""
 
     def __init__(self, inner: Storage[bytes]) -> None:
         self.inner = inner
         self.bucket = inner.bucket
 
     def check_key(self, key: str) -> str:
-        """Return `key` if it is a good one."""
+        """Return `key`, or raise a UsageError."""
         return self.inner.check_key(key)
 
     def patterns(self, filters: Sequence[str], *, exact: bool = False) -> tuple[str, ...]:
@@ -196,14 +209,14 @@ class WrappedStorage:
         return await self.inner.status(timeout=timeout)
 
     async def close(self) -> None:
-        """Let go of what the handle holds."""
+        """Release what the handle holds."""
         await self.inner.close()
 
 
 class ReadOnlyStorage(WrappedStorage):
-    """The same bucket to read; every write is refused before anything is sent."""
+    """A bucket that can only be read; every write is rejected before anything is sent."""
 
-    def _refuse(self, what: str) -> NoReturn:
+    def _reject(self, what: str) -> NoReturn:
         raise ReadOnlyError(self.bucket, what)
 
     async def append(
@@ -216,29 +229,29 @@ class ReadOnlyStorage(WrappedStorage):
         ttl: timedelta | None = None,
         timeout: float | None = None,
     ) -> int:
-        """Refused."""
+        """Rejected."""
         del value, last, ttl, timeout
-        self._refuse(f"{operation} of key {key!r}")
+        self._reject(f"{operation} of key {key!r}")
 
     def writer(self, *, max_in_flight: int, timeout: float | None = None) -> StorageWriter[bytes]:
-        """Refused."""
+        """Rejected."""
         del max_in_flight, timeout
-        self._refuse("a writer")
+        self._reject("a writer")
 
     async def forget(self, key: str, *, below: int, timeout: float | None = None) -> None:
-        """Refused."""
+        """Rejected."""
         del below, timeout
-        self._refuse(f"removal of key {key!r}")
+        self._reject(f"removal of key {key!r}")
 
-    async def forgetting(self, revision: int, *, timeout: float | None = None) -> None:
-        """Refused."""
+    async def record_forgotten(self, revision: int, *, timeout: float | None = None) -> None:
+        """Rejected."""
         del timeout
-        self._refuse(f"removal of keys deleted up to revision {revision}")
+        self._reject(f"removal of keys deleted up to revision {revision}")
 
     async def destroy(self, *, timeout: float | None = None) -> None:
-        """Refused."""
+        """Rejected."""
         del timeout
-        self._refuse("destruction")
+        self._reject("destruction")
 
     async def last(self, key: str, *, min_last_revision: int = 0, timeout: float | None = None) -> Entry[bytes] | None:
         """The newest entry of a key, a mark or not."""
@@ -270,7 +283,7 @@ class ReadOnlyStorage(WrappedStorage):
     def keys(
         self, patterns: Sequence[str], *, min_last_revision: int = 0, timeout: float | None = None
     ) -> AsyncIterator[Listing]:
-        """The keys alone."""
+        """Like `latest`, but keys only."""
         return self.inner.keys(patterns, min_last_revision=min_last_revision, timeout=timeout)
 
     async def follow(
@@ -282,7 +295,7 @@ class ReadOnlyStorage(WrappedStorage):
         min_last_revision: int = 0,
         timeout: float | None = None,
     ) -> Feed[bytes]:
-        """Entries from a start on."""
+        """Open a feed."""
         return await self.inner.follow(
             patterns, start, meta_only=meta_only, min_last_revision=min_last_revision, timeout=timeout
         )

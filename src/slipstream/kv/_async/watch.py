@@ -1,6 +1,6 @@
-"""A feed of entries becomes what a watcher reads: entries one by one, and once the word that the initial data is over.
+"""A watch of a bucket over asyncio: an iterator over a feed that marks the end of the initial data with one `None`.
 
-Over asyncio; the blocking twin is generated from this file (`tools/unasync.py`).
+The blocking twin is generated from this file (`tools/unasync.py`).
 """
 
 from __future__ import annotations
@@ -17,68 +17,61 @@ V = TypeVar("V")
 
 
 class Watch(Generic[V]):
-    """An iterator of entries, and of one `None`: up to there it was the initial data, from there on it is news.
+    """An iterator of entries with one `None` between the initial data and the changes after it.
 
-    The `None` always comes, also when there is no data, and before anything else with `updates_only`. Lost connections
-    and restarts of the server are dealt with beneath: no entry is skipped, none comes twice. A watch that cannot go on
-    (its bucket is gone) raises.
+    The `None` is always returned, also if there is no initial data, and before anything else with `updates_only`. The
+    feed recovers from lost connections and server restarts: no entry is skipped or repeated. A watch that cannot
+    continue (its bucket was deleted) raises.
     """
 
     def __init__(self, feed: Feed[V], *, ignore_deletes: bool = False, is_current: bool = False) -> None:
         self._feed = feed
         self._ignores_deletes = ignore_deletes
-        self._is_said = False
+        self._is_current = False
         self._starts_current = is_current
         self._ready: deque[Entry[V]] = deque()
         self._is_closed = False
 
     @property
     def is_current(self) -> bool:
-        """Whether the initial data is over: the `None` was handed out."""
-        return self._is_said
+        """Whether the initial data is complete: the `None` was returned."""
+        return self._is_current
 
     @property
     def revision(self) -> int:
-        """The newest revision that arrived; `resume_from` this plus one goes on behind it."""
+        """The newest revision received; a watch with `resume_from` this plus one continues after it."""
         return self._feed.revision
 
     async def next(self, *, timeout: float | None = None) -> Entry[V] | None:
-        """The next entry, or the one `None`. Raises RequestTimeoutError if there is none in time (None: forever)."""
+        """The next entry, or the one `None`. Raises RequestTimeoutError if none arrives in time (None: forever)."""
         if not self._ready:
-            entries = await self._next(timeout)
-            if not entries:
-                return None
-            self._ready.extend(entries)
-        return self._ready.popleft()
+            self._ready.extend(await self.next_entries(timeout=timeout))
+        return self._ready.popleft() if self._ready else None
 
-    async def _next(self, timeout: float | None) -> list[Entry[V]]:
-        """The next entries; empty once, when the initial data is over."""
+    async def next_entries(self, *, timeout: float | None = None) -> list[Entry[V]]:
+        """All entries that have arrived, at least one: the fast way. Empty once, when the initial data is complete."""
+        if self._ready:
+            entries = list(self._ready)
+            self._ready.clear()
+            return entries
         deadline = None if timeout is None else clock() + timeout
         while True:
-            if not self._is_said and (self._starts_current or not self._feed.pending):
-                self._is_said = True
+            if not self._is_current and (self._starts_current or not self._feed.pending):
+                self._is_current = True
                 return []
             left = None if deadline is None else max(deadline - clock(), 0.0)
-            entries = await self._feed.chunk(timeout=left)
+            entries = await self._feed.next_entries(timeout=left)
             if self._ignores_deletes:
                 entries = [entry for entry in entries if not entry.is_deleted]
             if entries:
                 return entries
 
     async def initial(self, *, timeout: float = 5.0) -> list[Entry[V]]:
-        """All of the initial data; what is read after this is news. `timeout` is for each wait."""
+        """All of the initial data; later reads return changes. `timeout` is for each wait."""
         found: list[Entry[V]] = []
-        while not self._is_said:
-            found += await self.chunk(timeout=timeout)
+        while not self._is_current:
+            found += await self.next_entries(timeout=timeout)
         return found
-
-    async def chunk(self, *, timeout: float | None = None) -> list[Entry[V]]:
-        """Entries as they come, several at once: the fast way. It is empty once, when the initial data is over."""
-        if self._ready:
-            entries = list(self._ready)
-            self._ready.clear()
-            return entries
-        return await self._next(timeout)
 
     async def close(self) -> None:
         """End the watch, here and on the server. Can be called again."""

@@ -61,7 +61,7 @@ class StreamFeed:
         """Whether there is a connection and a consumer."""
         return bool(self._consumer.consumer_name) and self._js.client.is_connected
 
-    def chunk(self, *, timeout: float | None = None) -> list[Entry[bytes]]:
+    def next_entries(self, *, timeout: float | None = None) -> list[Entry[bytes]]:
         """The next entries; empty when none of the initial data is left to wait for."""
         if self._initial:
             return self._hand_over(self._initial)
@@ -118,11 +118,11 @@ class StreamFeed:
     def keys(self, *, timeout: float) -> Listing:
         """The next part of the initial data as keys alone: the same without an entry for each."""
         if self._initial or self._is_wanted is not None:
-            return listing_of(self.chunk(timeout=timeout))
+            return listing_of(self.next_entries(timeout=timeout))
         try:
             run = self._next(min(timeout, LOOK))
         except RequestTimeoutError:
-            return listing_of(self.chunk(timeout=timeout))
+            return listing_of(self.next_entries(timeout=timeout))
         cut = self._cut
         self._count(len(run.seqs), run.left[-1])
         self.revision = run.seqs[-1]

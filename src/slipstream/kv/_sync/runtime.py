@@ -1,6 +1,6 @@
-"""The outside world as the Key-Value room needs it, with threads: time, names, the disk, work in the background.
+"""Clock, ids, disk calls, signals and background threads for the blocking Key-Value driver.
 
-Written by hand, with `aio_outside.py` beside it.
+Written by hand, like its twin `kv/_async/runtime.py`.
 """
 
 from __future__ import annotations
@@ -11,51 +11,48 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from slipstream.client._sync.tasks import Guard, Worker
+
+__all__ = ["Guard", "Signal", "Worker", "clock", "new_id", "off_loop", "sleep", "spawn", "wall_ns"]
+
 T = TypeVar("T")
 
-Guard = threading.Lock  # `with`: one at a time
 sleep = time.sleep
 clock = time.monotonic
 wall_ns = time.time_ns
 
 
 def new_id() -> str:
-    """A name that nobody else has."""
+    """A random id that no other process has."""
     return secrets.token_hex(11)
 
 
 def off_loop(function: Callable[[], T]) -> T:
-    """Call what touches the disk: there is no loop to hold up."""
+    """Run a function that touches the disk: there is no loop to block."""
     return function()
 
 
+def spawn(main: Callable[[], None], name: str) -> Worker:
+    """Run a function in the background; it must check by itself when to stop."""
+    thread = threading.Thread(target=main, name=name, daemon=True)
+    thread.start()
+    return Worker(thread)
+
+
 class Signal:
-    """Something happened: `count` says how often, `wait` waits for the next time."""
+    """A repeatable event: `count` is how often it was set, `wait` waits for the next time."""
 
     def __init__(self) -> None:
         self.count = 0
         self._changed = threading.Condition()
 
     def set(self) -> None:
-        """Tell everybody who waits."""
+        """Wake all waiters."""
         with self._changed:
             self.count += 1
             self._changed.notify_all()
 
     def wait(self, seen: int, timeout: float | None) -> bool:
-        """Wait until it happened more often than `seen`; whether it did."""
+        """Wait until it was set more often than `seen` times; False on timeout."""
         with self._changed:
             return self._changed.wait_for(lambda: self.count != seen, timeout)
-
-
-class Worker:
-    """Work that goes on by itself until it is done. It must look by itself whether it is still wanted."""
-
-    def __init__(self, main: Callable[[], None], name: str) -> None:
-        self._thread = threading.Thread(target=main, name=name, daemon=True)
-        self._thread.start()
-
-    def join(self, timeout: float) -> None:
-        """Wait for its end. From within itself this does nothing: it ends by returning."""
-        if self._thread is not threading.current_thread():
-            self._thread.join(timeout)

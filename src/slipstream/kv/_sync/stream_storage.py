@@ -31,10 +31,9 @@ from slipstream.kv._sync.feed import StreamFeed
 from slipstream.kv._sync.runtime import sleep
 from slipstream.kv.bucket import Address, BucketStatus
 from slipstream.kv.decode import entry_or_message
-from slipstream.kv.entry import Entry, Listing, Operation, listing_of, mark_of, payload_of
+from slipstream.kv.entry import ALL, LATEST, Entry, From, Listing, Operation, Start, listing_of, mark_of, payload_of
 from slipstream.kv.keys import any_of, check_key, check_patterns, filters_for
 from slipstream.kv.snapshot import forgotten_of, with_forgotten
-from slipstream.kv.start import ALL, LATEST, From, Start
 from slipstream.wire import matcher
 
 
@@ -93,7 +92,7 @@ class StreamStorage:
         """Purge the subject below a sequence: what is written meanwhile stays."""
         self.stream.purge(subject=self._prefix + key, below=below, timeout=timeout)
 
-    def forgetting(self, revision: int, *, timeout: float | None = None) -> None:
+    def record_forgotten(self, revision: int, *, timeout: float | None = None) -> None:
         """Record it in the stream's metadata, where other programs find it too."""
         config = (self.status(timeout=timeout)).stream_info.config
         if forgotten_of(config) < revision:
@@ -221,7 +220,7 @@ class StreamStorage:
         patience = self._patience(timeout)
         try:
             while feed.pending:
-                entries = feed.chunk(timeout=patience)
+                entries = feed.next_entries(timeout=patience)
                 if entries:
                     yield entries
         finally:

@@ -1,9 +1,9 @@
-"""Values and key tokens become ciphertext that only holders of a key can read or make, and back.
+"""Encryption codec: values and key tokens become authenticated ciphertext, and back.
 
-The server, its disks and whoever else can read the bucket see neither values nor the words in keys. The format is
-written down in `docs/design/kv-encryption.md`, for other programs; nothing here is of our own invention: AES-256-GCM
-with a key derived by HKDF-SHA256 for each value, AES-256-SIV for key tokens, both authenticated together with where
-they belong. A value that was moved to another key or bucket, or changed in a bit, is a DecryptionError.
+The server, its disks and other readers of the bucket see neither values nor the tokens of keys. The format is specified
+in `docs/design/kv-encryption.md`, for other programs, and uses standard primitives only: AES-256-GCM with a key derived
+by HKDF-SHA256 for each value, AES-256-SIV for key tokens, both authenticated together with their context. A value that
+was moved to another key or bucket, or changed in one bit, raises a DecryptionError.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NONCE_SIZE = 12
 TAG_SIZE = 16
 _VALUE_INFO = b"slipstream kv 1 value"
 _TOKEN_INFO = b"slipstream kv 1 token"
-_TOKEN_MARK = "k1"  # version of key tokens; a letter first, so that no token can look like a reserved key
+_TOKEN_MARK = "k1"  # version of key tokens; it begins with a letter, so that no token looks like a reserved key
 
 
 def _derived(master: bytes, salt: bytes, info: bytes, size: int) -> bytes:
@@ -37,18 +37,19 @@ def _derived(master: bytes, salt: bytes, info: bytes, size: int) -> bytes:
 class Keyring:
     """Master keys of 32 bytes by name. Values are encrypted with `primary`, key tokens with `tokens`.
 
-    To rotate: add a key, make it primary, and call `reencrypt` on the bucket; then the old one can be taken out. Key
-    tokens must be found again, so theirs stays for the life of a bucket (without a word: the first one).
+    To rotate: add a key, make it primary, and call `reencrypt` on the bucket; then the old key can be removed. Key
+    tokens must always encrypt to the same text, so the `tokens` key (default: the first one) stays for the life of a
+    bucket.
     """
 
     def __init__(self, keys: Mapping[str, bytes], *, primary: str = "", tokens: str = "") -> None:
         if not keys:
-            raise UsageError("bad keyring: at least one key is needed")
+            raise UsageError("keyring must have at least one key, got none")
         for name, key in keys.items():
             if not 1 <= len(name.encode()) <= 255:
-                raise UsageError(f"bad name {name!r} of an encryption key: 1 to 255 bytes are allowed")
+                raise UsageError(f"name of an encryption key must be 1 to 255 bytes, got {name!r}")
             if not isinstance(key, bytes) or len(key) != MASTER_SIZE:
-                raise UsageError(f"bad encryption key {name!r}: {MASTER_SIZE} bytes are allowed, got {len(key)}")
+                raise UsageError(f"encryption key {name!r} must be {MASTER_SIZE} bytes, got {len(key)}")
         self._keys = dict(keys)
         self.primary = primary or list(keys)[-1]
         self.tokens = tokens or next(iter(keys))
@@ -56,7 +57,7 @@ class Keyring:
             self.key(name)
 
     def key(self, name: str) -> bytes:
-        """A master key; a DecryptionError if it is not in the ring."""
+        """A master key by name. Raises DecryptionError if the ring does not have it."""
         try:
             return self._keys[name]
         except KeyError:
@@ -69,13 +70,13 @@ class Keyring:
 class Encrypted(TokenCodec):
     """Values and key tokens encrypted with a keyring.
 
-    `context` is bound into every ciphertext, usually the bucket's name (of the origin, for a mirror): what was written
-    for one context cannot be read in another. With `keys=False` keys stay as they are and values only are encrypted.
+    `context` is bound into every ciphertext, usually the bucket's name (of the origin, for a mirror): ciphertext of one
+    context cannot be decrypted in another. With `keys=False` only values are encrypted.
     """
 
     def __init__(self, keyring: Keyring, *, context: str, keys: bool = True) -> None:
         if not context:
-            raise UsageError("bad context '': say what the ciphertexts belong to, usually the bucket's name")
+            raise UsageError("context must name what the ciphertext belongs to, usually the bucket, got ''")
         self._ring = keyring
         self._context = context.encode()
         self._has_keys = keys
@@ -88,29 +89,29 @@ class Encrypted(TokenCodec):
         return super().encode_key(key) if self._has_keys else key
 
     def decode_key(self, key: str) -> str:
-        """The key again."""
+        """The key with its tokens decrypted."""
         return super().decode_key(key) if self._has_keys else key
 
     def encode_filter(self, pattern: str) -> str:
-        """A filter over encrypted tokens: the same token at the same place is always written the same way."""
+        """A filter over encrypted tokens: the same token at the same index always encrypts to the same text."""
         return super().encode_filter(pattern) if self._has_keys else pattern
 
-    def encode_token(self, token: str, place: int) -> str:
-        """One token, bound to the context and its place."""
-        sealed = self._siv.encrypt(token.encode(), [self._context, b"%d" % place])
+    def encode_token(self, token: str, index: int) -> str:
+        """One token encrypted, bound to the context and its index."""
+        sealed = self._siv.encrypt(token.encode(), [self._context, b"%d" % index])
         return _TOKEN_MARK + base64.urlsafe_b64encode(sealed).rstrip(b"=").decode()
 
-    def decode_token(self, token: str, place: int) -> str:
-        """The token again."""
+    def decode_token(self, token: str, index: int) -> str:
+        """One token decrypted."""
         if not token.startswith(_TOKEN_MARK):
-            raise CodecError(f"{token!r} is no encrypted key token: those begin with {_TOKEN_MARK!r}")
+            raise CodecError(f"{token!r} is not an encrypted key token: those begin with {_TOKEN_MARK!r}")
         try:
             sealed = from_base64(token[len(_TOKEN_MARK) :])
-            return self._siv.decrypt(sealed, [self._context, b"%d" % place]).decode()
+            return self._siv.decrypt(sealed, [self._context, b"%d" % index]).decode()
         except (InvalidTag, ValueError) as error:
             raise DecryptionError(f"key token {token!r} cannot be decrypted with key {self._ring.tokens!r}") from error
 
-    # Values: version, length and name of the key, salt, nonce, ciphertext with tag
+    # The stored form of a value: version, length and name of the key, salt, nonce, ciphertext with tag
 
     def encode_value(self, key: str, value: bytes) -> bytes:
         """The value encrypted with the primary key, bound to the context and its key."""
@@ -121,23 +122,23 @@ class Encrypted(TokenCodec):
         return head + cipher.encrypt(nonce, super().encode_value(key, value), self._bound(head, key))
 
     def decode_value(self, key: str, data: bytes) -> bytes:
-        """The value again, proven to be what was written for this key."""
+        """The value decrypted, authenticated as written for this key and context."""
         at = 2 + (data[1] if len(data) > 1 else 0)
         end = at + SALT_SIZE + NONCE_SIZE
         if len(data) < end + TAG_SIZE or data[0] != VERSION:
-            raise CodecError(f"the value of key {key!r} is not an encrypted one of version {VERSION}")
+            raise CodecError(f"the value of key {key!r} is not encrypted in version {VERSION}")
         master = self._ring.key(self.key_name(data))
         cipher = AESGCM(_derived(master, data[at : at + SALT_SIZE], _VALUE_INFO, 32))
         try:
             return cipher.decrypt(data[at + SALT_SIZE : end], data[end:], self._bound(data[:end], key))
         except InvalidTag as error:
             raise DecryptionError(
-                f"the value of key {key!r} was not written for this key and context, or it was changed"
+                f"the value of key {key!r} was written for another key or context, or was changed"
             ) from error
 
     @staticmethod
     def key_name(data: bytes) -> str:
-        """Which key a stored value was encrypted with."""
+        """The name of the master key that a stored value was encrypted with."""
         return data[2 : 2 + data[1]].decode(errors="replace") if len(data) > 1 else ""
 
     def is_current(self, data: bytes) -> bool:
@@ -145,6 +146,6 @@ class Encrypted(TokenCodec):
         return self.key_name(data) == self._ring.primary
 
     def _bound(self, head: bytes, key: str) -> bytes:
-        """What is authenticated beside the value: its head, the context, the key; lengths make it one text only."""
+        """The associated data: head, context and key, each with its length so that no two triples encode alike."""
         parts = (head, self._context, key.encode())
         return b"".join(len(part).to_bytes(4, "big") + part for part in parts)

@@ -1,9 +1,9 @@
-"""A bucket without a server: entries become rows of an SQLite database, in memory or in a file.
+"""A bucket in an SQLite database, in memory or in a file: the embedded backend, which needs no server.
 
 It keeps the rules of a JetStream bucket: one sequence of revisions, history per key, rollup by purges, TTLs of the
-bucket and of values, markers where limits remove a key's last value. Every change is one transaction, synced before it
-returns (`synchronous=FULL`). Time is an argument. Not safe for several threads: the drivers see to that. A file belongs
-to one process at a time.
+bucket and of values, markers where limits remove the last value of a key. Every change is one transaction, synced to
+disk before it returns (`synchronous=FULL`). Time is an argument. Not thread-safe: `_async/sqlite_storage.py` serializes
+the calls. A file belongs to one process at a time.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ from slipstream.errors import (
     StreamNameInUseError,
 )
 from slipstream.kv.bucket import BucketConfig, BucketStatus
-from slipstream.kv.entry import Entry, Operation
+from slipstream.kv.entry import Entry, From, Operation, Start
 from slipstream.kv.keys import any_of
 from slipstream.kv.snapshot import forgotten_of, with_forgotten
-from slipstream.kv.start import From, Start
 
 BACKING_STORE = "SQLite"
 CHUNK = 1000
@@ -43,10 +42,10 @@ CREATE INDEX IF NOT EXISTS by_key ON entries (key, revision);
 CREATE INDEX IF NOT EXISTS by_expiry ON entries (expires) WHERE expires IS NOT NULL;
 """
 _COLUMNS = "key, value, revision, created, operation, marker"
-_SIZE = "length(key) + length(value) + 32"  # what a row counts for in `max_bytes`
+_SIZE = "length(key) + length(value) + 32"  # of a row, as `max_bytes` counts it
 
 
-class LocalBucket:
+class SqliteBucket:
     """One bucket in one database."""
 
     def __init__(self, database: sqlite3.Connection, config: StreamConfig, bucket: str, created: int) -> None:
@@ -57,14 +56,14 @@ class LocalBucket:
         self._bytes = self._one(f"SELECT coalesce(sum({_SIZE}), 0) FROM entries")
 
     @classmethod
-    def open(cls, path: str, *, config: BucketConfig | None = None, now: int) -> LocalBucket:
-        """The bucket in a file (`:memory:`: in memory), made if there is none and a configuration is given.
+    def open(cls, path: str, *, config: BucketConfig | None = None, now: int) -> SqliteBucket:
+        """Open the bucket of a file (`:memory:`: in memory), or create it if a configuration is passed.
 
-        Raises StreamNameInUseError if it is there with another one, BucketNotFoundError if it is not there.
+        Raises StreamNameInUseError if it exists with another configuration, BucketNotFoundError if there is none.
         """
         try:
             database = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
-            database.execute("PRAGMA locking_mode=EXCLUSIVE")  # a second process could not tell our watchers
+            database.execute("PRAGMA locking_mode=EXCLUSIVE")  # our feeds would miss changes of a second process
             database.execute("PRAGMA journal_mode=WAL")
             database.execute("PRAGMA synchronous=FULL")
             database.executescript(_SCHEMA)
@@ -73,7 +72,7 @@ class LocalBucket:
             raise StoreError(f"{path}: {error}") from error
 
     @classmethod
-    def _opened(cls, database: sqlite3.Connection, path: str, config: BucketConfig | None, now: int) -> LocalBucket:
+    def _opened(cls, database: sqlite3.Connection, path: str, config: BucketConfig | None, now: int) -> SqliteBucket:
         wanted = config.stream_config() if config else None
         row = database.execute("SELECT name, config, created, layout FROM bucket").fetchone()
         if row is None:
@@ -101,7 +100,7 @@ class LocalBucket:
         return cls(database, found, name, created)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the database."""
         self._db.close()
 
     def destroy(self) -> None:
@@ -127,7 +126,7 @@ class LocalBucket:
         if 0 <= limit < len(value):
             raise StreamMessageTooLargeError(f"message size exceeds maximum allowed: {len(value)} of {limit} bytes")
         if ttl and not self.config.allow_msg_ttl:
-            raise ErrorCode.MESSAGE_TTL_DISABLED.error()  # what a server says
+            raise ErrorCode.MESSAGE_TTL_DISABLED.error()  # as a server answers
         with self._transaction():
             self._expire(now)
             if last is not None:
@@ -146,7 +145,7 @@ class LocalBucket:
     def _insert(
         self, key: str, value: bytes, operation: Operation, marker: str, ttl: timedelta | None, now: int
     ) -> int:
-        spans = [span for span in (ttl, self.config.max_age) if span]  # nothing outlives the bucket's own
+        spans = [span for span in (ttl, self.config.max_age) if span]  # no value outlives the bucket's TTL
         expires = now + _nanos(min(spans)) if spans else None
         self._db.execute("UPDATE bucket SET last_revision = last_revision + 1, last_created = ?", (now,))
         revision = self.last_revision
@@ -179,15 +178,15 @@ class LocalBucket:
         with self._transaction():
             self._remove("key = ? AND revision < ?", key, below)
 
-    def forgetting(self, revision: int) -> None:
-        """Record that keys deleted up to a revision are being removed for good."""
+    def record_forgotten(self, revision: int) -> None:
+        """Record that keys deleted up to a revision are removed for good."""
         if forgotten_of(self.config) < revision:
             self.config = with_forgotten(self.config, revision)
             with self._transaction():
                 self._db.execute("UPDATE bucket SET config = ?", (self.config.to_json(),))
 
     def expire(self, now: int) -> bool:
-        """Remove what is due; whether there was something."""
+        """Remove expired entries; whether there were any."""
         if not self._is_due(now):
             return False
         with self._transaction():
@@ -195,7 +194,7 @@ class LocalBucket:
         return True
 
     def next_expiry(self) -> int | None:
-        """When the next entry is due."""
+        """When the next entry expires; None if no entry does."""
         row = self._db.execute("SELECT min(expires) FROM entries").fetchone()
         return None if row[0] is None else int(row[0])
 
@@ -213,7 +212,7 @@ class LocalBucket:
         if not marker_ttl:
             return
         last = {key: operation for key, operation, _ in gone}
-        for key, operation in last.items():  # a mark leaves no mark
+        for key, operation in last.items():  # an expired mark leaves no marker
             if operation == Operation.PUT and not self._one("SELECT count(*) FROM entries WHERE key = ?", key):
                 self._insert(key, b"", Operation.EXPIRED, "MaxAge", marker_ttl, now)
 
@@ -233,7 +232,7 @@ class LocalBucket:
         except sqlite3.Error as error:
             raise StoreError(f"bucket {self.bucket!r}: {error}") from error
 
-    # Reading: call `expire` first
+    # Reading: the caller removes expired entries first (`expire`)
 
     def last(self, key: str) -> Entry[bytes] | None:
         """The newest entry of a key."""
@@ -245,13 +244,13 @@ class LocalBucket:
         rows = self._rows("revision = ?", "revision", 1, revision)
         return rows[0] if rows else None
 
-    def read(self, patterns: Sequence[str], *, after: int, up_to: int) -> tuple[list[Entry[bytes]], int]:
-        """Some entries after a revision up to another one, and the revision up to which this was all."""
+    def read(self, patterns: Sequence[str], after: int, up_to: int) -> tuple[list[Entry[bytes]], int]:
+        """A page of entries after one revision up to another, and the revision that the page reaches."""
         rows = self._rows("revision > ? AND revision <= ?", "revision", CHUNK, after, up_to)
         reached = rows[-1].revision if len(rows) == CHUNK else up_to
         return _matching(rows, patterns), reached
 
-    def latest(self, patterns: Sequence[str], *, after: int, up_to: int) -> tuple[list[Entry[bytes]], int]:
+    def latest(self, patterns: Sequence[str], after: int, up_to: int) -> tuple[list[Entry[bytes]], int]:
         """The same for the newest entry of each key alone."""
         newest = "revision = (SELECT max(revision) FROM entries AS other WHERE other.key = entries.key)"
         rows = self._rows(f"revision > ? AND revision <= ? AND {newest}", "revision", CHUNK, after, up_to)
@@ -259,24 +258,24 @@ class LocalBucket:
         return _matching(rows, patterns), reached
 
     def count(self, patterns: Sequence[str], start: Start) -> int:
-        """How many entries there are from a start on."""
+        """How many entries a feed with that start has to deliver first."""
         if start.kind is From.NEW:
             return 0
         read: Callable[..., tuple[list[Entry[bytes]], int]]
         read = self.latest if start.kind is From.LATEST else self.read
         total, at, up_to = 0, max(start.revision - 1, 0), self.last_revision
         while at < up_to:
-            entries, at = read(patterns, after=at, up_to=up_to)
+            entries, at = read(patterns, at, up_to)
             total += len(entries)
         return total
 
     @property
     def last_revision(self) -> int:
-        """The newest revision ever given. Raises BucketNotFoundError if the bucket was destroyed."""
+        """The newest revision ever assigned. Raises BucketNotFoundError if the bucket was destroyed."""
         return self._one("SELECT last_revision FROM bucket")
 
     def status(self, *, now: int) -> BucketStatus:
-        """The same report that a stream gives."""
+        """The bucket's state in the form that a stream reports it."""
         row = self._db.execute("SELECT last_revision, last_created FROM bucket").fetchone()
         if row is None:
             raise BucketNotFoundError(f"bucket {self.bucket!r} was destroyed")
