@@ -1,13 +1,15 @@
-"""`slipstream pipeline` behind options of the whole command, and its exit codes."""
+"""`slipstream pipeline`: its options, also before the word `pipeline`, its exit codes and its messages."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from slipstream.cli import pipeline
+from slipstream.cli.main import main
 from tests.cli.support import Cli
 
 FILE = """
@@ -20,7 +22,7 @@ stream = "COPY"
 subject = "subject"
 value = "data"
 """
-NOBODY = "nats://127.0.0.1:1"
+UNREACHABLE = "nats://127.0.0.1:1"
 
 
 @pytest.fixture
@@ -30,41 +32,60 @@ def file(tmp_path: Path, fresh: str) -> str:
     return str(path)
 
 
-def test_options_before_the_command(cli: Cli, file: str, fresh: str) -> None:
+def test_options_may_stand_before_the_command(cli: Cli, file: str, fresh: str) -> None:
     url = cli.env["NATS_URL"]
     cli.ok("stream", "add", fresh, "--subjects", fresh)
     cli.ok("pub", "-J", fresh, "one")
     assert "no mistakes found" in cli.ok("-s", url, "pipeline", "validate", file).out
     assert json.loads(cli.ok("--json", "-s", url, "pipeline", "status", file).out)["sources"] == {"orders": 1}
     assert json.loads(cli.ok("pipeline", "status", "--json", file, "--servers", url).out)["sources"] == {"orders": 1}
-    # The nearer one goes first.
-    assert "not running" in cli.ok("-s", NOBODY, "pipeline", "status", file, f"--servers={url}").out
+    assert "not running" in cli.ok("pipeline", "status", file, "-s", url).out
+    # The option nearest to the command wins.
+    assert "not running" in cli.ok("-s", UNREACHABLE, "pipeline", "status", file, f"--servers={url}").out
 
 
-def test_options_that_make_no_sense(our_cli: Cli, file: str) -> None:
-    said = "slipstream: error: --js-domain is not for pipelines, whose file says it in [connection]; -s, --json"
+def test_options_that_do_not_apply_are_rejected(our_cli: Cli, file: str) -> None:
+    said = "slipstream: error: --js-domain does not apply to pipelines, whose file has [connection]; -s, --json"
     refused = our_cli.run("--js-domain", "hub", "pipeline", "validate", file)
     assert (refused.code, refused.err[: len(said)]) == (2, said)
     refused = our_cli.run("--json", "pipeline", "validate", file)
-    assert (refused.code, refused.err) == (2, "slipstream: error: --json is for pipeline status alone\n")
+    assert (refused.code, refused.err) == (2, "slipstream: error: --json applies to pipeline status only\n")
     assert our_cli.run("--password", "hush", "pipeline", "validate", file).err.count("hush") == 0
-    assert "unrecognized" not in our_cli.run("-s", NOBODY, "pipeline", "reset", file).err
+    assert "unrecognized" not in our_cli.run("-s", UNREACHABLE, "pipeline", "reset", file).err
 
 
 def test_exit_codes(our_cli: Cli, file: str, tmp_path: Path) -> None:
-    away = our_cli.run("-s", NOBODY, "pipeline", "status", file)
+    away = our_cli.run("-s", UNREACHABLE, "pipeline", "status", file)
     assert away.code == 4
-    assert away.err.startswith("error: ")
-    assert our_cli.run("--debug", "-s", NOBODY, "pipeline", "status", file).err.startswith("Traceback")
+    assert away.err.startswith("slipstream: error: ")
+    assert our_cli.run("--debug", "-s", UNREACHABLE, "pipeline", "status", file).err.startswith("Traceback")
     assert our_cli.run("pipeline", "validate", str(tmp_path / "none")).code == 2
     assert our_cli.run("--debug", "pipeline", "validate", str(tmp_path / "none")).err.startswith("Traceback")
-    assert our_cli.run("-s", NOBODY, "pipeline").code == 0  # shows help
-    assert "validate" in our_cli.run("-s", NOBODY, "pipeline").out
+    for words in (("-s", UNREACHABLE, "pipeline"), ("pipeline",)):
+        assert (our_cli.run(*words).code, "validate" in our_cli.run(*words).out) == (0, True)  # shows help
 
 
-def test_ctrl_c_while_it_is_loaded(our_cli: Cli, file: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(_: list[str], *, debug: bool = False) -> int:
-        raise KeyboardInterrupt(debug)
+def test_ctrl_c_while_the_file_is_loaded(our_cli: Cli, file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_: object) -> NoReturn:
+        raise KeyboardInterrupt
 
-    monkeypatch.setattr(pipeline, "run", interrupted)
+    monkeypatch.setattr(pipeline, "_load", interrupted)
     assert our_cli.run("pipeline", "validate", file).code == 130
+
+
+@pytest.mark.parametrize("master", ["nonsense", "local[x]", "foo://x", "local[2"])
+def test_bad_master_is_rejected(master: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "p.toml").write_text(FILE)
+    assert main(["pipeline", "run", str(tmp_path / "p.toml"), "--master", master]) == 2
+    assert capsys.readouterr().err.startswith("slipstream: error: master must be local[*], local[2], spark://host:7077")
+
+
+def test_validate_reports_mistakes_with_positions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "p.toml"
+    file.write_text(FILE)
+    assert main(["pipeline", "validate", str(file)]) == 0
+    assert "1 sources, 0 steps, 1 outputs" in capsys.readouterr().out
+    file.write_text(FILE + "typo = 1\n")
+    assert main(["pipeline", "validate", str(file)]) == 2
+    assert f"{file}:10:1: unknown key typo" in capsys.readouterr().err
+    assert main(["pipeline", "validate", str(tmp_path / "none.toml")]) == 2

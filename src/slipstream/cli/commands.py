@@ -1,39 +1,27 @@
-"""All commands and their options, in one parser."""
+"""Parser of the whole command line: every command with its options."""
 
 from __future__ import annotations
 
-import argparse
+from argparse import RawDescriptionHelpFormatter
 
 from slipstream.cli import bench, completion, consumers, contexts, get, kv, objects, pipeline, pubsub, server, streams
-from slipstream.cli.common import Commands, shared_options
-from slipstream.cli.common import Shell as Shell
+from slipstream.cli.common import Commands, Parser, shared_options
 from slipstream.version import VERSION
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """All commands with their options."""
+def build_parser() -> Parser:
+    """The parser of `slipstream`. A command sets `run` in the namespace: a function of the `Shell`."""
     shared = shared_options()
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="slipstream",
         description="NATS and JetStream from the command line.",
         parents=[shared],
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"slipstream {VERSION}")
     commands = Commands(parser.add_subparsers(metavar="COMMAND", dest="command"), shared)
-    for room in (
-        pubsub,
-        streams,
-        consumers,
-        get,
-        kv,
-        objects,
-        bench,
-        contexts,
-        pipeline,
-        server,
-        completion,
-    ):
-        room.add(commands)
+    for module in (pubsub, streams, consumers, get, kv, objects, bench, contexts, pipeline, server):
+        module.add(commands)
+    completion.add(commands, parser)
     return parser

@@ -1,4 +1,4 @@
-"""What all commands share: the options of the connection, where they come from, and how a command is declared.
+"""Shared parts of all commands: connection options and their sources, and the declaration of commands.
 
 For the connection, an option goes before an environment variable, and both go before the context. The context that is
 selected is left alone when a server is named: its credentials are for another one.
@@ -19,13 +19,13 @@ from slipstream.cli import values
 from slipstream.cli.output import Output
 from slipstream.errors import UsageError
 
-Run = Callable[["Shell"], None]
+Run = Callable[["Shell"], int | None]  # an exit code; None is success
 DEFAULT_SERVER = "nats://127.0.0.1:4222"
 DEFAULT_TIMEOUT = 5.0
 
 
 class Shell:
-    """What a running command works with."""
+    """The context of a running command: its options, its output, its connection."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
@@ -79,11 +79,11 @@ class Shell:
         return client.jetstream(prefix=prefix, domain=domain, timeout=self.timeout)
 
     def confirm(self, question: str) -> None:
-        """Ask before something is lost, unless told not to; where nobody can answer, refuse."""
+        """Ask before something is lost, unless --force is set; raises UsageError if the answer is not yes."""
         if self.options.force:
             return
         if not sys.stdin.isatty():
-            raise UsageError(f"{question} Nobody is there to answer: say --force")
+            raise UsageError(f"{question} stdin is not a terminal; pass --force to skip the confirmation")
         self.out.note(f"{question} [y/N]")
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             raise UsageError("nothing was done")
@@ -105,16 +105,45 @@ class Shell:
         return value
 
 
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser that can list its options and commands, which argparse has no public way to do."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._subparsers_action: argparse.Action | None = None
+
+    def add_subparsers(self, **kwargs: Any) -> Any:
+        self._subparsers_action = action = super().add_subparsers(**kwargs)
+        return action
+
+    @property
+    def commands(self) -> dict[str, Parser]:
+        """The commands below this one, by name, aliases included."""
+        action = self._subparsers_action
+        choices = action.choices if action is not None else None
+        return dict(choices) if isinstance(choices, dict) else {}
+
+    def words(self) -> list[str]:
+        """The commands and long options that may follow this command."""
+        found: list[str] = []
+        for action in self._actions:
+            if action is self._subparsers_action:
+                found += self.commands
+            else:
+                found += [option for option in action.option_strings if option.startswith("--")]
+        return found
+
+
 class Commands:
-    """Declares commands, at the top or below another one."""
+    """Declares commands, at the top or below another one. `shared` are the options that every one of them takes."""
 
     def __init__(self, parsers: Any, shared: argparse.ArgumentParser) -> None:
         self._parsers = parsers
         self._shared = shared
 
     def add(self, name: str, run: Run, text: str, *, aliases: tuple[str, ...] = (), examples: str = "") -> Parser:
-        """A command. `examples` are shown below its options."""
-        parser: argparse.ArgumentParser = self._parsers.add_parser(
+        """Declare a command. `examples` are shown below its options."""
+        parser: Parser = self._parsers.add_parser(
             name,
             aliases=aliases,
             help=text,
@@ -127,16 +156,26 @@ class Commands:
         parser.set_defaults(run=run)
         return parser
 
-    def group(self, name: str, text: str, *, aliases: tuple[str, ...] = ()) -> Commands:
-        """A command that has commands of its own."""
-        parser = self._parsers.add_parser(
+    def group(
+        self,
+        name: str,
+        text: str,
+        *,
+        aliases: tuple[str, ...] = (),
+        shared: argparse.ArgumentParser | None = None,
+        is_required: bool = True,
+    ) -> Commands:
+        """Declare a command that has commands of its own; these take `shared` instead of the usual options.
+
+        Without a command it is an error, or shows its help if none `is_required`.
+        """
+        parser: Parser = self._parsers.add_parser(
             name, aliases=aliases, help=text, description=text[0].upper() + text[1:] + "."
         )
-        parsers = parser.add_subparsers(metavar="COMMAND", required=True, dest=f"{name}_command")
-        return Commands(parsers, self._shared)
-
-
-Parser = argparse.ArgumentParser
+        if not is_required:
+            parser.set_defaults(run=lambda _: parser.print_help())
+        parsers = parser.add_subparsers(metavar="COMMAND", required=is_required, dest=f"{name}_command")
+        return Commands(parsers, shared or self._shared)
 
 
 def shared_options() -> argparse.ArgumentParser:
@@ -165,7 +204,7 @@ def shared_options() -> argparse.ArgumentParser:
 
 
 def body(given: str | None) -> bytes:
-    """A message's body: the argument, or what comes on stdin if something is piped in."""
+    """A message's body: the argument, or stdin unless it is a terminal."""
     if given is not None:
         return given.encode()
     return b"" if sys.stdin.isatty() else sys.stdin.buffer.read()

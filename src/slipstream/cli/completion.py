@@ -1,11 +1,11 @@
-"""`slipstream completion SHELL`: a script that completes commands and options, made from the commands themselves."""
+"""`slipstream completion SHELL`: a completion script for a shell, generated from the parser itself."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
+from functools import partial
 
-from slipstream.cli.common import Commands, Shell
+from slipstream.cli.common import Commands, Parser, Shell
 
 _BASH = """\
 _slipstream() {{
@@ -24,21 +24,19 @@ complete -F _slipstream slipstream
 """
 
 
-def add(commands: Commands) -> None:
-    """Declare the command."""
+def add(commands: Commands, root: Parser) -> None:
+    """Declare the command; `root` is the parser that is completed."""
     parser = commands.add(
         "completion",
-        _completion,
+        partial(_completion, root),
         "print a script that completes commands and options in a shell",
         examples='  eval "$(slipstream completion bash)"      # in ~/.bashrc; zsh and fish likewise',
     )
     parser.add_argument("shell", choices=("bash", "zsh", "fish"))
 
 
-def _completion(shell: Shell) -> None:
-    from slipstream.cli.commands import build_parser  # it knows this module
-
-    words = dict(_walk(build_parser(), ()))
+def _completion(root: Parser, shell: Shell) -> None:
+    words = dict(_walk(root, ()))
     kind = shell.options.shell
     if kind == "fish":
         shell.out.data(_fish(words).encode())
@@ -50,19 +48,11 @@ def _completion(shell: Shell) -> None:
     shell.out.data(script.encode())
 
 
-def _walk(parser: argparse.ArgumentParser, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], list[str]]]:
+def _walk(parser: Parser, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], list[str]]]:
     """Each command's path with the words that may follow it."""
-    words: list[str] = []
-    below: dict[str, argparse.ArgumentParser] = {}
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            below = dict(action.choices)
-            words += below
-        else:
-            words += [option for option in action.option_strings if option.startswith("--")]
-    yield path, words
-    for name, each in below.items():
-        yield from _walk(each, (*path, name))
+    yield path, parser.words()
+    for name, command in parser.commands.items():
+        yield from _walk(command, (*path, name))
 
 
 def _fish(words: dict[tuple[str, ...], list[str]]) -> str:

@@ -1,8 +1,4 @@
-"""`slipstream …`: picks the command, runs it, and turns what goes wrong into one line and an exit code.
-
-Exit codes: 0 done; 1 refused by the server or failed; 2 wrong usage; 3 what was asked for is not there; 4 no
-connection; 5 no answer in time; 130 interrupted.
-"""
+"""Entry point of the `slipstream` command: picks a command, runs it, and reports errors as text and an exit code."""
 
 from __future__ import annotations
 
@@ -10,108 +6,59 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 
-from slipstream.cli import pipeline, server
-from slipstream.errors import (
-    ApiError,
-    AuthorizationError,
-    BucketNotFoundError,
-    ConnectionLostError,
-    Error,
-    KeyNotFoundError,
-    MessageNotFoundError,
-    NoRespondersError,
-    ObjectNotFoundError,
-    RequestTimeoutError,
-    StreamNotFoundError,
-    UsageError,
-)
-
-FAILED, USAGE, NOT_FOUND, NO_CONNECTION, NO_ANSWER, INTERRUPTED = 1, 2, 3, 4, 5, 130
-_NOT_FOUND = (
-    BucketNotFoundError, KeyNotFoundError, MessageNotFoundError, ObjectNotFoundError, StreamNotFoundError,
-)  # fmt: skip
+from slipstream.cli import server
+from slipstream.cli.exit_codes import INTERRUPTED, OK, USAGE, exit_code
+from slipstream.errors import ConnectionLostError, Error
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code."""
+    """Run one command; returns its exit code (`exit_codes.py`)."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = words[:1] == ["--debug"]
-    if words[debug : debug + 1] == [server.NAME]:  # its flags are those of nats-server, which argparse does not read
-        return _serve(words[debug + 1 :], debug=debug)
-    if words[debug : debug + 1] == [pipeline.NAME]:  # has a parser of its own, and Spark to load
-        return _pipeline(lambda: pipeline.run(words[debug + 1 :], debug=debug), debug=debug)
+    if words[debug : debug + 1] == [server.NAME]:  # its flags are those of nats-server, which argparse cannot read
+        return _reported(partial(server.serve, words[debug + 1 :]), debug=debug)
 
-    from slipstream.cli.commands import Shell, build_parser  # a server does not pay for them
+    from slipstream.cli.commands import build_parser  # not needed by a server, so not imported for it
 
     parser = build_parser()
     options = parser.parse_args(words)
     if not hasattr(options, "run"):
         parser.print_help(sys.stderr)
         return USAGE
-    if options.command == pipeline.NAME:
-        return _pipeline(lambda: pipeline.run_with(options), debug=getattr(options, "debug", False))
+    return _reported(partial(_run_command, options), debug=getattr(options, "debug", False))
+
+
+def _run_command(options: argparse.Namespace) -> int:
+    from slipstream.cli.common import Shell
+
     try:
-        options.run(Shell(options))
+        code: int | None = options.run(Shell(options))
         sys.stdout.flush()
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except BrokenPipeError:  # whoever read our output has seen enough
+    except BrokenPipeError:  # the reader of our output has closed it, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except argparse.ArgumentTypeError as exc:
-        return _say(str(exc), USAGE)
-    except (Error, OSError) as exc:
-        if getattr(options, "debug", False):
-            raise
-        return _say(_line(exc), _code(exc))
-    return 0
+        return OK
+    return code or OK
 
 
-def _serve(arguments: list[str], *, debug: bool) -> int:
+def _reported(command: Callable[[], int], *, debug: bool) -> int:
+    """Run a command. Its errors become a message and an exit code; with `debug` they are raised."""
     try:
-        return server.serve(arguments)
-    except (Error, OSError) as exc:
-        if debug:
-            raise
-        return _say(_line(exc), _code(exc))
-
-
-def _pipeline(run: Callable[[], int], *, debug: bool) -> int:
-    try:
-        return run()
+        return command()
     except KeyboardInterrupt:
         return INTERRUPTED
-    except UsageError as exc:
-        if debug:
+    except (Error, OSError, argparse.ArgumentTypeError) as error:
+        if debug and not isinstance(error, argparse.ArgumentTypeError):
             raise
-        return _say(_line(exc), USAGE)
+        print(f"slipstream: error: {_message(error)}", file=sys.stderr)
+        return exit_code(error)
 
 
-def run() -> None:
-    """The `slipstream` script."""
-    sys.exit(main())
-
-
-def _code(error: Exception) -> int:
-    if isinstance(error, _NOT_FOUND) or (isinstance(error, ApiError) and error.code == 404):
-        return NOT_FOUND
-    if isinstance(error, UsageError):
-        return USAGE
-    if isinstance(error, (ConnectionLostError, AuthorizationError)):
-        return NO_CONNECTION
-    if isinstance(error, (RequestTimeoutError, NoRespondersError)):
-        return NO_ANSWER
-    return FAILED
-
-
-def _line(error: Exception) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
+def _message(error: Exception) -> str:
+    """The error in one line; only the mistakes of a pipeline file have a line each."""
+    lines = [" ".join(line.split()) for line in str(error).splitlines()]
+    text = "\n".join(line for line in lines if line) or type(error).__name__
     if isinstance(error, ConnectionLostError):
-        text += " (is a server there? slipstream server starts one; -s or a context names another)"
+        text += " (is a server running? slipstream server starts one; -s or a context names another)"
     return text
-
-
-def _say(text: str, code: int) -> int:
-    print(f"slipstream: error: {text}", file=sys.stderr)
-    return code

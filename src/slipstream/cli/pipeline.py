@@ -1,66 +1,150 @@
-"""`slipstream pipeline …`: pipelines on Spark. What they take is in `slipstream.spark.pipelines`."""
+"""`slipstream pipeline …`: run, check, watch and reset a pipeline on Spark.
+
+Only arguments and output are here. What the commands do is in `slipstream.spark.pipelines`, which is imported when a
+command runs, so that `slipstream --help` stays light. `python -m slipstream.spark.pipelines` is the same command.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from slipstream.cli.exit_codes import FAILED, USAGE
 from slipstream.errors import UsageError
 
 if TYPE_CHECKING:
     from slipstream.cli.common import Commands, Shell
+    from slipstream.spark.pipelines import Pipeline
 
 NAME = "pipeline"
-
-
-_TAKEN = ("server", "json", "debug")
-_OURS = ("command", "run", "arguments")
+_ADDRESS = ("-s", "--server", "--servers")
+_SPARK = ("pyspark", "pyarrow", "pandas")
+# What may be in the namespace. Anything else is a connection option before the word `pipeline`.
+_KNOWN = frozenset(
+    (
+        *("command", "pipeline_command", "run", "server", "json", "debug"),
+        *("file", "once", "continuous", "master", "plain", "output", "yes"),
+    )
+)
 
 
 def add(commands: Commands) -> None:
-    """Declare the command, with whatever stands behind it: pipelines have a parser of their own."""
+    """Declare the commands."""
     text = "run, check and watch a pipeline: one file of sources, SQL and outputs, on Spark"
-    parser = commands.add(NAME, _refuse, text)
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="run, validate, status or reset, and their options")
+    shared = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
+    shared.add_argument("--debug", action="store_true", help="show the stack trace of an error")
+    group = commands.group(NAME, text, shared=shared, is_required=False)
+    run = group.add("run", _run, "run it until it is stopped, or once")
+    kind = run.add_mutually_exclusive_group()
+    kind.add_argument("--once", action="store_true", help="process everything available now, then exit")
+    kind.add_argument("--continuous", action="store_true", help="run until stopped (default)")
+    run.add_argument("--master", default="", help="Spark master URL, such as spark://host:7077")
+    run.add_argument("--plain", action="store_true", help="print lines instead of a live table")
+    validate = group.add("validate", _validate, "check the file, without starting anything")
+    status = group.add("status", _status, "show the progress of each output")
+    status.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print JSON")
+    reset = group.add("reset", _reset, "discard the progress, so that the next run starts from the beginning")
+    reset.add_argument("--output", action="append", default=[], help="only this output; may be repeated")
+    reset.add_argument("--yes", action="store_true", help="skip the confirmation")
+    for parser in (run, validate, status, reset):
+        parser.add_argument("file", help="the pipeline's TOML file")
+    for parser in (run, status):
+        text = "NATS servers, instead of those in the file"
+        parser.add_argument(*_ADDRESS, dest="server", metavar="URL", default=argparse.SUPPRESS, help=text)
 
 
-def run(arguments: list[str], *, debug: bool = False) -> int:
-    """Run a command of pipelines; returns the exit code."""
-    try:
-        from slipstream.spark.pipelines import main
-    except ModuleNotFoundError as exc:
-        if exc.name not in ("pyspark", "pyarrow", "pandas"):
-            raise
-        print("slipstream: error: pipelines need Spark: pip install 'slipstream-jetstream[spark]'", file=sys.stderr)
-        return 2
-    return main(arguments, debug=debug)
-
-
-def run_with(options: argparse.Namespace) -> int:
-    """The same with options that stand before the command; those that say who we are come from the file."""
-    given = vars(options)
-    other = sorted(name for name in given if name not in (*_TAKEN, *_OURS))
-    if other:
+def _load(options: argparse.Namespace) -> Pipeline:
+    """The pipeline in the file. Options before the word `pipeline` are checked here: most do not apply."""
+    if other := sorted(vars(options).keys() - _KNOWN):
         raise UsageError(
-            f"--{other[0].replace('_', '-')} is not for pipelines, whose file says it in [connection]; "
-            "-s, --json and --debug are allowed"
+            f"--{other[0].replace('_', '-')} does not apply to pipelines, whose file has [connection]; "
+            "-s, --json and --debug do"
         )
-    words = list(options.arguments)
-    command = words[0] if words else "--help"
-    if given.get("json") and command != "status":
-        raise UsageError("--json is for pipeline status alone")
-    if given.get("server") and command in ("run", "status") and not _has(words, "--servers"):
-        words[1:1] = ["--servers", options.server]
-    if given.get("json"):
-        words.insert(1, "--json")
-    return run(words or ["--help"], debug=given.get("debug", False))
+    if hasattr(options, "json") and options.pipeline_command != "status":
+        raise UsageError("--json applies to pipeline status only")
+    from slipstream.spark.pipelines import load
+
+    return load(options.file)
 
 
-def _has(words: list[str], option: str) -> bool:
-    """The nearer one goes first."""
-    return any(word == option or word.startswith(f"{option}=") for word in words)
+def _run(shell: Shell) -> None:
+    options = shell.options
+    pipeline = _load(options)
+    from slipstream.spark.pipelines.runner import Runner, stop_on_signals
+
+    servers = getattr(options, "server", "")
+    runner = Runner(pipeline, once=options.once, master=options.master, servers=servers, plain=options.plain)
+    stop_on_signals(runner)
+    with _needing_spark():
+        states = runner.run()
+    print(f"{sum(state.rows for state in states.values()):,} rows in {runner.seconds:.1f} s")
 
 
-def _refuse(_: Shell) -> None:
-    raise AssertionError("the command is dispatched before others are run")
+@contextmanager
+def _needing_spark() -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in _SPARK:
+            raise
+        raise UsageError("pipelines need Spark: pip install 'slipstream-jetstream[spark]'") from error
+
+
+def _validate(shell: Shell) -> int:
+    from slipstream.spark.pipelines import PipelineError
+
+    try:
+        pipeline = _load(shell.options)
+    except PipelineError as error:
+        if getattr(shell.options, "debug", False):
+            raise
+        print(error, file=sys.stderr)  # as compilers do, without our name in front: editors read these lines
+        return USAGE
+    counts = f"{len(pipeline.sources)} sources, {len(pipeline.steps)} steps, {len(pipeline.outputs)} outputs"
+    print(f"{shell.options.file}: {counts}, no mistakes found")
+    return 0
+
+
+def _status(shell: Shell) -> None:
+    pipeline = _load(shell.options)
+    from slipstream.spark.pipelines.status import status_of
+
+    status = status_of(pipeline, getattr(shell.options, "server", ""))
+    if getattr(shell.options, "json", False):
+        print(json.dumps(status, indent=1))
+        return
+    outputs = status["outputs"]
+    print(f"pipeline {pipeline.name}: {'running as process ' + str(status['pid']) if status['pid'] else 'not running'}")
+    width = max((len(name) for name in outputs), default=6)
+    print(f"{'output':<{width}}  {'batch':>7}  {'rows':>12}  {'behind':>12}  last batch at")
+    for name, one in outputs.items():
+        behind = "-" if one["lag"] is None else f"{one['lag']:,}"
+        print(f"{name:<{width}}  {one['batch']:>7}  {one['rows']:>12,}  {behind:>12}  {one['at'] or '-'}")
+        if one["error"]:
+            print(f"{'':<{width}}  last failure: {one['error']}")
+
+
+def _reset(shell: Shell) -> int:
+    pipeline = _load(shell.options)
+    from slipstream.spark.pipelines.reset import Reset
+
+    reset = Reset(pipeline, shell.options.output)
+    for line in reset.description():
+        print(line)
+    if not shell.options.yes and not _confirmed():
+        print("nothing was changed")
+        return FAILED
+    for line in reset.apply():
+        print(line)
+    return 0
+
+
+def _confirmed() -> bool:
+    if not sys.stdin.isatty():
+        print("stdin is not a terminal; pass --yes to skip the confirmation")
+        return False
+    return input("go on? [y/N] ").strip().lower() in ("y", "yes")

@@ -11,7 +11,7 @@ from slipstream.spark.pipelines.model import Source
 
 COLUMNS = "subject STRING, sequence BIGINT, timestamp TIMESTAMP, headers MAP<STRING, ARRAY<STRING>>, data BINARY"
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-MORE = "not one JSON value: more stands behind it"
+MORE = "trailing data after the JSON value"
 NONE = "not JSON"
 OTHER = "does not fit the schema a BIGINT, s STRING"
 LOOSE = {

@@ -1,4 +1,4 @@
-"""A pipeline is one process's at a time, and nobody's once that process is gone."""
+"""The lock of a pipeline: held by one process at a time, and released when that process ends."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "state" / "run.lock"
 
 
-def test_it_is_held_once(path: Path) -> None:
+def test_lock_is_held_once(path: Path) -> None:
     lock, other = Lock(path), Lock(path)
     assert other.holder() == 0
     for _ in range(2):
@@ -41,7 +41,7 @@ def test_it_is_held_once(path: Path) -> None:
         assert other.holder() == 0
 
 
-def test_a_process_that_is_killed_lets_go_of_it(path: Path) -> None:
+def test_killed_process_releases_the_lock(path: Path) -> None:
     path.parent.mkdir()
     with subprocess.Popen([sys.executable, "-c", HOLD, str(path)], stdin=-1, stdout=-1) as process:
         assert process.stdout is not None
@@ -56,7 +56,7 @@ def test_a_process_that_is_killed_lets_go_of_it(path: Path) -> None:
         assert Lock(path).holder() == os.getpid()
 
 
-def test_the_number_of_another_process_is_nothing_by_itself(path: Path) -> None:
+def test_pid_in_the_file_does_not_hold_the_lock(path: Path) -> None:
     path.parent.mkdir()
     path.write_text(f"{os.getppid()}\n")
     assert Lock(path).holder() == 0
@@ -65,9 +65,7 @@ def test_the_number_of_another_process_is_nothing_by_itself(path: Path) -> None:
 
 
 @pytest.mark.parametrize("fcntl", [None, mock.Mock(flock=mock.Mock(side_effect=OSError(errno.ENOLCK, "no locks")))])
-def test_the_number_decides_where_there_are_no_locks(
-    path: Path, fcntl: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pid_decides_where_there_are_no_locks(path: Path, fcntl: object, monkeypatch: pytest.MonkeyPatch) -> None:
     if fcntl is not None:
         fcntl.LOCK_NB = fcntl.LOCK_SH = fcntl.LOCK_EX = 0  # type: ignore[attr-defined]
     monkeypatch.setattr("slipstream.spark.pipelines.lock.fcntl", fcntl)
@@ -85,8 +83,8 @@ def test_the_number_decides_where_there_are_no_locks(
         pass
 
 
-def test_a_holder_that_never_says_who_it_is_is_not_waited_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slipstream.spark.pipelines.lock.PATIENCE", 0.05)
+def test_wait_for_the_pid_of_the_holder_is_bounded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slipstream.spark.pipelines.lock.PID_TIMEOUT", 0.05)
     path.parent.mkdir()
     with path.open("w") as silent:
         fcntl.flock(silent, fcntl.LOCK_EX)

@@ -158,7 +158,7 @@ class TestRunning:
 
         on_server(0, 900)
         said = run(tmp_path, "run", "small.toml", "--once")
-        assert "made bucket sums" in said
+        assert "created bucket sums" in said
         assert "sums: batch 2, 900 rows" in said
         on_server(900, 1_200)  # more arrives while nothing runs
         status = json.loads(run(tmp_path, "status", "small.toml", "--json"))

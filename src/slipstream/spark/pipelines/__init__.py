@@ -1,9 +1,10 @@
-"""One TOML file becomes a pipeline: streams and buckets in, SQL, Key-Value views, streams and tables out.
+"""Pipelines: one TOML file of sources, SQL steps and outputs, run on Spark.
 
-`python -m slipstream.spark.pipelines run FILE`, or `main([...])` from a program. docs/spark.md has the file's words.
+`slipstream pipeline run FILE` (or `python -m slipstream.spark.pipelines run FILE`) runs one; docs/spark.md has the keys
+of the file. A program can `load` a file and run it with `runner.Runner`.
 """
 
-from slipstream.spark.pipelines.cli import main
-from slipstream.spark.pipelines.model import Pipeline, PipelineError, parse
+from slipstream.spark.pipelines.model import Pipeline, PipelineError
+from slipstream.spark.pipelines.reader import load, parse
 
-__all__ = ["Pipeline", "PipelineError", "main", "parse"]
+__all__ = ["Pipeline", "PipelineError", "load", "parse"]

@@ -1,7 +1,8 @@
-"""`python -m slipstream.spark.pipelines`: the command, where the `slipstream` command is not on the PATH."""
+"""`python -m slipstream.spark.pipelines`: the command `slipstream pipeline`, where `slipstream` is not on the PATH."""
 
 import sys
 
-from slipstream.spark.pipelines.cli import main
+from slipstream.cli import pipeline
+from slipstream.cli.main import main
 
-sys.exit(main())
+sys.exit(main([pipeline.NAME, *sys.argv[1:]]))

@@ -1,6 +1,6 @@
-"""The connection of a pipeline becomes servers to talk to: those it names, or an embedded one with its data on disk.
+"""Connection of a pipeline: to the servers that its file names, or to an embedded server with its data on disk.
 
-Streams and buckets that the file declares are made if they are not there; what is there is left as it is.
+Streams and buckets that the file declares are created if they do not exist; existing ones are not changed.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from slipstream.spark.pipelines.state import StateFolder
 
 
 @contextmanager
-def servers(pipeline: Pipeline, state: StateFolder, given: str = "") -> Iterator[dict[str, str]]:
-    """The connection options to use, with an embedded server behind them if no other is named.
+def connection_options(pipeline: Pipeline, state: StateFolder, servers: str = "") -> Iterator[dict[str, str]]:
+    """The connection options of the Spark formats; an embedded server runs meanwhile if no other is named.
 
-    `given` are servers from the command line, which go first.
+    `servers` (from the command line) take precedence over the file's.
     """
     connection = dict(pipeline.connection)
-    if given:
-        connection["servers"] = given
+    if servers:
+        connection["servers"] = servers
     if connection.get("servers") or connection.get("context"):
         yield connection
         return
@@ -41,17 +41,17 @@ def servers(pipeline: Pipeline, state: StateFolder, given: str = "") -> Iterator
 
 
 @contextmanager
-def jetstream(connection: Mapping[str, str]) -> Iterator[JetStream]:
-    """JetStream over these options."""
-    found = OptionReader(JETSTREAM, connection, tuple(connection)).connection()
-    with open_jetstream(found, os.environ) as js:
+def open_connection(options: Mapping[str, str]) -> Iterator[JetStream]:
+    """JetStream with these connection options."""
+    connection = OptionReader(JETSTREAM, options, tuple(options)).connection()
+    with open_jetstream(connection, os.environ) as js:
         yield js
 
 
-def prepare(js: JetStream, pipeline: Pipeline) -> list[str]:
-    """Make what the file declares and what is not there; gives what was made."""
-    made = []
-    wanted = [
+def create_declared(js: JetStream, pipeline: Pipeline) -> list[str]:
+    """Create the declared streams and buckets that do not exist, and the dead-letter stream; returns which."""
+    created = []
+    declared = [
         StreamConfig(
             name=one.name,
             subjects=one.subjects,
@@ -62,30 +62,30 @@ def prepare(js: JetStream, pipeline: Pipeline) -> list[str]:
         )
         for one in pipeline.streams
     ]
-    dead = pipeline.dead_letter
-    if dead and all(one.name != dead for one in wanted):
-        wanted.append(StreamConfig(name=dead, subjects=(f"{dead}.>",), allow_direct=True))
-    for config in wanted:
+    dead_letter = pipeline.dead_letter
+    if dead_letter and all(one.name != dead_letter for one in declared):
+        declared.append(StreamConfig(name=dead_letter, subjects=(f"{dead_letter}.>",), allow_direct=True))
+    for config in declared:
         try:
             js.stream(config.name).info()
         except StreamNotFoundError:
             js.create_stream(config)
-            made.append(f"stream {config.name}")
+            created.append(f"stream {config.name}")
     for bucket in pipeline.buckets:
         try:
             js.key_value(bucket.name)
         except BucketNotFoundError:
             js.create_key_value(BucketConfig(bucket=bucket.name, history=bucket.history, replicas=bucket.replicas))
-            made.append(f"bucket {bucket.name}")
-    return made
+            created.append(f"bucket {bucket.name}")
+    return created
 
 
 def last_sequences(js: JetStream, pipeline: Pipeline) -> dict[str, int]:
-    """The last sequence of each source, by the source's name; one that is not there is left out."""
+    """The last sequence of each source's stream, by the source's name; sources without a stream are left out."""
     found = {}
     for source in pipeline.sources:
         try:
-            info = js.stream(source.stream or f"KV_{source.bucket}").info()
+            info = js.stream(source.stream_name).info()
         except StreamNotFoundError:
             continue
         found[source.name] = info.state.last_seq

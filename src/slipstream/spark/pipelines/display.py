@@ -1,4 +1,4 @@
-"""What the queries of a pipeline report becomes lines, or a table that is kept up to date where there is a terminal."""
+"""Progress display of a running pipeline: a live table in a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ class Lines:
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
-        self._told: dict[str, int] = {}
+        self._shown: dict[str, int] = {}
 
     def say(self, text: str) -> None:
-        """A line of its own."""
+        """Print a message."""
         print(text, file=self._out, flush=True)
 
     def show(self, queries: Mapping[str, QueryState], lags: Mapping[str, int]) -> None:
-        """What has changed since the last time."""
+        """Show the progress that is new since the last call."""
         for name, one in queries.items():
-            if one.batch >= 0 and self._told.get(name) != one.batch:
-                self._told[name] = one.batch
+            if one.batch >= 0 and self._shown.get(name) != one.batch:
+                self._shown[name] = one.batch
                 lag = f", {lags[name]:,} behind" if name in lags else ""
                 self.say(f"{name}: batch {one.batch}, {one.rows:,} rows, {one.rate:,.0f} rows/s{lag}")
 
@@ -38,7 +38,7 @@ class Lines:
 
 
 class Live(Lines):
-    """A table in a terminal."""
+    """A table in a terminal, updated in place."""
 
     def __init__(self, out: TextIO, title: str) -> None:
         super().__init__(out)
@@ -66,7 +66,7 @@ class Live(Lines):
 
 
 def table(title: str, queries: Mapping[str, QueryState], lags: Mapping[str, int]) -> Any:
-    """The state of every output as a table of rich."""
+    """The state of every output as a `rich` table."""
     from rich.table import Table
 
     found = Table(title=title)
@@ -83,5 +83,5 @@ def table(title: str, queries: Mapping[str, QueryState], lags: Mapping[str, int]
 
 
 def display(out: TextIO, title: str, *, plain: bool = False) -> Lines:
-    """What fits: a live table in a terminal, lines elsewhere."""
+    """A live table if `out` is a terminal and `plain` is not set, else lines."""
     return Lines(out) if plain or not out.isatty() else Live(out, title)

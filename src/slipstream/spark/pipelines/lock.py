@@ -1,7 +1,8 @@
-"""One process at a time runs or resets a pipeline: it has a lock, which the kernel takes back however the process ends.
+"""Lock of a pipeline: one process at a time runs or resets it.
 
-The number of a process in a file is no such thing: the process may have been killed, and its number be another's now,
-which is the rule where a container starts again. It is kept to be shown, and decides only where there are no locks.
+It is a kernel lock (`flock`), which is released however the process ends. A pid in a file alone would not do: the
+process may have been killed and its pid reused, which is the rule where a container restarts. The file holds the pid
+for messages, and the pid decides only on systems and file systems without locks.
 """
 
 from __future__ import annotations
@@ -21,24 +22,24 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 
-UNKNOWN = -1
-PATIENCE = 2.0  # seconds
+UNKNOWN = -1  # a process that holds the lock and has not written its pid
+PID_TIMEOUT = 2.0  # seconds for the holder to write its pid
 
 
 class Lock:
-    """The right to change what a pipeline has on disk."""
+    """The exclusive right to change the state of a pipeline on disk."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     @contextmanager
     def held(self, what: str) -> Iterator[None]:
-        """Have the lock, or raise if another process has it."""
+        """Hold the lock; raises UsageError if another process has it. `what` names it in the error."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("a+", encoding="ascii") as file:
             if pid := _holder(file, is_shared=False):
-                who = f", as process {pid}" if pid != UNKNOWN else ""
-                raise UsageError(f"{what} is running already{who}: stop it first")
+                process = f", as process {pid}" if pid != UNKNOWN else ""
+                raise UsageError(f"{what} is running already{process}: stop it first")
             file.truncate(0)
             print(os.getpid(), file=file, flush=True)
             try:
@@ -47,7 +48,7 @@ class Lock:
                 file.truncate(0)
 
     def holder(self) -> int:
-        """The process that has the lock, UNKNOWN if it does not say who it is; 0 if none has."""
+        """The pid of the process that has the lock, UNKNOWN if it does not tell; 0 if the lock is free."""
         try:
             file = self._path.open(encoding="ascii")
         except FileNotFoundError:
@@ -57,8 +58,8 @@ class Lock:
 
 
 def _holder(file: TextIO, *, is_shared: bool) -> int:
-    """The process that keeps us from the lock, UNKNOWN if it does not say who it is; 0 if it is ours now."""
-    deadline = time.monotonic() + PATIENCE
+    """Try to take the lock. 0 if this process has it now, else the pid of the holder, or UNKNOWN."""
+    deadline = time.monotonic() + PID_TIMEOUT
     while not (is_ours := _take(file, is_shared=is_shared)):
         file.seek(0)
         pid = int(file.read() or 0)
@@ -66,12 +67,12 @@ def _holder(file: TextIO, *, is_shared: bool) -> int:
             return pid if pid != os.getpid() and _is_alive(pid) else 0
         if pid or time.monotonic() > deadline:
             return pid or UNKNOWN
-        time.sleep(0.01)  # it has the lock, and is about to say who it is
+        time.sleep(0.01)  # it has just taken the lock, and writes its pid next
     return 0
 
 
 def _take(file: TextIO, *, is_shared: bool) -> bool | None:
-    """Whether the lock could be taken; None where there are none: another system, or a file system without them."""
+    """Whether the lock was taken; None where the system or the file system has no locks."""
     if fcntl is None:
         return None
     try:

@@ -1,28 +1,31 @@
-"""A text of SQL becomes the names of the tables in it, as far as they are known; Spark is not asked."""
+"""Finder of table names in SQL text, without Spark.
+
+It need not parse SQL: it knows which names can be tables, and looks for them where a table can stand.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
 
-# What is no SQL by itself: strings, raw and others, and comments; names in backticks, which may hold any of these.
+# Strings, raw or not, and comments, whose content is not SQL; names in backticks, which may hold any of these.
 _SQL_TEXT = re.compile(
     r"""`[^`]*`|\br'[^']*'|\br"[^"]*"|'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|--[^\n]*|/\*.*?\*/""",
     re.DOTALL | re.IGNORECASE,
 )
 _SQL_TOKEN = re.compile(r"`[^`]*`|\w+|[(),]")
-_SQL_ENDS = (  # behind these, commas do not part tables any more
+_SQL_ENDS = (  # after these keywords, commas no longer separate tables
     *("select", "where", "group", "having", "order", "sort", "cluster", "distribute", "limit", "offset", "window"),
     *("qualify", "union", "except", "intersect", "minus", "view", "pivot", "unpivot"),
 )
 
 
-def mentioned(sql: str, names: Iterable[str]) -> set[str]:
-    """Which of the names stand as tables in a text of SQL: behind FROM, JOIN, or a comma between tables."""
+def tables_in(sql: str, names: Iterable[str]) -> set[str]:
+    """Which of the names the SQL uses as tables: after FROM, JOIN, or a comma between tables."""
     known = {name.lower(): name for name in names}
     found = set()
-    is_table = False  # whether a table's name can be next
-    lists = [False]  # for each open bracket: whether commas part tables
+    is_table = False  # whether a table name can be next
+    lists = [False]  # for each open bracket: whether commas separate tables
     for token in _SQL_TOKEN.findall(_SQL_TEXT.sub(lambda text: text[0] if text[0][0] == "`" else " ", sql)):
         word = token.lower()
         if is_table and word.strip("`") in known:

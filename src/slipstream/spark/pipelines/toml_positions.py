@@ -1,6 +1,6 @@
-"""The text of a TOML file becomes the place (line and column) of every key in it.
+"""Positions (line and column) of the keys in a TOML text.
 
-`tomllib` says where a syntax error is, but not where a key stands whose value makes no sense. This reads a text that
+`tomllib` reports where a syntax error is, but not where a key with an unusable value stands. This scans a text that
 `tomllib` has accepted, so it need not find mistakes, only keys: it skips comments, strings and nested brackets.
 """
 
@@ -19,14 +19,14 @@ _ESCAPES = {'\\"': '"', "\\\\": "\\"}
 
 
 class TomlPosition(NamedTuple):
-    """Where something stands, counted from 1."""
+    """A line and a column, counted from 1."""
 
     line: int
     column: int
 
 
 class TomlPositions:
-    """The places of the keys of one file, by path."""
+    """The positions of the keys of one file, by path."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -34,7 +34,7 @@ class TomlPositions:
         self._read()
 
     def __getitem__(self, path: tuple[str, ...]) -> TomlPosition:
-        """The place of a key, or of the nearest table around it that was written down."""
+        """The position of a key, or of the nearest enclosing table that the text has."""
         while path and path not in self._found:
             path = path[:-1]
         at = self._found.get(path, 0)
@@ -54,11 +54,11 @@ class TomlPositions:
                 at = self._skip(self._pair(table, at))
 
     def _pair(self, table: tuple[str, ...], at: int) -> int:
-        """A key with its value; gives where the value ends."""
+        """Scan a key with its value; returns where the value ends."""
         key, end = self._key(at)
         path = (*table, *key)
         self._note(path, at)
-        return self._value(path, self._skip(end + 1))  # behind the `=`
+        return self._value(path, self._skip(end + 1))  # after the `=`
 
     def _value(self, path: tuple[str, ...], at: int) -> int:
         text = self._text
@@ -81,7 +81,7 @@ class TomlPositions:
         return at
 
     def _key(self, at: int) -> tuple[tuple[str, ...], int]:
-        """A dotted key; gives where the next thing behind it begins."""
+        """Scan a dotted key; returns its parts and where the next token begins."""
         parts: list[str] = []
         while True:
             if found := _STRING.match(self._text, at):

@@ -1,0 +1,30 @@
+"""Progress display: lines and tables."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+
+from slipstream.spark.pipelines.display import Lines, display, table
+from slipstream.spark.pipelines.state import QueryState
+
+
+def test_lines_are_shown_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    screen = display(sys.stdout, "title")
+    assert type(screen) is Lines
+    queries = {"a": QueryState(rows=1500, batch=3, rate=250.0), "b": QueryState()}
+    for _ in range(2):  # nothing new: nothing is said
+        screen.show(queries, {"a": 20})
+    assert capsys.readouterr().out == "a: batch 3, 1,500 rows, 250 rows/s, 20 behind\n"
+
+
+def test_table_has_the_progress_of_every_query() -> None:
+    from rich.console import Console
+
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(table("pipeline p", {"a": QueryState(rows=1500, batch=3)}, {"a": 20}))
+    text = console.export_text()
+    assert "pipeline p" in text
+    assert "1,500" in text

@@ -1,0 +1,265 @@
+"""Pipeline files: what the reader accepts, and the position of every mistake."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slipstream.spark.pipelines import PipelineError, parse
+from slipstream.spark.pipelines.state import StateFolder
+from tests.spark.pipelines.support import SMALL
+
+EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "orders.toml"
+
+
+def mistakes(text: str) -> list[tuple[int, int, str]]:
+    with pytest.raises(PipelineError) as caught:
+        parse(text, file="p.toml")
+    for one in caught.value.mistakes:
+        assert f"p.toml:{one.position.line}:{one.position.column}: {one.text}" in str(caught.value)
+    return [(*one.position, one.text) for one in caught.value.mistakes]
+
+
+def test_example_is_accepted() -> None:
+    found = parse(EXAMPLE.read_text(), file=str(EXAMPLE))
+    assert found.name == "orders"
+    assert [one.name for one in found.outputs] == ["customers", "minutes", "alerts", "history"]
+    assert found.sources[0].options == {"maxMessagesPerTrigger": "100000"}
+    assert found.outputs[0].mode == "update"
+    assert found.conf == {"spark.sql.shuffle.partitions": "2"}
+
+
+def test_small_pipeline_has_defaults() -> None:
+    found = parse(SMALL, name="x")
+    assert (found.name, found.sources[0].format, found.outputs[0].kind) == ("x", "raw", "stream")
+
+
+@pytest.mark.parametrize("value", ["false", '"false"'])
+def test_data_loss_may_be_accepted(value: str) -> None:
+    found = parse(SMALL.replace('stream = "ORDERS"', f'stream = "ORDERS"\nfail_on_data_loss = {value}'))
+    assert found.sources[0].options == {"failOnDataLoss": "false"}
+
+
+@pytest.mark.parametrize(
+    ("table", "conf", "path"),
+    [
+        ("JT", "", "/x/p-state/warehouse/jt"),
+        ("spark_catalog.default.jt", '"spark.sql.shuffle.partitions" = 1', "/x/p-state/warehouse/jt"),
+        ("jt", '"spark.sql.warehouse.dir" = "file:///w"', "/w/jt"),
+        ("jt", '"spark.sql.warehouse.dir" = "s3a://w/"', "s3a://w/jt"),
+        ("jt", '"spark.sql.catalog.spark_catalog" = "some.Catalog"', "None"),
+        ("lake.db.jt", "", "None"),
+        ("`../jt`", "", "None"),
+    ],
+)
+def test_table_lies_in_the_warehouse(table: str, conf: str, path: str) -> None:
+    text = f"{SMALL}[outputs.t]\nfrom = 'orders'\ntable = '{table}'\n[spark.conf]\n{conf}\n"
+    found = parse(text, file="/x/p.toml", name="p")
+    state = StateFolder(found)
+    assert str(state.output_path(found.outputs[1])) == path
+    assert state.output_path(found.outputs[0]) is None
+
+
+def test_steps_are_in_dependency_order() -> None:
+    steps = '[steps.b]\nsql = "SELECT * FROM a"\n[steps.a]\nsql = "SELECT b FROM orders"\n'
+    assert [step.name for step in parse(SMALL + steps).steps] == ["a", "b"]
+
+
+def test_syntax_errors_have_positions() -> None:
+    assert mistakes("[pipeline]\nname = \n")[0][:2] == (2, 8)
+    assert mistakes("[pipeline]\nname = 'x")[0][0] == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "position", "message"),
+    [
+        ('[sources.s]\nstream = "S"\nformt = "json"\n', (3, 1), "unknown key formt, did you mean format?"),
+        ('[sources.s]\nstream = "a.b"\n', (2, 1), "bad stream name 'a.b'"),
+        ("[sources.s]\nstream = 5\n", (2, 1), "stream must be a string, got 5"),
+        ("[sources.s]\n", (1, 1), "needs either a stream or a bucket"),
+        (
+            '[sources.s]\nstream = "S"\nformat = "xml"\nschema="a INT"',
+            (3, 1),
+            "format must be one of json, csv, avro, raw, got 'xml'",
+        ),
+        ('[sources.s]\nstream = "S"\nformat = "json"\n', (3, 1), "json needs a schema"),
+        ('[sources.s]\nstream = "S"\nschema = "a INT"\n', (3, 1), "format raw takes no schema"),
+        ('[sources.s]\nstream = "S"\n\n  starting = "soon"\n', (4, 3), "'starting' is 'soon'"),
+        ('[sources.s]\nstream = "S"\npartitions = 0\n', (3, 1), "'partitions' is '0': a whole number"),
+        ('[sources.s]\nstream = "S"\npartitions = true\n', (3, 1), "partitions must be a string or a number, got True"),
+        (
+            '[sources.s]\nstream = "S"\nfail_on_data_loss = 0\n',
+            (3, 1),
+            "fail_on_data_loss must be true or false, got 0",
+        ),
+        ('[sources.s]\nstream = "S"\nsubjects = ["a..b"]\n', (3, 1), "bad subject filter 'a..b'"),
+        ('[sources.s]\nstream="S"\nwatermark = { column = "t" }\n', (3, 1), "needs delay"),
+        (
+            '[outputs.o]\nfrom = "ordres"\nbucket = "b"\nkey = "k"\n',
+            (2, 1),
+            "no source or step 'ordres'; did you mean",
+        ),
+        ('[outputs.o]\nfrom = "orders"\n', (1, 1), "needs exactly one of bucket, stream, path and table, got 0"),
+        ('[outputs.o]\nfrom = "orders"\nbucket = "b"\n', (1, 1), "needs key"),
+        ('[outputs.o]\nfrom = "orders"\nstream = "S"\n', (1, 1), "needs subject"),
+        ('[outputs.o]\nfrom = "orders"\npath = "x"\nmode = "update"', (4, 1), "must be 'append' for files and tables"),
+        (
+            '[outputs.o]\nfrom = "orders"\npath = "x"\nkey = "k"\n',
+            (4, 1),
+            "key does not apply to an output into a file",
+        ),
+        ('[outputs.o]\nfrom = "orders"\nbucket = "b"\nkey="k"\nmode = "complete"', (5, 1), "must be 'update' or"),
+        (
+            '[outputs.dead-orders]\nfrom = "orders"\npath = "x"\n',
+            (1, 1),
+            "reserved for the dead letters of source 'orders'",
+        ),
+        ('[steps.x]\nsql = "SELECT * FROM x"', (1, 1), "depends on itself"),
+        ('[steps.orders]\nsql = "SELECT 1"\n', (1, 1), "step 'orders' has the name of source 'orders'"),
+        (
+            '[steps.Orders]\nsql = "SELECT 1"\n',
+            (1, 1),
+            "step 'Orders' has the name of source 'orders' (SQL ignores case)",
+        ),
+        (
+            '[steps.x]\nsql = "SELECT 1"\n[steps.X]\nsql = "SELECT 1"\n',
+            (3, 1),
+            "step 'X' has the name of step 'x' (SQL ignores case)",
+        ),
+        ('[steps.a-b]\nsql = "SELECT 1"\n', (1, 1), "a step's name must consist of letters, digits and '_', got 'a-b'"),
+        ('[steps.x]\nsql = " "\n', (2, 1), "sql must not be empty"),
+        ('[connection]\nservers = "nats://me:hush@x"\n', (1, 1), "has user info in a URL"),
+        ('[connection]\nserver = "x"\n', (2, 1), "did you mean servers?"),
+        ('[connection]\nservers = "x"\n[server]\nport = 1\n', (3, 1), "mutually exclusive"),
+        ("[server]\nport = 70000\n", (2, 1), "port must be between 0 and 65535, got 70000"),
+        ("[streams.S]\n", (1, 1), "[streams.S] needs subjects"),
+        ('[streams.S]\nsubjects="s"\nmax_age_seconds = -5', (3, 1), "max_age_seconds must be between 0 (no limit) and"),
+        (
+            '[streams.S]\nsubjects="s"\nmax_age_seconds = nan',
+            (3, 1),
+            "max_age_seconds must be between 0 (no limit) and",
+        ),
+        ('[spark]\nmaster = "nonsense"\n', (2, 1), "master must be local[*], local[2], spark://host"),
+        (
+            '[sources.s]\nstream = "S"\nformat = "avro"\nschema = \'{"type":"record","name":"R"}\'\n',
+            (4, 1),
+            'an Avro record needs fields, a list: {"type": "record", "name": "R"}',
+        ),
+        ('[streams."a b"]\nsubjects = "x"\n', (1, 1), "bad stream name 'a b'"),
+        ("[buckets.b]\nhistory = 65\n", (2, 1), "history must be between 1 and 64, got 65"),
+        ('[pipeline]\nname = "a b"\n', (2, 1), "name must consist of letters, digits, '_' and '-', got 'a b'"),
+        ('[pipeline]\ntrigger = "soon"\n', (2, 1), "trigger must be an interval such as"),
+        ("[sources]\ns = 5\n", (2, 1), "s must be a table [sources.s], got 5"),
+        (
+            '[outputs.o]\nfrom = "orders"\npath = "."\n',
+            (3, 1),
+            "which is the folder of the pipeline's file",
+        ),
+        ('[outputs.o]\nfrom = "orders"\npath = "x/../.."\n', (3, 1), "contains the folder of the pipeline's file"),
+        ('[outputs.o]\nfrom = "orders"\npath = "file:///"\n', (3, 1), "contains the folder of the pipeline's file"),
+        (
+            '[outputs.o]\nfrom = "orders"\npath = "pipeline-state"\n',
+            (3, 1),
+            "is the folder of the pipeline's state",
+        ),
+        (
+            '[pipeline]\nstate = "a/b"\n[outputs.o]\nfrom = "orders"\npath = "a"\n',
+            (5, 1),
+            "got 'a', which contains the folder of the pipeline's state",
+        ),
+        (
+            '[server]\ndata = "a/b"\n[outputs.o]\nfrom = "orders"\npath = "a"\n',
+            (5, 1),
+            "contains the folder of the server's data",
+        ),
+        ("typo = 1\n", (1, 1), "unknown key typo"),
+    ],
+)
+def test_mistake_is_reported_once_at_its_position(text: str, position: tuple[int, int], message: str) -> None:
+    found = mistakes(text + "\n" + SMALL if text.startswith("typo") else text + SMALL)
+    assert len(found) == 1, found
+    assert (found[0][:2], message in found[0][2]) == (position, True), found
+    assert "hush" not in str(found)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "message"),
+    [
+        (
+            'path = "out"',
+            'path = "./out/"',
+            "path must be a folder of its own, got './out/', which is the target of output 'one'",
+        ),
+        ('path = "out"', 'path = "out/inner"', "got 'out/inner', which lies in the target of output 'one'"),
+        (
+            'path = "out/inner"',
+            'path = "x/../out"',
+            "which contains the target of output 'one'",
+        ),
+        ('path = "s3a://x/out/"', 'path = "s3a://x/out/y"', "which lies in the target of output 'one'"),
+        (
+            'table = "t"',
+            'table = "T"',
+            "table must be a table of its own, got 'T', which is the target of output 'one'",
+        ),
+        ('table = "t"', 'table = "spark_catalog.default.t"', "which is the target of output 'one'"),
+        ('table = "db.t"', 'table = "`DB`.t"', "which is the target of output 'one'"),
+        ('table = "t"', 'path = "pipeline-state/warehouse/t"', "which is the target of output 'one'"),
+    ],
+)
+def test_outputs_must_not_share_a_target(one: str, other: str, message: str) -> None:
+    text = f"{SMALL}[outputs.one]\nfrom = 'orders'\n{one}\n[outputs.other]\nfrom = 'orders'\n{other}\n"
+    found = mistakes(text)
+    assert [(*position, message in text) for *position, text in found] == [(15, 1, True)], found
+
+
+def test_similar_targets_are_accepted(tmp_path: Path) -> None:
+    targets = ['path = "out"', 'path = "out2"', 'path = "s3a://x/out"', 'table = "out"', 'table = "a.out"']
+    outputs = "".join(f"[outputs.o{i}]\nfrom = 'orders'\n{target}\n" for i, target in enumerate(targets))
+    assert len(parse(SMALL + outputs, file=str(tmp_path / "p.toml")).outputs) == 6
+
+
+def test_tables_of_another_catalog_may_have_several_writers(tmp_path: Path) -> None:
+    catalog = '[spark]\nconf = { "spark.sql.catalog.lake" = "org.apache.iceberg.spark.SparkCatalog" }\n'
+    outputs = "".join(f"[outputs.o{i}]\nfrom = 'orders'\ntable = 'lake.db.t'\n" for i in range(2))
+    assert len(parse(SMALL + outputs + catalog, file=str(tmp_path / "p.toml")).outputs) == 3
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "sources = 5",
+        "[sources]\ns = 5",
+        "[sources.s]\nstream = 5",
+        '[sources.s]\nstream = ""',
+        '[sources.s]\nstream = "S"\nformat = 5\nschema = "a INT"',
+        '[sources.s]\nstream = "S"\nformat = "xml"',
+        '[sources.s]\nstream = "S"\nformat = "json"\nschema = 5',
+        '[sources.s]\nstream = "S"\nwatermark = 3',
+        '[outputs.o]\nfrom = 3\npath = "x"',
+        '[outputs.o]\nfrom = "a"\nbucket = "b"\nkey = [1]',
+        '[outputs.o]\nfrom = "a"\nstream = "b"\nsubject = 1',
+        '[outputs.o]\nfrom = "a"\npath = ""',
+        '[outputs.o]\nfrom = "a"\nbucket = 5',
+        '[outputs.o]\nfrom = "a"\npath = "x"\nbucket = "b"\nkey = "k"',
+        '[outputs.o]\nfrom = "a"\npath = "x"\nmode = "no"',
+        "[streams.S]\nsubjects = 5",
+        '[pipeline]\ntrigger = ""',
+        '[connection]\ncontext = ""',
+    ],
+)
+def test_mistake_is_not_followed_by_others(text: str) -> None:
+    whole = {"source": '[sources.a]\nstream = "A"\n', "output": '[outputs.x]\nfrom = "a"\npath = "out"\n'}
+    if text.startswith(("sources", "[sources]")):
+        del whole["source"]
+        whole["output"] = '[steps.a]\nsql = "SELECT 1"\n' + whole["output"]
+    assert len(found := mistakes(f"{text}\n{''.join(whole.values())}")) == 1, found
+
+
+def test_all_mistakes_are_reported_at_once() -> None:
+    text = '[sources.s]\nstream = "a b"\nformat = 5\n[outputs.o]\nfrom = "t"\n'
+    assert {one[0] for one in mistakes(text)} == {2, 3, 4, 5}
+    ring = '[steps.x]\nsql = "SELECT * FROM y"\n[steps.y]\nsql = "SELECT * FROM x"\n'
+    assert [one[0] for one in mistakes(ring + SMALL) if "depends on itself" in one[2]] == [1, 3]
+    assert any("at least one source" in one[2] for one in mistakes("[pipeline]\n"))
