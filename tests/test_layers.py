@@ -31,7 +31,7 @@ EDGES: dict[str, set[str]] = {
     KV: {API, JETSTREAM, WIRE, CLIENT},
     OBJECTS: {API, JETSTREAM, WIRE, CLIENT},
     FACADE: {CLIENT, JETSTREAM, KV, OBJECTS, WIRE, API},
-    "spark": {JETSTREAM, KV, API, WIRE, FACADE},
+    "spark": {JETSTREAM, KV, API, WIRE, FACADE, "slipstream.client.backoff"},
     "formats": {"spark"},
     ENGINE: {API, WIRE},
     STORE: {"slipstream.server.engine.ports"},
@@ -42,8 +42,8 @@ EDGES: dict[str, set[str]] = {
 EXTRA_EDGES = {
     "slipstream/server/loop/upstream.py": {CLIENT, JETSTREAM, API},  # mirrors of streams on another server
     "slipstream/cli/server.py": {SERVER},  # the one command that is the server and not a client
-    "slipstream/spark/pipelines/lock.py": {"os", "pathlib", "time"},
     "slipstream/spark/pipelines/connection.py": {ROOT},  # an embedded server, where no other is named
+    "slipstream/spark/pipelines/__main__.py": {"cli"},  # a program: `slipstream pipeline` by another name
 }
 LAZY_EDGES = {
     ROOT: {SERVER},
@@ -101,11 +101,15 @@ IO_EXCEPTIONS = {
     "slipstream/spark/sink/kv.py": {"os", "uuid"},
     "slipstream/spark/sink/stream.py": {"os", "uuid"},  # a write that has no name yet gets one
     "slipstream/spark/connect.py": {"pathlib"},  # credentials and contexts are files
-    "slipstream/spark/pipelines/cli.py": {"pathlib", "shutil"},
     "slipstream/spark/pipelines/lock.py": {"os", "pathlib", "time"},
     "slipstream/spark/pipelines/connection.py": {"os", "pathlib"},
-    "slipstream/spark/pipelines/runner.py": {"os", "pathlib", "shutil", "signal", "threading", "time"},
-    "slipstream/spark/pipelines/state.py": {"os", "pathlib", "shutil"},
+    "slipstream/spark/pipelines/reader.py": {"pathlib"},
+    "slipstream/spark/pipelines/reset.py": {"pathlib"},
+    "slipstream/spark/pipelines/runner.py": {"os", "signal", "threading", "time"},
+    "slipstream/spark/pipelines/sink_files.py": {"os", "pathlib", "shutil"},
+    "slipstream/spark/pipelines/spark_session.py": {"os", "pathlib", "shutil"},
+    "slipstream/spark/pipelines/state.py": {"pathlib", "shutil"},
+    "slipstream/spark/pipelines/targets.py": {"pathlib"},
 }
 # asyncio may be used to wait and to group in any `_async/` folder; these parts of it are sockets by another name.
 ASYNCIO_TRANSPORTS = frozenset((

@@ -20,7 +20,19 @@ ROOT = Path(__file__).resolve().parent.parent
 SRC = ROOT / "src"
 PACKAGE = "slipstream"
 # Names with one underscore that are public by the documentation of their owners.
-PUBLIC_UNDERSCORE = {"_replace", "_asdict", "_fields", "_make", "_exit", "_getframe", "_jvm", "_jdf", "_sc", "_gateway"}
+PUBLIC_UNDERSCORE = {
+    "_replace",
+    "_asdict",
+    "_fields",
+    "_make",
+    "_exit",
+    "_getframe",
+    "_jvm",
+    "_jsparkSession",
+    "_jdf",
+    "_sc",
+    "_gateway",
+}
 
 
 class Module(NamedTuple):

@@ -30,6 +30,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return _reported(partial(_run_command, options), debug=getattr(options, "debug", False))
 
 
+def run() -> None:
+    """The `slipstream` script."""
+    sys.exit(main())
+
+
 def _run_command(options: argparse.Namespace) -> int:
     from slipstream.cli.common import Shell
 
