@@ -338,9 +338,9 @@ def test_a_message_that_nobody_acks_does_not_let_the_books_grow() -> None:
     for _ in range(39):
         for message in bench.pull(100):
             bench.client.send(pub(message.reply, b"+ACK"), settle=False)
-    ledger = bench.rig.engine.streams["S"].consumers.items["c"].ledger
-    assert (len(ledger.pending), ledger.floor_seq) == (1, 0)
-    assert len(ledger._order) < 1300
+    state = bench.rig.engine.streams["S"].consumers.items["c"].state
+    assert (len(state.pending), state.floor_seq) == (1, 0)
+    assert len(state._order) < 1300
     bench.rig.wait(31)
     (again,) = bench.pull(1)
     assert ack_of(again)[2:4] == (2, 1)

@@ -115,18 +115,18 @@ class Model:
         alive = {record.seq: record.subject for record in log.scan("", 0, limit=10_000)}
         for name in CONSUMERS:
             consumer, info = self.consumer(name), self.bench.info(name)
-            ledger, skips = consumer.ledger, consumer.skips
-            wanted = [seq for seq, subject in alive.items() if consumer.filters.covers(subject)]
+            state, skips = consumer.state, consumer.state.skips
+            wanted = [seq for seq, subject in alive.items() if consumer.cursor.filters.covers(subject)]
             if skips is None or skips.done:
-                left = [seq for seq in wanted if seq >= ledger.next_seq]
+                left = [seq for seq in wanted if seq >= state.next_seq]
             else:
                 listed = set(skips._seqs[skips._at :])
                 left = [seq for seq in wanted if seq >= skips.resume or seq in listed]
             assert info["num_pending"] == len(left), name
-            assert set(ledger.pending) <= set(alive), name
-            assert ledger.floor_seq < min(ledger.pending, default=ledger.floor_seq + 1), name
-            assert list(ledger.pending) == sorted(ledger.pending), name
-            assert set(ledger.queue) <= set(ledger.pending), name
+            assert set(state.pending) <= set(alive), name
+            assert state.floor_seq < min(state.pending, default=state.floor_seq + 1), name
+            assert list(state.pending) == sorted(state.pending), name
+            assert set(state.queue) <= set(state.pending), name
 
     def drain(self) -> None:
         """In the end everybody has had every message that is still there."""
@@ -142,7 +142,9 @@ class Model:
         log = self.bench.rig.engine.streams["S"].log
         for record in log.scan("", 0, limit=10_000):
             for name in set(CONSUMERS) - {"last"}:
-                assert not self.consumer(name).filters.covers(record.subject) or record.seq in self.seen[name], name
+                assert not self.consumer(name).cursor.filters.covers(record.subject) or record.seq in self.seen[name], (
+                    name
+                )
 
 
 @pytest.mark.parametrize("retention", ["limits", "interest"])

@@ -228,7 +228,7 @@ def test_an_acked_message_whose_removal_was_lost_leaves_with_the_next_group(rig:
     rig.wait(0.1)
     assert kept(queue) == [2]
     assert queue.info()["num_ack_pending"] == 1
-    assert not rig.engine.streams["S"].consumers._leaving
+    assert not rig.engine.streams["S"].consumers.retention._leaving
 
 
 @pytest.mark.parametrize("retention", ["interest", "workqueue"])

@@ -18,7 +18,6 @@ from slipstream.errors import ErrorCode, ReplicasNotSupportedError
 from slipstream.server.engine.api.requests import Count, Outcome, Sequence, decode, is_empty, optional
 from slipstream.server.engine.consumers import config as rules
 from slipstream.server.engine.consumers.consumer import Consumer
-from slipstream.server.engine.consumers.pull import PullConsumer
 
 if TYPE_CHECKING:
     from slipstream.server.engine.streams.stream import Stream
@@ -139,15 +138,15 @@ class ConsumerApi:
         # The document shows it; nats-server itself leaves it out where there is no cluster. In every report of one
         # consumer: clients hold what they got when they made it against what they get when they ask.
         when = {name: info.pop(name) for name in AFTER_CLUSTER if name in info}
-        return info | {"cluster": {"leader": consumer.host.leader_name}} | when
+        return info | {"cluster": {"leader": consumer.services.leader_name}} | when
 
     # Changes.
 
     def _delete(self, tokens: list[str], payload: bytes, _: int) -> Outcome:
         _check_empty(payload)
-        consumer = self._consumer(tokens)
-        consumer.group.delete(consumer)
-        return Outcome({"success": True}, consumer.group.stream.journal)
+        stream, consumer = self._find(tokens[0]), self._consumer(tokens)
+        stream.consumers.delete(consumer)
+        return Outcome({"success": True}, stream.journal)
 
     def _pause(self, tokens: list[str], payload: bytes, now: int) -> Outcome:
         request = optional(payload, PauseRequest)
@@ -157,15 +156,15 @@ class ConsumerApi:
                 until = parse_time(request.pause_until)
             except ValueError as exc:
                 raise ErrorCode.INVALID_JSON.error(err=exc) from exc
-        consumer = self._consumer(tokens)
+        stream, consumer = self._find(tokens[0]), self._consumer(tokens)
         config = rules.with_level(consumer.config.replace(pause_until=until if until > ZERO else None))
         if config != consumer.config:
-            consumer.group.change(consumer, config, now)
+            stream.consumers.change(consumer, config, now)
         paused = until > now
         fields: dict[str, Any] = {"paused": paused, "pause_until": format_time(until)}
         if paused:
             fields["pause_remaining"] = until - now
-        return Outcome(fields, consumer.group.stream.journal)
+        return Outcome(fields, stream.journal)
 
     def _unpin(self, tokens: list[str], payload: bytes, _: int) -> Outcome:
         request = decode(payload, UnpinRequest)
@@ -174,38 +173,37 @@ class ConsumerApi:
         if not rules.valid_group(request.group):
             raise rules.bad_group()
         consumer = self._consumer(tokens)
-        if request.group not in consumer.config.priority_groups or not isinstance(consumer, PullConsumer):
+        if not consumer.unpin(request.group):
             raise ErrorCode.CONSUMER_INVALID_PRIORITY_GROUP.error()
-        consumer.unpin("admin", request.group)
         return Outcome({})
 
     def _reset(self, tokens: list[str], payload: bytes, _: int) -> Outcome:
         request = decode(payload, ResetRequest) if payload.strip() else ResetRequest()
-        consumer = self._consumer(tokens)
+        stream, consumer = self._find(tokens[0]), self._consumer(tokens)
         seq = consumer.reset(request.seq)
-        journal = consumer.group.stream.journal
-        if consumer in journal.keepers:  # the answer waits for its books
+        journal = stream.journal
+        if not consumer.writer.saved:  # the answer waits for the delivery state
             journal.after.append(lambda: None)
         return Outcome({}, journal, later=lambda: self._report(consumer) | {"reset_seq": seq})
 
 
 def consumer_info(consumer: Consumer) -> dict[str, Any]:
     """Configuration and state, with nats-server's fields in its order."""
-    ledger, config, now = consumer.ledger, consumer.config, consumer.host.now
+    state, config, now = consumer.state, consumer.config, consumer.services.now
     paused = consumer.paused
     info = ConsumerInfo(
-        stream_name=consumer.group.stream.name,
+        stream_name=consumer.stream_name,
         name=consumer.name,
         created=consumer.created,
         config=config,
         delivered=SequenceInfo(
-            consumer_seq=ledger.dseq, stream_seq=ledger.delivered, last_active=ledger.last_delivery or None
+            consumer_seq=state.dseq, stream_seq=state.delivered, last_active=state.last_delivery or None
         ),
         ack_floor=SequenceInfo(
-            consumer_seq=ledger.floor_dseq, stream_seq=ledger.floor_seq, last_active=ledger.last_ack or None
+            consumer_seq=state.floor_dseq, stream_seq=state.floor_seq, last_active=state.last_ack or None
         ),
-        num_ack_pending=len(ledger.pending),
-        num_redelivered=0 if config.max_deliver == 1 else len(ledger.counts),
+        num_ack_pending=len(state.pending),
+        num_redelivered=0 if config.max_deliver == 1 else len(state.counts),
         num_waiting=consumer.waiting,
         num_pending=max(consumer.left, 0),
         push_bound=consumer.bound,

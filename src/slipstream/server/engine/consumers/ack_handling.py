@@ -1,77 +1,83 @@
-"""Acks become progress, and silence becomes redeliveries: the side of a consumer that listens.
+"""Ack handling of a consumer: acks, naks and the redelivery of messages whose ack is overdue.
 
-An ack settles a message for good, a nak or an overdue ack puts it into the queue of those to deliver again, until it
-was delivered as often as it may be. One timer per consumer looks for what is overdue; acks that come in time cost none.
+An ack settles a message for good. A nak or an overdue ack puts it into the redelivery queue, until it was delivered
+`max_deliver` times. One timer per consumer looks for overdue acks; acks that arrive in time never touch a timer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
 
-from slipstream.errors import ApiError
-from slipstream.server.engine.consumers import config
+from slipstream.api import AckPolicy, ConsumerConfig
 from slipstream.server.engine.consumers.advisories import ConsumerAdvisories
+from slipstream.server.engine.consumers.config import nak_delay, nanos, sample_frequency
 from slipstream.server.engine.consumers.delivery_state import DeliveryState, due
+from slipstream.server.engine.consumers.job import MILLISECOND
+from slipstream.server.engine.consumers.persistence import StateWriter
 from slipstream.server.engine.services import Host
 from slipstream.server.engine.timers import Timer
 
-if TYPE_CHECKING:
-    from slipstream.server.engine.consumers.registry import Consumers
-    from slipstream.server.engine.journal import Home
-
-MILLISECOND = 1_000_000
 REMOVED = "Unacknowledged message was deleted"
 
 
-class AckReply:
-    """The empty answer to an ack; a lost one is not answered."""
+class AckHandling:
+    """What acks, and their absence, do to the delivery state of one consumer."""
 
-    def __init__(self, home: Home) -> None:
-        self.home = home
+    def __init__(
+        self,
+        services: Host,
+        state: DeliveryState,
+        writer: StateWriter,
+        advisories: ConsumerAdvisories,
+        *,
+        prefix: str,
+        wake: Callable[[], None],
+        settled: Callable[[Iterable[int]], None],
+        next_request: Callable[[str, bytes, int], None],
+    ) -> None:
+        """`prefix` begins the ack subjects; `wake` has a chunk delivered, `settled` tells the stream's retention which
+        messages this consumer needs no more, and `next_request` takes the pull inside a `+NXT`."""
+        self.prefix = prefix
+        self.required = False  # whether messages are to be acked
+        self.max_pending = 0  # messages that may await their acks at one time; 0: no bound
+        self._services = services
+        self._state = state
+        self._writer = writer
+        self._advisories = advisories
+        self._wake = wake
+        self._settled = settled
+        self._next_request = next_request
+        self._cumulative = False  # an ack covers all messages before it
+        self._waits: tuple[int, ...] = (0,)  # for the ack of the first, second, … delivery
+        self._max_deliver = 0  # 0: no bound
+        self._sampled = 0  # percent of acks that are reported
+        self._timer: Timer | None = None
+        self._stopped = False
 
-    def ack(self, seq: int) -> tuple[str, int]:  # noqa: ARG002
-        return "", 0
-
-    def failure(self, error: ApiError) -> bytes:  # noqa: ARG002
-        return b""
-
-
-class Settling:
-    """What a consumer does with acks; the attributes are the consumer's."""
-
-    group: Consumers
-    host: Host
-    ledger: DeliveryState
-    advisories: ConsumerAdvisories
-    stopped: bool
-    acks: bool
-    last_active: int
-    _waits: tuple[int, ...]  # for an ack of the first, second, … delivery
-    _max_deliver: int
-    _ack_all: bool
-    _sampled: int
-    _reply: AckReply
-    _ack_timer: Timer | None
+    def configure(self, config: ConsumerConfig) -> None:
+        """Take over a configuration."""
+        self.required = config.ack_policy != AckPolicy.NONE
+        self.max_pending = max(config.max_ack_pending, 0) if self.required else 0
+        self._cumulative = config.ack_policy == AckPolicy.ALL
+        self._waits = tuple(map(nanos, config.backoff)) or (nanos(config.ack_wait),)
+        self._max_deliver = max(config.max_deliver, 0)
+        self._sampled = sample_frequency(config)
 
     @property
     def full(self) -> bool:
-        raise NotImplementedError
+        """Whether as many messages await their acks as may."""
+        return 0 < self.max_pending <= len(self._state.pending)
 
-    @property
-    def kept(self) -> bool:
-        """Whether its books are written already, or need not be."""
-        raise NotImplementedError
+    def deadlines(self) -> list[int]:
+        """When the acks that are awaited are overdue."""
+        waits, counts, last = self._waits, self._state.counts, len(self._waits) - 1
+        return [time + waits[min(counts.get(seq, 0), last)] for seq, (_, time) in self._state.pending.items()]
 
-    def touch(self) -> None:
-        raise NotImplementedError
+    # Acks. Hot: every message that is acked passes here.
 
-    def wake(self) -> None:
-        raise NotImplementedError
-
-    def ack(self, tokens: list[str], at: int, reply: str, payload: bytes, now: int) -> bool:
-        """Take an ack."""
-        if not self.acks or self.stopped:
+    def receive(self, tokens: list[str], at: int, reply: str, payload: bytes, now: int) -> bool:
+        """Take an ack. From `at` on `tokens` are delivery count, stream sequence, consumer sequence, time, pending."""
+        if not self.required or self._stopped:
             return False
         try:
             times, seq, dseq = int(tokens[at]), int(tokens[at + 1]), int(tokens[at + 2])
@@ -82,7 +88,7 @@ class Settling:
             answered = self._acked(seq, dseq, times, now)
         elif payload.startswith(b"+NXT"):
             self._acked(seq, dseq, times, now)
-            self.next_request(reply, payload[4:], now)
+            self._next_request(reply, payload[4:], now)
             return True
         elif payload.startswith(b"-NAK"):
             self._naked(seq, dseq, times, payload[4:].strip(), now)
@@ -91,96 +97,128 @@ class Settling:
         elif payload.startswith(b"+TERM"):
             answered = self._terminated(seq, dseq, times, payload[5:].strip(), now)
         if reply and answered:
-            self.group.answer(reply, self._reply, kept=self.kept)
+            self._writer.confirm(reply)
         return True
-
-    def next_request(self, reply: str, payload: bytes, now: int) -> None:
-        """A pull, or what takes one for it."""
-        raise NotImplementedError
-
-    def flow(self, subject: str, now: int) -> None:
-        """The answer to a flow control request; none was made."""
 
     def _acked(self, seq: int, dseq: int, times: int, now: int, *, sampled: bool = True) -> bool:
         """Settle a message; False if it cannot have been delivered."""
-        ledger = self.ledger
-        if seq > ledger.delivered:
+        state = self._state
+        if seq > state.delivered:
             return False
         was_full = self.full
-        if self._ack_all:
-            settled: Iterable[int] = ledger.settle_to(seq) if dseq > ledger.floor_dseq else ()
+        if self._cumulative:
+            settled: Iterable[int] = state.settle_to(seq) if dseq > state.floor_dseq else ()
         else:
-            entry = ledger.pending.get(seq)
-            if sampled and entry is not None and self._sampled and self.host.sample(self._sampled):
-                self.advisories.acked(seq, dseq, times, now - entry[1])
-            settled = (seq,) if ledger.settle(seq) else ()
-        ledger.last_ack = self.last_active = now
-        self.touch()
+            entry = state.pending.get(seq)
+            if sampled and entry is not None and self._sampled and self._services.sample(self._sampled):
+                self._advisories.acked(seq, dseq, times, now - entry[1])
+            settled = (seq,) if state.settle(seq) else ()
+        state.last_ack = state.last_active = now
+        self._writer.mark()
         if settled:
-            self.group.settled(settled)
+            self._settled(settled)
         if was_full:
-            self.wake()
+            self._wake()
         return True
 
     def _naked(self, seq: int, dseq: int, times: int, argument: bytes, now: int) -> None:
-        ledger = self.ledger
-        if seq not in ledger.pending:
+        state = self._state
+        if seq not in state.pending:
             return
-        self.advisories.refused(seq, dseq, times)
-        delay = config.nak_delay(argument)
+        self._advisories.refused(seq, dseq, times)
+        delay = nak_delay(argument)
         if delay is not None:
-            ledger.queue.pop(seq, None)
-            wait = self._waits[min(ledger.counts.get(seq, 0), len(self._waits) - 1)]
-            ledger.touch(seq, now + delay - wait)
-            self.touch()
-            self._arm_acks(now + delay)
-        elif self._max_deliver and ledger.times(seq) >= self._max_deliver:
-            self._give_up(seq)
+            # Not before the delay is over: as if it had been delivered so that its ack is overdue just then.
+            state.queue.pop(seq, None)
+            wait = self._waits[min(state.counts.get(seq, 0), len(self._waits) - 1)]
+            state.touch(seq, now + delay - wait)
+            self._writer.mark()
+            self.arm(now + delay)
+        elif self.exhausted(seq):
+            self.give_up(seq)
         else:
-            ledger.queue[seq] = None
-        self.wake()
+            state.queue[seq] = None
+        self._wake()
 
     def _in_progress(self, seq: int, now: int) -> None:
-        if self.ledger.touch(seq, now):
-            self.ledger.queue.pop(seq, None)
-            self.last_active = now
-            self.touch()
+        if self._state.touch(seq, now):
+            self._state.queue.pop(seq, None)
+            self._state.last_active = now
+            self._writer.mark()
 
     def _terminated(self, seq: int, dseq: int, times: int, reason: bytes, now: int) -> bool:
         answered = self._acked(seq, dseq, times, now, sampled=False)
-        self.advisories.terminated(seq, dseq, times, reason.decode(errors="replace"))
+        self._advisories.terminated(seq, dseq, times, reason.decode(errors="replace"))
         return answered
 
-    def _give_up(self, seq: int) -> None:
-        times = self.ledger.times(seq)
-        self.ledger.give_up(seq)
-        self.advisories.given_up(seq, times)
-        self.touch()
+    # Messages that are not redelivered.
 
-    def _arm_acks(self, when: int) -> None:
+    def exhausted(self, seq: int) -> bool:
+        """Whether a message was delivered as often as it may be."""
+        return 0 < self._max_deliver <= self._state.times(seq)
+
+    def give_up(self, seq: int) -> None:
+        """A message was delivered as often as it may be, without an ack."""
+        times = self._state.times(seq)
+        self._state.give_up(seq)
+        self._advisories.given_up(seq, times)
+        self._writer.mark()
+
+    def removed(self, seq: int) -> None:
+        """A message that awaits its ack is not in the stream any more."""
+        state = self._state
+        dseq, times = state.pending[seq][0], state.times(seq)
+        state.settle(seq)
+        state.last_ack = self._services.now
+        self._advisories.terminated(seq, dseq, times, REMOVED)
+        self._writer.mark()
+        self._wake()
+
+    # Redelivery.
+
+    def delivered(self, now: int) -> None:
+        """A chunk was delivered: its acks are awaited from now on."""
+        state = self._state
+        state.last_active = state.last_delivery = now
+        if self.required and state.pending and self._waits[0]:
+            self.arm(now + min(self._waits))
+        self._writer.mark()
+
+    def arm(self, when: int) -> None:
         """Look for overdue acks at that time, or earlier."""
-        timer = self._ack_timer
+        timer = self._timer
         if timer is not None and timer.action is not None:
             if timer.when <= when:
                 return
             timer.cancel()
-        self._ack_timer = self.host.timers.at(when, self._look)
+        self._timer = self._services.timers.at(when, self._look)
+
+    def waits_changed(self, old: ConsumerConfig, now: int) -> None:
+        """An update may have made acks overdue: look soon."""
+        if self._waits != (nanos(old.ack_wait),) and self._state.pending:
+            self.arm(now + 100 * MILLISECOND)
 
     def _look(self, now: int) -> None:
-        """Whose ack is overdue?"""
-        ledger = self.ledger
-        if not self._waits[0] or not ledger.pending:
+        """Queue the messages whose ack is overdue."""
+        state = self._state
+        if not self._waits[0] or not state.pending:
             return
-        overdue, soonest = due(ledger.pending, ledger.counts, self._waits, now)
+        overdue, soonest = due(state.pending, state.counts, self._waits, now)
         for seq in overdue:
-            if seq in ledger.queue:
+            if seq in state.queue:
                 continue
-            if self._max_deliver and ledger.times(seq) >= self._max_deliver:
-                self._give_up(seq)
+            if self.exhausted(seq):
+                self.give_up(seq)
             else:
-                ledger.queue[seq] = None
-        if soonest:  # with very many pending, not too often: looking through them takes time
-            self._arm_acks(max(soonest, now + MILLISECOND + 2000 * len(ledger.pending)))
+                state.queue[seq] = None
+        if soonest:  # with very many pending, not too often: a pass over them takes about 2 µs for each
+            self.arm(max(soonest, now + MILLISECOND + 2000 * len(state.pending)))
         if overdue:
-            self.touch()
-            self.wake()
+            self._writer.mark()
+            self._wake()
+
+    def stop(self) -> None:
+        """Take no more acks."""
+        self._stopped = True
+        if self._timer is not None:
+            self._timer.cancel()

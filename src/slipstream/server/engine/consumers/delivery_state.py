@@ -1,10 +1,10 @@
-"""Deliveries and acks become a consumer's books: what is on its way to somebody, what is settled, what comes again.
+"""Delivery state of a consumer: what was delivered, what awaits its ack, what is to be redelivered.
 
-Pure bookkeeping, no clock and no I/O. `pending` is in the order of the stream, with the consumer sequence and the time
-of the last delivery. `counts` says how often a message was delivered beyond the first time; a message that is in there
-and not pending was given up. The floor is below the oldest message that is still pending.
+Plain data: no clock and no I/O. `pending` is in the order of the stream, with the consumer sequence and the time of the
+last delivery. `counts` says how often a message was delivered beyond the first time; a message that is in there and not
+pending was given up. The ack floor is below the oldest message that is still pending.
 
-What changed is written in blocks of 64 stream sequences: the cost of keeping the books durable is that of the work done
+What changed is written in blocks of 64 stream sequences: the cost of keeping the state durable is that of the work done
 since, not of all that is pending.
 """
 
@@ -14,9 +14,11 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from struct import Struct
 
+from slipstream.server.engine.consumers.deliver_policy import SkipList
+
 BLOCK = 6  # 64 sequences to a block: a page of the store holds one
 SPARE = 1024
-LAST = 2**63 - 1  # the moments that can be kept
+LAST = 2**63 - 1  # the times that fit an entry
 _HEAD = Struct("<QQQQQqq")
 HEAD_SIZE = _HEAD.size
 _ENTRY = Struct("<QQqI")  # stream sequence, consumer sequence (0: not pending), time, count
@@ -25,7 +27,7 @@ Pending = tuple[int, int]  # consumer sequence, time
 
 
 class DeliveryState:
-    """The books of one consumer."""
+    """The deliveries of one consumer."""
 
     def __init__(self, start: int) -> None:
         """`start` is the first stream sequence of interest."""
@@ -35,16 +37,18 @@ class DeliveryState:
         self.floor_dseq = 0
         self.floor_seq = start - 1
         self.last_delivery = self.last_ack = 0  # when
+        self.last_active = 0  # when it was used last, in any way; not kept
         self.pending: dict[int, Pending] = {}
         self.counts: dict[int, int] = {}
-        self.queue: dict[int, None] = {}  # to be delivered again, in this order
+        self.queue: dict[int, None] = {}  # to be redelivered, in this order
+        self.skips: SkipList | None = None  # of the last messages of all subjects, those to come
         self._order: deque[int] = deque()  # what was delivered, in order; the front may be settled already
         self._dirty: set[int] = set()
 
     # Deliveries.
 
     def deliver(self, seq: int, now: int) -> int:
-        """A new message goes out and is to be acked; its consumer sequence."""
+        """A new message that is to be acked goes out; its consumer sequence."""
         self.dseq += 1
         self.delivered = seq
         self.pending[seq] = (self.dseq, now)
@@ -54,7 +58,7 @@ class DeliveryState:
         return self.dseq
 
     def deliver_all(self, seqs: list[int], now: int) -> None:
-        """New messages go out, in order, and are to be acked."""
+        """New messages that are to be acked go out, in order."""
         dseq, pending = self.dseq, self.pending
         for seq in seqs:
             dseq += 1
@@ -66,19 +70,19 @@ class DeliveryState:
         self._tidy()
 
     def _tidy(self) -> None:
-        """Behind a message that nobody acks for long, those that are settled do not pile up."""
+        """Bound what is remembered behind a message that is not acked for long."""
         if len(self._order) > SPARE + 2 * len(self.pending):
             self._order = deque(self.pending)
 
     def hand_over(self, seq: int) -> int:
-        """A new message goes out, and nobody acks it."""
+        """A new message that needs no ack goes out; its consumer sequence."""
         self.dseq += 1
         self.delivered = self.floor_seq = seq
         self.floor_dseq = self.dseq
         return self.dseq
 
     def deliver_again(self, seq: int, now: int) -> tuple[int, int]:
-        """A pending message goes out once more; its new consumer sequence, and how often it was delivered by now."""
+        """A pending message is redelivered; its new consumer sequence, and how often it was delivered by now."""
         self.queue.pop(seq, None)
         self.dseq += 1
         self.pending[seq] = (self.pending[seq][0], now)
@@ -90,7 +94,7 @@ class DeliveryState:
         """How often a message was delivered."""
         return self.counts.get(seq, 0) + 1
 
-    # Settling.
+    # Acks.
 
     def settle(self, seq: int) -> bool:
         """A message needs no ack any more; False if it did not. One that was given up does: its ack may come late."""
@@ -123,7 +127,7 @@ class DeliveryState:
         return settled
 
     def give_up(self, seq: int) -> None:
-        """A message was delivered as often as it may be; it stays in the books."""
+        """A message was delivered as often as it may be; its count stays, as its ack may still arrive."""
         entry = self.pending.pop(seq, None)
         self.queue.pop(seq, None)
         self.counts[seq] = self.counts.get(seq, 0) or 1
@@ -181,7 +185,7 @@ class DeliveryState:
             order.popleft()
         return pending[order[0]]
 
-    # Keeping.
+    # Records.
 
     def changed(self) -> dict[int, bytes]:
         """The blocks that changed since the last call (empty: nothing is left in them)."""
@@ -206,7 +210,7 @@ class DeliveryState:
         return b"".join(parts)
 
     def head(self) -> bytes:
-        """The figures."""
+        """The sequences and times, as a record of fixed size."""
         return _HEAD.pack(
             self.next_seq,
             self.dseq,
@@ -219,20 +223,20 @@ class DeliveryState:
 
     @classmethod
     def restored(cls, head: bytes, blocks: Iterable[bytes]) -> DeliveryState:
-        """The books as they were kept."""
-        ledger = cls(1)
+        """The state in its records."""
+        state = cls(1)
         (
-            ledger.next_seq, ledger.dseq, ledger.delivered, ledger.floor_dseq, ledger.floor_seq,
-            ledger.last_delivery, ledger.last_ack,
+            state.next_seq, state.dseq, state.delivered, state.floor_dseq, state.floor_seq,
+            state.last_delivery, state.last_ack,
         ) = _HEAD.unpack(head)  # fmt: skip
         entries = sorted(entry for block in blocks for entry in _ENTRY.iter_unpack(block))
         for seq, dseq, time, count in entries:
             if dseq:
-                ledger.pending[seq] = (dseq, time)
-                ledger._order.append(seq)
+                state.pending[seq] = (dseq, time)
+                state._order.append(seq)
             if count:
-                ledger.counts[seq] = count
-        return ledger
+                state.counts[seq] = count
+        return state
 
     def reset(self, start: int) -> None:
         """Begin again, from a stream sequence, as if nothing had been delivered."""

@@ -1,8 +1,8 @@
-"""Messages and statuses on their way to clients become frames: encoded together, pushed once to each connection.
+"""Outbound queues: the messages and statuses of one chunk, encoded together and pushed once to each connection.
 
-Where one client is the only subscriber (nearly always), its frames are written out here; all that one connection gets
-in a chunk stays in order, whichever of its subscriptions it is for. Otherwise each message takes the way through the
-router.
+Where one client is the only subscriber (nearly always), its frames are written out here. All that one connection gets
+in a chunk is one queue, so it stays in order whichever of the connection's subscriptions it is for. Otherwise each
+message takes the way through the router.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from slipstream.server.engine.ports import Record
 from slipstream.server.engine.services import Host
 from slipstream.wire import hmsg
 
-NO_END = 1 << 62
+NO_LIMIT = 1 << 62
 
 
-class Parcel:
+class OutboundQueue:
     """What one connection gets in one chunk."""
 
     __slots__ = ("counts", "frames")
@@ -25,85 +25,86 @@ class Parcel:
         self.counts: dict[ClientSub, int] = {}
 
 
-class Lanes:
-    """The ways out of one chunk, by the subject that somebody listens on."""
+class Outbound:
+    """The recipients of one chunk, by the subject that they listen on."""
 
-    def __init__(self, host: Host) -> None:
-        self._host = host
-        self._lanes: dict[str, Lane] = {}
-        self._parcels: dict[Session, Parcel] = {}
-        self.congested = False  # somebody does not keep up
+    def __init__(self, services: Host) -> None:
+        self._services = services
+        self._recipients: dict[str, Recipient] = {}
+        self._queues: dict[Session, OutboundQueue] = {}
+        self.congested = False  # one of them does not keep up
 
-    def to(self, subject: str) -> Lane:
-        """The way to whoever listens on a subject."""
-        lane = self._lanes.get(subject)
-        if lane is None:
-            lane = self._lanes[subject] = self.open(subject, self._host.sole_client(subject, limited=True))
-        return lane
+    def to(self, subject: str) -> Recipient:
+        """The subscribers of a subject."""
+        recipient = self._recipients.get(subject)
+        if recipient is None:
+            sub = self._services.sole_client(subject, limited=True)
+            recipient = self._recipients[subject] = self.open(subject, sub)
+        return recipient
 
-    def open(self, subject: str, sub: ClientSub | None) -> Lane:
-        """A way to one subscription on a subject, or (None) to all of them."""
-        parcel = None
+    def open(self, subject: str, sub: ClientSub | None) -> Recipient:
+        """One subscription on a subject, or (None) all of them."""
+        queue = None
         if sub is not None:
-            parcel = self._parcels.get(sub.session)
-            if parcel is None:
-                parcel = self._parcels[sub.session] = Parcel()
-        lane = Lane(self._host, subject, sub, parcel)
-        self.congested = self.congested or lane.congested
-        return lane
+            queue = self._queues.get(sub.session)
+            if queue is None:
+                queue = self._queues[sub.session] = OutboundQueue()
+        recipient = Recipient(self._services, subject, sub, queue)
+        self.congested = self.congested or recipient.congested
+        return recipient
 
     def flush(self) -> None:
-        """Send what has gathered."""
-        for parcel in self._parcels.values():
-            if parcel.frames:
-                (first, count), *others = parcel.counts.items()
-                self._host.push(first, b"".join(parcel.frames), count)
+        """Push the queues to their connections."""
+        for queue in self._queues.values():
+            if queue.frames:
+                (first, count), *others = queue.counts.items()
+                self._services.push(first, b"".join(queue.frames), count)
                 for sub, more in others:
                     sub.delivered += more
-                for sub in parcel.counts:
+                for sub in queue.counts:
                     if 0 < sub.max_msgs <= sub.delivered:
-                        self._host.end(sub)
+                        self._services.end(sub)
 
 
-class Lane:
-    """The way to whoever listens on `to`, for one chunk."""
+class Recipient:
+    """The subscribers of `to`, for one chunk."""
 
-    __slots__ = ("_host", "_lead", "_parcel", "_sub", "congested", "there", "to")
+    __slots__ = ("_lead", "_queue", "_services", "_sub", "congested", "reachable", "to")
 
-    def __init__(self, host: Host, to: str, sub: ClientSub | None, parcel: Parcel | None) -> None:
+    def __init__(self, services: Host, to: str, sub: ClientSub | None, queue: OutboundQueue | None) -> None:
         self.to = to
-        self._host = host
-        self._sub, self._parcel = sub, parcel
+        self._services = services
+        self._sub, self._queue = sub, queue
         self._lead = ""
         if sub is not None:
-            self.there, self.congested = True, sub.session.congested
+            self.reachable, self.congested = True, sub.session.congested
             self._lead = f" {sub.sid.decode()} "
         else:
-            self.there, self.congested = host.listeners(to)
+            self.reachable, self.congested = services.listeners(to)
 
     @property
     def session(self) -> Session | None:
-        """The one connection that it leads to, if it is one."""
+        """The connection, if it is a single one."""
         return self._sub.session if self._sub is not None else None
 
     @property
-    def room(self) -> int:
+    def capacity(self) -> int:
         """How many more messages it takes: a subscription may end after so many."""
-        if not self.there:
+        if not self.reachable:
             return 0
-        sub, parcel = self._sub, self._parcel
-        if sub is None or parcel is None or not sub.max_msgs:
-            return NO_END
-        return max(0, sub.max_msgs - sub.delivered - parcel.counts.get(sub, 0))
+        sub, queue = self._sub, self._queue
+        if sub is None or queue is None or not sub.max_msgs:
+            return NO_LIMIT
+        return max(0, sub.max_msgs - sub.delivered - queue.counts.get(sub, 0))
 
     def put(self, subject: str, reply: str, header: bytes, payload: bytes) -> bool:
-        """One message; whether anybody was there to get it."""
-        parcel, sub = self._parcel, self._sub
-        if parcel is None or sub is None:
-            self.there = self._host.pass_on(self.to, subject, reply, header, payload)
-            return self.there
-        parcel.counts[sub] = parcel.counts.get(sub, 0) + 1
-        add = parcel.frames.append
+        """One message; whether there was a subscriber to get it."""
+        queue, sub = self._queue, self._sub
+        if queue is None or sub is None:
+            self.reachable = self._services.pass_on(self.to, subject, reply, header, payload)
+            return self.reachable
+        queue.counts[sub] = queue.counts.get(sub, 0) + 1
+        add = queue.frames.append
         if header:
             size = len(header)
             add(f"HMSG {subject}{self._lead}{reply} {size} {size + len(payload)}\r\n".encode())
@@ -117,11 +118,11 @@ class Lane:
     def put_all(self, records: list[Record], prefix: str, dseq: int, left: int) -> None:
         """New messages in a row, to one client that takes so many: `dseq` is the consumer sequence before the first,
         `left` what was left then. Hot: well under a microsecond a message."""
-        parcel, sub, lead = self._parcel, self._sub, self._lead
-        assert parcel is not None
+        queue, sub, lead = self._queue, self._sub, self._lead
+        assert queue is not None
         assert sub is not None
-        parcel.counts[sub] = parcel.counts.get(sub, 0) + len(records)
-        add = parcel.frames.append
+        queue.counts[sub] = queue.counts.get(sub, 0) + len(records)
+        add = queue.frames.append
         for seq, time, subject, header, payload in records:
             dseq += 1
             left -= 1
@@ -135,10 +136,21 @@ class Lane:
             add(b"\r\n")
 
     def status(self, block: bytes, reply: str = "") -> None:
-        """A status for whoever listens, behind the messages so far."""
-        parcel, sub = self._parcel, self._sub
-        if parcel is None or sub is None:
-            self._host.pass_on(self.to, self.to, reply, block, b"")
+        """A status, behind the messages so far."""
+        queue, sub = self._queue, self._sub
+        if queue is None or sub is None:
+            self._services.pass_on(self.to, self.to, reply, block, b"")
             return
-        parcel.counts[sub] = parcel.counts.get(sub, 0) + 1
-        parcel.frames.append(hmsg(self.to.encode(), sub.sid, block, b"", reply.encode()))
+        queue.counts[sub] = queue.counts.get(sub, 0) + 1
+        queue.frames.append(hmsg(self.to.encode(), sub.sid, block, b"", reply.encode()))
+
+
+def add_header(block: bytes, line: str) -> bytes:
+    """A header block with one more line."""
+    head = block[:-2] if block.endswith(b"\r\n\r\n") else b"NATS/1.0\r\n"
+    return head + f"{line}\r\n\r\n".encode()
+
+
+def headers_only(record: Record) -> tuple[bytes, bytes]:
+    """Header and payload of a message for a consumer that wants no payloads."""
+    return add_header(record.header, f"Nats-Msg-Size: {len(record.payload)}"), b""

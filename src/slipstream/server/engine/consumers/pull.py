@@ -1,21 +1,27 @@
-"""A pull consumer: messages go to the requests that wait for them, one each in turn.
+"""Pull delivery: messages go to the requests that wait for them, one each in turn.
 
-A request ends when it is filled, at its time, with its inbox, or with a status that says why. Whether somebody still
-listens on its inbox is looked at when it gets its turn, and whenever the requests are counted.
+A request ends when it is filled, when it expires, when its inbox has no subscriber any more, or with a status that says
+why. Whether an inbox still has a subscriber is looked up when its request gets its turn, and whenever the requests are
+counted.
+
+With priority groups a request may have to stand back: with `overflow` until enough messages are pending, with
+`prioritized` behind those of a lower number, with `pinned_client` unless its client is the one that is pinned.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from slipstream.api import ConsumerConfig, PriorityPolicy, format_time
 from slipstream.api.names import LAST_CONSUMER, LAST_STREAM
 from slipstream.api.times import ZERO
 from slipstream.server.engine.api.requests import level_suffices
-from slipstream.server.engine.consumers.ack_handling import MILLISECOND
-from slipstream.server.engine.consumers.consumer import CHUNK, Consumer, nanos
-from slipstream.server.engine.consumers.delivery_state import DeliveryState
-from slipstream.server.engine.consumers.outbound import Lane, Lanes
+from slipstream.server.engine.consumers.ack_handling import AckHandling
+from slipstream.server.engine.consumers.advisories import ConsumerAdvisories
+from slipstream.server.engine.consumers.config import nanos
+from slipstream.server.engine.consumers.cursor import CHUNK, Cursor
+from slipstream.server.engine.consumers.job import MILLISECOND, DeliveryJob, IdleTimer
+from slipstream.server.engine.consumers.outbound import Outbound, Recipient, add_header, headers_only
 from slipstream.server.engine.consumers.requests import (
     CONSUMER_DELETED,
     LEVEL_MISSING,
@@ -23,43 +29,64 @@ from slipstream.server.engine.consumers.requests import (
     REQUESTS_PENDING,
     TOO_MANY_WAITING,
     PullBody,
-    Queue,
     Request,
+    RequestQueue,
     parse,
     refusal,
 )
 from slipstream.server.engine.ports import Record
-from slipstream.server.engine.services import Progress
+from slipstream.server.engine.services import Host, Progress
 from slipstream.server.engine.timers import Timer
 from slipstream.wire.headers import status_block
 
-if TYPE_CHECKING:
-    from slipstream.server.engine.consumers.registry import Consumers
 
+class PullDelivery:
+    """Delivers the messages of one consumer to pull requests."""
 
-class PullConsumer(Consumer):
-    """Delivers to whoever asks."""
-
-    _timer: Timer | None = None
-    _pin = ""
-    _pinned_at = 0
-    _pin_timer: Timer | None = None
+    bound = False  # pull consumers have no deliver subject
 
     def __init__(
-        self, group: Consumers, name: str, config: ConsumerConfig, *, created: int, ledger: DeliveryState | None = None
+        self,
+        services: Host,
+        cursor: Cursor,
+        acks: AckHandling,
+        job: DeliveryJob,
+        idle: IdleTimer,
+        advisories: ConsumerAdvisories,
+        config: ConsumerConfig,
     ) -> None:
-        self._queue = Queue()
-        super().__init__(group, name, config, created=created, ledger=ledger)
+        self._services = services
+        self._cursor = cursor
+        self._state = cursor.state
+        self._acks = acks
+        self._job = job
+        self._idle = idle
+        self._advisories = advisories
+        self._config = config
+        self._queue = RequestQueue()
+        self._timer: Timer | None = None
+        self._pin = ""  # the id of the pinned client
+        self._pinned_at = 0
+        self._pin_timer: Timer | None = None
+        self.configure(config)
 
     def configure(self, config: ConsumerConfig) -> None:
-        super().configure(config)
+        """Take over a configuration."""
+        self._config = config
         self._queue.prioritized = config.priority_policy == PriorityPolicy.PRIORITIZED
         # Nothing that would have to be looked at message by message.
         self._plain = not config.priority_policy and not config.headers_only and config.replay_policy == "instant"
+        self._headers_only = config.headers_only
         self._overflow = config.priority_policy == PriorityPolicy.OVERFLOW
         self._pins = config.priority_policy == PriorityPolicy.PINNED_CLIENT
-        if self.threshold:  # as on nats-server: not all at the same moment
-            self.threshold += (100 + int(900 * self.host.chance())) * MILLISECOND
+        if self._idle.threshold:  # as on nats-server: not all at the same moment
+            self._idle.threshold += (100 + int(900 * self._services.chance())) * MILLISECOND
+
+    def begin(self, now: int) -> None:
+        """Nothing to do before the first request."""
+
+    def flow(self, subject: str, now: int) -> None:
+        """The answer to a flow control request; a pull consumer makes none."""
 
     # Requests.
 
@@ -67,77 +94,79 @@ class PullConsumer(Consumer):
         """Take a pull."""
         if reply:
             if header and not level_suffices(header):
-                self.host.send(reply, LEVEL_MISSING, b"")
+                self._services.send(reply, LEVEL_MISSING, b"")
             else:
                 self.next_request(reply, payload, now)
         return True
 
     def next_request(self, reply: str, payload: bytes, now: int) -> None:
+        """Queue a request, or answer it with the status that refuses it."""
         if not reply:
             return
         parsed = parse(payload)
         if isinstance(parsed, bytes):
-            self.host.send(reply, parsed, b"")
+            self._services.send(reply, parsed, b"")
             return
         body, grouped = parsed
-        refused = refusal(body, self.config, grouped=grouped, pin=self._pin) or self._no_room(body, now)
+        refused = refusal(body, self._config, grouped=grouped, pin=self._pin) or self._cannot_serve(body, now)
         if refused:
-            self.host.send(reply, refused, b"")
+            self._services.send(reply, refused, b"")
             return
-        if len(self._queue) >= self.config.max_waiting:
-            if body.idle_heartbeat <= 0:  # whoever waits for heartbeats asks again by itself, and in its own time
-                self.host.send(reply, TOO_MANY_WAITING, b"")
+        if len(self._queue) >= self._config.max_waiting:
+            if body.idle_heartbeat <= 0:  # a client that expects heartbeats asks again when it misses them
+                self._services.send(reply, TOO_MANY_WAITING, b"")
             return
         request = Request(reply, body, grouped=grouped, now=now)
         if self._pin and body.id == self._pin:
             self._arm_pin(now)
-        self.last_active = now
+        self._state.last_active = now
         self._queue.add(request)
         self._arm(min((at for at in (request.expires, request.beat) if at), default=0))
-        self.wake()
+        self._job.wake()
 
-    def _no_room(self, body: PullBody, now: int) -> bytes | None:
-        """What a request that does not wait is told when there is nothing for it, or others are before it."""
-        if len(self._queue) >= self.config.max_waiting:
+    def _cannot_serve(self, body: PullBody, now: int) -> bytes | None:
+        """The status for a request with `no_wait` when there is nothing for it, or other requests come first."""
+        if len(self._queue) >= self._config.max_waiting:
             self._review(now)
-        if not body.no_wait or not self.live:
+        if not body.no_wait or not self._job.live:
             return None
-        there = self.left + len(self.ledger.queue)
-        if there <= 0:
+        available = self._cursor.left + len(self._state.queue)
+        if available <= 0:
             if body.waits:
                 return None
-            self.last_active = now
+            self._state.last_active = now
             return NO_MESSAGES
         if self._queue:
             self._review(now)
-            if there < sum(request.batch for request in self._queue):
-                self.last_active = now
+            if available < sum(request.batch for request in self._queue):
+                self._state.last_active = now
                 return REQUESTS_PENDING
         return None
 
     @property
     def waiting(self) -> int:
-        self._review(self.host.now)
+        """How many requests wait."""
+        self._review(self._services.now)
         return len(self._queue)
 
     def _review(self, now: int, *, at_end: bool = False) -> None:
-        """End the requests that have expired or lost their listener; send the heartbeats that are due."""
+        """End the requests that have expired or whose inbox has no subscriber; send the heartbeats that are due."""
         kept: list[Request] = []
         for request in self._queue:
             if request.expires and request.expires <= now:
-                self.host.send(request.reply, request.ended(408, "Request Timeout"), b"")
+                self._services.send(request.reply, request.ended(408, "Request Timeout"), b"")
             elif at_end and request.ends_here:
-                self.host.send(request.reply, NO_MESSAGES, b"")
-            elif self.host.listeners(request.reply)[0]:
+                self._services.send(request.reply, NO_MESSAGES, b"")
+            elif self._services.listeners(request.reply)[0]:
                 if request.beat and request.beat <= now:
-                    self.host.send(request.reply, self._heartbeat(), b"")
+                    self._services.send(request.reply, self._heartbeat(), b"")
                     request.beat = now + request.heartbeat
                 kept.append(request)
         if len(kept) != len(self._queue):
             self._queue.replace(kept)
 
     def _heartbeat(self) -> bytes:
-        last = (LAST_CONSUMER, str(self.ledger.dseq)), (LAST_STREAM, str(self.ledger.next_seq - 1))
+        last = (LAST_CONSUMER, str(self._state.dseq)), (LAST_STREAM, str(self._state.next_seq - 1))
         return status_block(100, "Idle Heartbeat", last)
 
     def _arm(self, when: int) -> None:
@@ -149,99 +178,100 @@ class PullConsumer(Consumer):
             if timer.when <= when:
                 return
             timer.cancel()
-        self._timer = self.host.timers.at(when, self._ring)
+        self._timer = self._services.timers.at(when, self._look)
 
-    def _ring(self, now: int) -> None:
-        self._review(now, at_end=self.full)  # acks may be long in coming: who does not wait does not wait for them
+    def _look(self, now: int) -> None:
+        self._review(now, at_end=self._acks.full)  # a request with `no_wait` does not wait for acks either
         self._arm(min((at for r in self._queue for at in (r.expires, r.beat) if at), default=0))
 
     # Delivering.
 
-    def work(self, now: int) -> tuple[Progress, int]:
+    def deliver(self, now: int) -> tuple[Progress, int]:
+        """Deliver one chunk; how the job stands, and how many messages went out."""
         if not self._queue:
             return Progress.DONE, 0
-        if self.paused or self.held or self.at_end:
-            if not self.held:
+        if self._job.paused or self._cursor.held or self._cursor.at_end:
+            if not self._cursor.held:
                 self._review(now, at_end=True)
             return Progress.DONE, 0
-        lanes = Lanes(self.host)
+        outbound = Outbound(self._services)
         limit = min(sum(request.batch for request in self._queue), CHUNK) if len(self._queue) < CHUNK else CHUNK
-        again, fresh = self.upcoming(limit)
-        sent, stuck = self._again_to(again, lanes, now), False
+        again, fresh = self._cursor.upcoming(limit)
+        sent, stuck = self._redeliver(again, outbound, now), False
         if len(again) == sent:
             before = sent
-            sent += self._fresh_to(fresh, lanes, now)
+            sent += self._deliver_new(fresh, outbound, now)
             stuck = sent - before < len(fresh)
-        lanes.flush()
+        outbound.flush()
         if sent:
-            self.after_chunk(now)
-        return self._standing(lanes, now, sent, stuck=stuck or len(again) > sent, found=bool(again or fresh)), sent
+            self._acks.delivered(now)
+        return self._progress(outbound, now, sent, stuck=stuck or len(again) > sent, found=bool(again or fresh)), sent
 
-    def _standing(self, lanes: Lanes, now: int, sent: int, *, stuck: bool, found: bool) -> Progress:
+    def _progress(self, outbound: Outbound, now: int, sent: int, *, stuck: bool, found: bool) -> Progress:
         """How the job stands after a chunk."""
         if not self._queue:
             return Progress.DONE
         if stuck:
-            return Progress.BLOCKED if lanes.congested and self._pace_timer is None else Progress.DONE
-        if self.at_end:
+            return Progress.BLOCKED if outbound.congested and not self._job.waits else Progress.DONE
+        if self._cursor.at_end:
             self._review(now, at_end=True)
             return Progress.DONE
-        if not found and not self.full:
-            self.exhausted()
-            if self.at_end:
+        if not found and not self._acks.full:
+            self._cursor.found_nothing()
+            if self._cursor.at_end:
                 self._review(now, at_end=True)
             return Progress.DONE
-        return Progress.MORE if sent and (self.ledger.queue or not self.full) else Progress.DONE
+        return Progress.MORE if sent and (self._state.queue or not self._acks.full) else Progress.DONE
 
-    def _again_to(self, records: list[Record], lanes: Lanes, now: int) -> int:
-        sent = 0
+    def _redeliver(self, records: list[Record], outbound: Outbound, now: int) -> int:
+        sent, state = 0, self._state
         for record in records:
-            header, payload = self.shown(record)
-            reply = self.ack_subject(record, self.ledger.times(record.seq) + 1, self.left)
+            seq, time, _, header, payload = record
+            if self._headers_only:
+                header, payload = headers_only(record)
+            reply = f"{self._acks.prefix}{state.times(seq) + 1}.{seq}.{state.dseq + 1}.{time}.{self._cursor.left}"
             size = len(record.subject) + len(reply) + len(header) + len(payload)
-            if not self._hand(size, lanes, now, (record.subject, reply, header, payload)):
+            if not self._hand(size, outbound, now, (record.subject, reply, header, payload)):
                 break
-            self.ledger.deliver_again(record.seq, now)
+            state.deliver_again(seq, now)
             sent += 1
         return sent
 
-    def _fresh_to(self, records: list[Record], lanes: Lanes, now: int) -> int:
+    def _deliver_new(self, records: list[Record], outbound: Outbound, now: int) -> int:
         if not records or not self._queue:
             return 0
-        if self._plain and self._is_one(lanes):
-            return self._all_to_one(records, lanes, now)
-        sent = 0
-        prefix, bare = f"{self._ack_prefix}1.", self._bare
-        gone: list[int] = []
+        if self._plain and self._is_one(outbound):
+            return self._all_to_one(records, outbound, now)
+        sent, state, cursor = 0, self._state, self._cursor
+        prefix, bare, replays = f"{self._acks.prefix}1.", self._headers_only, self._job.replays
+        unacked: list[int] = []
         for record in records:
-            if self._replay_to and self.too_early(record, now):
+            if replays and self._job.too_early(record, now):
                 break
             seq, time, subject, header, payload = record
             if bare:
-                header, payload = self.shown(record)
-            reply = f"{prefix}{seq}.{self.ledger.dseq + 1}.{time}.{self.left - 1}"
+                header, payload = headers_only(record)
+            reply = f"{prefix}{seq}.{state.dseq + 1}.{time}.{cursor.left - 1}"
             size = len(subject) + len(reply) + len(header) + len(payload)
-            if not self._hand(size, lanes, now, (subject, reply, header, payload)):
+            if not self._hand(size, outbound, now, (subject, reply, header, payload)):
                 break
-            self.book(record, now)
+            cursor.delivered(record, now)
             sent += 1
-            if self._replay_to:
-                self.replayed(record, now)
-            if not self.acks:
-                gone.append(seq)
-        if gone:
-            self.group.settled(gone)
+            if replays:
+                self._job.replayed(record, now)
+            if not self._acks.required:
+                unacked.append(seq)
+        cursor.settle_unacked(unacked)
         return sent
 
-    def _all_to_one(self, records: list[Record], lanes: Lanes, now: int) -> int:
-        """The requests of one client are filled one after the other. Hot: what a message costs here, it costs for every
-        one of them."""
+    def _all_to_one(self, records: list[Record], outbound: Outbound, now: int) -> int:
+        """Fill the requests of one client, one after the other. Hot: work is done once a request, not per message."""
         sent, total = 0, len(records)
-        while sent < total and (request := self._choose(0, lanes, now)) is not None:
-            lane = lanes.to(request.reply)
-            part = records[sent : sent + min(request.batch, lane.room)]
-            lane.put_all(part, f"{self._ack_prefix}1.", self.ledger.dseq, self.left)
-            self.book_all(part, now)
+        while sent < total and (request := self._choose(0, outbound, now)) is not None:
+            recipient = outbound.to(request.reply)
+            part = records[sent : sent + min(request.batch, recipient.capacity)]
+            recipient.put_all(part, f"{self._acks.prefix}1.", self._state.dseq, self._cursor.left)
+            self._cursor.delivered_all(part, now)
             sent += len(part)
             request.batch -= len(part)
             if request.batch <= 0:
@@ -250,27 +280,26 @@ class PullConsumer(Consumer):
                 request.beat = now + request.heartbeat
         return sent
 
-    def _is_one(self, lanes: Lanes) -> bool:
-        """Whether all requests are of one client, and none counts bytes: nobody is there to share with."""
-        session = lanes.to(self._queue.front().reply).session
+    def _is_one(self, outbound: Outbound) -> bool:
+        """Whether all requests are of one client, and none counts bytes: then there is no turn to take."""
+        session = outbound.to(self._queue.front().reply).session
         if session is None:
             return False
-        return all(not request.max_bytes and lanes.to(request.reply).session is session for request in self._queue)
+        return all(not request.max_bytes and outbound.to(request.reply).session is session for request in self._queue)
 
-    def _hand(self, size: int, lanes: Lanes, now: int, message: tuple[str, str, bytes, bytes]) -> bool:
-        """Give a message to the request whose turn it is; False if nobody can have it now."""
-        while (request := self._choose(size, lanes, now)) is not None:
+    def _hand(self, size: int, outbound: Outbound, now: int, message: tuple[str, str, bytes, bytes]) -> bool:
+        """Give a message to the request whose turn it is; False if no request can have it now."""
+        while (request := self._choose(size, outbound, now)) is not None:
             subject, reply, header, payload = message
             if self._pin:
-                pin = f"Nats-Pin-Id: {self._pin}\r\n\r\n".encode()
-                header = (header[:-2] if header.endswith(b"\r\n\r\n") else b"NATS/1.0\r\n") + pin
-            lane = lanes.to(request.reply)
-            if lane.put(subject, reply, header, payload):
-                self._served(request, lane, size, now)
+                header = add_header(header, f"Nats-Pin-Id: {self._pin}")
+            recipient = outbound.to(request.reply)
+            if recipient.put(subject, reply, header, payload):
+                self._served(request, recipient, size, now)
                 return True
         return False
 
-    def _served(self, request: Request, lane: Lane, size: int, now: int) -> None:
+    def _served(self, request: Request, recipient: Recipient, size: int, now: int) -> None:
         """The request in front got a message."""
         request.batch -= 1
         if request.max_bytes:
@@ -280,31 +309,31 @@ class PullConsumer(Consumer):
         if request.batch <= 0:
             self._queue.pop()
             if request.max_bytes:
-                lane.status(request.ended(409, "Batch Completed"))
+                recipient.status(request.ended(409, "Batch Completed"))
         else:
             if request.heartbeat:
                 request.beat = now + request.heartbeat
             if len(self._queue) > 1:
                 self._queue.turn()
 
-    def _choose(self, size: int, lanes: Lanes, now: int) -> Request | None:
-        """Whose turn it is to get a message of that size; it is then in front."""
+    def _choose(self, size: int, outbound: Outbound, now: int) -> Request | None:
+        """The request whose turn it is to get a message of that size; it is then in front."""
         queue = self._queue
         tries = len(queue)
         while tries > 0 and queue:
             request = queue.front()
-            lane = lanes.to(request.reply)
+            recipient = outbound.to(request.reply)
             tries -= 1
-            if not lane.room:
+            if not recipient.capacity:
                 queue.pop()
             elif request.expires and request.expires <= now:
-                lane.status(request.ended(408, "Request Timeout"))
+                recipient.status(request.ended(408, "Request Timeout"))
                 queue.pop()
-            elif lane.congested or not self._eligible(request, lane):
+            elif recipient.congested or not self._eligible(request, recipient):
                 if queue and queue.front() is request:
                     queue.cycle()
             elif request.max_bytes and size > request.max_bytes:
-                lane.status(request.ended(409, "Message Size Exceeds MaxBytes"))
+                recipient.status(request.ended(409, "Message Size Exceeds MaxBytes"))
                 queue.pop()
             else:
                 return request
@@ -312,52 +341,53 @@ class PullConsumer(Consumer):
 
     # Priority groups.
 
-    def _eligible(self, request: Request, lane: Lane) -> bool:
+    def _eligible(self, request: Request, recipient: Recipient) -> bool:
         """Whether a request may have a message now, by its priority group."""
         body = request.body
         if self._overflow and (body.min_pending > 0 or body.min_ack_pending > 0):
-            return 0 < body.min_pending <= self.left or 0 < body.min_ack_pending <= len(self.ledger.pending)
+            return 0 < body.min_pending <= self._cursor.left or 0 < body.min_ack_pending <= len(self._state.pending)
         if not self._pins:
             return True
         if not self._pin and not body.id:
-            if body.group:  # a request without one is served, and pins nobody
+            if body.group:  # a request without one is served, and pins no client
                 self._take_pin(request)
             return True
         if body.id == self._pin:
             return True
         if body.id:  # of a client that the consumer was pinned to before
-            lane.status(request.ended(423, "Nats-Wrong-Pin-Id"))
+            recipient.status(request.ended(423, "Nats-Wrong-Pin-Id"))
             self._queue.pop()
         return False
 
     def _take_pin(self, request: Request) -> None:
-        now = self.host.now
-        self._pin, self._pinned_at = self.host.token(22), now
+        now = self._services.now
+        self._pin, self._pinned_at = self._services.token(22), now
         request.body.id = self._pin
         self._arm_pin(now)
-        self.advisories.pinned(request.body.group, self._pin)
+        self._advisories.pinned(request.body.group, self._pin)
 
     def _arm_pin(self, now: int) -> None:
         if self._pin_timer is not None:
             self._pin_timer.cancel()
-        self._pin_timer = self.host.timers.at(
-            now + nanos(self.config.priority_timeout), lambda _: self.unpin("timeout")
+        self._pin_timer = self._services.timers.at(
+            now + nanos(self._config.priority_timeout), lambda _: self.unpin("timeout")
         )
 
     def unpin(self, reason: str, group: str = "") -> None:
-        """The consumer is nobody's any more: the next request takes it."""
+        """Unpin the client: the next request pins another one."""
         if self._pin_timer is not None:
             self._pin_timer.cancel()
             self._pin_timer = None
         if reason == "admin" or self._pin:
             self._pin, self._pinned_at = "", 0
-            self.advisories.unpinned(group or self.config.priority_groups[0], reason)
-        self.wake()
+            self._advisories.unpinned(group or self._config.priority_groups[0], reason)
+        self._job.wake()
 
     def pins(self) -> list[dict[str, Any]]:
-        if not self.config.priority_groups:
+        """The state of the priority groups, for the consumer's info."""
+        if not self._config.priority_groups:
             return []
-        state: dict[str, Any] = {"group": self.config.priority_groups[0]}
+        state: dict[str, Any] = {"group": self._config.priority_groups[0]}
         if self._pin:
             state["pinned_client_id"] = self._pin
         return [state | {"pinned_ts": format_time(self._pinned_at or ZERO)}]
@@ -365,24 +395,24 @@ class PullConsumer(Consumer):
     # Life.
 
     def used_until(self, now: int) -> int:
+        """When the consumer was in use last."""
         self._review(now, at_end=True)
         if self._queue:
             return now
-        # Whoever has messages may be at work on them until their ack wait is over, as on nats-server.
-        return max([self.last_active, *self.ack_deadlines()])
+        # A client may be at work on its messages until their ack wait is over, as on nats-server.
+        return max([self._state.last_active, *self._acks.deadlines()])
 
-    def stop(self, *, deleted: bool) -> None:
-        super().stop(deleted=deleted)
+    def stop(self) -> None:
+        """The consumer is deleted: end all requests with that status."""
         for timer in (self._timer, self._pin_timer):
             if timer is not None:
                 timer.cancel()
-        if deleted:
-            for request in self._queue:
-                self.host.send(request.reply, CONSUMER_DELETED, b"")
+        for request in self._queue:
+            self._services.send(request.reply, CONSUMER_DELETED, b"")
         self._queue.replace([])
 
     def retire(self) -> None:
-        super().retire()
+        """The server shuts down: end all requests with that status."""
         for request in self._queue:
-            self.host.send(request.reply, request.ended(409, "Server Shutdown"), b"")
+            self._services.send(request.reply, request.ended(409, "Server Shutdown"), b"")
         self._queue.replace([])

@@ -1,21 +1,28 @@
-"""A push consumer: messages go to whoever listens on its deliver subject, as long as somebody does.
+"""Push delivery: messages go to the subscribers of the deliver subject, as long as there is one.
 
-With flow control it asks, behind so many bytes, whether they have been dealt with, and stops at the window until it
-hears: the window begins at 2 MiB and doubles with each answer up to 32 MiB, as on nats-server. With a deliver group
-each message goes to one of its members. Idle heartbeats say how far it is when there is nothing to deliver.
+With flow control the server asks, behind so many bytes, whether they have been processed, and stops at the window until
+the client answers: the window begins at 2 MiB and doubles with each answer up to 32 MiB, as on nats-server. With a
+deliver group each message goes to one of its members. Idle heartbeats report the consumer's position when there is
+nothing to deliver.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 from slipstream.api import ConsumerConfig
 from slipstream.api.names import CONSUMER_STALLED, LAST_CONSUMER, LAST_STREAM
+from slipstream.server.engine.consumers.ack_handling import AckHandling
 from slipstream.server.engine.consumers.ack_router import FLOW_PREFIX
-from slipstream.server.engine.consumers.consumer import CHUNK, Consumer, nanos
-from slipstream.server.engine.consumers.outbound import Lane, Lanes
+from slipstream.server.engine.consumers.config import nanos
+from slipstream.server.engine.consumers.cursor import CHUNK, Cursor
+from slipstream.server.engine.consumers.job import DeliveryJob, IdleTimer
+from slipstream.server.engine.consumers.outbound import Outbound, Recipient, headers_only
+from slipstream.server.engine.consumers.parent import ParentStream
 from slipstream.server.engine.consumers.requests import PUSH_BASED
 from slipstream.server.engine.core.session import ClientSub
 from slipstream.server.engine.ports import Record
-from slipstream.server.engine.services import Progress
+from slipstream.server.engine.services import Host, Progress
 from slipstream.server.engine.timers import Timer
 from slipstream.wire.headers import status_block
 
@@ -24,238 +31,266 @@ FIRST_WINDOW = WINDOW // 16
 FLOW_REQUEST = status_block(100, "FlowControl Request")
 
 
-class PushConsumer(Consumer):
-    """Delivers to its deliver subject."""
+class PushDelivery:
+    """Delivers the messages of one consumer to its deliver subject."""
 
-    active = False  # somebody listens
-    _beat: Timer | None = None
-    _window = FIRST_WINDOW
-    _unseen = 0  # bytes that nobody has confirmed
-    _asked = ""  # the flow control request that is not answered yet
-    _asked_for = 0  # the bytes it is about
-    _allowance = 0.0  # bytes, by the rate limit
-    _allowed_at = 0
-    _attending = ""
+    waiting = 0  # push consumers have no pull requests
+
+    def __init__(
+        self,
+        services: Host,
+        stream: ParentStream,
+        name: str,
+        cursor: Cursor,
+        acks: AckHandling,
+        job: DeliveryJob,
+        idle: IdleTimer,
+        config: ConsumerConfig,
+    ) -> None:
+        self.bound = False  # whether the deliver subject has a subscriber
+        self._services = services
+        self._stream = stream
+        self._cursor = cursor
+        self._state = cursor.state
+        self._acks = acks
+        self._job = job
+        self._idle = idle
+        self._watched = ""  # the deliver subject whose subscribers are watched
+        self._beat: Timer | None = None
+        # Flow control.
+        self._flow_prefix = f"{FLOW_PREFIX}{stream.name}.{name}."
+        self._window = FIRST_WINDOW
+        self._unseen = 0  # bytes that the client has not confirmed
+        self._asked = ""  # the flow control request that is not answered yet
+        self._asked_for = 0  # the bytes it is about
+        # The rate limit.
+        self._allowance = 0.0  # bytes
+        self._allowed_at = 0
+        self.configure(config)
 
     def configure(self, config: ConsumerConfig) -> None:
-        super().configure(config)
+        """Take over a configuration."""
+        self._config = config
         self._heartbeat = nanos(config.idle_heartbeat)
         # Nothing that would have to be looked at message by message.
         self._plain = not (config.rate_limit_bps or config.headers_only) and config.replay_policy == "instant"
+        self._headers_only = config.headers_only
         self._rate = config.rate_limit_bps / 8  # bytes per second
-        limit = self.group.stream.config.max_msg_size
-        self._burst = limit if limit > 0 else self.host.max_payload
-        if self._attending and self._attending != config.deliver_subject:
-            self.host.attend(self._attending, self, False)
-            self._attend()
-            for seq in sorted(self.ledger.pending):  # whoever listens there has not seen them
-                self.ledger.queue.setdefault(seq)
-            self.interest_changed(self.host.now)
+        limit = self._stream.config.max_msg_size
+        self._burst = limit if limit > 0 else self._services.max_payload
+        if self._watched and self._watched != config.deliver_subject:
+            self._services.attend(self._watched, self, False)
+            self._watch()
+            for seq in sorted(self._state.pending):  # the subscribers of the new subject have not seen them
+                self._state.queue.setdefault(seq)
+            self.interest_changed(self._services.now)
 
-    def begin(self) -> None:
-        if self.stopped or self.live:
-            return
-        self._attend()
-        self.active = bool(self.host.members(self.config.deliver_subject, self.config.deliver_group))
-        self._allowance, self._allowed_at = float(self._burst), self.host.now
-        super().begin()
-        self._arm_beat(self.host.now)
+    def begin(self, now: int) -> None:
+        """Watch the deliver subject, and send heartbeats."""
+        self._watch()
+        self.bound = self._has_subscriber()
+        self._allowance, self._allowed_at = float(self._burst), now
+        self._arm_heartbeat(now)
 
-    def _attend(self) -> None:
-        self._attending = self.config.deliver_subject
-        self.host.attend(self._attending, self, True)
+    def _watch(self) -> None:
+        self._watched = self._config.deliver_subject
+        self._services.attend(self._watched, self, True)
 
-    @property
-    def bound(self) -> bool:
-        return self.active
+    def _has_subscriber(self) -> bool:
+        return bool(self._services.members(self._config.deliver_subject, self._config.deliver_group))
+
+    def interest_changed(self, now: int) -> None:
+        """A subscription on the deliver subject came or went."""
+        was = self.bound
+        self.bound = self._has_subscriber()
+        if self.bound and not was:
+            self._job.wake()
+        elif was and not self.bound:
+            self._state.last_active = now
+            self._idle.arm(now)
+
+    def used_until(self, now: int) -> int | None:  # noqa: ARG002
+        """When the consumer was in use last; None while it has a subscriber: `interest_changed` arms the timer."""
+        return None if self.bound else self._state.last_active
+
+    def stop(self) -> None:
+        """The consumer is deleted."""
+        if self._watched:
+            self._services.attend(self._watched, self, False)
+        if self._beat is not None:
+            self._beat.cancel()
+
+    def retire(self) -> None:
+        """The server shuts down: subscribers see that by their connections."""
+
+    def pins(self) -> list[dict[str, Any]]:
+        """The state of the priority groups: push consumers have none."""
+        return []
+
+    # Pull requests: this consumer takes none.
 
     def receive(self, subject: str, reply: str, header: bytes, payload: bytes, now: int) -> bool:  # noqa: ARG002
-        """A pull at the wrong address."""
-        if reply:
-            self.host.send(reply, PUSH_BASED, b"")
+        """Reject a pull."""
+        self.next_request(reply, payload, now)
         return True
 
     def next_request(self, reply: str, payload: bytes, now: int) -> None:  # noqa: ARG002
+        """Reject a pull."""
         if reply:
-            self.host.send(reply, PUSH_BASED, b"")
-
-    def interest_changed(self, now: int) -> None:
-        was = self.active
-        self.active = bool(self.host.members(self.config.deliver_subject, self.config.deliver_group))
-        if self.active and not was:
-            self.wake()
-        elif was and not self.active:
-            self.last_active = now
-            self.arm_idle(now)
-
-    def _check_idle(self, now: int) -> None:
-        if self.active:  # `interest_changed` begins again
-            self._idle_timer = None
-        else:
-            super()._check_idle(now)
-
-    def used_until(self, now: int) -> int:
-        return now if self.active else self.last_active
+            self._services.send(reply, PUSH_BASED, b"")
 
     # Flow control and heartbeats.
 
     def flow(self, subject: str, now: int) -> None:  # noqa: ARG002
+        """Take the answer to a flow control request."""
         if not self._asked or subject != self._asked:
             return
         self._window = min(self._window * 2, WINDOW)
         self._unseen = max(0, self._unseen - self._asked_for)
         self._asked, self._asked_for = "", 0
-        self.wake()
+        self._job.wake()
 
-    def _count(self, size: int, lane: Lane) -> bool:
+    def _count(self, size: int, recipient: Recipient) -> bool:
         """Count bytes that go out; whether the window is still open."""
         self._unseen += size
         if not self._asked and self._unseen > self._window // 2:
-            self._asked = f"{FLOW_PREFIX}{self.group.stream.name}.{self.name}.{self.host.token(4)}"
+            self._asked = f"{self._flow_prefix}{self._services.token(4)}"
             self._asked_for = self._unseen
-            lane.status(FLOW_REQUEST, self._asked)
+            recipient.status(FLOW_REQUEST, self._asked)
         elif self._asked and self._unseen - self._asked_for >= self._window:
             self._asked_for += size
         return self._unseen <= self._window
 
-    def _arm_beat(self, now: int) -> None:
-        if not self._heartbeat or self.stopped:
+    @property
+    def _window_closed(self) -> bool:
+        """Whether the window of flow control is used up."""
+        return self._config.flow_control and self._unseen > self._window
+
+    def _arm_heartbeat(self, now: int) -> None:
+        if not self._heartbeat or self._job.stopped:
             return
         if self._beat is not None:
             self._beat.cancel()
-        self._beat = self.host.timers.at(now + self._heartbeat, self._ring)
+        self._beat = self._services.timers.at(now + self._heartbeat, self._send_heartbeat)
 
-    def _ring(self, now: int) -> None:
-        if self.active:
-            values = [(LAST_CONSUMER, str(self.ledger.dseq)), (LAST_STREAM, str(self.ledger.next_seq - 1))]
+    def _send_heartbeat(self, now: int) -> None:
+        if self.bound:
+            values = [(LAST_CONSUMER, str(self._state.dseq)), (LAST_STREAM, str(self._state.next_seq - 1))]
             if self._asked:
                 values.append((CONSUMER_STALLED, self._asked))
-            self.host.send(self.config.deliver_subject, status_block(100, "Idle Heartbeat", values), b"")
-        self._arm_beat(now)
+            self._services.send(self._config.deliver_subject, status_block(100, "Idle Heartbeat", values), b"")
+        self._arm_heartbeat(now)
 
     # Delivering.
 
-    def work(self, now: int) -> tuple[Progress, int]:
-        if not self.active or self.paused or self.held or self.at_end or self._closed:
+    def deliver(self, now: int) -> tuple[Progress, int]:
+        """Deliver one chunk; how the job stands, and how many messages went out."""
+        cursor = self._cursor
+        if not self.bound or self._job.paused or cursor.held or cursor.at_end or self._window_closed:
             return Progress.DONE, 0
-        lanes = Lanes(self.host)
-        ways = self._ways(lanes)
-        free = [lane for lane in ways if not lane.congested]
+        outbound = Outbound(self._services)
+        recipients = self._recipients(outbound)
+        free = [recipient for recipient in recipients if not recipient.congested]
         if not free:
-            return (Progress.BLOCKED if ways else Progress.DONE), 0
-        again, fresh = self.upcoming(CHUNK)
+            return (Progress.BLOCKED if recipients else Progress.DONE), 0
+        again, fresh = cursor.upcoming(CHUNK)
         sent = self._send(again, free, now, fresh=False)
         if sent == len(again):
             sent += self._send(fresh, free, now, fresh=True)
-        lanes.flush()
+        outbound.flush()
         if sent:
-            self.after_chunk(now)
-            self._arm_beat(now)
-        if not again and not fresh and not self.full:
-            self.exhausted()
+            self._acks.delivered(now)
+            self._arm_heartbeat(now)
+        full = self._acks.full
+        if not again and not fresh and not full:
+            cursor.found_nothing()
             return Progress.DONE, 0
-        go_on = sent and not self.at_end and not self._closed and self._pace_timer is None
-        return (Progress.MORE if go_on and (self.ledger.queue or not self.full) else Progress.DONE), sent
+        more = sent and not cursor.at_end and not self._window_closed and not self._job.waits
+        return (Progress.MORE if more and (self._state.queue or not full) else Progress.DONE), sent
 
-    @property
-    def _closed(self) -> bool:
-        """Whether the window of flow control is used up."""
-        return self.config.flow_control and self._unseen > self._window
-
-    def _ways(self, lanes: Lanes) -> list[Lane]:
-        """The ways out: one, or one for each member of the deliver group if nobody else listens."""
-        to, group = self.config.deliver_subject, self.config.deliver_group
+    def _recipients(self, outbound: Outbound) -> list[Recipient]:
+        """All subscribers as one, or each member of the deliver group if there are no others."""
+        to, group = self._config.deliver_subject, self._config.deliver_group
         if group:
-            members = self.host.members(to, group)
+            members = self._services.members(to, group)
             plain = all(type(sub) is ClientSub and not sub.max_msgs and sub.session.headers for sub in members)
-            if plain and len(members) == self.host.audience(to):
-                return [lanes.open(to, sub) for sub in members]
-        lane = lanes.to(to)
-        return [lane] if lane.there else []
+            if plain and len(members) == self._services.audience(to):
+                return [outbound.open(to, sub) for sub in members]
+        recipient = outbound.to(to)
+        return [recipient] if recipient.reachable else []
 
-    def _send(self, records: list[Record], lanes: list[Lane], now: int, *, fresh: bool) -> int:
-        """Hand messages over."""
-        if fresh and self._plain and len(lanes) == 1 and records and lanes[0].session is not None:
-            return self._send_all(records, lanes[0], now)
-        ledger, lane = self.ledger, lanes[0]
-        sent, flow = 0, self.config.flow_control
-        prefix, several = f"{self._ack_prefix}1.", len(lanes) > 1
-        gone: list[int] = []
+    def _send(self, records: list[Record], recipients: list[Recipient], now: int, *, fresh: bool) -> int:
+        """Send messages, new ones or redelivered ones, until something holds them back."""
+        if fresh and self._plain and len(recipients) == 1 and records and recipients[0].session is not None:
+            return self._send_all(records, recipients[0], now)
+        state, cursor, recipient = self._state, self._cursor, recipients[0]
+        sent, flow, replays = 0, self._config.flow_control, self._job.replays
+        prefix, several = self._acks.prefix, len(recipients) > 1
+        unacked: list[int] = []
         for record in records:
-            if fresh and self._replay_to and self.too_early(record, now):
+            if fresh and replays and self._job.too_early(record, now):
                 break
             seq, time, subject, header, payload = record
-            if self._bare:
-                header, payload = self.shown(record)
-            if fresh:
-                reply = f"{prefix}{seq}.{ledger.dseq + 1}.{time}.{self.left - 1}"
-            else:
-                reply = self.ack_subject(record, ledger.times(seq) + 1, self.left)
+            if self._headers_only:
+                header, payload = headers_only(record)
+            times, left = (1, cursor.left - 1) if fresh else (state.times(seq) + 1, cursor.left)
+            reply = f"{prefix}{times}.{seq}.{state.dseq + 1}.{time}.{left}"
             size = len(subject) + len(reply) + len(header) + len(payload)
             if self._rate and self._too_fast(size, now):
                 break
             if several:
-                lane = lanes[int(self.host.chance() * len(lanes))]
-            if not lane.room or not lane.put(subject, reply, header, payload):
+                recipient = recipients[int(self._services.chance() * len(recipients))]
+            if not recipient.capacity or not recipient.put(subject, reply, header, payload):
                 break
             if fresh:
-                self.book(record, now)
-                ledger = self.ledger
+                cursor.delivered(record, now)
             else:
-                ledger.deliver_again(seq, now)
+                state.deliver_again(seq, now)
             sent += 1
-            if self._replay_to:
-                self.replayed(record, now)
-            if not self.acks:
-                gone.append(seq)
-            if flow and not self._count(size, lane):
+            if replays:
+                self._job.replayed(record, now)
+            if not self._acks.required:
+                unacked.append(seq)
+            if flow and not self._count(size, recipient):
                 break
-        if gone:
-            self.group.settled(gone)
+        cursor.settle_unacked(unacked)
         return sent
 
-    def _send_all(self, records: list[Record], lane: Lane, now: int) -> int:
-        """All to one, up to the window. Hot: what a message costs here, it costs for every one of them."""
-        ledger, prefix = self.ledger, f"{self._ack_prefix}1."
-        records = records[: lane.room]
-        if self.config.flow_control and records:
-            digits = len(f"{prefix}{records[-1].seq}.{ledger.dseq + len(records)}.{records[-1].time}.{self.left}")
+    def _send_all(self, records: list[Record], recipient: Recipient, now: int) -> int:
+        """Send new messages to one client, up to the window. Hot: all work but the frames is done once a chunk."""
+        state, cursor, prefix = self._state, self._cursor, f"{self._acks.prefix}1."
+        records = records[: recipient.capacity]
+        if self._config.flow_control and records:
+            # Sizes count the ack subject as if all had as many digits as the last one.
+            digits = len(f"{prefix}{records[-1].seq}.{state.dseq + len(records)}.{records[-1].time}.{cursor.left}")
             sent, total = 0, len(records)
-            while sent < total:  # a window's half at a time: the request for an answer goes in between
-                room = (self._window // 2 if not self._asked else self._window) - self._unseen
+            while sent < total:  # half a window at a time: the flow control request goes in between
+                free = (self._window // 2 if not self._asked else self._window) - self._unseen
                 size = end = 0
                 for end in range(sent, total):
                     _, _, subject, header, payload = records[end]
                     size += len(subject) + digits + len(header) + len(payload)
-                    if size > room:
+                    if size > free:
                         break
                 part = records[sent : end + 1]
-                lane.put_all(part, prefix, ledger.dseq, self.left)
-                self.book_all(part, now)
-                ledger = self.ledger
+                recipient.put_all(part, prefix, state.dseq, cursor.left)
+                cursor.delivered_all(part, now)
                 sent = end + 1
-                if not self._count(size, lane):
+                if not self._count(size, recipient):
                     break
             return sent
         if records:
-            lane.put_all(records, prefix, ledger.dseq, self.left)
-            self.book_all(records, now)
+            recipient.put_all(records, prefix, state.dseq, cursor.left)
+            cursor.delivered_all(records, now)
         return len(records)
 
     def _too_fast(self, size: int, now: int) -> bool:
-        """Whether the rate limit forbids so many bytes for the moment."""
+        """Whether the rate limit forbids so many bytes for the moment; the job then waits."""
         self._allowance = min(self._burst, self._allowance + (now - self._allowed_at) * self._rate / 1e9)
         self._allowed_at = now
         size = min(size, self._burst)
         if self._allowance >= size:
             self._allowance -= size
             return False
-        self._pace(now + max(1, int((size - self._allowance) / self._rate * 1e9) + 1))
+        self._job.wait_until(now + max(1, int((size - self._allowance) / self._rate * 1e9) + 1))
         return True
-
-    def stop(self, *, deleted: bool) -> None:
-        super().stop(deleted=deleted)
-        if self._attending:
-            self.host.attend(self._attending, self, False)
-        if self._beat is not None:
-            self._beat.cancel()

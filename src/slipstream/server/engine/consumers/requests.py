@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from datetime import timedelta
 from typing import Annotated
 
 import msgspec
 
 from slipstream.api import NOT_JSON, ConsumerConfig, PriorityPolicy, read_json
 from slipstream.api.names import PENDING_BYTES, PENDING_MESSAGES
-from slipstream.server.engine.consumers.config import go_duration
+from slipstream.server.engine.consumers.config import go_duration, nanos
 from slipstream.wire.headers import status_block
 
 NO_MESSAGES = status_block(404, "No Messages")
@@ -106,7 +105,7 @@ def refusal(body: PullBody, config: ConsumerConfig, *, grouped: bool, pin: str) 
     if 0 < config.max_batch < body.batch:
         return status_block(409, f"Exceeded MaxRequestBatch of {config.max_batch}")
     longest = config.max_expires
-    if longest and body.expires > (longest // timedelta(microseconds=1)) * 1000:
+    if longest and body.expires > nanos(longest):
         return status_block(409, f"Exceeded MaxRequestExpires of {go_duration(longest)}")
     if 0 < config.max_bytes < body.max_bytes:
         return status_block(409, f"Exceeded MaxRequestMaxBytes of {config.max_bytes}")
@@ -132,7 +131,7 @@ def _group_refusal(body: PullBody, config: ConsumerConfig, pin: str) -> bytes | 
     return None
 
 
-class Queue:
+class RequestQueue:
     """The requests that wait, in the order of their turns."""
 
     def __init__(self) -> None:

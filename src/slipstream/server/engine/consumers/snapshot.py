@@ -1,4 +1,4 @@
-"""A consumer in a snapshot: configuration and books become nats-server's JSON, and that records of the store."""
+"""Codec of a consumer in a snapshot: nats-server's JSON of its configuration and delivery state."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import Any
 import msgspec
 
 from slipstream.api import NOT_JSON, ConsumerConfig, encode_json
-from slipstream.server.engine.consumers.consumer import Consumer, StoredConsumer
+from slipstream.server.engine.consumers.consumer import Consumer
 from slipstream.server.engine.consumers.delivery_state import DeliveryState
+from slipstream.server.engine.consumers.persistence import config_record, state_records
 
 
 class Pair(msgspec.Struct):
-    """A place in the consumer's and in the stream's count."""
+    """A consumer sequence and the stream sequence that belongs to it."""
 
     consumer_seq: int = 0
     stream_seq: int = 0
@@ -26,7 +27,7 @@ class Delivery(msgspec.Struct, rename="pascal"):
     timestamp: int = 0
 
 
-class ConsumerBooks(msgspec.Struct, omit_defaults=True):
+class ConsumerState(msgspec.Struct, omit_defaults=True):
     """The state of a consumer. Keys are stream sequences."""
 
     delivered: Pair = msgspec.field(default_factory=Pair)
@@ -39,46 +40,46 @@ class StateBody(msgspec.Struct):
     """An entry of a snapshot."""
 
     config: dict[str, Any]
-    state: ConsumerBooks
+    state: ConsumerState
 
 
 def exported(consumer: Consumer) -> bytes:
-    """The entry of a consumer. Its state may be ahead of the messages in the snapshot by what came meanwhile."""
-    ledger = consumer.ledger
-    state = ConsumerBooks(
-        delivered=Pair(ledger.dseq, ledger.delivered),
-        ack_floor=Pair(ledger.floor_dseq, ledger.floor_seq),
-        pending={seq: Delivery(dseq, time) for seq, (dseq, time) in ledger.pending.items()} or None,
-        redelivered=dict(ledger.counts) or None,
+    """The entry of a consumer. Its state may be ahead of the messages in the snapshot, which was begun before."""
+    own = consumer.state
+    state = ConsumerState(
+        delivered=Pair(own.dseq, own.delivered),
+        ack_floor=Pair(own.floor_dseq, own.floor_seq),
+        pending={seq: Delivery(dseq, time) for seq, (dseq, time) in own.pending.items()} or None,
+        redelivered=dict(own.counts) or None,
     )
     config = consumer.config.replace(name=consumer.name).to_dict()
     return encode_json({"config": config, "state": msgspec.to_builtins(state, str_keys=True)})
 
 
 def imported(name: str, data: bytes, *, last_seq: int, now: int) -> dict[str, bytes]:
-    """The records that make a consumer of an entry; raises ValueError. What lies beyond `last_seq` is left out."""
+    """The store's records of the consumer in an entry, without what lies beyond `last_seq`. Raises ValueError."""
     try:
         body = msgspec.json.decode(data, type=StateBody)
         config = ConsumerConfig.from_dict(body.config)
     except NOT_JSON as exc:
         raise ValueError(f"failed to decode consumer {name!r} state: {exc}") from exc
     if not name or any(char in name for char in ".*>\\/ \0"):
-        raise ValueError(f"{name[:64]!r} is no name of a consumer")
-    state, ledger = body.state, DeliveryState(1)
-    ledger.dseq = state.delivered.consumer_seq
-    ledger.delivered = min(state.delivered.stream_seq, last_seq)
-    ledger.next_seq = ledger.delivered + 1
-    ledger.floor_dseq = state.ack_floor.consumer_seq
-    ledger.floor_seq = min(state.ack_floor.stream_seq, last_seq)
-    ledger.pending = {
-        seq: (entry.sequence, entry.timestamp)
-        for seq, entry in sorted((state.pending or {}).items())
-        if ledger.floor_seq < seq <= ledger.delivered
+        raise ValueError(f"consumer name must be one token without path separators, got {name[:64]!r}")
+    entry, state = body.state, DeliveryState(1)
+    state.dseq = entry.delivered.consumer_seq
+    state.delivered = min(entry.delivered.stream_seq, last_seq)
+    state.next_seq = state.delivered + 1
+    state.floor_dseq = entry.ack_floor.consumer_seq
+    state.floor_seq = min(entry.ack_floor.stream_seq, last_seq)
+    state.pending = {
+        seq: (delivery.sequence, delivery.timestamp)
+        for seq, delivery in sorted((entry.pending or {}).items())
+        if state.floor_seq < seq <= state.delivered
     }
-    ledger.counts = {seq: count for seq, count in (state.redelivered or {}).items() if 0 < seq <= last_seq}
-    ledger.all_changed()
+    state.counts = {seq: count for seq, count in (entry.redelivered or {}).items() if 0 < seq <= last_seq}
+    state.all_changed()
     try:
-        records = {f"{name}\0c": encode_json(StoredConsumer(now, config.to_dict())), f"{name}\0s": ledger.head()}
-        return records | {f"{name}\0b{number:x}": block for number, block in ledger.changed().items() if block}
+        records = {f"{name}\0c": config_record(now, config)} | state_records(name, state)
+        return {key: value for key, value in records.items() if value is not None}
     except struct.error as exc:
-        raise ValueError(f"consumer {name!r} has numbers that cannot be: {exc}") from exc
+        raise ValueError(f"the numbers of consumer {name!r} must fit the store's records: {exc}") from exc

@@ -172,7 +172,7 @@ class Ingest:
     def release(self) -> None:
         """Something was committed: here, or perhaps upstream."""
         if not self.is_remote and self.source.name in self._grounds.upstreams:
-            self._grounds.upstreams[self.source.name].consumers.hand_on()
+            self._grounds.upstreams[self.source.name].consumers.retention.remove_taken()
         if self._busy or self._stopped or self.paused or self.is_remote:
             return
         upstream = self._upstream()

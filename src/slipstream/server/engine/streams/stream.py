@@ -144,7 +144,7 @@ class Stream:
         self.expiry.arm(now)
         self.schedules.begin(now)
         if self._by_interest and len(self.consumers):
-            self.consumers.sweep()
+            self.consumers.retention.sweep()
 
     def thin_out(self) -> None:
         """Make every subject fit the limit per subject; of many subjects most later, as a job."""
@@ -195,7 +195,7 @@ class Stream:
                     self._trim(subject)
                     self.expiry.appended(now, 0)
                 if self._by_interest:
-                    self.consumers.offered(seq, subject)
+                    self.consumers.retention.offered(seq, subject)
         except ApiError as exc:
             seq, answer = 0, self.failure(exc)
         except StoreError as exc:
@@ -223,7 +223,7 @@ class Stream:
             self._trim(subject)
             self.expiry.appended(now, expires_at(time, header) if header else 0)
         if self._by_interest:
-            self.consumers.offered(seq, subject)
+            self.consumers.retention.offered(seq, subject)
 
     def take_in(self, subject: str, header: bytes, payload: bytes, now: int) -> None:
         """Store a message of a source, unless it is a duplicate. Raises ApiError if it is refused."""
@@ -339,7 +339,7 @@ class Stream:
         self._trim(subject)
         self.expiry.appended(now, expires_at(now, header) if wanted.ttl else 0)
         if self._by_interest:
-            self.consumers.offered(seq, subject)
+            self.consumers.retention.offered(seq, subject)
         return seq
 
     def _publish_planned(self, subject: str, header: bytes, payload: bytes, now: int) -> None:

@@ -1,0 +1,268 @@
+"""The cursor of a consumer: its position in the stream, the next messages, and how many are left.
+
+The cursor reads the committed view of the log, so a delivered message can never be taken back by a crash. `left`, which
+clients see as `num_pending`, is counted once (`recount`) and then kept exact: each commit adds and removes, each
+delivery takes one away. Reading the next messages and recording that they went out are two steps (`upcoming`, then
+`delivered` or `delivered_all`): what could not be sent is simply read again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from slipstream.api import ConsumerConfig, DeliverPolicy
+from slipstream.errors import CorruptRecordError
+from slipstream.server.engine.consumers.ack_handling import AckHandling
+from slipstream.server.engine.consumers.config import filters_of
+from slipstream.server.engine.consumers.deliver_policy import exists, starting_point
+from slipstream.server.engine.consumers.delivery_state import DeliveryState
+from slipstream.server.engine.consumers.filters import Filters
+from slipstream.server.engine.consumers.persistence import StateWriter
+from slipstream.server.engine.ports import Changes, Record, StreamLog
+from slipstream.wire import overlaps, subset_of
+
+CHUNK = 512
+CHUNK_BYTES = 256 * 1024
+
+
+class Cursor:
+    """Where one consumer is in its stream."""
+
+    def __init__(
+        self,
+        log: StreamLog,
+        state: DeliveryState,
+        writer: StateWriter,
+        acks: AckHandling,
+        *,
+        settled: Callable[[Iterable[int]], None],
+        started: bool,
+    ) -> None:
+        """`started`: the state is that of a consumer that had begun before. `settled` tells the stream's retention
+        which messages this consumer needs no more."""
+        self.state = state
+        self.filters = Filters(())
+        self.left = 0  # messages of the filters from `state.next_seq` on
+        self.started = started
+        self._log = log
+        self._writer = writer
+        self._acks = acks
+        self._settled = settled
+        self._after = log.state.last_seq  # messages behind it are new ones
+        self._min_last_seq = 0
+
+    def configure(self, config: ConsumerConfig) -> None:
+        """Take over a configuration."""
+        self.filters = Filters(filters_of(config))
+        self._min_last_seq = config.min_last_seq
+
+    # Position.
+
+    @property
+    def held(self) -> bool:
+        """Whether the stream has not reached the sequence that the consumer waits for."""
+        return self._min_last_seq > self._log.committed.last_seq
+
+    @property
+    def at_end(self) -> bool:
+        """Whether nothing is left to deliver now."""
+        return not self.state.queue and self.left <= 0
+
+    def start(self, config: ConsumerConfig, *, one_per_subject: bool) -> None:
+        """Find the first message. `one_per_subject`: the stream keeps no more than the last of each subject."""
+        self.started = True
+        start, skips = starting_point(config, self.filters, self._log, after=self._after)
+        if one_per_subject and config.deliver_policy == DeliverPolicy.LAST_PER_SUBJECT:
+            start, skips = self._log.committed.first_seq, None  # the last ones are all there are
+        self.state.reset(start)
+        self.state.skips = skips
+        self._writer.mark()
+
+    def move(self, seq: int) -> None:
+        """Begin again from a sequence, as if nothing had been delivered."""
+        self.started = True
+        self.state.skips = None
+        self.state.reset(seq)
+
+    def needs(self, seq: int, subject: str) -> bool:
+        """Whether a message must stay in the stream for this consumer (retention by interest)."""
+        state = self.state
+        if not self.filters.covers(subject):
+            return False
+        if not self.started or seq >= state.next_seq or seq in state.pending:
+            return True
+        return seq in state.counts
+
+    # Counting.
+
+    def recount(self) -> None:
+        """Count what is left from the log."""
+        state = self.state
+        if state.skips is None or state.skips.done:
+            self.left = self.filters.count(self._log, state.next_seq)
+        else:
+            self.left = len(state.skips) + self.filters.count(self._log, state.skips.resume)
+
+    def review_skips(self) -> None:
+        """Drop those last messages that left the stream, or are not covered any more."""
+        if self.state.skips is not None:
+            self.state.skips.review(self._log, self.filters)
+            self._leave_skips()
+
+    def _leave_skips(self) -> None:
+        """Behind the last one of the skip list everything is next."""
+        state = self.state
+        if state.skips is not None and state.skips.done:
+            state.next_seq = max(state.next_seq, state.skips.resume)
+
+    def forget_removed(self, now: int) -> None:
+        """Settle messages that left the stream without a note of it: before a start, or among very many."""
+        state = self.state
+        gone = state.forget_below(self._log.committed.first_seq)
+        for seq in [*state.pending, *state.counts]:
+            if not exists(self._log, seq):
+                state.settle(seq)
+                gone = True
+        if gone:
+            state.last_ack = now
+            self._writer.mark()
+
+    def committed(self, news: Changes, added: Mapping[str, int], now: int) -> None:
+        """Follow a commit; `added` counts its new messages by subject."""
+        if news.recount:
+            self.forget_removed(now)
+            self.review_skips()
+            self.recount()
+        else:
+            self._follow(news, added)
+
+    def _follow(self, news: Changes, added: Mapping[str, int]) -> None:
+        state, covers, skips = self.state, self.filters.covers, self.state.skips
+        if skips is not None and skips.done:
+            skips = None
+        if not self.filters.patterns:
+            self.left += len(news.added)
+        else:
+            self.left += self.filters.total(added)
+        for seq, subject in news.removed:
+            if seq in state.pending:
+                self._acks.removed(seq)
+            elif seq in state.counts:
+                state.settle(seq)
+                self._writer.mark()
+            if skips is not None and seq < skips.resume:
+                self.left -= skips.lost(seq)
+            elif seq >= state.next_seq and covers(subject):
+                self.left -= 1
+        if skips is not None:
+            self._leave_skips()
+
+    def purged(self, pattern: str) -> None:
+        """Messages that match were purged on request: they count as passed over."""
+        if not self.started or self.state.skips is not None:
+            return
+        log, mine = self._log, self.filters.patterns
+        start = log.committed.first_seq
+        if pattern not in ("", ">") and mine and all(subset_of(filter_, pattern) for filter_ in mine):
+            try:
+                left = log.scan(pattern, 0, limit=1)
+                start = left[0].seq if left else log.committed.last_seq + 1
+            except CorruptRecordError as exc:
+                start = max(start, exc.seq)
+        elif pattern and mine and not any(overlaps(filter_, pattern) for filter_ in mine):
+            return
+        self.state.pass_over(start)
+        self._writer.mark()
+
+    # The next messages.
+
+    def upcoming(self, limit: int) -> tuple[list[Record], list[Record]]:
+        """The next messages to redeliver, and the next new ones. Nothing is recorded yet."""
+        state = self.state
+        again = self._again(limit) if state.queue else []
+        limit = min(limit - len(again), CHUNK)
+        if self._acks.max_pending:
+            limit = min(limit, self._acks.max_pending - len(state.pending))
+        if limit <= 0 or self.left <= 0 or not self.started:
+            return again, []
+        return again, self._new_ones(limit)
+
+    def _again(self, limit: int) -> list[Record]:
+        found: list[Record] = []
+        for seq in list(self.state.queue):
+            if self._acks.exhausted(seq):
+                self._acks.give_up(seq)
+                continue
+            try:
+                record = self._log.get(seq)
+            except CorruptRecordError:
+                record = None
+            if record is None:
+                self._acks.removed(seq)
+                continue
+            found.append(record)
+            if len(found) >= limit:
+                break
+        return found
+
+    def _new_ones(self, limit: int) -> list[Record]:
+        state = self.state
+        while True:
+            try:
+                while state.skips is not None and not state.skips.done:
+                    if found := state.skips.next(self._log, limit):
+                        return found
+                    self._leave_skips()
+                return self.filters.scan(self._log, state.next_seq, limit=limit, max_bytes=CHUNK_BYTES)
+            except CorruptRecordError as exc:  # a read of that message reports it; the others are delivered
+                if not exc.seq:
+                    return []
+                state.next_seq = exc.seq + 1
+                self.recount()
+                self._writer.mark()
+
+    def found_nothing(self) -> None:
+        """`left` says that there are more messages, and the log has none: count again."""
+        if not self.state.queue:
+            self.state.next_seq = max(self.state.next_seq, self._log.committed.last_seq + 1)
+            self.recount()
+
+    # Deliveries.
+
+    def delivered(self, record: Record, now: int) -> None:
+        """Record that a new message went out."""
+        state, seq = self.state, record[0]
+        if self._acks.required:
+            state.deliver(seq, now)
+        else:
+            state.hand_over(seq)
+        self.left -= 1
+        if state.skips is not None and not state.skips.done:
+            state.skips.took(seq)
+            state.next_seq = state.skips.resume if state.skips.done else seq + 1
+        else:
+            state.next_seq = seq + 1
+
+    def delivered_all(self, records: list[Record], now: int) -> None:
+        """Record that new messages in a row went out. Hot."""
+        state = self.state
+        if state.skips is not None and not state.skips.done:
+            for record in records:
+                self.delivered(record, now)
+            if not self._acks.required:
+                self._settled([record[0] for record in records])
+            return
+        seqs = [record[0] for record in records]
+        self.left -= len(seqs)
+        state.next_seq = seqs[-1] + 1
+        if self._acks.required:
+            state.deliver_all(seqs, now)
+        else:
+            state.dseq += len(seqs) - 1
+            state.hand_over(seqs[-1])
+            self._settled(seqs)
+
+    def settle_unacked(self, seqs: list[int]) -> None:
+        """Messages that need no ack went out, one at a time."""
+        if seqs:
+            self._settled(seqs)

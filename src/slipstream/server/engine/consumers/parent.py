@@ -1,0 +1,35 @@
+"""A consumer's stream, as the modules of this package see it.
+
+The registry and the retention of a stream work on this protocol; `streams.stream.Stream` implements it and owns the
+registry. So consumers can be read, and tested, without the stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from slipstream.api import StreamConfig
+from slipstream.server.engine.journal import Journal
+from slipstream.server.engine.ports import StreamLog
+from slipstream.server.engine.services import Inlet
+
+
+class ParentStream(Protocol):
+    """The stream that consumers read from."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def config(self) -> StreamConfig: ...
+
+    @property
+    def log(self) -> StreamLog: ...
+
+    @property
+    def journal(self) -> Journal: ...
+
+    @property
+    def takers(self) -> Mapping[Inlet, None]:
+        """The mirrors and sources of other streams that read from this one."""

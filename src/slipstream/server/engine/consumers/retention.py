@@ -1,0 +1,157 @@
+"""Retention by interest and as a work queue: which messages of a stream may be removed.
+
+A message is removed when no consumer needs it any more and every mirror and source of another stream has it. That is
+decided on the writer's side, together with the ack that decides it: both are in the same group, so a crash takes back
+both or neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from slipstream.api import Retention
+from slipstream.errors import CorruptRecordError
+from slipstream.server.engine.consumers.cursor import Cursor
+from slipstream.server.engine.consumers.deliver_policy import exists
+from slipstream.server.engine.consumers.parent import ParentStream
+from slipstream.server.engine.consumers.persistence import LazyCommit
+from slipstream.server.engine.ports import Changes
+from slipstream.server.engine.services import Host, Progress
+
+PIECE = 1024
+
+
+class InterestRetention:
+    """Removes the messages that the consumers of one stream do not need. A keeper in the journal after a lost group."""
+
+    def __init__(self, services: Host, stream: ParentStream, commit: LazyCommit, cursors: Mapping[str, Cursor]) -> None:
+        """`cursors` are those of the stream's consumers, by name; the registry keeps them up to date."""
+        self._services = services
+        self._stream = stream
+        self._commit = commit
+        self._cursors = cursors
+        self._leaving: dict[int, None] = {}  # settled messages whose removal is not durable yet
+        self._owed: dict[int, None] = {}  # settled messages that a mirror or source has not got yet
+
+    def settled(self, seqs: Iterable[int]) -> None:
+        """A consumer needs these messages no more. Called for every ack."""
+        retention = self._stream.config.retention
+        if retention == Retention.LIMITS:
+            return
+        for seq in seqs:
+            if retention == Retention.WORK_QUEUE or not self._needed(seq):
+                if self._stream.takers and self._lacked(seq):
+                    self._owed[seq] = None
+                else:
+                    self._remove(seq)
+
+    def _remove(self, seq: int) -> None:
+        if self._stream.log.remove(seq):
+            self._leaving[seq] = None
+
+    def _needed(self, seq: int) -> bool:
+        if len(self._cursors) == 1:  # without filters there is no need to read the message for its subject
+            cursor = next(iter(self._cursors.values()))
+            if not cursor.filters.patterns:
+                return cursor.needs(seq, "")
+        try:
+            record = self._stream.log.get(seq)
+        except CorruptRecordError:
+            return False
+        return record is not None and any(cursor.needs(seq, record.subject) for cursor in self._cursors.values())
+
+    def offered(self, seq: int, subject: str) -> None:
+        """A new message, with retention by interest: where no consumer covers it, it counts and is not kept."""
+        if not any(cursor.filters.covers(subject) for cursor in self._cursors.values()) and not self._taken(subject):
+            self._stream.log.remove(seq)
+
+    def sweep(self) -> None:
+        """Remove what no consumer needs, after one was deleted or covers less than before."""
+        if not self._cursors and not self._stream.takers:
+            self._stream.log.purge()
+            return
+        sweep = Sweep(self, self._stream, self._cursors)
+        if not self._services.start(sweep):  # the engine has too many jobs: at once, rather than not at all
+            while sweep.run()[0] is Progress.MORE:
+                pass
+
+    # Mirrors and sources of other streams are an interest too.
+
+    def wanted(self, seq: int, subject: str) -> bool:
+        """Whether a consumer needs a message, or a mirror or source covers its subject."""
+        needed = any(cursor.needs(seq, subject) for cursor in self._cursors.values())
+        return needed or bool(self._stream.takers and self._taken(subject))
+
+    def _taken(self, subject: str) -> bool:
+        return any(taker.covers(subject) for taker in self._stream.takers)
+
+    def _lacked(self, seq: int) -> bool:
+        """Whether a mirror or source is still to get a message."""
+        behind = [taker for taker in self._stream.takers if taker.lacks(seq)]
+        try:
+            record = self._stream.log.get(seq) if behind else None
+        except CorruptRecordError:
+            return False
+        return record is not None and any(taker.covers(record.subject) for taker in behind)
+
+    def remove_taken(self) -> None:
+        """Remove what mirrors and sources have got by now, up to the first that one of them still lacks: looking at
+        all of them with every commit would cost more than it gives."""
+        while self._owed and not self._lacked(seq := next(iter(self._owed))):
+            del self._owed[seq]
+            self._remove(seq)
+
+    # Groups.
+
+    def committed(self, news: Changes) -> None:
+        """A group was finished: its removals are durable."""
+        leaving = self._leaving
+        if not leaving:
+            return
+        if news.recount:
+            self._leaving = {seq: None for seq in leaving if exists(self._stream.log, seq)}
+        for seq, _ in news.removed:
+            leaving.pop(seq, None)
+
+    def group_lost(self) -> None:
+        """A group was lost: the acks are still in the delivery state, so what they removed is removed again."""
+        if self._leaving:
+            self._commit.mark(self)
+
+    def save(self) -> None:
+        """Remove again what a lost group had removed."""
+        for seq in self._leaving:
+            self._stream.log.remove(seq)
+
+    def forget(self) -> None:
+        """The last consumer is gone."""
+        self._leaving.clear()
+
+
+class Sweep:
+    """A job that looks through a stream for messages that are not needed, a piece at a time."""
+
+    def __init__(self, retention: InterestRetention, stream: ParentStream, cursors: Mapping[str, Cursor]) -> None:
+        self._retention = retention
+        self._stream = stream
+        self._cursors = cursors
+        self._seq, self._last = stream.log.committed.first_seq, stream.log.state.last_seq
+
+    def run(self) -> tuple[Progress, int]:
+        """Look at the next messages."""
+        log = self._stream.log
+        if self._seq > self._last or not (self._cursors or self._stream.takers):
+            return Progress.DONE, 0
+        try:
+            records = log.scan("", self._seq, limit=PIECE)
+        except CorruptRecordError as exc:
+            self._seq = max(self._seq, exc.seq) + 1
+            return Progress.MORE, 1
+        if not records:  # the rest, if there is any, is not committed yet
+            seqs = range(max(self._seq, log.committed.last_seq + 1), self._last + 1)
+            records = [record for seq in seqs if (record := log.peek(seq)) is not None]
+        for record in records:
+            if not self._retention.wanted(record.seq, record.subject):
+                log.remove(record.seq)
+        self._seq = records[-1].seq + 1 if records else self._last + 1
+        return Progress.MORE, len(records)
