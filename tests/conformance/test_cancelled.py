@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from datetime import timedelta
 
 import pytest
@@ -12,10 +13,9 @@ from slipstream import ConsumerConfig, connect
 from slipstream.errors import RequestTimeoutError
 from slipstream.jetstream._async.consumer import Consumer
 from slipstream.jetstream._async.message import JsMessage
-from tests.conformance.test_pull import world
+from tests.conformance.test_pull import PATIENT, check_each_once, fetch_rest, world
 from tests.proxy import proxy_to
 
-PATIENT = ConsumerConfig(durable_name="dur", ack_wait=timedelta(minutes=5))  # a slow machine is no redelivery
 Read = Callable[[Consumer], Awaitable[list[JsMessage]]]
 
 
@@ -69,7 +69,9 @@ class Stepper:
 
 @pytest.mark.spec("PS-12")
 @pytest.mark.parametrize("read", [by_fetch, by_single_fetch, by_next, by_messages, by_chunks])
-async def test_cancelled_at_every_await_nothing_is_lost_or_acked(any_server: str, fresh: str, read: Read) -> None:
+async def test_cancelled_at_every_await_nothing_is_lost_or_acked(
+    any_server: str, fresh: str, read: Read, is_real: bool
+) -> None:
     async with (
         world(any_server, fresh, 300) as (_, _, stream),
         proxy_to(any_server) as proxy,
@@ -78,13 +80,13 @@ async def test_cancelled_at_every_await_nothing_is_lost_or_acked(any_server: str
         await stream.create_consumer(PATIENT)
         consumer = await nc.jetstream().stream(fresh).consumer("dur")
         proxy.delay = 0.0003  # so that calls are given up while their messages are on the way
-        got: list[int] = []
+        got: list[JsMessage] = []
         points = 0
         for stop_at in range(12):
             for _ in range(3):
                 task = asyncio.ensure_future(run(Stepper(read(consumer), stop_at)))
                 try:
-                    got += [message.seq for message in await task]
+                    got += await task
                 except asyncio.CancelledError:
                     points += 1
         # Delays in real time as well: the answer arrives before, while, and after the call is given up.
@@ -93,23 +95,24 @@ async def test_cancelled_at_every_await_nothing_is_lost_or_acked(any_server: str
             await asyncio.sleep(step * 0.0002)
             task.cancel()
             try:
-                got += [message.seq for message in await task]
+                got += await task
             except asyncio.CancelledError:
                 points += 1
         assert points >= 3  # how many waits a call has depends on what has arrived by then
         proxy.delay = 0.0
-        while len(got) < 300:
-            got += [message.seq for message in await consumer.fetch(50, timeout=10)]
-        assert sorted(got) == list(range(1, 301))
+        await fetch_rest(consumer, got, 300)
+        await check_each_once(consumer, got, is_real)
         info = await consumer.info()
-        assert (info.num_ack_pending, info.num_redelivered, info.ack_floor.stream_seq) == (300, 0, 0)
+        assert (info.num_ack_pending, info.ack_floor.stream_seq) == (300, 0)
 
 
 async def run(work: Awaitable[list[JsMessage]]) -> list[JsMessage]:
     return await work
 
 
-async def test_a_timeout_that_strikes_while_messages_arrive_loses_none(any_server: str, fresh: str) -> None:
+async def test_a_timeout_that_strikes_while_messages_arrive_loses_none(
+    any_server: str, fresh: str, is_real: bool
+) -> None:
     async with world(any_server, fresh) as (_, _, stream), connect(any_server) as other:
         consumer = await stream.create_consumer(PATIENT)
         writer = other.jetstream()
@@ -120,32 +123,33 @@ async def test_a_timeout_that_strikes_while_messages_arrive_loses_none(any_serve
                 await asyncio.sleep(0.003)
 
         task = asyncio.create_task(publish())
-        got: list[int] = []
-        patience = 0.001
+        got: list[JsMessage] = []
+        timeout = 0.001
         while len(got) < 200:
-            patience = patience % 0.02 + 0.001
-            try:
-                got += [message.seq for message in await consumer.fetch(3, timeout=patience)]
-                got.append((await consumer.next(timeout=patience)).seq)
-            except RequestTimeoutError:
-                pass
+            timeout = timeout % 0.02 + 0.001
+            with suppress(RequestTimeoutError):
+                got += await consumer.fetch(3, timeout=timeout)
+                got.append(await consumer.next(timeout=timeout))
             if task.done() and not task.cancelled():
-                patience = 1.0
+                timeout = 1.0
         await task
-        assert sorted(got) == list(range(1, 201))
-        assert (await consumer.info()).num_redelivered == 0
+        await check_each_once(consumer, got, is_real)
 
 
 async def test_what_was_kept_too_long_is_left_to_the_server(any_server: str, fresh: str) -> None:
-    """The server delivers it again: handed over from here as well, it would be handled twice."""
+    """The server redelivers it: handed over from here as well, it would be handled twice."""
     async with world(any_server, fresh, 5) as (_, _, stream):
         consumer = await stream.create_consumer(ConsumerConfig(durable_name="dur", ack_wait=timedelta(seconds=0.5)))
         async for message in consumer.messages():
-            await message.ack_sync()
+            while (await consumer.info()).num_pending:
+                await asyncio.sleep(0.01)
+            await message.ack_sync()  # answered behind all that was sent before: the other four are here
             break
         await asyncio.sleep(0.7)
-        got: list[JsMessage] = []
-        while len(got) < 4:
-            got += await consumer.fetch(5, timeout=5)
-        assert sorted(message.seq for message in got) == [2, 3, 4, 5]
-        assert {message.num_delivered for message in got} == {2}
+        seqs: set[int] = set()
+        while len(seqs) < 4:
+            for message in await consumer.fetch(5, timeout=5):
+                assert message.num_delivered >= 2  # more only where this machine was too slow to ack it in time
+                await message.ack_sync()
+                seqs.add(message.seq)
+        assert seqs == {2, 3, 4, 5}

@@ -22,11 +22,12 @@ from slipstream.errors import (
     RequestTimeoutError,
 )
 from slipstream.facade._async.client import Client, JetStream
+from slipstream.jetstream._async.consumer import Consumer
 from slipstream.jetstream._async.message import JsMessage
 from slipstream.jetstream._async.stream import Stream
 from slipstream.jetstream._sync.consumer import Consumer as BlockingConsumer
 
-SECOND = timedelta(seconds=1)
+PATIENT = ConsumerConfig(durable_name="dur", ack_wait=timedelta(minutes=5))  # a slow machine is no redelivery
 
 
 class World(NamedTuple):
@@ -51,6 +52,28 @@ def numbers(messages: list[JsMessage]) -> list[int]:
     return [int(message.data) for message in messages]
 
 
+async def fetch_rest(consumer: Consumer, messages: list[JsMessage], count: int) -> None:
+    """Fetch until there are `count` messages. Of a consumer with a long ack_wait (`PATIENT`) a message that reached
+    the client and was lost there would not be redelivered in time."""
+    async with asyncio.timeout(60):
+        while len(messages) < count:
+            messages += await consumer.fetch(10, timeout=5)
+
+
+async def check_each_once(consumer: Consumer, messages: list[JsMessage], is_real: bool) -> None:
+    """Every message of the stream was handed over once.
+
+    nats-server delivers from a queue of its own and learns only there that an inbox has been unsubscribed
+    (`didNotDeliver` in its consumer.go). It gives such a message to the next pull request at once, perhaps behind newer
+    ones, and counts it as redelivered, although it was never on the wire: neither the order nor a delivery count tells
+    what the client did. Our server checks for interest when it sends.
+    """
+    assert sorted(message.seq for message in messages) == list(range(1, len(messages) + 1))
+    if not is_real:
+        assert {message.num_delivered for message in messages} == {1}
+        assert (await consumer.info()).num_redelivered == 0
+
+
 @pytest.mark.spec("PS-03")
 async def test_messages_keep_their_subject_and_their_reply_is_the_ack_subject(any_server: str, fresh: str) -> None:
     async with world(any_server, fresh, 3) as (_, _, stream):
@@ -72,7 +95,7 @@ async def test_fetch_gives_what_is_there_at_once(any_server: str, fresh: str) ->
         begin = nc.now()
         assert numbers(await consumer.fetch(10, timeout=30)) == [0, 1, 2]
         assert nc.now() - begin < 10
-        assert await consumer.fetch(10, timeout=0.3) == []
+        assert await consumer.fetch(10, timeout=1) == []
         with pytest.raises(RequestTimeoutError, match="no message within"):
             await consumer.next(timeout=0.2)
 
@@ -135,7 +158,11 @@ async def test_loops_ask_for_no_more_than_the_consumer_allows(any_server: str, f
     async with world(any_server, fresh, 25) as (_, _, stream):
         limits = ConsumerConfig(durable_name="dur", max_batch=10, max_expires=timedelta(seconds=0.5))
         consumer = await stream.create_consumer(limits)
-        seqs = [message.seq async for message in consumer.messages(max_bytes=max_bytes, idle_timeout=1.5)]
+        seqs: list[int] = []
+        async for message in consumer.messages(max_bytes=max_bytes, idle_timeout=20):
+            seqs.append(message.seq)
+            if len(seqs) == 25:
+                break
         assert seqs == list(range(1, 26))
 
 
@@ -191,40 +218,40 @@ async def test_messages_flow_without_end_in_order_and_acked(any_server: str, fre
 async def test_the_iteration_ends_when_nothing_comes(any_server: str, fresh: str) -> None:
     async with world(any_server, fresh, 5) as (_, _, stream):
         consumer = await stream.create_consumer("dur")
-        assert [int(m.data) async for m in consumer.messages(idle_timeout=0.3)] == list(range(5))
+        assert [int(m.data) async for m in consumer.messages(idle_timeout=1.5)] == list(range(5))
 
 
-async def test_what_a_loop_did_not_take_is_there_for_the_next_call(any_server: str, fresh: str) -> None:
+async def test_what_a_loop_did_not_take_is_there_for_the_next_call(any_server: str, fresh: str, is_real: bool) -> None:
     async with world(any_server, fresh, 50) as (_, _, stream):
-        consumer = await stream.create_consumer("dur")
-        got: list[int] = []
+        consumer = await stream.create_consumer(PATIENT)
+        got: list[JsMessage] = []
         async for message in consumer.messages(idle_timeout=5):
-            got.append(int(message.data))
+            got.append(message)
             if len(got) == 5:
                 break
-        while len(got) < 50:
-            got += numbers(await consumer.fetch(10, timeout=5))
-        assert got == list(range(50))
-        assert (await consumer.info()).num_redelivered == 0
+        assert numbers(got) == list(range(5))
+        await fetch_rest(consumer, got, 50)
+        await check_each_once(consumer, got, is_real)
+        assert is_real or numbers(got) == list(range(50))
 
 
 @pytest.mark.parametrize("way", ["chunks", "closed", "in another thread", "by an error"])
-async def test_a_loop_may_be_left_in_any_way(any_server: str, fresh: str, way: str) -> None:
+async def test_a_loop_may_be_left_in_any_way(any_server: str, fresh: str, way: str, is_real: bool) -> None:
     async with world(any_server, fresh, 50) as (_, _, stream):
-        consumer = await stream.create_consumer("dur")
-        got: list[int] = []
+        consumer = await stream.create_consumer(PATIENT)
+        got: list[JsMessage] = []
         if way == "chunks":
             async for chunk in consumer.chunks(max_messages=4, idle_timeout=5):
-                got += numbers(chunk)
+                got += chunk
                 break
         elif way == "by an error":
             with suppress(RuntimeError):
                 async for message in consumer.messages(idle_timeout=5):
-                    got.append(int(message.data))
+                    got.append(message)
                     raise RuntimeError
         else:
             loop = consumer.messages(idle_timeout=5)
-            got.append(int((await anext(loop)).data))
+            got.append(await anext(loop))
             if way == "closed":
                 await loop.aclose()
                 with pytest.raises(StopAsyncIteration):
@@ -232,12 +259,11 @@ async def test_a_loop_may_be_left_in_any_way(any_server: str, fresh: str, way: s
             else:
                 held = [loop]
                 del loop
-                await asyncio.to_thread(held.clear)
-                await asyncio.sleep(0.05)  # it is told to the loop's own thread
-        while len(got) < 50:
-            got += numbers(await consumer.fetch(10, timeout=5))
-        assert got == list(range(50))
-        assert (await consumer.info()).num_redelivered == 0
+                await asyncio.to_thread(held.clear)  # its end is scheduled here before the thread is done
+        assert numbers(got) == list(range(len(got)))
+        await fetch_rest(consumer, got, 50)
+        await check_each_once(consumer, got, is_real)
+        assert is_real or numbers(got) == list(range(50))
 
 
 async def test_a_callback_is_called_until_it_is_stopped(any_server: str, fresh: str) -> None:
@@ -257,17 +283,26 @@ async def test_a_callback_is_called_until_it_is_stopped(any_server: str, fresh: 
         assert got == list(range(100))
 
 
-async def test_a_drained_callback_has_handled_all_that_arrived(any_server: str, fresh: str) -> None:
+async def test_a_drained_callback_has_handled_all_that_arrived(any_server: str, fresh: str, is_real: bool) -> None:
     async with world(any_server, fresh, 300) as (_, _, stream):
-        consumer = await stream.create_consumer("dur")
-        got: list[int] = []
-        consuming = await consumer.consume(lambda message: got.append(int(message.data)))
-        while not got:
-            await asyncio.sleep(0.01)
+        consumer = await stream.create_consumer(PATIENT)
+        got: list[JsMessage] = []
+        first = asyncio.Event()
+
+        def handle(message: JsMessage) -> None:
+            got.append(message)
+            first.set()
+
+        consuming = await consumer.consume(handle)
+        await asyncio.wait_for(first.wait(), 20)
         await consuming.drain()
         assert consuming.is_done
-        assert got == list(range(len(got)))
-        assert (await consumer.info()).num_ack_pending == len(got)
+        assert numbers(got) == list(range(len(got)))
+        if not is_real:
+            assert (await consumer.info()).num_ack_pending == len(got)
+        other = await stream.consumer("dur")  # it has nothing of what arrived for the first handle
+        await fetch_rest(other, got, 300)
+        await check_each_once(other, got, is_real)
 
 
 @pytest.mark.spec("SW-11")
@@ -289,8 +324,8 @@ async def test_each_kind_of_ack_does_what_it_says(any_server: str, fresh: str) -
         again = await consumer.next(timeout=5)
         assert (int(again.data), again.num_delivered) == (1, 2)
         await again.ack_sync()
-        for _ in range(3):
-            await asyncio.sleep(0.6)
+        for _ in range(9):
+            await asyncio.sleep(0.2)
             await slow.in_progress()
         late = await consumer.next(timeout=5)
         assert int(late.data) == 2  # the delayed one; the slow one did not come although 1.8 s have passed
@@ -361,12 +396,12 @@ async def test_a_paused_consumer_delivers_when_it_goes_on(any_server: str, fresh
         paused = await consumer.pause(until)
         assert (paused.paused, paused.until) == (True, until)
         assert (await consumer.info()).paused
-        assert await consumer.fetch(2, timeout=0.3) == []
+        assert await consumer.fetch(2, timeout=1) == []
         assert not (await consumer.resume()).paused
         assert len(await consumer.fetch(2, timeout=5)) == 2
 
 
-def test_the_blocking_client_reads_consumers_in_the_same_way(any_server: str, fresh: str) -> None:
+def test_the_blocking_client_reads_consumers_in_the_same_way(any_server: str, fresh: str, is_real: bool) -> None:
     with connect_blocking(any_server) as nc:
         js = nc.jetstream()
         stream = js.create_stream(StreamConfig(name=fresh, subjects=(f"{fresh}.>",)))
@@ -385,8 +420,10 @@ def test_the_blocking_client_reads_consumers_in_the_same_way(any_server: str, fr
             got += [int(message.data) for message in chunk]
             if len(got) == 1_000:
                 break
-        assert got == list(range(1_000))
-        assert [int(m.data) for m in consumer.fetch(5, timeout=0.2)] == []
+        assert sorted(got) == list(range(1_000))
+        assert got[:600] == list(range(600))
+        assert is_real or got == list(range(1_000))  # nats-server: see check_each_once
+        assert [int(m.data) for m in consumer.fetch(5, timeout=1)] == []
         seen: list[int] = []
         other = stream.create_consumer("other")
         with other.consume(lambda message: seen.append(int(message.data))):
@@ -416,13 +453,12 @@ def test_one_consumer_may_be_used_by_many_threads(any_server: str, fresh: str) -
 
             def work(consumer: BlockingConsumer, barrier: threading.Barrier, seen: list[int]) -> None:
                 barrier.wait(10)
-                while True:
-                    try:
+                deadline = time.monotonic() + 20
+                while len(seen) < 100 and time.monotonic() < deadline:
+                    with suppress(RequestTimeoutError):
                         message = consumer.next(timeout=0.3)
-                    except RequestTimeoutError:
-                        return
-                    message.ack()
-                    seen.append(message.seq)
+                        message.ack()
+                        seen.append(message.seq)
 
             threads = [threading.Thread(target=work, args=(consumer, barrier, seen)) for _ in range(8)]
             for thread in threads:
@@ -457,6 +493,7 @@ async def test_what_a_callback_did_not_handle_is_there_after_it_was_stopped(any_
         while len(seen) < 50:
             await asyncio.sleep(0.01)
         await consuming.stop()
-        while messages := await consumer.fetch(500, timeout=0.5):
-            seen += numbers(messages)
+        async with asyncio.timeout(60):
+            while len(seen) < 1_000:
+                seen += numbers(await consumer.fetch(500, timeout=5))
         assert sorted(seen) == list(range(1_000))
