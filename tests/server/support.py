@@ -99,7 +99,7 @@ class Rig:
         self.now = now
         self.store: Store = store if store is not None else MemoryStore()
         self.engine = Engine(
-            Settings(**settings), file=self.store, memory=self.store, dice=random.Random(seed), now=now, verify=verify
+            Settings(**settings), file=self.store, memory=self.store, rng=random.Random(seed), now=now, verify=verify
         )
         self._clients: dict[int, Client] = {}
 
@@ -134,7 +134,7 @@ class Rig:
             client = self._clients[session.cid]
             client.feed(b"".join(session.out))
             session.out.clear()
-            session.room = self.engine.settings.max_pending
+            session.out_capacity = self.engine.settings.max_pending
             if session.closed:
                 client.closed = True
 

@@ -165,7 +165,7 @@ def test_each_store_holds_back_only_its_own_answers() -> None:
     from slipstream.server.engine.engine import Engine, Settings
 
     rig = Rig()
-    rig.engine = Engine(Settings(), file=MemoryStore(), memory=MemoryStore(), dice=random.Random(1), now=rig.now)
+    rig.engine = Engine(Settings(), file=MemoryStore(), memory=MemoryStore(), rng=random.Random(1), now=rig.now)
     client = rig.client()
     client.create("F", storage="file")
     client.create("M", storage="memory")

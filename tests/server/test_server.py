@@ -216,10 +216,10 @@ def test_an_error_in_handling_one_client_closes_that_one_only(
     good, bad = Raw(server), Raw(server)
     real = Engine._subscribe
 
-    def broken(self: Engine, session: object, event: object) -> None:
+    def broken(self: Engine, session: object, router: object, event: object) -> None:
         if event.subject == "boom":  # type: ignore[attr-defined]
             raise RuntimeError("boom")
-        real(self, session, event)  # type: ignore[arg-type]
+        real(self, session, router, event)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Engine, "_subscribe", broken)
     with caplog.at_level(logging.ERROR, logger="slipstream.server"):

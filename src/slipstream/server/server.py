@@ -242,8 +242,8 @@ class Server:
         listener = await self._open_site(loop, lambda: Connection(self._running, door), self.host, self.port, first)
         self.port = _port_of(listener)
         settings = dataclasses.replace(self._settings, port=self.port)
-        engine = Engine(settings, file=file, memory=memory, dice=random.Random(), now=clock(), verify=verify)
-        engine.door = door = engine.door._replace(by_certificate=tls is not None and tls.by_certificate)
+        engine = Engine(settings, file=file, memory=memory, rng=random.Random(), now=clock(), verify=verify)
+        engine.listener = door = engine.listener._replace(by_certificate=tls is not None and tls.by_certificate)
         self._driver = driver = Driver(
             engine,
             clock=clock,
@@ -268,7 +268,7 @@ class Server:
         driver.use(self._committers)
         self._orders = FaultCommands(driver, self._committers, clock) if options.faults else None
         for account in engine.accounts:
-            account.switch.add(f"{PREFIX}>", FaultApi(driver, self._orders, account))
+            account.router.add(f"{PREFIX}>", FaultApi(driver, self._orders, account))
         if options.http_port is not None:
             await self._open_monitor(loop, driver, options.http_host or self.host, options.http_port)
         if options.websocket is not None:

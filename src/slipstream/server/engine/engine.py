@@ -1,101 +1,88 @@
-"""The server without its sockets: events of clients and the time go in, frames for clients come out.
+"""The server without its sockets: a deterministic state machine.
 
-Deterministic: no clock, no randomness, no I/O of its own; the same calls give the same output and state. Everything
-that receives messages, clients' subscriptions as well as streams, the API and the responders of Direct Get, is a
-subscriber on one router, so that queue groups, echo and no-responders follow the same rules for all.
+Theory of operation
+===================
 
-A driver calls `connect`, `receive` and `disconnect` as clients do; once per turn of its loop `tick` and `step`, carries
-the journals' groups to the disk and reports them with `committed` or `failed`, and writes what `take_output` gives it.
+**In and out.** A driver feeds the engine with what clients send and with the time, and writes what the engine queues
+for clients. The engine has no clock, no randomness and no I/O of its own: every call gets `now`, random numbers come
+from `rng`, and bytes for a client collect in `Session.out`. The same calls give the same output and the same state, so
+a test moves time as a number and replays what happened.
+
+    connect, receive, disconnect   what clients do
+    tick, step                     once per turn: due timers, then a chunk of every job
+    committed, failed              what became of a sealed group
+    take_output                    the sessions that have bytes to write
+
+**Routing.** Everything that receives messages is a subscriber on the router of its account: clients, streams, the
+JetStream API, the responders of Direct Get. Queue groups, echo and "no responders" follow the same rules for all.
+
+**Group commit.** A publish is checked against the *writer's* view of its stream, gets its sequence and joins the open
+group of its journal (there is one journal per store). The driver seals the group, writes it and syncs it; meanwhile the
+next group fills. One sync pays for all publishes that arrived during the one before.
+
+**Why acks wait.** An ack promises that the message survives a crash, so it is queued in the journal and sent by
+`committed`, never before. The *readers'* view moves at the same moment: no get, consumer or mirror sees a message that
+a crash could take back. `failed` drops everything uncommitted and answers it with errors.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 
 from slipstream.api import Storage
 from slipstream.errors import StreamStoreFailedError
 from slipstream.server.engine.account import Account
 from slipstream.server.engine.api.advisories import Advisories
-from slipstream.server.engine.auth.authenticator import (
-    Authenticator,
-    Certificate,
-    Credentials,
-    Hashed,
-    Identity,
-    Refused,
-    nobody_signs,
-)
+from slipstream.server.engine.auth.authenticator import Authenticator, Certificate, nobody_signs
 from slipstream.server.engine.auth.jwt import Verify
-from slipstream.server.engine.auth.permissions import Grant, quoted
-from slipstream.server.engine.auth.users import DEFAULT_ACCOUNT, AccountOptions, at_most
+from slipstream.server.engine.auth.permissions import quoted
+from slipstream.server.engine.auth.users import DEFAULT_ACCOUNT, at_most
 from slipstream.server.engine.consumers.ack_router import ACK_PREFIX
-from slipstream.server.engine.core import info as greeting
-from slipstream.server.engine.core.routing import INBOX, AccountRouter, Dice
-from slipstream.server.engine.core.session import ClientSub, Listener, PeerAddress, Session, SessionState
-from slipstream.server.engine.journal import Answer, CommitBatch, Home, Journal
+from slipstream.server.engine.core.admission import Admission
+from slipstream.server.engine.core.info import info
+from slipstream.server.engine.core.routing import INBOX, AccountRouter, Random, Subscriber
+from slipstream.server.engine.core.session import Listener, PeerAddress, Session, SessionState, subscription
+from slipstream.server.engine.journal import Answer, CommitBatch, Journal, ReplyPort
 from slipstream.server.engine.monitoring.health import Health, examine
 from slipstream.server.engine.ports import Store
 from slipstream.server.engine.reads.direct_get import QUEUE
-from slipstream.server.engine.replication.ingest import Remotes
-from slipstream.server.engine.services import Job, Progress, Waiter
+from slipstream.server.engine.replication.ingest import RemoteIngests
+from slipstream.server.engine.services import CommitWaiters, Jobs, SharedServices
 from slipstream.server.engine.settings import Check, Settings, Totals
-from slipstream.server.engine.streams.atomic_batches import Load
+from slipstream.server.engine.streams.atomic_batches import BatchUsage
 from slipstream.server.engine.streams.stream import Stream
 from slipstream.server.engine.timers import Timers
-from slipstream.wire import (
-    Connect,
-    ConnectOptions,
-    Event,
-    Ping,
-    Pong,
-    Pub,
-    Sub,
-    Unsub,
-    Violation,
-    err,
-    has_wildcard,
-    is_valid_filter,
-)
-from slipstream.wire.encode import OK, PING, PONG
+from slipstream.wire import Connect, Event, Ping, Pong, Pub, Sub, Unsub, Violation, err, has_wildcard, is_valid_filter
+from slipstream.wire.encode import OK, PONG
 
 __all__ = ["Check", "Engine", "Health", "Settings"]
 
-MAX_PARKED = 10_000
-MAX_JOBS = 10_000
-STEP_MESSAGES = 1024  # what all jobs together send per turn
-CHECKED_SUBJECTS = 16 * 1024
-MAX_CLOSED = 1000  # connections that are gone and still told of
+MAX_VALID_SUBJECTS = 16 * 1024  # remembered
+MAX_CLOSED = 1000  # closed connections that monitoring still shows
+
+_NO_SHORTCUTS: Mapping[str, Subscriber] = {}
 
 
 class Engine:
-    """Sessions, routing, streams, timers, jobs."""
+    """Accounts, sessions, and the order of what happens around a commit."""
 
     def __init__(
-        self, settings: Settings, *, file: Store, memory: Store, dice: Dice, now: int, verify: Verify = nobody_signs
+        self, settings: Settings, *, file: Store, memory: Store, rng: Random, now: int, verify: Verify = nobody_signs
     ) -> None:
         """`file` and `memory` keep the streams of that storage; they may be the same store. `verify` is for nkeys."""
         self.settings = settings
+        self.started = now
         self.timers = Timers()
-        self.max_pending = settings.max_pending
-        self.max_payload = settings.max_payload
-        self.leader_name = settings.server_name
-        self.version, self.domain = settings.version, settings.domain
-        self.batch_load = Load()
-        self.advisories = Advisories(settings.server_id, settings.domain)
-        self.remotes = Remotes()  # what the driver is to read from other servers
-        journal = Journal(file)
-        self._by_storage = {
-            Storage.FILE.value: journal,
-            Storage.MEMORY.value: journal if memory is file else Journal(memory),
-        }
-        self.journals = tuple(dict.fromkeys(self._by_storage.values()))
-        self._jobs: deque[Job] = deque()
-        self.has_new_jobs = False
-        self._parked = 0
-        self._waiters: dict[Waiter, int] = {}
-        self.watchers: dict[Waiter, None] = {}  # those who look after every commit
-        self._gate = Authenticator(
+        self.jobs = Jobs()
+        self.batch_usage = BatchUsage()
+        self.remote_ingests = RemoteIngests()  # what the driver reads from other servers
+        self._commit_waiters = CommitWaiters()
+        file_journal = Journal(file)
+        memory_journal = file_journal if memory is file else Journal(memory)
+        self.journals = tuple(dict.fromkeys((file_journal, memory_journal)))
+        self._authenticator = Authenticator(
             settings.users,
             verify,
             accounts=settings.accounts,
@@ -103,216 +90,239 @@ class Engine:
             operators=settings.operators,
             account_tokens=settings.account_tokens,
         )
-        self.system_account = self._gate.system_account or settings.system_account
-        self.door = Listener(
-            settings.host,
-            settings.port,
-            tls_required=settings.tls_required,
-            tls_verify=settings.tls_verify,
+        self.system_account = self._authenticator.system_account or settings.system_account
+        self.listener = Listener(
+            settings.host, settings.port, tls_required=settings.tls_required, tls_verify=settings.tls_verify
         )
-        self.started = now
-        self.closed: deque[Session] = deque(maxlen=MAX_CLOSED)
-        self.totals = Totals()
-        self._checks: list[Check] = []
-        self._crowds: dict[str, int] = {}  # connections by account
         self._dirty: list[Session] = []
-        self._accounts = {
-            name: Account(
-                self,
-                name,
-                AccountRouter(dice, now, self._dirty),
-                jetstream=self.has_jetstream(name) if settings.jetstream and name != self.system_account else None,
-                limits=settings.limits_of(name, self._gate.accounts[name].jetstream),
-            )
-            for name in self._gate.accounts
-        }
-        self._switches = tuple(account.switch for account in self._accounts.values())
+        shared = SharedServices(
+            server_name=settings.server_name,
+            version=settings.version,
+            domain=settings.domain,
+            max_pending=settings.max_pending,
+            max_payload=settings.max_payload,
+            timers=self.timers,
+            jobs=self.jobs,
+            commit_waiters=self._commit_waiters,
+            advisories=Advisories(settings.server_id, settings.domain),
+            batch_usage=self.batch_usage,
+            journals={Storage.FILE.value: file_journal, Storage.MEMORY.value: memory_journal},
+        )
+        self._accounts = {name: self._make_account(shared, name, rng, now) for name in self._authenticator.accounts}
         self._default = self._accounts[DEFAULT_ACCOUNT]
         self.streams = self._default.streams
+        # By `Session.account`, which is empty until a client is authenticated.
+        self._routers = {"": self._default.router} | {name: one.router for name, one in self._accounts.items()}
+        self._admission = Admission(settings, self._authenticator, self._routers, self.timers)
         self._sessions: dict[int, Session] = {}
-        self._checked: set[str] = set()  # subjects that were found valid
+        self.closed: deque[Session] = deque(maxlen=MAX_CLOSED)
+        self.totals = Totals()
+        self._valid_subjects: set[str] = set()
         if settings.jetstream:
             for journal in self.journals:
                 self._load(journal, now)
 
+    def _make_account(self, shared: SharedServices, name: str, rng: Random, now: int) -> Account:
+        has_api = self.settings.jetstream and name != self.system_account
+        return Account(
+            shared,
+            name,
+            AccountRouter(rng, now, self._dirty),
+            remote_ingests=self.remote_ingests,
+            jetstream=self.has_jetstream(name) if has_api else None,
+            limits=self.settings.limits_of(name, self._authenticator.accounts[name].jetstream),
+        )
+
+    # Accounts.
+
     def has_jetstream(self, account: str) -> bool:
         """Whether an account may have streams."""
-        limits = self._gate.accounts[account].jetstream
+        limits = self._authenticator.accounts[account].jetstream
         return self.settings.jetstream and limits is not None and account != self.system_account
 
-    # Clients.
-
-    @property
-    def sessions(self) -> Mapping[int, Session]:
-        """Every client that is connected."""
-        return self._sessions
-
-    @property
-    def account_options(self) -> Mapping[str, AccountOptions]:
-        """What each account may have."""
-        return self._gate.accounts
-
-    @property
-    def auth_required(self) -> bool:
-        return self._gate.required
-
-    @property
-    def wants_nonces(self) -> bool:
-        """Whether `connect` needs a nonce, made for that client alone."""
-        return self._gate.nonces
-
-    def connect(
-        self, cid: int, client_ip: str, now: int, *, client_port: int = 0, nonce: str = "", door: Listener | None = None
-    ) -> None:
-        """A client is there; greet it."""
-        switch, peer = self._default.switch, PeerAddress(client_ip, client_port)
-        session = Session(cid, self.settings.max_pending, switch, door or self.door, peer, now)
-        self._sessions[cid] = session
-        session.nonce = nonce
-        self.totals.connections += 1
-        switch.push(session, self._info(session))
-        if self._gate.required:
-            session.timer = self.timers.at(
-                now + self.settings.auth_timeout, lambda _: self.close(cid, "Authentication Timeout")
-            )
-        else:
-            self._keep_alive(session, now)
-
-    def secured(self, cid: int, certificate: Certificate | None, version: str, cipher: str) -> None:
-        """A client speaks TLS, and may have shown a certificate."""
-        session = self._sessions.get(cid)
-        if session is not None:
-            session.certificate, session.tls = certificate, (version, cipher)
-
-    def disconnect(self, cid: int) -> None:
-        """A client is gone."""
-        session = self._sessions.pop(cid, None)
-        if session is None:
-            return
-        session.switch.drop(session)
-        session.close()
-        session.stopped = session.switch.now
-        if session.member is not None:
-            self._crowds[session.account] -= 1
-        self.totals.add(session)
-        self.closed.append(session)
-
-    def close(self, cid: int, text: str = "") -> None:
-        """Tell a client why, and have the driver cut it off."""
-        session = self._sessions.get(cid)
-        if session is not None:
-            session.switch.close(session, text)
-
-    def receive(self, cid: int, events: Iterable[Event], now: int) -> None:
-        """Handle what a client sent."""
-        session = self._sessions.get(cid)
-        if session is None or session.closed:
-            return
-        if session.pending is not None:
-            session.held += events
-            return
-        session.switch.now = session.active = now
-        session.pings_out = 0
-        locked = session.state is SessionState.GREETED and self._gate.required
-        swift = session.is_free and not locked
-        straight = session.switch.straight if swift else {}
-        count = size = 0
-        events = iter(events)
-        for event in events:
-            if type(event) is Pub and not locked:
-                subject, reply, header, payload = event
-                count += 1
-                size += len(header) + len(payload)
-                stream = straight.get(subject)
-                if stream is not None and not session.verbose and (session.headers or not header):
-                    stream.receive(subject, reply, header, payload, now)
-                    continue
-                acks = session.switch.acks
-                if (
-                    subject[:8] == ACK_PREFIX
-                    and acks is not None
-                    and swift
-                    and not session.verbose
-                    and acks.receive(subject, reply, header, payload, now)
-                ):
-                    continue
-                self._publish(session, event)
-            elif locked and type(event) is not Connect and type(event) is not Violation:
-                locked = not self._admit_default(session)
-                if not locked:
-                    self.receive(cid, [event], now)
-                    swift = session.is_free
-                    straight = session.switch.straight if swift else {}
-            else:
-                self._control(session, event)
-                if type(event) is Connect:
-                    if session.pending is not None:
-                        session.held += events  # all that is left
-                        break
-                    locked = session.state is SessionState.GREETED and self._gate.required
-                    swift = session.is_free and not locked
-                    straight = session.switch.straight if swift else {}
-            if session.closed:
-                break
-        session.in_msgs += count
-        session.in_bytes += size
-
-    def take_checks(self) -> list[Check]:
-        """Secrets that are to be compared with hashes; each is answered by `checked`."""
-        checks, self._checks = self._checks, []
-        return checks
-
-    def checked(self, cid: int, right: bool, now: int) -> None:
-        """Whether a client's secret fits its hash."""
-        session = self._sessions.get(cid)
-        if session is None or session.pending is None:
-            return
-        session.switch.now = now
-        (options, member), session.pending = session.pending, None
-        held, session.held = session.held, []
-        if not right or member is None:
-            self._refuse(session)
-            return
-        self._enter(session, member, options)
-        if session.verbose and not session.closed:
-            session.switch.push(session, OK)
-        self.receive(cid, held, now)
-
-    def client_name(self, cid: int) -> str:
-        """What a client calls itself."""
-        session = self._sessions.get(cid)
-        return session.name if session is not None else ""
-
     def account(self, name: str = "") -> Account:
-        """An account that some user belongs to; without a name the default one."""
+        """An account; without a name the default one."""
         return self._accounts[name or DEFAULT_ACCOUNT]
 
     @property
     def accounts(self) -> Iterable[Account]:
         return self._accounts.values()
 
+    # Clients.
+
+    @property
+    def sessions(self) -> Mapping[int, Session]:
+        """Every connected client."""
+        return self._sessions
+
+    @property
+    def auth_required(self) -> bool:
+        return self._authenticator.required
+
+    @property
+    def wants_nonces(self) -> bool:
+        """Whether `connect` needs a nonce, made for that client alone."""
+        return self._authenticator.nonces
+
+    def connect(
+        self,
+        cid: int,
+        client_ip: str,
+        now: int,
+        *,
+        client_port: int = 0,
+        nonce: str = "",
+        listener: Listener | None = None,
+    ) -> None:
+        """A client connected: greet it with INFO."""
+        peer = PeerAddress(client_ip, client_port)
+        session = Session(cid, self.settings.max_pending, listener or self.listener, peer, now)
+        self._sessions[cid] = session
+        session.nonce = nonce
+        self.totals.connections += 1
+        self._default.router.push(session, self._info(session))
+        self._admission.begin(session, now)
+
+    def secured(self, cid: int, certificate: Certificate | None, version: str, cipher: str) -> None:
+        """A client completed the TLS handshake, perhaps with a certificate."""
+        session = self._sessions.get(cid)
+        if session is not None:
+            session.certificate, session.tls = certificate, (version, cipher)
+
+    def disconnect(self, cid: int) -> None:
+        """A connection was lost or closed."""
+        session = self._sessions.pop(cid, None)
+        if session is None:
+            return
+        router = self._routers[session.account]
+        router.drop(session)
+        session.close()
+        session.stopped = router.now
+        self._admission.left(session)
+        self.totals.add(session)
+        self.closed.append(session)
+
+    def close(self, cid: int, text: str = "") -> None:
+        """Send a client the reason, and have the driver close the connection."""
+        session = self._sessions.get(cid)
+        if session is not None:
+            self._routers[session.account].close(session, text)
+
+    def receive(self, cid: int, events: Iterable[Event], now: int) -> None:
+        """Handle what a client sent. This loop runs once per message: it takes the shortcuts itself.
+
+        The first publish to a subject goes through `_publish`: checks, matcher, `AccountRouter.route`. If a stream is
+        its only subscriber, the router remembers that in `sole_streams`, and further publishes to the subject call the
+        stream from here. Acks go to the ack router in the same way.
+        """
+        session = self._sessions.get(cid)
+        if session is None or session.closed:
+            return
+        if session.pending is not None:  # until its secret is checked
+            session.held += events
+            return
+        self._routers[session.account].now = session.active = now
+        session.pings_out = 0
+        remaining = iter(events)
+        if session.state is SessionState.GREETED and self._authenticator.required:
+            remaining = self._authenticate(session, remaining)
+        router, shortcuts = self._shortcuts(session, now)
+        count = size = 0
+        for event in remaining:
+            if type(event) is Pub:
+                subject, reply, header, payload = event
+                count += 1
+                size += len(header) + len(payload)
+                stream = shortcuts.get(subject)
+                if stream is not None and (session.headers or not header):
+                    stream.receive(subject, reply, header, payload, now)
+                    continue
+                if (
+                    subject[:8] == ACK_PREFIX
+                    and shortcuts is not _NO_SHORTCUTS
+                    and router.acks is not None
+                    and router.acks.receive(subject, reply, header, payload, now)
+                ):
+                    continue
+                self._publish(session, router, event)
+            else:
+                self._control(session, router, event)
+                if type(event) is Connect:
+                    if session.pending is not None:
+                        session.held += remaining
+                        break
+                    router, shortcuts = self._shortcuts(session, now)
+            if session.closed:
+                break
+        session.in_msgs += count
+        session.in_bytes += size
+
+    def _authenticate(self, session: Session, events: Iterator[Event]) -> Iterator[Event]:
+        """Handle the events of a client up to its authentication; what is left may be handled normally."""
+        for event in events:
+            if type(event) is Connect or type(event) is Violation:
+                self._control(session, self._routers[session.account], event)
+                if session.pending is not None:
+                    session.held += events
+            elif self._admission.admit_default(session):
+                return chain((event,), events)
+            if session.closed or session.pending is not None:
+                break
+            if session.state is not SessionState.GREETED:
+                return events
+        return iter(())
+
+    def _shortcuts(self, session: Session, now: int) -> tuple[AccountRouter, Mapping[str, Subscriber]]:
+        """The session's router, and its shortcuts if the session may use them: it must have nothing to check
+        (permissions, sizes) and nothing to confirm (`+OK` of a verbose client)."""
+        router = self._routers[session.account]
+        router.now = now
+        direct = session.is_unrestricted and not session.verbose
+        return router, router.sole_streams if direct else _NO_SHORTCUTS
+
+    def take_checks(self) -> list[Check]:
+        """Secrets to be compared with hashes; each is answered by `checked`."""
+        return self._admission.take_checks()
+
+    def checked(self, cid: int, right: bool, now: int) -> None:
+        """Whether a client's secret matches its hash."""
+        session = self._sessions.get(cid)
+        if session is None or session.pending is None:
+            return
+        held, session.held = session.held, []
+        self._routers[session.account].now = now
+        if self._admission.checked(session, right):
+            if session.verbose and not session.closed:
+                self._routers[session.account].push(session, OK)
+            self.receive(cid, held, now)
+
+    def client_name(self, cid: int) -> str:
+        """The name that a client gave in CONNECT."""
+        session = self._sessions.get(cid)
+        return session.name if session is not None else ""
+
     def announce_end(self) -> None:
-        """Tell every client that understands it to go elsewhere (lame duck mode)."""
+        """Ask every client that understands it to connect elsewhere (lame duck mode)."""
         for session in self._sessions.values():
             if session.protocol >= 1:
-                session.switch.push(session, self._info(session, lame_duck=True))
+                self._routers[session.account].push(session, self._info(session, lame_duck=True))
 
     def retire(self) -> None:
-        """The server stops: consumers deliver nothing more, and whoever waits for a message is told."""
+        """The server stops: consumers deliver nothing more, and end the pull requests that wait."""
         for account in self._accounts.values():
             for stream in account.streams.values():
                 stream.consumers.retire()
 
     def congested(self, cid: int, yes: bool) -> None:
-        """The driver's buffer for a client is full (or not any more): batches for it wait."""
+        """The driver's buffer for a client is full (or no longer): batches for it wait."""
         session = self._sessions.get(cid)
         if session is not None:
             session.congested = yes
 
     def take_output(self) -> list[Session]:
-        """The sessions with output (or to be closed); the driver takes `out` and sets `room`."""
+        """The sessions with output (or to be closed); the driver takes `out` and sets `out_capacity`."""
         dirty = self._dirty[:]
-        self._dirty.clear()  # the switches hold the same list
+        self._dirty.clear()  # the routers hold the same list
         return dirty
 
     @property
@@ -322,64 +332,65 @@ class Engine:
     # Time and work.
 
     def _set_time(self, now: int) -> None:
-        for switch in self._switches:
-            switch.now = now
+        for router in self._routers.values():
+            router.now = now
 
     def next_deadline(self) -> int | None:
-        """When `tick` is wanted next."""
+        """When `tick` must be called next."""
         return self.timers.next_deadline()
 
     def tick(self, now: int) -> None:
-        """Do what the time demands."""
+        """Run the timers that are due."""
         self._set_time(now)
         self.timers.due(now)
 
     def step(self, now: int) -> bool:
-        """Let every job do a chunk, round robin; True if there is more to do at once."""
+        """Run a chunk of every job; True if there is more to do at once."""
         self._set_time(now)
-        self.has_new_jobs = False
-        jobs = self._jobs
-        budget, more = STEP_MESSAGES, False
-        for _ in range(len(jobs)):
-            if budget <= 0:
-                return True
-            job = jobs.popleft()
-            progress, sent = job.run()
-            budget -= sent
-            if progress is not Progress.DONE:
-                jobs.append(job)
-                more = more or progress is Progress.MORE
-        return more
+        return self.jobs.step()
+
+    @property
+    def has_new_jobs(self) -> bool:
+        """Whether jobs were started since the last step."""
+        return self.jobs.has_new
+
+    # Commits.
 
     def committed(self, batch: CommitBatch, now: int) -> None:
-        """A group is durable: readers see it, its answers go out."""
+        """A group is durable. Everything that follows a commit happens here, in this order; what happens before it is
+        in `Journal.seal`. `docs/design/engine.md` has the same list."""
         self._set_time(now)
-        answers = batch.journal.finish(batch)
+        journal = batch.journal
+        # 1. The readers' view moves: from here on the group is visible.
+        answers = journal.finish(batch)
         try:
-            for home, subject, header, payload in batch.events:
-                home.send(subject, header, payload)
-            for reader in list(batch.journal.readers):
+            # 2. Messages about the group: republished ones, advisories.
+            for port, subject, header, payload in batch.events:
+                port.send(subject, header, payload)
+            # 3. Consumers look for new messages.
+            for reader in list(journal.readers):
                 reader.committed(now)
-            for then in batch.after:
-                then()
-        finally:  # whatever goes wrong with those who follow, what is durable is answered
-            self._answer(answers)
+            # 4. What waited for this group only: a new consumer begins, a restored stream is complete.
+            for callback in batch.after:
+                callback()
+        finally:  # what is durable is acknowledged, even if something above failed
+            # 5. Acks and API responses.
+            self._send_answers(answers)
+            # 6. Reads that wait for a sequence, mirrors and sources.
+            self._commit_waiters.release()
 
-    def _answer(self, answers: list[Answer]) -> None:
-        """Send what waited for a group, and let those look again who wait for a commit."""
-        if len(self._switches) == 1:
-            self._default.switch.answer_all(answers)
-        else:
-            homes: dict[Home, list[Answer]] = {}
-            for answer in answers:
-                homes.setdefault(answer[2].home, []).append(answer)
-            for home, theirs in homes.items():
-                home.answer_all(theirs)
-        for waiter in (*self._waiters, *self.watchers):
-            waiter.release()
+    def _send_answers(self, answers: list[Answer]) -> None:
+        if len(self._accounts) == 1:
+            self._default.router.answer_all(answers)
+            return
+        by_port: dict[ReplyPort, list[Answer]] = {}
+        for answer in answers:
+            by_port.setdefault(answer[2].home, []).append(answer)
+        for port, its_answers in by_port.items():
+            port.answer_all(its_answers)
 
     def failed(self, journal: Journal, error: Exception, now: int) -> None:
-        """A group could not be kept: everything unfinished is as if it had not been, and its senders are told."""
+        """A group could not be stored: drop everything uncommitted, go back to the last commit, answer with errors."""
         self._set_time(now)
         reason = StreamStoreFailedError(str(error) or type(error).__name__)
         journal.failure = reason.description
@@ -389,215 +400,116 @@ class Engine:
             if answer := source.failure(reason):
                 source.home.send(reply, b"", answer)
 
-    def health(self) -> Health:
-        """What is wrong with the server, in words; nothing, if all is well."""
-        return examine(self.journals)
-
-    # What its accounts ask of the engine (`account.House`).
-
-    def start(self, job: Job) -> bool:
-        if len(self._jobs) >= MAX_JOBS:
-            return False
-        self._jobs.append(job)
-        self.has_new_jobs = True
-        return True
-
-    def wait(self, waiter: Waiter, count: int) -> bool:
-        if self._parked + count > MAX_PARKED:
-            return False
-        self._parked += count
-        now = self._waiters.get(waiter, 0) + count
-        if now > 0:
-            self._waiters[waiter] = now
-        else:
-            self._waiters.pop(waiter, None)
-        return True
-
-    def journal_for(self, storage: str) -> Journal:
-        return self._by_storage[storage]
-
     def _load(self, journal: Journal, now: int) -> None:
-        """The streams of accounts that no user belongs to stay in the store, for the day when one does."""
+        """Bring the streams in line with a store. Streams of accounts that are not configured stay in the store."""
         for name, account in self._accounts.items():
             if self.has_jetstream(name):
                 account.load(journal, now)
 
-    # The protocol.
+    def health(self) -> Health:
+        """The server's problems in words; empty if there are none."""
+        return examine(self.journals)
+
+    # The protocol of clients.
 
     def _info(self, session: Session, *, lame_duck: bool = False) -> bytes:
-        return greeting.info(
+        return info(
             self.settings,
             session,
-            locked=self._gate.required and self._gate.default is None,
+            locked=self._authenticator.required and self._authenticator.default is None,
             system_account=self.system_account,
             lame_duck=lame_duck,
         )
 
-    def _control(self, session: Session, event: Event) -> None:
+    def _control(self, session: Session, router: AccountRouter, event: Event) -> None:
         if isinstance(event, Sub):
-            if not self._subscribe(session, event):
+            if not self._subscribe(session, router, event):
                 return
         elif isinstance(event, Unsub):
-            self._unsubscribe(session, event)
+            self._unsubscribe(session, router, event)
         elif isinstance(event, Ping):
-            session.switch.push(session, PONG)
-            if not session.is_told and session.protocol >= 1:
-                session.is_told = True
-                session.switch.push(session, self._info(session))
+            router.push(session, PONG)
+            if not session.info_sent and session.protocol >= 1:
+                session.info_sent = True
+                router.push(session, self._info(session))
             return
         elif isinstance(event, Pong):
             if session.pinged:
                 session.rtt, session.pinged = max(1, session.active - session.pinged), 0
             return
         elif isinstance(event, Connect):
-            self._introduce(session, event.options)
+            self._admission.connect(session, event.options)
             if session.pending is not None:
                 return
+            router = self._routers[session.account]
         elif isinstance(event, Violation):
-            session.switch.close(session, event.err)
-        else:  # INFO, +OK, -ERR and MSG are a server's words; the parser for clients gives none of them
-            session.switch.close(session, "Unknown Protocol Operation")
+            router.close(session, event.err)
+        else:  # INFO, +OK, -ERR and MSG are sent by servers only; the parser for clients yields none of them
+            router.close(session, "Unknown Protocol Operation")
         if session.verbose and not session.closed:
-            session.switch.push(session, OK)
+            router.push(session, OK)
 
-    def _introduce(self, session: Session, options: ConnectOptions) -> None:
-        now, door = session.switch.now, session.door
-        verdict = self._gate.admit(
-            Credentials(
-                options, session.nonce, session.peer.host, door.connection_type, session.certificate,
-                door.by_certificate, now,
-            )
-        )  # fmt: skip
-        if isinstance(verdict, Hashed):
-            session.pending = options, verdict.member
-            self._checks.append(Check(session.cid, verdict.secret, verdict.hash))
-        elif isinstance(verdict, Refused):
-            self._refuse(session, verdict.reason)
-        else:
-            self._enter(session, verdict, options)
-
-    def _admit_default(self, session: Session) -> bool:
-        """Let a client in that does not introduce itself, if there is a user for such; or turn it away."""
-        member = self._gate.default
-        if member is None:
-            self._refuse(session, "the first words were not CONNECT")
-            return False
-        self._enter(session, member, ConnectOptions())
-        return not session.closed
-
-    def _refuse(self, session: Session, reason: str = "wrong secret") -> None:
-        session.switch.close(session, "Authorization Violation")
-        session.reason = f"Authentication Failure: {reason}"
-
-    def _enter(self, session: Session, member: Identity, options: ConnectOptions) -> None:
-        if session.member is not None and session.member.key != member.key:  # who came in stays who it is
-            self._refuse(session, "a second CONNECT by another user")
-            return
-        if options.no_responders and not options.headers:
-            session.switch.close(session, "no responders requires headers support")
-            return
-        session.introduce(options)
-        if session.member is None and not self._join(session, member):
-            return
-        if session.timer is not None:
-            session.timer.cancel()
-        self._keep_alive(session, session.switch.now)
-
-    def _join(self, session: Session, member: Identity) -> bool:
-        """The client belongs to an account now; False if that has no room for it."""
-        limit = self._gate.accounts[member.account].max_connections
-        crowd = self._crowds.get(member.account, 0)
-        if limit >= 0 and crowd >= limit:
-            session.switch.close(session, "maximum account active connections exceeded")
-            return False
-        self._crowds[member.account] = crowd + 1
-        now = session.switch.now
-        session.member, session.account = member, member.account
-        session.switch = self._accounts[member.account].switch
-        session.switch.now = now
-        session.grant = Grant(member.rules) if member.rules is not None else None
-        session.max_subs, session.max_payload = member.max_subscriptions, member.max_payload
-        if member.expires:
-            whose = "Account" if member.expires == self._gate.expiry_of(member.account) else "User"
-            session.expiry = self.timers.at(
-                member.expires, lambda _: self.close(session.cid, f"{whose} Authentication Expired")
-            )
-        return True
-
-    def _subscribe(self, session: Session, event: Sub) -> bool:
+    def _subscribe(self, session: Session, router: AccountRouter, event: Sub) -> bool:
         subject, queue, sid = event
         grant = session.grant
         if queue == QUEUE or (grant is not None and not grant.rules.may_subscribe(subject, queue)):
             # The members of that group answer for streams: a client that joined could answer in their name.
             text = f"Permissions Violation for Subscription to {quoted(subject)}"
-            session.switch.push(session, err(f"{text} using queue {quoted(queue)}" if queue else text))
+            router.push(session, err(f"{text} using queue {quoted(queue)}" if queue else text))
         elif not is_valid_filter(subject):
-            session.switch.push(session, err("Invalid Subject"))
+            router.push(session, err("Invalid Subject"))
         elif 0 <= at_most(session.max_subs, self.settings.max_subscriptions) <= len(session.subs):
-            session.switch.push(session, err("maximum subscriptions exceeded"))
+            router.push(session, err("maximum subscriptions exceeded"))
         else:
             if sid not in session.subs:
-                make = grant.subscription if grant is not None else ClientSub
-                sub = session.subs[sid] = make(session, subject, queue, sid)
-                session.switch.add(subject, sub, queue)
+                sub = session.subs[sid] = subscription(session, subject, queue, sid)
+                router.add(subject, sub, queue)
             return True
         return False
 
-    def _unsubscribe(self, session: Session, event: Unsub) -> None:
+    def _unsubscribe(self, session: Session, router: AccountRouter, event: Unsub) -> None:
         sub = session.subs.get(event.sid)
         if sub is None:
             return
         if event.max_msgs:
-            session.switch.end_after(sub, event.max_msgs)
+            router.end_after(sub, event.max_msgs)
         else:
-            session.switch.remove(sub)
+            router.remove(sub)
 
-    def _publish(self, session: Session, event: Pub) -> None:
+    def _publish(self, session: Session, router: AccountRouter, event: Pub) -> None:
+        """The whole way of a publish: checks, matcher, delivery. See `receive` for the shortcut."""
         subject, reply, header, payload = event
         if header and not session.headers:
-            session.switch.close(session, "message headers not supported")
+            router.close(session, "message headers not supported")
             return
         if 0 <= session.max_payload < len(header) + len(payload):
-            session.switch.close(session, "Maximum Payload Violation")
+            router.close(session, "Maximum Payload Violation")
             return
-        valid = subject in self._checked or self._check(subject)
+        valid = subject in self._valid_subjects or self._validate(subject)
         if session.pedantic and (not valid or has_wildcard(subject)):
-            session.switch.push(session, err("Invalid Publish Subject"))
-        if session.grant is not None and not session.grant.may_publish(subject, session.switch.now):
-            session.switch.push(session, err(f"Permissions Violation for Publish to {quoted(subject)}"))
+            router.push(session, err("Invalid Publish Subject"))
+        if session.grant is not None and not session.grant.may_publish(subject, router.now):
+            router.push(session, err(f"Permissions Violation for Publish to {quoted(subject)}"))
             return
         if session.verbose:
-            session.switch.push(session, OK)
+            router.push(session, OK)
         if not valid:
             return
-        # A reply inbox is used once: it would only push others out of the router's memory.
+        # A reply inbox is used once: in the matcher's cache it would only displace others.
         if subject.startswith((INBOX, ACK_PREFIX)):
-            found = session.switch.router.match_once(subject)
+            found = router.router.match_once(subject)
         else:
-            found = session.switch.router.match(subject)
+            found = router.router.match(subject)
             if len(found.plain) == 1 and not found.queues and isinstance(found.plain[0], Stream):
-                session.switch.remember(subject, found.plain[0])
-        delivered = session.switch.route(found, subject, reply, header, payload, session)
+                router.remember_sole_stream(subject, found.plain[0])
+        delivered = router.route(found, subject, reply, header, payload, session)
         if not delivered and reply and session.no_responders:
-            session.switch.tell_nobody(session, subject, reply)
+            router.send_no_responders(session, subject, reply)
 
-    def _check(self, subject: str) -> bool:
+    def _validate(self, subject: str) -> bool:
         if not is_valid_filter(subject):
             return False
-        if len(self._checked) >= CHECKED_SUBJECTS:
-            self._checked.clear()
-        self._checked.add(subject)
+        if len(self._valid_subjects) >= MAX_VALID_SUBJECTS:
+            self._valid_subjects.clear()
+        self._valid_subjects.add(subject)
         return True
-
-    def _keep_alive(self, session: Session, now: int) -> None:
-        def check(now: int) -> None:
-            if session.pings_out >= self.settings.max_pings_out:
-                session.switch.close(session, "Stale Connection")
-                return
-            session.pings_out += 1
-            session.pinged = now
-            session.switch.push(session, PING)
-            self._keep_alive(session, now)
-
-        if not session.closed:
-            session.timer = self.timers.at(now + self.settings.ping_interval, check)

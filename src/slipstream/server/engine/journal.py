@@ -1,8 +1,11 @@
-"""Answers wait for their changes: a store, what its open group will answer, and the group that is under way.
+"""The journal of one store: the open group with the answers that wait for it, and the group being committed.
 
-The invariant of the server is kept here: an answer that reports a change is sent when the group that holds the change
-was committed, never before. An answer without a change of its own (a duplicate, a refusal, a look at the catalog) joins
-the open group all the same as long as something is unfinished: it may rest on what is not durable yet.
+The invariant of the server is kept here: an answer that reports a change is sent after the group that holds the change
+is committed, never before. An answer without a change of its own (a duplicate, a rejection, a list of streams) joins
+the open group as long as anything is uncommitted, since it may be based on a change that is not durable yet.
+
+What happens around a commit is written down in two places, in order: `Journal.seal` (before) and `Engine.committed`
+(after).
 """
 
 from __future__ import annotations
@@ -14,8 +17,8 @@ from slipstream.errors import ApiError
 from slipstream.server.engine.ports import Group, Store
 
 
-class Home(Protocol):
-    """The account's way out for answers."""
+class ReplyPort(Protocol):
+    """Where answers are sent: the router of an account."""
 
     def send(self, subject: str, header: bytes, payload: bytes) -> bool: ...
 
@@ -23,10 +26,10 @@ class Home(Protocol):
 
 
 class Source(Protocol):
-    """Who answers."""
+    """The part of the server that an answer is from."""
 
     @property
-    def home(self) -> Home: ...
+    def home(self) -> ReplyPort: ...
 
     def ack(self, seq: int) -> tuple[str, int]:
         """The text of a publish's ack, and its size in bytes."""
@@ -35,35 +38,36 @@ class Source(Protocol):
         """The payload instead, if the group is lost; empty: no answer is better."""
 
 
-# Reply subject, sequence, who answers, payload. A publish that was stored has a sequence and no payload: there are many
-# of them, and their acks are written together when they go.
+# Reply subject, sequence, source, payload. A publish that was stored has a sequence and no payload: there are many of
+# them, and their acks are encoded together when they are sent.
 Answer = tuple[str, int, Source, bytes]
 
-# Who sends, subject, header, payload: what is to be told once the group is durable, and not at all if it is lost.
-Event = tuple[Home, str, bytes, bytes]
+# Port, subject, header, payload of a message (an advisory, a republished message) that is sent once the group is
+# durable, and not at all if the group is lost.
+DeferredMessage = tuple[ReplyPort, str, bytes, bytes]
 
 
 class Keeper(Protocol):
-    """Somebody whose state changes often: it is written when a group is sealed, not with every change."""
+    """Frequently changing state (of a consumer): written once when a group is sealed, not with every change."""
 
     def save(self) -> None:
-        """Put what has changed into the open group."""
+        """Write the changed state into the open group."""
 
 
 class Reader(Protocol):
-    """Somebody who follows what is committed."""
+    """A part of the server that follows the log (the consumers of a stream)."""
 
     def committed(self, now: int) -> None:
-        """A group was finished."""
+        """A group was committed."""
 
 
 class CommitBatch:
-    """A sealed group with its answers. `group` is None when nothing changed: there is nothing to write then."""
+    """A sealed group with its answers. `group` is None if nothing changed: then nothing is written."""
 
     __slots__ = ("after", "answers", "catalog", "events", "group", "journal")
 
     def __init__(
-        self, journal: Journal, group: Group | None, answers: list[Answer], events: list[Event], catalog: bool
+        self, journal: Journal, group: Group | None, answers: list[Answer], events: list[DeferredMessage], catalog: bool
     ) -> None:
         self.journal = journal
         self.group = group
@@ -74,34 +78,34 @@ class CommitBatch:
 
 
 class Journal:
-    """One store and the answers that wait for it."""
+    """One store, its open group and the answers that wait for it."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
         self.answers: list[Answer] = []  # of the open group, in order
-        self.events: list[Event] = []  # of the open group, in order
-        self.catalog = False  # whether the open group made, changed or deleted a stream
+        self.events: list[DeferredMessage] = []  # of the open group, in order
+        self.catalog = False  # the open group creates, changes or deletes a stream
         self.under_way: CommitBatch | None = None
-        self.failure = ""  # why the last group was lost; empty once one was kept again
-        self.after: list[Callable[[], None]] = []  # to call when the open group is durable and answered
-        self.keepers: dict[Keeper, None] = {}  # those whose state is not in the open group yet
+        self.failure = ""  # why the last group was lost; empty after the next commit
+        self.after: list[Callable[[], None]] = []  # to call once the open group is durable
+        self.keepers: dict[Keeper, None] = {}  # state that changed and is not in the open group yet
         self.readers: dict[Reader, None] = {}
-        self.hurried = False  # the keepers have waited long enough for a group
+        self.hurried = False  # seal even if only keepers have changes
 
     @property
     def ready(self) -> bool:
-        """Whether there is a group to seal and none on its way; an empty one, if the store has work left to do."""
+        """Whether there is a group to seal and none being committed. It may be empty, if the store has a backlog."""
         waiting = self.answers or self.events or self.store.pending or self.store.backlog or self.after
         return self.under_way is None and bool(waiting or (self.hurried and self.keepers))
 
     @property
     def settled(self) -> bool:
-        """Whether everything that anybody was told of is durable, and the state of the keepers as well."""
+        """Whether every change is durable, the state of the keepers included."""
         return not (self.unfinished or self.keepers)
 
     @property
     def unfinished(self) -> bool:
-        """Whether anything is not durable yet."""
+        """Whether any change or answer waits for a commit."""
         waiting = self.answers or self.events or self.store.pending or self.after
         return self.under_way is not None or bool(waiting)
 
@@ -111,8 +115,9 @@ class Journal:
         return self.catalog or (self.under_way is not None and self.under_way.catalog)
 
     def seal(self) -> CommitBatch:
-        """Close the open group; the driver carries it through the store."""
-        while self.keepers:  # one that fails is told by whoever called, and does not stop all groups to come
+        """Close the open group: 1. keepers write their state into it, 2. the store seals it, 3. its answers, deferred
+        messages and callbacks leave with it. The next group is open from here on; the driver commits this one."""
+        while self.keepers:  # removed before it is saved: one that fails must not block all groups to come
             keeper = next(iter(self.keepers))
             del self.keepers[keeper]
             keeper.save()
@@ -125,7 +130,7 @@ class Journal:
         return batch
 
     def finish(self, batch: CommitBatch) -> list[Answer]:
-        """The batch is durable: readers see it, and its answers may go."""
+        """The batch is durable: move the readers' view of the store past it, and hand out its answers."""
         if batch.group is not None:
             self.store.finish(batch.group)
             self.failure = ""
@@ -133,7 +138,7 @@ class Journal:
         return batch.answers
 
     def abandon(self) -> list[Answer]:
-        """Everything unfinished is lost; its answers come back to be answered with an error."""
+        """Drop everything uncommitted; returns the answers, which the engine replaces by errors."""
         lost = [*(self.under_way.answers if self.under_way is not None else ()), *self.answers]
         self.answers, self.events, self.catalog, self.under_way, self.after = [], [], False, None, []
         self.keepers.clear()

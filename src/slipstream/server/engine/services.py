@@ -1,17 +1,27 @@
-"""What the parts of an account ask of it: to route, to wait, to work in chunks. `account.Account` is the host."""
+"""What the parts of an account (streams, consumers, reads, mirrors, snapshots) may use besides their own state.
+
+`Services` is the account as its parts see it; `account.Account` implements it. `SharedServices` are the server-wide
+parts of it, made once by the engine: timers, jobs, and the reads and mirrors that wait for commits.
+"""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Hashable
+from collections import deque
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from slipstream.server.engine.api.advisories import Advisories
 from slipstream.server.engine.auth.account_limits import AccountLimits
-from slipstream.server.engine.core.session import ClientSub
-from slipstream.server.engine.journal import Home
-from slipstream.server.engine.streams.atomic_batches import Load
+from slipstream.server.engine.core.routing import AccountRouter
+from slipstream.server.engine.journal import Journal
+from slipstream.server.engine.streams.atomic_batches import BatchUsage
 from slipstream.server.engine.timers import Timers
+
+MAX_JOBS = 10_000
+MAX_WAITING = 10_000  # requests
+STEP_MESSAGES = 1024  # sent per turn by all jobs together
 
 
 class Progress(enum.Enum):
@@ -19,142 +29,161 @@ class Progress(enum.Enum):
 
     DONE = "done"
     MORE = "more"
-    BLOCKED = "blocked"  # whoever it sends to does not keep up: try again later
+    BLOCKED = "blocked"  # its receiver does not keep up: try again in a later turn
 
 
 class Job(Protocol):
-    """Work that is done in chunks, so that others get their turn between."""
+    """Work that is done in chunks, so that other work gets its turn in between."""
 
     def run(self) -> tuple[Progress, int]:
-        """Do one chunk; how it stands now, and how many messages it sent."""
+        """Do one chunk; the progress, and the number of messages sent."""
 
 
-class Target(Hashable, Protocol):
-    """A subscriber inside the server."""
+class Jobs:
+    """All jobs of the server, run round robin."""
 
-    def receive(self, subject: str, reply: str, header: bytes, payload: bytes, now: int) -> bool:
-        """Take a message; False if it is none of its business after all."""
+    def __init__(self) -> None:
+        self._jobs: deque[Job] = deque()
+        self.has_new = False  # a job was started since the last step
+
+    def start(self, job: Job) -> bool:
+        """Add a job; False if there are too many."""
+        if len(self._jobs) >= MAX_JOBS:
+            return False
+        self._jobs.append(job)
+        self.has_new = True
+        return True
+
+    def step(self) -> bool:
+        """Run a chunk of every job; True if there is more to do at once."""
+        self.has_new = False
+        jobs = self._jobs
+        budget, more = STEP_MESSAGES, False
+        for _ in range(len(jobs)):
+            if budget <= 0:
+                return True
+            job = jobs.popleft()
+            progress, sent = job.run()
+            budget -= sent
+            if progress is not Progress.DONE:
+                jobs.append(job)
+                more = more or progress is Progress.MORE
+        return more
 
 
 class Waiter(Hashable, Protocol):
-    """Somebody whose requests wait for a commit."""
+    """A part of the server that waits for commits."""
 
     def release(self) -> None:
-        """Look again which of them can be answered."""
+        """A group was committed: look again at what can be done."""
 
 
-class Interested(Hashable, Protocol):
-    """Somebody whom the subscribers of a subject concern."""
+class CommitWaiters:
+    """Those that look again after every commit of any store: replicas with waiting reads, mirrors and sources."""
 
-    def interest_changed(self, now: int) -> None:
-        """A subscription on the subject came or went."""
+    def __init__(self) -> None:
+        self._requests = 0
+        self._waiting: dict[Waiter, int] = {}  # with the number of its requests
+        self._followers: dict[Waiter, None] = {}
+
+    def wait(self, waiter: Waiter, count: int) -> bool:
+        """Count `count` more (or fewer, if negative) waiting requests; False if there would be too many."""
+        if self._requests + count > MAX_WAITING:
+            return False
+        self._requests += count
+        left = self._waiting.get(waiter, 0) + count
+        if left > 0:
+            self._waiting[waiter] = left
+        else:
+            self._waiting.pop(waiter, None)
+        return True
+
+    def follow(self, waiter: Waiter) -> None:
+        """Release the waiter after every commit, until `unfollow`."""
+        self._followers[waiter] = None
+
+    def unfollow(self, waiter: Waiter) -> None:
+        self._followers.pop(waiter, None)
+
+    def release(self) -> None:
+        for waiter in (*self._waiting, *self._followers):
+            waiter.release()
 
 
 class AckTarget(Protocol):
-    """A consumer, as acks and answers to flow control reach it."""
+    """A consumer, as acks and flow control responses reach it."""
 
     def ack(self, tokens: list[str], at: int, reply: str, payload: bytes, now: int) -> bool:
         """Take an ack. From `at` on `tokens` are delivery count, stream sequence, consumer sequence, time, pending."""
 
     def flow(self, subject: str, now: int) -> None:
-        """Take the answer to a flow control request."""
+        """Take the response to a flow control request."""
 
 
-class AckDesk(Protocol):
-    """Where acks arrive."""
+class AckTargets(Protocol):
+    """The consumers that acks are routed to."""
 
     @property
     def consumers(self) -> dict[tuple[str, str], AckTarget]:
         """By stream and name."""
 
 
-class Inlet(Protocol):
-    """Where messages of another stream come in."""
+class UpstreamState(Protocol):
+    """How far the messages of an upstream have been taken in, as streams see it; an `Ingest`."""
 
     def info(self, now: int) -> dict[str, Any]:
         """For the stream's info."""
 
     def covers(self, subject: str) -> bool:
-        """Whether it wants the messages of a subject."""
+        """Whether its filters match a subject."""
 
     def lacks(self, seq: int) -> bool:
-        """Whether it has not got that far yet, for good."""
+        """Whether it has not durably taken in that sequence yet."""
 
 
-class Host(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedServices:
+    """What all accounts of a server share."""
+
+    server_name: str
+    version: str
+    domain: str  # of JetStream; empty: none
+    max_pending: int
+    max_payload: int
+    timers: Timers
+    jobs: Jobs
+    commit_waiters: CommitWaiters
+    advisories: Advisories
+    batch_usage: BatchUsage
+    journals: Mapping[str, Journal]  # by storage; both may be the same
+
+    @property
+    def uncommitted_catalog(self) -> Journal | None:
+        """A journal in which a stream is being created, changed or deleted."""
+        return next((journal for journal in self.journals.values() if journal.catalog_unfinished), None)
+
+
+class Services(Protocol):
     """An account, as its parts see it."""
 
     name: str
+    router: AccountRouter
     timers: Timers
+    jobs: Jobs
+    commit_waiters: CommitWaiters
+    limits: AccountLimits
     max_pending: int  # bytes that may be unsent to a client
     max_payload: int
-    limits: AccountLimits
     domain: str  # of JetStream; empty: none
-    batch_load: Load  # of batches, on the whole server
+    batch_usage: BatchUsage
     advisories: Advisories
     leader_name: str  # of the server, and so of the first peer of each stream
 
     @property
-    def desk(self) -> AckDesk: ...
+    def ack_router(self) -> AckTargets: ...
 
-    @property
-    def switch(self) -> Home: ...
-
-    @property
-    def now(self) -> int:
-        """The time of what is being handled."""
-
-    def token(self, size: int) -> str:
-        """A name that nobody has."""
-
-    def chance(self) -> float:
-        """At least 0, less than 1."""
-
-    def sample(self, percent: int) -> bool:
-        """True in so many of a hundred cases."""
-
-    def audience(self, subject: str) -> int:
-        """How many subscriptions there are on a subject, each member of a queue group counted."""
-
-    def add(self, pattern: str, target: Target) -> None:
-        """Subscribe."""
-
-    def discard(self, pattern: str, target: Target) -> None:
-        """Unsubscribe."""
-
-    def pass_on(self, to: str, subject: str, reply: str, header: bytes, payload: bytes) -> bool:
-        """Give whoever listens on `to` a message that shows another subject; whether anybody got it."""
-
-    def members(self, subject: str, queue: str) -> list[ClientSub]:
-        """The clients that subscribed to exactly this subject, in that queue group or in none."""
-
-    def attend(self, subject: str, interested: Interested, yes: bool) -> None:
-        """Tell somebody whenever a subscription on exactly this subject comes or goes (or no more)."""
-
-    def send(self, subject: str, header: bytes, payload: bytes) -> bool:
-        """Publish from within the server; whether anybody got it."""
-
-    def sole_client(self, subject: str, *, limited: bool = False) -> ClientSub | None:
-        """The one client subscription on a subject, if it is the only subscriber and takes any number of messages
-        (`limited`: or is to end after some; the caller sees to that)."""
-
-    def push(self, sub: ClientSub, frames: bytes, count: int) -> None:
-        """Queue `count` encoded messages for a subscription."""
-
-    def end(self, sub: ClientSub) -> None:
-        """End a subscription that has got all it wanted."""
-
-    def listeners(self, subject: str) -> tuple[bool, bool]:
-        """Whether anybody listens on a subject, and whether one of them does not keep up."""
-
-    def bounded(self, storage: str) -> bool:
+    def is_bounded(self, storage: str) -> bool:
         """Whether the account has a limit on bytes of that storage."""
 
     def check_bytes(self, storage: str, size: int) -> None:
-        """Raise an ApiError if the account has no room for a message of that size."""
-
-    def start(self, job: Job) -> bool:
-        """Take on a job; False when there are too many."""
-
-    def wait(self, waiter: Waiter, count: int) -> bool:
-        """Count `count` more (or fewer) waiting requests; False when there would be too many."""
+        """Raise an ApiError if a message of that size would exceed the account's limit."""

@@ -124,18 +124,18 @@ class _Book:
 
     def hold_mirror(self, stream: str, source: str = "") -> None:
         """A mirror (or a source of a stream) takes nothing more from its upstream until it is released."""
-        for inflow in self._inflows(stream, source):
-            inflow.pause(HELD)
+        for ingest in self._inflows(stream, source):
+            ingest.pause(HELD)
 
     def cut_mirror(self, stream: str, source: str = "") -> None:
         """The same, as a lost connection: the stream's info shows an error."""
-        for inflow in self._inflows(stream, source):
-            inflow.pause(CUT)
+        for ingest in self._inflows(stream, source):
+            ingest.pause(CUT)
 
     def release_mirror(self, stream: str, source: str = "") -> None:
         """It goes on where it stopped."""
-        for inflow in self._inflows(stream, source):
-            inflow.resume()
+        for ingest in self._inflows(stream, source):
+            ingest.resume()
 
     # Time.
 
@@ -196,7 +196,7 @@ class _Book:
 
     def _disks(self) -> list[Committer]:
         """Where streams with file storage are kept, be it in memory."""
-        journal = self._account.journal_for("file")
+        journal = self._account.journals["file"]
         return [committer for committer in self._orders._committers if committer.journal is journal]
 
     def _stream(self, name: str) -> Stream:
@@ -209,8 +209,8 @@ class _Book:
         return [self._stream(stream).replicas.find(replica)] if replica else every
 
     def _inflows(self, stream: str, source: str) -> list[Ingest]:
-        inflows = self._account.inflows(self._stream(stream))
-        chosen = [inflow for inflow in inflows if not source or inflow.source.name == source]
+        ingests = self._account.ingests(self._stream(stream))
+        chosen = [ingest for ingest in ingests if not source or ingest.source.name == source]
         if not chosen:
             raise UsageError(f"stream {stream} has no mirror or source {source!r}".rstrip(" '"))
         return chosen
@@ -257,5 +257,5 @@ class FaultApi:
 
     def _say(self, reply: str, answer: dict[str, Any]) -> None:
         if reply:
-            self._account.send(reply, b"", msgspec.json.encode(answer))
+            self._account.router.send(reply, b"", msgspec.json.encode(answer))
             self._driver.wake()

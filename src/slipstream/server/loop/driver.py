@@ -94,7 +94,9 @@ class Driver:
         peer = transport.get_extra_info("peername")
         address, port = (str(peer[0]), int(peer[1])) if isinstance(peer, tuple) else ("", 0)
         nonce = make_nonce() if self.engine.wants_nonces else ""
-        self.engine.connect(connection.cid, address, self._clock(), client_port=port, nonce=nonce, door=connection.door)
+        self.engine.connect(
+            connection.cid, address, self._clock(), client_port=port, nonce=nonce, listener=connection.door
+        )
         log.debug("%s - Client connection created", connection.label)
         if full:
             self.engine.close(connection.cid, "maximum connections exceeded")
@@ -264,7 +266,7 @@ class Driver:
             session.out.clear()
             if self.faults is not None:
                 data = self.faults.sent(connection, data)
-            session.room = self.engine.settings.max_pending - connection.write(data)
+            session.out_capacity = self.engine.settings.max_pending - connection.write(data)
         if session.closed:
             connection.close()
 

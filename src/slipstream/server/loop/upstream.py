@@ -1,6 +1,6 @@
 """Streams of other servers become the messages of mirrors and sources here: a client connection per upstream server.
 
-What is to be read, and from where, the engine says (`inflow.Remote`). What is there already is fetched by batched
+What is to be read, and from where, the engine says (`inflow.RemoteIngest`). What is there already is fetched by batched
 Direct Get, which is complete whichever replica answers; what is new comes from an ordered consumer. Where one of them
 is not allowed, the other does it all, if more slowly. Nothing is remembered here: after any trouble the inflow says
 where to go on. Everything runs on the server's loop and waits without blocking it.
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from slipstream.api import GetRequest, StreamInfo, format_time, names
 from slipstream.errors import ApiError, Error, ErrorCode, MessageNotFoundError, RequestTimeoutError, UsageError
 from slipstream.server.engine.ports import Record
-from slipstream.server.engine.replication.ingest import CHUNK, Remote, identity_of
+from slipstream.server.engine.replication.ingest import CHUNK, RemoteIngest, identity_of
 
 if TYPE_CHECKING:
     from slipstream.client._async.client import Client
@@ -72,17 +72,17 @@ class Upstreams:
     def __init__(self, driver: Driver, upstreams: Mapping[str, Upstream]) -> None:
         self._driver = driver
         self._upstreams = upstreams
-        self._readers: dict[Remote, asyncio.Task[None]] = {}
+        self._readers: dict[RemoteIngest, asyncio.Task[None]] = {}
         self._clients: dict[str, asyncio.Task[Client]] = {}
         self._loop = asyncio.get_running_loop()
 
     def start(self) -> None:
-        self._driver.engine.remotes.changed = self._look
+        self._driver.engine.remote_ingests.changed = self._look
         self._look()
 
     async def stop(self) -> None:
         """End all readers and connections."""
-        self._driver.engine.remotes.changed = lambda: None
+        self._driver.engine.remote_ingests.changed = lambda: None
         tasks = [*self._readers.values(), *self._clients.values()]
         for task in tasks:
             task.cancel()
@@ -93,14 +93,14 @@ class Upstreams:
 
     def _look(self) -> None:
         """Begin to read what is new, end what is gone."""
-        wanted = self._driver.engine.remotes.inflows
+        wanted = self._driver.engine.remote_ingests.ingests
         for remote in [remote for remote in self._readers if remote not in wanted]:
             self._readers.pop(remote).cancel()
         for remote in wanted:
             if remote not in self._readers:
                 self._readers[remote] = self._loop.create_task(self._read(remote))
 
-    async def _read(self, remote: Remote) -> None:
+    async def _read(self, remote: RemoteIngest) -> None:
         """Read one upstream stream for as long as it is wanted."""
         assert remote.source.external is not None
         api = remote.source.external.api
@@ -156,7 +156,7 @@ async def _connect(upstream: Upstream) -> Client:
 class Reader:
     """Reads one stream for one inflow, until something goes wrong."""
 
-    def __init__(self, driver: Driver, remote: Remote, js: JetStream, prefix: str) -> None:
+    def __init__(self, driver: Driver, remote: RemoteIngest, js: JetStream, prefix: str) -> None:
         self._driver, self._remote, self._js = driver, remote, js
         self._stream = js.stream(remote.source.name)
         self._direct_get = f"{prefix}.DIRECT.GET.{remote.source.name}"

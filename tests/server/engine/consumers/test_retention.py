@@ -237,7 +237,7 @@ def test_an_acked_message_waits_for_the_mirror_that_lacks_it(rig: Rig, retention
     bench = Bench(rig, retention=retention)
     bench.create()
     bench.client.create("M", subjects=[], mirror={"name": "S"}, storage=storage)
-    (mirror,) = rig.engine.streams["M"].inflows
+    (mirror,) = rig.engine.streams["M"].ingests
     bench.fill("s.a")
     bench.ack(bench.pull()[0], sync=True)
     assert kept(bench) == []

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import random
-
 import msgspec
 import pytest
 
 from slipstream.errors import UsageError
 from slipstream.server.engine.auth.users import User
-from slipstream.server.engine.core.routing import AccountRouter
 from slipstream.server.engine.core.session import Session
 from slipstream.wire import ConnectOptions, Err, Info, Ok, Ping, Pong
 from tests.server.support import HELLO, Rig
@@ -334,7 +331,7 @@ def test_a_sid_of_odd_bytes_is_given_back_as_it_came() -> None:
 
 
 def test_a_session_moves_only_along_its_table() -> None:
-    session = Session(1, 1000, AccountRouter(random.Random(1), 0, []))
+    session = Session(1, 1000)
     session.introduce(ConnectOptions())
     assert session.state.value == "ready"
     session.close("bye")

@@ -350,7 +350,7 @@ def test_a_batch_whose_reader_went_away_is_dropped() -> None:
 
 
 def test_too_many_batches_at_once_are_refused(monkeypatch: pytest.MonkeyPatch, client: Client) -> None:
-    monkeypatch.setattr("slipstream.server.engine.engine.MAX_JOBS", 1)
+    monkeypatch.setattr("slipstream.server.engine.services.MAX_JOBS", 1)
     assert client.ask("$JS.API.DIRECT.GET.S", {"seq": 1, "batch": 2}, settle=False) == []
     client.ask("$JS.API.DIRECT.GET.S", {"seq": 1, "batch": 2}, settle=False)
     client.ask("$JS.API.DIRECT.GET.S", {"multi_last": ["s.*"]}, settle=False)

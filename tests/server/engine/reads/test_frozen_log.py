@@ -140,6 +140,6 @@ def test_a_mirror_steps_over_what_is_damaged_upstream(client: Client, damaged: s
     client.api("STREAM.CREATE.M", {"name": "M", "storage": "memory", "mirror": {"name": "S"}})
     mirror = client.rig.engine.streams["M"]
     assert [record.seq for record in mirror.log.scan("", 0, limit=100)] == [2, 3, 6, 7, 8, 9]
-    (inflow,) = mirror.inflows
-    assert isinstance(inflow, Ingest)
-    assert inflow.next_seq == 11
+    (ingest,) = mirror.ingests
+    assert isinstance(ingest, Ingest)
+    assert ingest.next_seq == 11

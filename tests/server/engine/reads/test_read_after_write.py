@@ -7,7 +7,7 @@ import time
 import msgspec
 import pytest
 
-from slipstream.server.engine import engine as engine_module
+from slipstream.server.engine import services
 from slipstream.server.engine.reads.direct_get import REJECT_DELAY
 from slipstream.server.engine.replication.ingest import HELD, Ingest
 from slipstream.wire import Event, Msg, Parser, Side, pub
@@ -167,15 +167,15 @@ def test_a_consumer_of_a_mirror_that_lags_waits_for_the_sequence_it_asks_for() -
     client = bench.client
     client.create("UP")
     client.api("STREAM.CREATE.S", {"name": "S", "storage": "memory", "mirror": {"name": "UP"}})
-    (inflow,) = client.rig.engine.streams["S"].inflows
-    assert isinstance(inflow, Ingest)
+    (ingest,) = client.rig.engine.streams["S"].ingests
+    assert isinstance(ingest, Ingest)
     bench.fill("up.1")
-    inflow.pause(HELD)
+    ingest.pause(HELD)
     bench.fill("up.1", "up.2")
     bench.create(min_last_seq=3)
     bench.ask_for(9, expires=60 * SECOND)
     assert client.messages() == []
-    inflow.resume()
+    ingest.resume()
     client.rig.settle()
     delivered = client.messages()
     assert [(ack_of(message).seq, ack_of(message).pending) for message in delivered] == [(1, 2), (2, 1), (3, 0)]
@@ -205,14 +205,14 @@ def test_a_satisfied_minimum_costs_nothing(replicas: int) -> None:
             for session in rig.engine.take_output():
                 assert len(session.out) == 200
                 session.out.clear()
-                session.room = rig.engine.settings.max_pending
+                session.out_capacity = rig.engine.settings.max_pending
         if round_ >= 50 and best["fresh"] <= 1.03 * best["plain"]:
             return
     pytest.fail(f"with a minimum {best['fresh'] * 5000:.2f} µs, without {best['plain'] * 5000:.2f} µs")
 
 
 def test_too_many_waiting_reads_are_rejected_at_once(monkeypatch: pytest.MonkeyPatch, client: Client) -> None:
-    monkeypatch.setattr(engine_module, "MAX_PARKED", 2)
+    monkeypatch.setattr(services, "MAX_WAITING", 2)
     assert client.ask(DIRECT_GET, {"seq": 4, "min_last_seq": 4}) == []
     assert client.ask(MESSAGE_GET, {"seq": 4, "min_last_seq": 4}) == []
     (answer,) = client.ask(DIRECT_GET, {"seq": 4, "min_last_seq": 4})

@@ -10,7 +10,7 @@ import pytest
 
 from slipstream.server.engine.ports import Record
 from slipstream.server.engine.reads.direct_get import REJECT_DELAY
-from slipstream.server.engine.replication import ingest as inflow_module
+from slipstream.server.engine.replication import ingest as ingest_module
 from slipstream.server.engine.replication.ingest import CUT, HELD, Ingest
 from slipstream.server.store.lmdb.store import LmdbStore
 from tests.server.support import SECOND, START, Client, Rig, headers, sequences, status
@@ -37,8 +37,8 @@ def mirror(client: Client, name: str = "M", of: str = "S", **more: Any) -> dict[
 SOURCE = ("opt_start_seq", "opt_start_time", "filter_subject", "subject_transforms", "external")
 
 
-def inflow(client: Client, name: str = "M") -> Ingest:
-    (found,) = client.rig.engine.streams[name].inflows
+def ingest(client: Client, name: str = "M") -> Ingest:
+    (found,) = client.rig.engine.streams[name].ingests
     assert isinstance(found, Ingest)
     return found
 
@@ -254,24 +254,24 @@ def test_a_mirror_answers_under_its_own_name_when_it_allows_direct_gets(client: 
 
 @pytest.mark.spec("DG-06", on="E")
 def test_a_held_mirror_answers_from_what_it_has(client: Client) -> None:
-    inflow(client).pause(HELD)
+    ingest(client).pause(HELD)
     client.publish("s.1", b"2")
     assert set(answers(client)) == {("S", b"2"), ("M", b"1")}
     assert client.api("STREAM.INFO.M")["mirror"] == {"name": "S", "lag": 1, "active": 0}
-    inflow(client).resume()
+    ingest(client).resume()
     client.rig.settle()
     assert set(answers(client)) == {("S", b"2"), ("M", b"2")}
 
 
 def test_a_mirror_that_is_cut_off_says_so(client: Client) -> None:
-    inflow(client).pause(CUT)
+    ingest(client).pause(CUT)
     client.publish("s.1", b"2")
     client.rig.wait(3)
     client.api("STREAM.INFO.M")
     info = client.api("STREAM.INFO.M")["mirror"]
     assert (info["lag"], info["error"]["code"]) == (1, 503)
     assert info["active"] >= 3 * SECOND
-    inflow(client).resume()
+    ingest(client).resume()
     client.rig.settle()
     assert client.api("STREAM.INFO.M")["mirror"] == {"name": "S", "lag": 0, "active": 0}
     assert len(contents(client, "M")) == 2
@@ -280,7 +280,7 @@ def test_a_mirror_that_is_cut_off_says_so(client: Client) -> None:
 def test_a_mirror_answers_for_its_upstream_only_once_it_has_caught_up(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inflow_module, "CHUNK", 5)
+    monkeypatch.setattr(ingest_module, "CHUNK", 5)
     client.api("STREAM.DELETE.M")
     for n in range(2, 41):
         client.publish("s.1", b"%d" % n)
@@ -318,7 +318,7 @@ def test_a_filtered_mirror_leaves_what_it_cannot_know_to_the_upstream(client: Cl
 def test_a_mirror_that_cannot_rejects_late_and_never_redirects(client: Client, replicas: int) -> None:
     client.api("STREAM.DELETE.M")
     mirror(client, num_replicas=replicas)
-    inflow(client).pause(HELD)
+    ingest(client).pause(HELD)
     assert client.publish("s.1", b"2")["seq"] == 2
     outcomes: Counter[str] = Counter()
     for _ in range(60):
@@ -344,7 +344,7 @@ def test_a_mirror_that_can_answers(client: Client) -> None:
 
 @pytest.mark.spec("RW-05", "RW-08")
 def test_a_mirror_that_catches_up_in_time_answers_after_all(client: Client) -> None:
-    inflow(client).pause(HELD)
+    ingest(client).pause(HELD)
     client.publish("s.1", b"2")
     waiting = [f"{client.inbox}{n}" for n in range(1000, 1040)]
     for reply in waiting:
@@ -353,7 +353,7 @@ def test_a_mirror_that_catches_up_in_time_answers_after_all(client: Client) -> N
     first = client.messages()
     assert {headers(answer)["Nats-Stream"] for answer in first} == {"S"}
     client.rig.wait(DELAY - 0.001)
-    inflow(client).resume()
+    ingest(client).resume()
     client.rig.settle()
     second = client.messages()
     assert {headers(answer)["Nats-Stream"] for answer in second} == {"M"}
@@ -389,7 +389,7 @@ def test_a_filtered_mirror_satisfies_a_minimum_beyond_its_last_message(client: C
     assert client.publish("s.2", b"other")["seq"] == 2
     assert client.api("STREAM.INFO.ONE")["state"]["last_seq"] == 1
     assert answers(client, 10, "ONE", min_last_seq=2) == {("ONE", b"1"): 10}
-    inflow(client, "ONE").pause(HELD)
+    ingest(client, "ONE").pause(HELD)
     client.publish("s.2", b"other")
     assert client.direct("ONE", LAST | {"min_last_seq": 3}) == []
 
@@ -407,10 +407,10 @@ def test_a_mirror_of_a_bucket_is_a_read_replica_of_it(client: Client) -> None:
         return {(headers(answer)["Nats-Stream"], answer.payload) for answer in found}
 
     assert get() == get(min_last_seq=seq) == {("KV_b", b"1"), ("KV_edge", b"1")}
-    inflow(client, "KV_edge").pause(HELD)
+    ingest(client, "KV_edge").pause(HELD)
     client.publish("$KV.b.key", b"2")
     assert get() == {("KV_b", b"2"), ("KV_edge", b"1")}
-    inflow(client, "KV_edge").resume()
+    ingest(client, "KV_edge").resume()
     client.rig.settle()
     client.publish("$KV.b.key", b"", KV_Operation="PURGE", Nats_Rollup="sub")
     assert get() == {("KV_b", b""), ("KV_edge", b"")}
@@ -435,8 +435,8 @@ def test_a_mirror_goes_on_where_it_stopped(tmp_path: Path) -> None:
     mirror(client, "Z", storage="file", filter_subject="s.1")
     for n in range(1, 700):
         client.publish(f"s.{n % 3}", b"%d" % n)
-    inflow(client, "A").pause(HELD)
-    inflow(client, "Z").pause(HELD)
+    ingest(client, "A").pause(HELD)
+    ingest(client, "Z").pause(HELD)
     for n in range(700, 900):
         client.publish(f"s.{n % 3}", b"%d" % n)
     client.api("STREAM.MSG.DELETE.S", {"seq": 10})

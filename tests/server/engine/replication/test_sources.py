@@ -39,8 +39,8 @@ def origins(client: Client, name: str = "ALL") -> list[str]:
     return [origin.rpartition(" ")[0] for origin in found]
 
 
-def inflows(client: Client, name: str = "ALL") -> list[Ingest]:
-    return [inflow for inflow in client.rig.engine.streams[name].inflows if isinstance(inflow, Ingest)]
+def ingests(client: Client, name: str = "ALL") -> list[Ingest]:
+    return [ingest for ingest in client.rig.engine.streams[name].ingests if isinstance(ingest, Ingest)]
 
 
 def test_messages_of_several_streams_come_together_with_their_origin(client: Client) -> None:
@@ -170,8 +170,8 @@ def test_sources_go_on_where_they_stopped_even_when_nothing_is_left_of_what_they
     gather(client, {"name": "A", "filter_subject": "a.1"}, storage="file")
     for n in range(1500):
         client.publish(f"a.{n % 2}", b"%d" % n)
-    (inflow,) = inflows(client)
-    inflow.pause(HELD)
+    (ingest,) = ingests(client)
+    ingest.pause(HELD)
     client.publish("a.1", b"later")
     client.api("STREAM.PURGE.ALL")
     store.close()

@@ -75,7 +75,7 @@ def test_a_batch_that_waits_too_long_is_given_up_and_that_is_told(client: Client
     assert told.subject == "$JS.EVENT.ADVISORY.STREAM.BATCH_ABANDONED.S"
     assert (advisory["batch"], advisory["reason"], advisory["stream"]) == ("b", "timeout", "S")
     assert send(client, 3, commit="1")["error"]["err_code"] == 10176
-    assert client.rig.engine.batch_load.batches == client.rig.engine.batch_load.bytes == 0
+    assert client.rig.engine.batch_usage.batches == client.rig.engine.batch_usage.bytes == 0
 
 
 def test_what_waits_is_bounded_for_the_server_too(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,11 +86,11 @@ def test_what_waits_is_bounded_for_the_server_too(client: Client, monkeypatch: p
     assert send(client, 1, name="three")["error"]["err_code"] == 10210
     assert send(client, 2, name="one", commit="1")["count"] == 2
     assert send(client, 1, name="three") is None
-    monkeypatch.setattr(atomic_batches, "MAX_WAITING_BYTES", client.rig.engine.batch_load.bytes + 10)
+    monkeypatch.setattr(atomic_batches, "MAX_WAITING_BYTES", client.rig.engine.batch_usage.bytes + 10)
     assert send(client, 2, name="three")["error"]["err_code"] == 10210
-    assert client.rig.engine.batch_load.batches == 1
+    assert client.rig.engine.batch_usage.batches == 1
     client.api("STREAM.DELETE.S")
-    assert client.rig.engine.batch_load.batches == client.rig.engine.batch_load.bytes == 0
+    assert client.rig.engine.batch_usage.batches == client.rig.engine.batch_usage.bytes == 0
 
 
 def test_a_thousand_messages_are_the_most(client: Client) -> None:

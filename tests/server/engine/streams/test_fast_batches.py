@@ -59,7 +59,7 @@ def test_a_message_is_there_before_its_batch_ends(client: Client) -> None:
     assert send(client, 2, APPEND) == []
     assert send(client, 3, APPEND) == [{"type": "ack", "seq": 3, "msgs": 3}]
     assert send(client, 4, COMMIT) == [{"stream": "S", "seq": 4, "batch": "b", "count": 4}]
-    assert client.rig.engine.batch_load.fast == 0
+    assert client.rig.engine.batch_usage.fast == 0
 
 
 def test_what_is_reported_is_durable(client: Client) -> None:
@@ -83,7 +83,7 @@ def test_a_group_that_is_lost_is_told_and_ends_the_batch(client: Client) -> None
     (answer,) = client.messages()
     assert msgspec.json.decode(answer.payload)["error"]["err_code"] == 10077
     assert left(client) == [1, 2]
-    assert client.rig.engine.batch_load.fast == 0
+    assert client.rig.engine.batch_usage.fast == 0
     assert send(client, 4, APPEND)[0]["error"]["err_code"] == 10208
 
 
@@ -95,10 +95,10 @@ def test_a_batch_that_is_left_alone_ends(client: Client) -> None:
     client.rig.wait(9)
     assert send(client, 4, PING) == [{"type": "ack", "seq": 3, "msgs": 3}]  # and so does a question
     client.rig.wait(9)
-    assert client.rig.engine.batch_load.fast == 1
+    assert client.rig.engine.batch_usage.fast == 1
     client.rig.wait(2)
     assert client.messages() == []
-    assert client.rig.engine.batch_load.fast == 0
+    assert client.rig.engine.batch_usage.fast == 0
     assert send(client, 5, COMMIT)[0]["error"]["err_code"] == 10208
     assert left(client) == [1, 2, 3, 4]
 
@@ -119,13 +119,13 @@ def test_a_stream_that_is_deleted_or_takes_no_batches_any_more_ends_them(client:
     send(client, 1, START)
     config = {"name": "S", "subjects": ["s.>"], "storage": "memory", "allow_direct": True}
     client.api("STREAM.UPDATE.S", config)
-    assert client.rig.engine.batch_load.fast == 0
+    assert client.rig.engine.batch_usage.fast == 0
     assert send(client, 2, COMMIT)[0]["error"]["err_code"] == 10205
     client.api("STREAM.UPDATE.S", config | {"allow_batched": True})
     assert send(client, 2, COMMIT)[0]["error"]["err_code"] == 10208
     send(client, 1, START)
     client.api("STREAM.DELETE.S")
-    assert client.rig.engine.batch_load.fast == 0
+    assert client.rig.engine.batch_usage.fast == 0
 
 
 def test_a_sealed_stream_takes_none(client: Client) -> None:

@@ -189,7 +189,7 @@ class ConsumerApi:
 
 def consumer_info(consumer: Consumer) -> dict[str, Any]:
     """Configuration and state, with nats-server's fields in its order."""
-    state, config, now = consumer.state, consumer.config, consumer.services.now
+    state, config, now = consumer.state, consumer.config, consumer.services.router.now
     paused = consumer.paused
     info = ConsumerInfo(
         stream_name=consumer.stream_name,

@@ -34,9 +34,9 @@ from slipstream.server.engine.api.requests import optional as _optional
 from slipstream.server.engine.api.requests import stream_config as _config
 from slipstream.server.engine.api.responses import MAX_SUBJECTS, stream_info, subject_page
 from slipstream.server.engine.auth.account_limits import check_stream, used
-from slipstream.server.engine.journal import Home, Journal, Source
+from slipstream.server.engine.journal import Journal, ReplyPort, Source
 from slipstream.server.engine.reads.direct_get import ReplicaPeer, find
-from slipstream.server.engine.snapshots.api import Depot, SnapshotApi
+from slipstream.server.engine.snapshots.api import SnapshotApi, SnapshotCatalog
 from slipstream.server.engine.streams import config as rules
 from slipstream.server.engine.streams import source_config
 from slipstream.server.engine.streams.features import API_LEVEL, server_metadata
@@ -111,12 +111,10 @@ class RemovePeerRequest(msgspec.Struct, forbid_unknown_fields=True):
     peer: str = ""
 
 
-class Catalog(Depot, Protocol):
+class Catalog(SnapshotCatalog, Protocol):
     """The account, as the API sees it."""
 
     version: str
-
-    def journal_for(self, storage: str) -> Journal: ...
 
     def add_stream(self, config: StreamConfig, now: int) -> Stream: ...
 
@@ -148,7 +146,7 @@ class _Response:
         self.later: Callable[[], dict[str, Any]] | None = None
 
     @property
-    def home(self) -> Home:
+    def home(self) -> ReplyPort:
         return self._api.home
 
     def encode(self, error: dict[str, object] | None, fields: dict[str, Any]) -> bytes:
@@ -178,7 +176,7 @@ class Api:
         """`is_closed`: the account has no JetStream, and is told so."""
         self._catalog = catalog
         self._is_closed = is_closed
-        self.home = catalog.switch
+        self.home = catalog.router
         self._metadata = server_metadata(catalog.version)
         self.total = self.errors = 0
         backups = SnapshotApi(catalog, self)
@@ -435,7 +433,7 @@ class Api:
     ) -> None:
         if not reply:
             return
-        send = self._catalog.send
+        send = self._catalog.router.send
         try:
             request = _get_request(payload)
             stream = self._stream(name)

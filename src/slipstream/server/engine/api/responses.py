@@ -60,9 +60,9 @@ def stream_info(
     if len(stream.replicas.peers) > 1:
         info["cluster"] = stream.replicas.info(now)
     if stream.config.mirror is not None:
-        info["mirror"] = stream.inflows[0].info(now)
-    elif stream.inflows:
-        info["sources"] = [inflow.info(now) for inflow in stream.inflows]
+        info["mirror"] = stream.ingests[0].info(now)
+    elif stream.ingests:
+        info["sources"] = [ingest.info(now) for ingest in stream.ingests]
     return info | {"ts": format_time(now)}
 
 

@@ -88,11 +88,11 @@ class Identity:
 
 
 class Hashed(NamedTuple):
-    """A secret to be compared with a hash: if they fit, the client is that member (nobody, for an unknown name)."""
+    """A secret to be compared with a hash: if they fit, the client has that identity (None for an unknown name)."""
 
     secret: str
     hash: str
-    member: Identity | None
+    identity: Identity | None
 
 
 class Refused(NamedTuple):
@@ -116,17 +116,17 @@ class Authenticator:
         self._operators = [jwt.operator(token, verify) for token in operators]
         self._claims = self._trusted([jwt.account(token, verify) for token in account_tokens])
         configured = {account.name: account for account in (*accounts, *(c.options for c in self._claims.values()))}
-        members = [Identity(user, configured.get(user.account)) for user in check_users(users)]
-        if self._operators and members:
+        identities = [Identity(user, configured.get(user.account)) for user in check_users(users)]
+        if self._operators and identities:
             raise UsageError("a server with an operator takes its users from JWTs, and has none of its own")
-        self.required = bool(members) or bool(self._operators)
-        names = (DEFAULT_ACCOUNT, *(member.account for member in members), *configured)
+        self.required = bool(identities) or bool(self._operators)
+        names = (DEFAULT_ACCOUNT, *(identity.account for identity in identities), *configured)
         self.accounts = {name: configured.get(name, AccountOptions(name=name)) for name in dict.fromkeys(names)}
         self.system_account = next((op.system_account for op in self._operators if op.system_account), "")
         self._anyone = Identity(None, configured.get(DEFAULT_ACCOUNT))
-        self._named = {m.user.name: m for m in members if m.user is not None and m.user.name}
-        self._keys = {m.user.nkey: m for m in members if m.user is not None and m.user.nkey}
-        self._tokens = [m for m in members if m.user is not None and m.user.token]
+        self._named = {m.user.name: m for m in identities if m.user is not None and m.user.name}
+        self._keys = {m.user.nkey: m for m in identities if m.user is not None and m.user.nkey}
+        self._tokens = [m for m in identities if m.user is not None and m.user.token]
         if len(self._tokens) > 1 and any(m.user is not None and is_hash(m.user.token) for m in self._tokens):
             raise UsageError("a token that is kept as a hash must be the only one")
         self._subjects = {subject: m for name, m in self._named.items() if (subject := _parse_subject(name))}
@@ -145,10 +145,10 @@ class Authenticator:
     def _find_default(self, name: str) -> Identity | None:
         if not name:
             return None
-        member = self._named.get(name) or self._keys.get(name)
-        if member is None:
+        identity = self._named.get(name) or self._keys.get(name)
+        if identity is None:
             raise UsageError(f"no_auth_user {name!r} is not among the users")
-        return member
+        return identity
 
     def expiry_of(self, account: str) -> int:
         """When an account's JWT ends, in nanoseconds; 0 is never."""
@@ -162,9 +162,9 @@ class Authenticator:
         if self._operators:
             return self._bearer(shown)
         verdict = self._known(shown)
-        member = verdict.member if isinstance(verdict, Hashed) else verdict
-        if isinstance(member, Identity) and not _fits(member.connection_types, shown):
-            return Refused(f"user {member.name!r} may not use a connection of type {shown.connection_type}")
+        identity = verdict.identity if isinstance(verdict, Hashed) else verdict
+        if isinstance(identity, Identity) and not _fits(identity.connection_types, shown):
+            return Refused(f"user {identity.name!r} may not use a connection of type {shown.connection_type}")
         return verdict
 
     def _known(self, shown: Credentials) -> Verdict:
@@ -183,34 +183,36 @@ class Authenticator:
             return self._by_password(self._named.get(options.user), options)
         return self._by_token(options)
 
-    def _by_password(self, member: Identity | None, options: ConnectOptions) -> Verdict:
+    def _by_password(self, identity: Identity | None, options: ConnectOptions) -> Verdict:
         secret = options.password or ""
-        wanted = member.password if member is not None else self._decoy
+        wanted = identity.password if identity is not None else self._decoy
         if is_hash(wanted):
-            return Hashed(secret, wanted, member)
+            return Hashed(secret, wanted, identity)
         right = _same(secret, wanted)
-        open_to_all = member is not None and member is self.default and member.user is not None and member.user.anyone
-        if member is None or not (wanted or open_to_all) or not right:
+        open_to_all = (
+            identity is not None and identity is self.default and identity.user is not None and identity.user.anyone
+        )
+        if identity is None or not (wanted or open_to_all) or not right:
             return Refused(f"wrong name or password for user {(options.user or '')[:64]!r}")
-        return member
+        return identity
 
     def _by_token(self, options: ConnectOptions) -> Verdict:
         found: Verdict = Refused("no user, no token and no signature that is known")
-        for member in self._tokens:  # all of them, whichever it is
-            assert member.user is not None
-            if is_hash(member.user.token):
+        for identity in self._tokens:  # all of them, whichever it is
+            assert identity.user is not None
+            if is_hash(identity.user.token):
                 if options.auth_token and isinstance(found, Refused):
-                    found = Hashed(options.auth_token, member.user.token, member)
-            elif _same(options.auth_token, member.user.token):
-                found = member
+                    found = Hashed(options.auth_token, identity.user.token, identity)
+            elif _same(options.auth_token, identity.user.token):
+                found = identity
         return found
 
     def _signer(self, nkey: str, sig: str, nonce: str) -> Verdict:
-        member = self._keys.get(nkey)
+        identity = self._keys.get(nkey)
         signed = signature(sig)
-        if member is None or not nonce or not signed or not self._verify(public_key(nkey), signed, nonce.encode()):
+        if identity is None or not nonce or not signed or not self._verify(public_key(nkey), signed, nonce.encode()):
             return Refused(f"nkey {nkey[:8]}… is not known, or did not sign the nonce")
-        return member
+        return identity
 
     def _by_certificate(self, certificate: Certificate | None) -> Identity | None:
         if certificate is None:
@@ -232,13 +234,13 @@ class Authenticator:
         if not shown.options.jwt:
             return Refused("no JWT of a user")
         claims = jwt.decode(shown.options.jwt, "user", self._verify)
-        home = self._claims.get(str(claims.body.get("issuer_account") or claims.issuer))
-        if home is None:
+        account = self._claims.get(str(claims.body.get("issuer_account") or claims.issuer))
+        if account is None:
             return Refused("the account of the user's JWT is not known")
-        if not claims.is_current(shown.now) or not home.claims.is_current(shown.now):
+        if not claims.is_current(shown.now) or not account.claims.is_current(shown.now):
             return Refused("the JWT of the user or of its account is not valid at this time")
-        user = jwt.user(claims, home)
-        if user.bearer and not home.bearer:
+        user = jwt.user(claims, account)
+        if user.bearer and not account.bearer:
             return Refused("the account does not allow bearer tokens")
         if not user.bearer:
             signed = signature(shown.options.sig or "")
@@ -248,19 +250,19 @@ class Authenticator:
                 or not self._verify(public_key(claims.subject), signed, shown.nonce.encode())
             ):
                 return Refused("the nonce is not signed by the user of the JWT")
-        if home.is_revoked(claims.subject, claims.issued):
+        if account.is_revoked(claims.subject, claims.issued):
             return Refused("the user was revoked")
         if not user.may_come_from(shown.address):
             return Refused(f"the user may not come from {shown.address}")
-        member = Identity(None)
-        member.account, member.name, member.key = home.claims.subject, claims.subject, claims.token
-        member.rules = _rules(user.permissions)
-        member.max_subscriptions, member.max_payload = user.max_subscriptions, user.max_payload
-        ends = [claims.expires, home.claims.expires]
-        member.expires = min((end * SECOND for end in ends if end), default=0)
+        identity = Identity(None)
+        identity.account, identity.name, identity.key = account.claims.subject, claims.subject, claims.token
+        identity.rules = _rules(user.permissions)
+        identity.max_subscriptions, identity.max_payload = user.max_subscriptions, user.max_payload
+        ends = [claims.expires, account.claims.expires]
+        identity.expires = min((end * SECOND for end in ends if end), default=0)
         if not _fits(user.connection_types, shown):
             return Refused(f"the user may not use a connection of type {shown.connection_type}")
-        return member
+        return identity
 
 
 def _rules(permissions: Permissions | None) -> Rules | None:

@@ -245,13 +245,13 @@ class UserClaims:
         return any((mapped or found) in network for network in self.networks)
 
 
-def user(claims: Claims, home: AccountClaims) -> UserClaims:
+def user(claims: Claims, account_claims: AccountClaims) -> UserClaims:
     """What a user's JWT grants in its account; a UsageError if it is not a user of it."""
-    if claims.issuer not in home.keys:
+    if claims.issuer not in account_claims.keys:
         raise UsageError("the user's JWT is signed by a key that its account does not know")
-    body, scope = claims.body, home.keys[claims.issuer]
+    body, scope = claims.body, account_claims.keys[claims.issuer]
     if scope is not None:
-        body = {**body, **_scoped(scope, claims, home)}
+        body = {**body, **_scoped(scope, claims, account_claims)}
     if body.get("times"):
         raise UsageError("the user's JWT allows certain times of the day only, which is not supported")
     granted = permissions(body)
@@ -263,9 +263,9 @@ def user(claims: Claims, home: AccountClaims) -> UserClaims:
         raise UsageError("the user's JWT names a network that is none") from exc
     return UserClaims(
         claims,
-        granted if granted is not None else home.default,
-        at_most(_limit(body, "subs", missing=0), home.options.max_subscriptions),
-        at_most(_limit(body, "payload", missing=0), home.options.max_payload),
+        granted if granted is not None else account_claims.default,
+        at_most(_limit(body, "subs", missing=0), account_claims.options.max_subscriptions),
+        at_most(_limit(body, "payload", missing=0), account_claims.options.max_payload),
         bool(body.get("bearer_token")),
         _connection_types(body.get("allowed_connection_types") or []),
         networks,
@@ -299,7 +299,7 @@ def permissions(body: Mapping[str, Any]) -> Permissions | None:
     )  # fmt: skip
 
 
-def _scoped(scope: Mapping[str, Any], claims: Claims, home: AccountClaims) -> dict[str, Any]:
+def _scoped(scope: Mapping[str, Any], claims: Claims, account_claims: AccountClaims) -> dict[str, Any]:
     """The role that goes with a signing key, its templates filled in. The user's own JWT must leave it all open."""
     own = [claims.body.get(name) for name in _FIXED_BY_ROLE]
     own += [(claims.body.get(side) or {}).get(name) for side in ("pub", "sub") for name in ("allow", "deny")]
@@ -311,19 +311,23 @@ def _scoped(scope: Mapping[str, Any], claims: Claims, home: AccountClaims) -> di
     filled |= {name: scope.get(name, NO_LIMIT) for name in ("subs", "payload")}
     for name in ("pub", "sub"):
         side = scope.get(name) or {}
-        allow = [done for entry in side.get("allow") or [] for done in _filled(entry, claims, home, strict=False)]
-        deny = [done for entry in side.get("deny") or [] for done in _filled(entry, claims, home, strict=True)]
+        allow = [
+            done for entry in side.get("allow") or [] for done in _filled(entry, claims, account_claims, strict=False)
+        ]
+        deny = [
+            done for entry in side.get("deny") or [] for done in _filled(entry, claims, account_claims, strict=True)
+        ]
         if side.get("allow") and not allow:  # a template that came to nothing must not allow everything
             deny.append(">")
         filled[name] = {"allow": allow, "deny": deny}
     return {name: value for name, value in filled.items() if value is not None}
 
 
-def _filled(entry: str, claims: Claims, home: AccountClaims, *, strict: bool) -> list[str]:
+def _filled(entry: str, claims: Claims, account_claims: AccountClaims, *, strict: bool) -> list[str]:
     words = _TEMPLATE.findall(entry)
     if not words:
         return [entry]
-    choices = [_values(word.strip(), claims, home) for word in words]
+    choices = [_values(word.strip(), claims, account_claims) for word in words]
     total = 1
     for values in choices:
         total *= len(values)
@@ -339,17 +343,17 @@ def _filled(entry: str, claims: Claims, home: AccountClaims, *, strict: bool) ->
     return good
 
 
-def _values(word: str, claims: Claims, home: AccountClaims) -> list[str]:
+def _values(word: str, claims: Claims, account_claims: AccountClaims) -> list[str]:
     lower = word.lower()
     simple = {
         "name()": claims.name,
         "subject()": claims.subject,
-        "account-name()": home.claims.name,
-        "account-subject()": home.claims.subject,
+        "account-name()": account_claims.claims.name,
+        "account-subject()": account_claims.claims.subject,
     }
     if lower in simple:
         return [simple[lower]]
-    for start, tags in (("tag(", claims.body.get("tags") or ()), ("account-tag(", home.tags)):
+    for start, tags in (("tag(", claims.body.get("tags") or ()), ("account-tag(", account_claims.tags)):
         if lower.startswith(start) and lower.endswith(")"):
             prefix = f"{lower[len(start) : -1]}:"
             return [tag[len(prefix) :] for tag in tags if str(tag).lower().startswith(prefix)]

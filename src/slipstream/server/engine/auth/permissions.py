@@ -1,8 +1,7 @@
-"""A user's permissions become answers: may it publish here, subscribe there, be given this message.
+"""Permissions of users: which subjects a connection may publish to, subscribe to, and receive messages on.
 
-`Rules` belong to a user, a `Grant` to one of its connections: reply subjects that may be answered are each connection's
-own. A subscription that could be given something denied, or whose messages may be answered, is a `GuardedSub`; the
-others cost nothing more than without permissions.
+`Rules` belong to a user, a `Grant` to one of its connections: the reply subjects that a connection may publish to
+(`allow_responses`) are its own.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 from datetime import timedelta
 
 from slipstream.server.engine.auth.users import Permissions, split_queue
-from slipstream.server.engine.core.session import ClientSub, Session
 from slipstream.wire import has_wildcard, is_valid_filter, overlaps, subset_of
 
 CACHE = 4096
@@ -145,21 +143,6 @@ class Grant:
             for subject in list(self._replies)[: max(0, len(self._replies) - MAX_REPLIES)]:
                 del self._replies[subject]
 
-    def subscription(self, session: Session, subject: str, queue: str, sid: bytes) -> ClientSub:
-        """A subscription that is allowed, guarded where it must be."""
-        if self.rules.responses is not None or self.rules.needs_guard(subject, queue):
-            return GuardedSub(session, subject, queue, sid, self)
-        return ClientSub(session, subject, queue, sid)
-
-
-class GuardedSub(ClientSub):
-    """A subscription whose every message is looked at."""
-
-    __slots__ = ("grant",)
-
-    def __init__(self, session: Session, subject: str, queue: str, sid: bytes, grant: Grant) -> None:
-        super().__init__(session, subject, queue, sid)
-        self.grant = grant
-
-    def admits(self, subject: str) -> bool:
-        return not self.grant.rules.denies(subject, self.queue)
+    def needs_guard(self, subject: str, queue: str) -> bool:
+        """Whether the messages of a subscription must be checked one by one."""
+        return self.rules.responses is not None or self.rules.needs_guard(subject, queue)

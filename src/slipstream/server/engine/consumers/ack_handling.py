@@ -14,7 +14,7 @@ from slipstream.server.engine.consumers.config import nak_delay, nanos, sample_f
 from slipstream.server.engine.consumers.delivery_state import DeliveryState, due
 from slipstream.server.engine.consumers.job import MILLISECOND
 from slipstream.server.engine.consumers.persistence import StateWriter
-from slipstream.server.engine.services import Host
+from slipstream.server.engine.services import Services
 from slipstream.server.engine.timers import Timer
 
 REMOVED = "Unacknowledged message was deleted"
@@ -25,7 +25,7 @@ class AckHandling:
 
     def __init__(
         self,
-        services: Host,
+        services: Services,
         state: DeliveryState,
         writer: StateWriter,
         advisories: ConsumerAdvisories,
@@ -110,7 +110,7 @@ class AckHandling:
             settled: Iterable[int] = state.settle_to(seq) if dseq > state.floor_dseq else ()
         else:
             entry = state.pending.get(seq)
-            if sampled and entry is not None and self._sampled and self._services.sample(self._sampled):
+            if sampled and entry is not None and self._sampled and self._services.router.chance() * 100 < self._sampled:
                 self._advisories.acked(seq, dseq, times, now - entry[1])
             settled = (seq,) if state.settle(seq) else ()
         state.last_ack = state.last_active = now
@@ -169,7 +169,7 @@ class AckHandling:
         state = self._state
         dseq, times = state.pending[seq][0], state.times(seq)
         state.settle(seq)
-        state.last_ack = self._services.now
+        state.last_ack = self._services.router.now
         self._advisories.terminated(seq, dseq, times, REMOVED)
         self._writer.mark()
         self._wake()

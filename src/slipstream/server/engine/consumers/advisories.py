@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from slipstream.api import format_time
-from slipstream.server.engine.services import Host
+from slipstream.server.engine.services import Services
 
 _METRIC = "io.nats.jetstream.metric.v1.consumer_ack"
 
@@ -13,8 +13,8 @@ _METRIC = "io.nats.jetstream.metric.v1.consumer_ack"
 class ConsumerAdvisories:
     """What a consumer has to tell."""
 
-    def __init__(self, host: Host, stream: str, consumer: str) -> None:
-        self._host = host
+    def __init__(self, services: Services, stream: str, consumer: str) -> None:
+        self._services = services
         self._names = {"stream": stream, "consumer": consumer}
         self._tail = f".{stream}.{consumer}"
 
@@ -24,7 +24,7 @@ class ConsumerAdvisories:
 
     def paused(self, until: int | None) -> None:
         fields = {
-            "paused": until is not None and until > self._host.now,
+            "paused": until is not None and until > self._services.router.now,
             "pause_until": format_time(until) if until is not None else "0001-01-01T00:00:00Z",
         }
         self._tell("ADVISORY.CONSUMER.PAUSE", "consumer_pause", fields)
@@ -70,11 +70,13 @@ class ConsumerAdvisories:
         )
 
     def _tell(self, subject: str, kind: str, fields: dict[str, Any], *, account: bool = False) -> None:
-        host = self._host
+        services = self._services
         subject = f"$JS.EVENT.{subject}{self._tail}"
-        if host.listeners(subject)[0]:
-            head = {"account": host.name} if account else {}
-            host.send(subject, b"", host.advisories.encode(kind, host.now, head | self._names | fields))
+        if services.router.interest(subject)[0]:
+            head = {"account": services.name} if account else {}
+            services.router.send(
+                subject, b"", services.advisories.encode(kind, services.router.now, head | self._names | fields)
+            )
 
 
 def _delivery(seq: int, dseq: int, deliveries: int) -> dict[str, Any]:

@@ -45,7 +45,7 @@ from slipstream.server.engine.consumers.persistence import LazyCommit, StateWrit
 from slipstream.server.engine.consumers.pull import PullDelivery
 from slipstream.server.engine.consumers.push import PushDelivery
 from slipstream.server.engine.ports import Changes
-from slipstream.server.engine.services import Host
+from slipstream.server.engine.services import Services
 
 
 class Consumer:
@@ -53,7 +53,7 @@ class Consumer:
 
     def __init__(
         self,
-        services: Host,
+        services: Services,
         stream: ParentStream,
         name: str,
         config: ConsumerConfig,
@@ -151,7 +151,7 @@ class Consumer:
         if self._job.stopped or self._job.live:
             return
         self._job.live = True
-        now = self.services.now
+        now = self.services.router.now
         self.delivery.begin(now)
         if self.cursor.started:
             self.cursor.forget_removed(now)
@@ -215,7 +215,7 @@ class Consumer:
                 self.cursor.recount()
                 self._job.wake()
             return
-        self.cursor.committed(news, added, self.services.now)
+        self.cursor.committed(news, added, self.services.router.now)
         if self.cursor.left:
             self._job.wake()
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from slipstream.errors import StoreError
 from slipstream.server.engine.consumers.advisories import ConsumerAdvisories
 from slipstream.server.engine.ports import Record
-from slipstream.server.engine.services import Host, Progress
+from slipstream.server.engine.services import Progress, Services
 from slipstream.server.engine.timers import Timer
 
 MILLISECOND = 1_000_000
@@ -25,7 +25,7 @@ class DeliveryJob:
     """Runs `deliver`, one chunk at a time, while there is something to deliver."""
 
     def __init__(
-        self, services: Host, advisories: ConsumerAdvisories, deliver: Callable[[int], tuple[Progress, int]]
+        self, services: Services, advisories: ConsumerAdvisories, deliver: Callable[[int], tuple[Progress, int]]
     ) -> None:
         self.live = False  # whether the consumer is durable and may deliver
         self.stopped = False
@@ -43,9 +43,9 @@ class DeliveryJob:
         """Have a chunk delivered soon, if anything can be."""
         if self._scheduled or not self.live or self.stopped or self._pace_timer is not None:
             return
-        self._scheduled = self._services.start(self)
+        self._scheduled = self._services.jobs.start(self)
         if not self._scheduled:
-            self.wait_until(self._services.now + RETRY)
+            self.wait_until(self._services.router.now + RETRY)
 
     def run(self) -> tuple[Progress, int]:
         """Deliver one chunk."""
@@ -53,14 +53,14 @@ class DeliveryJob:
             self._scheduled = False
             return Progress.DONE, 0
         try:
-            progress, sent = self._deliver(self._services.now)
+            progress, sent = self._deliver(self._services.router.now)
         except StoreError:  # a read of the message reports it; deliveries are retried
             self._scheduled = False
-            self.wait_until(self._services.now + FAILED)
+            self.wait_until(self._services.router.now + FAILED)
             return Progress.DONE, 0
         except Exception:  # the runner of jobs reports it; without a retry the consumer would be silent for good
             self._scheduled = False
-            self.wait_until(self._services.now + FAILED)
+            self.wait_until(self._services.router.now + FAILED)
             raise
         if progress is Progress.DONE:
             self._scheduled = False
@@ -121,7 +121,7 @@ class DeliveryJob:
     @property
     def paused(self) -> bool:
         until = self._pause_until
-        return until is not None and until > self._services.now
+        return until is not None and until > self._services.router.now
 
     def set_pause(self, until: int | None) -> None:
         """Take over the end of the pause from the configuration; `arm_pause` follows."""
@@ -145,7 +145,9 @@ class DeliveryJob:
 class IdleTimer:
     """Expires a consumer that has not been used for a threshold (0: never)."""
 
-    def __init__(self, services: Host, *, used_until: Callable[[int], int | None], expire: Callable[[], None]) -> None:
+    def __init__(
+        self, services: Services, *, used_until: Callable[[int], int | None], expire: Callable[[], None]
+    ) -> None:
         """`used_until` says when the consumer was in use last; None: it is, and arms the timer when that ends."""
         self.threshold = 0
         self._services = services

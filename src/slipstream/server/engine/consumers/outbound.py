@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from slipstream.server.engine.core.session import ClientSub, Session
 from slipstream.server.engine.ports import Record
-from slipstream.server.engine.services import Host
+from slipstream.server.engine.services import Services
 from slipstream.wire import hmsg
 
 NO_LIMIT = 1 << 62
@@ -28,7 +28,7 @@ class OutboundQueue:
 class Outbound:
     """The recipients of one chunk, by the subject that they listen on."""
 
-    def __init__(self, services: Host) -> None:
+    def __init__(self, services: Services) -> None:
         self._services = services
         self._recipients: dict[str, Recipient] = {}
         self._queues: dict[Session, OutboundQueue] = {}
@@ -38,7 +38,7 @@ class Outbound:
         """The subscribers of a subject."""
         recipient = self._recipients.get(subject)
         if recipient is None:
-            sub = self._services.sole_client(subject, limited=True)
+            sub = self._services.router.sole_client(subject, limited=True)
             recipient = self._recipients[subject] = self.open(subject, sub)
         return recipient
 
@@ -58,12 +58,13 @@ class Outbound:
         for queue in self._queues.values():
             if queue.frames:
                 (first, count), *others = queue.counts.items()
-                self._services.push(first, b"".join(queue.frames), count)
+                data = b"".join(queue.frames)
+                self._services.router.push_frames(first, data, count, len(data))
                 for sub, more in others:
                     sub.delivered += more
                 for sub in queue.counts:
                     if 0 < sub.max_msgs <= sub.delivered:
-                        self._services.end(sub)
+                        self._services.router.remove(sub)
 
 
 class Recipient:
@@ -71,7 +72,7 @@ class Recipient:
 
     __slots__ = ("_lead", "_queue", "_services", "_sub", "congested", "reachable", "to")
 
-    def __init__(self, services: Host, to: str, sub: ClientSub | None, queue: OutboundQueue | None) -> None:
+    def __init__(self, services: Services, to: str, sub: ClientSub | None, queue: OutboundQueue | None) -> None:
         self.to = to
         self._services = services
         self._sub, self._queue = sub, queue
@@ -80,7 +81,7 @@ class Recipient:
             self.reachable, self.congested = True, sub.session.congested
             self._lead = f" {sub.sid.decode()} "
         else:
-            self.reachable, self.congested = services.listeners(to)
+            self.reachable, self.congested = services.router.interest(to)
 
     @property
     def session(self) -> Session | None:
@@ -101,7 +102,7 @@ class Recipient:
         """One message; whether there was a subscriber to get it."""
         queue, sub = self._queue, self._sub
         if queue is None or sub is None:
-            self.reachable = self._services.pass_on(self.to, subject, reply, header, payload)
+            self.reachable = self._services.router.forward(self.to, subject, reply, header, payload)
             return self.reachable
         queue.counts[sub] = queue.counts.get(sub, 0) + 1
         add = queue.frames.append
@@ -139,7 +140,7 @@ class Recipient:
         """A status, behind the messages so far."""
         queue, sub = self._queue, self._sub
         if queue is None or sub is None:
-            self._services.pass_on(self.to, self.to, reply, block, b"")
+            self._services.router.forward(self.to, self.to, reply, block, b"")
             return
         queue.counts[sub] = queue.counts.get(sub, 0) + 1
         queue.frames.append(hmsg(self.to.encode(), sub.sid, block, b"", reply.encode()))

@@ -12,7 +12,7 @@ from typing import Protocol
 from slipstream.api import StreamConfig
 from slipstream.server.engine.journal import Journal
 from slipstream.server.engine.ports import StreamLog
-from slipstream.server.engine.services import Inlet
+from slipstream.server.engine.services import UpstreamState
 
 
 class ParentStream(Protocol):
@@ -31,5 +31,5 @@ class ParentStream(Protocol):
     def journal(self) -> Journal: ...
 
     @property
-    def takers(self) -> Mapping[Inlet, None]:
+    def downstream(self) -> Mapping[UpstreamState, None]:
         """The mirrors and sources of other streams that read from this one."""

@@ -22,11 +22,11 @@ from slipstream.server.engine.consumers.deliver_policy import SkipList
 from slipstream.server.engine.consumers.delivery_state import HEAD_SIZE, DeliveryState
 from slipstream.server.engine.journal import Journal, Keeper
 from slipstream.server.engine.ports import StreamLog
-from slipstream.server.engine.services import Host
+from slipstream.server.engine.services import Services
 from slipstream.server.engine.timers import Timer
 
 if TYPE_CHECKING:
-    from slipstream.server.engine.journal import Home
+    from slipstream.server.engine.journal import ReplyPort
 
 LAZY = 20_000_000
 
@@ -85,7 +85,7 @@ def by_consumer(kept: Mapping[str, bytes]) -> dict[str, dict[str, bytes]]:
 class LazyCommit:
     """Marks the keepers of one stream as changed, and asks for a group if none is committed soon."""
 
-    def __init__(self, services: Host, journal: Journal) -> None:
+    def __init__(self, services: Services, journal: Journal) -> None:
         self.services = services
         self.journal = journal
         self._timer: Timer | None = None
@@ -96,7 +96,7 @@ class LazyCommit:
             return
         self.journal.keepers[keeper] = None
         if self._timer is None or self._timer.action is None:
-            self._timer = self.services.timers.at(self.services.now + LAZY, self._hurry)
+            self._timer = self.services.timers.at(self.services.router.now + LAZY, self._hurry)
 
     def _hurry(self, _: int) -> None:
         self.journal.hurried = True
@@ -105,7 +105,7 @@ class LazyCommit:
 class AckReply:
     """The empty answer to an ack. Where the group is lost there is no answer: the client asks again."""
 
-    def __init__(self, home: Home) -> None:
+    def __init__(self, home: ReplyPort) -> None:
         self.home = home
 
     def ack(self, seq: int) -> tuple[str, int]:  # noqa: ARG002
@@ -125,7 +125,7 @@ class StateWriter:
         self._log = log
         self._name = name
         self._state = state
-        self._reply = AckReply(commit.services.switch)
+        self._reply = AckReply(commit.services.router)
         self._stopped = False
 
     def mark(self) -> None:
@@ -150,7 +150,7 @@ class StateWriter:
         if self in journal.keepers or journal.unfinished:
             journal.answers.append((reply, 0, self._reply, b""))
         else:
-            self._commit.services.send(reply, b"", b"")
+            self._commit.services.router.send(reply, b"", b"")
 
     def stop(self) -> None:
         """Write nothing more."""

@@ -35,7 +35,7 @@ from slipstream.server.engine.consumers.requests import (
     refusal,
 )
 from slipstream.server.engine.ports import Record
-from slipstream.server.engine.services import Host, Progress
+from slipstream.server.engine.services import Progress, Services
 from slipstream.server.engine.timers import Timer
 from slipstream.wire.headers import status_block
 
@@ -47,7 +47,7 @@ class PullDelivery:
 
     def __init__(
         self,
-        services: Host,
+        services: Services,
         cursor: Cursor,
         acks: AckHandling,
         job: DeliveryJob,
@@ -80,7 +80,7 @@ class PullDelivery:
         self._overflow = config.priority_policy == PriorityPolicy.OVERFLOW
         self._pins = config.priority_policy == PriorityPolicy.PINNED_CLIENT
         if self._idle.threshold:  # as on nats-server: not all at the same moment
-            self._idle.threshold += (100 + int(900 * self._services.chance())) * MILLISECOND
+            self._idle.threshold += (100 + int(900 * self._services.router.chance())) * MILLISECOND
 
     def begin(self, now: int) -> None:
         """Nothing to do before the first request."""
@@ -94,7 +94,7 @@ class PullDelivery:
         """Take a pull."""
         if reply:
             if header and not level_suffices(header):
-                self._services.send(reply, LEVEL_MISSING, b"")
+                self._services.router.send(reply, LEVEL_MISSING, b"")
             else:
                 self.next_request(reply, payload, now)
         return True
@@ -105,16 +105,16 @@ class PullDelivery:
             return
         parsed = parse(payload)
         if isinstance(parsed, bytes):
-            self._services.send(reply, parsed, b"")
+            self._services.router.send(reply, parsed, b"")
             return
         body, grouped = parsed
         refused = refusal(body, self._config, grouped=grouped, pin=self._pin) or self._cannot_serve(body, now)
         if refused:
-            self._services.send(reply, refused, b"")
+            self._services.router.send(reply, refused, b"")
             return
         if len(self._queue) >= self._config.max_waiting:
             if body.idle_heartbeat <= 0:  # a client that expects heartbeats asks again when it misses them
-                self._services.send(reply, TOO_MANY_WAITING, b"")
+                self._services.router.send(reply, TOO_MANY_WAITING, b"")
             return
         request = Request(reply, body, grouped=grouped, now=now)
         if self._pin and body.id == self._pin:
@@ -146,7 +146,7 @@ class PullDelivery:
     @property
     def waiting(self) -> int:
         """How many requests wait."""
-        self._review(self._services.now)
+        self._review(self._services.router.now)
         return len(self._queue)
 
     def _review(self, now: int, *, at_end: bool = False) -> None:
@@ -154,12 +154,12 @@ class PullDelivery:
         kept: list[Request] = []
         for request in self._queue:
             if request.expires and request.expires <= now:
-                self._services.send(request.reply, request.ended(408, "Request Timeout"), b"")
+                self._services.router.send(request.reply, request.ended(408, "Request Timeout"), b"")
             elif at_end and request.ends_here:
-                self._services.send(request.reply, NO_MESSAGES, b"")
-            elif self._services.listeners(request.reply)[0]:
+                self._services.router.send(request.reply, NO_MESSAGES, b"")
+            elif self._services.router.interest(request.reply)[0]:
                 if request.beat and request.beat <= now:
-                    self._services.send(request.reply, self._heartbeat(), b"")
+                    self._services.router.send(request.reply, self._heartbeat(), b"")
                     request.beat = now + request.heartbeat
                 kept.append(request)
         if len(kept) != len(self._queue):
@@ -360,8 +360,8 @@ class PullDelivery:
         return False
 
     def _take_pin(self, request: Request) -> None:
-        now = self._services.now
-        self._pin, self._pinned_at = self._services.token(22), now
+        now = self._services.router.now
+        self._pin, self._pinned_at = self._services.router.token(22), now
         request.body.id = self._pin
         self._arm_pin(now)
         self._advisories.pinned(request.body.group, self._pin)
@@ -408,11 +408,11 @@ class PullDelivery:
             if timer is not None:
                 timer.cancel()
         for request in self._queue:
-            self._services.send(request.reply, CONSUMER_DELETED, b"")
+            self._services.router.send(request.reply, CONSUMER_DELETED, b"")
         self._queue.replace([])
 
     def retire(self) -> None:
         """The server shuts down: end all requests with that status."""
         for request in self._queue:
-            self._services.send(request.reply, request.ended(409, "Server Shutdown"), b"")
+            self._services.router.send(request.reply, request.ended(409, "Server Shutdown"), b"")
         self._queue.replace([])

@@ -22,7 +22,7 @@ from slipstream.server.engine.consumers.parent import ParentStream
 from slipstream.server.engine.consumers.requests import PUSH_BASED
 from slipstream.server.engine.core.session import ClientSub
 from slipstream.server.engine.ports import Record
-from slipstream.server.engine.services import Host, Progress
+from slipstream.server.engine.services import Progress, Services
 from slipstream.server.engine.timers import Timer
 from slipstream.wire.headers import status_block
 
@@ -38,7 +38,7 @@ class PushDelivery:
 
     def __init__(
         self,
-        services: Host,
+        services: Services,
         stream: ParentStream,
         name: str,
         cursor: Cursor,
@@ -79,11 +79,11 @@ class PushDelivery:
         limit = self._stream.config.max_msg_size
         self._burst = limit if limit > 0 else self._services.max_payload
         if self._watched and self._watched != config.deliver_subject:
-            self._services.attend(self._watched, self, False)
+            self._services.router.watch_interest(self._watched, self, False)
             self._watch()
             for seq in sorted(self._state.pending):  # the subscribers of the new subject have not seen them
                 self._state.queue.setdefault(seq)
-            self.interest_changed(self._services.now)
+            self.interest_changed(self._services.router.now)
 
     def begin(self, now: int) -> None:
         """Watch the deliver subject, and send heartbeats."""
@@ -94,10 +94,10 @@ class PushDelivery:
 
     def _watch(self) -> None:
         self._watched = self._config.deliver_subject
-        self._services.attend(self._watched, self, True)
+        self._services.router.watch_interest(self._watched, self, True)
 
     def _has_subscriber(self) -> bool:
-        return bool(self._services.members(self._config.deliver_subject, self._config.deliver_group))
+        return bool(self._services.router.subscribers(self._config.deliver_subject, self._config.deliver_group))
 
     def interest_changed(self, now: int) -> None:
         """A subscription on the deliver subject came or went."""
@@ -116,7 +116,7 @@ class PushDelivery:
     def stop(self) -> None:
         """The consumer is deleted."""
         if self._watched:
-            self._services.attend(self._watched, self, False)
+            self._services.router.watch_interest(self._watched, self, False)
         if self._beat is not None:
             self._beat.cancel()
 
@@ -137,7 +137,7 @@ class PushDelivery:
     def next_request(self, reply: str, payload: bytes, now: int) -> None:  # noqa: ARG002
         """Reject a pull."""
         if reply:
-            self._services.send(reply, PUSH_BASED, b"")
+            self._services.router.send(reply, PUSH_BASED, b"")
 
     # Flow control and heartbeats.
 
@@ -154,7 +154,7 @@ class PushDelivery:
         """Count bytes that go out; whether the window is still open."""
         self._unseen += size
         if not self._asked and self._unseen > self._window // 2:
-            self._asked = f"{self._flow_prefix}{self._services.token(4)}"
+            self._asked = f"{self._flow_prefix}{self._services.router.token(4)}"
             self._asked_for = self._unseen
             recipient.status(FLOW_REQUEST, self._asked)
         elif self._asked and self._unseen - self._asked_for >= self._window:
@@ -178,7 +178,7 @@ class PushDelivery:
             values = [(LAST_CONSUMER, str(self._state.dseq)), (LAST_STREAM, str(self._state.next_seq - 1))]
             if self._asked:
                 values.append((CONSUMER_STALLED, self._asked))
-            self._services.send(self._config.deliver_subject, status_block(100, "Idle Heartbeat", values), b"")
+            self._services.router.send(self._config.deliver_subject, status_block(100, "Idle Heartbeat", values), b"")
         self._arm_heartbeat(now)
 
     # Delivering.
@@ -212,9 +212,9 @@ class PushDelivery:
         """All subscribers as one, or each member of the deliver group if there are no others."""
         to, group = self._config.deliver_subject, self._config.deliver_group
         if group:
-            members = self._services.members(to, group)
+            members = self._services.router.subscribers(to, group)
             plain = all(type(sub) is ClientSub and not sub.max_msgs and sub.session.headers for sub in members)
-            if plain and len(members) == self._services.audience(to):
+            if plain and len(members) == self._services.router.count_subscribers(to):
                 return [outbound.open(to, sub) for sub in members]
         recipient = outbound.to(to)
         return [recipient] if recipient.reachable else []
@@ -239,7 +239,7 @@ class PushDelivery:
             if self._rate and self._too_fast(size, now):
                 break
             if several:
-                recipient = recipients[int(self._services.chance() * len(recipients))]
+                recipient = recipients[int(self._services.router.chance() * len(recipients))]
             if not recipient.capacity or not recipient.put(subject, reply, header, payload):
                 break
             if fresh:

@@ -23,7 +23,7 @@ from slipstream.server.engine.consumers.persistence import (
     read_state,
 )
 from slipstream.server.engine.consumers.retention import InterestRetention
-from slipstream.server.engine.services import Host
+from slipstream.server.engine.services import Services
 from slipstream.wire import overlaps
 
 NEXT_PREFIX = "$JS.API.CONSUMER.MSG.NEXT."
@@ -32,7 +32,7 @@ NEXT_PREFIX = "$JS.API.CONSUMER.MSG.NEXT."
 class Consumers:
     """The consumers of one stream, by name."""
 
-    def __init__(self, services: Host, stream: ParentStream) -> None:
+    def __init__(self, services: Services, stream: ParentStream) -> None:
         self.items: dict[str, Consumer] = {}
         self._services = services
         self._stream = stream
@@ -76,7 +76,7 @@ class Consumers:
         if len(name.encode()) > rules.MAX_NAME:
             raise ErrorCode.CONSUMER_NAME_TOO_LONG.error(max=rules.MAX_NAME)
         while not name or (not config.name and name in self.items):
-            name = config.durable_name or self._services.token(8)
+            name = config.durable_name or self._services.router.token(8)
         if not config.durable_name and not config.inactive_threshold:
             config = config.replace(inactive_threshold=rules.INACTIVE)
         consumer = self._add(name, config, now)
@@ -119,8 +119,8 @@ class Consumers:
             state=state,
         )
         self._cursors[name] = consumer.cursor
-        services.add(f"{NEXT_PREFIX}{stream.name}.{name}", consumer.delivery)
-        services.desk.consumers[stream.name, name] = consumer
+        services.router.add(f"{NEXT_PREFIX}{stream.name}.{name}", consumer.delivery)
+        services.ack_router.consumers[stream.name, name] = consumer
         return consumer
 
     def _update(self, old: Consumer, config: ConsumerConfig, action: str, now: int) -> Consumer:
@@ -163,8 +163,8 @@ class Consumers:
         consumer.stop()
         stream, services = self._stream, self._services
         del self.items[consumer.name], self._cursors[consumer.name]
-        services.discard(f"{NEXT_PREFIX}{stream.name}.{consumer.name}", consumer.delivery)
-        services.desk.consumers.pop((stream.name, consumer.name), None)
+        services.router.discard(f"{NEXT_PREFIX}{stream.name}.{consumer.name}", consumer.delivery)
+        services.ack_router.consumers.pop((stream.name, consumer.name), None)
         if not self.items:
             self.retention.forget()
             stream.log.watch(False)
@@ -231,7 +231,7 @@ class Consumers:
             consumer.cursor.recount()
         for name, entry in stored.items():
             consumer = self._add(name, ConsumerConfig.from_dict(entry.config), entry.created, read_state(kept[name]))
-            consumer.state.last_active = self._services.now
+            consumer.state.last_active = self._services.router.now
             consumer.begin()
         self.retention.group_lost()
 

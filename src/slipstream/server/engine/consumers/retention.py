@@ -16,7 +16,7 @@ from slipstream.server.engine.consumers.deliver_policy import exists
 from slipstream.server.engine.consumers.parent import ParentStream
 from slipstream.server.engine.consumers.persistence import LazyCommit
 from slipstream.server.engine.ports import Changes
-from slipstream.server.engine.services import Host, Progress
+from slipstream.server.engine.services import Progress, Services
 
 PIECE = 1024
 
@@ -24,7 +24,9 @@ PIECE = 1024
 class InterestRetention:
     """Removes the messages that the consumers of one stream do not need. A keeper in the journal after a lost group."""
 
-    def __init__(self, services: Host, stream: ParentStream, commit: LazyCommit, cursors: Mapping[str, Cursor]) -> None:
+    def __init__(
+        self, services: Services, stream: ParentStream, commit: LazyCommit, cursors: Mapping[str, Cursor]
+    ) -> None:
         """`cursors` are those of the stream's consumers, by name; the registry keeps them up to date."""
         self._services = services
         self._stream = stream
@@ -40,7 +42,7 @@ class InterestRetention:
             return
         for seq in seqs:
             if retention == Retention.WORK_QUEUE or not self._needed(seq):
-                if self._stream.takers and self._lacked(seq):
+                if self._stream.downstream and self._lacked(seq):
                     self._owed[seq] = None
                 else:
                     self._remove(seq)
@@ -67,11 +69,11 @@ class InterestRetention:
 
     def sweep(self) -> None:
         """Remove what no consumer needs, after one was deleted or covers less than before."""
-        if not self._cursors and not self._stream.takers:
+        if not self._cursors and not self._stream.downstream:
             self._stream.log.purge()
             return
         sweep = Sweep(self, self._stream, self._cursors)
-        if not self._services.start(sweep):  # the engine has too many jobs: at once, rather than not at all
+        if not self._services.jobs.start(sweep):  # the engine has too many jobs: at once, rather than not at all
             while sweep.run()[0] is Progress.MORE:
                 pass
 
@@ -80,14 +82,14 @@ class InterestRetention:
     def wanted(self, seq: int, subject: str) -> bool:
         """Whether a consumer needs a message, or a mirror or source covers its subject."""
         needed = any(cursor.needs(seq, subject) for cursor in self._cursors.values())
-        return needed or bool(self._stream.takers and self._taken(subject))
+        return needed or bool(self._stream.downstream and self._taken(subject))
 
     def _taken(self, subject: str) -> bool:
-        return any(taker.covers(subject) for taker in self._stream.takers)
+        return any(taker.covers(subject) for taker in self._stream.downstream)
 
     def _lacked(self, seq: int) -> bool:
         """Whether a mirror or source is still to get a message."""
-        behind = [taker for taker in self._stream.takers if taker.lacks(seq)]
+        behind = [taker for taker in self._stream.downstream if taker.lacks(seq)]
         try:
             record = self._stream.log.get(seq) if behind else None
         except CorruptRecordError:
@@ -140,7 +142,7 @@ class Sweep:
     def run(self) -> tuple[Progress, int]:
         """Look at the next messages."""
         log = self._stream.log
-        if self._seq > self._last or not (self._cursors or self._stream.takers):
+        if self._seq > self._last or not (self._cursors or self._stream.downstream):
             return Progress.DONE, 0
         try:
             records = log.scan("", self._seq, limit=PIECE)

@@ -18,8 +18,8 @@ def info(settings: Settings, session: Session, *, locked: bool, system_account: 
         "slipstream": settings.slipstream,
         "proto": 1,
         "go": "",  # clients that read it expect it to be there
-        "host": session.door.host,
-        "port": session.door.port,
+        "host": session.listener.host,
+        "port": session.listener.port,
         "headers": True,
         "max_payload": at_most(settings.max_payload, session.max_payload),
         "jetstream": settings.jetstream,
@@ -32,11 +32,11 @@ def info(settings: Settings, session: Session, *, locked: bool, system_account: 
     if locked:
         fields["auth_required"] = True
     for name in ("tls_required", "tls_verify", "tls_available"):
-        if getattr(session.door, name):
+        if getattr(session.listener, name):
             fields[name] = True
     if lame_duck:
         fields["ldm"] = True
-    elif session.is_told:
+    elif session.info_sent:
         fields |= {"connect_info": True, "remote_account": session.account}
         if session.account == system_account:
             fields["acc_is_sys"] = True

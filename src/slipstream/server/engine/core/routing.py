@@ -1,116 +1,134 @@
-"""Messages become frames for those who want them: the router of an account, and each client's output.
+"""The router of one account: subscriptions of clients and of the server's own parts, delivery, each client's output.
 
-Two shortcuts past the router make the difference for streams under load: a subject whose only subscriber is a stream,
-and an inbox whose only subscriber is one client. Both are forgotten whenever a subscription changes that could matter
-to them.
+Two shortcuts past the subject matcher decide the speed of streams under load. Both hold for as long as no subscription
+changes that could matter to them (`_invalidate`):
+
+- `sole_streams`: a literal subject whose only subscriber is a stream. The first publish to a subject goes through
+  `Router.match` and `route`; the engine then remembers the stream here, and further publishes call `Stream.receive`
+  directly (`Engine.receive`).
+- `_inboxes`: a prefix `a.b` such that every `a.b.<token>` reaches one client subscription and nothing else. The acks
+  of a group for one inbox are then written as one piece (`answer_all`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Protocol
 
-from slipstream.server.engine.auth.permissions import GuardedSub
-from slipstream.server.engine.core.session import ClientSub, Session
+from slipstream.server.engine.core.session import ClientSub, GuardedSub, Session
 from slipstream.server.engine.journal import Answer
-from slipstream.server.engine.services import Interested, Target
 from slipstream.wire import Match, Router, has_wildcard, hmsg, matches, overlaps
 
-SHORTCUTS = 32 * 1024
-MAX_ODD = 64  # beyond that, looking through them costs more than the shortcut saves
+MAX_SHORTCUTS = 32 * 1024
+MAX_INNER_WILDCARDS = 64  # beyond that, looking through them costs more than the shortcut saves
 INBOX = "_INBOX."
 ACKS = "$JS.ACK.>"
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 
 
-class Dice(Protocol):
-    """Where the choice within a queue group comes from; a `random.Random` will do."""
+class Random(Protocol):
+    """The source of randomness: a `random.Random`, seeded in tests."""
 
     def random(self) -> float: ...
 
 
-class AccountRouter:
-    """Subscriptions of clients and of the server's own parts, and what goes out."""
+class Subscriber(Hashable, Protocol):
+    """A subscriber inside the server: a stream, the API, a responder of Direct Get, …"""
 
-    def __init__(self, dice: Dice, now: int, dirty: list[Session]) -> None:
-        """`dirty` takes the sessions that have output; the switches of all accounts share it."""
-        self.now = now  # the time of what is being handled
-        self.router: Router[ClientSub | Target] = Router()
-        self.straight: dict[str, Target] = {}  # literal subject -> the stream that is its only subscriber
+    def receive(self, subject: str, reply: str, header: bytes, payload: bytes, now: int) -> bool:
+        """Take a message; False if it does not want it after all: the next member of a queue group gets it."""
+
+
+class InterestListener(Hashable, Protocol):
+    """A part of the server that depends on whether a subject has subscribers (a push consumer)."""
+
+    def interest_changed(self, now: int) -> None:
+        """A subscription on the subject was made or ended."""
+
+
+class AccountRouter:
+    """Subscriptions, delivery and output of one account."""
+
+    def __init__(self, random: Random, now: int, dirty: list[Session]) -> None:
+        """`dirty` collects the sessions with output; the routers of all accounts share it."""
+        self.now = now  # the time of the event that is being handled
+        self.router: Router[ClientSub | Subscriber] = Router()
+        self.sole_streams: dict[str, Subscriber] = {}  # literal subject -> the stream that is its only subscriber
         self._inboxes: dict[str, ClientSub | None] = {}  # `a.b` -> the only subscriber of every `a.b.<token>`, if any
-        self._literals: dict[str, int] = {}  # `a.b` -> how many subscriptions there are on some literal `a.b.<token>`
-        self._odd: dict[str, int] = {}  # patterns such as `a.*.c`, with how often they are subscribed to
+        self._literals: dict[str, int] = {}  # `a.b` -> number of subscriptions on literal subjects `a.b.<token>`
+        self._inner_wildcards: dict[str, int] = {}  # patterns such as `a.*.c` -> number of subscriptions
         self.inserts = self.removes = 0
-        self._dice = dice
+        self._random = random
         self._dirty = dirty
-        self.acks: Target | None = None  # who takes all acks, as long as nobody else listens to them
-        self._desk: Target | None = None
-        self._ack_listeners = 0
-        self._interested: dict[str, dict[Interested, None]] = {}  # literal subject -> whom its subscribers concern
+        self.acks: Subscriber | None = None  # receives all acks past the matcher, while nothing else subscribes to them
+        self._ack_router: Subscriber | None = None
+        self._ack_subscriptions = 0  # beside that of the ack router
+        self._interest: dict[str, dict[InterestListener, None]] = {}  # by literal subject
 
     def chance(self) -> float:
         """At least 0, less than 1."""
-        return self._dice.random()
+        return self._random.random()
 
-    def audience(self, subject: str) -> int:
-        """How many subscriptions there are on a subject, each member of a queue group counted."""
+    def count_subscribers(self, subject: str) -> int:
+        """The number of subscriptions that match a subject, with every member of a queue group."""
         found = self.router.match_once(subject)
         return len(found.plain) + sum(len(members) for _, members in found.queues)
 
     def token(self, size: int) -> str:
-        """A name that nobody has."""
-        return "".join(_LETTERS[int(self._dice.random() * len(_LETTERS))] for _ in range(size))
+        """A random name."""
+        return "".join(_LETTERS[int(self._random.random() * len(_LETTERS))] for _ in range(size))
 
     # Subscriptions.
 
-    def add(self, pattern: str, target: ClientSub | Target, queue: str = "") -> None:
+    def add(self, pattern: str, target: ClientSub | Subscriber, queue: str = "") -> None:
         self.router.add(pattern, target, queue)
         self.inserts += 1
-        self._forget(pattern, 1)
+        self._invalidate(pattern, 1)
 
-    def discard(self, pattern: str, target: ClientSub | Target, queue: str = "") -> None:
+    def discard(self, pattern: str, target: ClientSub | Subscriber, queue: str = "") -> None:
         if self.router.remove(pattern, target, queue):
             self.removes += 1
-            self._forget(pattern, -1)
+            self._invalidate(pattern, -1)
 
-    def hand_acks(self, desk: Target) -> None:
-        """All acks of consumers go to `desk`, past the router while nobody else wants them."""
-        self._desk = desk
-        self.add(ACKS, desk)
-        self._ack_listeners = 0
-        self.acks = desk
+    def route_acks(self, ack_router: Subscriber) -> None:
+        """Send all acks of consumers to `ack_router`, past the matcher while nothing else subscribes to them."""
+        self._ack_router = ack_router
+        self.add(ACKS, ack_router)
+        self._ack_subscriptions = 0
+        self.acks = ack_router
 
-    def attend(self, subject: str, interested: Interested, yes: bool) -> None:
-        """Tell somebody whenever a subscription on exactly this subject comes or goes (or no more)."""
-        if yes:
-            self._interested.setdefault(subject, {})[interested] = None
+    def watch_interest(self, subject: str, listener: InterestListener, on: bool) -> None:
+        """Call the listener whenever a subscription on exactly this subject is made or ends (`on`), or no longer."""
+        if on:
+            self._interest.setdefault(subject, {})[listener] = None
         else:
-            those = self._interested.get(subject, {})
-            those.pop(interested, None)
-            if not those:
-                self._interested.pop(subject, None)
+            listeners = self._interest.get(subject, {})
+            listeners.pop(listener, None)
+            if not listeners:
+                self._interest.pop(subject, None)
 
-    def members(self, subject: str, queue: str) -> list[ClientSub]:
-        """The clients that subscribed to exactly this subject, in that queue group or in none."""
+    def subscribers(self, subject: str, queue: str) -> list[ClientSub]:
+        """The clients that subscribed to exactly this subject, in that queue group (or in none, if it is empty)."""
         found = self.router.match_once(subject)
-        those = found.plain if not queue else next((group for name, group in found.queues if name == queue), ())
-        return [sub for sub in those if isinstance(sub, ClientSub) and sub.subject == subject]
+        subs = found.plain if not queue else next((group for name, group in found.queues if name == queue), ())
+        return [sub for sub in subs if isinstance(sub, ClientSub) and sub.subject == subject]
 
-    def _forget(self, pattern: str, change: int) -> None:
-        """A subscription came or went: drop the shortcuts that may be wrong now."""
+    def _invalidate(self, pattern: str, change: int) -> None:
+        """A subscription was made or ended: drop the shortcuts that may be wrong now."""
         if pattern[0] in "$*>" and overlaps(pattern, ACKS):
-            self._ack_listeners += change
-            self.acks = self._desk if self._ack_listeners <= 0 else None
-        if self._interested and pattern in self._interested:
-            for interested in list(self._interested[pattern]):
-                interested.interest_changed(self.now)
+            self._ack_subscriptions += change
+            self.acks = self._ack_router if self._ack_subscriptions <= 0 else None
+        if self._interest and pattern in self._interest:
+            for listener in list(self._interest[pattern]):
+                listener.interest_changed(self.now)
         if has_wildcard(pattern):
             self._inboxes.clear()
             if not pattern.startswith(INBOX):
-                self.straight.clear()
+                self.sole_streams.clear()
             if pattern[-1] not in "*>":
-                self._count(self._odd, pattern, change)
+                self._count(self._inner_wildcards, pattern, change)
             return
-        self.straight.pop(pattern, None)
+        self.sole_streams.pop(pattern, None)
         parent = pattern.rpartition(".")[0]
         self._count(self._literals, parent, change)
         self._inboxes.pop(parent, None)
@@ -120,12 +138,12 @@ class AccountRouter:
         if not counts[key]:
             del counts[key]
 
-    def remember(self, subject: str, stream: Target) -> None:
-        """Nobody but `stream` wants `subject`, until a subscription changes."""
+    def remember_sole_stream(self, subject: str, stream: Subscriber) -> None:
+        """Let further publishes to `subject` skip the matcher: `stream` is its only subscriber for now."""
         if not has_wildcard(subject):
-            if len(self.straight) >= SHORTCUTS:
-                self.straight.clear()
-            self.straight[subject] = stream
+            if len(self.sole_streams) >= MAX_SHORTCUTS:
+                self.sole_streams.clear()
+            self.sole_streams[subject] = stream
 
     def remove(self, sub: ClientSub) -> None:
         """End a client's subscription."""
@@ -134,19 +152,22 @@ class AccountRouter:
             self.discard(sub.subject, sub, sub.queue)
 
     def end_after(self, sub: ClientSub, max_msgs: int) -> None:
-        """End a client's subscription once it got so many messages in all."""
+        """End a client's subscription once `max_msgs` messages were delivered in all."""
         if sub.delivered < max_msgs:
             sub.max_msgs = max_msgs
             self._inboxes.clear()
         else:
             self.remove(sub)
 
-    def listeners(self, subject: str) -> tuple[bool, bool]:
+    def interest(self, subject: str) -> tuple[bool, bool]:
+        """Whether a subject has subscribers, and whether one of them is congested."""
         found = self.router.match_once(subject)
         every = (*found.plain, *(member for _, members in found.queues for member in members))
         return bool(every), any(isinstance(sub, ClientSub) and sub.session.congested for sub in every)
 
     def sole_client(self, subject: str, *, limited: bool = False) -> ClientSub | None:
+        """The client subscription that is the only subscriber of a subject and takes any number of messages; with
+        `limited` also one that ends after some (the caller must call `remove` then)."""
         found = self.router.match_once(subject)
         if found.queues or len(found.plain) != 1:
             return None
@@ -163,19 +184,23 @@ class AccountRouter:
     # Routing.
 
     def send(self, subject: str, header: bytes, payload: bytes) -> bool:
-        """Publish from within the server, once on this subject; whether anybody got it."""
+        """Publish from within the server on a subject that is used once; whether it was delivered."""
         return self.route(self.router.match_once(subject), subject, "", header, payload, None)
 
-    def pass_on(self, to: str, subject: str, reply: str, header: bytes, payload: bytes) -> bool:
-        """Give whoever listens on `to` a message that shows another subject; whether anybody got it."""
+    def request(self, subject: str, reply: str, header: bytes, payload: bytes) -> bool:
+        """As `send`, with a reply subject."""
+        return self.route(self.router.match_once(subject), subject, reply, header, payload, None)
+
+    def forward(self, to: str, subject: str, reply: str, header: bytes, payload: bytes) -> bool:
+        """Deliver to the subscribers of `to` a message that shows another subject; whether it was delivered."""
         return self.route(self.router.match_once(to), subject, reply, header, payload, None, to=to)
 
     def route(
-        self, found: Match[ClientSub | Target], subject: str, reply: str, header: bytes, payload: bytes,
+        self, found: Match[ClientSub | Subscriber], subject: str, reply: str, header: bytes, payload: bytes,
         origin: Session | None, *, to: str = "",
     ) -> bool:  # fmt: skip
-        """Give a message to every plain subscriber and to one of each queue group; whether anybody took it. With `to`
-        that is where it goes, and `subject` only what it shows: permissions are asked about the former."""
+        """Deliver a message to every plain subscriber and to one member of each queue group; whether any took it.
+        With `to`, the subscribers are those of `to`, and `subject` is what they see: permissions apply to `to`."""
         taken = False
         lead = tail = b""
         size = len(header) + len(payload)
@@ -194,8 +219,8 @@ class AccountRouter:
             taken |= self.deliver(target, b"".join((lead, target.sid, tail)), origin, size)
         for _, members in found.queues:
             count = len(members)
-            first = int(self._dice.random() * count) if count > 1 else 0
-            for i in range(count):  # a member may not take it (no echo): then the next one is asked
+            first = int(self._random.random() * count) if count > 1 else 0
+            for i in range(count):  # a member may decline (no echo): then the next one is tried
                 target = members[(first + i) % count]
                 if type(target) is GuardedSub:
                     done = self._guarded(target, to or subject, subject, reply, header, payload, origin)
@@ -215,7 +240,7 @@ class AccountRouter:
     def _guarded(
         self, sub: GuardedSub, to: str, subject: str, reply: str, header: bytes, payload: bytes, origin: Session | None
     ) -> bool:
-        """Give a message to a subscription with permissions, if it may have it."""
+        """Deliver a message to a subscription with permissions, if they allow it."""
         if not sub.admits(to):
             return False
         lead, tail = _halves(subject, reply, header if sub.session.headers else b"", payload)
@@ -226,7 +251,7 @@ class AccountRouter:
         return True
 
     def deliver(self, sub: ClientSub, frame: bytes, origin: Session | None, size: int) -> bool:
-        """Queue one message, with `size` bytes of header and payload, for a subscription; whether it took it."""
+        """Queue one message, with `size` bytes of header and payload, for a subscription; whether it was taken."""
         session = sub.session
         if session.closed or (session is origin and not session.echo):
             return False
@@ -237,7 +262,8 @@ class AccountRouter:
         self.push(session, frame)
         return True
 
-    def tell_nobody(self, session: Session, subject: str, reply: str) -> None:
+    def send_no_responders(self, session: Session, subject: str, reply: str) -> None:
+        """Answer a request that had no subscriber with status 503."""
         found = self.router.match_once(reply)
         for sub in (*found.plain, *(member for _, members in found.queues for member in members)):
             if isinstance(sub, ClientSub) and sub.session is session:
@@ -246,12 +272,12 @@ class AccountRouter:
                 return
 
     def _inbox(self, prefix: str) -> ClientSub | None:
-        """The one client subscription that gets every message on `prefix.<token>`, if that is so."""
-        if len(self._inboxes) >= SHORTCUTS:
+        """The one client subscription that receives every message on `prefix.<token>`, or None."""
+        if len(self._inboxes) >= MAX_SHORTCUTS:
             self._inboxes.clear()
         sub: ClientSub | None = None
-        named = not prefix or prefix in self._literals or len(self._odd) > MAX_ODD
-        if not named and not any(matches(pattern.rpartition(".")[0], prefix) for pattern in self._odd):
+        named = not prefix or prefix in self._literals or len(self._inner_wildcards) > MAX_INNER_WILDCARDS
+        if not named and not any(matches(pattern.rpartition(".")[0], prefix) for pattern in self._inner_wildcards):
             sub = self.sole_client(f"{prefix}.\0")  # no subscription names such a token: only wildcards match it
         self._inboxes[prefix] = sub
         return sub
@@ -270,7 +296,7 @@ class AccountRouter:
                 sub = inboxes[prefix] if prefix in inboxes else self._inbox(prefix)
             if sub is not current and texts:
                 assert current is not None
-                self.push_to(current, "".join(texts).encode(), len(texts), total)
+                self.push_frames(current, "".join(texts).encode(), len(texts), total)
                 texts, total = [], 0
             current = sub
             if sub is not None:
@@ -282,29 +308,31 @@ class AccountRouter:
             else:
                 self.send(reply, b"", payload or source.ack(seq)[0].encode())
         if current is not None and texts:
-            self.push_to(current, "".join(texts).encode(), len(texts), total)
+            self.push_frames(current, "".join(texts).encode(), len(texts), total)
 
     # Output.
 
-    def push_to(self, sub: ClientSub, frames: bytes, count: int, size: int) -> None:
+    def push_frames(self, sub: ClientSub, frames: bytes, count: int, size: int) -> None:
         """Queue `count` messages, with `size` bytes of headers and payloads, for a subscription."""
         sub.delivered += count
         sub.session.out_bytes += size
         self.push(sub.session, frames)
 
     def push(self, session: Session, data: bytes) -> None:
+        """Queue bytes for a client; one that does not read them in time is closed as a slow consumer."""
         if session.closed:
             return
         out = session.out
         if not out:
             self._dirty.append(session)
         out.append(data)
-        session.room -= len(data)
-        if session.room < 0:
+        session.out_capacity -= len(data)
+        if session.out_capacity < 0:
             out.clear()
             self.close(session, "Slow Consumer")
 
     def close(self, session: Session, text: str) -> None:
+        """End a session with `-ERR`; the driver closes the connection when it takes the output."""
         if session.closed:
             return
         self.drop(session)
@@ -312,6 +340,7 @@ class AccountRouter:
         session.close(text)
 
     def drop(self, session: Session) -> None:
+        """End all subscriptions of a client."""
         session.past_msgs = session.out_msgs
         for sub in session.subs.values():
             self.discard(sub.subject, sub, sub.queue)

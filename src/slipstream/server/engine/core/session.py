@@ -1,22 +1,19 @@
-"""One client connection: greeted with INFO, introduced by CONNECT, served, closed; its subscriptions and its output.
+"""One client connection as the engine knows it: state, subscriptions, output that waits for the driver.
 
-Invariants: `state` changes only in `_become`, along `_NEXT`; nothing is added to the output of a closed session but
-what tells it why; a session that does not read is cut off before its output grows past the bound.
+Invariants: `state` changes only in `_become`, along `_NEXT`; a closed session gets no more output except the error that
+says why; a session whose client does not read is closed before its output exceeds `max_pending` (slow consumer).
 """
 
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from slipstream.errors import UsageError
+from slipstream.server.engine.auth.authenticator import Certificate, Identity
+from slipstream.server.engine.auth.permissions import Grant
 from slipstream.server.engine.timers import Timer
 from slipstream.wire import ConnectOptions, Event, err
-
-if TYPE_CHECKING:
-    from slipstream.server.engine.auth.authenticator import Certificate, Identity
-    from slipstream.server.engine.auth.permissions import Grant
-    from slipstream.server.engine.core.routing import AccountRouter
 
 
 class SessionState(enum.Enum):
@@ -35,7 +32,7 @@ _NEXT: dict[SessionState, frozenset[SessionState]] = {
 
 
 class Listener(NamedTuple):
-    """A listener, as its clients see it in INFO."""
+    """A listening address, as its clients see it in INFO."""
 
     host: str
     port: int
@@ -43,77 +40,75 @@ class Listener(NamedTuple):
     tls_required: bool = False
     tls_verify: bool = False
     tls_available: bool = False
-    by_certificate: bool = False  # users are known by their certificates
+    by_certificate: bool = False  # users are identified by their certificates
 
 
 class PeerAddress(NamedTuple):
-    """Where a client comes from."""
+    """The client's end of the connection."""
 
     host: str
     port: int = 0
 
 
-NO_DOOR, NOWHERE = Listener("", 0), PeerAddress("")
+NO_LISTENER, NO_ADDRESS = Listener("", 0), PeerAddress("")
 
 
 class Session:
-    """What the engine knows of one client. `out` is taken by the driver once per turn; the session is dirty while it is
-    not empty."""
+    """One client connection. The driver takes `out` once per turn; the session is dirty while `out` is not empty."""
 
     __slots__ = (
-        "account", "active", "certificate", "cid", "closed", "congested", "door", "echo", "expiry", "grant", "headers",
-        "held", "in_bytes", "in_msgs", "is_told", "lang", "max_payload", "max_subs", "member", "name", "no_responders",
-        "nonce", "out", "out_bytes", "past_msgs", "pedantic", "peer", "pending", "pinged", "pings_out", "protocol",
-        "reason", "room", "rtt", "started", "state", "stopped", "subs", "switch", "timer", "tls", "verbose", "version",
+        "account", "active", "certificate", "cid", "closed", "congested", "echo", "expiry", "grant", "headers", "held",
+        "identity", "in_bytes", "in_msgs", "info_sent", "lang", "listener", "max_payload", "max_subs", "name",
+        "no_responders", "nonce", "out", "out_bytes", "out_capacity", "past_msgs", "pedantic", "peer", "pending",
+        "pinged", "pings_out", "protocol", "reason", "rtt", "started", "state", "stopped", "subs", "timer", "tls",
+        "verbose", "version",
     )  # fmt: skip
 
     def __init__(
         self,
         cid: int,
-        room: int,
-        switch: AccountRouter,
-        door: Listener = NO_DOOR,
-        peer: PeerAddress = NOWHERE,
+        out_capacity: int,
+        listener: Listener = NO_LISTENER,
+        peer: PeerAddress = NO_ADDRESS,
         now: int = 0,
     ) -> None:
         self.cid = cid
-        self.door, self.peer = door, peer
+        self.listener, self.peer = listener, peer
         self.started = self.active = now
         self.stopped = 0
-        self.switch = switch  # its account's; the default account's until it was let in
         self.state = SessionState.GREETED
         self.closed = False
-        # What nats-server assumes of a client that has not introduced itself.
+        # What nats-server assumes of a client before its CONNECT.
         self.verbose = self.pedantic = self.echo = True
         self.headers = self.no_responders = False
         self.subs: dict[bytes, ClientSub] = {}
         self.out: list[bytes] = []
-        self.room = room  # bytes that may still be queued before it counts as a slow consumer
+        self.out_capacity = out_capacity  # bytes that may still be queued before it counts as a slow consumer
         self.congested = False  # the driver's own buffer is full: batch jobs wait
         self.pings_out = 0
         self.timer: Timer | None = None
-        self.expiry: Timer | None = None  # when its credentials end
-        self.protocol = 0  # 1: it understands INFO at any time
-        self.nonce = ""  # what it was given to sign
-        self.member: Identity | None = None  # who it is, once it was let in
-        self.grant: Grant | None = None  # None: it may do everything
-        self.account = ""
+        self.expiry: Timer | None = None  # when its credentials expire
+        self.protocol = 0  # 1: it accepts INFO at any time
+        self.nonce = ""  # what it was asked to sign
+        self.identity: Identity | None = None  # once it is authenticated
+        self.grant: Grant | None = None  # None: everything is permitted
+        self.account = ""  # empty until it is authenticated: it then uses the default account's router
         self.max_payload = -1  # of its own, below the server's; -1 is none
         self.max_subs = -1
         self.certificate: Certificate | None = None
         self.tls = ("", "")  # version and cipher
         self.pending: tuple[ConnectOptions, Identity | None] | None = None  # its secret is being checked elsewhere
-        self.held: list[Event] = []  # what it sent meanwhile
-        self.is_told = False  # that it was let in, by INFO
+        self.held: list[Event] = []  # what it sent in the meantime
+        self.info_sent = False  # the INFO that names its account
         self.reason = ""  # why it was closed
-        # Figures.
+        # Statistics.
         self.name = self.lang = self.version = ""
         self.in_msgs = self.in_bytes = self.out_bytes = 0
-        self.past_msgs = 0  # given to subscriptions that are gone
+        self.past_msgs = 0  # delivered to subscriptions that have ended
         self.pinged = self.rtt = 0  # ns
 
     def introduce(self, options: ConnectOptions) -> None:
-        """The client was let in."""
+        """The client's CONNECT was accepted."""
         self._become(SessionState.READY)
         self.verbose, self.pedantic, self.echo = options.verbose, options.pedantic, options.echo
         self.headers = options.headers
@@ -122,7 +117,7 @@ class Session:
         self.no_responders = options.no_responders and options.headers
 
     def close(self, text: str = "") -> None:
-        """No more for this client; `text` tells it why."""
+        """End the session; `text` is sent as its last `-ERR`."""
         if self.state is SessionState.CLOSED:
             return
         self._become(SessionState.CLOSED)
@@ -136,13 +131,13 @@ class Session:
                 timer.cancel()
 
     @property
-    def is_free(self) -> bool:
-        """Whether what it publishes needs no check of its own."""
+    def is_unrestricted(self) -> bool:
+        """Whether its publishes need no check of permissions or size."""
         return self.grant is None and self.max_payload < 0
 
     @property
     def out_msgs(self) -> int:
-        """Messages it was given."""
+        """Messages delivered to it."""
         return self.past_msgs + sum(sub.delivered for sub in self.subs.values())
 
     def _become(self, state: SessionState) -> None:
@@ -162,4 +157,26 @@ class ClientSub:
         self.queue = queue
         self.sid = sid
         self.delivered = 0
-        self.max_msgs = 0  # 0: no end
+        self.max_msgs = 0  # 0: no limit
+
+
+class GuardedSub(ClientSub):
+    """A subscription whose every message is checked: it could match a denied subject, or its messages may be answered.
+    Others cost nothing more than without permissions."""
+
+    __slots__ = ("grant",)
+
+    def __init__(self, session: Session, subject: str, queue: str, sid: bytes, grant: Grant) -> None:
+        super().__init__(session, subject, queue, sid)
+        self.grant = grant
+
+    def admits(self, subject: str) -> bool:
+        return not self.grant.rules.denies(subject, self.queue)
+
+
+def subscription(session: Session, subject: str, queue: str, sid: bytes) -> ClientSub:
+    """A subscription of a client that may make it, guarded where that is necessary."""
+    grant = session.grant
+    if grant is not None and grant.needs_guard(subject, queue):
+        return GuardedSub(session, subject, queue, sid, grant)
+    return ClientSub(session, subject, queue, sid)

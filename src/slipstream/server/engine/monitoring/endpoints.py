@@ -165,7 +165,7 @@ def connz(engine: Engine, now: int, query: Query) -> dict[str, Any]:
     chosen = [one for one in chosen if _is_wanted(one, query)]
 
     def pending(one: Session) -> int:
-        return max(0, engine.settings.max_pending - one.room)
+        return max(0, engine.settings.max_pending - one.out_capacity)
 
     key, largest = _SORTS.get(order, (pending, True))
     chosen.sort(key=key, reverse=largest)
@@ -190,7 +190,7 @@ def _is_wanted(one: Session, query: Query) -> bool:
         return False
     if query.get("acc") and query["acc"] != (one.account or DEFAULT_ACCOUNT):
         return False
-    if query.get("user") and (one.member is None or one.member.name != query["user"]):
+    if query.get("user") and (one.identity is None or one.identity.name != query["user"]):
         return False
     return not query.get("filter_subject") or any(
         matches(sub.subject, query["filter_subject"]) for sub in one.subs.values()
@@ -202,7 +202,7 @@ def _connection(one: Session, now: int, pending: int, auth: bool, subs: int) -> 
     seen: dict[str, Any] = {
         "cid": one.cid,
         "kind": "Client",
-        "type": "websocket" if one.door.connection_type == "WEBSOCKET" else "nats",
+        "type": "websocket" if one.listener.connection_type == "WEBSOCKET" else "nats",
         "ip": one.peer.host,
         "port": one.peer.port,
         "start": format_time(one.started),
@@ -221,7 +221,7 @@ def _connection(one: Session, now: int, pending: int, auth: bool, subs: int) -> 
     optional = {"name": one.name, "lang": one.lang, "version": one.version, "rtt": duration(one.rtt) if one.rtt else ""}
     optional |= {"tls_version": one.tls[0].removeprefix("TLSv"), "tls_cipher_suite": one.tls[1]}
     if auth:
-        optional |= {"authorized_user": one.member.name if one.member is not None else ""}
+        optional |= {"authorized_user": one.identity.name if one.identity is not None else ""}
         optional |= {"account": one.account or DEFAULT_ACCOUNT, "name_tag": one.account or DEFAULT_ACCOUNT}
     seen |= {name: value for name, value in optional.items() if value}
     if subs == 1:
@@ -263,9 +263,9 @@ def subsz(engine: Engine, now: int, query: Query) -> dict[str, Any]:
         "server_id": engine.settings.server_id,
         "now": format_time(now),
         "num_subscriptions": len(chosen),
-        "num_cache": sum(account.switch.router.cached for account in engine.accounts),
-        "num_inserts": sum(account.switch.inserts for account in engine.accounts),
-        "num_removes": sum(account.switch.removes for account in engine.accounts),
+        "num_cache": sum(account.router.router.cached for account in engine.accounts),
+        "num_inserts": sum(account.router.inserts for account in engine.accounts),
+        "num_removes": sum(account.router.removes for account in engine.accounts),
         "num_matches": 0,
         "cache_hit_rate": 0,
         "max_fanout": 0,

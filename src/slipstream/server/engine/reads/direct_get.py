@@ -16,7 +16,7 @@ from slipstream.api import GetRequest, decode_get_request, format_time, names, p
 from slipstream.errors import CorruptRecordError
 from slipstream.server.engine.ports import Record
 from slipstream.server.engine.reads.frozen_log import LogView
-from slipstream.server.engine.services import Host, Progress
+from slipstream.server.engine.services import Progress, Services
 from slipstream.server.engine.timers import Timer
 from slipstream.wire import hmsg, msg
 from slipstream.wire.headers import status_block
@@ -54,7 +54,7 @@ class Parked(NamedTuple):
 class ReplicaPeer:
     """One replica of a stream, and its member of the queue group that answers Direct Gets."""
 
-    def __init__(self, host: Host, name: str, log: LogView, *, peer: str = "") -> None:
+    def __init__(self, services: Services, name: str, log: LogView, *, peer: str = "") -> None:
         """`name` is the stream's, `peer` that of the replica."""
         self.name = name
         self.peer = peer
@@ -62,7 +62,7 @@ class ReplicaPeer:
         self.redirects_to: ReplicaPeer | None = None  # the leader of a follower
         self.deposed = False  # does not lead any more, and does not know it
         self.seen = 0  # of a filtered mirror: everything up to here was looked at
-        self._host = host
+        self._services = services
         self._cut = len(PREFIX) + len(name)
         self._parked: list[Parked] = []
         self.lines = f"Nats-Stream: {name}\r\nNats-Subject: "
@@ -73,7 +73,7 @@ class ReplicaPeer:
             return True
         request = parse_appended(subject[self._cut + 1 :], payload) if len(subject) > self._cut else parse(payload)
         if isinstance(request, bytes):
-            self._host.send(reply, request, b"")
+            self._services.router.send(reply, request, b"")
         elif request.min_last_seq > self.log.committed.last_seq:
             self.wait_for(request, reply, now)
         else:
@@ -90,7 +90,7 @@ class ReplicaPeer:
             self.park(
                 request.min_last_seq,
                 ready=lambda peer: peer.answer(request, reply),
-                reject=lambda: self._host.send(reply, STALE, b""),
+                reject=lambda: self._services.router.send(reply, STALE, b""),
                 now=now,
             )
 
@@ -102,18 +102,18 @@ class ReplicaPeer:
         if request.multi_last:
             self._answer_multi(request, reply)
         elif request.batch:
-            if not self._host.start(DirectBatch(self._host, self, request, reply)):
-                self._host.send(reply, TOO_BUSY, b"")
+            if not self._services.jobs.start(DirectBatch(self._services, self, request, reply)):
+                self._services.router.send(reply, TOO_BUSY, b"")
         else:
             try:
                 record = find(self.log, request)
             except CorruptRecordError:
-                self._host.send(reply, CORRUPT, b"")
+                self._services.router.send(reply, CORRUPT, b"")
                 return
             if record is None:
-                self._host.send(reply, NOT_FOUND, b"")
+                self._services.router.send(reply, NOT_FOUND, b"")
             else:
-                self._host.send(reply, b"" if request.no_hdr else self.block(record, ""), record.payload)
+                self._services.router.send(reply, b"" if request.no_hdr else self.block(record, ""), record.payload)
 
     def _answer_multi(self, request: GetRequest, reply: str) -> None:
         log = self.log
@@ -121,16 +121,16 @@ class ReplicaPeer:
         if request.up_to_time is not None:
             up_to = log.time_to_seq(parse_time(request.up_to_time)) - 1
             if up_to < log.committed.first_seq:
-                self._host.send(reply, NO_RESULTS, b"")
+                self._services.router.send(reply, NO_RESULTS, b"")
                 return
         up_to = up_to or log.committed.last_seq
         found = log.multi_last(request.multi_last, up_to=up_to, limit=MAX_MULTI) if up_to else []
         if not found:
-            self._host.send(reply, TOO_MANY if found is None else NO_RESULTS, b"")
+            self._services.router.send(reply, TOO_MANY if found is None else NO_RESULTS, b"")
             return
         seqs = [seq for seq in found if seq >= request.seq]
-        if not self._host.start(DirectBatch(self._host, self, request, reply, seqs=seqs, up_to=up_to)):
-            self._host.send(reply, TOO_BUSY, b"")
+        if not self._services.jobs.start(DirectBatch(self._services, self, request, reply, seqs=seqs, up_to=up_to)):
+            self._services.router.send(reply, TOO_BUSY, b"")
 
     def block(self, record: Record, extra: str) -> bytes:
         """The header block of a reply: the message's own headers, then ours."""
@@ -145,7 +145,7 @@ class ReplicaPeer:
     def park(self, seq: int, *, ready: Callable[[ReplicaPeer], None], reject: Callable[[], object], now: int) -> None:
         """Call `ready` (with the peer that can) once `seq` is committed, or `reject` when that takes too long; at once,
         if too many wait."""
-        if not self._host.wait(self, 1):
+        if not self._services.commit_waiters.wait(self, 1):
             reject()
             return
         self._enter(seq, ready, reject, now + REJECT_DELAY + (DEPOSED_DELAY if self.deposed else 0))
@@ -155,10 +155,10 @@ class ReplicaPeer:
 
         def give_up(_: int) -> None:
             self._parked.remove(parked)
-            self._host.wait(self, -1)
+            self._services.commit_waiters.wait(self, -1)
             reject()
 
-        parked = Parked(seq, ready, reject, when, self._host.timers.at(when, give_up))
+        parked = Parked(seq, ready, reject, when, self._services.timers.at(when, give_up))
         self._parked.append(parked)
 
     def release(self) -> None:
@@ -169,7 +169,7 @@ class ReplicaPeer:
         ripe = [parked for parked in self._parked if parked.seq <= last]
         if ripe:
             self._parked = [parked for parked in self._parked if parked.seq > last]
-            self._host.wait(self, -len(ripe))
+            self._services.commit_waiters.wait(self, -len(ripe))
             for parked in ripe:
                 parked.timer.cancel()
                 parked.ready(self)
@@ -177,7 +177,7 @@ class ReplicaPeer:
     def inherit(self, other: ReplicaPeer) -> None:
         """Take over what waits at another peer, with what is left of its time."""
         for request in other.stop():
-            self._host.wait(self, 1)
+            self._services.commit_waiters.wait(self, 1)
             self._enter(request.seq, request.ready, request.reject, request.when)
         self.release()
 
@@ -186,7 +186,7 @@ class ReplicaPeer:
         parked, self._parked = self._parked, []
         for request in parked:
             request.timer.cancel()
-        self._host.wait(self, -len(parked))
+        self._services.commit_waiters.wait(self, -len(parked))
         return parked
 
 
@@ -195,7 +195,7 @@ class DirectBatch:
 
     def __init__(
         self,
-        host: Host,
+        services: Services,
         peer: ReplicaPeer,
         request: GetRequest,
         reply: str,
@@ -203,7 +203,7 @@ class DirectBatch:
         seqs: list[int] | None = None,
         up_to: int = 0,
     ) -> None:
-        self._host, self._peer, self._log = host, peer, peer.log
+        self._services, self._peer, self._log = services, peer, peer.log
         self._reply = reply
         self._pattern = request.next_by_subj
         self._seqs = seqs
@@ -211,8 +211,8 @@ class DirectBatch:
         self._at = 0  # next of `seqs`
         self._seq = start_of(peer.log, request)
         self._left = request.batch if request.batch > 0 or seqs is None else MAX_MULTI
-        self._bytes = request.max_bytes if request.max_bytes > 0 else host.max_pending
-        self._chunk_bytes = min(CHUNK_BYTES, host.max_pending // 4)
+        self._bytes = request.max_bytes if request.max_bytes > 0 else services.max_pending
+        self._chunk_bytes = min(CHUNK_BYTES, services.max_pending // 4)
         self._plain = request.no_hdr
         self._last = 0
         self._pending = -1  # counted with the first chunk
@@ -220,8 +220,10 @@ class DirectBatch:
 
     def run(self) -> tuple[Progress, int]:
         """Send one chunk."""
-        sub = self._host.sole_client(self._reply)
-        there, congested = (True, sub.session.congested) if sub is not None else self._host.listeners(self._reply)
+        sub = self._services.router.sole_client(self._reply)
+        there, congested = (
+            (True, sub.session.congested) if sub is not None else self._services.router.interest(self._reply)
+        )
         if not there:
             return Progress.DONE, 0  # the reader went away
         if congested:
@@ -232,10 +234,10 @@ class DirectBatch:
         try:
             records = self._take() if self._left > 0 else []
         except CorruptRecordError:
-            self._host.send(self._reply, CORRUPT, b"")
+            self._services.router.send(self._reply, CORRUPT, b"")
             return Progress.DONE, 0
         if not records and not self._last and self._left > 0 and self._seqs is None:
-            self._host.send(self._reply, NOT_FOUND, b"")
+            self._services.router.send(self._reply, NOT_FOUND, b"")
             return Progress.DONE, 0
         frames: list[bytes] = []
         if sub is not None:
@@ -246,9 +248,10 @@ class DirectBatch:
         if sub is not None:
             if over:
                 frames.append(hmsg(self._reply.encode(), sub.sid, self._end(), b""))
-            self._host.push(sub, b"".join(frames), count + over)
+            data = b"".join(frames)
+            self._services.router.push_frames(sub, data, count + over, len(data))
         elif over:
-            self._host.send(self._reply, self._end(), b"")
+            self._services.router.send(self._reply, self._end(), b"")
         return (Progress.DONE if over else Progress.MORE), count
 
     def _take(self) -> list[Record]:
@@ -314,7 +317,7 @@ class DirectBatch:
         count = 0
         for record in records:
             pending -= pending > 0
-            self._host.send(self._reply, self._block(record, pending, last), record.payload)
+            self._services.router.send(self._reply, self._block(record, pending, last), record.payload)
             last = record.seq
             count += 1
             left -= len(record.subject) + len(record.header) + len(record.payload)

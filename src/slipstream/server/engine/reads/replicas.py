@@ -16,17 +16,17 @@ from slipstream.server.engine.api.ids import short_hash
 from slipstream.server.engine.ports import StreamLog
 from slipstream.server.engine.reads.direct_get import ReplicaPeer
 from slipstream.server.engine.reads.frozen_log import FrozenLog
-from slipstream.server.engine.services import Host
+from slipstream.server.engine.services import Services
 
 
 class Replicas:
     """The peers of one stream. The order of `peers` is that of their making."""
 
-    def __init__(self, host: Host, stream: str, log: StreamLog, *, now: int) -> None:
-        self.leader = ReplicaPeer(host, stream, log, peer=host.leader_name)
+    def __init__(self, services: Services, stream: str, log: StreamLog, *, now: int) -> None:
+        self.leader = ReplicaPeer(services, stream, log, peer=services.leader_name)
         self.peers: tuple[ReplicaPeer, ...] = (self.leader,)
         self.mirrors = False  # the peers of a mirror never redirect
-        self._host, self._stream, self._log = host, stream, log
+        self._services, self._stream, self._log = services, stream, log
         self._made = 1
         self._leading_since = now
         self._held_since: dict[ReplicaPeer, int] = {}
@@ -103,7 +103,7 @@ class Replicas:
 
     def _new_peer(self) -> ReplicaPeer:
         self._made += 1
-        return ReplicaPeer(self._host, self._stream, self._log, peer=f"{self._host.leader_name}-{self._made}")
+        return ReplicaPeer(self._services, self._stream, self._log, peer=f"{self._services.leader_name}-{self._made}")
 
     def _dismiss(self, peer: ReplicaPeer) -> None:
         """What waited for a peer that is gone waits for the leader."""

@@ -1,13 +1,13 @@
-"""Messages of one stream become messages of another: how far an inflow is, and what keeps it.
+"""Ingest: reads the messages of an upstream and stores them, for the mirrors and sources of a stream.
 
-An upstream in the same account is read from its log, in chunks (a job), whenever something was committed. One on
-another server is read by the driver (`server/loop/upstream.py`), which hands it over: `Remote` is its side. What a
-mirror and a source do with the messages is theirs (`mirror.py`, `sources.py`).
+An upstream in the same account is read from its log, in chunks, after each commit. One on another server is read by the
+driver (`server/loop/upstream.py`), which calls the methods of `RemoteIngest`. A group that is lost takes the messages
+with it: reading resumes after the last sequence that the stream has durably.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from slipstream.api import StreamSource, format_time
@@ -23,7 +23,7 @@ from slipstream.errors import (
 from slipstream.server.engine.api.ids import short_hash
 from slipstream.server.engine.ports import Record, matcher
 from slipstream.server.engine.reads.frozen_log import LogView, damaged_at
-from slipstream.server.engine.services import Host, Progress, Waiter
+from slipstream.server.engine.services import Progress, Services
 from slipstream.wire import SubjectMapping
 
 if TYPE_CHECKING:
@@ -31,28 +31,20 @@ if TYPE_CHECKING:
 
 CHUNK = 512
 CHUNK_BYTES = 1024 * 1024
-GROUP_CHANGES = 4096  # changes that wait for the disk at which an inflow waits too
+GROUP_CHANGES = 4096  # changes that wait for the disk at which an ingest waits too
 WIDE_GAP = 65_536
 HELD, CUT = "held", "cut"
 
 
-class Grounds(Host, Protocol):
-    """The account, as an inflow sees it."""
+class IngestServices(Services, Protocol):
+    """The account, as an ingest sees it."""
 
-    @property
-    def now(self) -> int: ...
-
-    @property
-    def upstreams(self) -> Mapping[str, Stream]:
-        """The streams of the account, by name."""
-
-    domain: str
-    remotes: Remotes
-    watchers: dict[Waiter, None]  # told of every commit
+    streams: dict[str, Stream]
+    remote_ingests: RemoteIngests
 
 
-class Remote(Hashable, Protocol):
-    """An inflow from another server, as the driver sees it."""
+class RemoteIngest(Hashable, Protocol):
+    """An ingest from another server, as the driver sees it."""
 
     source: StreamSource
 
@@ -82,27 +74,27 @@ class Remote(Hashable, Protocol):
         """The upstream cannot be read; it will be tried again."""
 
 
-class Remotes:
-    """The inflows from other servers; the driver serves them, and is told when there are others."""
+class RemoteIngests:
+    """The ingests from other servers; the driver serves them, and is told when there are others."""
 
     def __init__(self) -> None:
-        self.inflows: dict[Remote, None] = {}
+        self.ingests: dict[RemoteIngest, None] = {}
         self.changed: Callable[[], None] = lambda: None
 
-    def add(self, inflow: Remote) -> None:
-        self.inflows[inflow] = None
+    def add(self, ingest: RemoteIngest) -> None:
+        self.ingests[ingest] = None
         self.changed()
 
-    def discard(self, inflow: Remote) -> None:
-        if inflow in self.inflows:
-            del self.inflows[inflow]
+    def discard(self, ingest: RemoteIngest) -> None:
+        if ingest in self.ingests:
+            del self.ingests[ingest]
             self.changed()
 
 
 class Ingest:
     """One upstream of one stream; a job while it has something to fetch, and a waiter for commits all the time."""
 
-    def __init__(self, grounds: Grounds, stream: Stream, source: StreamSource) -> None:
+    def __init__(self, services: IngestServices, stream: Stream, source: StreamSource) -> None:
         self.source = source
         self.stream = stream
         self.paused = ""  # by order of a test: `HELD` or `CUT`
@@ -110,11 +102,11 @@ class Ingest:
         self.filters = tuple(t.src or ">" for t in transforms) or (source.filter_subject or ">",)
         self.is_filtered = any(pattern != ">" for pattern in self.filters)
         self.mappings = tuple(SubjectMapping(t.src, t.dest) for t in transforms)
-        own = f"$JS.{grounds.domain}.API" if grounds.domain else API_PREFIX
+        own = f"$JS.{services.domain}.API" if services.domain else API_PREFIX
         self.is_remote = source.external is not None and source.external.api != own
         self._all_fits = tuple(matcher(pattern) for pattern in self.filters)
         self._fits = self._all_fits if len(self.filters) > 1 else ()  # what a scan does not do itself
-        self._grounds = grounds
+        self._services = services
         self._busy = self._stopped = False
         self._last = 0  # the upstream's last sequence, when it was looked at
         self._contact = 0  # when that was; 0: never
@@ -141,15 +133,15 @@ class Ingest:
 
     def start(self) -> None:
         self._stopped = False
-        self._grounds.watchers[self] = None
+        self._services.commit_waiters.follow(self)
         if self.is_remote:
-            self._grounds.remotes.add(self)
+            self._services.remote_ingests.add(self)
         self.release()
 
     def stop(self) -> None:
         self._stopped = True
-        self._grounds.watchers.pop(self, None)
-        self._grounds.remotes.discard(self)
+        self._services.commit_waiters.unfollow(self)
+        self._services.remote_ingests.discard(self)
 
     def reset(self) -> None:
         """A group was lost: go on from what the stream has."""
@@ -171,19 +163,19 @@ class Ingest:
 
     def release(self) -> None:
         """Something was committed: here, or perhaps upstream."""
-        if not self.is_remote and self.source.name in self._grounds.upstreams:
-            self._grounds.upstreams[self.source.name].consumers.retention.remove_taken()
+        if not self.is_remote and self.source.name in self._services.streams:
+            self._services.streams[self.source.name].consumers.retention.remove_taken()
         if self._busy or self._stopped or self.paused or self.is_remote:
             return
         upstream = self._upstream()
         if upstream is not None and self._is_behind(upstream.log):
-            self._busy = self._grounds.start(self)
+            self._busy = self._services.jobs.start(self)
 
     def _upstream(self) -> Stream | None:
-        upstream = self._grounds.upstreams.get(self.source.name)
+        upstream = self._services.streams.get(self.source.name)
         self._error = StreamNotFoundError() if upstream is None else None
         if upstream is not None:
-            self._contact = self._grounds.now
+            self._contact = self._services.router.now
             self.meet(identity_of(upstream.created))
         return upstream
 
@@ -293,7 +285,7 @@ class Ingest:
         return any(fits(subject) for fits in self._all_fits)
 
     def lacks(self, seq: int) -> bool:
-        upstream, journal = self._grounds.upstreams.get(self.source.name), self.stream.journal
+        upstream, journal = self._services.streams.get(self.source.name), self.stream.journal
         if self.next_seq <= seq:
             return True
         # Within one store what is taken in and what is taken out are durable in their order.
@@ -301,7 +293,7 @@ class Ingest:
 
     def info(self, now: int) -> dict[str, Any]:
         """`mirror`, or one of `sources`, of the stream's info."""
-        upstream = None if self.is_remote else self._grounds.upstreams.get(self.source.name)
+        upstream = None if self.is_remote else self._services.streams.get(self.source.name)
         connected = upstream is not None and self.paused != CUT
         if upstream is not None:
             self._contact = now if connected else self._contact

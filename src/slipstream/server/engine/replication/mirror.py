@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from slipstream.api import GetRequest, StreamSource
 from slipstream.server.engine.ports import Record
 from slipstream.server.engine.reads.direct_get import PREFIX, ReplicaPeer, parse, parse_appended
-from slipstream.server.engine.replication.ingest import Grounds, Ingest
+from slipstream.server.engine.replication.ingest import Ingest, IngestServices
 from slipstream.wire import subset_of
 
 if TYPE_CHECKING:
@@ -24,12 +24,12 @@ CAUGHT_UP = 10  # messages that a mirror may lack and still count as caught up, 
 
 
 class Mirror(Ingest):
-    """The inflow of a mirror."""
+    """The ingest of a mirror."""
 
-    def __init__(self, grounds: Grounds, stream: Stream, source: StreamSource) -> None:
+    def __init__(self, services: IngestServices, stream: Stream, source: StreamSource) -> None:
         self._stored = self._seen = 0
         self.was_caught_up = False
-        super().__init__(grounds, stream, source)
+        super().__init__(services, stream, source)
 
     def first_wanted(self) -> int:
         last = self.stream.log.state.last_seq
@@ -39,7 +39,7 @@ class Mirror(Ingest):
         return 0
 
     def store(self, record: Record) -> None:
-        self.stream.adopt(record, self._grounds.now)
+        self.stream.adopt(record, self._services.router.now)
         self._stored = record.seq
 
     def looked(self, up_to: int) -> None:
@@ -61,7 +61,7 @@ class Mirror(Ingest):
 
     def may_answer(self, request: GetRequest) -> bool:
         """Whether the mirror stands in for its upstream."""
-        upstream = None if self.is_remote else self._grounds.upstreams.get(self.source.name)
+        upstream = None if self.is_remote else self._services.streams.get(self.source.name)
         if not self.was_caught_up or (upstream is not None and not upstream.config.allow_direct):
             return False
         renames = bool(self.mappings) or self.stream.config.subject_transform is not None

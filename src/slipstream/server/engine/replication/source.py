@@ -18,7 +18,7 @@ _DROPPED = ("nats-stream-source:", "nats-expected-", "nats-batch-")
 
 
 class Sourcing(Ingest):
-    """The inflow of one source. `identity` tells an upstream from one of the same name that was there before."""
+    """The ingest of one source. `identity` tells an upstream from one of the same name that was there before."""
 
     def first_wanted(self) -> int:
         position, self.identity = self.stream.positions.get(source_key(self.source), (-1, ""))
@@ -32,7 +32,9 @@ class Sourcing(Ingest):
         origin = f"{name} {record.seq} {filters} {destinations} {self._original}"
         if self.identity:
             origin += f" {self.identity}"
-        self.stream.take_in(record.subject, with_origin(record.header, origin), record.payload, self._grounds.now)
+        self.stream.take_in(
+            record.subject, with_origin(record.header, origin), record.payload, self._services.router.now
+        )
 
     def _mapped(self, record: Record) -> Record:
         self._original = record.subject

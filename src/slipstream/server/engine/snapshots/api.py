@@ -14,8 +14,8 @@ from slipstream.server.engine.api.responses import stream_state
 from slipstream.server.engine.auth.account_limits import AccountLimits, check_stream
 from slipstream.server.engine.consumers.snapshot import exported
 from slipstream.server.engine.journal import Source
-from slipstream.server.engine.snapshots.reader import Site, SnapshotReader
-from slipstream.server.engine.snapshots.writer import SnapshotRequest, SnapshotWriter, Stage
+from slipstream.server.engine.snapshots.reader import RestoreCatalog, SnapshotReader
+from slipstream.server.engine.snapshots.writer import SnapshotRequest, SnapshotWriter
 from slipstream.server.engine.streams import config as rules
 from slipstream.server.engine.streams import source_config
 from slipstream.server.engine.streams.stream import Stream
@@ -31,7 +31,7 @@ class RestoreRequest(msgspec.Struct, forbid_unknown_fields=True):
     state: dict[str, Any] = {}
 
 
-class Depot(Stage, Site, Protocol):
+class SnapshotCatalog(RestoreCatalog, Protocol):
     """The account, as snapshots and restores see it."""
 
     streams: dict[str, Stream]
@@ -39,7 +39,7 @@ class Depot(Stage, Site, Protocol):
     restores: dict[str, SnapshotReader]
 
 
-class Front(Protocol):
+class CreateApi(Protocol):
     """The API, as far as it is needed here."""
 
     def created_response(self) -> tuple[Source, Callable[[dict[str, Any]], bytes]]:
@@ -55,14 +55,14 @@ def _consumers(stream: Stream) -> list[tuple[str, bytes]]:
 class SnapshotApi:
     """The handlers of one account."""
 
-    def __init__(self, depot: Depot, front: Front) -> None:
-        self._depot, self._front = depot, front
+    def __init__(self, catalog: SnapshotCatalog, streams: CreateApi) -> None:
+        self._catalog, self._streams = catalog, streams
 
     def snapshot(self, name: str, payload: bytes, now: int) -> Outcome:
         """STREAM.SNAPSHOT: the answer says what comes, the chunks follow."""
         if is_empty(payload):
             raise BadApiRequestError
-        depot, stream = self._depot, self._depot.streams.get(name)
+        catalog, stream = self._catalog, self._catalog.streams.get(name)
         if stream is None:
             raise StreamNotFoundError
         request = decode(payload, SnapshotRequest)
@@ -72,20 +72,20 @@ class SnapshotApi:
 
         def ended(reason: str) -> None:
             stream.snapshots.pop(snapshot, None)
-            fields = {"start": format_time(now), "end": format_time(depot.now)}
+            fields = {"start": format_time(now), "end": format_time(catalog.router.now)}
             self._tell("SNAPSHOT_COMPLETE", name, fields | ({"error": reason} if reason else {}))
 
         snapshot = SnapshotWriter(
-            depot,
+            catalog,
             stream.log,
             request,
             state=state,
             consumers=[] if request.no_consumers else _consumers(stream),
-            ack_subject=f"$JS.SNAPSHOT.ACK.{name}.{depot.advisories.token()}",
+            ack_subject=f"$JS.SNAPSHOT.ACK.{name}.{catalog.advisories.token()}",
             ended=ended,
         )
         stream.snapshots[snapshot] = None
-        if not depot.start(snapshot):
+        if not catalog.jobs.start(snapshot):
             snapshot.abandon(TOO_BUSY)
             raise ErrorCode.STREAM_SNAPSHOT.error(err=TOO_BUSY)
         self._tell("SNAPSHOT_CREATE", name, {"state": state})
@@ -95,25 +95,27 @@ class SnapshotApi:
         """STREAM.RESTORE: the answer says where to send the chunks."""
         if is_empty(payload):
             raise BadApiRequestError
-        depot, request = self._depot, decode(payload, RestoreRequest)
+        catalog, request = self._catalog, decode(payload, RestoreRequest)
         requested, _ = stream_config(encode_json({"name": name} | request.config), name)
-        config = source_config.checked(rules.normalise(requested), depot.streams)
-        check_stream(depot.limits, config, depot.streams.values(), new=True)
-        if name in depot.streams or name in depot.restores:
+        config = source_config.checked(rules.normalise(requested), catalog.streams)
+        check_stream(catalog.limits, config, catalog.streams.values(), new=True)
+        if name in catalog.streams or name in catalog.restores:
             raise ErrorCode.STREAM_NAME_EXIST_RESTORE_FAILED.error()
-        self._front.check_overlap(config)
+        self._streams.check_overlap(config)
 
         def ended(reason: str, size: int) -> None:
-            depot.restores.pop(name, None)
-            fields = {"start": format_time(now), "end": format_time(depot.now), "bytes": size}
+            catalog.restores.pop(name, None)
+            fields = {"start": format_time(now), "end": format_time(catalog.router.now), "bytes": size}
             self._tell("RESTORE_COMPLETE", name, fields | ({"error": reason} if reason else {}))
 
-        subject = f"$JS.SNAPSHOT.RESTORE.{name}.{depot.advisories.token()}"
-        response, encode = self._front.created_response()
-        depot.restores[name] = SnapshotReader(depot, config, response, encode, subject=subject, ended=ended, now=now)
+        subject = f"$JS.SNAPSHOT.RESTORE.{name}.{catalog.advisories.token()}"
+        response, encode = self._streams.created_response()
+        catalog.restores[name] = SnapshotReader(
+            catalog, config, response, encode, subject=subject, ended=ended, now=now
+        )
         self._tell("RESTORE_CREATE", name, {})
         return Outcome({"deliver_subject": subject})
 
     def _tell(self, event: str, stream: str, fields: dict[str, Any]) -> None:
-        subject, payload = self._depot.advisories.stream_event(event, stream, self._depot.now, fields)
-        self._depot.send(subject, b"", payload)
+        subject, payload = self._catalog.advisories.stream_event(event, stream, self._catalog.router.now, fields)
+        self._catalog.router.send(subject, b"", payload)

@@ -17,7 +17,7 @@ from slipstream.api.snapshot.s2 import S2Reader
 from slipstream.errors import ApiError, ErrorCode, StoreError
 from slipstream.server.engine.journal import Journal, Source
 from slipstream.server.engine.ports import StreamLog, expires_at
-from slipstream.server.engine.services import Host, Target
+from slipstream.server.engine.services import Services
 from slipstream.server.engine.timers import Timer
 
 STALLED = 5_000_000_000
@@ -32,12 +32,8 @@ class RestoreState(msgspec.Struct):
     consumer_count: int = 0
 
 
-class Site(Host, Protocol):
+class RestoreCatalog(Services, Protocol):
     """The account, as restores see it."""
-
-    def subscribe(self, pattern: str, target: Target) -> None: ...
-
-    def unsubscribe(self, pattern: str, target: Target) -> None: ...
 
     def begin_restore(self, config: StreamConfig, now: int) -> tuple[Journal, StreamLog]: ...
 
@@ -53,12 +49,12 @@ class SnapshotReader:
     """One snapshot on its way in."""
 
     def __init__(
-        self, site: Site, config: StreamConfig, response: Source, encode: Callable[[dict[str, Any]], bytes], *,
-        subject: str, ended: Callable[[str, int], None], now: int,
+        self, catalog: RestoreCatalog, config: StreamConfig, response: Source,
+        encode: Callable[[dict[str, Any]], bytes], *, subject: str, ended: Callable[[str, int], None], now: int,
     ) -> None:  # fmt: skip
         """`response` and `encode` make the last answer; `ended` is told why it failed (or not) and how many bytes."""
         self.config = config
-        self._site, self._response, self._encode = site, response, encode
+        self._catalog, self._response, self._encode = catalog, response, encode
         self._subject, self._ended = subject, ended
         self._frames, self._archive = S2Reader(), ArchiveReader()
         self._state: RestoreState | None = None
@@ -69,7 +65,7 @@ class SnapshotReader:
         self._log: StreamLog | None = None
         self._timer: Timer | None = None
         self._reply = ""  # of the end
-        site.subscribe(subject, self)
+        catalog.router.add(subject, self)
         self._watch(now)
 
     @property
@@ -93,7 +89,7 @@ class SnapshotReader:
                 self._bytes += len(payload)
                 for entry in self._archive.feed(self._frames.feed(payload)):
                     self._take(entry, now)
-                self._site.answer(self._journal, reply, b"", self)
+                self._catalog.answer(self._journal, reply, b"", self)
             else:
                 self._finish(reply, now)
         except ApiError as exc:
@@ -108,7 +104,7 @@ class SnapshotReader:
             self._log = None
         self._stop("the store failed")
         if self._reply:
-            self._site.answer(
+            self._catalog.answer(
                 self._journal, self._reply, self._response.failure(_failed("the store failed")), self._response
             )
 
@@ -136,7 +132,7 @@ class SnapshotReader:
         if not 0 <= state.first_seq <= state.last_seq + 1 < 2**63 or not 0 <= state.consumer_count < 2**20:
             raise ValueError("error in state.json: sequences that cannot be")
         self._state = state
-        self._journal, self._log = self._site.begin_restore(self.config, now)
+        self._journal, self._log = self._catalog.begin_restore(self.config, now)
         self._log.skip(max(state.first_seq, 1))
 
     def _append(self, entry: Entry, now: int) -> None:
@@ -160,7 +156,7 @@ class SnapshotReader:
         self._log.skip(self._state.last_seq + 1)
         assert self._journal is not None
         self._reply = reply
-        self._site.unsubscribe(self._subject, self)
+        self._catalog.router.discard(self._subject, self)
         if self._timer is not None:
             self._timer.cancel()
         self._journal.after.append(lambda: self._complete_at(now))
@@ -170,7 +166,7 @@ class SnapshotReader:
         if self._log is None:
             return  # it was given up
         try:
-            info = self._site.complete_restore(self.config, self._consumers, now)
+            info = self._catalog.complete_restore(self.config, self._consumers, now)
         except ApiError as exc:
             self._fail(exc, self._reply)
         except (ValueError, StoreError) as exc:
@@ -178,23 +174,23 @@ class SnapshotReader:
         else:
             self._close()
             self._ended("", self._bytes)
-            self._site.answer(self._journal, self._reply, self._encode(info), self._response)
+            self._catalog.answer(self._journal, self._reply, self._encode(info), self._response)
 
     def _fail(self, error: ApiError, reply: str) -> None:
         journal = self._journal
         self._stop(error.description)
         if reply:
-            self._site.answer(journal, reply, self._response.failure(error), self._response)
+            self._catalog.answer(journal, reply, self._response.failure(error), self._response)
 
     def _stop(self, reason: str) -> None:
         begun = self._log is not None
         self._close()
         if begun:
-            self._site.drop_restore(self.config)
+            self._catalog.drop_restore(self.config)
         self._ended(reason, self._bytes)
 
     def _close(self) -> None:
-        self._site.unsubscribe(self._subject, self)
+        self._catalog.router.discard(self._subject, self)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -204,7 +200,7 @@ class SnapshotReader:
         if self._timer is not None:
             self._timer.cancel()
         name = self.config.name
-        self._timer = self._site.timers.at(
+        self._timer = self._catalog.timers.at(
             now + STALLED, lambda _: self._stop(f"restore for stream {name!r} is stalled")
         )
 

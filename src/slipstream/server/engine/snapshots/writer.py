@@ -7,7 +7,7 @@ never has more unacknowledged bytes under way than the receiver asked for. A dam
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 import msgspec
 
@@ -16,7 +16,7 @@ from slipstream.api.snapshot.archive import CONSUMERS, END, MAGIC, STATE, Entry,
 from slipstream.api.snapshot.s2 import MAX_FRAME, S2Writer
 from slipstream.errors import CorruptRecordError
 from slipstream.server.engine.ports import StreamLog
-from slipstream.server.engine.services import Host, Progress, Target
+from slipstream.server.engine.services import Progress, Services
 from slipstream.server.engine.timers import Timer
 from slipstream.wire.headers import status_block
 
@@ -41,25 +41,12 @@ class SnapshotRequest(msgspec.Struct, forbid_unknown_fields=True):
     jsck: bool = False
 
 
-class Stage(Host, Protocol):
-    """The account, as snapshots see it."""
-
-    @property
-    def now(self) -> int: ...
-
-    def request(self, subject: str, reply: str, payload: bytes) -> bool: ...
-
-    def subscribe(self, pattern: str, target: Target) -> None: ...
-
-    def unsubscribe(self, pattern: str, target: Target) -> None: ...
-
-
 class SnapshotWriter:
     """One snapshot on its way out; a job, and the subscriber of its acknowledgements."""
 
     def __init__(
         self,
-        stage: Stage,
+        services: Services,
         log: StreamLog,
         request: SnapshotRequest,
         *,
@@ -69,7 +56,7 @@ class SnapshotWriter:
         ended: Callable[[str], None],
     ) -> None:
         """`ended` is told why it ended early; an empty text if it did not."""
-        self._stage, self._log, self._deliver = stage, log, request.deliver_subject
+        self._services, self._log, self._deliver = services, log, request.deliver_subject
         self._chunk = min(max(request.chunk_size or CHUNK, SMALLEST), MAX_CHUNK)
         window = min(max(request.window_size or WINDOW, SMALLEST), MAX_WINDOW)
         self._most = max(window, self._chunk) // self._chunk
@@ -79,10 +66,10 @@ class SnapshotWriter:
         self._parts = self._frames()
         self._ready = b""
         self._sent = self._acked = 0
-        self._begun = stage.now
+        self._begun = services.router.now
         self._over = False
         self._timer: Timer | None = None
-        stage.subscribe(f"{ack_subject}.>", self)
+        services.router.add(f"{ack_subject}.>", self)
 
     def receive(self, subject: str, reply: str, header: bytes, payload: bytes, now: int) -> bool:  # noqa: ARG002
         """A chunk was taken."""
@@ -93,9 +80,9 @@ class SnapshotWriter:
         """Send one chunk."""
         if self._over:
             return Progress.DONE, 0
-        there, congested = self._stage.listeners(self._deliver)
+        there, congested = self._services.router.interest(self._deliver)
         if not there:
-            if self._sent or self._stage.now - self._begun > INTEREST_TIMEOUT:
+            if self._sent or self._services.router.now - self._begun > INTEREST_TIMEOUT:
                 return self._end("no interest", status_block(408, "No Interest"))
             self._watch(INTEREST_TIMEOUT)
             return Progress.BLOCKED, 0
@@ -106,13 +93,14 @@ class SnapshotWriter:
                 self._ready += next(self._parts)
         except StopIteration:
             if self._ready:
-                self._stage.send(self._deliver, b"", self._ready)
+                self._services.router.send(self._deliver, b"", self._ready)
             return self._end("", status_block(204, "") if self._sent else b"")
         except CorruptRecordError as exc:
             return self._end(str(exc), status_block(500, str(exc)))
         chunk, self._ready = self._ready[: self._chunk], self._ready[self._chunk :]
         self._sent += 1
-        self._stage.request(self._deliver, f"{self._ack_subject}.{len(chunk)}.{self._sent}", chunk)
+        reply = f"{self._ack_subject}.{len(chunk)}.{self._sent}"
+        self._services.router.request(self._deliver, reply, b"", chunk)
         self._watch(ACK_TIMEOUT)
         return Progress.MORE, 1
 
@@ -127,19 +115,19 @@ class SnapshotWriter:
             self._timer.cancel()
 
         def give_up(_: int) -> None:
-            if self._stage.listeners(self._deliver)[0]:
+            if self._services.router.interest(self._deliver)[0]:
                 self._end("no flow response", status_block(408, "No Flow Response"))
             else:
                 self._end("no interest", status_block(408, "No Interest"))
 
-        self._timer = self._stage.timers.at(self._stage.now + patience, give_up)
+        self._timer = self._services.timers.at(self._services.router.now + patience, give_up)
 
     def _end(self, reason: str, status: bytes) -> tuple[Progress, int]:
         self._over = True
         if self._timer is not None:
             self._timer.cancel()
-        self._stage.unsubscribe(f"{self._ack_subject}.>", self)
-        self._stage.send(self._deliver, status, b"")
+        self._services.router.discard(f"{self._ack_subject}.>", self)
+        self._services.router.send(self._deliver, status, b"")
         self._ended(reason)
         return Progress.DONE, 1
 

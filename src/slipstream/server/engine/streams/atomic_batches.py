@@ -34,7 +34,7 @@ class Staged(NamedTuple):
     wanted: Demands
 
 
-class Load:
+class BatchUsage:
     """What waits on the whole server."""
 
     def __init__(self) -> None:
@@ -57,8 +57,8 @@ class AtomicBatch:
 class AtomicBatches:
     """The batches of one stream."""
 
-    def __init__(self, timers: Timers, load: Load, abandoned: Abandoned) -> None:
-        self._timers, self._load, self._abandoned = timers, load, abandoned
+    def __init__(self, timers: Timers, usage: BatchUsage, abandoned: Abandoned) -> None:
+        self._timers, self._usage, self._abandoned = timers, usage, abandoned
         self._open: dict[str, AtomicBatch] = {}
 
     def stage(self, message: Staged, now: int) -> list[Staged] | None:
@@ -103,21 +103,21 @@ class AtomicBatches:
     def _begin(self, name: str, number: int, *, ends: bool) -> AtomicBatch:
         if number != 1:
             raise _too_large() if number - ends > MAX_MESSAGES else _incomplete()
-        if len(self._open) >= MAX_OPEN or self._load.batches >= MAX_OPEN_TOTAL:
+        if len(self._open) >= MAX_OPEN or self._usage.batches >= MAX_OPEN_TOTAL:
             raise _too_many()
-        self._load.batches += 1
+        self._usage.batches += 1
         batch = self._open[name] = AtomicBatch()
         return batch
 
     def _add(self, name: str, batch: AtomicBatch, message: Staged, now: int) -> None:
         size = len(message.subject) + len(message.header) + len(message.payload) + 256
-        if self._load.bytes + size > MAX_WAITING_BYTES:
+        if self._usage.bytes + size > MAX_WAITING_BYTES:
             raise self._given_up(name, "large", _too_many(), now)
         if message.wanted.api_level:  # it was for us, not for the readers
             message = message._replace(header=remove_header(message.header, REQUIRED_API_LEVEL))
         batch.messages.append(message)
         batch.bytes += size
-        self._load.bytes += size
+        self._usage.bytes += size
 
     def _set_timer(self, name: str, batch: AtomicBatch, now: int) -> None:
         if batch.timer is not None:
@@ -138,8 +138,8 @@ class AtomicBatches:
         batch = self._open.pop(name)
         if batch.timer is not None:
             batch.timer.cancel()
-        self._load.batches -= 1
-        self._load.bytes -= batch.bytes
+        self._usage.batches -= 1
+        self._usage.bytes -= batch.bytes
 
 
 def check_level(wanted: str) -> None:

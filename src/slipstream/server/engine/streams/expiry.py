@@ -12,7 +12,7 @@ from collections.abc import Callable
 from slipstream.api import format_duration
 from slipstream.errors import CorruptRecordError
 from slipstream.server.engine.ports import NEVER, Record, StreamLog, time_to_live
-from slipstream.server.engine.services import Host
+from slipstream.server.engine.services import Services
 from slipstream.server.engine.timers import Timer
 
 SLICE = 4096  # sequences per turn: a stream that expires as a whole does not stop the others
@@ -28,8 +28,8 @@ Mark = Callable[[str, bytes, int], None]  # store a message without payload on a
 class Expiry:
     """The clock of one stream."""
 
-    def __init__(self, host: Host, log: StreamLog, mark: Mark) -> None:
-        self._host, self._log, self._mark = host, log, mark
+    def __init__(self, services: Services, log: StreamLog, mark: Mark) -> None:
+        self._services, self._log, self._mark = services, log, mark
         self._max_age = 0
         self._lifetimes = False
         self._header = b""  # of a marker; empty: none are made
@@ -75,7 +75,7 @@ class Expiry:
         self.stop()
         moments = [moment for moment in (self._next_age(now), self._next_lifetime()) if moment]
         if moments:
-            self._timer = self._host.timers.at(max(min(moments), now + PAUSE), self._ring)
+            self._timer = self._services.timers.at(max(min(moments), now + PAUSE), self._ring)
 
     def _next_age(self, now: int) -> int:
         state = self._log.state

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 from slipstream.api import encode_json
 from slipstream.errors import ApiError, ErrorCode, StoreError, StreamStoreFailedError
 from slipstream.server.engine.api.requests import error_body
-from slipstream.server.engine.streams.atomic_batches import MAX_ID, TIMEOUT, Load, check_level
+from slipstream.server.engine.streams.atomic_batches import MAX_ID, TIMEOUT, BatchUsage, check_level
 from slipstream.server.engine.streams.publish_headers import is_number
 from slipstream.server.engine.timers import Timer, Timers
 
@@ -95,8 +95,8 @@ class FastBatch:
 class FastBatches:
     """The fast batches of one stream."""
 
-    def __init__(self, timers: Timers, load: Load, owner: Owner) -> None:
-        self._timers, self._load, self._owner = timers, load, owner
+    def __init__(self, timers: Timers, usage: BatchUsage, owner: Owner) -> None:
+        self._timers, self._usage, self._owner = timers, usage, owner
         self._open: dict[str, FastBatch] = {}
 
     def receive(self, part: Part | None, reply: str, level: str, store: Callable[[], FastOutcome], now: int) -> None:
@@ -132,12 +132,12 @@ class FastBatches:
     def _begin(self, part: Part, now: int) -> FastBatch:
         if part.number != 1 or part.operation == PING:
             raise ErrorCode.BATCH_PUBLISH_UNKNOWN_BATCH_ID.error()
-        if len(self._open) >= MAX_OPEN or self._load.fast >= MAX_OPEN_TOTAL:
+        if len(self._open) >= MAX_OPEN or self._usage.fast >= MAX_OPEN_TOTAL:
             raise ErrorCode.BATCH_PUBLISH_TOO_MANY_INFLIGHT.error()
         batch = self._open[part.batch] = FastBatch(part)
         batch.every = min(MOST_FLOW, part.flow) if len(self._open) == 1 else 1
         batch.deadline = now + TIMEOUT
-        self._load.fast += 1
+        self._usage.fast += 1
         self._watch(part.batch, batch)
         return batch
 
@@ -229,7 +229,7 @@ class FastBatches:
         batch = self._open.pop(name)
         if batch.timer is not None:
             batch.timer.cancel()
-        self._load.fast -= 1
+        self._usage.fast -= 1
 
     def _watch(self, name: str, batch: FastBatch) -> None:
         """One timer at a time: a message moves the deadline alone."""

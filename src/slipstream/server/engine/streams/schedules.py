@@ -20,7 +20,7 @@ from slipstream.api.times import parse_time
 from slipstream.errors import ApiError, CorruptRecordError, ErrorCode
 from slipstream.server.engine.ports import Record, StreamLog, parse_ttl
 from slipstream.server.engine.reads.frozen_log import damaged_at
-from slipstream.server.engine.services import Host, Progress
+from slipstream.server.engine.services import Progress, Services
 from slipstream.server.engine.streams.cron import Moment, next_moment, time_zone
 from slipstream.server.engine.streams.publish_headers import Demands, remove_lines, set_header
 from slipstream.server.engine.timers import Timer
@@ -165,8 +165,8 @@ class Kept(msgspec.Struct, array_like=True):
 class Schedules:
     """The schedules of one stream, and its clock for them."""
 
-    def __init__(self, host: Host, log: StreamLog, publish: Publish) -> None:
-        self._host, self._log, self._publish = host, log, publish
+    def __init__(self, services: Services, log: StreamLog, publish: Publish) -> None:
+        self._services, self._log, self._publish = services, log, publish
         self.on = False
         self._due: dict[str, tuple[int, int]] = {}  # subject -> sequence, when
         self._heap: list[tuple[int, int, str]] = []  # when, sequence, subject; those that `_due` does not have are over
@@ -175,7 +175,7 @@ class Schedules:
 
     @property
     def now(self) -> int:
-        return self._host.now
+        return self._services.router.now
 
     def is_plain(self, subject: str) -> bool:
         """Whether a subject has messages, and no schedule."""
@@ -197,9 +197,9 @@ class Schedules:
             self.complete()
         elif _COMPLETE not in kept:
             self._search = _Search(self, self._log)
-            if not self._host.start(self._search):
+            if not self._services.jobs.start(self._search):
                 self._search = None
-                self._timer = self._host.timers.at(now + RECHECK, self.begin)
+                self._timer = self._services.timers.at(now + RECHECK, self.begin)
                 return
         self._arm(now)
 
@@ -273,7 +273,7 @@ class Schedules:
             self._timer.cancel()
             self._timer = None
         if when:
-            self._timer = self._host.timers.at(when, self._ring)
+            self._timer = self._services.timers.at(when, self._ring)
 
     def _ring(self, now: int) -> None:
         self._timer = None

@@ -19,7 +19,7 @@ from slipstream.server.engine.consumers.registry import Consumers
 from slipstream.server.engine.journal import Journal
 from slipstream.server.engine.ports import Record, expires_at
 from slipstream.server.engine.reads.replicas import Replicas
-from slipstream.server.engine.services import Host, Inlet
+from slipstream.server.engine.services import Services, UpstreamState
 from slipstream.server.engine.snapshots.writer import SnapshotWriter
 from slipstream.server.engine.streams import fast_batches, publish_checks, schedules
 from slipstream.server.engine.streams.atomic_batches import AtomicBatches, Staged
@@ -43,7 +43,8 @@ class StoredStream(msgspec.Struct, frozen=True):
 
     created: int
     config: dict[str, object]
-    thin: bool = False  # subjects may have more messages than the limit allows: see `thinning`
+    # Subjects may have more messages than the limit allows: see `SubjectTrim`. Stored under its first name.
+    trimming: bool = msgspec.field(default=False, name="thin")
     restoring: bool = False  # out of a snapshot that is still coming in: nobody sees it
     positions: dict[str, tuple[int, str]] = {}  # of its sources: up to where, and the upstream's identity
 
@@ -51,35 +52,37 @@ class StoredStream(msgspec.Struct, frozen=True):
 class Stream:
     """One stream, as its publishers meet it."""
 
-    def __init__(self, host: Host, journal: Journal, config: StreamConfig, *, key: str, created: int, now: int) -> None:
+    def __init__(
+        self, services: Services, journal: Journal, config: StreamConfig, *, key: str, created: int, now: int
+    ) -> None:
         """`key` is its name in the store."""
         self.name = config.name
         self.key = key
-        self.home = host.switch
+        self.home = services.router
         self.created = created
         self.journal = journal
         self.log = journal.store.log(key)
         self._size_of = journal.store.size_of
-        self.replicas = Replicas(host, self.name, self.log, now=created)
-        self._host = host
+        self.replicas = Replicas(services, self.name, self.log, now=created)
+        self._services = services
         self.positions: dict[str, tuple[int, str]] = {}
-        self.inflows: tuple[Inlet, ...] = ()
-        self.thin = False
-        self._thinning: SubjectTrim | None = None
-        self.takers: dict[Inlet, None] = {}  # inflows of other streams from this one
+        self.ingests: tuple[UpstreamState, ...] = ()
+        self.trimming = False
+        self._subject_trim: SubjectTrim | None = None
+        self.downstream: dict[UpstreamState, None] = {}  # ingests of other streams from this one
         self.snapshots: dict[SnapshotWriter, None] = {}  # on their way
         quoted = encode_json(self.name).decode()
-        domain = f',"domain":{encode_json(host.domain).decode()}' if host.domain else ""
+        domain = f',"domain":{encode_json(services.domain).decode()}' if services.domain else ""
         self._tail = f'"stream":{quoted},"seq":0}}'.encode()
         self._ack_head = f'{{"stream":{quoted}{domain},"seq":'
         self._ack_size = len(self._ack_head.encode()) + 1
         self.duplicates = DuplicateWindow(0)
-        self.expiry = Expiry(host, self.log, self._mark)
-        self.schedules = schedules.Schedules(host, self.log, self._publish_planned)
+        self.expiry = Expiry(services, self.log, self._mark)
+        self.schedules = schedules.Schedules(services, self.log, self._publish_planned)
         self._counters = Counters(self.log)
-        self._batches = AtomicBatches(host.timers, host.batch_load, self._abandoned)
-        self._fast = fast_batches.FastBatches(host.timers, host.batch_load, self)
-        self.consumers = Consumers(host, self)
+        self._batches = AtomicBatches(services.timers, services.batch_usage, self._abandoned)
+        self._fast = fast_batches.FastBatches(services.timers, services.batch_usage, self)
+        self.consumers = Consumers(services, self)
         self.configure(config)
         self.restore(now)
 
@@ -110,14 +113,16 @@ class Stream:
         # Streams that may refuse or change a message take the long way.
         self._choosy = bool(
             config.sealed or config.discard == Discard.NEW or config.allow_msg_counter or transform or again
-        ) or (config.allow_msg_schedules or self._host.bounded(config.storage))
+        ) or (config.allow_msg_schedules or self._services.is_bounded(config.storage))
         self.acks = not config.no_ack
         self._by_interest = config.retention == Retention.INTEREST
         self.duplicates.window = nanoseconds(config.duplicate_window)
 
     def stored(self) -> bytes:
         """For the store."""
-        return encode_json(StoredStream(self.created, self.config.to_dict(), thin=self.thin, positions=self.positions))
+        return encode_json(
+            StoredStream(self.created, self.config.to_dict(), trimming=self.trimming, positions=self.positions)
+        )
 
     def restore(self, now: int, *, lost: bool = False) -> None:
         """Take what is not in the configuration from the log: after a start, and after a group was lost."""
@@ -139,36 +144,36 @@ class Stream:
 
     def enforce(self, now: int) -> None:
         """Drop what a changed configuration does not allow any more."""
-        self.thin_out()
+        self.trim_subjects()
         self._trim("")
         self.expiry.arm(now)
         self.schedules.begin(now)
         if self._by_interest and len(self.consumers):
             self.consumers.retention.sweep()
 
-    def thin_out(self) -> None:
+    def trim_subjects(self) -> None:
         """Make every subject fit the limit per subject; of many subjects most later, as a job."""
-        if self._thinning is not None:
-            self._thinning.stop()
-            self._thinning = None
+        if self._subject_trim is not None:
+            self._subject_trim.stop()
+            self._subject_trim = None
         if self._per_subject:
-            thinning = SubjectTrim(self.journal, self.log, self._per_subject, self._thinned)
-            self.thin = thinning.work()
-            if self.thin and self._host.start(thinning):
-                self._thinning = thinning
+            trim = SubjectTrim(self.journal, self.log, self._per_subject, self._trimmed)
+            self.trimming = trim.work()
+            if self.trimming and self._services.jobs.start(trim):
+                self._subject_trim = trim
             self.journal.store.configure(self.key, self.stored())
 
-    def _thinned(self) -> None:
-        if self._thinning is not None:
-            self.thin, self._thinning = False, None
+    def _trimmed(self) -> None:
+        if self._subject_trim is not None:
+            self.trimming, self._subject_trim = False, None
             self.journal.store.configure(self.key, self.stored())
 
     def stop(self) -> None:
         """The stream is gone."""
         self.expiry.stop()
         self.schedules.stop()
-        if self._thinning is not None:
-            self._thinning.stop()
+        if self._subject_trim is not None:
+            self._subject_trim.stop()
         self._batches.stop()
         self._fast.stop()
         self.consumers.stop()
@@ -238,7 +243,7 @@ class Stream:
         if config.allow_msg_counter:
             total, header, payload = self._counters.add_message(subject, header, payload, wanted.source)
         publish_checks.check_size(self._max_size, header, payload)
-        self._host.check_bytes(config.storage, self._size_of(subject, header, payload))
+        self._services.check_bytes(config.storage, self._size_of(subject, header, payload))
         header = publish_checks.check_lifetime(config, wanted, header)
         if config.discard == Discard.NEW:
             message = (subject, header, payload)
@@ -304,7 +309,7 @@ class Stream:
                 raise ErrorCode.MESSAGE_INCR_MISSING.error()
             total, header, payload = self._counters.add(self._counters.current(subject), amount, header)
         publish_checks.check_size(self._max_size, header, payload)
-        self._host.check_bytes(config.storage, self._size_of(subject, header, payload))
+        self._services.check_bytes(config.storage, self._size_of(subject, header, payload))
         header = publish_checks.check_lifetime(config, wanted, header)
         if config.discard == Discard.NEW:
             room = (subject, header, payload)
@@ -349,7 +354,7 @@ class Stream:
         if config.sealed:
             raise ErrorCode.STREAM_SEALED.error()
         publish_checks.check_size(self._max_size, header, payload)
-        self._host.check_bytes(config.storage, self._size_of(subject, header, payload))
+        self._services.check_bytes(config.storage, self._size_of(subject, header, payload))
         self._keep(subject, publish_checks.check_lifetime(config, wanted, header), payload, now, wanted)
 
     def _mark(self, subject: str, header: bytes, now: int) -> None:
@@ -403,7 +408,7 @@ class Stream:
         if self.config.sealed:
             raise ErrorCode.STREAM_SEALED.error()
         subject, header, payload, _ = message
-        self._host.check_bytes(self.config.storage, self._size_of(subject, header, payload))
+        self._services.check_bytes(self.config.storage, self._size_of(subject, header, payload))
         publish_checks.check_size(self._max_size, header, payload)
 
     def _take_part(self, message: Staged, reply: str, now: int) -> bytes | None:
@@ -414,7 +419,7 @@ class Stream:
         messages = self._batches.stage(message, now)
         if messages is None:
             if reply and self.acks:
-                self._host.send(reply, b"", b"")
+                self._services.router.send(reply, b"", b"")
             return None
         return self._commit(message.wanted.batch, messages, now)
 
@@ -464,8 +469,8 @@ class Stream:
         return judged
 
     def _abandoned(self, batch: str, reason: str, now: int) -> None:
-        subject, payload = self._host.advisories.batch_abandoned(self.name, batch, reason, now)
-        self._host.send(subject, b"", payload)
+        subject, payload = self._services.advisories.batch_abandoned(self.name, batch, reason, now)
+        self._services.router.send(subject, b"", payload)
 
     # Limits.
 

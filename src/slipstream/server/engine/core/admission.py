@@ -1,0 +1,142 @@
+"""Admission of clients: from the greeting to an authenticated session in its account, and its keep-alive from then on.
+
+A session that must authenticate is closed after `auth_timeout`. A secret that is stored as a hash is compared by the
+driver, away from the loop: until `checked` is called, `Session.pending` is set and what the client sends is held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from slipstream.server.engine.auth.authenticator import Authenticator, Credentials, Hashed, Identity, Refused
+from slipstream.server.engine.auth.permissions import Grant
+from slipstream.server.engine.core.routing import AccountRouter
+from slipstream.server.engine.core.session import Session
+from slipstream.server.engine.settings import Check, Settings
+from slipstream.server.engine.timers import Timers
+from slipstream.wire import ConnectOptions
+from slipstream.wire.encode import PING
+
+
+class Admission:
+    """Authenticates sessions, assigns them to accounts and pings them."""
+
+    def __init__(
+        self, settings: Settings, authenticator: Authenticator, routers: Mapping[str, AccountRouter], timers: Timers
+    ) -> None:
+        """`routers` by `Session.account`."""
+        self._settings, self._authenticator, self._routers, self._timers = settings, authenticator, routers, timers
+        self._checks: list[Check] = []
+        self._connections: dict[str, int] = {}  # by account
+
+    def begin(self, session: Session, now: int) -> None:
+        """A client was greeted."""
+        if self._authenticator.required:
+            session.timer = self._timers.at(
+                now + self._settings.auth_timeout, lambda _: self._close(session, "Authentication Timeout")
+            )
+        else:
+            self._keep_alive(session, now)
+
+    def left(self, session: Session) -> None:
+        """A client disconnected."""
+        if session.identity is not None:
+            self._connections[session.account] -= 1
+
+    def connect(self, session: Session, options: ConnectOptions) -> None:
+        """Judge a CONNECT: the session is ready, closed, or pending until its secret is checked."""
+        listener, now = session.listener, self._routers[session.account].now
+        verdict = self._authenticator.admit(
+            Credentials(
+                options, session.nonce, session.peer.host, listener.connection_type, session.certificate,
+                listener.by_certificate, now,
+            )
+        )  # fmt: skip
+        if isinstance(verdict, Hashed):
+            session.pending = options, verdict.identity
+            self._checks.append(Check(session.cid, verdict.secret, verdict.hash))
+        elif isinstance(verdict, Refused):
+            self._refuse(session, verdict.reason)
+        else:
+            self._enter(session, verdict, options)
+
+    def take_checks(self) -> list[Check]:
+        """Secrets to be compared with hashes."""
+        checks, self._checks = self._checks, []
+        return checks
+
+    def checked(self, session: Session, right: bool) -> bool:
+        """The secret of a pending session was compared; False if the client is refused."""
+        assert session.pending is not None
+        (options, identity), session.pending = session.pending, None
+        if not right or identity is None:
+            self._refuse(session)
+            return False
+        self._enter(session, identity, options)
+        return True
+
+    def admit_default(self, session: Session) -> bool:
+        """Admit a client that sent something else before CONNECT as the default user, or refuse it if there is none."""
+        identity = self._authenticator.default
+        if identity is None:
+            self._refuse(session, "the first command was not CONNECT")
+            return False
+        self._enter(session, identity, ConnectOptions())
+        return not session.closed
+
+    def _close(self, session: Session, text: str) -> None:
+        self._routers[session.account].close(session, text)
+
+    def _refuse(self, session: Session, reason: str = "wrong secret") -> None:
+        """Close the session. The reason is for monitoring: the client does not learn what was wrong."""
+        self._close(session, "Authorization Violation")
+        session.reason = f"Authentication Failure: {reason}"
+
+    def _enter(self, session: Session, identity: Identity, options: ConnectOptions) -> None:
+        if session.identity is not None and session.identity.key != identity.key:  # an identity does not change
+            self._refuse(session, "a second CONNECT by another user")
+            return
+        if options.no_responders and not options.headers:
+            self._close(session, "no responders requires headers support")
+            return
+        session.introduce(options)
+        if session.identity is None and not self._join(session, identity):
+            return
+        if session.timer is not None:
+            session.timer.cancel()
+        self._keep_alive(session, self._routers[session.account].now)
+
+    def _join(self, session: Session, identity: Identity) -> bool:
+        """Assign the session to its account; False if that has too many connections."""
+        limit = self._authenticator.accounts[identity.account].max_connections
+        connections = self._connections.get(identity.account, 0)
+        if 0 <= limit <= connections:
+            self._close(session, "maximum account active connections exceeded")
+            return False
+        self._connections[identity.account] = connections + 1
+        now = self._routers[session.account].now
+        session.identity, session.account = identity, identity.account
+        self._routers[session.account].now = now
+        session.grant = Grant(identity.rules) if identity.rules is not None else None
+        session.max_subs, session.max_payload = identity.max_subscriptions, identity.max_payload
+        if identity.expires:
+            whose = "Account" if identity.expires == self._authenticator.expiry_of(identity.account) else "User"
+            session.expiry = self._timers.at(
+                identity.expires, lambda _: self._close(session, f"{whose} Authentication Expired")
+            )
+        return True
+
+    def _keep_alive(self, session: Session, now: int) -> None:
+        """Ping the client after each interval; close the session if it left too many pings unanswered."""
+
+        def ping(now: int) -> None:
+            if session.pings_out >= self._settings.max_pings_out:
+                self._close(session, "Stale Connection")
+                return
+            session.pings_out += 1
+            session.pinged = now
+            self._routers[session.account].push(session, PING)
+            self._keep_alive(session, now)
+
+        if not session.closed:
+            session.timer = self._timers.at(now + self._settings.ping_interval, ping)
