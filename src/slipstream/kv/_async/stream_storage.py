@@ -1,6 +1,12 @@
-"""The JetStream backend of a bucket, over asyncio: appends are publishes, reads are Direct Gets, feeds are consumers.
+"""The JetStream backend of a bucket, over asyncio: storage, writer and feed of a bucket on a stream.
 
-A bucket whose stream does not offer Direct Get (other clients make such ones) is read from its leader and by consumers.
+Appends are publishes, reads are Direct Gets, feeds are ordered consumers. A bucket whose stream does not offer Direct
+Get (other clients create such ones) is read from its leader and by consumers.
+
+A feed's consumer repairs gaps, lost heartbeats, reconnects and server restarts; the feed knows where the initial data
+ends. A consumer lives on one replica and cannot say how far behind it is, so a feed that must be as new as a revision
+reads its initial data by Direct Gets, which prove it, and lets the consumer start behind them.
+
 The blocking twin is generated from this file (`tools/unasync.py`).
 """
 
@@ -9,28 +15,42 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import timedelta
 from functools import partial
+from itertools import repeat
 from operator import attrgetter
 
 from slipstream.api import DeliverPolicy, names
+from slipstream.client.base import FOREVER
 from slipstream.errors import (
     BucketNotFoundError,
+    ConnectionClosedError,
     Error,
     MessageNotFoundError,
+    RequestTimeoutError,
     StaleReadError,
     StreamNotFoundError,
 )
 from slipstream.jetstream._async.jetstream import JetStream
-from slipstream.jetstream._async.ordered import OrderedConsumer
+from slipstream.jetstream._async.ordered import LOOK, OrderedConsumer
 from slipstream.jetstream._async.publisher import Publisher
+from slipstream.jetstream.consume.ordered import Run
 from slipstream.jetstream.reads.columns import Columns
 from slipstream.jetstream.reads.direct_get import StoredMessage
 from slipstream.jetstream.reads.retry import RetryPolicy
 from slipstream.jetstream.requests import Call
-from slipstream.kv._async.feed import StreamFeed
-from slipstream.kv._async.runtime import sleep
+from slipstream.kv._async.runtime import clock
 from slipstream.kv.bucket import Address, BucketStatus
 from slipstream.kv.decode import entry_or_message
-from slipstream.kv.entry import ALL, LATEST, Entry, From, Listing, Operation, Start, listing_of, mark_of, payload_of
+from slipstream.kv.entry import (
+    Entry,
+    From,
+    Listing,
+    Operation,
+    Start,
+    listing_of,
+    mark_of,
+    marks_of,
+    payload_of,
+)
 from slipstream.kv.keys import any_of, check_key, check_patterns, filters_for
 from slipstream.kv.snapshot import forgotten_of, with_forgotten
 from slipstream.wire import matcher
@@ -50,7 +70,7 @@ class StreamStorage:
         self._direct = js.context.api.direct_subject(address.stream) + "." + address.prefix
 
     def check_key(self, key: str) -> str:
-        """Return `key` if it is a good one."""
+        """Return `key`, or raise a UsageError."""
         return check_key(key)
 
     def patterns(self, filters: Sequence[str], *, exact: bool = False) -> tuple[str, ...]:
@@ -83,16 +103,16 @@ class StreamStorage:
         return ack.seq
 
     def writer(self, *, max_in_flight: int, timeout: float | None = None) -> StreamWriter:
-        """Publish many entries, each acknowledged."""
+        """Publish entries in a pipeline, each acknowledged."""
         publisher = self.js.publisher(max_in_flight=max_in_flight, timeout=timeout)
         return StreamWriter(publisher, self._put_prefix, self.note)
 
     async def forget(self, key: str, *, below: int, timeout: float | None = None) -> None:
-        """Purge the subject below a sequence: what is written meanwhile stays."""
+        """Purge the subject below a sequence: messages written meanwhile stay."""
         await self.stream.purge(subject=self._prefix + key, below=below, timeout=timeout)
 
     async def record_forgotten(self, revision: int, *, timeout: float | None = None) -> None:
-        """Record it in the stream's metadata, where other programs find it too."""
+        """Record it in the stream's metadata, for other programs too."""
         config = (await self.status(timeout=timeout)).stream_info.config
         if forgotten_of(config) < revision:
             await self.js.update_stream(with_forgotten(config, revision), timeout=timeout)
@@ -101,8 +121,8 @@ class StreamStorage:
 
     async def last(self, key: str, *, min_last_revision: int = 0, timeout: float | None = None) -> Entry[bytes] | None:
         """The last message of the key's subject."""
-        if self.address.is_direct and not self._least(min_last_revision):
-            return await self._plain_last(key, timeout)
+        if self.address.is_direct and not self._required_revision(min_last_revision):
+            return await self._last_of_any_replica(key, timeout)
         try:
             message = await self.stream.get_last(
                 self._prefix + key,
@@ -114,8 +134,8 @@ class StreamStorage:
             return None
         return self._entry(message)
 
-    async def _plain_last(self, key: str, timeout: float | None) -> Entry[bytes] | None:
-        """The same from whichever replica answers: the hot path of `get`, one request and nothing else."""
+    async def _last_of_any_replica(self, key: str, timeout: float | None) -> Entry[bytes] | None:
+        """The same from the first replica that answers: the hot path of `get`, one request and nothing else."""
         context, subject = self._context, self._prefix + key
         call = Call(self._direct + key, b"", partial(entry_or_message, bucket=self.bucket, key=key, subject=subject))
         try:
@@ -149,19 +169,19 @@ class StreamStorage:
     ) -> AsyncIterator[list[Entry[bytes]]]:
         """Every message of the keys' subjects, by batched Direct Get, one pattern after the other."""
         if not self.address.is_direct:
-            await self._leader_has(self._least(min_last_revision), timeout)
-            async for entries in self._consumed(patterns, ALL, False, timeout):
+            await self._wait_for_leader(self._required_revision(min_last_revision), timeout)
+            async for entries in self._initial_data(patterns, DeliverPolicy.ALL, False, timeout):
                 yield entries
             return
-        async for entries in self._read_apart(patterns, min_last=min_last_revision, timeout=timeout):
+        async for entries in self._read_each_pattern(patterns, min_last=min_last_revision, timeout=timeout):
             yield entries
 
-    async def _read_apart(
+    async def _read_each_pattern(
         self, patterns: Sequence[str], *, start: int = 1, end: int = 0, min_last: int = 0, timeout: float | None
     ) -> AsyncIterator[list[Entry[bytes]]]:
-        """One pattern after the other: what is written meanwhile may be there of one and not of another."""
-        for place, pattern in enumerate(patterns):
-            seen = [matcher(each) for each in patterns[:place]]  # patterns may overlap; a key comes once
+        """One pattern after the other, so not one moment: a write meanwhile may be seen by one and not by another."""
+        for index, pattern in enumerate(patterns):
+            seen = [matcher(each) for each in patterns[:index]]  # patterns may overlap; each key is returned once
             chunks = self.stream.read_columns(
                 start=start, end=end, subject=self._prefix + pattern, min_last_seq=min_last, timeout=timeout
             )
@@ -177,51 +197,49 @@ class StreamStorage:
         min_last_revision: int = 0,
         timeout: float | None = None,
     ) -> AsyncIterator[list[Entry[bytes]]]:
-        """The last message of each subject, by a consumer; with `min_last_revision` by Direct Gets, which can prove it.
-
-        (A consumer lives on one replica, and does not say how far that is.)
-        """
-        least = self._least(min_last_revision)
-        if least and self.address.is_direct:
-            yield await self._newest(patterns, least, timeout)
+        """The last message of each subject: by a consumer, or by Direct Gets if it must be as new as a revision."""
+        required = self._required_revision(min_last_revision)
+        if required and self.address.is_direct:
+            yield await self._latest_proven(patterns, required, timeout)
             return
-        await self._leader_has(least, timeout)
-        async for entries in self._consumed(patterns, LATEST, meta_only, timeout):
+        await self._wait_for_leader(required, timeout)
+        async for entries in self._initial_data(patterns, DeliverPolicy.LAST_PER_SUBJECT, meta_only, timeout):
             yield entries
 
     async def keys(
         self, patterns: Sequence[str], *, min_last_revision: int = 0, timeout: float | None = None
     ) -> AsyncIterator[Listing]:
-        """The keys alone, by a headers-only consumer."""
-        least = self._least(min_last_revision)
-        if least and self.address.is_direct:
-            yield listing_of(await self._newest(patterns, least, timeout))
+        """Like `latest`, but keys only, by a headers-only consumer."""
+        required = self._required_revision(min_last_revision)
+        if required and self.address.is_direct:
+            yield listing_of(await self._latest_proven(patterns, required, timeout))
             return
-        await self._leader_has(least, timeout)
-        feed = await self._follow(patterns, LATEST, True, timeout)
-        patience = self._patience(timeout)
+        await self._wait_for_leader(required, timeout)
+        feed = await self._start_feed(patterns, DeliverPolicy.LAST_PER_SUBJECT, meta_only=True, timeout=timeout)
+        limit = self._limit(timeout)
         try:
             while feed.pending:
-                yield await feed.keys(timeout=patience)
+                yield await feed.next_keys(timeout=limit)
         finally:
             await feed.close()
 
-    async def _newest(self, patterns: Sequence[str], min_last: int, timeout: float | None) -> list[Entry[bytes]]:
+    async def _latest_proven(self, patterns: Sequence[str], min_last: int, timeout: float | None) -> list[Entry[bytes]]:
         newest: dict[str, Entry[bytes]] = {}
         async for entries in self.read(patterns, min_last_revision=min_last, timeout=timeout):
             for entry in entries:
                 newest[entry.key] = entry
         return sorted(newest.values(), key=attrgetter("revision"))
 
-    async def _consumed(
-        self, patterns: Sequence[str], start: Start, meta_only: bool, timeout: float | None
+    async def _initial_data(
+        self, patterns: Sequence[str], policy: DeliverPolicy, meta_only: bool, timeout: float | None
     ) -> AsyncIterator[list[Entry[bytes]]]:
-        """The initial data of a feed."""
-        feed = await self._follow(patterns, start, meta_only, timeout)
-        patience = self._patience(timeout)
+        """The initial data of a feed, which is closed behind it."""
+        counts_delta = policy is DeliverPolicy.ALL
+        feed = await self._start_feed(patterns, policy, meta_only=meta_only, counts_delta=counts_delta, timeout=timeout)
+        limit = self._limit(timeout)
         try:
             while feed.pending:
-                entries = await feed.next_entries(timeout=patience)
+                entries = await feed.next_entries(timeout=limit)
                 if entries:
                     yield entries
         finally:
@@ -236,52 +254,58 @@ class StreamStorage:
         min_last_revision: int = 0,
         timeout: float | None = None,
     ) -> StreamFeed:
-        """Messages of an ordered consumer."""
-        least = self._least(min_last_revision)
-        if least and start.kind is not From.NEW:
-            return await self._follow_from_proof(patterns, start, meta_only, least, timeout)
-        return await self._follow(patterns, start, meta_only, timeout)
+        """Open a feed on an ordered consumer."""
+        required = self._required_revision(min_last_revision)
+        if required and start.kind is not From.NEW:
+            return await self._follow_proven(patterns, start, meta_only, required, timeout)
+        policy = _POLICIES[start.kind]
+        feed = await self._start_feed(
+            patterns,
+            policy,
+            start_seq=start.revision,
+            meta_only=meta_only,
+            counts_delta=start.kind is not From.LATEST,
+            timeout=timeout,
+        )
+        if policy is DeliverPolicy.LAST_PER_SUBJECT and not feed.pending:
+            # The bucket has no matching key, so everything to come is a change. If the consumer must be replaced before
+            # it delivered one, a new consumer of last messages would skip changes in between; one of all does not.
+            await feed.close()
+            feed = await self._start_feed(patterns, DeliverPolicy.ALL, meta_only=meta_only, timeout=timeout)
+        return feed
 
-    async def _follow(
-        self, patterns: Sequence[str], start: Start, meta_only: bool, timeout: float | None
-    ) -> StreamFeed:
-        if start.kind is From.LATEST:
-            consumer = await self._ordered(patterns, meta_only, timeout, policy=DeliverPolicy.LAST_PER_SUBJECT)
-            if not consumer.initial_pending:
-                # All there will ever be is new. A consumer for that begins at the same place again when it must be made
-                # anew, one for the last messages would not tell what happened between.
-                await consumer.close()
-                consumer = await self._ordered(patterns, meta_only, timeout)
-        elif start.kind is From.NEW:
-            consumer = await self._ordered(patterns, meta_only, timeout, policy=DeliverPolicy.NEW)
-        else:
-            consumer = await self._ordered(patterns, meta_only, timeout, start=start.revision)
-        return self._feed(consumer, patterns, is_history=start.kind is not From.LATEST)
-
-    async def _follow_from_proof(
+    async def _follow_proven(
         self, patterns: Sequence[str], start: Start, meta_only: bool, min_last: int, timeout: float | None
     ) -> StreamFeed:
-        """The initial data by Direct Gets that prove how new it is, then a consumer for what comes behind it."""
+        """Open a feed whose initial data was read by Direct Gets; the consumer starts behind it."""
         is_history = start.kind is not From.LATEST
-        entries, last = await self._proven(patterns, is_history, min_last, timeout)
+        entries, last = await self._read_proven(patterns, is_history, min_last, timeout)
         initial = [entry for entry in entries if entry.revision >= start.revision]
         if is_history:
             initial = [entry._replace(delta=len(initial) - 1 - at) for at, entry in enumerate(initial)]
         if meta_only:
             initial = [entry._replace(value=b"") for entry in initial]
-        consumer = await self._ordered(patterns, meta_only, timeout, start=max(last + 1, start.revision))
-        return self._feed(consumer, patterns, is_history=is_history, initial=initial)
+        return await self._start_feed(
+            patterns,
+            DeliverPolicy.BY_START_SEQUENCE,
+            start_seq=max(last + 1, start.revision),
+            meta_only=meta_only,
+            counts_delta=is_history,
+            initial=initial,
+            timeout=timeout,
+        )
 
-    async def _proven(
+    async def _read_proven(
         self, patterns: Sequence[str], is_history: bool, min_last: int, timeout: float | None
     ) -> tuple[list[Entry[bytes]], int]:
         """Entries in order up to a revision, and that revision: all that are kept, or the newest of each key.
 
-        It is `min_last` or newer, and no key may be missing there. A read in order moves it along. Where patterns are
-        read apart it is the newest one before them, and moves on as far as keys were overwritten before their turn.
+        The revision is `min_last` or newer, and no key that exists there may be missing. A single read in revision
+        order moves it along. Where patterns are read one after the other, it is the leader's newest one before the
+        first, and moves on as far as keys were overwritten before their pattern was read.
         """
         is_in_order = len(patterns) == 1 or not self.address.is_direct
-        last = min_last if self.address.is_direct and is_in_order else await self._leader_has(min_last, timeout)
+        last = min_last if self.address.is_direct and is_in_order else await self._wait_for_leader(min_last, timeout)
         by = attrgetter("revision" if is_history else "key")
         kept: dict[str | int, Entry[bytes]] = {}
         later: list[Entry[bytes]] = []
@@ -295,64 +319,71 @@ class StreamStorage:
             missing = {entry.key: entry.revision for entry in reversed(later) if entry.key not in known}
             up_to = max(missing.values(), default=last)
             kept.update((by(entry), entry) for entry in later if entry.revision <= up_to)
-            async for entries in self._read_apart(patterns, start=last + 1, end=up_to, timeout=timeout):
+            async for entries in self._read_each_pattern(patterns, start=last + 1, end=up_to, timeout=timeout):
                 kept.update((by(entry), entry) for entry in entries)
             last = up_to
         return sorted(kept.values(), key=attrgetter("revision")), last
 
-    async def _leader_has(self, wanted: int, timeout: float | None) -> int:
+    async def _wait_for_leader(self, wanted: int, timeout: float | None) -> int:
         """Wait until the leader has a revision; returns its newest (0 if none was wanted)."""
         if not wanted:
             return 0
-        patience = RetryPolicy(self._patience(timeout), self.js.client.now)
+        retry = RetryPolicy(self._limit(timeout), self.js.client.now)
         while True:
-            last = (await self.status(timeout=patience.left())).last_revision
+            last = (await self.status(timeout=retry.left())).last_revision
             if last >= wanted:
                 return last
             behind = f"{self.address.stream}: its leader has {last}, wanted {wanted}"
             error = StaleReadError(behind, stream=self.address.stream, min_last_seq=wanted)
-            pause = patience.next_pause(error)
+            pause = retry.next_pause(error)
             if pause is None:
                 raise error
-            await sleep(pause)
+            await self.js.client.sleep(pause)
 
-    def _patience(self, timeout: float | None) -> float:
+    def _limit(self, timeout: float | None) -> float:
         return self.js.timeout if timeout is None else timeout
 
-    def _least(self, min_last: int) -> int:
-        """How new a read must be, for the caller or for a session."""
+    def _required_revision(self, min_last: int) -> int:
+        """The revision that a read must have seen: the caller's or the session's, whichever is newer; 0: any."""
         session = self._context.session
         return min_last if session is None else max(min_last, session.seen(self.address.stream))
 
     def note(self, revision: int) -> None:
-        """A session has seen a revision."""
+        """Tell the session, if there is one, of a revision that was written or read."""
         self._context.note(self.address.stream, revision)
 
-    async def _ordered(
-        self, patterns: Sequence[str], meta_only: bool, timeout: float | None, *, policy: str = "", start: int = 0
-    ) -> OrderedConsumer:
+    async def _start_feed(
+        self,
+        patterns: Sequence[str],
+        policy: DeliverPolicy,
+        *,
+        start_seq: int = 0,
+        meta_only: bool,
+        counts_delta: bool = False,
+        initial: Sequence[Entry[bytes]] = (),
+        timeout: float | None,
+    ) -> StreamFeed:
+        """Create an ordered consumer of the patterns, and the feed that reads it."""
+        filters = filters_for(patterns)
         consumer = self.stream.ordered_consumer(
-            [self._prefix + pattern for pattern in filters_for(patterns)],
-            deliver_policy=policy,
-            start_seq=start,
+            [self._prefix + pattern for pattern in filters],
+            deliver_policy=policy.value,
+            start_seq=start_seq,
             headers_only=meta_only,
         )
         try:
-            return await consumer.start(timeout=self._patience(timeout))
+            await consumer.start(timeout=self._limit(timeout))
         except StreamNotFoundError as error:
             raise not_found(self.bucket) from error
-
-    def _feed(
-        self,
-        consumer: OrderedConsumer,
-        patterns: Sequence[str],
-        *,
-        is_history: bool,
-        initial: Sequence[Entry[bytes]] = (),
-    ) -> StreamFeed:
-        is_wanted = any_of(patterns) if filters_for(patterns) != tuple(patterns) else None
         return StreamFeed(
-            self.js, consumer, self.bucket, self._prefix, is_wanted, self.note, is_history=is_history, initial=initial
+            consumer,
+            self.bucket,
+            self._prefix,
+            is_connected=lambda: self.js.client.is_connected,
+            is_wanted=any_of(patterns) if filters != tuple(patterns) else None,
+            note=self.note,
+            counts_delta=counts_delta,
+            initial=initial,
         )
 
     def _entry(self, message: StoredMessage) -> Entry[bytes]:
@@ -381,7 +412,7 @@ class StreamStorage:
             raise not_found(self.bucket) from error
 
     async def close(self) -> None:
-        """Nothing is held here: the connection is the caller's."""
+        """Nothing to release: the connection is the caller's."""
 
     async def destroy(self, *, timeout: float | None = None) -> None:
         """Delete the stream."""
@@ -391,6 +422,12 @@ class StreamStorage:
             raise not_found(self.bucket) from error
 
 
+_POLICIES = {
+    From.LATEST: DeliverPolicy.LAST_PER_SUBJECT,
+    From.ALL: DeliverPolicy.ALL,
+    From.NEW: DeliverPolicy.NEW,
+    From.REVISION: DeliverPolicy.BY_START_SEQUENCE,
+}
 _HEADERS = {
     Operation.DELETE: {names.KV_OPERATION: names.KV_DELETE},
     Operation.PURGE: {names.KV_OPERATION: names.KV_PURGE},
@@ -406,15 +443,15 @@ def not_found(bucket: str) -> BucketNotFoundError:
 
 
 class StreamWriter:
-    """Publishes in flight."""
+    """Pipelined publishes; `note` is called with the newest revision once they are stored."""
 
     def __init__(self, publisher: Publisher, prefix: str, note: Callable[[int], None]) -> None:
         self._publisher = publisher
         self._prefix = prefix
-        self._note = note  # for sessions
+        self._note = note
 
     async def append(self, key: str, value: bytes | None, operation: Operation = Operation.PUT) -> None:
-        """Send one; waits only while too many are in flight."""
+        """Send one; waits only while too many are unacknowledged."""
         headers = _WRITER_HEADERS.get(operation)
         await self._publisher.publish(self._prefix + key, payload_of(value, operation), headers=headers)
 
@@ -428,6 +465,132 @@ class StreamWriter:
         return ack.seq
 
     async def abandon(self) -> None:
-        """Give up on what is in flight."""
-        error = Error("given up: the block that wrote it raised")
+        """Stop waiting for acknowledgements."""
+        error = Error("abandoned: the block that wrote it raised")
         await self._publisher.__aexit__(Error, error, None)
+
+
+# An entry is a tuple: entries are made of columns by `zip` and `map`, without a Python loop.
+_new_entry: Callable[[tuple[object, ...]], Entry[bytes]] = partial(tuple.__new__, Entry)
+_ZEROS, _PUTS, _EMPTY = repeat(0), repeat(Operation.PUT), repeat("")
+
+
+class StreamFeed:
+    """Entries of an ordered consumer.
+
+    `is_wanted` drops keys that a server could not filter. `initial` are entries read by other means, which the consumer
+    starts behind. With `counts_delta` entries of the initial data say how many follow them. `note` is called with each
+    newest revision.
+    """
+
+    def __init__(
+        self,
+        consumer: OrderedConsumer,
+        bucket: str,
+        prefix: str,
+        *,
+        is_connected: Callable[[], bool],
+        is_wanted: Callable[[str], bool] | None,
+        note: Callable[[int], None],
+        counts_delta: bool,
+        initial: Sequence[Entry[bytes]],
+    ) -> None:
+        self.bucket = bucket
+        self.pending = len(initial) or consumer.initial_pending
+        self.revision = 0
+        self._consumer = consumer
+        self._cut = len(prefix)
+        self._is_connected = is_connected
+        self._is_wanted = is_wanted
+        self._note = note
+        self._counts_delta = counts_delta
+        self._initial = list(initial)
+        self._to_come = 0 if initial else consumer.initial_pending
+
+    @property
+    def is_live(self) -> bool:
+        """Whether there is a connection and a consumer."""
+        return bool(self._consumer.consumer_name) and self._is_connected()
+
+    async def next_entries(self, *, timeout: float | None = None) -> list[Entry[bytes]]:
+        """The next entries; empty when the initial data turned out to be complete."""
+        if self._initial:
+            return self._take_initial()
+        deadline = None if timeout is None else clock() + timeout
+        while (run := await self._await_run(deadline)) is not None:
+            entries = self._entries(run)
+            if entries or not self.pending:
+                return entries
+        return []
+
+    async def next_keys(self, *, timeout: float) -> Listing:
+        """The next part of the initial data as keys only: the same without an entry for each."""
+        if self._initial or self._is_wanted is not None:
+            return listing_of(await self.next_entries(timeout=timeout))
+        run = await self._await_run(clock() + timeout)
+        if run is None:
+            return Listing([], [])
+        keys = self._received(run)
+        if gone := {at for at, mark in marks_of(run.headers()) if mark.operation is not Operation.PUT}:
+            live = {key: at not in gone for at, key in enumerate(keys)}  # the last message of a key counts
+            return Listing([key for key, is_live in live.items() if is_live], [key for key in live if not live[key]])
+        return Listing(keys, [])
+
+    async def _await_run(self, deadline: float | None) -> Run | None:
+        """The next messages; None when the initial data turned out to be complete.
+
+        Messages of the initial data may be removed before they are delivered. So while some are expected, a silence of
+        `LOOK` seconds makes it ask the server whether any are left.
+        """
+        while True:
+            left = FOREVER if deadline is None else max(deadline - clock(), 0.0)
+            try:
+                run = await self._consumer.next_run(timeout=min(left, LOOK) if self.pending else left)
+            except StreamNotFoundError as error:
+                raise BucketNotFoundError(f"bucket {self.bucket!r} was deleted") from error
+            except RequestTimeoutError:
+                if self.pending and await self._consumer.is_drained():
+                    self.pending = 0
+                    return None
+                if deadline is not None and clock() >= deadline:
+                    raise
+            else:
+                if run is None:
+                    raise ConnectionClosedError(f"the feed of bucket {self.bucket!r} is closed")
+                return run
+
+    def _take_initial(self) -> list[Entry[bytes]]:
+        entries, self._initial = self._initial, []
+        self.pending = 0
+        self.revision = max(self.revision, entries[-1].revision)
+        return entries
+
+    def _entries(self, run: Run) -> list[Entry[bytes]]:
+        """The entries of a run. A hot path: 10,000 keys are read at once, and most of them have no header."""
+        deltas = run.left if self.pending and self._counts_delta else _ZEROS
+        keys = self._received(run)
+        columns = zip(
+            repeat(self.bucket), keys, run.payloads(), run.seqs, run.times, deltas, _PUTS, _EMPTY, repeat(run.stream)
+        )
+        entries: list[Entry[bytes]] = list(map(_new_entry, columns))
+        for at, (operation, marker) in marks_of(run.headers()):
+            entries[at] = entries[at]._replace(operation=operation, marker=marker)
+        if self._is_wanted is not None:
+            return [entry for entry in entries if self._is_wanted(entry.key)]
+        return entries
+
+    def _received(self, run: Run) -> list[str]:
+        """Count the messages of a run, and note the newest; returns their keys."""
+        if self.pending:
+            self._to_come -= len(run.seqs)
+            # The initial data is complete when none was left behind a message, or as many as there were have arrived. A
+            # replaced consumer has a count of its own: it starts behind the messages that have arrived.
+            self.pending = run.left[-1] if self._consumer.resets else max(min(self._to_come, run.left[-1]), 0)
+        self.revision = run.seqs[-1]
+        self._note(self.revision)
+        cut = self._cut
+        return [subject[cut:] for subject in run.subjects()]
+
+    async def close(self) -> None:
+        """End the feed; its consumer is deleted."""
+        await self._consumer.close()

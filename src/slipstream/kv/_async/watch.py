@@ -83,16 +83,16 @@ class Watch(Generic[V]):
         return self
 
     async def __anext__(self) -> Entry[V] | None:
-        if self._ready:
-            return self._ready.popleft()
-        if self._is_closed:
-            raise StopAsyncIteration
-        try:
-            return await self.next()
-        except Error:
-            if self._is_closed:  # while we waited
-                raise StopAsyncIteration from None
-            raise
+        if not self._ready:
+            if self._is_closed:
+                raise StopAsyncIteration
+            try:
+                self._ready.extend(await self.next_entries())
+            except Error:
+                if self._is_closed:  # while waiting
+                    raise StopAsyncIteration from None
+                raise
+        return self._ready.popleft() if self._ready else None
 
     async def __aenter__(self) -> Self:
         return self

@@ -84,16 +84,16 @@ class Watch(Generic[V]):
         return self
 
     def __next__(self) -> Entry[V] | None:
-        if self._ready:
-            return self._ready.popleft()
-        if self._is_closed:
-            raise StopIteration
-        try:
-            return self.next()
-        except Error:
-            if self._is_closed:  # while we waited
-                raise StopIteration from None
-            raise
+        if not self._ready:
+            if self._is_closed:
+                raise StopIteration
+            try:
+                self._ready.extend(self.next_entries())
+            except Error:
+                if self._is_closed:  # while waiting
+                    raise StopIteration from None
+                raise
+        return self._ready.popleft() if self._ready else None
 
     def __enter__(self) -> Self:
         return self
