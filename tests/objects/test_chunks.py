@@ -70,5 +70,5 @@ def test_a_record_goes_there_and_back_without_its_sequence_and_time() -> None:
 
 @pytest.mark.parametrize("data", ["text", 5, None])
 def test_what_is_no_data_is_refused(data: object) -> None:
-    with pytest.raises(UsageError, match="bytes, a binary file or pieces of bytes are allowed"):
+    with pytest.raises(UsageError, match="data must be bytes, a binary file or an iterable of bytes"):
         list(pieces(data, 10))

@@ -1,4 +1,4 @@
-"""Object Store: objects of any size in a stream, in chunks, with digests."""
+"""Object Store: objects of any size on a stream, in chunks, with a digest."""
 
 from slipstream.objects.info import ObjectInfo, ObjectLink, ObjectOptions, ObjectStoreConfig, ObjectStoreStatus
 

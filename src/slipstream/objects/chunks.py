@@ -1,4 +1,8 @@
-"""Pieces of any size become chunks of one size with a running digest; and back: chunks become a checked object."""
+"""Chunking and verification of objects.
+
+Pieces of any size become chunks of one size with a running digest; chunks that were read are checked against the record
+of their object. Both hold less than one chunk.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ Piece = bytes | bytearray | memoryview
 
 
 class Chunker:
-    """Holds less than one chunk."""
+    """Cuts pieces into chunks of `size` bytes and computes their digest."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -24,7 +28,7 @@ class Chunker:
 
     @property
     def digest(self) -> str:
-        """Of all chunks so far."""
+        """The digest of all chunks so far."""
         return digest_text(self._hash.digest())
 
     def feed(self, piece: Piece) -> Iterator[bytes]:
@@ -43,7 +47,7 @@ class Chunker:
         self._rest += view[at:]
 
     def finish(self) -> Iterator[bytes]:
-        """What is left, as the last and shorter chunk."""
+        """The rest, as the last and shorter chunk."""
         if self._rest:
             yield self._made(bytes(self._rest))
             self._rest.clear()
@@ -56,7 +60,7 @@ class Chunker:
 
 
 class Checker:
-    """Follows the chunks of an object as they are read; `finish` raises if they are not the object."""
+    """Verifies the chunks of an object as they are read; `finish` raises if they are not the object."""
 
     def __init__(self, info: ObjectInfo) -> None:
         self._info = info
@@ -65,13 +69,13 @@ class Checker:
         self.count = 0
 
     def feed(self, chunk: bytes) -> None:
-        """The next chunk in order."""
+        """Take the next chunk, in order."""
         self._hash.update(chunk)
         self.total += len(chunk)
         self.count += 1
 
     def finish(self) -> None:
-        """All chunks that the stream has were read."""
+        """Call it after the last chunk. Raises ObjectDamagedError if the chunks do not match the record."""
         info = self._info
         if self.count != info.chunks or self.total != info.size:
             raise ObjectDamagedError(
@@ -86,7 +90,7 @@ class Checker:
 
 
 def pieces(data: Any, size: int) -> Iterator[Piece]:
-    """What a caller gave as an object's data, piece by piece; a file is read in pieces of `size`."""
+    """The data of an object piece by piece; a file is read in pieces of `size`."""
     if isinstance(data, (bytes, bytearray, memoryview)):
         yield data
     elif hasattr(data, "read"):
@@ -96,11 +100,11 @@ def pieces(data: Any, size: int) -> Iterator[Piece]:
         for piece in data:
             yield check_piece(piece)
     else:
-        raise UsageError(f"bad data of type {type(data).__name__}: bytes, a binary file or pieces of bytes are allowed")
+        raise UsageError(f"data must be bytes, a binary file or an iterable of bytes, got {type(data).__name__}")
 
 
 def check_piece(piece: Any) -> Piece:
     """Return `piece`, or raise a UsageError if it is not bytes."""
     if not isinstance(piece, (bytes, bytearray, memoryview)):
-        raise UsageError(f"a piece of type {type(piece).__name__}: bytes are allowed (open files in binary mode)")
+        raise UsageError(f"data must consist of bytes (open files in binary mode), got {type(piece).__name__}")
     return piece

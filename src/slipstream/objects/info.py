@@ -1,8 +1,8 @@
-"""A bucket of objects becomes a stream's configuration, an object becomes chunks and one record of what they are.
+"""Configuration, status, subjects and object records of an object bucket.
 
 The layout is the one every NATS client uses: the chunks of an object on a subject of their own, its record (the "meta
-message", rolled up so that there is only one) on a subject made of its name. The record is written last: an object is
-visible when all of it is there.
+message", rolled up so that there is only one) on a subject made of its name. The record is written last, so an object
+becomes visible only when all of its chunks are stored.
 """
 
 # ruff: noqa: RUF009 -- `via` and `always` return a dataclasses.field
@@ -30,20 +30,20 @@ DIGEST = "SHA-256="
 
 
 def header_lists(headers: Mapping[str, str | Sequence[str]]) -> dict[str, list[str]]:
-    """Headers as a record has them; a text is one value, not a sequence of characters."""
+    """Headers in the form of a record: lists of values. A string is one value, not a sequence of characters."""
     return {key: [values] if isinstance(values, str) else list(values) for key, values in headers.items()}
 
 
 def check_name(name: str) -> str:
     """Return an object's `name`, or raise a UsageError."""
     if not isinstance(name, str) or not name:
-        raise UsageError(f"bad object name {name!r}: any text that is not empty is allowed")
+        raise UsageError(f"object name must be a non-empty string, got {name!r}")
     return name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectStoreConfig:
-    """How a bucket of objects is set up. A limit of -1 is no limit; a `ttl` of 0 keeps objects forever."""
+    """Configuration of an object bucket. A limit of -1 is unlimited; a `ttl` of 0 keeps objects forever."""
 
     bucket: str
     description: str = ""
@@ -56,9 +56,9 @@ class ObjectStoreConfig:
     metadata: Mapping[str, str] = field(default_factory=dict)
 
     def stream_config(self) -> StreamConfig:
-        """The stream that the bucket is. A full one refuses new chunks: dropping old ones would damage objects."""
+        """The configuration of the bucket's stream. A full one rejects chunks: dropping old ones damages objects."""
         if self.ttl < timedelta(0):
-            raise UsageError(f"bad ttl {self.ttl!r}: 0 (forever) or more is allowed")
+            raise UsageError(f"ttl must be 0 (forever) or more, got {self.ttl!r}")
         name = check_bucket(self.bucket)
         return StreamConfig(
             name=STREAM_PREFIX + name,
@@ -79,7 +79,7 @@ class ObjectStoreConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectLink(JsonModel):
-    """Where a link points: an object of a bucket, or without a name the bucket itself."""
+    """The target of a link: an object of a bucket, or without a name the bucket itself."""
 
     bucket: str = always("")
     name: str = ""
@@ -87,7 +87,7 @@ class ObjectLink(JsonModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectOptions(JsonModel):
-    """How an object is stored, or that it is a link."""
+    """The chunk size of an object, or the target of a link."""
 
     link: ObjectLink | None = via(nested(ObjectLink), default=None)
     max_chunk_size: int = 0
@@ -95,10 +95,10 @@ class ObjectOptions(JsonModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectInfo(JsonModel):
-    """What a bucket knows of an object.
+    """The record of an object.
 
-    `sequence` is that of its record in the stream: what a later read may ask for with `min_last_seq`. `mtime` is when
-    the record was stored, in nanoseconds since the epoch (0 where only the server knows it yet).
+    `sequence` is that of the record in the stream: pass it as `min_last_seq` to see this write in later reads. `mtime`
+    is when the record was stored, in nanoseconds since the epoch (0 in the result of a write: the server sets it).
     """
 
     name: str = always("")
@@ -117,11 +117,11 @@ class ObjectInfo(JsonModel):
 
     @property
     def link(self) -> ObjectLink | None:
-        """Where it points, if it is a link."""
+        """The target, if it is a link."""
         return self.options.link if self.options is not None else None
 
     def record(self) -> bytes:
-        """The stored form. Its time is the message's, so none is written; other clients do the same."""
+        """The stored form. `mtime` is the time of the message, so none is written; other clients do the same."""
         body = replace(self, mtime=ZERO).to_dict()
         body.pop("sequence", None)
         return encode_json(body)
@@ -129,14 +129,14 @@ class ObjectInfo(JsonModel):
 
 @dataclass(frozen=True, slots=True)
 class ObjectStoreStatus:
-    """The state of a bucket, and the info of the stream beneath it."""
+    """The state of a bucket, and the info of its stream."""
 
     bucket: str
     stream_info: StreamInfo
 
     @property
     def description(self) -> str:
-        """What its maker wrote."""
+        """The description in its configuration."""
         return self.stream_info.config.description
 
     @property
@@ -146,17 +146,17 @@ class ObjectStoreStatus:
 
     @property
     def storage(self) -> str:
-        """Where it is kept."""
+        """The storage type: file or memory."""
         return self.stream_info.config.storage
 
     @property
     def replicas(self) -> int:
-        """How many servers have it."""
+        """How many servers hold a copy."""
         return self.stream_info.config.num_replicas
 
     @property
     def sealed(self) -> bool:
-        """Whether nothing can be changed any more."""
+        """Whether the bucket rejects further changes."""
         return self.stream_info.config.sealed
 
     @property
@@ -166,12 +166,12 @@ class ObjectStoreStatus:
 
     @property
     def size(self) -> int:
-        """How much room the bucket takes, records included."""
+        """The size of the bucket in bytes, records included."""
         return self.stream_info.state.bytes
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        """What its maker attached to it."""
+        """The metadata in its configuration."""
         return self.stream_info.config.metadata
 
     @property
@@ -188,30 +188,30 @@ class Subjects:
         self._bucket = bucket
 
     def record(self, name: str) -> str:
-        """Where the record of an object is."""
+        """The subject of an object's record."""
         return f"$O.{self._bucket}.M.{base64.urlsafe_b64encode(check_name(name).encode()).decode()}"
 
     def chunks(self, nuid: str) -> str:
-        """Where the chunks of an object are."""
+        """The subject of an object's chunks."""
         return f"$O.{self._bucket}.C.{nuid}"
 
 
 def read_record(data: bytes, *, seq: int, time: int) -> ObjectInfo:
-    """The info that a record holds, with the sequence and time of its message."""
+    """Parse a record, with the sequence and time of its message."""
     try:
         body = msgspec.json.decode(data, type=dict[str, Any])
-        body.pop("mtime", None)  # clients write different things, or nothing, into it
+        body.pop("mtime", None)  # clients write different values into it, or none
         return replace(ObjectInfo.from_dict(body), sequence=seq, mtime=time)
     except (ValueError, msgspec.MsgspecError) as exc:
-        raise RemoteProtocolError(f"the record of an object (sequence {seq}) cannot be read: {exc}") from exc
+        raise RemoteProtocolError(f"malformed object record at sequence {seq}: {exc}") from exc
 
 
 def digest_text(digest: bytes) -> str:
-    """A SHA-256 as it is written in a record."""
+    """A SHA-256 digest in the form of a record."""
     return DIGEST + base64.urlsafe_b64encode(digest).decode()
 
 
 def same_digest(text: str, digest: bytes) -> bool:
-    """Whether a record's digest is this one; padding and the case of the method's name differ between clients."""
+    """Whether a record's digest equals this one; padding and the case of the method's name differ between clients."""
     method, found, value = text.partition("=")
     return bool(found) and method.upper() == "SHA-256" and value.rstrip("=") == digest_text(digest)[8:].rstrip("=")

@@ -1,8 +1,8 @@
-"""Object Store over asyncio: objects of any size, in chunks, with a digest; reads are Direct Gets.
+"""The Object Store over asyncio: objects of any size, in chunks, with a digest; reads are Direct Gets.
 
-An object is written chunk by chunk under a name of its own and appears when its record is stored; until then nobody
-sees any of it, and what an interrupted put leaves is removed. Reads hold a bounded number of bytes. The blocking twin
-is generated from this file (`tools/unasync.py`).
+An object is written chunk by chunk on a subject of its own and becomes visible when its record is stored. Chunks of an
+interrupted put are removed. Reads hold a bounded number of bytes. The blocking twin is generated from this file
+(`tools/unasync.py`).
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import BinaryIO, Protocol
 
-from slipstream.api import names
+from slipstream.api import DeliverPolicy, names
 from slipstream.errors import (
     BucketNotFoundError,
     ConnectionLostError,
@@ -26,6 +27,7 @@ from slipstream.errors import (
     WrongLastSequenceError,
 )
 from slipstream.jetstream._async.jetstream import JetStream
+from slipstream.jetstream.reads.direct_get import StoredMessage
 from slipstream.jetstream.requests import check_bucket
 from slipstream.objects._async.watch import ObjectWatch
 from slipstream.objects.chunks import Checker, Chunker, Piece, check_piece, pieces
@@ -44,9 +46,9 @@ from slipstream.objects.info import (
 )
 
 IN_FLIGHT_BYTES = 8 * 1024 * 1024
-RECORD_TRIES = 16  # writers of the same name that may come in between
+RECORD_ATTEMPTS = 16  # each loses to another writer of the same name
 MAX_LINKS = 8
-_UNSURE = (RequestTimeoutError, ConnectionLostError)  # whether a write was stored is not known
+_UNSURE = (RequestTimeoutError, ConnectionLostError)  # whether a write was stored is unknown
 
 Data = Piece | BinaryIO | Iterable[Piece] | AsyncIterable[Piece]
 Progress = Callable[[int], object]
@@ -57,7 +59,7 @@ class _Writable(Protocol):
 
 
 class ObjectStore:
-    """A bucket of objects. Every read takes `min_last_seq`: its answer is at least as new as that write."""
+    """An object bucket. Every read takes `min_last_seq`: its answer is at least as new as that write."""
 
     def __init__(self, js: JetStream, bucket: str) -> None:
         self.bucket = check_bucket(bucket)
@@ -69,18 +71,18 @@ class ObjectStore:
     async def create_bucket(
         cls, js: JetStream, config: ObjectStoreConfig, *, timeout: float | None = None
     ) -> ObjectStore:
-        """Make a bucket, or find it made with the same configuration."""
+        """Create a bucket, or open it if it exists with the same configuration."""
         await js.create_stream(config.stream_config(), timeout=timeout)
         return cls(js, config.bucket)
 
     @classmethod
     async def open_bucket(cls, js: JetStream, bucket: str, *, timeout: float | None = None) -> ObjectStore:
-        """An existing bucket; raises BucketNotFoundError if there is none."""
+        """Open an existing bucket. Raises BucketNotFoundError if there is none."""
         store = cls(js, bucket)
         await store.status(timeout=timeout)
         return store
 
-    # Writing.
+    # Writing
 
     async def put(
         self,
@@ -94,15 +96,15 @@ class ObjectStore:
         progress: Progress | None = None,
         timeout: float | None = None,
     ) -> ObjectInfo:
-        """Store an object, also in place of an older one: bytes, an open binary file, or pieces of bytes.
+        """Store an object, replacing an older one of that name: bytes, an open binary file, or an iterable of bytes.
 
         `progress` is called with the number of bytes acknowledged so far. `timeout` is for each wait, not for all.
-        The `sequence` of the info returned is what a read elsewhere may ask for with `min_last_seq`.
+        Pass the `sequence` of the result as `min_last_seq` to see this write in reads elsewhere.
         """
         check_name(name)
         limit = self._js.client.server_info.max_payload
         if not 1 <= chunk_size <= limit:
-            raise UsageError(f"bad chunk_size {chunk_size}: 1 to {limit} is allowed, the server's max_payload")
+            raise UsageError(f"chunk_size must be 1 to {limit} (the server's max_payload), got {chunk_size}")
         nuid = self._new_nuid()
         chunker = Chunker(chunk_size)
         is_unsure = False  # whether the record is stored
@@ -123,17 +125,17 @@ class ObjectStore:
             )
             stored, replaced = await self._put_record(info, timeout)
         except BaseException as error:
-            # A record without its chunks would be the end of the object that it replaces; chunks without a record only
-            # take room.
+            # If the record may be stored, its chunks must stay: without them the object that it replaced would be lost.
+            # Chunks without a record only take space.
             if not is_unsure or (isinstance(error, Error) and not isinstance(error, _UNSURE)):
-                with contextlib.suppress(Error):  # what went wrong is told by the first error
+                with contextlib.suppress(Error):  # the first error is the one to raise
                     await self._drop_chunks(nuid, timeout)
             raise
         await self._drop_chunks(replaced, timeout)
         return stored
 
     async def delete(self, name: str, *, timeout: float | None = None) -> ObjectInfo:
-        """Remove an object; its record stays and says so. Raises ObjectNotFoundError if there is none."""
+        """Delete an object; its record stays, marked as deleted. Raises ObjectNotFoundError if there is none."""
         info = await self.info(name, timeout=timeout)
         gone = replace(info, deleted=True, size=0, chunks=0, digest="")
         stored, replaced = await self._put_record(gone, timeout)
@@ -152,7 +154,7 @@ class ObjectStore:
         metadata: Mapping[str, str] | None = None,
         timeout: float | None = None,
     ) -> ObjectInfo:
-        """Change what is said of an object, or its name; its data stays. What is None stays as it is."""
+        """Change an object's description, headers, metadata or name. `None` leaves a field as it is."""
         info = await self.info(name, timeout=timeout)
         changed = replace(
             info,
@@ -170,26 +172,25 @@ class ObjectStore:
             stored = await self._replace_record(changed, taken.sequence if taken else 0, timeout)
         except WrongLastSequenceError as error:
             raise ObjectExistsError(self.bucket, changed.name) from error
-        # The record we have read, and no other that took the old name meanwhile.
+        # Remove the record that was read, and none that another writer has stored under the old name since.
         await self._stream.purge(subject=self._subjects.record(name), below=info.sequence + 1, timeout=timeout)
         return stored
 
     async def link(self, name: str, target: ObjectInfo, *, timeout: float | None = None) -> ObjectInfo:
-        """Let `name` stand for another object, also one of another bucket. A link to a link is not allowed."""
-        if target.deleted:
+        """Make `name` a link to an object, also of another bucket. A link must not point to a link."""
+        if target.deleted or target.link is not None:
+            why = "was deleted" if target.deleted else "is a link"
             raise UsageError(
-                f"{target.name!r} of bucket {target.bucket!r} was deleted: only an object can be linked to"
+                f"target of a link must be an object, but {target.name!r} of bucket {target.bucket!r} {why}"
             )
-        if target.link is not None:
-            raise UsageError(f"{target.name!r} of bucket {target.bucket!r} is a link: only an object can be linked to")
         return await self._put_link(name, ObjectLink(bucket=target.bucket, name=target.name), timeout)
 
     async def link_bucket(self, name: str, bucket: str, *, timeout: float | None = None) -> ObjectInfo:
-        """Let `name` stand for another bucket as a whole."""
+        """Make `name` a link to a whole bucket."""
         return await self._put_link(name, ObjectLink(bucket=check_bucket(bucket)), timeout)
 
     async def seal(self, *, timeout: float | None = None) -> ObjectStoreStatus:
-        """Allow no further change, ever."""
+        """Make the bucket read-only for good."""
         config = (await self._stream.info(timeout=timeout)).config
         return ObjectStoreStatus(
             self.bucket, await self._js.update_stream(replace(config, sealed=True), timeout=timeout)
@@ -202,12 +203,12 @@ class ObjectStore:
         except StreamNotFoundError as error:
             raise BucketNotFoundError(f"no object bucket {self.bucket!r}") from error
 
-    # Reading.
+    # Reading
 
     async def info(
         self, name: str, *, show_deleted: bool = False, min_last_seq: int = 0, timeout: float | None = None
     ) -> ObjectInfo:
-        """What is known of an object. Raises ObjectNotFoundError if there is none."""
+        """The record of an object. Raises ObjectNotFoundError if there is none."""
         try:
             found = await self._stream.get_last(self._subjects.record(name), min_last_seq=min_last_seq, timeout=timeout)
         except MessageNotFoundError as error:
@@ -218,22 +219,25 @@ class ObjectStore:
         return info
 
     async def get(self, name: str, *, min_last_seq: int = 0, timeout: float | None = None) -> ObjectReader:
-        """An object to read, piece by piece or at once; links are followed."""
+        """An object to read, piece by piece or as a whole; links are followed."""
         store: ObjectStore = self
         for _ in range(MAX_LINKS):
             info = await store.info(name, min_last_seq=min_last_seq, timeout=timeout)
             link = info.link
             if link is None:
-                return ObjectReader(store, info, timeout)
+                return _open_reader(self._js, store.bucket, info, timeout)
             if not link.name:
-                raise UsageError(f"{name!r} stands for the whole bucket {link.bucket!r}: open that bucket instead")
+                raise UsageError(f"{name!r} is a link to the whole bucket {link.bucket!r}; open that bucket instead")
             if link.bucket != store.bucket:
-                store, min_last_seq = ObjectStore(self._js, link.bucket), 0  # sequences are a bucket's own
+                store, min_last_seq = (
+                    ObjectStore(self._js, link.bucket),
+                    0,
+                )  # sequences differ between buckets
             name = link.name
-        raise UsageError(f"more than {MAX_LINKS} links one behind the other, the last is {name!r}")
+        raise UsageError(f"a chain of links must be at most {MAX_LINKS} long, but {name!r} is another link")
 
     async def get_bytes(self, name: str, *, min_last_seq: int = 0, timeout: float | None = None) -> bytes:
-        """All of an object at once."""
+        """The whole of an object."""
         return await (await self.get(name, min_last_seq=min_last_seq, timeout=timeout)).read()
 
     async def get_into(
@@ -245,7 +249,7 @@ class ObjectStore:
         progress: Progress | None = None,
         timeout: float | None = None,
     ) -> ObjectInfo:
-        """Write an object into an open binary file. What was written is complete and right only if this returns."""
+        """Write an object into an open binary file. Unless this raises, the file has the whole, verified object."""
         reader = await self.get(name, min_last_seq=min_last_seq, timeout=timeout)
         done = 0
         async for piece in reader:
@@ -258,7 +262,7 @@ class ObjectStore:
     async def list(
         self, *, show_deleted: bool = False, min_last_seq: int = 0, timeout: float | None = None
     ) -> AsyncIterator[ObjectInfo]:
-        """Every object of the bucket, in the order in which they were last changed."""
+        """Every object of the bucket, in the order of their last change."""
         chunks = self._stream.read_chunks(subject=self._subjects.records, min_last_seq=min_last_seq, timeout=timeout)
         async for chunk in chunks:
             for found in chunk:
@@ -267,14 +271,10 @@ class ObjectStore:
                     yield info
 
     def watch(self, *, ignore_deletes: bool = False, updates_only: bool = False) -> ObjectWatch:
-        """What the bucket holds and what happens to it: `async for info in store.watch()`, or in `async with`."""
-        return ObjectWatch(
-            self._stream,
-            self._subjects.records,
-            now=self._js.client.now,
-            ignore_deletes=ignore_deletes,
-            updates_only=updates_only,
-        )
+        """The objects of the bucket, then every change: `async for info in store.watch()`, or in `async with`."""
+        policy = DeliverPolicy.NEW if updates_only else DeliverPolicy.LAST_PER_SUBJECT
+        records = self._stream.ordered_consumer(self._subjects.records, deliver_policy=policy.value)
+        return ObjectWatch(records, now=self._js.client.now, ignore_deletes=ignore_deletes)
 
     async def status(self, *, timeout: float | None = None) -> ObjectStoreStatus:
         """The bucket's state. Raises BucketNotFoundError if there is no such bucket."""
@@ -283,17 +283,17 @@ class ObjectStore:
         except StreamNotFoundError as error:
             raise BucketNotFoundError(f"no object bucket {self.bucket!r}") from error
 
-    # Within.
+    # Chunks and records
 
     def _new_nuid(self) -> str:
-        """A name that no other object has: the connection's random part and a counter."""
+        """A unique id for the chunks of an object: the connection's random part and a counter."""
         return "".join(self._js.client.new_inbox().split(".")[-2:])
 
     async def _put_chunks(
         self, subject: str, data: Data, chunker: Chunker, progress: Progress | None, timeout: float | None
     ) -> None:
-        room = max(2, IN_FLIGHT_BYTES // chunker.size)
-        publisher = self._js.publisher(max_in_flight=room, timeout=timeout)
+        in_flight = max(2, IN_FLIGHT_BYTES // chunker.size)
+        publisher = self._js.publisher(max_in_flight=in_flight, timeout=timeout)
         try:
             async for piece in _pieces(data, chunker.size):
                 for chunk in chunker.feed(piece):
@@ -303,7 +303,7 @@ class ObjectStore:
             for chunk in chunker.finish():
                 await publisher.publish(subject, chunk)
         except BaseException:
-            # Chunks that are still under way would come in behind the purge that is to remove them.
+            # Wait for unacknowledged chunks: they would be stored after the purge that is to remove them.
             with contextlib.suppress(Error):
                 await publisher.flush()
             raise
@@ -312,20 +312,20 @@ class ObjectStore:
             progress(chunker.total)
 
     async def _put_record(self, info: ObjectInfo, timeout: float | None) -> tuple[ObjectInfo, str]:
-        """Store the record of an object; also returns whose chunks it leaves behind.
+        """Store the record of an object; also returns the id of the chunks that it replaces.
 
-        Each writer replaces exactly the record it has seen: when two put the same name at once, the later one knows
-        of the earlier one's chunks, and none stay behind unseen.
+        Each writer replaces exactly the record it has seen: of two concurrent puts of a name the later one knows the
+        chunks of the earlier one, so none are left behind.
         """
         known = await self._info_or_none(info.name, timeout)
-        for _ in range(RECORD_TRIES):
+        for _ in range(RECORD_ATTEMPTS):
             try:
                 stored = await self._replace_record(info, known.sequence if known else 0, timeout)
             except WrongLastSequenceError:
                 known = await self._info_of_leader(info.name, timeout)
             else:
                 return stored, known.nuid if known is not None and not known.deleted else ""
-        raise Error(f"object {info.name!r} of bucket {self.bucket!r}: {RECORD_TRIES} other writers came in between")
+        raise Error(f"object {info.name!r} of bucket {self.bucket!r}: lost to another writer {RECORD_ATTEMPTS} times")
 
     async def _replace_record(self, info: ObjectInfo, last: int, timeout: float | None) -> ObjectInfo:
         ack = await self._js.publish(
@@ -354,7 +354,7 @@ class ObjectStore:
             return None
 
     async def _info_of_leader(self, name: str, timeout: float | None) -> ObjectInfo | None:
-        """A replica may not know yet what the leader refused a write for."""
+        """The record that the leader has: a replica may not have the one for which the leader rejected a write."""
         try:
             found = await self._stream.get_last_from_leader(self._subjects.record(name), timeout=timeout)
         except MessageNotFoundError:
@@ -369,34 +369,39 @@ class ObjectStore:
 class ObjectReader:
     """An object's data, to be read once: iterate over its pieces, or `read()` them all.
 
-    The digest is checked at the end: a read that does not raise gave the object as it was put.
+    The digest is checked at the end: a read that does not raise returned the object as it was put.
     """
 
-    def __init__(self, store: ObjectStore, info: ObjectInfo, timeout: float | None) -> None:
+    def __init__(self, info: ObjectInfo, read_chunks: Callable[[], AsyncIterator[list[StoredMessage]]]) -> None:
         self.info = info
-        self._store = store
-        self._timeout = timeout
+        self._read_chunks = read_chunks
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        info, store = self.info, self._store
-        checker = Checker(info)
-        if info.chunks:
-            # The record is behind all chunks: a range up to it is complete, whichever replica answers.
-            chunks = store._stream.read_chunks(
-                end=info.sequence, subject=store._subjects.chunks(info.nuid), timeout=self._timeout
-            )
-            async for chunk in chunks:
+        checker = Checker(self.info)
+        if self.info.chunks:
+            async for chunk in self._read_chunks():
                 for message in chunk:
                     checker.feed(message.data)
                     yield message.data
         checker.finish()
 
     async def read(self) -> bytes:
-        """All of it."""
+        """The whole object."""
         whole = bytearray()
         async for piece in self:
             whole += piece
         return bytes(whole)
+
+
+def _open_reader(js: JetStream, bucket: str, info: ObjectInfo, timeout: float | None) -> ObjectReader:
+    # The record is stored behind all chunks: a range up to it is complete, whichever replica answers.
+    read_chunks = partial(
+        js.stream(STREAM_PREFIX + bucket).read_chunks,
+        end=info.sequence,
+        subject=Subjects(bucket).chunks(info.nuid),
+        timeout=timeout,
+    )
+    return ObjectReader(info, read_chunks)
 
 
 async def _pieces(data: Data, size: int) -> AsyncIterator[Piece]:
