@@ -7,7 +7,8 @@ import re
 import tomllib
 from pathlib import Path
 
-from slipstream.client.options import Options, parse_servers
+from slipstream.client.address import parse_servers
+from slipstream.client.options import Options
 from slipstream.client.session import Session
 from slipstream.version import VERSION
 
@@ -31,4 +32,4 @@ def test_the_client_says_it() -> None:
     session.dial(0)
     session.opened()
     session.received(b"INFO {}\r\n", 0)
-    assert b'"version":"%b"' % VERSION.encode() in session.take()
+    assert b'"version":"%b"' % VERSION.encode() in session.outgoing.take()

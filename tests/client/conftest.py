@@ -115,7 +115,7 @@ def driver(request: pytest.FixtureRequest) -> Iterator[Driver]:
 def no_client_left_open() -> Iterator[None]:
     """Every blocking client must be closed by its test: threads and sockets would live on."""
     yield
-    left = [client for client in list(connection._clients) if not client.is_closed]
+    left = [client for client in list(connection._connections) if not client.is_closed]
     for client in left:
         client.close()
     assert left == []

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.client._sync import client as blocking
-from slipstream.client.events import Pong
+from slipstream.client.events import PendingPing
 from slipstream.client.request_many import RequestMany
 from slipstream.errors import (
     ConnectionClosedError,
@@ -30,14 +30,14 @@ from tests.client.test_session import BOUNDS, GONE, connect, connected, kinds
 
 def test_a_drained_subscription_gets_what_was_sent_before_the_answer() -> None:
     session = connected()
-    box, other = session.subscribe("a", **BOUNDS), session.subscribe("b", **BOUNDS)
-    session.take()
+    box, other = session.subscriptions.subscribe("a", **BOUNDS), session.subscriptions.subscribe("b", **BOUNDS)
+    session.outgoing.take()
     answer = session.drain(box)
-    assert session.take() == b"UNSUB 2\r\nPING\r\n"
+    assert session.outgoing.take() == b"UNSUB 2\r\nPING\r\n"
     session.received(b"MSG a 2 1\r\n1\r\nMSG b 3 1\r\n2\r\n", 0)
-    assert (answer.is_here, box.is_ended) == (False, False)
+    assert (answer.is_answered, box.is_ended) == (False, False)
     session.received(b"MSG a 2 1\r\n3\r\nPONG\r\nMSG a 2 1\r\n4\r\n", 0)
-    assert answer.is_here
+    assert answer.is_answered
     assert [msg.payload for msg in box.take_all()] == [b"1", b"3"]
     assert box.is_over
     assert not other.is_ended
@@ -46,25 +46,25 @@ def test_a_drained_subscription_gets_what_was_sent_before_the_answer() -> None:
 
 def test_a_loss_ends_what_is_draining_and_it_does_not_come_back() -> None:
     session = connected()
-    box = session.subscribe("a", **BOUNDS)
-    limited = session.subscribe("b", **BOUNDS)
-    session.unsubscribe(limited, 1)
+    box = session.subscriptions.subscribe("a", **BOUNDS)
+    limited = session.subscriptions.subscribe("b", **BOUNDS)
+    session.subscriptions.unsubscribe(limited, 1)
     answer = session.drain()
-    assert session.is_draining
+    assert session.subscriptions.is_draining
     session.received(b"MSG b 3 0\r\n\r\n", 0)
     assert (limited.is_ended, box.is_ended) == (True, False)
     session.lost(GONE, now=0, random=0)
-    assert (answer.is_here, box.is_over) == (False, True)
+    assert (answer.is_answered, box.is_over) == (False, True)
     assert connect(session) == b""
     with pytest.raises(UsageError, match="draining: no new subscription of 'c'"):
-        session.subscribe("c", **BOUNDS)
+        session.subscriptions.subscribe("c", **BOUNDS)
 
 
 def test_without_a_connection_a_drain_is_done_at_once() -> None:
     session = connected()
-    box = session.subscribe("a", **BOUNDS)
+    box = session.subscriptions.subscribe("a", **BOUNDS)
     session.lost(GONE, now=0, random=0)
-    assert session.drain(box).is_here
+    assert session.drain(box).is_answered
     assert box.is_over
     session.close()
     with pytest.raises(ConnectionClosedError):
@@ -78,13 +78,13 @@ def test_a_server_that_shuts_down_and_servers_that_appear_are_events() -> None:
     assert [str(server) for server in session.servers] == ["nats://one:1", "nats://two:2"]
     assert kinds(session.received(b"-ERR 'Server Shutdown'\r\n", 0)) == ["server_shutdown"]
     assert kinds(session.lost(GONE, now=0, random=0)) == ["disconnected"]
-    assert "Server Shutdown" in str(session.last_error)
+    assert "Server Shutdown" in str(session.effects.last_error)
     session.dial(0)
     assert kinds(session.lost(GONE, now=0, random=0)) == ["reconnect_failed"]
 
 
 def test_an_answer_that_nobody_drains_with_ends_nothing() -> None:
-    assert Pong().draining == ()
+    assert PendingPing().draining == ()
 
 
 # Many replies, without a driver
@@ -105,12 +105,12 @@ def test_replies_are_kept_up_to_the_number_wanted(wanted: int, payloads: list[by
 
 def test_the_idle_time_begins_with_the_first_reply() -> None:
     many = RequestMany("a", now=100, timeout=10, idle_timeout=2, max_messages=None)
-    assert many.patience(101) == 9
-    assert many.patience(102) == 2
-    assert many.patience(109) == 1
-    assert many.patience(111) == 0
+    assert many.time_left(101) == 9
+    assert many.time_left(102) == 2
+    assert many.time_left(109) == 1
+    assert many.time_left(111) == 0
     patient = RequestMany("a", now=100, timeout=10, idle_timeout=None, max_messages=None)
-    assert [patient.patience(now) for now in (100, 101)] == [10, 9]
+    assert [patient.time_left(now) for now in (100, 101)] == [10, 9]
     many.fail(GONE)
     with pytest.raises(ConnectionLostError):
         many.box.take()
@@ -118,7 +118,7 @@ def test_the_idle_time_begins_with_the_first_reply() -> None:
 
 @pytest.mark.parametrize("bad", [{"timeout": 0}, {"idle_timeout": 0}, {"max_messages": 0}])
 def test_bounds_that_make_no_sense_are_refused(bad: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="allowed"):
+    with pytest.raises(UsageError, match="must be"):
         RequestMany("a", **{"now": 0, "timeout": 1, "idle_timeout": None, "max_messages": None, **bad})
 
 
@@ -156,7 +156,7 @@ def test_all_replies_are_iterated_over_until_one_of_the_bounds(driver: Driver, n
         assert data(timeout=60, idle_timeout=0.3) == [b"1", b"2", b"", b"4"]
         assert time.monotonic() - began < 30
         assert data(timeout=0.4) == [b"1", b"2", b"", b"4"]
-        assert nc._core._sinks == {}
+        assert nc._session.requests.sinks == {}
 
 
 def test_many_replies_of_nobody_are_an_error_and_of_the_silent_are_none(driver: Driver, nats_url: str) -> None:
@@ -167,7 +167,7 @@ def test_many_replies_of_nobody_are_an_error_and_of_the_silent_are_none(driver: 
         assert list(nc.request_many("silent", timeout=0.05)) == []
         with pytest.raises(UsageError):
             list(nc.request_many("silent", max_messages=0))
-        assert nc._core._sinks == {}
+        assert nc._session.requests.sinks == {}
 
 
 def test_an_iteration_given_up_forgets_its_request(driver: Driver, nats_url: str) -> None:
@@ -179,7 +179,7 @@ def test_an_iteration_given_up_forgets_its_request(driver: Driver, nats_url: str
             replies.close()
         else:
             replies._run(replies._real.aclose())
-        assert nc._core._sinks == {}
+        assert nc._session.requests.sinks == {}
 
 
 def test_a_loss_ends_an_iteration_with_an_error(driver: Driver) -> None:
@@ -231,7 +231,7 @@ def test_an_unsubscribe_ends_the_iteration_of_another_thread_at_once(driver: Dri
         reader = threading.Thread(target=lambda: list(sub))
         reader.start()
         if driver.name == "blocking":
-            eventually(lambda: nc._is_pumping)  # it waits in the socket, where nothing will come
+            eventually(lambda: nc._connection._is_pumping)  # it waits in the socket, where nothing will come
         sub.unsubscribe()
         reader.join(0.9)
         assert not reader.is_alive()

@@ -105,7 +105,7 @@ def test_no_server_at_all_is_an_error_that_names_them(driver: Driver) -> None:
 def test_the_next_server_of_the_list_is_tried(driver: Driver) -> None:
     bad, server = FakeServer(refuses(b"maximum connections exceeded")), FakeServer(good)
     with bad, server, driver.connect([bad.url, server.url]) as nc:
-        assert str(server.port) in str(nc._core.server)
+        assert str(server.port) in str(nc._session.server)
 
 
 def test_credentials_are_sent_and_shown_nowhere(driver: Driver) -> None:
@@ -118,9 +118,9 @@ def test_credentials_are_sent_and_shown_nowhere(driver: Driver) -> None:
     with FakeServer(script, script) as server:
         url = server.url.replace("//", "//me:hunter%402@")
         with driver.connect(url, name="n") as nc:
-            assert "hunter" not in f"{nc!r} {nc._core.options!r} {nc._core.server!r} {nc._core.server}"
+            assert "hunter" not in f"{nc!r} {nc._session.options!r} {nc._session.server!r} {nc._session.server}"
         with driver.connect(server.url, token="s3cr3t") as nc:
-            assert "s3cr3t" not in f"{nc!r} {nc._core.options!r}"
+            assert "s3cr3t" not in f"{nc!r} {nc._session.options!r}"
     for part in (b'"user":"me"', b'"pass":"hunter@2"', b'"name":"n"', b'"lang":"python-slipstream"', b'"protocol":1'):
         assert part in said[0]
     assert b'"auth_token":"s3cr3t"' in said[1]
@@ -242,7 +242,7 @@ def test_a_server_that_stops_reading_holds_publishers_back(driver: Driver) -> No
         thread = threading.Thread(target=publish)
         thread.start()
         assert not done.wait(0.2)
-        assert nc._core.out_size < 1_000_000
+        assert nc._session.outgoing.size < 1_000_000
         read_on.set()
         thread.join(10)
         assert done.is_set()
@@ -344,10 +344,10 @@ def test_a_lonely_publish_leaves_soon_and_so_does_the_end_of_a_burst(nats_url: s
 
 def test_a_blocking_client_that_nobody_holds_ends_its_keeper(nats_url: str) -> None:
     nc = blocking.connect(nats_url)
-    keeper = nc._threads[0]
-    nc._line.discard()  # a socket left to the collector would be a warning
-    nc._kick.set()
-    connection._clients.discard(nc)
+    keeper = nc._connection._threads[0]
+    nc._connection.transport.discard()  # a socket left to the collector would be a warning
+    nc._connection._kick.set()
+    connection._connections.discard(nc._connection)
     del nc
     keeper.join(5)
     assert not keeper.is_alive()

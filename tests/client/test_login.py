@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 import slipstream
+from slipstream.client.address import parse_servers
 from slipstream.client.auth import Login, credentials_login, key_login
-from slipstream.client.options import Options, parse_servers
+from slipstream.client.options import Options
 from slipstream.client.secrets import MAX_SIZE, from_env, read_login
 from slipstream.errors import AuthorizationError, ConnectionLostError, CredentialsError, UsageError
 from slipstream.wire import ServerInfo
@@ -256,7 +257,7 @@ def test_a_file_that_is_gone_at_a_reconnect_is_tried_again(driver: Driver, tmp_p
             file.unlink()
             gone.set()
             eventually(lambda: not nc.is_connected)
-            eventually(lambda: nc._core._failed > 1)
+            eventually(lambda: nc._session._failed > 1)
             file.write_text("second")
             eventually(lambda: nc.is_connected)
     assert b'"auth_token":"first"' in said[0]

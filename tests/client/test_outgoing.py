@@ -25,13 +25,13 @@ def test_requests_and_publishes_are_framed_as_they_were_meant(sent: list[tuple[b
     for count, (payload, header, is_request, is_array) in enumerate(sent, 1):
         given_payload: Any = bytearray(payload) if is_array else payload
         if is_request:
-            token = session.start(f"s.{count}", given_payload, Sink(), header)
+            token = session.requests.start(f"s.{count}", given_payload, Sink(), header)
             expected.append(Pub(f"s.{count}", f"_INBOX.N.{token}", header, payload))
         else:
-            session.publish(f"s.{count}", given_payload, "", header)
+            session.outgoing.publish(f"s.{count}", given_payload, "", header)
             expected.append(Pub(f"s.{count}", "", header, payload))
-        assert session.out_size == sum(map(len, session.out))
-    data = session.take()
+        assert session.outgoing.size == sum(map(len, session.outgoing.frames))
+    data = session.outgoing.take()
     events = [event for event in Parser(Side.CLIENT).feed(data) if isinstance(event, Pub)]
     assert events == expected
     assert session.stats.out_msgs == len(sent)
@@ -40,39 +40,39 @@ def test_requests_and_publishes_are_framed_as_they_were_meant(sent: list[tuple[b
 
 def test_a_request_is_checked_as_a_publish_is() -> None:
     session = connected()
-    bad: list[tuple[Any, str]] = [(b"x" * 1_000_001, "1000001 bytes"), ("text", "str: bytes"), (7, "int: bytes")]
+    bad: list[tuple[Any, str]] = [(b"x" * 1_000_001, "got 1000001"), ("text", "not str"), (7, "not int")]
     for payload, text in bad:
         with pytest.raises(UsageError, match=text):
-            session.start("a", payload, Sink())
+            session.requests.start("a", payload, Sink())
     with pytest.raises(UsageError, match="bad subject"):
-        session.start("a b", b"", Sink())
-    assert session._sinks == {}
+        session.requests.start("a b", b"", Sink())
+    assert session.requests.sinks == {}
     connect_again = connected()
     connect_again.lost(ConnectionLostError("gone"), now=0, random=0)
     connect(connect_again, info=b'INFO {"max_payload":1000000}\r\n')
     with pytest.raises(UsageError, match="does not support headers"):
-        connect_again.start("a", b"", Sink(), b"NATS/1.0\r\n\r\n")
+        connect_again.requests.start("a", b"", Sink(), b"NATS/1.0\r\n\r\n")
 
 
 def test_what_was_kept_and_is_too_large_for_the_next_server_is_left_out_and_reported() -> None:
     session = connected()
     session.lost(ConnectionLostError("gone"), now=0, random=0)
-    session.publish("a", b"x" * 20_000)
-    session.publish("a", b"y" * 50)
+    session.outgoing.publish("a", b"x" * 20_000)
+    session.outgoing.publish("a", b"y" * 50)
     session.ping()
     session.dial(0)
     session.opened()
     session.received(INFO.replace(b"1000000", b"100"), 0)
-    session.take()
+    session.outgoing.take()
     effects = session.received(b"PONG\r\n", 0)
     reports = [str(effect.event.error) for effect in effects if isinstance(effect, Report) and effect.event.error]
-    assert reports == ["1 message(s) were kept for a connection, this server allows 100 bytes each"]
-    assert session.take() == b"PUB a 50\r\n" + b"y" * 50 + b"\r\nPING\r\n"
+    assert reports == ["1 message(s) kept for the next connection are larger than its max_payload of 100 bytes"]
+    assert session.outgoing.take() == b"PUB a 50\r\n" + b"y" * 50 + b"\r\nPING\r\n"
     assert session.stats.out_msgs == 1
 
 
 def test_an_answer_is_sent_to_a_subject_that_a_peer_made_and_cannot_break_out_of_its_line() -> None:
-    core = connected()
+    core = connected().outgoing
     core.take()
     core.answer("$JS.ACK.S.C.1.1.1.1.0", b"+ACK")
     assert core.take() == b"PUB $JS.ACK.S.C.1.1.1.1.0 4\r\n+ACK\r\n"

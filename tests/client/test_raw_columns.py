@@ -64,9 +64,9 @@ def test_packs_hold_what_the_parser_would_have_given(
     data = b"".join(frames)
     events = [event for event in Parser(Side.SERVER).feed(data) if isinstance(event, Msg)]
     session, sink = connected(), Sink(wanted=100)
-    box, other = session.subscribe("a", **BOUNDS), session.subscribe("b", **BOUNDS)
-    session.start("ask", b"", sink)
-    session.pack(box, prefix)
+    box, other = session.subscriptions.subscribe("a", **BOUNDS), session.subscriptions.subscribe("b", **BOUNDS)
+    session.requests.start("ask", b"", sink)
+    session.subscriptions.pack(box, prefix)
     before = session.stats.in_msgs
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(raw_columns, "_RUN_LENGTH", 2)
@@ -83,8 +83,8 @@ FRAME = b"MSG a 2 b 10\r\n0123456789\r\n"
 
 
 def packed_box(session: Session, *, max_msgs: int = 100, max_bytes: int = 10_000) -> Mailbox:
-    box = session.subscribe("a", max_msgs=max_msgs, max_bytes=max_bytes)
-    session.pack(box, "")
+    box = session.subscriptions.subscribe("a", max_msgs=max_msgs, max_bytes=max_bytes)
+    session.subscriptions.pack(box, "")
     return box
 
 
@@ -110,19 +110,19 @@ def test_a_subscription_that_ends_gets_no_more_packs() -> None:
     session = connected()
     box = packed_box(session)
     session.received(FRAME, 0)
-    session.unsubscribe(box)
+    session.subscriptions.unsubscribe(box)
     session.received(FRAME, 0)
-    assert (box.pending, box.is_ended, session._packers, session._parser.lane) == (1, True, {}, None)
+    assert (box.pending, box.is_ended, session._scanner.readers, session._parser.scan) == (1, True, {}, None)
     limited = connected()
     box = packed_box(limited)
-    limited.unsubscribe(box, 2)
+    limited.subscriptions.unsubscribe(box, 2)
     limited.received(FRAME * 3, 0)
-    assert (box.pending, box.is_ended, limited._packers) == (2, True, {})
+    assert (box.pending, box.is_ended, limited._scanner.readers) == (2, True, {})
     drained = connected()
     box = packed_box(drained)
     drained.drain(box)
     drained.received(FRAME + b"PONG\r\n" + FRAME, 0)
-    assert (box.pending, box.is_ended, drained._packers) == (1, True, {})
+    assert (box.pending, box.is_ended, drained._scanner.readers) == (1, True, {})
 
 
 def test_packs_go_on_over_the_next_connection() -> None:

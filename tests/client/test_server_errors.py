@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from slipstream.client.events import Report
-from slipstream.client.server_errors import Complaint, read_complaint
+from slipstream.client.server_errors import ErrReply, parse_err
 from slipstream.errors import AuthorizationError, Error, ServerError
 from slipstream.wire import Msg
 from tests.client.test_session import BOUNDS, Bulk, Sink, connected, kinds
@@ -36,22 +36,22 @@ from tests.client.test_session import BOUNDS, Bulk, Sink, connected, kinds
     ],
 )
 def test_the_text_says_what_is_denied(text: str, kind: type[ServerError], fields: dict[str, Any]) -> None:
-    complaint = read_complaint(text)
-    assert type(complaint.error) is kind
-    assert complaint.error.text == text
-    assert complaint == Complaint(complaint.error, **fields)
+    reply = parse_err(text)
+    assert type(reply.error) is kind
+    assert reply.error.text == text
+    assert reply == ErrReply(reply.error, **fields)
 
 
 def test_a_denied_publish_fails_the_requests_to_that_subject_and_no_others() -> None:
     session = connected()
     denied, bulk, other = Sink(), Bulk(), Sink()
-    session.start("secret", b"", denied)
-    session.start_bulk("secret", b"", bulk)
-    session.start("open", b"", other)
+    session.requests.start("secret", b"", denied)
+    session.requests.start_bulk("secret", b"", bulk)
+    session.requests.start("open", b"", other)
     effects = session.received(b"-ERR 'Permissions Violation for Publish to \"secret\"'\r\n", 0)
     assert kinds(effects) == ["error"]
     assert [type(error) for error in (*denied.errors, *bulk.errors)] == [AuthorizationError] * 2
-    assert session._bulk == {}
+    assert session._scanner.readers == {}
     session.received(b"MSG _INBOX.N.3 1 2\r\nok\r\n", 0)
     assert (other.got, other.errors) == ([b"ok"], [])
     assert session.is_connected
@@ -59,8 +59,8 @@ def test_a_denied_publish_fails_the_requests_to_that_subject_and_no_others() -> 
 
 def test_a_violation_that_names_nothing_is_only_reported() -> None:
     session = connected()
-    sink, box = Sink(), session.subscribe("a", **BOUNDS)
-    session.start("b", b"", sink)
+    sink, box = Sink(), session.subscriptions.subscribe("a", **BOUNDS)
+    session.requests.start("b", b"", sink)
     assert kinds(session.received(b"-ERR 'Permissions Violation'\r\n", 0)) == ["error"]
     assert (sink.errors, box.is_ended) == ([], False)
 
@@ -69,12 +69,12 @@ def test_a_denied_inbox_fails_every_request_and_is_asked_for_again() -> None:
     session = connected()
     sinks = [Sink(), Sink()]
     for sink in sinks:
-        session.start("a", b"", sink)
-    session.take()
+        session.requests.start("a", b"", sink)
+    session.outgoing.take()
     session.received(b"-ERR 'Permissions Violation for Subscription to \"_INBOX.N.*\"'\r\n", 0)
     assert [len(sink.errors) for sink in sinks] == [1, 1]
-    session.start("a", b"", Sink())
-    assert session.take().startswith(b"SUB _INBOX.N.* 1\r\n")
+    session.requests.start("a", b"", Sink())
+    assert session.outgoing.take().startswith(b"SUB _INBOX.N.* 1\r\n")
 
 
 class Bad(Sink):
@@ -90,9 +90,9 @@ class Bad(Sink):
 
 def test_a_sink_that_raises_is_given_up_and_the_connection_goes_on() -> None:
     session = connected()
-    bad, good, box = Bad(), Sink(), session.subscribe("a", **BOUNDS)
-    session.start("x", b"", bad)
-    session.start("y", b"", good)
+    bad, good, box = Bad(), Sink(), session.subscriptions.subscribe("a", **BOUNDS)
+    session.requests.start("x", b"", bad)
+    session.requests.start("y", b"", good)
     frames = b"MSG _INBOX.N.1 1 1\r\n!\r\nMSG _INBOX.N.1 1 1\r\n!\r\nMSG _INBOX.N.2 1 2\r\nok\r\nMSG a 2 0\r\n\r\n"
     effects = session.received(frames, 0)
     reported = [str(effect.event.error) for effect in effects if isinstance(effect, Report)]
@@ -111,8 +111,8 @@ class BadBulk(Bulk):
 def test_a_bulk_sink_that_raises_is_given_up_too() -> None:
     session = connected()
     bad, good = BadBulk(), Bulk()
-    session.start_bulk("x", b"", bad)
-    session.start_bulk("y", b"", good)
+    session.requests.start_bulk("x", b"", bad)
+    session.requests.start_bulk("y", b"", good)
     effects = session.received(good.prefix + b"4 7\r\nHHHHab!\r\n", now=1.0)
     assert kinds(effects) == ["error"]
     assert (len(bad.errors), good.scanned) == (1, [b"ab!"])
@@ -121,6 +121,6 @@ def test_a_bulk_sink_that_raises_is_given_up_too() -> None:
 
 def test_a_server_that_was_too_slow_has_refused_nobody() -> None:
     """An overloaded server says so; the credentials may be right."""
-    complaint = read_complaint("Authentication Timeout")
-    assert not isinstance(complaint.error, AuthorizationError)
-    assert complaint.is_final
+    reply = parse_err("Authentication Timeout")
+    assert not isinstance(reply.error, AuthorizationError)
+    assert reply.is_final

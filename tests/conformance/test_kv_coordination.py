@@ -203,14 +203,14 @@ async def test_an_acquisition_that_is_cancelled_holds_nothing(any_server: str, f
         assert not other.is_held
         await one.acquire(timeout=10)  # nobody renews it
         await one.release()
-        before = len(nc._core._boxes)
+        before = len(nc._session.subscriptions)
         await other.acquire(timeout=10)
         for wait in range(10):  # cancelled anywhere, its watch goes too
             task = asyncio.create_task(one.acquire())
             await asyncio.sleep(0.001 * wait)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-        assert len(nc._core._boxes) <= before
+        assert len(nc._session.subscriptions) <= before
 
 
 async def test_renewals_side_by_side(any_server: str, fresh: str) -> None:

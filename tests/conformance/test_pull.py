@@ -115,7 +115,7 @@ async def test_next_takes_one_after_the_other_over_one_subscription(any_server: 
     async with world(any_server, fresh, 20) as (nc, js, stream):
         consumer = await stream.create_consumer("dur")
         await consumer.next()
-        before = len(nc._core._boxes)
+        before = len(nc._session.subscriptions)
         for n in range(1, 20):
             assert int((await consumer.next()).data) == n
         waiting = [asyncio.create_task(consumer.next(timeout=20)) for _ in range(5)]
@@ -123,7 +123,7 @@ async def test_next_takes_one_after_the_other_over_one_subscription(any_server: 
         for n in range(5):
             await js.publish(f"{fresh}.a", b"%d" % n)
         assert sorted(int(m.data) for m in await asyncio.gather(*waiting)) == list(range(5))
-        assert len(nc._core._boxes) == before
+        assert len(nc._session.subscriptions) == before
 
 
 async def test_max_bytes_bounds_a_fetch_and_a_message_beyond_it_is_an_error(any_server: str, fresh: str) -> None:
@@ -467,7 +467,7 @@ def test_one_consumer_may_be_used_by_many_threads(any_server: str, fresh: str) -
                 thread.join(30)
             assert sorted(seen) == list(range(1, 101))
         client.flush()
-        assert len(client._core._boxes) <= 2  # the inboxes of consumers went with them
+        assert len(client._session.subscriptions) <= 2  # the inboxes of consumers went with them
 
 
 def test_a_callback_may_be_stopped_as_soon_as_it_has_begun(any_server: str, fresh: str) -> None:
@@ -476,7 +476,7 @@ def test_a_callback_may_be_stopped_as_soon_as_it_has_begun(any_server: str, fres
         consumer = stream.create_consumer("w")
         for _ in range(30):
             consumer.consume(lambda _: None).stop(timeout=5)
-        assert len(client._threads) < 10
+        assert len(client._connection._threads) < 10
 
 
 async def test_what_a_callback_did_not_handle_is_there_after_it_was_stopped(any_server: str, fresh: str) -> None:

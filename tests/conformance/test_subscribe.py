@@ -216,7 +216,7 @@ async def test_the_race_to_create_is_lost_gracefully(any_server: str, fresh: str
                 with pytest.raises(DuplicateSubscriptionError):
                     await task
                 await first.unsubscribe()
-        assert len(late._core._boxes) == 1  # the queue member's; no inbox is left behind
+        assert len(late._session.subscriptions) == 1  # the queue member's; no inbox is left behind
 
 
 @pytest.mark.spec("SW-09")

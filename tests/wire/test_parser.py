@@ -464,10 +464,10 @@ def test_good_events_before_a_violation_are_kept() -> None:
 
 
 @given(st.lists(st.integers(1, 40), max_size=6))
-def test_a_lane_takes_frames_from_the_front_and_the_parser_goes_on_behind_them(cuts: list[int]) -> None:
+def test_a_raw_scanner_takes_frames_from_the_front_and_the_parser_goes_on_behind_them(cuts: list[int]) -> None:
     taken: list[bytes] = []
 
-    def lane(data: bytes) -> int:
+    def scan(data: bytes) -> int:
         pos = 0
         while data.startswith(b"MSG lane ", pos) and (end := data.find(b"!\r\n", pos)) >= 0:
             taken.append(data[pos : end + 3])
@@ -476,7 +476,7 @@ def test_a_lane_takes_frames_from_the_front_and_the_parser_goes_on_behind_them(c
 
     fast, slow = b"MSG lane 1 2\r\nx!\r\n", b"MSG other 2 2\r\ny!\r\n"
     parser = Parser(Side.SERVER)
-    parser.lane = lane
+    parser.scan = scan
     stream = fast * 2 + slow + fast + slow
     subjects: list[str] = []
     for cut in [*cuts, len(stream)]:

@@ -22,7 +22,7 @@ class Backoff:
         self.failures = 0  # since the last `reset`
 
     def after(self, failures: int, random: float = 1.0) -> float:
-        """Seconds to wait after failure number `failures` (from 0); `random` is from 0 to 1, and 1 is the longest."""
+        """Seconds to wait after failure number `failures` (from 0); `random` is from 0 to 1, where 1 is no jitter."""
         pause = min(self.longest, self.first * self.factor ** min(failures, _MAX_DOUBLINGS))
         return pause * (1.0 - self.jitter + self.jitter * random)
 

@@ -1,4 +1,4 @@
-"""The small values that pass between the protocol, the drivers and the user: notices, effects, figures, ports."""
+"""Values that pass between the session, its drivers and the user: reply sinks, events, effects and statistics."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import enum
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
+from slipstream.client.address import Address
 from slipstream.client.mailbox import Mailbox
 from slipstream.errors import Error
 from slipstream.wire import Msg
 
 
 class ReplySink(Protocol):
-    """Where the replies of one request go. Called from the reader's loop: both methods must be quick and not raise."""
+    """Where the replies of one request go. Called while the socket is read: methods must be quick and not raise."""
 
     def deliver(self, msg: Msg) -> bool:
         """Take one reply; True when it was the last one, and the token is forgotten."""
@@ -24,7 +25,7 @@ class ReplySink(Protocol):
 
 
 class BulkSink(ReplySink, Protocol):
-    """A sink that reads its replies out of the received bytes by itself, where there are many of them."""
+    """A sink that reads many replies from the received bytes itself; see `raw_scanner`."""
 
     def attach(self, prefix: bytes) -> None:
         """Every reply is a frame that begins with `prefix`."""
@@ -32,7 +33,7 @@ class BulkSink(ReplySink, Protocol):
 
     def scan(self, data: bytes, pos: int) -> tuple[int, int]:
         """Take the whole frames at `pos`; returns where they end and how many they were. What it leaves there, and
-        only that, comes to `deliver`."""
+        only that, is delivered by `deliver`."""
         ...
 
 
@@ -42,27 +43,27 @@ class WindowSink(BulkSink, Protocol):
     token: str
 
     def sending(self, first: int, messages: Sequence[tuple[str, bytes, bytes]]) -> None:
-        """These requests go out now, with the tokens from `first` on."""
+        """These requests are sent now, with the tokens from `first` on."""
         ...
 
     def awaits(self, token: int) -> bool:
-        """Whether that one has no answer yet."""
+        """Whether the request with that token has no answer yet."""
         ...
 
     def asks(self, subject: str) -> bool:
-        """Whether something that has no answer yet went to that subject."""
+        """Whether a request to that subject has no answer yet."""
         ...
 
 
 class EventKind(enum.StrEnum):
-    """What can happen to a client beside the messages."""
+    """What can happen to a client beside messages."""
 
     DISCONNECTED = "disconnected"
-    RECONNECT_FAILED = "reconnect_failed"  # one try; the next follows
+    RECONNECT_FAILED = "reconnect_failed"  # one attempt; the next follows
     RECONNECTED = "reconnected"
-    DISCOVERED = "discovered"  # servers we had not heard of: `client.servers` has them
-    LAME_DUCK = "lame_duck"  # the server will go soon and asks its clients to look for another
-    SERVER_SHUTDOWN = "server_shutdown"  # it goes now
+    DISCOVERED = "discovered"  # INFO listed new servers: `client.servers` has them
+    LAME_DUCK = "lame_duck"  # the server will shut down soon and asks its clients to move to another
+    SERVER_SHUTDOWN = "server_shutdown"  # the server shuts down now
     ERROR = "error"
     CLOSED = "closed"
 
@@ -79,7 +80,7 @@ EventHandler = Callable[[ClientEvent], None]
 
 
 class Stats(NamedTuple):
-    """Figures since the client was made. Messages as the user counts them, bytes as they went over the wire."""
+    """Statistics since the client was made. Messages as the user counts them, bytes as they went over the wire."""
 
     in_msgs: int
     in_bytes: int
@@ -93,11 +94,11 @@ class Ready(NamedTuple):
 
 
 class StartTls(NamedTuple):
-    """The server greeted and waits for TLS: secure the transport, then call `opened` again."""
+    """The server sent INFO and waits for TLS: secure the transport, then call `opened` again."""
 
 
 class Drop(NamedTuple):
-    """Cut the transport now; then tell the protocol with `lost(error)`."""
+    """Abort the transport now; then call `lost(error)`."""
 
     error: Error
 
@@ -117,11 +118,40 @@ class Report(NamedTuple):
 Effect = Ready | StartTls | Drop | Ended | Report
 
 
-class Pong:
-    """The answer to one PING that somebody waits for; when it is here, the subscriptions in `draining` have all."""
+class Effects:
+    """What a session wants its driver to do, in order, until the driver takes it; and the last error reported.
 
-    __slots__ = ("draining", "is_here")
+    One object is shared by the parts of a session: each of them may have something to report.
+    """
+
+    __slots__ = ("last_error", "pending", "server")
+
+    def __init__(self, server: Address) -> None:
+        self.pending: list[Effect] = []
+        self.last_error: Exception | None = None  # as `on_event` got it
+        self.server = server  # of the events that are reported
+
+    def add(self, effect: Effect) -> None:
+        """Append an effect."""
+        self.pending.append(effect)
+
+    def report(self, kind: EventKind, error: Exception | None) -> None:
+        """Append an event for the user."""
+        if error is not None:
+            self.last_error = error
+        self.pending.append(Report(ClientEvent(kind, str(self.server), error)))
+
+    def take(self) -> list[Effect]:
+        """Everything so far."""
+        effects, self.pending = self.pending, []
+        return effects
+
+
+class PendingPing:
+    """A PING whose PONG is awaited. When it is answered, the subscriptions in `draining` have all their messages."""
+
+    __slots__ = ("draining", "is_answered")
 
     def __init__(self, draining: Sequence[Mailbox] = ()) -> None:
-        self.is_here = False
+        self.is_answered = False
         self.draining = draining

@@ -5,27 +5,19 @@ Invariant: no secret is part of any text made here; `repr` and `str` of an addre
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from ipaddress import ip_address
-from typing import TYPE_CHECKING, Protocol
-from urllib.parse import unquote, urlsplit
+from typing import Protocol
 
+from slipstream.client.address import Address
 from slipstream.client.auth import Login, Secret
+from slipstream.client.layers.layer import Layer
 from slipstream.errors import UsageError
 from slipstream.version import VERSION
 from slipstream.wire import ConnectOptions, ServerInfo, check_subject
 from slipstream.wire.inbox import DEFAULT_PREFIX
 
-if TYPE_CHECKING:
-    from slipstream.client.layers.stack import Layer
-
 LANG = "python-slipstream"
 DEFAULT_SERVER = "nats://127.0.0.1:4222"
-DEFAULT_PORT = 4222
-PORTS = {"nats": DEFAULT_PORT, "tls": DEFAULT_PORT, "ws": 80, "wss": 443}
-_PATH = re.compile(r"/[!-~]*")  # of a WebSocket: what may stand in a line of HTTP
 # Unsent bytes at which a publisher waits: 1 ms of work, so that readers get their turn. What is joined to be sent stays
 # below the size (128 KiB) from which malloc may give the memory back each time: its page faults cost a tenth.
 MAX_PENDING_OUT = 120 * 1024
@@ -33,36 +25,6 @@ RECONNECT_BUFFER = 8 * 1024 * 1024
 MAX_PENDING_MSGS = 512 * 1024
 MAX_PENDING_BYTES = 128 * 1024 * 1024
 PING_INTERVAL = 20.0
-
-Servers = str | Sequence[str]
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Where a server listens, how it is spoken to, and the credentials that its URL carried."""
-
-    host: str
-    port: int = DEFAULT_PORT
-    scheme: str = "nats"
-    path: str = ""  # of a WebSocket
-    tls_name: str = field(default="", repr=False, compare=False)  # its certificate is for this name, if not empty
-    user: str = field(default="", repr=False, compare=False)
-    password: str = field(default="", repr=False, compare=False)
-    token: str = field(default="", repr=False, compare=False)
-
-    @property
-    def netloc(self) -> str:
-        """Host and port."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{self.port}"
-
-    @property
-    def is_websocket(self) -> bool:
-        """Whether NATS goes through a WebSocket there."""
-        return self.scheme in ("ws", "wss")
-
-    def __str__(self) -> str:
-        return f"{self.scheme}://{self.netloc}{self.path}"
 
 
 class TlsMaker(Protocol):
@@ -117,73 +79,6 @@ class Options:
         if sum(ways.values()) > 1:
             given = ", ".join(name for name, is_given in ways.items() if is_given)
             raise UsageError(f"more than one way to log in was given ({given}), one is allowed")
-
-
-def parse_servers(servers: Servers) -> tuple[Address, ...]:
-    """Every address of a list, or of one string with commas."""
-    if isinstance(servers, str):
-        servers = servers.split(",")
-    return tuple(parse_address(one.strip()) for one in servers)
-
-
-def parse_address(url: str, *, like: Address | None = None) -> Address:
-    """`host`, `host:port` or `scheme://user:password@host:port`; a URL without them gets scheme and credentials of
-    `like`."""
-    scheme, mark, _ = url.partition("://")
-    scheme = scheme.lower() if mark else like.scheme if like is not None else "nats"
-    # The URL may hold a password, also one that broke the parsing: no message repeats it.
-    if scheme not in PORTS:
-        seen = scheme if scheme.isalpha() else "..."
-        raise UsageError(f"bad server URL {seen}://...: nats://, tls://, ws:// and wss:// are allowed")
-    try:
-        parts = urlsplit(url if mark else f"nats://{url}")
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        raise UsageError("bad server URL: the part behind the host is not a port number 0..65535") from None
-    path = parts.path if scheme in ("ws", "wss") else parts.path.strip("/")
-    if not host or parts.query or parts.fragment or (path and not _PATH.fullmatch(path)):
-        raise UsageError("bad server URL: scheme://[user:password@]host[:port] is allowed, with a path for ws and wss")
-    user, password = unquote(parts.username or ""), unquote(parts.password or "")
-    token, tls_name = "", ""
-    if user and parts.password is None:
-        user, token = "", user
-    if like is not None:
-        if not user and not token:
-            user, password, token = like.user, like.password, like.token
-        if _is_ip(host):
-            tls_name = like.tls_name or ("" if _is_ip(like.host) else like.host)
-    return Address(
-        host,
-        PORTS[scheme] if port is None else port,
-        scheme,
-        "" if path == "/" else path,
-        tls_name,
-        user,
-        password,
-        token,
-    )
-
-
-def _is_ip(host: str) -> bool:
-    try:
-        ip_address(host)
-    except ValueError:
-        return False
-    return True
-
-
-def learned_addresses(info: ServerInfo, *, like: Address) -> list[Address]:
-    """The addresses a server told us of; what we cannot read is left out, it is not our caller's mistake.
-
-    They are mostly numbers, which certificates seldom hold: the name we know the cluster by is checked instead.
-    """
-    found = []
-    for url in info.ws_connect_urls if like.is_websocket else info.connect_urls:
-        try:
-            found.append(parse_address(url, like=like))
-        except UsageError:
-            continue
-    return found
 
 
 def connect_options(

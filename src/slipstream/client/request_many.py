@@ -1,4 +1,4 @@
-"""Many replies to one request: where they wait, and when there are enough of them. Pure; the time is an argument."""
+"""Many replies to one request: their mailbox, and when there are enough of them. Pure; time is an argument."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from slipstream.wire import Msg
 
 
 class RequestMany:
-    """The sink of `request_many`: bounded as a subscription is, and over after `max_messages`."""
+    """The sink of `request_many`: bounded as a subscription is, and ended after `max_messages`."""
 
     def __init__(
         self, subject: str, *, now: float, timeout: float, idle_timeout: float | None, max_messages: int | None
     ) -> None:
         if timeout <= 0 or (idle_timeout is not None and idle_timeout <= 0):
-            raise UsageError(f"timeout {timeout} and idle_timeout {idle_timeout}: more than 0 is allowed")
+            raise UsageError(f"timeout and idle_timeout must be more than 0, got {timeout} and {idle_timeout}")
         if max_messages is not None and max_messages < 1:
-            raise UsageError(f"max_messages is {max_messages}, 1 or more is allowed")
+            raise UsageError(f"max_messages must be 1 or more, got {max_messages}")
         self.box = Mailbox(b"", subject, queue="", max_msgs=MAX_PENDING_MSGS, max_bytes=MAX_PENDING_BYTES)
         self.box.limit = max_messages or 0
         self._deadline = now + timeout
@@ -25,15 +25,15 @@ class RequestMany:
         self._is_first = True
 
     def deliver(self, msg: Msg) -> bool:
-        """Keep a reply."""
+        """Add a reply."""
         return self.box.add(msg)
 
     def fail(self, error: Error) -> None:
-        """No more will come."""
+        """No more replies will arrive."""
         self.box.end(error)
 
-    def patience(self, now: float) -> float:
-        """How long to wait for the next reply. The idle time begins with the first one: finding out may take longer."""
+    def time_left(self, now: float) -> float:
+        """How long to wait for the next reply. `idle_timeout` applies after the first one, which may take longer."""
         left = max(0.0, self._deadline - now)
         if self._is_first or self._idle is None:
             self._is_first = False

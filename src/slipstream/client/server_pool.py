@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slipstream.client.options import Address
+from slipstream.client.address import Address
 
 MAX_REFUSALS = 2
 

@@ -53,7 +53,7 @@ _decode_object = msgspec.json.Decoder(dict[str, Any]).decode
 _Handshake = TypeVar("_Handshake", ServerInfo, ConnectOptions)
 
 
-Lane = Callable[[bytes], int]
+Scan = Callable[[bytes], int]
 
 
 class Side(enum.Enum):
@@ -67,8 +67,8 @@ class Parser:
     """Bytes from one peer become events; a `Violation` is always the last one.
 
     `max_payload` may be changed at any time (INFO names it). From a server somewhat more is taken, for the headers that
-    it adds. `max_control_line` bounds the arguments of a line. A `lane` may take whole frames from the front of what
-    was received and make no events of them; it returns where they end.
+    it adds. `max_control_line` bounds the arguments of a line. `scan`, if set, may take whole frames from the front of
+    what was received, of which no events are made; it returns where they end.
     """
 
     def __init__(self, sender: Side, *, max_payload: int = 1024 * 1024, max_control_line: int = 0) -> None:
@@ -78,7 +78,7 @@ class Parser:
         self._held = bytearray()  # one incomplete frame; not a list of pieces, which cost 40 bytes each
         self._need = 0  # the size the frame will have; 0 while its line is incomplete
         self._broken = False
-        self.lane: Lane | None = None
+        self.scan: Scan | None = None
 
     @property
     def buffered(self) -> int:
@@ -100,7 +100,7 @@ class Parser:
             held.clear()
         events: list[Event] = []
         try:
-            first = self.lane(data) if self.lane is not None else 0
+            first = self.scan(data) if self.scan is not None else 0
             rest, self._need = self._frames(data, first, events)
         except _BrokenError as broken:
             events.append(Violation(broken.reason, broken.err))

@@ -79,8 +79,8 @@ def test_a_cancelled_request_is_forgotten(nats_url: str) -> None:
             await asyncio.sleep(0)
             waiter.cancel()
             await asyncio.wait([waiter])
-            assert nc._core._sinks == {}
-            assert nc._waiters == {}
+            assert nc._session.requests.sinks == {}
+            assert nc._connection._waiters == {}
 
     run(main())
 

@@ -23,9 +23,9 @@ def greeted(session: Session, info: bytes) -> list[Effect]:
 def test_a_server_that_requires_tls_gets_connect_only_inside_it() -> None:
     session = make(user="u", password="hunter2")
     assert greeted(session, REQUIRED) == [StartTls()]
-    assert (session.state, session.take()) == (State.SECURING, b"")
+    assert (session.state, session.outgoing.take()) == (State.SECURING, b"")
     assert session.opened() == []
-    sent = session.take()
+    sent = session.outgoing.take()
     assert b"hunter2" in sent
     assert b'"tls_required":true' in sent
     session.received(b"PONG\r\n", 0)
@@ -59,13 +59,13 @@ def test_a_server_that_does_not_offer_tls_when_it_is_a_must_is_left(servers: str
     session = make(servers, **options)
     error = drop_of(greeted(session, PLAIN))
     assert isinstance(error, TlsError)
-    assert session.take() == b""
+    assert session.outgoing.take() == b""
 
 
 @pytest.mark.parametrize("more", [b"PING\r\n", b"MSG a 2 0\r\n\r\n", b"INFO {}\r\n", b"MS", b"-ERR 'x'\r\n"])
 def test_what_follows_info_in_the_clear_is_not_believed(more: bytes) -> None:
     session = connected()
-    box = session.subscribe("a", **BOUNDS)
+    box = session.subscriptions.subscribe("a", **BOUNDS)
     session.lost(GONE, now=0, random=0)
     error = drop_of(greeted(session, REQUIRED + more))
     assert isinstance(error, RemoteProtocolError)
@@ -75,9 +75,9 @@ def test_what_follows_info_in_the_clear_is_not_believed(more: bytes) -> None:
 @pytest.mark.parametrize("info", [b"", PLAIN])
 def test_messages_before_the_server_accepted_us_are_not_believed(info: bytes) -> None:
     session = connected()
-    box, bulk = session.subscribe("a", **BOUNDS), Bulk()
+    box, bulk = session.subscriptions.subscribe("a", **BOUNDS), Bulk()
     session.lost(GONE, now=0, random=0)
-    session.start_bulk("b", b"", bulk)
+    session.requests.start_bulk("b", b"", bulk)
     frames = bulk.prefix + b"4 7\r\nHHHHab!\r\n"
     assert isinstance(drop_of(greeted(session, info + frames)), RemoteProtocolError)
     assert (box.pending, bulk.scanned) == (0, [])
@@ -89,7 +89,7 @@ def test_messages_before_the_server_accepted_us_are_not_believed(info: bytes) ->
 
 def test_messages_right_behind_the_pong_are_taken() -> None:
     session = connected()
-    box = session.subscribe("a", **BOUNDS)
+    box = session.subscriptions.subscribe("a", **BOUNDS)
     session.lost(GONE, now=0, random=0)
     session.dial(0)
     session.opened()

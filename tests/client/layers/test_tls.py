@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from slipstream.client.address import Address
 from slipstream.client.layers.tls import Tls, TlsLayer, tls_options
-from slipstream.client.options import Address
 from slipstream.errors import AuthorizationError, ConnectionLostError, CredentialsError, NoRespondersError, TlsError
 from tests.client.certificates import Pki
 from tests.client.conftest import RealServer

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.client.layers.stack import LayerStack, channel_for
+from slipstream.client.address import learned_addresses, parse_address, parse_servers
+from slipstream.client.layers.stack import LayerStack, layers_for
 from slipstream.client.layers.websocket import MAX_RESPONSE, WebSocket
-from slipstream.client.options import Options, learned_addresses, parse_address, parse_servers
+from slipstream.client.options import Options
 from slipstream.errors import ConnectionLostError, Error, RemoteProtocolError, UsageError
 from slipstream.wire import ServerInfo
 from slipstream.wire.websocket import BINARY, CLOSE, CONTINUATION, PING, PONG, TEXT, encode_frame, masked
@@ -304,7 +305,7 @@ def test_the_scheme_decides_what_a_connection_begins_with() -> None:
 
     def count(url: str, *, tls_first: bool = False) -> int:
         made = Options(servers=parse_servers(url), tls=Maker(), tls_first=tls_first)
-        channel = channel_for(made.servers[0], made, random=seeded())
+        channel = layers_for(made.servers[0], made, random=seeded())
         return 0 if channel is None else len(channel._layers)
 
     assert [count(url) for url in ("nats://h", "tls://h", "ws://h", "wss://h")] == [0, 0, 1, 2]

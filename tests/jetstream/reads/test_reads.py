@@ -83,7 +83,7 @@ async def test_a_publisher_that_is_given_up_leaves_nothing_behind(our_url: str, 
         assert len(publisher.failures) == 10
         with pytest.raises(ZeroDivisionError):
             await publish_and_fail(js, f"{fresh}.a")
-        assert nc._core._sinks == {}
+        assert nc._session.requests.sinks == {}
 
 
 async def test_a_flush_goes_on_as_long_as_acks_arrive(our_url: str, fresh: str) -> None:

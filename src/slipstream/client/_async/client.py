@@ -1,4 +1,4 @@
-"""The asyncio driver: the user gets awaitables; `aio_connection` is what carries them out."""
+"""The asyncio client: publish, subscribe, request; `Connection` carries them out."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import Generic, Self, TypeVar
 from slipstream.client._async.connection import Connection, expire
 from slipstream.client._async.subscription import Callback, Message, Subscription
 from slipstream.client._async.tasks import Worker
-from slipstream.client._async.transport import CLOSE_TIMEOUT
+from slipstream.client.address import Servers, parse_servers
 from slipstream.client.auth import Path, Secret
 from slipstream.client.base import (
-    DRAIN_LOOK,
+    DRAIN_POLL,
     DRAIN_TIMEOUT,
+    BaseClient,
     HeadersLike,
+    drain_timeout,
     encode_headers,
     is_no_responders,
-    not_taken,
 )
 from slipstream.client.events import BulkSink, EventHandler, ReplySink, WindowSink
 from slipstream.client.layers.tls import tls_options
-from slipstream.client.mailbox import Mailbox
 from slipstream.client.options import (
     DEFAULT_SERVER,
     MAX_PENDING_BYTES,
@@ -32,12 +32,11 @@ from slipstream.client.options import (
     PING_INTERVAL,
     RECONNECT_BUFFER,
     Options,
-    Servers,
-    parse_servers,
 )
 from slipstream.client.outgoing import Draft
+from slipstream.client.reporter import Reporter
 from slipstream.client.request_many import RequestMany
-from slipstream.errors import Error, NoRespondersError, RequestTimeoutError, SlowConsumerError
+from slipstream.errors import Error, NoRespondersError, RequestTimeoutError
 from slipstream.wire import Msg
 from slipstream.wire.inbox import DEFAULT_PREFIX
 
@@ -62,8 +61,13 @@ class _Reply:
             self.future.set_exception(error)
 
 
-class Client(Connection):
+class Client(BaseClient):
     """A connection to NATS. Made by `connect`."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(connection.session, connection.reporter)
+        self._connection = connection
+        self._loop = connection.loop
 
     @classmethod
     def connect(
@@ -138,7 +142,7 @@ class Client(Connection):
             max_reconnects=max_reconnects,
             reconnect_buffer_bytes=reconnect_buffer_bytes,
         )
-        return Connecting(cls, options, on_event)
+        return Connecting(cls, options, Reporter(on_event))
 
     async def __aenter__(self) -> Self:
         return self
@@ -153,13 +157,13 @@ class Client(Connection):
     async def publish(
         self, subject: str, payload: bytes = b"", *, reply: str = "", headers: HeadersLike | None = None
     ) -> None:
-        """Send a message to whoever listens. Waits only while more unsent bytes are pending than allowed."""
-        core = self._core
-        core.publish(subject, payload, reply, encode_headers(headers) if headers else b"")
-        if not self._is_write_due:
-            self._write_soon()
-        if core.out_size > self._bound:
-            await self.ready()
+        """Send a message to the subscribers of `subject`. Waits only while too many unsent bytes are pending."""
+        connection, outgoing = self._connection, self._outgoing
+        outgoing.publish(subject, payload, reply, encode_headers(headers) if headers else b"")
+        if not connection.is_write_due:
+            connection.write_soon()
+        if outgoing.size > connection.max_pending:
+            await connection.ready()
 
     async def subscribe(
         self,
@@ -170,29 +174,24 @@ class Client(Connection):
         max_pending_bytes: int = MAX_PENDING_BYTES,
         callback: Callback | None = None,
     ) -> Subscription:
-        """Ask for the messages of `subject`, as a member of the group `queue` if that is not empty.
+        """Subscribe to `subject`, in the queue group `queue` if that is not empty.
 
-        They are read from the subscription, or handed to `callback` (a function or a coroutine function) one after the
-        other, in order. At most `max_pending_msgs` and `max_pending_bytes` wait to be taken.
+        Messages are read from the subscription, or handed to `callback` (a function or a coroutine function) one after
+        the other, in order. At most `max_pending_msgs` messages and `max_pending_bytes` bytes wait to be taken.
         """
-        box = self._core.subscribe(subject, queue=queue, max_msgs=max_pending_msgs, max_bytes=max_pending_bytes)
-        self._write_soon()
-        subscription = Subscription(self, box)
-        if callback is not None:
-            task = subscription._caller = self._loop.create_task(
-                self._call_back(subscription, callback), name=f"callback of {subject}"
-            )
-            self._callbacks.add(task)
-            task.add_done_callback(self._callbacks.discard)
-        return subscription
+        box = self._session.subscriptions.subscribe(
+            subject, queue=queue, max_msgs=max_pending_msgs, max_bytes=max_pending_bytes
+        )
+        self._connection.write_soon()
+        return Subscription(self, self._connection, box, callback)
 
     async def request(
         self, subject: str, payload: bytes = b"", *, headers: HeadersLike | None = None, timeout: float = 5.0
     ) -> Message:
         """Publish a request and wait for the first reply.
 
-        Raises NoRespondersError if nobody listens, RequestTimeoutError if nobody answers in time, ConnectionLostError
-        if the connection goes meanwhile.
+        Raises NoRespondersError if the subject has no subscribers, RequestTimeoutError if there is no reply in time,
+        ConnectionLostError if the connection is lost meanwhile.
         """
         future: asyncio.Future[Msg] = self._loop.create_future()
         token = self.start(subject, payload, _Reply(future), header=encode_headers(headers))
@@ -201,7 +200,7 @@ class Client(Connection):
             msg = await future
         finally:
             expiry.cancel()
-            self._core.cancel(token)
+            self._requests.cancel(token)
         if is_no_responders(msg):
             raise NoRespondersError(subject)
         return Message(msg, self)
@@ -220,18 +219,19 @@ class Client(Connection):
         """Publish a request and iterate over all replies: `async for message in nc.request_many(...)`.
 
         It is sent by the first step of the iteration, which ends after `timeout` seconds in all, after `max_messages`,
-        when no further reply comes for `idle_timeout` seconds, or at a reply for which `sentinel` is true (it is not
-        handed over). Raises NoRespondersError if nobody listens, ConnectionLostError if the connection goes meanwhile.
+        when no further reply arrives for `idle_timeout` seconds, or at a reply for which `sentinel` is true (that one
+        is not yielded). Raises NoRespondersError if the subject has no subscribers, ConnectionLostError if the
+        connection is lost meanwhile.
         """
         many = RequestMany(
             subject, now=self.now(), timeout=timeout, idle_timeout=idle_timeout, max_messages=max_messages
         )
-        replies = Subscription(self, many.box)
+        replies = Subscription(self, self._connection, many.box)
         token = self.start(subject, payload, many, header=encode_headers(headers))
         try:
             while not many.box.is_over:
                 try:
-                    message = await replies.next(timeout=many.patience(self.now()))
+                    message = await replies.next(timeout=many.time_left(self.now()))
                 except RequestTimeoutError:
                     return
                 if is_no_responders(message.raw):
@@ -244,156 +244,146 @@ class Client(Connection):
 
     async def flush(self, *, timeout: float = 5.0) -> None:
         """Wait until the server has processed everything sent so far."""
-        answer = self._core.ping()
-        self._write_soon()
-        await self.wait(lambda: answer.is_here, timeout=timeout, what="flush")
+        ping = self._session.ping()
+        self._connection.write_soon()
+        await self.wait(lambda: ping.is_answered, timeout=timeout, what="flush")
 
     async def drain(self, *, timeout: float = DRAIN_TIMEOUT) -> None:
-        """End all subscriptions, wait until what they hold is taken or handled, send everything, then close.
+        """End all subscriptions, wait until their messages are taken or handled, send everything, then close.
 
-        Meanwhile nothing can be subscribed to, all else goes on. The client is closed in any case. Raises
-        RequestTimeoutError if not all is taken in time, ConnectionLostError if the connection goes meanwhile.
+        Meanwhile no new subscription is possible; everything else is. The client is closed in any case. Raises
+        RequestTimeoutError if not all messages are taken in time, ConnectionLostError if the connection is lost.
         """
         deadline = self.now() + timeout
-        current = asyncio.current_task()
+        connection, current = self._connection, asyncio.current_task()
         try:
-            boxes = await self._drained(None, timeout)
-            while any(box.items for box in boxes) or self._callbacks - {current}:
+            ping = self._session.drain()
+            connection.write_soon()
+            await self.wait(lambda: ping.is_answered, timeout=timeout, what="drain")
+            while any(box.items for box in ping.draining) or connection.tasks - {current}:
                 if self.now() > deadline:
-                    raise not_taken(boxes, timeout)
-                await asyncio.sleep(DRAIN_LOOK)
+                    raise drain_timeout(ping.draining, timeout)
+                await asyncio.sleep(DRAIN_POLL)
             await self.flush(timeout=max(0.0, deadline - self.now()))
         finally:
             await self.close()
 
     async def close(self) -> None:
         """Send what is pending, end all subscriptions and close the connection. Can be called again."""
-        link, self._link = self._link, None
-        rest = self._core.take() if self._core.is_connected else b""
-        self._carry_out(self._core.close())
-        stopped = self._stop()
-        try:
-            if link is not None:
-                await link.finish(rest)
-            if stopped:
-                await asyncio.wait(stopped, timeout=CLOSE_TIMEOUT)
-        finally:
-            if link is not None:
-                link.cut()
+        await self._connection.close()
 
-    # For the rooms above
+    async def sleep(self, seconds: float) -> None:
+        """Wait for `seconds`; the connection is served meanwhile, and may be lost and made again.
+
+        Raises ConnectionClosedError as soon as the client is closed.
+        """
+        await self._connection.sleep(seconds)
+
+    # For the layers above
 
     def start(self, subject: str, payload: bytes, sink: ReplySink, *, header: bytes = b"") -> str:
-        """Send a request; every reply goes to `sink` until it says that it is finished. The token is for `cancel`."""
-        token = self._core.start(subject, payload, sink, header)
-        if not self._is_write_due:
-            self._write_soon()
+        """Send a request; every reply goes to `sink` until it returns True. The token is for `cancel`."""
+        token = self._requests.start(subject, payload, sink, header)
+        if not self._connection.is_write_due:
+            self._connection.write_soon()
         return token
 
     def start_bulk(self, subject: str, payload: bytes, sink: BulkSink) -> str:
-        """The same for a sink that takes many replies at once."""
-        token = self._core.start_bulk(subject, payload, sink)
-        self._write_soon()
+        """As `start`, for a sink that takes many replies at once."""
+        token = self._requests.start_bulk(subject, payload, sink)
+        self._connection.write_soon()
         return token
 
     def start_many(self, messages: Sequence[Draft], sink: WindowSink) -> None:
-        """Send a block of requests with one answer each. It is not kept should there be no connection."""
-        self._core.start_many(messages, sink)
-        self._write_soon()
+        """Send a block of requests with one answer each, over the current connection only."""
+        self._requests.start_many(messages, sink)
+        self._connection.write_soon()
 
     def publish_many(self, messages: Sequence[Draft], replies: Sequence[bytes]) -> None:
-        """Send a block of messages, each with its reply subject. It is not kept should there be no connection."""
-        self._core.publish_many(messages, replies)
-        self._write_soon()
+        """Send a block of messages, each with its reply subject, over the current connection only."""
+        self._outgoing.publish_block(messages, replies)
+        self._connection.write_soon()
 
     def cancel(self, token: str) -> None:
         """Forget a request; later replies are dropped."""
-        self._core.cancel(token)
-
-    def leave_server(self, reason: Error) -> bool:
-        """Give this connection up for one to another server; False if no other is known. `reason` is what users hear.
-
-        For a server that is connected to us and cut off from its cluster, which only requests without answers show.
-        """
-        effects = self._core.leave(reason)
-        self._carry_out(effects)
-        return bool(effects)
+        self._requests.cancel(token)
 
     def answer(self, subject: str, payload: bytes = b"") -> None:
-        """Publish a few bytes to a reply subject that is used once: quicker than `publish`, and without a wait."""
-        self._core.answer(subject, payload)
-        if not self._is_write_due:
-            self._write_soon()
+        """Publish a few bytes to a reply subject that is used once: quicker than `publish`, and never waits."""
+        self._outgoing.answer(subject, payload)
+        if not self._connection.is_write_due:
+            self._connection.write_soon()
+
+    async def wait(self, ready: Callable[[], bool], *, timeout: float, what: str) -> None:
+        """Return once `ready()` is true; it is asked now and after each chunk received.
+
+        Raises RequestTimeoutError, which names `what`, or ConnectionLostError if the connection is lost meanwhile.
+        """
+        if ready():
+            return
+        self._outgoing.check()
+        waiter = self._connection.waiter(ready, timeout=timeout, what=what)
+        try:
+            await waiter
+        finally:
+            self._connection.release(waiter)
 
     @property
     def is_full(self) -> bool:
-        """Whether more bytes wait to be sent than allowed: `ready` waits until it is not so."""
-        return self._core.out_size > self._bound
+        """Whether too many unsent bytes are pending: `ready` waits for that to end."""
+        return self._outgoing.size > self._connection.max_pending
+
+    async def ready(self) -> None:
+        """Wait until the unsent bytes are within their bound."""
+        await self._connection.ready()
+
+    def now(self) -> float:
+        """The clock of all timeouts, in seconds."""
+        return self._loop.time()
+
+    def leave_server(self, reason: Error) -> bool:
+        """Drop this connection for one to another server; False if no other is known. `reason` is reported.
+
+        For a server that is connected to us and cut off from its cluster, which only unanswered requests show.
+        """
+        return self._connection.leave(reason)
 
     def spawn(self, main: Callable[[], Coroutine[None, None, None]], name: str) -> Worker:
-        """Let a coroutine function go on by itself, no longer than the client lives."""
-        task = self._loop.create_task(main(), name=name)
-        self._callbacks.add(task)
-        task.add_done_callback(self._callbacks.discard)
-        return Worker(task)
+        """Run a coroutine function in the background, until the client is closed at the latest."""
+        return Worker(self._connection.spawn(main(), name))
 
     def run_here(self, call: Callable[[], None]) -> None:
-        """Call that now if this is the client's loop, and there if it is not: for finalizers, which run anywhere."""
-        if asyncio._get_running_loop() is self._loop:
+        """Call a function on the client's loop, now if that is the running one: for finalizers, which run anywhere."""
+        try:
+            is_here = asyncio.get_running_loop() is self._loop
+        except RuntimeError:  # no loop runs in this thread
+            is_here = False
+        if is_here:
             call()
         elif not self._loop.is_closed():
             self._loop.call_soon_threadsafe(call)
-
-    # For subscriptions
-
-    async def _drained(self, box: Mailbox | None, timeout: float) -> Sequence[Mailbox]:
-        """End one subscription or all when everything the server has for them is here; returns their mailboxes."""
-        answer = self._core.drain(box)
-        self._write_soon()
-        await self.wait(lambda: answer.is_here, timeout=timeout, what=f"drain of {box.subject!r}" if box else "drain")
-        return answer.draining
-
-    def _unsubscribe(self, box: Mailbox, max_msgs: int) -> None:
-        self._core.unsubscribe(box, max_msgs)
-        self._write_soon()
-
-    async def _call_back(self, subscription: Subscription, callback: Callback) -> None:
-        """Hand over the messages of a subscription, one by one."""
-        while True:
-            try:
-                message = await subscription.__anext__()
-            except SlowConsumerError:
-                continue  # reported when the gap began
-            except (StopAsyncIteration, Error):
-                return  # the end; an error was reported by whatever ended it
-            try:
-                result = callback(message)
-                if result is not None:
-                    await result
-            except Exception as exc:  # the top of the user's code
-                self._callback_failed(subscription.subject, exc)
 
 
 C = TypeVar("C", bound=Client)
 
 
 class Connecting(Generic[C]):
-    """A client on its way: `await` it, or enter it with `async with`, which closes the client at the end."""
+    """A client that is being connected: `await` it, or enter it with `async with`, which closes it at the end."""
 
-    def __init__(self, kind: type[C], options: Options, on_event: EventHandler | None) -> None:
+    def __init__(self, kind: type[C], options: Options, reporter: Reporter) -> None:
         self._kind = kind
         self._options = options
-        self._on_event = on_event
+        self._reporter = reporter
         self._client: C | None = None
 
     async def _open(self) -> C:
-        client = self._kind(self._options, self._on_event)
+        connection = Connection(self._options, self._reporter)
         try:
-            await client._connect()
+            await connection.connect()
         except BaseException:
-            await client.close()
+            await connection.close()
             raise
-        return client
+        return self._kind(connection)
 
     def __await__(self) -> Generator[None, None, C]:
         return self._open().__await__()

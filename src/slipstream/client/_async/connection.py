@@ -1,4 +1,4 @@
-"""A `Session` gets a transport, the loop's clock and randomness: what the asyncio client does behind its users' backs.
+"""The asyncio driver of a session: its transport, its timer, its reconnects, and the futures that wait for it.
 
 Invariants: one write per turn of the loop, one wake-up per chunk received; a wait always ends, by its timeout, its
 answer or the end of the connection; a cancelled wait takes nothing with it. Works on any event loop, uvloop included.
@@ -9,68 +9,75 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import assert_never
 
-from slipstream.client._async.transport import Transport
-from slipstream.client.base import BaseClient, timed_out
-from slipstream.client.events import Drop, Effect, Ended, EventHandler, Ready, Report, StartTls
-from slipstream.client.layers.stack import LayerStack, channel_for, tls_layer
+from slipstream.client._async.transport import CLOSE_TIMEOUT, Transport
+from slipstream.client.base import timed_out
+from slipstream.client.events import Drop, Effect, Ended, Ready, Report, StartTls
+from slipstream.client.layers.stack import LayerStack, layers_for, tls_layer
+from slipstream.client.mailbox import Mailbox
 from slipstream.client.options import Options
+from slipstream.client.reporter import Reporter
 from slipstream.client.secrets import read_login
 from slipstream.client.session import Session, State
 from slipstream.errors import ConnectionLostError, CredentialsError, Error
 from slipstream.wire import Msg
 
 
-class Connection(BaseClient):
-    """The transport, the timers and the waits of one client."""
+class Connection:
+    """Carries out what one session wants, on one event loop."""
 
-    def __init__(self, options: Options, on_event: EventHandler | None) -> None:
-        super().__init__()
-        self._loop = asyncio.get_running_loop()
-        self._core = Session(options, nonce=secrets.token_hex(11))
-        self._on_event = on_event
-        self._bound = options.max_pending_bytes
-        self._link: Transport | None = None
+    def __init__(self, options: Options, reporter: Reporter) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.session = Session(options, nonce=secrets.token_hex(11))
+        self.reporter = reporter
+        self.max_pending = options.max_pending_bytes  # a publisher with more unsent bytes waits
+        self.is_write_due = False  # by the end of this turn of the loop
+        self.tasks: set[asyncio.Task[None]] = set()  # callbacks and workers; they end with the client
+        self._outgoing = self.session.outgoing
+        self._transport: Transport | None = None
         self._connected: asyncio.Future[None] | None = None  # while a server is being tried
         self._is_dialing = False
         self._dialer: asyncio.Task[None] | None = None
-        self._callbacks: set[asyncio.Task[None]] = set()
-        self._waiters: dict[asyncio.Future[None], Callable[[], bool]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._waiters: dict[asyncio.Future[None], tuple[Callable[[], bool], asyncio.TimerHandle]] = {}
         self._sleepers: set[asyncio.Future[None]] = set()
         self._writers: list[asyncio.Future[None]] = []  # wait until the transport takes bytes again
-        self._is_write_due = False
-        self._timer: asyncio.TimerHandle | None = None
 
     # Waiting
 
-    async def wait(self, ready: Callable[[], bool], *, timeout: float, what: str) -> None:
-        """Return once `ready()` is true; it is asked now and after each chunk that was received.
+    def waiter(self, ready: Callable[[], bool], *, timeout: float, what: str) -> asyncio.Future[None]:
+        """A future that is done once `ready()` is true, which is asked after each chunk received.
 
-        Raises RequestTimeoutError, which names `what`, or ConnectionLostError if the connection goes meanwhile.
+        It fails after `timeout`, which names `what`, and when the connection is lost. `release` it in any case.
         """
-        if ready():
-            return
-        self._core.check()
-        future: asyncio.Future[None] = self._loop.create_future()
-        expiry = self._loop.call_later(timeout, expire, future, what, timeout)
-        self._waiters[future] = ready
-        try:
-            await future
-        finally:
-            expiry.cancel()
-            self._waiters.pop(future, None)
+        future: asyncio.Future[None] = self.loop.create_future()
+        expiry = self.loop.call_later(timeout, expire, future, what, timeout)
+        self._waiters[future] = (ready, expiry)
+        return future
+
+    def release(self, waiter: asyncio.Future[None]) -> None:
+        """Forget a waiter."""
+        _, expiry = self._waiters.pop(waiter)
+        expiry.cancel()
+
+    def _wake(self, error: Error | None = None) -> None:
+        """Ask every waiter whether it is ready; with `error`, those that are not fail."""
+        for future, (ready, _) in list(self._waiters.items()):
+            if future.done():
+                continue
+            if ready():
+                future.set_result(None)
+            elif error is not None:
+                future.set_exception(error)
 
     async def sleep(self, seconds: float) -> None:
-        """Wait for `seconds`; the connection is served meanwhile, and may be lost and made again.
-
-        Raises ConnectionClosedError as soon as the client is closed.
-        """
-        self._core.check()
-        future: asyncio.Future[None] = self._loop.create_future()
-        alarm = self._loop.call_later(seconds, _release, future)
+        """Wait for `seconds`, over a lost connection too; raises as soon as the client is closed."""
+        self._outgoing.check()
+        future: asyncio.Future[None] = self.loop.create_future()
+        alarm = self.loop.call_later(seconds, _release, future)
         self._sleepers.add(future)
         try:
             await future
@@ -79,131 +86,169 @@ class Connection(BaseClient):
             self._sleepers.discard(future)
 
     async def ready(self) -> None:
-        """Return when the bytes to be sent are under their bound."""
-        core = self._core
-        while core.out_size > self._bound and core.is_connected:
+        """Wait until the unsent bytes are within their bound."""
+        outgoing = self._outgoing
+        while outgoing.size > self.max_pending and outgoing.is_open:
             self._write()
-            if core.out_size <= self._bound:
+            if outgoing.size <= self.max_pending:
                 await asyncio.sleep(0)  # readers get their turn between two full buffers
                 return
-            future: asyncio.Future[None] = self._loop.create_future()
+            future: asyncio.Future[None] = self.loop.create_future()
             self._writers.append(future)
             await future
 
-    def now(self) -> float:
-        """The clock of all timeouts, in seconds."""
-        return self._loop.time()
+    def _release_writers(self) -> None:
+        writers, self._writers = self._writers, []
+        for future in writers:
+            _release(future)
 
-    # The transport
+    # Orders of the user
 
-    async def _connect(self) -> None:
-        """Try servers until one accepts us or none is left."""
-        core = self._core
+    def unsubscribe(self, box: Mailbox, max_msgs: int) -> None:
+        """End a subscription, at once or after `max_msgs` messages in all."""
+        self.session.subscriptions.unsubscribe(box, max_msgs)
+        self.write_soon()
+
+    def leave(self, reason: Error) -> bool:
+        """Drop this connection for one to another server; whether another is known."""
+        effects = self.session.leave(reason)
+        self._carry_out(effects)
+        return bool(effects)
+
+    def spawn(self, coroutine: Coroutine[None, None, None], name: str) -> asyncio.Task[None]:
+        """Run a task that ends with the client at the latest."""
+        task = self.loop.create_task(coroutine, name=name)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        return task
+
+    async def close(self) -> None:
+        """Send what is pending, end all subscriptions and close the transport."""
+        transport, self._transport = self._transport, None
+        rest = self._outgoing.take() if self._outgoing.is_open else b""
+        self._carry_out(self.session.close())
+        stopped = self._stop()
+        try:
+            if transport is not None:
+                await transport.finish(rest)
+            if stopped:
+                await asyncio.wait(stopped, timeout=CLOSE_TIMEOUT)
+        finally:
+            if transport is not None:
+                transport.abort()
+
+    # Connecting
+
+    async def connect(self) -> None:
+        """Try servers until one accepts the connection, or raise the reason when none is left."""
+        session = self.session
         self._is_dialing = True
         try:
-            while core.state in (State.IDLE, State.WAITING):
-                if core.state is State.WAITING and (pause := core.timer - self._loop.time()) > 0:
+            while session.state in (State.IDLE, State.WAITING):
+                if session.state is State.WAITING and (pause := session.timer - self.loop.time()) > 0:
                     await asyncio.sleep(pause)  # `close` cancels it
                 await self._dial()
         finally:
             self._is_dialing = False
-        if core.error is not None:
-            raise core.error
+        if session.error is not None:
+            raise session.error
 
     async def _dial(self) -> None:
-        """Try one server; how it ended is in the state."""
-        server = self._core.dial(self._loop.time())
-        link = self._link = Transport(self)
-        connected = self._connected = self._loop.create_future()
+        """Try one server; the outcome is in the state."""
+        session = self.session
+        server = session.dial(self.loop.time())
+        transport = self._transport = Transport(self, self.loop.create_future())
+        connected = self._connected = self.loop.create_future()
         try:
-            self._core.login = read_login(self._core.options)
-            link.channel = channel_for(server, self._core.options, random=secrets.token_bytes)
-            async with asyncio.timeout_at(self._core.timer):
-                await self._loop.create_connection(lambda: link, server.host, server.port)
+            session.login = read_login(session.options)
+            transport.layers = layers_for(server, session.options, random=secrets.token_bytes)
+            async with asyncio.timeout_at(session.timer):
+                await self.loop.create_connection(lambda: transport, server.host, server.port)
                 await connected
         except TimeoutError:
-            if link is self._link:
-                self._carry_out(self._core.tick(self._core.timer))
+            if transport is self._transport:
+                self._carry_out(session.tick(session.timer))
         except CredentialsError as exc:
-            self._lost(link, exc)
-        except (OSError, ValueError, OverflowError) as exc:  # of names and ports that cannot be
+            self.lost(transport, exc)
+        except (OSError, ValueError, OverflowError) as exc:  # ValueError and OverflowError: impossible names and ports
             error = ConnectionLostError(f"{server}: {exc}")
             error.__cause__ = exc
-            self._lost(link, error)
+            self.lost(transport, error)
         except BaseException:
-            link.cut()
+            transport.abort()
             raise
         finally:
             self._connected = None
 
-    def _opened(self, link: Transport) -> None:
-        if link is not self._link:
-            link.cut()
-            return
-        assert link.transport is not None
-        link.transport.set_write_buffer_limits(high=self._bound)
-        if link.channel is None:
-            self._core.opened()
-        else:
-            link.speak()
+    async def _reconnect(self) -> None:
+        with suppress(Error):  # the session is closed, and has reported it
+            await self.connect()
 
-    def _received(self, link: Transport, data: bytes) -> None:
-        if link is not self._link:
+    # Reports of the transport
+
+    def opened(self, transport: Transport) -> None:
+        """The transport is connected."""
+        if transport is not self._transport:
+            transport.abort()
             return
-        if link.channel is not None and not (data := self._unwrapped(link, link.channel, data)):
+        transport.limit_buffer(self.max_pending)
+        if transport.layers is None:
+            self.session.opened()
+        else:
+            transport.send_layers()
+
+    def received(self, transport: Transport, data: bytes) -> None:
+        """A chunk arrived."""
+        if transport is not self._transport:
             return
-        core = self._core
-        effects = core.received(data, self._loop.time())
+        if transport.layers is not None and not (data := self._unwrapped(transport, transport.layers, data)):
+            return
+        effects = self.session.received(data, self.loop.time())
         if effects:
             self._carry_out(effects)
-        if core.out and not self._is_write_due:
-            self._write_soon()
+        if self._outgoing.frames and not self.is_write_due:
+            self.write_soon()
         if self._waiters:
             self._wake()
 
-    def _unwrapped(self, link: Transport, channel: LayerStack, data: bytes) -> bytes:
-        """What arrived as the session understands it; empty while the channel talks to its other end."""
-        was_ready = channel.is_ready
+    def _unwrapped(self, transport: Transport, layers: LayerStack, data: bytes) -> bytes:
+        """The session's part of what arrived; empty while the layers shake hands."""
+        was_ready = layers.is_ready
         try:
-            data = channel.received(data)
-            if channel.is_ready and not was_ready:
-                self._carry_out(self._core.opened())
-                self._write_soon()
-            link.speak()
+            data = layers.received(data)
+            if layers.is_ready and not was_ready:
+                self._carry_out(self.session.opened())
+                self.write_soon()
+            transport.send_layers()
         except Error as exc:
-            link.speak()  # an alert
-            self._lost(link, exc)
-        return data if link is self._link else b""
+            transport.send_layers()  # a TLS alert
+            self.lost(transport, exc)
+        return data if transport is self._transport else b""
 
-    def _secure(self, link: Transport) -> None:
-        """The server greeted in plain bytes and waits for TLS."""
-        core = self._core
-        try:
-            link.channel = LayerStack([tls_layer(core.server, core.options)])
-            link.speak()
-        except Error as exc:
-            self._lost(link, exc)
+    def resumed(self, transport: Transport) -> None:
+        """The transport takes bytes again."""
+        if transport is self._transport:
+            self._write()
+            self._release_writers()
 
-    def _lost(self, link: Transport, error: Error) -> None:
-        """The transport is gone. Late news of a link that was given up already is no news."""
-        if link is not self._link:
+    def lost(self, transport: Transport, error: Error) -> None:
+        """The transport is gone. Late reports of a transport that was given up already are ignored."""
+        if transport is not self._transport:
             return
-        self._link = None
-        link.cut()
-        core, epoch = self._core, self._core.epoch
-        effects = core.lost(error, now=self._loop.time(), random=random.random())
+        self._transport = None
+        transport.abort()
+        session, epoch = self.session, self.session.epoch
+        effects = session.lost(error, now=self.loop.time(), random=random.random())
         self._carry_out(effects)
         self._release_writers()
-        if core.epoch != epoch:  # a connection in use; whoever asked since then waits for the next one
-            self._wake(ConnectionLostError(f"the connection to {core.server} was lost: {error}"))
+        if session.epoch != epoch:  # it was in use; those who ask from now on wait for the next one
+            self._wake(ConnectionLostError(f"the connection to {session.server} was lost: {error}"))
         if self._connected is not None and not self._connected.done():
             self._connected.set_result(None)
-        elif core.state is State.WAITING and not self._is_dialing:
-            self._dialer = self._loop.create_task(self._reconnect(), name="reconnect")
+        elif session.state is State.WAITING and not self._is_dialing:
+            self._dialer = self.loop.create_task(self._reconnect(), name="reconnect")
 
-    async def _reconnect(self) -> None:
-        with suppress(Error):  # the session is closed, and has told so
-            await self._connect()
+    # Effects of the session
 
     def _carry_out(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -212,76 +257,66 @@ class Connection(BaseClient):
                     self._connected.set_result(None)
                 self._tick()
             elif isinstance(effect, StartTls):
-                if self._link is not None:
-                    self._secure(self._link)
+                if self._transport is not None:
+                    self._start_tls(self._transport)
             elif isinstance(effect, Drop):
-                if self._link is not None:
-                    self._lost(self._link, effect.error)
+                if self._transport is not None:
+                    self.lost(self._transport, effect.error)
             elif isinstance(effect, Ended):
                 self._stop()
             elif isinstance(effect, Report):
-                self._tell(effect.event)
+                self.reporter.report(effect.event)
             else:
                 assert_never(effect)
 
+    def _start_tls(self, transport: Transport) -> None:
+        """The server sent INFO in plain bytes and waits for TLS."""
+        session = self.session
+        try:
+            transport.layers = LayerStack([tls_layer(session.server, session.options)])
+            transport.send_layers()
+        except Error as exc:
+            self.lost(transport, exc)
+
     def _tick(self) -> None:
-        """The protocol's timer is due, or was set for the first time."""
+        """The session's timer is due, or was set for the first time."""
         if self._timer is not None:
             self._timer.cancel()
-        self._carry_out(self._core.tick(self._loop.time()))
-        if self._core.is_connected:
-            self._timer = self._loop.call_at(self._core.timer, self._tick)
-            if self._core.out:
-                self._write_soon()
+        self._carry_out(self.session.tick(self.loop.time()))
+        if self.session.is_connected:
+            self._timer = self.loop.call_at(self.session.timer, self._tick)
+            if self._outgoing.frames:
+                self.write_soon()
 
-    def _write_soon(self) -> None:
-        if not self._is_write_due:
-            self._is_write_due = True
-            self._loop.call_soon(self._write)
+    def write_soon(self) -> None:
+        """Send what is pending at the end of this turn of the loop: frames of one turn share a system call."""
+        if not self.is_write_due:
+            self.is_write_due = True
+            self.loop.call_soon(self._write)
 
     def _write(self) -> None:
-        """Send what has come together, unless the transport has enough already."""
-        self._is_write_due = False
-        link = self._link
-        if link is not None and link.transport is not None and not link.is_paused and self._core.out:
+        """Send what is pending, unless the transport is full."""
+        self.is_write_due = False
+        transport = self._transport
+        if transport is not None and transport.is_writable and self._outgoing.frames:
             try:
-                link.send(self._core.take())
-            except Error as exc:  # TLS came to its end
-                self._lost(link, exc)
-
-    def _resumed(self, link: Transport) -> None:
-        if link is self._link:
-            self._write()
-            self._release_writers()
-
-    def _release_writers(self) -> None:
-        writers, self._writers = self._writers, []
-        for future in writers:
-            _release(future)
-
-    def _wake(self, error: Error | None = None) -> None:
-        """Ask every waiter; with `error`, nobody who is not ready goes on waiting."""
-        for future, ready in list(self._waiters.items()):
-            if future.done():
-                continue
-            if ready():
-                future.set_result(None)
-            elif error is not None:
-                future.set_exception(error)
+                transport.send(self._outgoing.take())
+            except Error as exc:  # TLS was closed
+                self.lost(transport, exc)
 
     def _stop(self) -> list[asyncio.Task[None]]:
-        """The session is closed: nothing may go on behind it. The tasks returned are ending."""
+        """The session is closed: end the timer, the tasks and the waits. The tasks returned are ending."""
         if self._timer is not None:
             self._timer.cancel()
-        current = asyncio.current_task(self._loop)
-        tasks = [task for task in (self._dialer, *self._callbacks) if task is not None and task is not current]
+        current = asyncio.current_task(self.loop)
+        tasks = [task for task in (self._dialer, *self.tasks) if task is not None and task is not current]
         for task in tasks:
             task.cancel()
         self._release_writers()
-        self._wake(self._core.closed_error())
+        self._wake(self._outgoing.closed_error())
         for future in self._sleepers:
             if not future.done():
-                future.set_exception(self._core.closed_error())
+                future.set_exception(self._outgoing.closed_error())
         return tasks
 
 
@@ -291,5 +326,6 @@ def _release(future: asyncio.Future[None]) -> None:
 
 
 def expire(future: asyncio.Future[Msg] | asyncio.Future[None], what: str, timeout: float) -> None:
+    """Fail a future whose time is up."""
     if not future.done():
         future.set_exception(timed_out(what, timeout))

@@ -1,4 +1,4 @@
-"""What asyncio readers hold: messages, and subscriptions to take them from.
+"""Messages and subscriptions of the asyncio driver.
 
 Invariant: nothing is taken from a mailbox while its reader waits, so a cancelled reader loses nothing.
 """
@@ -8,22 +8,36 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Protocol, Self
 
-from slipstream.client.base import BaseMessage, HeadersLike, lost_meanwhile, not_taken, timed_out
+from slipstream.client._async.connection import Connection
+from slipstream.client.base import BaseMessage, HeadersLike, connection_lost, drain_timeout, timed_out
 from slipstream.client.mailbox import Mailbox
 from slipstream.client.raw_columns import Packed
+from slipstream.errors import Error, SlowConsumerError
 from slipstream.wire import Msg
 
-if TYPE_CHECKING:
-    from slipstream.client._async.client import Client
+
+class SubscriptionClient(Protocol):
+    """What messages and subscriptions need of their client."""
+
+    async def publish(
+        self, subject: str, payload: bytes = b"", *, reply: str = "", headers: HeadersLike | None = None
+    ) -> None: ...
+
+    async def wait(self, ready: Callable[[], bool], *, timeout: float, what: str) -> None: ...
+
+    def now(self) -> float: ...
+
+    @property
+    def is_closed(self) -> bool: ...
 
 
-class Message(BaseMessage["Client"]):
+class Message(BaseMessage[SubscriptionClient]):
     """One message."""
 
     async def respond(self, payload: bytes = b"", *, headers: HeadersLike | None = None) -> None:
-        """Publish an answer to whoever asked."""
+        """Publish an answer to the reply subject."""
         await self._client.publish(self._answer_to(), payload, headers=headers)
 
 
@@ -31,13 +45,18 @@ Callback = Callable[[Message], Awaitable[None] | None]
 
 
 class Subscription:
-    """Messages of one subject: `async for message in subscription`, `next`, or `next_chunk` for all that is there."""
+    """Messages of one subject: `async for message in subscription`, `next`, or `next_chunk` for all that arrived."""
 
-    def __init__(self, client: Client, box: Mailbox) -> None:
+    def __init__(
+        self, client: SubscriptionClient, connection: Connection, box: Mailbox, callback: Callback | None = None
+    ) -> None:
         self._client = client
+        self._connection = connection
         self._box = box
         self._waiting: list[asyncio.Future[None]] = []
-        self._caller: asyncio.Task[None] | None = None  # hands the messages to a callback
+        self._caller: asyncio.Task[None] | None = None  # the task that calls back
+        if callback is not None:
+            self._caller = connection.spawn(self._call_back(callback), f"callback of {box.subject}")
 
     @property
     def subject(self) -> str:
@@ -51,7 +70,7 @@ class Subscription:
 
     @property
     def dropped(self) -> int:
-        """Messages that were dropped because too many waited to be taken."""
+        """Messages that were dropped because too many were pending."""
         return self._box.dropped
 
     async def __aenter__(self) -> Self:
@@ -81,83 +100,88 @@ class Subscription:
         return Message(self._box.take(), self._client)
 
     async def next_chunk(self, *, timeout: float = 5.0) -> list[Message]:
-        """Every message that is there, at least one. Raises as `next` does."""
+        """Every message that has arrived, at least one. Raises as `next` does."""
         await self._ready(timeout)
         client = self._client
         return [Message(msg, client) for msg in self._box.take_all()]
 
-    async def next_msgs(self, *, timeout: float, epoch: int) -> list[Msg]:
-        """As `next_chunk`, as the parser made them, for the rooms above. Raises ConnectionLostError once all is taken
-        and the connection is not the one counted as `epoch` any more."""
-        await self._ready(timeout, epoch)
-        return self._box.take_all()
-
-    async def next_pieces(self, *, timeout: float, epoch: int) -> list[list[Msg] | Packed]:
-        """As `next_msgs`, with packs as they came, once `pack` was called."""
-        await self._ready(timeout, epoch)
-        return self._box.take_pieces()
-
-    def pack(self, reply_prefix: str) -> None:
-        """Have messages with such reply subjects in packs from now on: for rooms above that take many at once."""
-        self._client._core.pack(self._box, reply_prefix)
-
-    async def next_msg(self, *, timeout: float, epoch: int) -> Msg:
-        """The same for one: others may wait for the rest."""
-        await self._ready(timeout, epoch)
-        return self._box.take()
-
-    def take_now(self) -> list[Msg]:
-        """What is here, without waiting; nothing if that is nothing."""
-        return self._box.take_all() if self._box.items else []
-
-    @property
-    def is_ended(self) -> bool:
-        """Whether nothing more will come; what is here can still be taken."""
-        return self._box.is_ended
-
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing is here and nothing will come."""
-        return self._box.is_ended and not self._box.items
-
-    def drain_soon(self) -> None:
-        """End the subscription as `drain` does, without waiting for it: what the server has sent can be taken later."""
-        if not self._box.is_ended and not self._client.is_closed:
-            self._client._core.drain(self._box)
-            self._client._write_soon()
-
-    def end(self) -> None:
-        """End the subscription at once, as `unsubscribe` does, wherever there is no way to wait."""
-        if not self._client.is_closed:
-            self._client._unsubscribe(self._box, 0)
-
     async def unsubscribe(self, max_msgs: int = 0) -> None:
-        """End the subscription, at once or after `max_msgs` messages in all. What is there can still be taken."""
-        self._client._unsubscribe(self._box, max_msgs)
+        """End the subscription, at once or after `max_msgs` messages in all. Pending messages can still be taken."""
+        self._connection.unsubscribe(self._box, max_msgs)
 
     async def drain(self, *, timeout: float = 5.0) -> None:
         """End the subscription after everything that the server has sent for it.
 
-        Returns when all of it is here and, with a callback, handled; iteration ends after what is here.
+        Returns when all of it has arrived and, with a callback, was handled; iteration ends after what is pending.
         """
         client, box, caller = self._client, self._box, self._caller
         deadline = client.now() + timeout
-        await client._drained(box, timeout)
+        ping = self._connection.session.drain(box)
+        self._connection.write_soon()
+        await client.wait(lambda: ping.is_answered, timeout=timeout, what=f"drain of {box.subject!r}")
         if caller is None or caller is asyncio.current_task():
             return
         await asyncio.wait((caller,), timeout=max(0.0, deadline - client.now()))
         if not caller.done():
-            raise not_taken([box], timeout)
+            raise drain_timeout([box], timeout)
+
+    # For the layers above, which take the parser's events
+
+    async def next_msg(self, *, timeout: float, epoch: int) -> Msg:
+        """As `next`. Raises ConnectionLostError once all is taken and the connection of that `epoch` is lost."""
+        await self._ready(timeout, epoch)
+        return self._box.take()
+
+    async def next_msgs(self, *, timeout: float, epoch: int) -> list[Msg]:
+        """As `next_chunk`. Raises as `next_msg` does."""
+        await self._ready(timeout, epoch)
+        return self._box.take_all()
+
+    async def next_pieces(self, *, timeout: float, epoch: int) -> list[list[Msg] | Packed]:
+        """As `next_msgs`, with messages in columns where `pack` asked for them."""
+        await self._ready(timeout, epoch)
+        return self._box.take_pieces()
+
+    def pack(self, reply_prefix: str) -> None:
+        """Deliver messages with such reply subjects in columns from now on."""
+        self._connection.session.subscriptions.pack(self._box, reply_prefix)
+
+    def take_now(self) -> list[Msg]:
+        """Every message that has arrived, perhaps none, without waiting."""
+        return self._box.take_all() if self._box.items else []
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether no more messages will arrive; pending ones can still be taken."""
+        return self._box.is_ended
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is pending and no more messages will arrive."""
+        return self._box.is_ended and not self._box.items
+
+    def drain_soon(self) -> None:
+        """End the subscription as `drain` does, without waiting: what the server has sent can be taken later."""
+        if not self._box.is_ended and not self._client.is_closed:
+            self._connection.session.drain(self._box)
+            self._connection.write_soon()
+
+    def end(self) -> None:
+        """End the subscription at once, as `unsubscribe` does, where there is no way to wait."""
+        if not self._client.is_closed:
+            self._connection.unsubscribe(self._box, 0)
+
+    # Waiting
 
     async def _ready(self, timeout: float, epoch: int | None = None) -> None:
-        box, core = self._box, self._client._core
+        box, session = self._box, self._connection.session
         if box.is_ready:
             return
         try:
             async with asyncio.timeout(timeout):
                 while not box.is_ready:
-                    if epoch is not None and core.epoch != epoch:
-                        raise lost_meanwhile(core)
+                    if epoch is not None and session.epoch != epoch:
+                        raise connection_lost(session)
                     await self._more()
         except TimeoutError:
             if not box.is_ready:
@@ -165,7 +189,7 @@ class Subscription:
 
     async def _more(self) -> None:
         """Wait for one wake-up. Nothing is taken here, so a cancelled reader loses nothing."""
-        future = self._client._loop.create_future()
+        future = self._connection.loop.create_future()
         self._waiting.append(future)
         self._box.wake_with(self._wake)
         try:
@@ -179,3 +203,20 @@ class Subscription:
         for future in waiting:
             if not future.done():
                 future.set_result(None)
+
+    async def _call_back(self, callback: Callback) -> None:
+        """Hand the messages to a callback, one by one."""
+        while True:
+            try:
+                message = await self.__anext__()
+            except SlowConsumerError:
+                continue  # reported when the gap began
+            except (StopAsyncIteration, Error):
+                return  # the end; an error was reported by its cause
+            try:
+                result = callback(message)
+                if result is not None:
+                    await result
+            except Exception as exc:  # the user's code
+                connection = self._connection
+                connection.reporter.callback_failed(str(connection.session.server), self.subject, exc)

@@ -1,31 +1,30 @@
-"""The blocking driver: plain calls, by any thread; `blocking_connection` is what carries them out."""
+"""The blocking client: publish, subscribe, request, by any thread; `Connection` carries them out."""
 
 from __future__ import annotations
 
 import ssl
-import threading
-from collections import deque
+import time
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
-from slipstream.client._sync.connection import WRITE_SIZE, Connection, Forked
-from slipstream.client._sync.subscription import Callback, Message, Subscription
+from slipstream.client._sync.connection import WRITE_SIZE, Connection
+from slipstream.client._sync.subscription import Callback, Dispatcher, Message, Subscription
 from slipstream.client._sync.tasks import Worker
+from slipstream.client.address import Servers, parse_servers
 from slipstream.client.auth import Path, Secret
 from slipstream.client.base import (
-    DRAIN_LOOK,
+    DRAIN_POLL,
     DRAIN_TIMEOUT,
-    FOREVER,
+    BaseClient,
     HeadersLike,
+    drain_timeout,
     encode_headers,
     is_no_responders,
-    not_taken,
     timed_out,
 )
 from slipstream.client.events import BulkSink, EventHandler, ReplySink, WindowSink
 from slipstream.client.layers.tls import tls_options
-from slipstream.client.mailbox import Mailbox
 from slipstream.client.options import (
     DEFAULT_SERVER,
     MAX_PENDING_BYTES,
@@ -34,12 +33,11 @@ from slipstream.client.options import (
     PING_INTERVAL,
     RECONNECT_BUFFER,
     Options,
-    Servers,
-    parse_servers,
 )
 from slipstream.client.outgoing import Draft
+from slipstream.client.reporter import Reporter
 from slipstream.client.request_many import RequestMany
-from slipstream.errors import Error, NoRespondersError, RequestTimeoutError, SlowConsumerError
+from slipstream.errors import Error, NoRespondersError, RequestTimeoutError
 from slipstream.wire import Msg
 from slipstream.wire.inbox import DEFAULT_PREFIX
 
@@ -66,14 +64,13 @@ class _Reply:
         return self.msg is not None or self.error is not None
 
 
-class Client(Connection):
+class Client(BaseClient):
     """A connection to NATS. Made by `connect`. All methods may be called from any thread."""
 
-    def __init__(self, options: Options, on_event: EventHandler | None) -> None:
-        super().__init__(options, on_event)
-        self._callbacks: dict[bytes, tuple[Subscription, Callback]] | None = None
-        self._caller: threading.Thread | None = None  # the thread that runs them
-        self._called: deque[bytes] = deque()  # the sids with something for their callback
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(connection.session, connection.reporter)
+        self._connection = connection
+        self._dispatcher: Dispatcher | None = None  # of all callbacks
 
     @classmethod
     def connect(
@@ -148,9 +145,9 @@ class Client(Connection):
             max_reconnects=max_reconnects,
             reconnect_buffer_bytes=reconnect_buffer_bytes,
         )
-        client = cls(options, on_event)
-        client._open()
-        return client
+        connection = Connection(options, Reporter(on_event))
+        connection.open()
+        return cls(connection)
 
     def __enter__(self) -> Self:
         return self
@@ -165,15 +162,15 @@ class Client(Connection):
     def publish(
         self, subject: str, payload: bytes = b"", *, reply: str = "", headers: HeadersLike | None = None
     ) -> None:
-        """Send a message to whoever listens. Waits only while more unsent bytes are pending than allowed."""
-        core = self._core
+        """Send a message to the subscribers of `subject`. Waits only while too many unsent bytes are pending."""
+        connection, outgoing = self._connection, self._outgoing
         header = encode_headers(headers) if headers else b""
-        with self._lock:
-            core.publish(subject, payload, reply, header)
-            if not self._is_write_due or core.out_size > WRITE_SIZE:
-                self._write_soon()
-        if core.out_size + self._line.unsent > self._bound:
-            self.ready()
+        with connection.lock:
+            outgoing.publish(subject, payload, reply, header)
+            if not connection.is_write_due or outgoing.size > WRITE_SIZE:
+                connection.write_soon()
+        if outgoing.size + connection.transport.unsent > connection.max_pending:
+            connection.ready()
 
     def subscribe(
         self,
@@ -184,32 +181,37 @@ class Client(Connection):
         max_pending_bytes: int = MAX_PENDING_BYTES,
         callback: Callback | None = None,
     ) -> Subscription:
-        """Ask for the messages of `subject`, as a member of the group `queue` if that is not empty.
+        """Subscribe to `subject`, in the queue group `queue` if that is not empty.
 
-        They are read from the subscription, or handed to `callback` one after the other, in order, by the one thread
-        that runs all callbacks of this client. At most `max_pending_msgs` and `max_pending_bytes` wait to be taken.
+        Messages are read from the subscription, or handed to `callback` one after the other, in order, by the one
+        thread that runs all callbacks of this client. At most `max_pending_msgs` messages and `max_pending_bytes` bytes
+        wait to be taken.
         """
-        with self._lock:
-            box = self._core.subscribe(subject, queue=queue, max_msgs=max_pending_msgs, max_bytes=max_pending_bytes)
-            subscription = Subscription(self, box)
+        connection = self._connection
+        with connection.lock:
+            box = self._session.subscriptions.subscribe(
+                subject, queue=queue, max_msgs=max_pending_msgs, max_bytes=max_pending_bytes
+            )
+            dispatcher = None
             if callback is not None:
-                self._call_back(subscription, callback)
-            self._write()
-        return subscription
+                dispatcher = self._dispatcher = self._dispatcher or Dispatcher(self, connection)
+                dispatcher.add(box, callback)
+            connection.write()
+        return Subscription(self, connection, box, dispatcher)
 
     def request(
         self, subject: str, payload: bytes = b"", *, headers: HeadersLike | None = None, timeout: float = 5.0
     ) -> Message:
         """Publish a request and wait for the first reply.
 
-        Raises NoRespondersError if nobody listens, RequestTimeoutError if nobody answers in time, ConnectionLostError
-        if the connection goes meanwhile.
+        Raises NoRespondersError if the subject has no subscribers, RequestTimeoutError if there is no reply in time,
+        ConnectionLostError if the connection is lost meanwhile.
         """
         reply = _Reply()
-        with self._lock:
-            token = self._core.start(subject, payload, reply, encode_headers(headers))
+        with self._connection.lock:
+            token = self._requests.start(subject, payload, reply, encode_headers(headers))
         try:
-            if not self._until(reply.is_done, timeout):
+            if not self._connection.until(reply.is_done, timeout):
                 raise timed_out(f"request to {subject!r}", timeout)
         finally:
             self.cancel(token)
@@ -234,18 +236,19 @@ class Client(Connection):
         """Publish a request and iterate over all replies: `for message in nc.request_many(...)`.
 
         It is sent by the first step of the iteration, which ends after `timeout` seconds in all, after `max_messages`,
-        when no further reply comes for `idle_timeout` seconds, or at a reply for which `sentinel` is true (it is not
-        handed over). Raises NoRespondersError if nobody listens, ConnectionLostError if the connection goes meanwhile.
+        when no further reply arrives for `idle_timeout` seconds, or at a reply for which `sentinel` is true (that one
+        is not yielded). Raises NoRespondersError if the subject has no subscribers, ConnectionLostError if the
+        connection is lost meanwhile.
         """
         many = RequestMany(
             subject, now=self.now(), timeout=timeout, idle_timeout=idle_timeout, max_messages=max_messages
         )
-        replies = Subscription(self, many.box)
+        replies = Subscription(self, self._connection, many.box)
         token = self.start(subject, payload, many, header=encode_headers(headers))
         try:
             while not many.box.is_over:
                 try:
-                    message = replies.next(timeout=many.patience(self.now()))
+                    message = replies.next(timeout=many.time_left(self.now()))
                 except RequestTimeoutError:
                     return
                 if is_no_responders(message.raw):
@@ -258,167 +261,126 @@ class Client(Connection):
 
     def flush(self, *, timeout: float = 5.0) -> None:
         """Wait until the server has processed everything sent so far."""
-        with self._lock:
-            answer, epoch = self._core.ping(), self._core.epoch
-        if not self._until(lambda: answer.is_here, timeout, epoch=epoch):
+        with self._connection.lock:
+            ping, epoch = self._session.ping(), self._session.epoch
+        if not self._connection.until(lambda: ping.is_answered, timeout, epoch=epoch):
             raise timed_out("flush", timeout)
 
     def drain(self, *, timeout: float = DRAIN_TIMEOUT) -> None:
-        """End all subscriptions, wait until what they hold is taken or handled, send everything, then close.
+        """End all subscriptions, wait until their messages are taken or handled, send everything, then close.
 
-        Meanwhile nothing can be subscribed to, all else goes on. The client is closed in any case. Raises
-        RequestTimeoutError if not all is taken in time, ConnectionLostError if the connection goes meanwhile.
+        Meanwhile no new subscription is possible; everything else is. The client is closed in any case. Raises
+        RequestTimeoutError if not all messages are taken in time, ConnectionLostError if the connection is lost.
         """
         deadline = self.now() + timeout
+        connection, dispatcher = self._connection, self._dispatcher
         try:
-            boxes = self._drained(None, timeout)
-            while not self._until(lambda: all(not box.items and self._is_handled(box) for box in boxes), DRAIN_LOOK):
+            with connection.lock:
+                ping, epoch = self._session.drain(), self._session.epoch
+            if not connection.until(lambda: ping.is_answered, timeout, epoch=epoch):
+                raise timed_out("drain", timeout)
+
+            def is_done() -> bool:
+                boxes = ping.draining
+                return all(not box.items and (dispatcher is None or dispatcher.has_handled(box)) for box in boxes)
+
+            while not connection.until(is_done, DRAIN_POLL):
                 if self.now() > deadline:
-                    raise not_taken(boxes, timeout)
+                    raise drain_timeout(ping.draining, timeout)
             self.flush(timeout=max(0.0, deadline - self.now()))
         finally:
             self.close()
 
-    # For the rooms above
+    def close(self) -> None:
+        """Send what is pending, end all subscriptions and close the connection. Can be called again."""
+        self._connection.close()
+
+    def sleep(self, seconds: float) -> None:
+        """Wait for `seconds`; the connection is served meanwhile, and may be lost and made again.
+
+        Raises ConnectionClosedError as soon as the client is closed.
+        """
+        self._connection.until(lambda: False, seconds)
+
+    # For the layers above
 
     def start(self, subject: str, payload: bytes, sink: ReplySink, *, header: bytes = b"") -> str:
-        """Send a request; every reply goes to `sink` until it says that it is finished. The token is for `cancel`."""
-        core = self._core
-        with self._lock:
-            token = core.start(subject, payload, sink, header)
-            if not self._is_write_due or core.out_size > WRITE_SIZE:
-                self._write_soon()
+        """Send a request; every reply goes to `sink` until it returns True. The token is for `cancel`."""
+        connection = self._connection
+        with connection.lock:
+            token = self._requests.start(subject, payload, sink, header)
+            if not connection.is_write_due or self._outgoing.size > WRITE_SIZE:
+                connection.write_soon()
         return token
 
     def start_bulk(self, subject: str, payload: bytes, sink: BulkSink) -> str:
-        """The same for a sink that takes many replies at once."""
-        with self._lock:
-            token = self._core.start_bulk(subject, payload, sink)
-            self._write_soon()
+        """As `start`, for a sink that takes many replies at once."""
+        with self._connection.lock:
+            token = self._requests.start_bulk(subject, payload, sink)
+            self._connection.write_soon()
         return token
 
     def start_many(self, messages: Sequence[Draft], sink: WindowSink) -> None:
-        """Send a block of requests with one answer each. It is not kept should there be no connection."""
-        with self._lock:
-            self._core.start_many(messages, sink)
-            self._write_soon()
+        """Send a block of requests with one answer each, over the current connection only."""
+        with self._connection.lock:
+            self._requests.start_many(messages, sink)
+            self._connection.write_soon()
 
     def publish_many(self, messages: Sequence[Draft], replies: Sequence[bytes]) -> None:
-        """Send a block of messages, each with its reply subject. It is not kept should there be no connection."""
-        with self._lock:
-            self._core.publish_many(messages, replies)
-            self._write_soon()
+        """Send a block of messages, each with its reply subject, over the current connection only."""
+        with self._connection.lock:
+            self._outgoing.publish_block(messages, replies)
+            self._connection.write_soon()
 
     def cancel(self, token: str) -> None:
         """Forget a request; later replies are dropped."""
-        with self._lock:
-            self._core.cancel(token)
-
-    def leave_server(self, reason: Error) -> bool:
-        """Give this connection up for one to another server; False if no other is known. `reason` is what users hear.
-
-        For a server that is connected to us and cut off from its cluster, which only requests without answers show.
-        """
-        with self._changed:
-            effects = self._core.leave(reason)
-            self._carry_out(effects)
-        self._tell_news()
-        return bool(effects)
+        with self._connection.lock:
+            self._requests.cancel(token)
 
     def answer(self, subject: str, payload: bytes = b"") -> None:
-        """Publish a few bytes to a reply subject that is used once: quicker than `publish`, and without a wait."""
-        core = self._core
-        with self._lock:
-            core.answer(subject, payload)
-            if not self._is_write_due or core.out_size > WRITE_SIZE:
-                self._write_soon()
+        """Publish a few bytes to a reply subject that is used once: quicker than `publish`, and never waits."""
+        connection, outgoing = self._connection, self._outgoing
+        with connection.lock:
+            outgoing.answer(subject, payload)
+            if not connection.is_write_due or outgoing.size > WRITE_SIZE:
+                connection.write_soon()
+
+    def wait(self, ready: Callable[[], bool], *, timeout: float, what: str) -> None:
+        """Return once `ready()` is true; it is asked now and after each chunk received.
+
+        Raises RequestTimeoutError, which names `what`, or ConnectionLostError if the connection is lost meanwhile.
+        """
+        if not self._connection.until(ready, timeout, epoch=self._session.epoch):
+            raise timed_out(what, timeout)
 
     @property
     def is_full(self) -> bool:
-        """Whether more bytes wait to be sent than allowed: `ready` waits until it is not so."""
-        return self._core.out_size + self._line.unsent > self._bound
+        """Whether too many unsent bytes are pending: `ready` waits for that to end."""
+        connection = self._connection
+        return self._outgoing.size + connection.transport.unsent > connection.max_pending
+
+    def ready(self) -> None:
+        """Wait until the unsent bytes are within their bound."""
+        self._connection.ready()
+
+    def now(self) -> float:
+        """The clock of all timeouts, in seconds."""
+        return time.monotonic()
+
+    def leave_server(self, reason: Error) -> bool:
+        """Drop this connection for one to another server; False if no other is known. `reason` is reported.
+
+        For a server that is connected to us and cut off from its cluster, which only unanswered requests show.
+        """
+        return self._connection.leave(reason)
 
     def spawn(self, main: Callable[[], None], name: str) -> Worker:
-        """Let a function go on by itself, in a thread of its own, no longer than the client lives."""
-        return Worker(self._start_thread(main, name))
+        """Run a function in a thread of its own; what it waits for fails when the client is closed."""
+        return Worker(self._connection.start_thread(main, name))
 
     def run_here(self, call: Callable[[], None]) -> None:
-        """Call that now, or soon if this thread is in the middle of something: for finalizers, which run anywhere."""
-        if isinstance(self._lock, Forked):
-            return  # the parent's connection
-        if self._lock._is_owned():  # type: ignore[attr-defined]
-            self._later.append(call)
-            self._kick.set()
-        else:
-            call()
-
-    # For subscriptions
-
-    def _drained(self, box: Mailbox | None, timeout: float) -> Sequence[Mailbox]:
-        """End one subscription or all when everything the server has for them is here; returns their mailboxes."""
-        with self._lock:
-            answer, epoch = self._core.drain(box), self._core.epoch
-        if not self._until(lambda: answer.is_here, timeout, epoch=epoch):
-            raise timed_out(f"drain of {box.subject!r}" if box else "drain", timeout)
-        return answer.draining
-
-    def _is_handled(self, box: Mailbox) -> bool:
-        """Whether no callback has to do with a subscription that ended; its own thread cannot wait for itself."""
-        return not self._callbacks or box.sid not in self._callbacks or threading.current_thread() is self._caller
-
-    def _unsubscribe(self, box: Mailbox, max_msgs: int) -> None:
-        with self._changed:
-            self._core.unsubscribe(box, max_msgs)
-            self._write()
-            self._stir()
-
-    # Callbacks
-
-    def _call_back(self, subscription: Subscription, callback: Callback) -> None:
-        """From now on the dispatcher reads this subscription. The lock is held."""
-        if self._callbacks is None:
-            self._callbacks = {}
-            self._caller = self._start_thread(self._dispatch, "callbacks")
-        self._callbacks[subscription._box.sid] = (subscription, callback)
-        self._await_call(subscription._box)
-
-    def _await_call(self, box: Mailbox) -> None:
-        if box.is_ready:
-            self._called.append(box.sid)
-        else:
-            box.wake_with(lambda: self._called.append(box.sid))
-
-    def _dispatch(self) -> None:
-        """The dispatcher: pumps until there is something to call back for."""
-        while not self._closing.is_set():
-            try:
-                self._until(lambda: bool(self._called), FOREVER)
-            except Error:
-                return  # closed
-            with self._lock:
-                assert self._callbacks is not None
-                sid = self._called.popleft()
-                subscription, callback = self._callbacks[sid]
-                if not subscription._box.is_ready:  # woken because the connection is gone: the next one brings more
-                    self._await_call(subscription._box)
-                    continue
-                try:
-                    msgs = subscription._box.take_all()
-                except SlowConsumerError:
-                    msgs = []  # reported when the gap began
-                except Error:
-                    del self._callbacks[sid]  # the end
-                    self._stir()
-                    continue
-            for msg in msgs:
-                if self._closing.is_set():
-                    return
-                try:
-                    callback(Message(msg, self))
-                except Exception as exc:  # the top of the user's code
-                    self._callback_failed(subscription.subject, exc)
-            with self._lock:
-                self._await_call(subscription._box)
+        """Call a function now, or soon if this thread holds the lock: for finalizers, which run anywhere."""
+        self._connection.run_here(call)
 
 
 connect = Client.connect

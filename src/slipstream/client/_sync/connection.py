@@ -1,9 +1,27 @@
-"""A `Session` gets a plain socket and the callers' own threads; no event loop, no reader thread.
+"""The blocking driver of a session: a plain socket, read by the threads that wait for it.
 
-Invariants: one lock guards the session; one thread at a time, the pump, reads the socket, and it does so without the
-lock. Whoever waits pumps, or waits for the pump to hand it its answer or the pumping. The keeper, a thread that wakes
-once a second, pumps when nobody else did, sends PINGs and what was left unsent, and reconnects. A socket is closed by
-the pump that reads it or, when there is none, by whoever gives it up.
+Theory of operation. There is no event loop and no reader thread: a round trip costs no thread switch, because the
+thread that waits for a reply reads the socket itself.
+
+- **The lock.** One re-entrant lock guards the session, the transport and all fields. `changed` is a condition on it,
+  notified after every change that a waiting thread may be interested in. No callback of the user runs under the lock:
+  events are queued in `_events` and reported after it was released.
+- **The pump.** `until(ready, timeout)` is the only wait. A thread in it checks `ready()` under the lock; if that is
+  false and no other thread reads, it becomes the pump: it sets `_is_pumping`, releases the lock, blocks in
+  `transport.read`, takes the lock again and hands the bytes to the session. That may complete the wait of any thread,
+  so it notifies all of them; the pump itself looks at its own `ready()` and either leaves, so that another waiting
+  thread takes over, or reads on. All other waiting threads sleep on `changed`.
+- **Writes** happen under the lock, by the thread that publishes: at once when the transport was idle or much is
+  pending, else (in a burst) by the keeper a millisecond later, so that many small frames share a system call. What
+  the socket does not take stays in the transport, and the pump looks for space as well as for bytes.
+- **The keeper** is a daemon thread that wakes once a second, or when it is kicked. It sends what a burst left over,
+  sends keep-alive PINGs, reads if no thread has read for a second (or the server's PINGs would go unanswered), and
+  reconnects. It holds the connection weakly, so that a client which was dropped without `close` can be collected.
+- **Closing a transport** is up to the pump that reads it, since a file descriptor closed under a reader could be
+  reused; whoever gives it up only shuts it down. Without a pump it is closed at once.
+- **After a fork** the child's copy is useless, as the socket is the parent's: its lock is replaced by one that raises.
+
+Invariants: one thread at a time reads the socket, without the lock; the session is used with the lock only.
 """
 
 from __future__ import annotations
@@ -23,350 +41,389 @@ from functools import partial
 from typing import NoReturn, assert_never
 
 from slipstream.client._sync.transport import LONGEST, Transport
-from slipstream.client.base import FOREVER, BaseClient, lost_meanwhile, timed_out
-from slipstream.client.events import ClientEvent, Drop, Effect, Ended, EventHandler, Ready, Report, StartTls
-from slipstream.client.layers.stack import LayerStack, channel_for, tls_layer
+from slipstream.client.base import FOREVER, connection_lost
+from slipstream.client.events import ClientEvent, Drop, Effect, Ended, Ready, Report, StartTls
+from slipstream.client.layers.stack import LayerStack, layers_for, tls_layer
+from slipstream.client.mailbox import Mailbox
 from slipstream.client.options import Options
+from slipstream.client.reporter import Reporter
 from slipstream.client.secrets import read_login
 from slipstream.client.session import Session, State
 from slipstream.errors import ConnectionLostError, CredentialsError, Error, UsageError
 
-WRITE_SIZE = 64 * 1024  # frames are sent when that much has come together,
+WRITE_SIZE = 64 * 1024  # frames are sent when that much is pending,
 IDLE = 0.001  # or at once when nothing was sent for that long, else by the keeper after that time
 KEEPER_INTERVAL = 1.0
 CLOSE_TIMEOUT = 0.5
 
 
-class Connection(BaseClient):
-    """The socket, the threads and the waits of one client."""
+class Connection:
+    """Carries out what one session wants, with the threads that wait for it."""
 
-    def __init__(self, options: Options, on_event: EventHandler | None) -> None:
-        super().__init__()
-        self._core = Session(options, nonce=secrets.token_hex(11))
-        self._on_event = on_event
-        self._bound = options.max_pending_bytes
-        self._lock: threading.RLock | Forked = threading.RLock()
-        self._changed = threading.Condition(self._lock)
-        self._news: deque[ClientEvent] = deque()  # told when the lock is not held
-        self._line = Transport()
+    def __init__(self, options: Options, reporter: Reporter) -> None:
+        self.session = Session(options, nonce=secrets.token_hex(11))
+        self.reporter = reporter
+        self.max_pending = options.max_pending_bytes  # a publisher with more unsent bytes waits
+        self.lock: threading.RLock | ForkedLock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
+        self.is_write_due = False  # the keeper was kicked for it
+        self.closing = threading.Event()
+        self.transport = Transport()
+        self._outgoing = self.session.outgoing
+        self._events: deque[ClientEvent] = deque()  # reported when the lock is not held
         self._is_pumping = False
-        self._is_write_due = False  # the keeper was told
         self._last_write = 0.0
-        self._last_drain = 0.0
+        self._last_read = 0.0  # by the keeper
         self._kick = threading.Event()  # wakes the keeper
-        self._closing = threading.Event()
         self._threads: list[threading.Thread] = []
-        self._later: deque[Callable[[], None]] = deque()  # what finalizers had to put off
-        _clients.add(self)
+        self._deferred: deque[Callable[[], None]] = deque()  # calls of finalizers that ran under the lock
+        _connections.add(self)
 
-    def close(self) -> None:
-        """Send what is pending, end all subscriptions and close the connection. Can be called again."""
-        if isinstance(self._lock, Forked):
-            return  # the parent's connection; our copy of its socket is closed already
-        core, line = self._core, self._line
-        with suppress(Error):  # closed already, or lost on the way
-            self._until(lambda: not core.is_connected or not line.unsent + core.out_size, CLOSE_TIMEOUT)
-        with self._changed:
-            self._carry_out(core.close())
-            self._line.finish(CLOSE_TIMEOUT, is_read=self._is_pumping)
-            self._closing.set()
-            self._kick.set()
-            self._changed.notify_all()
-            if not self._changed.wait_for(lambda: not self._is_pumping, CLOSE_TIMEOUT):
-                self._line.hang_up()
-                self._changed.wait_for(lambda: not self._is_pumping, CLOSE_TIMEOUT)
-            self._line.discard()
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(CLOSE_TIMEOUT)
-        self._tell_news()
+    @property
+    def is_closed(self) -> bool:
+        """Whether the client is closed for good."""
+        return self.session.error is not None
 
     # Waiting
 
-    def wait(self, ready: Callable[[], bool], *, timeout: float, what: str) -> None:
-        """Return once `ready()` is true; it is asked now and after each chunk that was received.
+    def until(self, ready: Callable[[], bool], timeout: float, *, epoch: int | None = None) -> bool:
+        """Wait until `ready()`, which runs under the lock, and pump meanwhile; False when the time is up.
 
-        Raises RequestTimeoutError, which names `what`, or ConnectionLostError if the connection goes meanwhile.
+        Raises if the client is closed, and if the connection of that `epoch` is lost.
         """
-        if not self._until(ready, timeout, epoch=self._core.epoch):
-            raise timed_out(what, timeout)
-
-    def sleep(self, seconds: float) -> None:
-        """Wait for `seconds`; the connection is served meanwhile, and may be lost and made again.
-
-        Raises ConnectionClosedError as soon as the client is closed.
-        """
-        self._until(lambda: False, seconds)
-
-    def ready(self) -> None:
-        """Return when the bytes to be sent are under their bound."""
-        core, bound = self._core, self._bound
-        self._until(lambda: not core.is_connected or self._line.unsent + core.out_size <= bound, FOREVER)
-
-    def now(self) -> float:
-        """The clock of all timeouts, in seconds."""
-        return time.monotonic()
-
-    # The pump
-
-    def _until(self, ready: Callable[[], bool], timeout: float, *, epoch: int | None = None) -> bool:
-        """Pump, or wait for the pump, until `ready()`, which runs under the lock; False when the time is up.
-
-        Raises if the client is closed, and if the connection counted as `epoch` is lost.
-        """
-        core = self._core
+        session = self.session
         deadline = time.monotonic() + timeout
         while True:
-            with self._changed:
-                self._write()
+            with self.changed:
+                self.write()
                 if ready():
                     return True
-                core.check()
-                if epoch is not None and core.epoch != epoch:
-                    raise lost_meanwhile(core)
-                now, due = time.monotonic(), core.timer if core.is_connected else math.inf
+                self._outgoing.check()
+                if epoch is not None and session.epoch != epoch:
+                    raise connection_lost(session)
+                now, due = time.monotonic(), session.timer if session.is_connected else math.inf
                 if now >= due:
-                    self._carry_out(core.tick(now))
+                    self._carry_out(session.tick(now))
                     continue
                 if now >= deadline:
                     return False
                 left = min(deadline, due, now + LONGEST) - now
-                if self._is_pumping or not self._line.is_open:
-                    self._changed.wait(left)
+                if self._is_pumping or not self.transport.is_open:
+                    self.changed.wait(left)
                     continue
-                self._is_pumping, line = True, self._line
-            self._pump(line, left)
+                self._is_pumping, transport = True, self.transport
+            self._pump(transport, left)
 
-    def _pump(self, line: Transport, left: float) -> bool:
-        """Read once, without the lock, and handle what came; whether anything did. The caller set `_is_pumping`."""
+    def _pump(self, transport: Transport, left: float) -> bool:
+        """Read once, without the lock, and handle what arrived; whether anything did. The caller set `_is_pumping`."""
         data: bytes | None = None
         error: Error | None = None
         try:
-            data = line.read(left)
+            data = transport.read(left)
             if data == b"":
                 error = ConnectionLostError("the server closed the connection")
         except OSError as exc:
-            error = ConnectionLostError(f"connection lost: {exc}")
-            error.__cause__ = exc
+            error = _lost(exc)
         finally:
-            with self._changed:
+            with self.changed:
                 self._is_pumping = False
-                if line is not self._line:
-                    line.discard()  # given up while we read it
+                if transport is not self.transport:
+                    transport.discard()  # given up while we read it
                 elif error is not None:
                     self._lost(error)
                 elif data:
-                    self._received(line, data)
-                self._changed.notify_all()
-        self._tell_news()
+                    self._received(transport, data)
+                self.changed.notify_all()
+        self._report_events()
         return bool(data)
 
-    def _stir(self) -> None:
-        """Something changed that did not come from the socket: whoever waits looks again, the pump included."""
-        self._changed.notify_all()
-        if self._is_pumping and self._line.is_open:
-            self._line.nudge()
+    def stir(self) -> None:
+        """Let all waiting threads, the pump included, look again: a change did not come from the socket."""
+        self.changed.notify_all()
+        if self._is_pumping and self.transport.is_open:
+            self.transport.wake()
 
-    def _received(self, line: Transport, data: bytes) -> None:
-        """Handle what arrived. The lock is held."""
-        if line.channel is not None:
-            data = self._unwrapped(line, line.channel, data)
-        if data:
-            self._carry_out(self._core.received(data, time.monotonic()))
-        if self._core.out or self._line.unsent:
-            self._write()
+    def ready(self) -> None:
+        """Wait until the unsent bytes are within their bound."""
+        self.until(
+            lambda: not self._outgoing.is_open or self._outgoing.size + self.transport.unsent <= self.max_pending,
+            FOREVER,
+        )
 
-    def _unwrapped(self, line: Transport, channel: LayerStack, data: bytes) -> bytes:
-        """What arrived as the session understands it; empty while the channel talks to its other end."""
-        was_ready = channel.is_ready
-        try:
-            data = channel.received(data)
-            if channel.is_ready and not was_ready:
-                self._carry_out(self._core.opened())
-            line.speak()
-        except Error as exc:
-            line.speak()  # an alert
-            self._write()
-            if line is self._line:
-                self._lost(exc)
-        return data if line is self._line else b""
+    # Orders of the user
 
-    def _secure(self) -> None:
-        """The server greeted in plain bytes and waits for TLS."""
-        core = self._core
-        try:
-            self._line.channel = LayerStack([tls_layer(core.server, core.options)])
-            self._line.speak()
-        except Error as exc:
-            self._lost(exc)
+    def unsubscribe(self, box: Mailbox, max_msgs: int) -> None:
+        """End a subscription, at once or after `max_msgs` messages in all."""
+        with self.changed:
+            self.session.subscriptions.unsubscribe(box, max_msgs)
+            self.write()
+            self.stir()
 
-    def _write_soon(self) -> None:
-        """At once when much has come together or the line was idle; in a burst the keeper sends what is left over."""
-        if self._core.out_size > WRITE_SIZE or time.monotonic() - self._last_write > IDLE:
-            self._write()
+    def drain_soon(self, box: Mailbox) -> None:
+        """End a subscription after what the server has sent, without waiting for it."""
+        with self.changed:
+            if not box.is_ended and not self.is_closed:
+                self.session.drain(box)
+                self.write()
+                self.stir()
+
+    def leave(self, reason: Error) -> bool:
+        """Drop this connection for one to another server; whether another is known."""
+        with self.changed:
+            effects = self.session.leave(reason)
+            self._carry_out(effects)
+        self._report_events()
+        return bool(effects)
+
+    def close(self) -> None:
+        """Send what is pending, end all subscriptions and close the socket. Can be called again."""
+        if isinstance(self.lock, ForkedLock):
+            return  # the parent's connection; our copy of its socket is closed already
+        session, transport = self.session, self.transport
+        with suppress(Error):  # closed already, or lost meanwhile
+            self.until(lambda: not session.is_connected or not transport.unsent + self._outgoing.size, CLOSE_TIMEOUT)
+        with self.changed:
+            self._carry_out(session.close())
+            self.transport.finish(CLOSE_TIMEOUT, is_read=self._is_pumping)
+            self.closing.set()
+            self._kick.set()
+            self.changed.notify_all()
+            if not self.changed.wait_for(lambda: not self._is_pumping, CLOSE_TIMEOUT):
+                self.transport.hang_up()
+                self.changed.wait_for(lambda: not self._is_pumping, CLOSE_TIMEOUT)
+            self.transport.discard()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(CLOSE_TIMEOUT)
+        self._report_events()
+
+    # Writing
+
+    def write_soon(self) -> None:
+        """Write at once when much is pending or the transport was idle; in a burst the keeper writes what is left."""
+        if self._outgoing.size > WRITE_SIZE or time.monotonic() - self._last_write > IDLE:
+            self.write()
         else:
-            self._is_write_due = True
+            self.is_write_due = True
             self._kick.set()
 
-    def _write(self) -> None:
-        """Give the socket what it takes; the rest stays with the line, and the pump looks out for room."""
-        line, core = self._line, self._core
-        self._is_write_due = False
-        if not line.is_open or not (core.out or line.unsent):
+    def write(self) -> None:
+        """Write as much as the socket takes. The lock is held."""
+        transport, outgoing = self.transport, self._outgoing
+        self.is_write_due = False
+        if not transport.is_open or not (outgoing.frames or transport.unsent):
             return
-        was_full = bool(line.unsent)
+        was_full = bool(transport.unsent)
         try:
-            while core.out or line.unsent:
-                if not line.unsent:
-                    line.put(core.take())
-                if not line.write():
+            while outgoing.frames or transport.unsent:
+                if not transport.unsent:
+                    transport.put(outgoing.take())
+                if not transport.write():
                     if self._is_pumping:
-                        line.nudge()
+                        transport.wake()  # it must look for space from now on
                     break
             else:
                 if was_full:
-                    self._changed.notify_all()  # others wait for room
+                    self.changed.notify_all()  # others wait for space
         except OSError as exc:
-            error = ConnectionLostError(f"connection lost: {exc}")
-            error.__cause__ = exc
-            self._lost(error)
+            self._lost(_lost(exc))
         self._last_write = time.monotonic()
 
-    # The connection
+    # Connecting
 
-    def _open(self) -> None:
+    def open(self) -> None:
         """Connect for the first time, or raise the reason why not."""
         try:
             self._connect()
         except BaseException:
             self.close()
             raise
-        if self._core.error is not None:
-            raise self._core.error
-        self._start_thread(partial(keeper, weakref.ref(self), self._kick), "keeper")
+        if self.session.error is not None:
+            raise self.session.error
+        self.start_thread(partial(_run_keeper, weakref.ref(self), self._kick), "keeper")
 
     def _connect(self) -> None:
-        """Try servers until one accepts us or none is left."""
-        core = self._core
-        while core.state in (State.IDLE, State.WAITING):
-            pause = core.timer - time.monotonic()
-            if core.state is State.WAITING and pause > 0:
-                self._closing.wait(pause)
+        """Try servers until one accepts the connection or none is left."""
+        session = self.session
+        while session.state in (State.IDLE, State.WAITING):
+            pause = session.timer - time.monotonic()
+            if session.state is State.WAITING and pause > 0:
+                self.closing.wait(pause)
             self._dial()
-        self._tell_news()
+        self._report_events()
 
     def _dial(self) -> None:
-        """Try one server; how it ended is in the state."""
-        core = self._core
-        with self._lock:
+        """Try one server; the outcome is in the state."""
+        session = self.session
+        with self.lock:
             if self.is_closed:
                 return
-            server = core.dial(time.monotonic())
+            server = session.dial(time.monotonic())
         try:
-            core.login = read_login(core.options)
-            channel = channel_for(server, core.options, random=secrets.token_bytes)
-            sock = socket.create_connection((server.host, server.port), timeout=core.options.timeout)
+            session.login = read_login(session.options)
+            layers = layers_for(server, session.options, random=secrets.token_bytes)
+            sock = socket.create_connection((server.host, server.port), timeout=session.options.timeout)
         except TimeoutError:
-            with self._lock:
-                self._carry_out(core.tick(core.timer))
+            with self.lock:
+                self._carry_out(session.tick(session.timer))
             return
         except CredentialsError as exc:
-            with self._changed:
+            with self.changed:
                 self._lost(exc)
             return
-        except (OSError, ValueError, OverflowError) as exc:  # of names and ports that cannot be
+        except (OSError, ValueError, OverflowError) as exc:  # ValueError and OverflowError: impossible names and ports
             error = ConnectionLostError(f"{server}: {exc}")
             error.__cause__ = exc
-            with self._changed:
+            with self.changed:
                 self._lost(error)
             return
-        with self._lock:
+        with self.lock:
             if self.is_closed:
                 sock.close()
                 return
-            self._line = Transport(sock, channel)
-            if channel is None:
-                core.opened()
+            self.transport = Transport(sock, layers)
+            if layers is None:
+                session.opened()
             else:
-                self._line.speak()
-        if not self._until(lambda: not core.is_trying, core.timer - time.monotonic()):
-            with self._lock:
-                self._carry_out(core.tick(core.timer))
+                self.transport.put_layers()
+        if not self.until(lambda: not session.is_trying, session.timer - time.monotonic()):
+            with self.lock:
+                self._carry_out(session.tick(session.timer))
+
+    # What happens to the socket; the lock is held
+
+    def _received(self, transport: Transport, data: bytes) -> None:
+        """A chunk arrived."""
+        if transport.layers is not None:
+            data = self._unwrapped(transport, transport.layers, data)
+        if data:
+            self._carry_out(self.session.received(data, time.monotonic()))
+        if self._outgoing.frames or self.transport.unsent:
+            self.write()
+
+    def _unwrapped(self, transport: Transport, layers: LayerStack, data: bytes) -> bytes:
+        """The session's part of what arrived; empty while the layers shake hands."""
+        was_ready = layers.is_ready
+        try:
+            data = layers.received(data)
+            if layers.is_ready and not was_ready:
+                self._carry_out(self.session.opened())
+            transport.put_layers()
+        except Error as exc:
+            transport.put_layers()  # a TLS alert
+            self.write()
+            if transport is self.transport:
+                self._lost(exc)
+        return data if transport is self.transport else b""
+
+    def _start_tls(self) -> None:
+        """The server sent INFO in plain bytes and waits for TLS."""
+        session = self.session
+        try:
+            self.transport.layers = LayerStack([tls_layer(session.server, session.options)])
+            self.transport.put_layers()
+        except Error as exc:
+            self._lost(exc)
 
     def _lost(self, error: Error) -> None:
-        """The socket is of no use any more. The lock is held."""
-        self._give_up_line()
+        """The socket is of no use any more."""
+        self._give_up_transport()
         if not self.is_closed:
-            self._carry_out(self._core.lost(error, now=time.monotonic(), random=random.random()))
+            self._carry_out(self.session.lost(error, now=time.monotonic(), random=random.random()))
         self._kick.set()
-        self._changed.notify_all()
+        self.changed.notify_all()
 
-    def _give_up_line(self) -> None:
-        line, self._line = self._line, Transport()
+    def _give_up_transport(self) -> None:
+        transport, self.transport = self.transport, Transport()
         if self._is_pumping:
-            line.hang_up()  # wakes the pump, which discards it
+            transport.hang_up()  # wakes the pump, which discards it
         else:
-            line.discard()
+            transport.discard()
 
     def _carry_out(self, effects: list[Effect]) -> None:
         for effect in effects:
             if isinstance(effect, Drop):
                 self._lost(effect.error)
             elif isinstance(effect, StartTls):
-                self._secure()
+                self._start_tls()
             elif isinstance(effect, Report):
-                self._news.append(effect.event)
+                self._events.append(effect.event)
             elif isinstance(effect, Ready | Ended):
-                self._changed.notify_all()
+                self.changed.notify_all()
             else:
                 assert_never(effect)
 
-    def _tell_news(self) -> None:
-        while self._news:
+    def _report_events(self) -> None:
+        """Report what happened. The lock is not held."""
+        while self._events:
             try:
-                event = self._news.popleft()
+                event = self._events.popleft()
             except IndexError:  # another thread was quicker
                 return
-            self._tell(event)
+            self.reporter.report(event)
 
-    # The keeper
+    # Threads
 
-    def _keep(self) -> None:
-        """What nobody else may be there to do: send, ping, read, reconnect."""
-        while self._later:
-            self._later.popleft()()
-        with self._lock:
-            self._write()
-            self._carry_out(self._core.tick(time.monotonic()))
-            self._write()
-        if self._core.state is State.WAITING:
+    def keep(self) -> None:
+        """One turn of the keeper: write, ping, read and reconnect, where no other thread does."""
+        while self._deferred:
+            self._deferred.popleft()()
+        with self.lock:
+            self.write()
+            self._carry_out(self.session.tick(time.monotonic()))
+            self.write()
+        if self.session.state is State.WAITING:
             with suppress(Error):  # closed meanwhile
                 self._connect()
-        elif time.monotonic() - self._last_drain >= KEEPER_INTERVAL:
-            self._drain()
-        self._tell_news()
+        elif time.monotonic() - self._last_read >= KEEPER_INTERVAL:
+            self._read_all()
+        self._report_events()
 
-    def _drain(self) -> None:
-        """Read all there is, unless somebody pumps anyway."""
+    def _read_all(self) -> None:
+        """Read all that has arrived, unless another thread pumps."""
         while True:
-            self._last_drain = time.monotonic()
-            with self._lock:
-                if self._is_pumping or not self._line.is_open:
+            self._last_read = time.monotonic()
+            with self.lock:
+                if self._is_pumping or not self.transport.is_open:
                     return
-                self._is_pumping, line = True, self._line
-            if not self._pump(line, 0.0):
+                self._is_pumping, transport = True, self.transport
+            if not self._pump(transport, 0.0):
                 return
 
-    def _start_thread(self, target: Callable[[], None], name: str) -> threading.Thread:
+    def start_thread(self, target: Callable[[], None], name: str) -> threading.Thread:
+        """Start a thread, which `close` joins."""
         thread = threading.Thread(target=target, name=f"slipstream {name}", daemon=True)
-        with self._lock:
+        with self.lock:
             self._threads = [*(one for one in self._threads if one.is_alive()), thread]
         thread.start()
         return thread
 
+    def run_here(self, call: Callable[[], None]) -> None:
+        """Call a function now, or let the keeper do it if this thread holds the lock: finalizers run anywhere."""
+        if isinstance(self.lock, ForkedLock):
+            return  # the parent's connection
+        if self._holds_lock():
+            self._deferred.append(call)
+            self._kick.set()
+        else:
+            call()
 
-class Forked:
-    """Takes the place of the lock in a forked child, where the connection is the parent's."""
+    def _holds_lock(self) -> bool:
+        try:
+            self.changed.notify(0)  # wakes no thread, and raises unless this one holds the lock
+        except RuntimeError:
+            return False
+        return True
+
+    def forget_after_fork(self) -> None:
+        """In the child process: close our copies of the descriptors, and let every call raise."""
+        self.lock = ForkedLock()
+        self.changed = self.lock  # type: ignore[assignment]
+        self.transport.discard()
+
+
+class ForkedLock:
+    """The lock of a connection in a forked child, where the connection is the parent's."""
 
     def __enter__(self) -> NoReturn:
         raise UsageError(
@@ -376,29 +433,33 @@ class Forked:
     def __exit__(self, *_: object) -> None: ...
 
 
-_clients: weakref.WeakSet[Connection] = weakref.WeakSet()
+_connections: weakref.WeakSet[Connection] = weakref.WeakSet()
 
 
 def _forget_after_fork() -> None:
-    for client in list(_clients):
-        client._lock = Forked()
-        client._changed = client._lock  # type: ignore[assignment]
-        client._line.discard()  # our copies of the descriptors; the connection itself goes on in the parent
-    _clients.clear()
+    for connection in list(_connections):
+        connection.forget_after_fork()
+    _connections.clear()
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_after_fork)
 
 
-def keeper(ref: weakref.ref[Connection], kick: threading.Event) -> None:
-    """The keeper's thread. It holds the client only while it works, so a client that nobody has any more can go."""
+def _run_keeper(ref: weakref.ref[Connection], kick: threading.Event) -> None:
+    """The keeper's thread. It holds the connection only while it works, so that a dropped client can be collected."""
     while True:
         if kick.wait(KEEPER_INTERVAL):
             kick.clear()
-            time.sleep(IDLE)  # let a burst come together
-        client = ref()
-        if client is None or client._closing.is_set() or client.is_closed:
+            time.sleep(IDLE)  # more of a burst may be pending then
+        connection = ref()
+        if connection is None or connection.closing.is_set() or connection.is_closed:
             return
-        client._keep()
-        del client
+        connection.keep()
+        del connection
+
+
+def _lost(exc: OSError) -> ConnectionLostError:
+    error = ConnectionLostError(f"connection lost: {exc}")
+    error.__cause__ = exc
+    return error

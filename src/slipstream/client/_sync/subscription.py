@@ -1,39 +1,121 @@
-"""What blocking readers hold: messages, and subscriptions to take them from, by any thread."""
+"""Messages and subscriptions of the blocking driver, and the thread that calls back.
+
+Invariant: waiting and taking are one step under the lock, so that several threads may read one subscription.
+"""
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import Protocol, Self, TypeVar
 
-from slipstream.client.base import FOREVER, BaseMessage, HeadersLike, not_taken, timed_out
+from slipstream.client._sync.connection import Connection
+from slipstream.client.base import FOREVER, BaseMessage, HeadersLike, drain_timeout, timed_out
 from slipstream.client.mailbox import Mailbox
 from slipstream.client.raw_columns import Packed
+from slipstream.errors import Error, SlowConsumerError
 from slipstream.wire import Msg
-
-if TYPE_CHECKING:
-    from slipstream.client._sync.client import Client
 
 T = TypeVar("T")
 
 
-class Message(BaseMessage["Client"]):
+class SubscriptionClient(Protocol):
+    """What messages and subscriptions need of their client."""
+
+    def publish(
+        self, subject: str, payload: bytes = b"", *, reply: str = "", headers: HeadersLike | None = None
+    ) -> None: ...
+
+    def wait(self, ready: Callable[[], bool], *, timeout: float, what: str) -> None: ...
+
+    def now(self) -> float: ...
+
+    @property
+    def is_closed(self) -> bool: ...
+
+
+class Message(BaseMessage[SubscriptionClient]):
     """One message."""
 
     def respond(self, payload: bytes = b"", *, headers: HeadersLike | None = None) -> None:
-        """Publish an answer to whoever asked."""
+        """Publish an answer to the reply subject."""
         self._client.publish(self._answer_to(), payload, headers=headers)
 
 
 Callback = Callable[[Message], None]
 
 
-class Subscription:
-    """Messages of one subject: `for message in subscription`, `next`, or `next_chunk` for all that is there."""
+class Dispatcher:
+    """Calls back for all subscriptions of a client, in one thread, which is started for the first of them."""
 
-    def __init__(self, client: Client, box: Mailbox) -> None:
+    def __init__(self, client: SubscriptionClient, connection: Connection) -> None:
         self._client = client
+        self._connection = connection
+        self._callbacks: dict[bytes, tuple[Mailbox, Callback]] = {}
+        self._ready: deque[bytes] = deque()  # sids with messages for their callback
+        self._thread: threading.Thread | None = None
+
+    def add(self, box: Mailbox, callback: Callback) -> None:
+        """Read this mailbox from now on. The lock is held."""
+        if self._thread is None:
+            self._thread = self._connection.start_thread(self._run, "callbacks")
+        self._callbacks[box.sid] = (box, callback)
+        self._await(box)
+
+    def has_handled(self, box: Mailbox) -> bool:
+        """Whether no callback will be called for a subscription that ended; its own thread cannot wait for itself."""
+        return box.sid not in self._callbacks or threading.current_thread() is self._thread
+
+    def _await(self, box: Mailbox) -> None:
+        if box.is_ready:
+            self._ready.append(box.sid)
+        else:
+            box.wake_with(lambda: self._ready.append(box.sid))
+
+    def _run(self) -> None:
+        connection, client = self._connection, self._client
+        while not connection.closing.is_set():
+            try:
+                connection.until(lambda: bool(self._ready), FOREVER)
+            except Error:
+                return  # closed
+            with connection.lock:
+                sid = self._ready.popleft()
+                box, callback = self._callbacks[sid]
+                if not box.is_ready:  # woken because the connection is lost: the next one brings more
+                    self._await(box)
+                    continue
+                try:
+                    msgs = box.take_all()
+                except SlowConsumerError:
+                    msgs = []  # reported when the gap began
+                except Error:
+                    del self._callbacks[sid]  # the end
+                    connection.stir()
+                    continue
+            for msg in msgs:
+                if connection.closing.is_set():
+                    return
+                try:
+                    callback(Message(msg, client))
+                except Exception as exc:  # the user's code
+                    connection.reporter.callback_failed(str(connection.session.server), box.subject, exc)
+            with connection.lock:
+                self._await(box)
+
+
+class Subscription:
+    """Messages of one subject: `for message in subscription`, `next`, or `next_chunk` for all that arrived."""
+
+    def __init__(
+        self, client: SubscriptionClient, connection: Connection, box: Mailbox, dispatcher: Dispatcher | None = None
+    ) -> None:
+        self._client = client
+        self._connection = connection
         self._box = box
+        self._dispatcher = dispatcher  # of its callback, if it has one
 
     @property
     def subject(self) -> str:
@@ -47,7 +129,7 @@ class Subscription:
 
     @property
     def dropped(self) -> int:
-        """Messages that were dropped because too many waited to be taken."""
+        """Messages that were dropped because too many were pending."""
         return self._box.dropped
 
     def __enter__(self) -> Self:
@@ -63,7 +145,7 @@ class Subscription:
 
     def __next__(self) -> Message:
         box, client = self._box, self._client
-        with client._lock:
+        with self._connection.lock:
             if box.items:
                 return Message(box.take(), client)
         msg = self._take(lambda: None if box.is_over else box.take(), FOREVER)
@@ -76,70 +158,73 @@ class Subscription:
         return Message(self._take(self._box.take, timeout), self._client)
 
     def next_chunk(self, *, timeout: float = 5.0) -> list[Message]:
-        """Every message that is there, at least one. Raises as `next` does."""
+        """Every message that has arrived, at least one. Raises as `next` does."""
         return [Message(msg, self._client) for msg in self._take(self._box.take_all, timeout)]
 
-    def next_msgs(self, *, timeout: float, epoch: int) -> list[Msg]:
-        """As `next_chunk`, as the parser made them, for the rooms above. Raises ConnectionLostError once all is taken
-        and the connection is not the one counted as `epoch` any more."""
-        return self._take(self._box.take_all, timeout, epoch)
-
-    def next_pieces(self, *, timeout: float, epoch: int) -> list[list[Msg] | Packed]:
-        """As `next_msgs`, with packs as they came, once `pack` was called."""
-        return self._take(self._box.take_pieces, timeout, epoch)
-
-    def pack(self, reply_prefix: str) -> None:
-        """Have messages with such reply subjects in packs from now on: for rooms above that take many at once."""
-        with self._client._lock:
-            self._client._core.pack(self._box, reply_prefix)
-
-    def next_msg(self, *, timeout: float, epoch: int) -> Msg:
-        """The same for one: others may wait for the rest."""
-        return self._take(self._box.take, timeout, epoch)
-
-    def take_now(self) -> list[Msg]:
-        """What is here, without waiting; nothing if that is nothing."""
-        with self._client._lock:
-            return self._box.take_all() if self._box.items else []
-
-    @property
-    def is_ended(self) -> bool:
-        """Whether nothing more will come; what is here can still be taken."""
-        return self._box.is_ended
-
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing is here and nothing will come."""
-        return self._box.is_ended and not self._box.items
-
-    def drain_soon(self) -> None:
-        """End the subscription as `drain` does, without waiting for it: what the server has sent can be taken later."""
-        client = self._client
-        with client._changed:
-            if not self._box.is_ended and not client.is_closed:
-                client._core.drain(self._box)
-                client._write()
-                client._stir()
-
-    def end(self) -> None:
-        """End the subscription at once, as `unsubscribe` does, wherever there is no way to wait."""
-        if not self._client.is_closed:
-            self._client._unsubscribe(self._box, 0)
-
     def unsubscribe(self, max_msgs: int = 0) -> None:
-        """End the subscription, at once or after `max_msgs` messages in all. What is there can still be taken."""
-        self._client._unsubscribe(self._box, max_msgs)
+        """End the subscription, at once or after `max_msgs` messages in all. Pending messages can still be taken."""
+        self._connection.unsubscribe(self._box, max_msgs)
 
     def drain(self, *, timeout: float = 5.0) -> None:
         """End the subscription after everything that the server has sent for it.
 
-        Returns when all of it is here and, with a callback, handled; iteration ends after what is here.
+        Returns when all of it has arrived and, with a callback, was handled; iteration ends after what is pending.
         """
-        client, box = self._client, self._box
+        client, connection, box, dispatcher = self._client, self._connection, self._box, self._dispatcher
         deadline = client.now() + timeout
-        client._drained(box, timeout)
-        if not client._until(lambda: client._is_handled(box), max(0.0, deadline - client.now())):
-            raise not_taken([box], timeout)
+        with connection.lock:
+            ping, epoch = connection.session.drain(box), connection.session.epoch
+        if not connection.until(lambda: ping.is_answered, timeout, epoch=epoch):
+            raise timed_out(f"drain of {box.subject!r}", timeout)
+        if dispatcher is None:
+            return
+        if not connection.until(lambda: dispatcher.has_handled(box), max(0.0, deadline - client.now())):
+            raise drain_timeout([box], timeout)
+
+    # For the layers above, which take the parser's events
+
+    def next_msg(self, *, timeout: float, epoch: int) -> Msg:
+        """As `next`. Raises ConnectionLostError once all is taken and the connection of that `epoch` is lost."""
+        return self._take(self._box.take, timeout, epoch)
+
+    def next_msgs(self, *, timeout: float, epoch: int) -> list[Msg]:
+        """As `next_chunk`. Raises as `next_msg` does."""
+        return self._take(self._box.take_all, timeout, epoch)
+
+    def next_pieces(self, *, timeout: float, epoch: int) -> list[list[Msg] | Packed]:
+        """As `next_msgs`, with messages in columns where `pack` asked for them."""
+        return self._take(self._box.take_pieces, timeout, epoch)
+
+    def pack(self, reply_prefix: str) -> None:
+        """Deliver messages with such reply subjects in columns from now on."""
+        with self._connection.lock:
+            self._connection.session.subscriptions.pack(self._box, reply_prefix)
+
+    def take_now(self) -> list[Msg]:
+        """Every message that has arrived, perhaps none, without waiting."""
+        with self._connection.lock:
+            return self._box.take_all() if self._box.items else []
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether no more messages will arrive; pending ones can still be taken."""
+        return self._box.is_ended
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is pending and no more messages will arrive."""
+        return self._box.is_ended and not self._box.items
+
+    def drain_soon(self) -> None:
+        """End the subscription as `drain` does, without waiting: what the server has sent can be taken later."""
+        self._connection.drain_soon(self._box)
+
+    def end(self) -> None:
+        """End the subscription at once, as `unsubscribe` does, where there is no way to wait."""
+        if not self._client.is_closed:
+            self._connection.unsubscribe(self._box, 0)
+
+    # Waiting
 
     def _take(self, take: Callable[[], T], timeout: float, epoch: int | None = None) -> T:
         """Wait until there is something and take it, in one step under the lock: another thread may read as well."""
@@ -150,6 +235,6 @@ class Subscription:
                 taken.append(take())
             return bool(taken)
 
-        if not self._client._until(ready, timeout, epoch=epoch):
+        if not self._connection.until(ready, timeout, epoch=epoch):
             raise timed_out(f"subscription of {self.subject!r}", timeout)
         return taken[0]

@@ -1,4 +1,4 @@
-"""A socket that does not block, with a way to wake the thread that waits for it."""
+"""A non-blocking socket with the layers (TLS, WebSocket) of one connection, and a way to wake its reader."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from contextlib import suppress
 from slipstream.client.layers.stack import LayerStack
 
 READ_SIZE = 64 * 1024
-LONGEST = 1e6  # seconds: what the operating system's waits take
+LONGEST = 1e6  # seconds: the longest wait that operating systems take
 
 
 class Transport:
-    """A socket that does not block, with a way to wake whoever waits for it. Without a socket: not connected."""
+    """One socket, or none: not connected. The connection's lock guards all but `read`, which is the pump's."""
 
-    def __init__(self, sock: socket.socket | None = None, channel: LayerStack | None = None) -> None:
+    def __init__(self, sock: socket.socket | None = None, layers: LayerStack | None = None) -> None:
         self._sock = sock
-        self.channel = channel  # None: plain bytes
+        self.layers = layers  # None: plain bytes
         self._rest = memoryview(b"")
-        self._wants_room = False
+        self._awaits_space = False  # the selector looks for space in the socket's buffer, too
         if sock is None:
             return
         sock.setblocking(False)
@@ -33,26 +33,28 @@ class Transport:
 
     @property
     def is_open(self) -> bool:
+        """Whether there is a socket."""
         return self._sock is not None
 
     @property
     def unsent(self) -> int:
+        """Bytes that the socket did not take yet."""
         return len(self._rest)
 
     def put(self, data: bytes) -> None:
-        """Take what the session sends; nothing else is unsent."""
-        if self.channel is not None:
-            self.channel.send(data)
-            data = self.channel.take()
+        """Take bytes of the session, to be written next; nothing else is unsent."""
+        if self.layers is not None:
+            self.layers.send(data)
+            data = self.layers.take()
         self._rest = memoryview(data)
 
-    def speak(self) -> None:
-        """Take what the channel itself has to say, behind what is unsent."""
-        if self.channel is not None and (data := self.channel.take()):
+    def put_layers(self) -> None:
+        """Take what the layers themselves have to say (handshakes, alerts), behind what is unsent."""
+        if self.layers is not None and (data := self.layers.take()):
             self._rest = memoryview(bytes(self._rest) + data)
 
     def write(self) -> bool:
-        """Send the rest; False when the socket did not take all of it."""
+        """Write what is unsent; False when the socket did not take all of it."""
         assert self._sock is not None
         try:
             while self._rest:
@@ -62,16 +64,16 @@ class Transport:
         return True
 
     def read(self, timeout: float) -> bytes | None:
-        """What has arrived, after waiting for it; None when nothing has, or when it is worth looking around again."""
+        """Wait for bytes and read them; None after `timeout`, when woken, and when there is space to write."""
         sock = self._sock
         assert sock is not None
         try:
             return sock.recv(READ_SIZE)
         except BlockingIOError:
             pass
-        if self._wants_room != bool(self._rest):
-            self._wants_room = not self._wants_room
-            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._wants_room else 0)
+        if self._awaits_space != bool(self._rest):
+            self._awaits_space = not self._awaits_space
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._awaits_space else 0)
             self._selector.modify(sock, events)
         for key, events in self._selector.select(min(timeout, LONGEST)):
             if key.fileobj is self._woken:
@@ -80,25 +82,25 @@ class Transport:
                 return sock.recv(READ_SIZE)
         return None
 
-    def nudge(self) -> None:
+    def wake(self) -> None:
         """Wake the thread in `read`."""
-        with suppress(BlockingIOError):  # plenty of wake-ups wait already
+        with suppress(BlockingIOError):  # full of wake-ups already
             self._waker.send(b"!")
 
     def hang_up(self) -> None:
-        """End the connection; the thread in `read` notices."""
+        """Shut the connection down; the thread in `read` notices."""
         if self._sock is not None:
             with suppress(OSError):  # the peer was quicker
                 self._sock.shutdown(socket.SHUT_RDWR)
 
     def finish(self, timeout: float, *, is_read: bool) -> None:
-        """Wait until the server hangs up: closing with its bytes unread could take our last ones with them."""
+        """Wait until the server closes: closing with its bytes unread could discard our last ones."""
         if self._sock is None:
             return
-        with suppress(OSError):  # it hung up hard, or not in time
-            if self.channel is not None:
-                self.channel.finish()
-                self.speak()
+        with suppress(OSError):  # reset by the server, or not closed in time
+            if self.layers is not None:
+                self.layers.finish()
+                self.put_layers()
                 self.write()
             self._sock.shutdown(socket.SHUT_WR)
             self._sock.settimeout(timeout)
@@ -106,7 +108,7 @@ class Transport:
                 pass
 
     def discard(self) -> None:
-        """Close everything; nobody reads any more."""
+        """Close everything; no thread reads any more."""
         if self._sock is not None:
             self._selector.close()
             self._waker.close()

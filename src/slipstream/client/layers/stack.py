@@ -6,39 +6,11 @@ Invariant: an upper layer says nothing before the one below it is ready, and hea
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
+from slipstream.client.address import Address
+from slipstream.client.layers.layer import Layer
 from slipstream.client.layers.websocket import WebSocket
-from slipstream.client.options import Address, Options
-
-
-class Layer(Protocol):
-    """One way of wrapping bytes. What it has to send, its own words and wrapped ones, waits until it is taken."""
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether its handshake is done."""
-        ...
-
-    def begin(self) -> None:
-        """Start the handshake: what lies below is ready."""
-        ...
-
-    def received(self, data: bytes) -> bytes:
-        """Unwrap what arrived. Raises an Error when the connection is of no use any more."""
-        ...
-
-    def send(self, data: bytes) -> None:
-        """Wrap what is to be sent."""
-        ...
-
-    def finish(self) -> None:
-        """Say that nothing follows."""
-        ...
-
-    def take(self) -> bytes:
-        """The wrapped bytes so far."""
-        ...
+from slipstream.client.options import Options
 
 
 class LayerStack:
@@ -69,7 +41,7 @@ class LayerStack:
         return data
 
     def send(self, data: bytes) -> None:
-        """What the session sends; the channel is ready."""
+        """What the session sends; the layers are ready."""
         self._layers[-1].send(data)
 
     def finish(self) -> None:
@@ -90,7 +62,7 @@ class LayerStack:
                 self._layers[index - 1].send(data)
 
 
-def channel_for(server: Address, options: Options, *, random: Callable[[int], bytes]) -> LayerStack | None:
+def layers_for(server: Address, options: Options, *, random: Callable[[int], bytes]) -> LayerStack | None:
     """What a connection to `server` begins with; None for plain bytes. TLS after INFO comes later, if at all."""
     layers: list[Layer] = []
     if server.scheme == "wss" or (options.tls_first and not server.is_websocket):

@@ -12,8 +12,8 @@ import ssl
 from contextlib import suppress
 from dataclasses import dataclass
 
+from slipstream.client.address import Address
 from slipstream.client.auth import Path
-from slipstream.client.options import Address
 from slipstream.errors import ConnectionLostError, CredentialsError, TlsError
 
 READ_SIZE = 256 * 1024
