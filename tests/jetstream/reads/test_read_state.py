@@ -10,8 +10,10 @@ import pytest
 from slipstream import connect
 from slipstream.api import StreamConfig, StreamInfo, StreamSource, StreamState, SubjectTransform
 from slipstream.client.base import BaseClient
+from slipstream.client.reporter import Reporter
 from slipstream.errors import Error, MessageNotFoundError
 from slipstream.jetstream.reads.read_state import GENERATION_AGE, ReadState, ReadStats, StreamCache
+from tests.client.test_session import connected
 from tests.conformance.test_streams import config
 
 
@@ -50,7 +52,7 @@ def test_a_session_may_know_more() -> None:
 
 
 def test_contexts_of_one_connection_share_their_read_state() -> None:
-    one, other = BaseClient(), BaseClient()
+    one, other = (BaseClient(connected(), Reporter(None)) for _ in range(2))
     assert one.shared(ReadState) is one.shared(ReadState)
     assert one.shared(ReadState) is not other.shared(ReadState)
 
