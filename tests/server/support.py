@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -10,6 +11,8 @@ import msgspec
 from slipstream.server.engine.auth.authenticator import Verify, nobody_signs
 from slipstream.server.engine.engine import Engine, Settings
 from slipstream.server.engine.ports import Store
+from slipstream.server.options import ServerOptions
+from slipstream.server.server import engine_settings
 from slipstream.server.store.memory.store import MemoryStore
 from slipstream.wire import Event, Headers, Msg, Parser, Side, parse_status, pub
 
@@ -84,6 +87,12 @@ class Client:
         return self.ask(f"$JS.API.DIRECT.GET.{stream}", body)
 
 
+def make_settings(**changes: Any) -> Settings:
+    """The settings of a server with the default options, and an id that is always the same."""
+    settings = engine_settings(ServerOptions(port=4222), None)
+    return replace(settings, **{"server_id": "SLIPSTREAM", "server_name": "slipstream", "slipstream": "", **changes})
+
+
 class Rig:
     """An engine, its store, the time, and clients."""
 
@@ -99,7 +108,12 @@ class Rig:
         self.now = now
         self.store: Store = store if store is not None else MemoryStore()
         self.engine = Engine(
-            Settings(**settings), file=self.store, memory=self.store, rng=random.Random(seed), now=now, verify=verify
+            make_settings(**settings),
+            file=self.store,
+            memory=self.store,
+            rng=random.Random(seed),
+            now=now,
+            verify=verify,
         )
         self._clients: dict[int, Client] = {}
 
@@ -134,7 +148,7 @@ class Rig:
             client = self._clients[session.cid]
             client.feed(b"".join(session.out))
             session.out.clear()
-            session.out_capacity = self.engine.settings.max_pending
+            session.out_capacity = self.engine.settings.max_pending_bytes
             if session.closed:
                 client.closed = True
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from slipstream.errors import StoreError
 from slipstream.server.store.memory.store import MemoryStore
 from slipstream.wire import Headers
-from tests.server.support import Client, Rig, sequences
+from tests.server.support import Client, Rig, make_settings, sequences
 
 
 @pytest.fixture
@@ -162,10 +162,10 @@ def test_each_store_holds_back_only_its_own_answers() -> None:
     """File and memory streams commit on their own; a slow disk does not delay a memory stream."""
     import random
 
-    from slipstream.server.engine.engine import Engine, Settings
+    from slipstream.server.engine.engine import Engine
 
     rig = Rig()
-    rig.engine = Engine(Settings(), file=MemoryStore(), memory=MemoryStore(), rng=random.Random(1), now=rig.now)
+    rig.engine = Engine(make_settings(), file=MemoryStore(), memory=MemoryStore(), rng=random.Random(1), now=rig.now)
     client = rig.client()
     client.create("F", storage="file")
     client.create("M", storage="memory")

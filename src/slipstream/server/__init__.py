@@ -3,7 +3,7 @@
 from slipstream.server.engine.auth.account_limits import AccountLimits
 from slipstream.server.engine.auth.users import AccountOptions, Permissions, Responses, User
 from slipstream.server.loop.upstream import Upstream
-from slipstream.server.options import ServerOptions, TlsOptions, WebSocketOptions
+from slipstream.server.options import ServerOptions, WebSocketOptions
 from slipstream.server.server import Server
 
 __all__ = [
@@ -13,7 +13,6 @@ __all__ = [
     "Responses",
     "Server",
     "ServerOptions",
-    "TlsOptions",
     "Upstream",
     "User",
     "WebSocketOptions",

@@ -1,145 +1,316 @@
-"""Everything that a server can be told, as one value: what a call, a configuration file and a command line become.
+"""The options of a server, each declared once: name, default, meaning, configuration key and flag.
 
-Times in seconds, sizes in bytes; -1 is no limit. A port of 0 or -1 takes a free one.
+`Server(...)` takes the fields of `ServerOptions`; `process.conf.load` reads them from a configuration file by `keys`,
+`process.flags` from a command line by `flags`, and `--help` and docs/reference/server.md are printed from the same
+declarations. Names in Python are those of `connect()` where both sides have the option; keys and flags are
+nats-server's.
+
+Times are in seconds, sizes in bytes; -1 means no limit. Port 0 (or -1) takes a free port.
 """
 
 from __future__ import annotations
 
-import os
 import ssl
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Self
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import KW_ONLY, dataclass, field, fields
+from types import UnionType
+from typing import Any, NamedTuple, Self, TypeVar, Union, cast, get_args, get_origin, get_type_hints, overload
 
 from slipstream.errors import UsageError
 from slipstream.server.engine.auth.account_limits import AccountLimits
 from slipstream.server.engine.auth.authenticator import Authenticator
-from slipstream.server.engine.auth.users import SYSTEM_ACCOUNT, AccountOptions, User, check_users
+from slipstream.server.engine.auth.users import DEFAULT_ACCOUNT, SYSTEM_ACCOUNT, AccountOptions, User, check_users
 from slipstream.server.loop.signatures import verify
-from slipstream.server.loop.tls import PathLike, Tls, settings
-from slipstream.server.loop.upstream import Upstream
+from slipstream.server.loop.tls import PathLike, Tls, make_tls
+from slipstream.server.loop.upstream import UpstreamLike, named
+from slipstream.wire import is_valid_subject
 
 LOOPBACK = "127.0.0.1"
-CLIENT_PORT = 4222
+
+_T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TlsOptions:
-    """How TLS is spoken: with files, or with a context that is ready."""
+# Declarations.
 
-    cert: PathLike | None = None
-    key: PathLike | None = None
-    ca: PathLike | None = None
-    verify: bool = False  # clients must show a certificate of `ca`
-    by_certificate: bool = False  # and are the users that it names
-    first: bool = False  # TLS from the first byte on; otherwise INFO comes before it, in plain text
-    timeout: float = 2.0
-    min_version: str = "1.2"
-    context: ssl.SSLContext | None = None
 
-    def load(self) -> Tls | None:
-        """Read the files; None if there is nothing to speak TLS with."""
-        return settings(
-            self.context, cert=self.cert, key=self.key, ca=self.ca, verify=self.verify, first=self.first,
-            timeout=self.timeout, by_certificate=self.by_certificate, min_version=self.min_version,
+class Option(NamedTuple):
+    """One declared option, as the configuration reader, the flags and the documentation see it."""
+
+    name: str
+    group: str
+    doc: str
+    kind: type  # of a value: bool, int, float, str or tuple (of strings); object if it has a form of its own
+    default: Any
+    block: str  # of the configuration file; empty: the top level
+    keys: tuple[str, ...]  # in that block; all spellings
+    flags: tuple[str, ...]  # without their dashes; all spellings
+    value: str  # what the help calls the flag's value
+    low: float | None
+    choices: tuple[str, ...]
+
+
+@overload
+def option(
+    doc: str, default: _T, *, group: str = "", block: str = "", keys: str = "", flags: str = "", value: str = "",
+    low: float | None = None, choices: tuple[str, ...] = (), secret: bool = False,
+) -> _T: ...  # fmt: skip
+@overload
+def option(
+    doc: str, *, factory: Callable[[], _T], group: str = "", keys: str = "", flags: str = "", value: str = ""
+) -> _T: ...
+def option(
+    doc: str, default: Any = None, *, factory: Callable[[], Any] | None = None, secret: bool = False, **more: Any
+) -> Any:
+    """Declare a field of an options class. `group` is the heading that begins with this option; `keys` and `flags` are
+    spellings, separated by spaces; `low` is the least value that is accepted; a `secret` is left out of the `repr`."""
+    metadata = {"doc": doc, **more}
+    if factory is not None:
+        return field(default_factory=factory, metadata=metadata)
+    return field(default=default, metadata=metadata, repr=not secret)
+
+
+def options_of(declaring: type) -> tuple[Option, ...]:
+    """The options that a class declares, in order."""
+    hints = get_type_hints(declaring)
+    found: list[Option] = []
+    group = ""
+    for one in fields(declaring):
+        if "doc" not in one.metadata:
+            continue
+        more = dict(one.metadata)
+        group = more.get("group") or group
+        default = one.default_factory() if callable(one.default_factory) else one.default
+        found.append(
+            Option(
+                one.name,
+                group,
+                more["doc"],
+                _kind(hints[one.name]),
+                default,
+                more.get("block", ""),
+                tuple(more.get("keys", "").split()),
+                tuple(more.get("flags", "").split()),
+                more.get("value", ""),
+                more.get("low"),
+                more.get("choices", ()),
+            )
+        )
+    return tuple(found)
+
+
+def _kind(hint: Any) -> type:
+    """What a value of an annotation is written as; `str | PathLike` and `int | None` are written as their first."""
+    if get_origin(hint) in (Union, UnionType):
+        hint = get_args(hint)[0]
+    hint = get_origin(hint) or hint
+    return cast(type, hint) if hint in (bool, int, float, str, tuple) else object
+
+
+# The options.
+
+
+@dataclass(frozen=True)
+class ListenerOptions:
+    """Where a listener listens, and its TLS."""
+
+    host: str = option(
+        "address to listen on; 0.0.0.0 for all", LOOPBACK,
+        group="Server", keys="host net listen", flags="a addr net host", value="HOST",
+    )  # fmt: skip
+    port: int = option(
+        "port for clients; 0 or -1 takes a free one", 0, keys="port listen", flags="p port", value="PORT"
+    )
+    _: KW_ONLY
+    tls: ssl.SSLContext | None = option("a ready context, instead of the files", None, group="TLS")
+    tls_cert: PathLike | None = option(
+        "certificate chain (PEM)", None, block="tls", keys="cert_file", flags="tlscert", value="FILE"
+    )
+    tls_key: PathLike | None = option(
+        "private key (PEM)", None, block="tls", keys="key_file", flags="tlskey", value="FILE"
+    )
+    tls_ca: PathLike | None = option(
+        "certificate authorities that sign client certificates", None,
+        block="tls", keys="ca_file", flags="tlscacert", value="FILE",
+    )  # fmt: skip
+    tls_verify: bool = option(
+        "require a client certificate, signed by tls_ca", False, block="tls", keys="verify", flags="tlsverify"
+    )
+    tls_map: bool = option(
+        "identify users by their client certificate; implies tls_verify", False, block="tls", keys="verify_and_map"
+    )
+    tls_first: bool = option(
+        "TLS from the first byte; otherwise INFO is sent before it", False,
+        block="tls", keys="handshake_first first immediate",
+    )  # fmt: skip
+    tls_timeout: float = option("time for the TLS handshake", 2.0, block="tls", keys="timeout")
+    tls_min_version: str = option("lowest TLS version", "1.2", block="tls", keys="min_version", choices=("1.2", "1.3"))
+
+    @property
+    def has_tls(self) -> bool:
+        """Whether clients connect by TLS."""
+        return self.tls is not None or self.tls_cert is not None
+
+    def load_tls(self) -> Tls | None:
+        """Read the certificate files; None if there is nothing to speak TLS with."""
+        return make_tls(
+            self.tls, cert=self.tls_cert, key=self.tls_key, ca=self.tls_ca, verify=self.tls_verify,
+            map_users=self.tls_map, first=self.tls_first, timeout=self.tls_timeout, min_version=self.tls_min_version,
         )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WebSocketOptions:
+@dataclass(frozen=True, kw_only=True)
+class WebSocketOptions(ListenerOptions):
     """A listener for WebSockets beside the one for plain sockets."""
 
-    host: str = LOOPBACK
-    port: int = 0
-    tls: TlsOptions | None = None
-    same_origin: bool = False
-    allowed_origins: tuple[str, ...] = ()
-    handshake_timeout: float = 2.0
-    headers: Mapping[str, str] = field(default_factory=dict)  # for the answer to the upgrade
+    same_origin: bool = option(
+        "accept browsers only from pages of this host", False, group="WebSocket", keys="same_origin"
+    )
+    allowed_origins: tuple[str, ...] = option(
+        "accept browsers only from these origins", (),
+        keys="allowed_origins allowed_origin allow_origins origins origin",
+    )  # fmt: skip
+    handshake_timeout: float = option("time for the HTTP upgrade", 2.0, keys="handshake_timeout")
+    headers: Mapping[str, str] = option("headers of the upgrade response", factory=dict, keys="headers")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerOptions:
-    """One server."""
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions(ListenerOptions):
+    """Everything that can be set of one server. The defaults are those of `Server()`, in a program or a test;
+    `COMMAND_DEFAULTS` are those of `slipstream server` and of configuration files."""
 
-    host: str = LOOPBACK
-    port: int = CLIENT_PORT
-    name: str = ""
-    # JetStream
-    jetstream: bool = False
-    store_dir: str | os.PathLike[str] | None = None  # without: streams are kept in memory, and end with the server
-    domain: str = ""
-    limits: Mapping[str, AccountLimits] = field(default_factory=dict)  # by account; `accounts` goes before
-    max_memory: int = -1
-    max_storage: int = -1
-    # Who may come in
-    users: tuple[User, ...] = ()
-    accounts: tuple[AccountOptions, ...] = ()
-    no_auth_user: str = ""
-    operators: tuple[str, ...] = ()  # JWTs
-    account_tokens: tuple[str, ...] = ()  # of the accounts, signed by the operators
-    system_account: str = SYSTEM_ACCOUNT
-    auth_timeout: float = 2.0
-    # How
-    tls: TlsOptions | None = None
-    websocket: WebSocketOptions | None = None
-    http_host: str = ""  # of the monitoring endpoints; empty: that of the clients' port
-    http_port: int | None = None  # None: no monitoring
-    http_base_path: str = ""
-    # Limits
-    max_payload: int = 1024 * 1024
-    max_control_line: int = 4096
-    max_connections: int = 65536
-    max_subscriptions: int = 100_000
-    max_pending: int = 64 * 1024 * 1024
-    write_deadline: float = 10.0  # how long nothing at all may be taken by a client that has much to take; 0 is forever
-    ping_interval: float = 120.0
-    ping_max: int = 2
-    lame_duck_duration: float = 120.0
-    lame_duck_grace: float = 10.0
-    trace: bool = False
-    upstreams: Mapping[str, Upstream] = field(default_factory=dict)  # by API prefix: where mirrors are read from
-    # For tests: orders on $SLIPSTREAM.FAULTS.>, and a clock that only they move.
-    faults: bool = False
-    virtual_time: bool = False
+    name: str = option(
+        "server name; default: its id", "",
+        group="Server", keys="server_name", flags="n name server_name", value="NAME",
+    )  # fmt: skip
+    websocket: WebSocketOptions | None = option("a listener for WebSockets", None, keys="websocket ws")
+    http_host: str = option("address of the monitoring endpoints; default: host", "", keys="http")
+    http_port: int | None = option(
+        "port of the monitoring endpoints; -1 takes a free one", None,
+        keys="http http_port monitor_port", flags="m http_port", value="PORT",
+    )  # fmt: skip
+    http_base_path: str = option("path before the names of the endpoints", "", keys="http_base_path")
+    trace: bool = option("log the protocol, without secrets", False, keys="trace trace_verbose", flags="V trace VV")
+
+    jetstream: bool = option("enable JetStream", True, group="JetStream", keys="jetstream", flags="js jetstream")
+    data_dir: PathLike | None = option(
+        "directory of file streams; unset: Server() keeps them in memory, the command in /tmp", None,
+        keys="store_dir storedir jetstream.store_dir", flags="sd store_dir data-dir data_dir", value="DIR",
+    )  # fmt: skip
+    domain: str = option(
+        "domain; the JetStream API is served on $JS.<domain>.API too", "", block="jetstream", keys="domain"
+    )
+    limits: AccountLimits | Mapping[str, AccountLimits] | None = option(
+        "JetStream limits: of each account, or by account name", None
+    )
+    max_memory: int = option(
+        "most bytes in memory streams, per account", -1,
+        block="jetstream", keys="max_memory_store max_mem_store max_mem", low=-1,
+    )  # fmt: skip
+    max_storage: int = option(
+        "most bytes in file streams, per account", -1, block="jetstream", keys="max_file_store max_file", low=-1
+    )
+    upstreams: Mapping[str, UpstreamLike] | None = option(
+        "servers that mirrors and sources read from, by domain or API prefix",
+        factory=dict, flags="upstream upstreams", value="NAME=URL,...",
+    )  # fmt: skip
+
+    user: str = option("a user who may do everything", "", group="Authentication", flags="user", value="NAME")
+    password: str = option(
+        "the user's password, or its bcrypt hash", "", flags="pass password", value="PASSWORD", secret=True
+    )
+    token: str = option("a token instead of user and password", "", flags="auth token", value="TOKEN", secret=True)
+    users: Iterable[User] = option(
+        "users with their permissions and accounts; without any user, all clients are accepted", (),
+        keys="authorization accounts",
+    )  # fmt: skip
+    accounts: Iterable[AccountOptions] = option("limits of accounts", (), keys="accounts")
+    no_auth_user: str = option("user of a client without credentials", "", keys="no_auth_user")
+    operators: tuple[str, ...] = option("operator JWTs", (), keys="operator")
+    account_tokens: tuple[str, ...] = option("account JWTs, signed by the operators", (), keys="resolver_preload")
+    system_account: str = option("account of system users", SYSTEM_ACCOUNT, keys="system_account system")
+    auth_timeout: float = option("time for a client to authenticate", 2.0, keys="authorization.timeout", low=0)
+
+    max_payload: int = option("largest message", 1024 * 1024, group="Limits", keys="max_payload", low=1)
+    max_control_line: int = option("longest protocol line", 4096, keys="max_control_line", low=1)
+    max_connections: int = option("most clients at a time", 65536, keys="max_connections max_conn", low=-1)
+    max_subscriptions: int = option(
+        "most subscriptions of one client", 100_000, keys="max_subscriptions max_subs", low=-1
+    )
+    max_pending_bytes: int = option(
+        "most unsent bytes for one client; beyond, it is disconnected", 64 * 1024 * 1024, keys="max_pending", low=1
+    )
+    write_deadline: float = option(
+        "time after which a client that reads nothing is disconnected; 0 for never", 10.0, keys="write_deadline", low=0
+    )
+    ping_interval: float = option("time between PINGs", 120.0, keys="ping_interval")
+    max_pings_out: int = option("unanswered PINGs before a client is disconnected", 2, keys="ping_max", low=1)
+    lame_duck_duration: float = option(
+        "time over which lame duck mode closes clients", 120.0, keys="lame_duck_duration"
+    )
+    lame_duck_grace: float = option(
+        "time before lame duck mode closes the first client", 10.0, keys="lame_duck_grace_period"
+    )
+
+    faults: bool = option("accept fault commands on $SLIPSTREAM.FAULTS.>", False, group="Testing", flags="faults")
+    virtual_time: bool = option("a clock that only fault commands move", False, flags="virtual-time virtual_time")
 
     def __post_init__(self) -> None:
-        check_users(self.users)
-        for name, low in (
-            ("max_payload", 1), ("max_control_line", 1), ("max_connections", -1), ("max_subscriptions", -1),
-            ("max_pending", 1), ("ping_max", 1), ("write_deadline", 0), ("auth_timeout", 0), ("max_memory", -1),
-            ("max_storage", -1),
-        ):  # fmt: skip
-            if getattr(self, name) < low:
-                raise UsageError(f"{name} is {getattr(self, name)}, at least {low} is allowed")
-        if self.max_payload > self.max_pending:
-            raise UsageError(f"max_payload {self.max_payload} is more than max_pending {self.max_pending} has room for")
+        for name in ("users", "accounts"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        object.__setattr__(self, "upstreams", named(self.upstreams or {}))
+        check_users(self.every_user())
+        for one in fields(self):
+            low, value = one.metadata.get("low"), getattr(self, one.name)
+            if low is not None and value < low:
+                raise UsageError(f"{one.name} must be at least {low:g}, got {value:g}")
+        if self.max_payload > self.max_pending_bytes:
+            raise UsageError(
+                f"max_payload must be at most max_pending_bytes ({self.max_pending_bytes}), got {self.max_payload}"
+            )
         if self.ping_interval <= 0:
-            raise UsageError(f"ping_interval is {self.ping_interval:g} s, more than 0 is allowed")
+            raise UsageError(f"ping_interval must be more than 0 s, got {self.ping_interval:g} s")
         if any(char.isspace() for char in self.name):
-            raise UsageError(f"server name {self.name!r} has white space in it")
+            raise UsageError(f"server name must not contain white space, got {self.name!r}")
         if not 0 <= self.lame_duck_grace <= self.lame_duck_duration:
             raise UsageError(
-                f"a lame duck's grace of {self.lame_duck_grace:g} s, 0 up to its duration of "
-                f"{self.lame_duck_duration:g} s is allowed"
+                f"lame_duck_grace must be between 0 and lame_duck_duration ({self.lame_duck_duration:g} s), "
+                f"got {self.lame_duck_grace:g} s"
             )
+        if self.domain and (not is_valid_subject(self.domain) or "." in self.domain or self.domain == "API"):
+            raise UsageError(f"domain must be one subject token other than 'API', got {self.domain!r}")
 
-    def gate(self) -> Authenticator:
-        """Who may come in, as the engine will have it."""
+    def every_user(self) -> tuple[User, ...]:
+        """`user` and `password`, `token` and `users`, as users."""
+        one = [User(name=self.user, password=self.password)] if self.user or self.password else []
+        return (*one, *([User(token=self.token)] if self.token else []), *self.users)
+
+    def account_limits(self) -> Mapping[str, AccountLimits]:
+        """`limits` by account name."""
+        if not isinstance(self.limits, AccountLimits):
+            return dict(self.limits or {})
+        return dict.fromkeys({DEFAULT_ACCOUNT, *(user.account for user in self.every_user())}, self.limits)
+
+    def authenticator(self) -> Authenticator:
+        """The authenticator that the engine will use."""
         return Authenticator(
-            self.users, verify, accounts=self.accounts, no_auth_user=self.no_auth_user, operators=self.operators,
-            account_tokens=self.account_tokens,
+            self.every_user(), verify, accounts=tuple(self.accounts), no_auth_user=self.no_auth_user,
+            operators=self.operators, account_tokens=self.account_tokens,
         )  # fmt: skip
 
-    def checked(self) -> Self:
-        """The same options, once the files that they name were read and understood."""
-        self.gate()
-        for tls in (self.tls, self.websocket.tls if self.websocket is not None else None):
-            if tls is not None:
-                tls.load()
+    def check(self) -> Self:
+        """Raise the UsageError that `Server` would raise: read the certificate files, match users and accounts."""
+        self.authenticator()
+        self.load_tls()
+        if self.websocket is not None:
+            self.websocket.load_tls()
         return self
 
 
-def free(port: int) -> int:
-    """The port as sockets take it."""
+# The only defaults that differ: an embedded server must not collide with another one, a command is found by its port;
+# and a command has JetStream where it was asked for, as nats-server has.
+COMMAND_DEFAULTS = ServerOptions(port=4222, jetstream=False)
+
+
+def bindable(port: int) -> int:
+    """The port as sockets take it: 0 for a free one, which -1 means in configuration files."""
     return max(port, 0)

@@ -15,21 +15,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import inspect
 import logging
 import os
 import random
 import secrets
-import ssl
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Concatenate, ParamSpec, Self
 
 from slipstream.errors import UsageError
-from slipstream.server.engine.auth.account_limits import AccountLimits
 from slipstream.server.engine.auth.authenticator import WEBSOCKET
-from slipstream.server.engine.auth.users import DEFAULT_ACCOUNT, AccountOptions, User
 from slipstream.server.engine.core.session import Listener
 from slipstream.server.engine.engine import Engine, Settings
 from slipstream.server.engine.monitoring.health import Health
@@ -41,14 +39,13 @@ from slipstream.server.loop.connection import Connection
 from slipstream.server.loop.driver import Driver
 from slipstream.server.loop.monitoring import Monitor
 from slipstream.server.loop.signatures import verify
-from slipstream.server.loop.tls import PathLike, Tls
-from slipstream.server.loop.upstream import UpstreamLike, Upstreams, named
+from slipstream.server.loop.tls import Tls
+from slipstream.server.loop.upstream import Upstreams, named
 from slipstream.server.loop.websocket import Origins, WebSocketConnection
-from slipstream.server.options import ServerOptions, TlsOptions, WebSocketOptions, free
+from slipstream.server.options import ServerOptions, WebSocketOptions, bindable
 from slipstream.server.process.trace import Trace
 from slipstream.server.store.memory.store import MemoryStore
 from slipstream.version import VERSION
-from slipstream.wire import is_valid_subject
 
 log = logging.getLogger("slipstream.server")
 
@@ -56,123 +53,56 @@ STOP_TIMEOUT = 10.0
 NEVER = 1e9  # seconds
 
 
+_P = ParamSpec("_P")
+
+
+def _takes(_: Callable[_P, ServerOptions]) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, _P], None]]:
+    """Give a method the parameters of `ServerOptions`, for type checkers and for `inspect.signature`."""
+
+    def give(method: Callable[..., None]) -> Callable[Concatenate[Any, _P], None]:
+        self = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        signature = inspect.signature(ServerOptions)
+        method.__signature__ = signature.replace(  # type: ignore[attr-defined]
+            parameters=[self, *signature.parameters.values()], return_annotation=None
+        )
+        return method
+
+    return give
+
+
 class Server:
     """A JetStream server in this process."""
 
-    def __init__(
-        self,
-        host: str = "127.0.0.1",
-        port: int = 0,
-        *,
-        data_dir: str | os.PathLike[str] | None = None,
-        name: str = "",
-        jetstream: bool = True,
-        domain: str = "",
-        limits: AccountLimits | Mapping[str, AccountLimits] | None = None,
-        user: str = "",
-        password: str = "",
-        token: str = "",
-        users: Iterable[User] = (),
-        accounts: Iterable[AccountOptions] = (),
-        no_auth_user: str = "",
-        tls: ssl.SSLContext | None = None,
-        tls_cert: PathLike | None = None,
-        tls_key: PathLike | None = None,
-        tls_ca: PathLike | None = None,
-        tls_verify: bool = False,
-        tls_map: bool = False,
-        tls_first: bool = False,
-        tls_timeout: float = 2.0,
-        websocket: WebSocketOptions | None = None,
-        http_port: int | None = None,
-        max_payload: int = 1024 * 1024,
-        max_control_line: int = 4096,
-        max_connections: int = 65536,
-        max_subscriptions: int = 100_000,
-        max_pending_bytes: int = 64 * 1024 * 1024,
-        ping_interval: float = 120.0,
-        auth_timeout: float = 2.0,
-        write_deadline: float = 10.0,
-        upstreams: Mapping[str, UpstreamLike] | None = None,
-        faults: bool = False,
-        virtual_time: bool = False,
-    ) -> None:
-        """Port 0 takes a free one; `port` and `url` tell which once the server runs.
-
-        `user` and `password`, or `token`, are for one user who may do everything; `users` for several, each with its
-        own permissions and account. Without any of them everyone may come in. A client that shows nothing is
-        `no_auth_user`, if that is given. `accounts` says what single accounts may have.
-
-        With a `domain`, JetStream's API is answered on `$JS.<domain>.API.>` too, and answers name it. `limits` are what
-        each account may use of JetStream, or those of single accounts by name.
-
-        TLS is spoken with `tls`, or with the files `tls_cert` and `tls_key`; with `tls_verify` clients must show a
-        certificate of `tls_ca`, and with `tls_map` they are the user that it names. Clients are told so in INFO, in
-        plain text, unless `tls_first`. `websocket` opens a second port, `http_port` one for the monitoring endpoints.
-
-        `upstreams` are the servers that mirrors and sources with an `external` read from, by its domain or API prefix:
-        `{"hub": "nats://hub.example:4222"}`, or an `Upstream` where a login is needed.
-
-        For tests: with `faults` the server takes orders to hold replicas, cut connections and the like, from everyone
-        who may publish to `$SLIPSTREAM.FAULTS.>`. With `virtual_time` its clock stands still until an order moves it.
-        """
-        secured = TlsOptions(
-            context=tls, cert=tls_cert, key=tls_key, ca=tls_ca, verify=tls_verify, by_certificate=tls_map,
-            first=tls_first, timeout=tls_timeout,
-        )  # fmt: skip
-        everyone = _users(user, password, token, users)
-        self._setup(
-            ServerOptions(
-                host=host,
-                port=port,
-                name=name,
-                jetstream=jetstream,
-                store_dir=data_dir,
-                domain=domain,
-                limits=_limits(limits, everyone),
-                users=everyone,
-                accounts=tuple(accounts),
-                no_auth_user=no_auth_user,
-                tls=secured,
-                websocket=websocket,
-                http_port=http_port,
-                max_payload=max_payload,
-                max_control_line=max_control_line,
-                max_connections=max_connections,
-                max_subscriptions=max_subscriptions,
-                max_pending=max_pending_bytes,
-                ping_interval=ping_interval,
-                auth_timeout=auth_timeout,
-                write_deadline=write_deadline,
-                upstreams=named(upstreams or {}),
-                faults=faults,
-                virtual_time=virtual_time,
-            )
-        )
+    @_takes(ServerOptions)
+    def __init__(self, *args: Any, **options: Any) -> None:
+        """`Server(host, port, **options)`: the fields of `ServerOptions`, by name. Port 0, the default, takes a free
+        one; `port` and `url` have the real one once the server runs."""
+        self._configure(ServerOptions(*args, **options))
 
     @classmethod
     def of(cls, options: ServerOptions) -> Self:
-        """A server with everything that can be told in one value; `from_config` makes it of a file."""
+        """A server with these options."""
         server = cls.__new__(cls)
-        server._setup(options)
+        server._configure(options)
         return server
 
     @classmethod
     def from_config(cls, path: str | os.PathLike[str]) -> Self:
-        """A server as a configuration file of nats-server has it; a UsageError names the place that cannot be used."""
+        """A server configured by a file in nats-server's format; a UsageError has the file, line and column of what
+        cannot be used. Options that are not in the file have the defaults of the command (`COMMAND_DEFAULTS`)."""
         from slipstream.server.process.config_file import read_config
 
         return cls.of(read_config(path).server)
 
-    def _setup(self, options: ServerOptions) -> None:
+    def _configure(self, options: ServerOptions) -> None:
         self.options = options
         self.host = options.host
-        self.port = free(options.port)
-        self._data_dir = Path(options.store_dir) if options.store_dir is not None else None
-        self._tls = options.tls.load() if options.tls is not None else None
+        self.port = bindable(options.port)
+        self._data_dir = Path(options.data_dir) if options.data_dir is not None else None
+        self._tls = options.load_tls()
         self.websocket_port = 0
         self.http_port = 0
-        self._settings = _settings(options, self._tls)
+        self._settings = engine_settings(options, self._tls)
         self._sites: list[asyncio.Server] = []
         self._readers: Upstreams | None = None
         self._driver: Driver | None = None
@@ -181,7 +111,7 @@ class Server:
         self._committers: list[Committer] = []
         self._thread: _Thread | None = None
         self._orders: FaultCommands | None = None
-        self.loop: asyncio.AbstractEventLoop | None = None  # where it runs
+        self.loop: asyncio.AbstractEventLoop | None = None  # the loop it runs on
 
     @property
     def settings(self) -> Settings:
@@ -207,7 +137,7 @@ class Server:
         if websocket is None:
             return ""
         host = f"[{websocket.host}]" if ":" in websocket.host else websocket.host
-        return f"{'ws' if websocket.tls is None else 'wss'}://{host}:{self.websocket_port}"
+        return f"{'wss' if websocket.has_tls else 'ws'}://{host}:{self.websocket_port}"
 
     @property
     def http_url(self) -> str:
@@ -243,7 +173,7 @@ class Server:
         self.port = _port_of(listener)
         settings = dataclasses.replace(self._settings, port=self.port)
         engine = Engine(settings, file=file, memory=memory, rng=random.Random(), now=clock(), verify=verify)
-        engine.listener = door = engine.listener._replace(by_certificate=tls is not None and tls.by_certificate)
+        engine.listener = door = engine.listener._replace(by_certificate=tls is not None and tls.map_users)
         self._driver = driver = Driver(
             engine,
             clock=clock,
@@ -273,7 +203,7 @@ class Server:
             await self._open_monitor(loop, driver, options.http_host or self.host, options.http_port)
         if options.websocket is not None:
             await self._open_websocket(loop, options.websocket)
-        self._readers = Upstreams(driver, options.upstreams)
+        self._readers = Upstreams(driver, named(options.upstreams or {}))
         self._readers.start()
         await listener.start_serving()
         log.info("Listening for client connections on %s", _address(self.host, self.port))
@@ -285,7 +215,7 @@ class Server:
         site = await loop.create_server(
             protocol,
             host,
-            free(port),
+            bindable(port),
             start_serving=False,
             ssl=tls.context if tls is not None else None,
             ssl_handshake_timeout=tls.timeout if tls is not None else None,
@@ -294,7 +224,7 @@ class Server:
         return site
 
     async def _open_websocket(self, loop: asyncio.AbstractEventLoop, options: WebSocketOptions) -> None:
-        tls = options.tls.load() if options.tls is not None else None
+        tls = options.load_tls()
         origins = Origins(options.same_origin, frozenset(options.allowed_origins), tls is not None)
 
         def connect() -> WebSocketConnection:
@@ -307,7 +237,7 @@ class Server:
         secured = tls is not None
         door = Listener(
             options.host, self.websocket_port, WEBSOCKET, tls_required=secured, tls_available=secured,
-            by_certificate=tls is not None and tls.by_certificate,
+            by_certificate=tls is not None and tls.map_users,
         )  # fmt: skip
         await site.start_serving()
         log.info("Listening for websocket clients on %s", self.websocket_url)
@@ -454,53 +384,35 @@ def new_loop() -> asyncio.AbstractEventLoop:
     return uvloop.new_event_loop()
 
 
-def _users(user: str, password: str, token: str, users: Iterable[User]) -> tuple[User, ...]:
-    one = [User(name=user, password=password)] if user or password else []
-    return (*one, *([User(token=token)] if token else []), *users)
-
-
-def _domain(domain: str) -> str:
-    if domain and (not is_valid_subject(domain) or "." in domain or domain == "API"):
-        raise UsageError(f"bad domain {domain!r}: one token of a subject is allowed, and not 'API'")
-    return domain
-
-
-def _limits(
-    limits: AccountLimits | Mapping[str, AccountLimits] | None, users: Iterable[User]
-) -> Mapping[str, AccountLimits]:
-    if not isinstance(limits, AccountLimits):
-        return dict(limits or {})
-    return dict.fromkeys({DEFAULT_ACCOUNT, *(user.account for user in users)}, limits)
-
-
-def _settings(options: ServerOptions, tls: Tls | None) -> Settings:
-    """What of the options is for the engine."""
+def engine_settings(options: ServerOptions, tls: Tls | None) -> Settings:
+    """What the engine reads of the options; it counts time in nanoseconds."""
     server_id = secrets.token_hex(16).upper()
     return Settings(
         server_id=server_id,
         server_name=options.name or server_id,
         slipstream=VERSION,
         host=options.host,
+        port=options.port,
         jetstream=options.jetstream,
-        domain=_domain(options.domain),
-        limits=options.limits,
+        domain=options.domain,
+        limits=options.account_limits(),
         max_memory=options.max_memory,
         max_storage=options.max_storage,
         max_payload=options.max_payload,
-        max_pending=options.max_pending,
+        max_pending_bytes=options.max_pending_bytes,
         max_subscriptions=options.max_subscriptions,
         tls_required=tls is not None,
         tls_verify=tls is not None and tls.verify,
-        users=options.users,
-        accounts=options.accounts,
+        users=options.every_user(),
+        accounts=tuple(options.accounts),
         no_auth_user=options.no_auth_user,
         operators=options.operators,
         account_tokens=options.account_tokens,
         system_account=options.system_account,
-        # Under virtual time clients still live in the machine's.
+        # Clients live in real time even if the server's is virtual: they would seem to answer no PING.
         ping_interval=round((NEVER if options.virtual_time else options.ping_interval) * 1e9),
-        max_pings_out=options.ping_max,
-        # The time for the handshake comes on top.
+        max_pings_out=options.max_pings_out,
+        # The timer starts with the connection: the TLS handshake comes on top.
         auth_timeout=round((options.auth_timeout + (tls.timeout if tls is not None else 0)) * 1e9),
     )
 

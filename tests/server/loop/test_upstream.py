@@ -14,8 +14,8 @@ from slipstream import Client, StreamConfig, connect
 from slipstream.errors import UsageError
 from slipstream.server import Server, Upstream, User
 from slipstream.server.loop import upstream as upstream_module
-from slipstream.server.process.conf.load import ProcessOptions
 from slipstream.server.process.flags import apply, parse
+from slipstream.server.process.options import ProcessOptions
 from slipstream.testing import TestServer
 from tests.servers import real_server
 
@@ -276,7 +276,7 @@ def test_upstreams_on_the_command_line() -> None:
         "$JS.x.API": Upstream(servers="nats://x"),
     }
     for bad in ("hub", "=nats://x", "hub="):
-        with pytest.raises(UsageError, match="NAME=URL is allowed"):
+        with pytest.raises(UsageError, match="--upstream must be NAME=URL"):
             apply(parse(["--upstream", bad]), ProcessOptions())
 
 

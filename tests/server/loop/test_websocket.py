@@ -11,7 +11,7 @@ import pytest
 
 import slipstream
 from slipstream.errors import Error
-from slipstream.server import Server, TlsOptions, User, WebSocketOptions
+from slipstream.server import Server, User, WebSocketOptions
 from slipstream.server.loop.websocket import MAX_REQUEST, Origins, RefusalError, answer_upgrade
 from slipstream.wire.websocket import BINARY, CLOSE, CONTINUATION, PING, PONG, TEXT, accept_key, encode_frame
 from tests.client.certificates import Pki
@@ -194,12 +194,12 @@ def test_tls_and_users_hold_for_websockets_too(pki: Pki, loop: str, monkeypatch:
         from slipstream.server import server as net
 
         monkeypatch.setattr(net, "new_loop", asyncio.new_event_loop)
-    tls = TlsOptions(cert=pki.server[0], key=pki.server[1])
+    websocket = WebSocketOptions(tls_cert=pki.server[0], tls_key=pki.server[1])
     users = [
         User(name="web", password="pw", connection_types=("WEBSOCKET",)),
         User(name="plain", password="pw", connection_types=("STANDARD",)),
     ]
-    with Server(users=users, websocket=WebSocketOptions(tls=tls)) as server:
+    with Server(users=users, websocket=websocket) as server:
         assert server.websocket_url.startswith("wss://127.0.0.1:")
         with slipstream.connect_blocking(server.websocket_url, user="web", password="pw", tls_ca=pki.ca) as client:
             assert client.server_info.tls_required

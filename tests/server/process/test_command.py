@@ -20,7 +20,7 @@ import pytest
 from slipstream.errors import UsageError
 from slipstream.server import User
 from slipstream.server.process import flags
-from slipstream.server.process.conf.load import ProcessOptions
+from slipstream.server.process.options import ProcessOptions
 from tests.servers import real_binary
 
 OURS = [sys.executable, "-m", "slipstream", "server"]
@@ -43,35 +43,29 @@ def test_flags_become_options() -> None:
     )
     server = found.server
     assert (server.host, server.port, server.name, server.http_port) == ("::1", 4222, "s1", 8222)
-    assert (server.jetstream, server.store_dir, server.trace) == (True, "/data", True)
-    assert (found.debug, found.trace, found.log_file, found.pid_file, found.log_time) == (
-        True,
-        True,
-        "/log",
-        "/pid",
-        False,
-    )
+    assert (server.jetstream, server.data_dir, server.trace) == (True, "/data", True)
+    assert (found.debug, found.log_file, found.pid_file, found.log_time) == (True, "/log", "/pid", False)
     assert options().server.host == "127.0.0.1"
     assert not options().server.jetstream
     assert not options("-sd", "/data", "-js=false").server.jetstream
-    assert options("--user", "u", "--pass", "p").server.users == (User(name="u", password="p"),)
-    assert options("--auth", "t").server.users == (User(token="t"),)
+    assert options("--user", "u", "--pass", "p").server.every_user() == (User(name="u", password="p"),)
+    assert options("--auth", "t").server.every_user() == (User(token="t"),)
 
 
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--nope"], "'--nope' is no flag of this server"),
-        (["server"], "'server' is no flag"),
+        (["--nope"], "'--nope' is not a flag of this server"),
+        (["server"], "'server' is not a flag"),
         (["-p"], "-p needs a value"),
-        (["-p", "many"], "--port is 'many', -1 to 65535 is allowed"),
-        (["-js=perhaps"], "true or false is allowed"),
-        (["--routes", "x"], "--routes is not supported: this server is one process"),
+        (["-p", "many"], "--port must be -1 to 65535, got 'many'"),
+        (["-js=perhaps"], "-js must be true or false, got 'perhaps'"),
+        (["--routes", "x"], "--routes is not supported: this server is a single process"),
         (["--tls"], "TLS needs --tlscert and --tlskey"),
         (["--tlsverify", "--tlscert", "a", "--tlskey", "b"], "--tlsverify needs --tlscacert"),
         (["--user", "u"], "user 'u' has no password"),
-        (["--user", "u", "--pass", "p", "--auth", "t"], "another way"),
-        (["-n", "a b"], "white space"),
+        (["--user", "u", "--pass", "p", "--auth", "t"], "--auth and --user are mutually exclusive"),
+        (["-n", "a b"], "server name must not contain white space, got 'a b'"),
     ],
 )
 def test_a_flag_that_cannot_be_carried_out_is_named(argv: list[str], message: str) -> None:

@@ -99,7 +99,7 @@ class Engine:
             server_name=settings.server_name,
             version=settings.version,
             domain=settings.domain,
-            max_pending=settings.max_pending,
+            max_pending=settings.max_pending_bytes,
             max_payload=settings.max_payload,
             timers=self.timers,
             jobs=self.jobs,
@@ -176,7 +176,7 @@ class Engine:
     ) -> None:
         """A client connected: greet it with INFO."""
         peer = PeerAddress(client_ip, client_port)
-        session = Session(cid, self.settings.max_pending, listener or self.listener, peer, now)
+        session = Session(cid, self.settings.max_pending_bytes, listener or self.listener, peer, now)
         self._sessions[cid] = session
         session.nonce = nonce
         self.totals.connections += 1

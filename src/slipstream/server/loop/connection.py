@@ -73,7 +73,7 @@ class Connection(asyncio.Protocol):
     def _use(self, transport: asyncio.Transport) -> None:
         self.transport = transport
         self._flowing = True
-        high = min(WRITE_HIGH, self._driver.engine.settings.max_pending // 4)
+        high = min(WRITE_HIGH, self._driver.engine.settings.max_pending_bytes // 4)
         transport.set_write_buffer_limits(high=high, low=high // 4)
 
     async def _upgrade(self, tls: Tls) -> None:

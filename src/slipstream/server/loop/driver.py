@@ -266,7 +266,7 @@ class Driver:
             session.out.clear()
             if self.faults is not None:
                 data = self.faults.sent(connection, data)
-            session.out_capacity = self.engine.settings.max_pending - connection.write(data)
+            session.out_capacity = self.engine.settings.max_pending_bytes - connection.write(data)
         if session.closed:
             connection.close()
 

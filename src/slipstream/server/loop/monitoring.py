@@ -102,7 +102,7 @@ class Monitor:
             "max_connections": options.max_connections,
             "max_control_line": options.max_control_line,
             "auth_timeout": options.auth_timeout,
-            "tls_timeout": options.tls.timeout if options.tls is not None else 0,
+            "tls_timeout": options.tls_timeout if options.has_tls else 0,
             "write_deadline": round(options.write_deadline * 1e9),
             "http_host": options.http_host or options.host,
             "http_port": self._server.http_port,

@@ -1,4 +1,4 @@
-"""Certificate files become the context that the server speaks TLS with, and clients' certificates the names in them."""
+"""TLS of a listener: its context, made of certificate files, and the names in a client's certificate."""
 
 from __future__ import annotations
 
@@ -16,43 +16,43 @@ PathLike = str | os.PathLike[str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tls:
-    """How clients are met."""
+    """TLS of one listener."""
 
     context: ssl.SSLContext
-    first: bool  # TLS from the first byte on; otherwise INFO comes before it, in plain text
+    first: bool  # TLS from the first byte; otherwise INFO is sent before it, in plain text
     timeout: float  # seconds for the handshake
-    by_certificate: bool = False  # users are known by their certificates
+    map_users: bool = False  # users are identified by their certificates
 
     @property
     def verify(self) -> bool:
-        """Whether clients must show a certificate."""
+        """Whether clients must present a certificate."""
         return self.context.verify_mode is ssl.CERT_REQUIRED
 
 
-def settings(
+def make_tls(
     context: ssl.SSLContext | None,
     *,
     cert: PathLike | None,
     key: PathLike | None,
     ca: PathLike | None,
     verify: bool,
+    map_users: bool,
     first: bool,
     timeout: float,
-    by_certificate: bool = False,
-    min_version: str = "1.2",
+    min_version: str,
 ) -> Tls | None:
-    """A ready context, or one made of files; None if neither is given."""
+    """TLS with a ready context, or with one made of files; None without either. Errors name the options of a server."""
     if context is not None:
         if cert is not None or key is not None or ca is not None or verify:
-            raise UsageError("tls is a context that is ready: tls_cert, tls_key, tls_ca and tls_verify are not for it")
-        return Tls(context=context, first=first, timeout=timeout, by_certificate=by_certificate)
-    verify = verify or by_certificate
+            raise UsageError("tls is a ready context; tls_cert, tls_key, tls_ca and tls_verify must not be set with it")
+        return Tls(context=context, first=first, timeout=timeout, map_users=map_users)
+    verify = verify or map_users
     if cert is None:
         if key is not None or ca is not None or verify or first:
             raise UsageError("TLS needs tls_cert, or a context as tls")
         return None
     if verify and ca is None:
-        raise UsageError("tls_verify needs tls_ca: whose certificates are clients to show?")
+        raise UsageError("tls_verify needs tls_ca, the authorities that sign client certificates")
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     made.minimum_version = ssl.TLSVersion.TLSv1_3 if min_version == "1.3" else ssl.TLSVersion.TLSv1_2
     try:
@@ -60,10 +60,10 @@ def settings(
         if ca is not None:
             made.load_verify_locations(ca)
     except (OSError, ssl.SSLError) as exc:
-        raise UsageError(f"the files for TLS cannot be used: {exc}") from exc
+        raise UsageError(f"cannot load the TLS certificates: {exc}") from exc
     if verify:
         made.verify_mode = ssl.CERT_REQUIRED
-    return Tls(context=made, first=first, timeout=timeout, by_certificate=by_certificate)
+    return Tls(context=made, first=first, timeout=timeout, map_users=map_users)
 
 
 _SHORT = {
@@ -75,7 +75,7 @@ _SHORT = {
 
 
 def certificate_of(peer: Mapping[str, Any] | None) -> Certificate | None:
-    """The names in a client's certificate, as `getpeercert` has them; None if it showed none that was checked."""
+    """The names in a client's verified certificate, from the result of `getpeercert`; None without one."""
     if not peer:
         return None
     alternatives = peer.get("subjectAltName", ())

@@ -1,7 +1,7 @@
-"""`slipstream server`: a server as a process of its own, with nats-server's flags, until it is told to stop.
+"""The process of `slipstream server`: flags and configuration, log, signals, pid and ports files.
 
-SIGTERM and SIGINT stop it once what is under way is durable and answered, SIGUSR2 is for lame duck mode. The log goes
-to stderr, in nats-server's format, with the lines that scripts wait for.
+SIGTERM and SIGINT stop the server once everything it received is durable and answered; SIGUSR2 starts lame duck mode.
+The log goes to stderr, in nats-server's format, with the lines that scripts wait for.
 """
 
 from __future__ import annotations
@@ -24,43 +24,43 @@ from slipstream.errors import Error, UsageError
 from slipstream.server.options import ServerOptions
 from slipstream.server.process import flags as command_line
 from slipstream.server.process import logs
-from slipstream.server.process.conf.load import ProcessOptions
 from slipstream.server.process.config_file import read_config
+from slipstream.server.process.options import ProcessOptions
 from slipstream.server.server import Server, new_loop
 from slipstream.version import VERSION
 
 log = logging.getLogger("slipstream.server")
 
-_TAKEN = (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
+_PORT_IN_USE = (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
 
 
 def main(argv: Sequence[str], *, started: Callable[[Server], None] | None = None) -> int:
-    """Run a server until it is told to stop; `started` is called once it listens. The result is an exit code."""
+    """Run a server until a signal stops it; `started` is called once it listens. Returns the exit code."""
     flags = command_line.parse(argv)
     if flags.is_on("help"):
-        print(command_line.HELP, end="")
+        print(command_line.help_text(), end="")
         return 0
     if flags.is_on("version"):
         print(f"slipstream: v{VERSION}")
         return 0
     path = flags.text("config")
     options = command_line.apply(flags, read_config(path) if path else ProcessOptions())
-    server = options.server.checked()
+    server = options.server.check()
     if flags.is_on("test"):
         if not path:
-            raise UsageError("-t tests a configuration: name it with -c")
+            raise UsageError("-t needs a configuration file (-c FILE)")
         print(f"slipstream: configuration file {path} is valid", file=sys.stderr)
         return 0
     handler = logs.set_up(options)
     try:
         if path:
             log.info("Using configuration file: %s", path)
-        _run(replace(options, server=_with_store(server)), started)
+        _run(replace(options, server=_with_data_dir(server)), started)
     except Error as exc:
         log.critical("%s", exc)
         return 1
-    except OSError as exc:  # a port that is taken, a folder that cannot be written
-        log.critical("cannot listen on that port: %s" if exc.errno in _TAKEN else "%s", exc)
+    except OSError as exc:  # a port in use, a directory that cannot be written
+        log.critical("cannot listen on that port: %s" if exc.errno in _PORT_IN_USE else "%s", exc)
         return 1
     finally:
         logging.getLogger("slipstream").removeHandler(handler)
@@ -68,26 +68,26 @@ def main(argv: Sequence[str], *, started: Callable[[Server], None] | None = None
     return 0
 
 
-def _with_store(server: ServerOptions) -> ServerOptions:
-    """JetStream keeps its streams on disk, even if nobody said where."""
-    if not server.jetstream or server.store_dir is not None:
+def _with_data_dir(server: ServerOptions) -> ServerOptions:
+    """A command keeps file streams on disk, even if no directory is configured."""
+    if not server.jetstream or server.data_dir is not None:
         return server
     folder = Path(tempfile.gettempdir(), "slipstream", "jetstream")
     log.warning("Temporary storage directory used, data could be lost on system reboot: %s", folder)
-    return replace(server, store_dir=folder)
+    return replace(server, data_dir=folder)
 
 
 def _run(options: ProcessOptions, started: Callable[[Server], None] | None) -> None:
     # Stored messages are many small objects that live long: looking through all of them for cycles, as Python does by
     # default every few thousand allocations, takes a third of the time of a memory stream under load.
     gc.set_threshold(100_000, 50, 50)
-    if options.server.store_dir is not None and options.server.jetstream:
+    if options.server.data_dir is not None and options.server.jetstream:
         try:
-            Path(options.server.store_dir).mkdir(parents=True, exist_ok=True)
+            Path(options.server.data_dir).mkdir(parents=True, exist_ok=True)
         except OSError as exc:
-            raise UsageError(f"could not create storage directory {str(options.server.store_dir)!r}: {exc}") from exc
-    elif options.server.store_dir is not None:
-        options = replace(options, server=replace(options.server, store_dir=None))
+            raise UsageError(f"could not create storage directory {str(options.server.data_dir)!r}: {exc}") from exc
+    elif options.server.data_dir is not None:
+        options = replace(options, server=replace(options.server, data_dir=None))
     with asyncio.Runner(loop_factory=new_loop) as runner:
         runner.run(_serve(options, started))
 
@@ -101,7 +101,7 @@ async def _serve(options: ProcessOptions, started: Callable[[Server], None] | No
     log.info("  Name:     %s", settings.server_name)
     log.info("  ID:       %s", settings.server_id)
     if options.server.jetstream:
-        log.info("  JetStream store: %s", options.server.store_dir)
+        log.info("  JetStream store: %s", options.server.data_dir)
     async with server:
         with _files(options, server), _signals(server, ending):
             log.info("Server is ready")
@@ -132,9 +132,10 @@ def _signals(server: Server, ending: asyncio.Event) -> Iterator[None]:
     if hasattr(signal, "SIGUSR2"):
         loop.add_signal_handler(signal.SIGUSR2, begin)
         loop.add_signal_handler(
-            signal.SIGHUP, lambda: log.warning("a configuration is not reloaded: restart the server for it")
+            signal.SIGHUP,
+            lambda: log.warning("Reload is not supported: restart the server to apply a new configuration"),
         )
-        loop.add_signal_handler(signal.SIGUSR1, lambda: None)  # a log file that was moved away is noticed without it
+        loop.add_signal_handler(signal.SIGUSR1, lambda: None)  # a log file that was moved away is reopened without it
     try:
         yield
     finally:
@@ -144,7 +145,7 @@ def _signals(server: Server, ending: asyncio.Event) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _files(options: ProcessOptions, server: Server) -> Iterator[None]:
-    """The files that tell others about this process; gone with it."""
+    """The pid and ports files; removed when the process ends."""
     written: list[Path] = []
     try:
         if options.pid_file:
@@ -163,7 +164,7 @@ def _write(path: Path, content: str) -> Path:
     try:
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         temporary.write_text(content)
-        temporary.replace(path)  # nobody reads half of it
+        temporary.replace(path)  # atomic: a reader never sees half of it
     except OSError as exc:
         raise UsageError(f"cannot write {str(path)!r}: {exc}") from exc
     return path

@@ -1,111 +1,80 @@
-"""A command line as nats-server takes it becomes options: Go's way of writing flags, on top of a configuration file.
+"""Command line of `slipstream server`, in nats-server's form: Go's flags, which override the configuration file.
 
-A flag begins with one dash or two; its value follows as the next word or behind an equals sign; a truth value stands
-alone or is written behind an equals sign.
+A flag begins with one dash or two; its value is the next word, or follows an equals sign. A boolean flag stands alone
+or has `=true` or `=false`. Flags of options come from their declarations (`slipstream.server.options`), and `--help` is
+printed from them; this module declares the flags that are no options, and applies those with a rule of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from slipstream.errors import UsageError
-from slipstream.server.engine.auth.users import User
-from slipstream.server.loop.upstream import Upstream, named
-from slipstream.server.options import TlsOptions
-from slipstream.server.process.conf.load import ProcessOptions
+from slipstream.server.options import COMMAND_DEFAULTS, Option, ServerOptions, options_of
+from slipstream.server.process.options import ProcessOptions
 
-HELP = """Usage: slipstream server [flags]
+WIDTH, COLUMN = 80, 29  # of the help; where its second column begins
 
-Server:
-  -a, --addr, --net HOST       address to listen on (default 127.0.0.1; 0.0.0.0 for all)
-  -p, --port PORT              port for clients (default 4222; -1 takes a free one)
-  -n, --name, --server_name N  name of the server (default: its id)
-  -m, --http_port PORT         port for the monitoring endpoints (-1 takes a free one)
-  -c, --config FILE            configuration file, in nats-server's format; flags override it
-  -t                           test the configuration and exit
-  -P, --pid FILE               write the process id there
-      --ports_file_dir DIR     write the ports there, into slipstream_<pid>.ports
 
-JetStream:
-  -js, --jetstream             have JetStream
-  -sd, --store_dir DIR         keep streams there (and have JetStream)
-      --upstream NAME=URL,...  where mirrors and sources of other domains are read from
+class Flag(NamedTuple):
+    """A flag of the command line."""
 
-Logging, to stderr unless told otherwise:
-  -l, --log FILE               write the log there
-  -T, --logtime[=false]        times in the log (default true)
-  -D, --debug                  more of what happens
-  -V, --trace                  the protocol
-  -DV                          both
+    name: str  # of the option, if there is one
+    spellings: tuple[str, ...]
+    doc: str
+    group: str
+    is_switch: bool  # takes no value
+    value: str = ""
 
-Who may come in:
-      --user NAME --pass PW    one user; the password may be a bcrypt hash
-      --auth TOKEN             a token
 
-TLS:
-      --tls                    speak TLS
-      --tlscert FILE --tlskey FILE
-      --tlsverify --tlscacert FILE   clients must show a certificate of that CA
+def _switch(name: str, spellings: str, doc: str, group: str = "Server") -> Flag:
+    return Flag(name, tuple(spellings.split()), doc, group, True)
 
-For tests:
-      --faults                 take orders of tests on $SLIPSTREAM.FAULTS.<order>
-      --virtual-time           a clock that only orders move
 
-  -h, --help                   this text
-  -v, --version                the version
-"""
+def _of(option: Option) -> Flag:
+    doc = f"{option.doc}{_default(option)}"
+    return Flag(option.name, option.flags, doc, option.group, option.kind is bool, option.value)
 
-_SPELLINGS = {
-    "addr": ("a", "addr", "net", "host"),
-    "port": ("p", "port"),
-    "name": ("n", "name", "server_name"),
-    "http_port": ("m", "http_port"),
-    "config": ("c", "config"),
-    "test": ("t",),
-    "pid": ("P", "pid"),
-    "ports_file_dir": ("ports_file_dir",),
-    "jetstream": ("js", "jetstream"),
-    "store_dir": ("sd", "store_dir", "data-dir", "data_dir"),
-    "upstream": ("upstream", "upstreams"),
-    "log": ("l", "log"),
-    "logtime": ("T", "logtime"),
-    "debug": ("D", "debug"),
-    "trace": ("V", "trace", "VV"),
-    "both": ("DV", "DVV"),
-    "user": ("user",),
-    "pass": ("pass", "password"),
-    "auth": ("auth", "token"),
-    "tls": ("tls",),
-    "tlscert": ("tlscert",),
-    "tlskey": ("tlskey",),
-    "tlsverify": ("tlsverify",),
-    "tlscacert": ("tlscacert",),
-    "faults": ("faults",),
-    "virtual_time": ("virtual-time", "virtual_time"),
-    "help": ("h", "help"),
-    "version": ("v", "version"),
-}
-_NAMES = {spelling: name for name, spellings in _SPELLINGS.items() for spelling in spellings}
-_TRUTHS = frozenset(("test", "jetstream", "logtime", "debug", "trace", "both", "tls", "tlsverify", "help", "version",
-     "faults", "virtual_time")
-)  # fmt: skip
-_OTHERS = {
+
+def _default(option: Option) -> str:
+    default = getattr(COMMAND_DEFAULTS, option.name, option.default)
+    if not default or not isinstance(default, int | float | str):
+        return ""
+    return f" (default: {'true' if default is True else default})"
+
+
+FLAGS = (
+    Flag("config", ("c", "config"), "configuration file, in nats-server's format", "Server", False, "FILE"),
+    _switch("test", "t", "test the configuration and exit"),
+    *(_of(option) for declaring in (ServerOptions, ProcessOptions) for option in options_of(declaring) if option.flags),
+    _switch("debug_and_trace", "DV DVV", "-D and -V", "Logging"),
+    _switch("require_tls", "tls", "require TLS; needs --tlscert and --tlskey", "TLS"),
+    _switch("help", "h help", "show this text and exit", "Other"),
+    _switch("version", "v version", "show the version and exit", "Other"),
+)
+_BY_SPELLING = {spelling: flag for flag in FLAGS for spelling in flag.spellings}
+_UNSUPPORTED = {
     **dict.fromkeys(
         ("routes", "cluster", "cluster_name", "cluster_listen", "cluster_advertise", "no_advertise", "client_advertise",
-         "connect_retries"), "this server is one process and joins no other",
+         "connect_retries"), "this server is a single process and joins no cluster",
     ),
-    **dict.fromkeys(("ms", "https_port"), "monitoring is by HTTP only"),
+    **dict.fromkeys(("ms", "https_port"), "monitoring is plain HTTP only"),
     **dict.fromkeys(("s", "syslog", "r", "remote_syslog"), "log to stderr or to a file"),
-    **dict.fromkeys(("sl", "signal"), "use kill: TERM stops it, USR2 is for lame duck mode"),
+    **dict.fromkeys(("sl", "signal"), "use kill: TERM stops the server, USR2 starts lame duck mode"),
     "profile": "there is no profiler",
 }  # fmt: skip
+_TRUE, _FALSE = ("true", "1", "t"), ("false", "0", "f")
+
+
+# Reading the words.
 
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """The flags that were given."""
+    """The flags of a command line, by name."""
 
     values: dict[str, str]
 
@@ -115,122 +84,146 @@ class Flags:
     def is_on(self, name: str) -> bool:
         return self.values.get(name) == "true"
 
-    def number(self, name: str, low: int, high: int) -> int | None:
-        value = self.values.get(name)
-        if value is None:
-            return None
-        try:
-            found = int(value)
-        except ValueError:
-            found = low - 1
-        if not low <= found <= high:
-            raise UsageError(f"--{name} is {value!r}, {low} to {high} is allowed")
-        return found
-
-
-class _Flag(NamedTuple):
-    name: str
-    written: str
-    value: str | None
+    def is_set(self, name: str) -> bool:
+        return name in self.values
 
 
 def parse(argv: Sequence[str]) -> Flags:
-    """The flags of a command line; a UsageError names the first word that is none."""
+    """The flags of a command line; a UsageError names the first word that is not a flag."""
     values: dict[str, str] = {}
     words = list(argv)
     while words:
-        flag = _flag(words.pop(0))
-        value = flag.value
-        if flag.name in _TRUTHS:
-            if value is not None and value.lower() not in ("true", "false", "1", "0", "t", "f"):
-                raise UsageError(f"{flag.written} is {value!r}, true or false is allowed")
-            value = "true" if value is None or value.lower() in ("true", "1", "t") else "false"
+        flag, written, value = _split(words.pop(0))
+        if flag.is_switch:
+            if value is not None and value.lower() not in (*_TRUE, *_FALSE):
+                raise UsageError(f"{written} must be true or false, got {value!r}")
+            value = "true" if value is None or value.lower() in _TRUE else "false"
         elif value is None:
             if not words:
-                raise UsageError(f"{flag.written} needs a value")
+                raise UsageError(f"{written} needs a value")
             value = words.pop(0)
         values[flag.name] = value
     return Flags(values)
 
 
-def _flag(word: str) -> _Flag:
-    body = word[2:] if word.startswith("--") else word[1:]
-    spelling, equals, value = body.partition("=")
+def _split(word: str) -> tuple[Flag, str, str | None]:
+    """A word as its flag, the flag as written, and the value after an equals sign."""
+    written, equals, value = word.partition("=")
+    spelling = written[2:] if written.startswith("--") else written[1:]
     if not word.startswith("-") or not spelling:
-        raise UsageError(f"{word!r} is no flag; --help lists them")
-    if spelling in _OTHERS:
-        raise UsageError(f"{word.partition('=')[0]} is not supported: {_OTHERS[spelling]}")
-    if spelling not in _NAMES:
-        raise UsageError(f"{word.partition('=')[0]!r} is no flag of this server; --help lists them")
-    return _Flag(_NAMES[spelling], word.partition("=")[0], value if equals else None)
+        raise UsageError(f"{word!r} is not a flag; --help lists them")
+    if spelling in _UNSUPPORTED:
+        raise UsageError(f"{written} is not supported: {_UNSUPPORTED[spelling]}")
+    if spelling not in _BY_SPELLING:
+        raise UsageError(f"{written!r} is not a flag of this server; --help lists them")
+    return _BY_SPELLING[spelling], written, value if equals else None
+
+
+# Applying them.
 
 
 def apply(flags: Flags, options: ProcessOptions) -> ProcessOptions:
-    """The options with what the flags say put over them."""
+    """The options of a configuration file, overridden by flags."""
     server = options.server
-    port, http_port = flags.number("port", -1, 65535), flags.number("http_port", -1, 65535)
-    server = replace(
-        server,
-        host=flags.text("addr") or server.host,
-        port=server.port if port is None else port,
-        name=flags.text("name") or server.name,
-        http_port=server.http_port if http_port is None else http_port or None,
-        jetstream=flags.is_on("jetstream")
-        or (flags.text("store_dir") is not None and flags.text("jetstream") is None)
-        or (server.jetstream and flags.text("jetstream") is None),
-        store_dir=flags.text("store_dir") or server.store_dir,
-        upstreams=_upstreams(flags.text("upstream")) or server.upstreams,
-        tls=_tls(flags, server.tls),
-        users=_users(flags) or server.users,
-        trace=server.trace or flags.is_on("trace") or flags.is_on("both"),
-        faults=flags.is_on("faults"),
-        virtual_time=flags.is_on("virtual_time"),
-    )
-    return replace(
-        options,
-        server=server,
-        debug=options.debug or flags.is_on("debug") or flags.is_on("both"),
-        trace=server.trace,
-        log_time=options.log_time if flags.text("logtime") is None else flags.is_on("logtime"),
-        log_file=flags.text("log") or options.log_file,
-        pid_file=flags.text("pid") or options.pid_file,
-        ports_file_dir=flags.text("ports_file_dir") or options.ports_file_dir,
-    )
+    debug_and_trace = flags.is_on("debug_and_trace")
+    changes = _values(flags, ServerOptions)
+    changes |= _users(flags) | _tls(flags, server)
+    if changes.get("http_port") == 0:  # off, as in the configuration file
+        changes["http_port"] = None
+    if flags.is_set("jetstream") or flags.is_set("data_dir"):  # a directory for streams means JetStream
+        changes["jetstream"] = flags.is_on("jetstream") or not flags.is_set("jetstream")
+    if flags.text("upstreams"):
+        changes["upstreams"] = _upstreams(flags.values["upstreams"])
+    if debug_and_trace:
+        changes["trace"] = True
+    around = _values(flags, ProcessOptions)
+    if flags.is_set("log_time"):
+        around["log_time"] = flags.is_on("log_time")
+    if debug_and_trace:
+        around["debug"] = True
+    return replace(options, server=replace(server, **changes), **around)
 
 
-def _upstreams(text: str | None) -> dict[str, Upstream]:
+def _values(flags: Flags, declaring: type) -> dict[str, Any]:
+    """The values of the plain options among the flags. A switch turns an option on; `=false` leaves what it was."""
+    found: dict[str, Any] = {}
+    for option in options_of(declaring):
+        text = flags.text(option.name) if option.flags else None
+        if not text or option.kind is object:
+            continue
+        if option.kind is bool:
+            if text == "true":
+                found[option.name] = True
+        elif option.kind is int:
+            found[option.name] = _port(option, text)
+        else:
+            found[option.name] = text
+    return found
+
+
+def _port(option: Option, text: str) -> int:
+    """The only numbers among the flags."""
+    try:
+        found = int(text)
+    except ValueError:
+        found = -2
+    if not -1 <= found <= 65535:
+        raise UsageError(f"--{option.flags[-1]} must be -1 to 65535, got {text!r}")
+    return found
+
+
+def _upstreams(text: str) -> dict[str, str]:
     found: dict[str, str] = {}
-    for part in text.split(",") if text else ():
+    for part in text.split(","):
         name, _, url = part.partition("=")
         if not name or not url:
-            raise UsageError(f"bad upstream {part!r}: NAME=URL is allowed, as in hub=nats://hub.example:4222")
+            raise UsageError(f"--upstream must be NAME=URL, as in hub=nats://hub.example:4222, got {part!r}")
         found[name] = url
-    return named(found)
+    return found
 
 
-def _users(flags: Flags) -> tuple[User, ...]:
-    name, password, token = flags.text("user") or "", flags.text("pass") or "", flags.text("auth") or ""
-    if token and (name or password):
-        raise UsageError("--auth is for a token: --user and --pass are another way to come in")
-    if name or password:
-        return (User(name=name, password=password),)
-    return (User(token=token),) if token else ()
+def _users(flags: Flags) -> dict[str, Any]:
+    """A user or token of the command line replaces the users of the file."""
+    if not any(flags.text(name) for name in ("user", "password", "token")):
+        return {}
+    if flags.text("token") and (flags.text("user") or flags.text("password")):
+        raise UsageError("--auth and --user are mutually exclusive")
+    return {"users": ()}
 
 
-def _tls(flags: Flags, tls: TlsOptions | None) -> TlsOptions | None:
-    names = ("tls", "tlsverify", "tlscert", "tlskey", "tlscacert")
+def _tls(flags: Flags, server: ServerOptions) -> dict[str, Any]:
+    names = ("tls_cert", "tls_key", "tls_ca", "tls_verify", "require_tls")
     if not any(flags.text(name) for name in names):
-        return tls
-    tls = tls or TlsOptions()
-    tls = replace(
-        tls,
-        cert=flags.text("tlscert") or tls.cert,
-        key=flags.text("tlskey") or tls.key,
-        ca=flags.text("tlscacert") or tls.ca,
-        verify=flags.is_on("tlsverify") or tls.verify,
-    )
-    if not tls.cert or not tls.key:
+        return {}
+    if not (flags.text("tls_cert") or server.tls_cert) or not (flags.text("tls_key") or server.tls_key):
         raise UsageError("TLS needs --tlscert and --tlskey")
-    if tls.verify and not tls.ca:
-        raise UsageError("--tlsverify needs --tlscacert: whose certificates are clients to show?")
-    return tls
+    if (flags.is_on("tls_verify") or server.tls_verify) and not (flags.text("tls_ca") or server.tls_ca):
+        raise UsageError("--tlsverify needs --tlscacert, the authorities that sign client certificates")
+    return {}
+
+
+# The help.
+
+
+def help_text() -> str:
+    """What `--help` prints, in 80 columns."""
+    groups = dict.fromkeys(flag.group for flag in FLAGS)
+    lines = ["Usage: slipstream server [flags]"]
+    for group in groups:
+        lines += ["", f"{group}:"]
+        for flag in FLAGS:
+            if flag.group == group:
+                lines += _help_of(flag)
+    return "\n".join(lines) + "\n"
+
+
+def _help_of(flag: Flag) -> Iterator[str]:
+    dashed = [f"-{s}" if len(s) < 3 or s.isupper() else f"--{s}" for s in flag.spellings]
+    left = f"  {', '.join(dashed)} {flag.value}".rstrip()
+    right = textwrap.wrap(flag.doc, WIDTH - COLUMN)
+    if len(left) + 2 > COLUMN:
+        yield left
+        left = ""
+    for line in right:
+        yield f"{left:{COLUMN}}{line}"
+        left = ""

@@ -1,4 +1,4 @@
-"""Records of the log become lines in nats-server's format: `[pid] 2006/01/02 15:04:05.000000 [INF] text`."""
+"""Log of the process, in nats-server's format: `[pid] 2006/01/02 15:04:05.000000 [INF] text`."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import sys
 import time
 
 from slipstream.errors import UsageError
-from slipstream.server.process.conf.load import ProcessOptions
+from slipstream.server.process.options import ProcessOptions
 from slipstream.server.process.trace import TRACE
 
 _LETTERS = {TRACE: "TRC", logging.DEBUG: "DBG", logging.INFO: "INF", logging.WARNING: "WRN", logging.ERROR: "ERR"}
 
 
 class LineFormatter(logging.Formatter):
-    """One line per record; what a client may have chosen cannot begin another one."""
+    """One line per record: control characters in text that a client chose are escaped, so it cannot forge a line."""
 
     def __init__(self, *, with_time: bool, utc: bool) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class LineFormatter(logging.Formatter):
 
 
 def set_up(options: ProcessOptions) -> logging.Handler:
-    """Send the log where it belongs."""
+    """Send the log to stderr or to the log file."""
     handler: logging.Handler = logging.StreamHandler(sys.stderr)
     if options.log_file:
         try:
@@ -45,12 +45,12 @@ def set_up(options: ProcessOptions) -> logging.Handler:
                     options.log_file, maxBytes=options.log_size_limit, backupCount=options.log_max_num or 1
                 )
             else:
-                handler = logging.handlers.WatchedFileHandler(options.log_file)  # whoever moves it away gets a new one
+                handler = logging.handlers.WatchedFileHandler(options.log_file)  # reopened when it is moved away
         except OSError as exc:
             raise UsageError(f"cannot write the log to {options.log_file!r}: {exc}") from exc
     handler.setFormatter(LineFormatter(with_time=options.log_time, utc=options.log_utc))
     logger = logging.getLogger("slipstream")
-    logger.setLevel(TRACE if options.trace else logging.DEBUG if options.debug else logging.INFO)
+    logger.setLevel(TRACE if options.server.trace else logging.DEBUG if options.debug else logging.INFO)
     logger.addHandler(handler)
     logger.propagate = False
     return handler

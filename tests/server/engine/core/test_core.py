@@ -253,7 +253,7 @@ def test_a_silent_client_is_pinged_and_then_given_up() -> None:
 
 
 def test_a_client_that_does_not_read_is_cut_off_before_its_output_fills_memory() -> None:
-    rig = Rig(max_pending=10_000)
+    rig = Rig(max_pending_bytes=10_000)
     slow, busy = rig.client(), rig.client()
     slow.send(b"SUB flood 1\r\n")
     for _ in range(200):

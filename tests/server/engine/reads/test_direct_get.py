@@ -169,7 +169,7 @@ def test_max_bytes_ends_a_batch_after_the_message_that_reaches_it(client: Client
 
 @pytest.mark.spec("DG-15")
 def test_without_max_bytes_the_servers_bound_on_pending_bytes_ends_a_batch() -> None:
-    client = Rig(max_pending=400_000).client()
+    client = Rig(max_pending_bytes=400_000).client()
     client.create("S")
     for _ in range(10):
         client.publish("s.1", b"x" * 60_000)

@@ -205,7 +205,7 @@ def test_a_satisfied_minimum_costs_nothing(replicas: int) -> None:
             for session in rig.engine.take_output():
                 assert len(session.out) == 200
                 session.out.clear()
-                session.out_capacity = rig.engine.settings.max_pending
+                session.out_capacity = rig.engine.settings.max_pending_bytes
         if round_ >= 50 and best["fresh"] <= 1.03 * best["plain"]:
             return
     pytest.fail(f"with a minimum {best['fresh'] * 5000:.2f} µs, without {best['plain'] * 5000:.2f} µs")

@@ -10,10 +10,11 @@ import pytest
 
 from slipstream.errors import UsageError
 from slipstream.server import AccountLimits, AccountOptions, Permissions, Responses, User
-from slipstream.server.options import TlsOptions, WebSocketOptions
-from slipstream.server.process.conf.load import ANYONE, ProcessOptions, load
+from slipstream.server.options import WebSocketOptions
+from slipstream.server.process.conf.load import ANYONE, load
 from slipstream.server.process.conf.tree import ConfigError, parse
 from slipstream.server.process.config_file import read_config
+from slipstream.server.process.options import ProcessOptions
 
 
 def loaded(text: str) -> ProcessOptions:
@@ -46,9 +47,9 @@ def test_limits_and_times() -> None:
         max_control_line: 1KB, write_deadline: "5s", ping_interval: "1m30s", ping_max: 3
         lame_duck_duration: "1m", lame_duck_grace_period: 5, http: localhost:8222
     """).server
-    assert (server.name, server.max_payload, server.max_pending) == ("s1", 2 << 20, 10 << 20)
+    assert (server.name, server.max_payload, server.max_pending_bytes) == ("s1", 2 << 20, 10 << 20)
     assert (server.max_connections, server.max_subscriptions, server.max_control_line) == (10, 5, 1024)
-    assert (server.write_deadline, server.ping_interval, server.ping_max) == (5.0, 90.0, 3)
+    assert (server.write_deadline, server.ping_interval, server.max_pings_out) == (5.0, 90.0, 3)
     assert (server.lame_duck_duration, server.lame_duck_grace) == (60.0, 5.0)
     assert (server.http_host, server.http_port) == ("localhost", 8222)
     assert loaded("monitor_port: 8223").server.http_port == 8223
@@ -57,11 +58,11 @@ def test_limits_and_times() -> None:
 def test_jetstream() -> None:
     server = loaded("jetstream {store_dir: /x, max_mem: 1G, max_file: 10GB, domain: hub, sync_interval: always}").server
     assert server.jetstream
-    assert (server.store_dir, server.domain) == ("/x", "hub")
+    assert (server.data_dir, server.domain) == ("/x", "hub")
     assert (server.max_memory, server.max_storage) == (10**9, 10 << 30)
     assert loaded("jetstream: enabled").server.jetstream
     assert not loaded("jetstream: false\nstore_dir: /y").server.jetstream
-    assert loaded("jetstream: true\nstore_dir: /y").server.store_dir == "/y"
+    assert loaded("jetstream: true\nstore_dir: /y").server.data_dir == "/y"
 
 
 def test_users_permissions_and_accounts() -> None:
@@ -151,9 +152,9 @@ def test_tls_and_websocket() -> None:
             listen: "0.0.0.0:8080", no_tls: true, same_origin: true, allowed_origins: ["http://a"], headers {X: y}
         }
     """).server
-    assert server.tls == TlsOptions(
-        cert="c", key="k", ca="a", verify=True, by_certificate=True, first=True, timeout=3.0, min_version="1.3"
-    )
+    assert (server.tls_cert, server.tls_key, server.tls_ca) == ("c", "k", "a")
+    assert (server.tls_verify, server.tls_map, server.tls_first) == (True, True, True)
+    assert (server.tls_timeout, server.tls_min_version) == (3.0, "1.3")
     assert server.websocket == WebSocketOptions(
         host="0.0.0.0", port=8080, same_origin=True, allowed_origins=("http://a",), headers={"X": "y"}
     )
@@ -165,9 +166,8 @@ def test_tls_and_websocket() -> None:
 
 def test_the_process() -> None:
     options = loaded("debug: true, trace: true, logtime: false, log_file: /l, pid_file: /p, ports_file_dir: /d")
-    assert (options.debug, options.trace, options.log_time) == (True, True, False)
+    assert (options.debug, options.server.trace, options.log_time) == (True, True, False)
     assert (options.log_file, options.pid_file, options.ports_file_dir) == ("/l", "/p", "/d")
-    assert options.server.trace
 
 
 @pytest.mark.parametrize(
@@ -185,26 +185,30 @@ def test_the_process() -> None:
         ("authorization {users: [{user: a}]}", "1:24", "user 'a' has no password"),
         ("authorization {users: [{nkey: UABC}]}", "1:24", "bad nkey"),
         ("authorization {users: [{user: a, password: b, permissions: {publish: 'a..b'}}]}", "1:60", "a..b"),
-        ("authorization {users: {}}", "1:23", "'users' is a map, an array of maps is allowed"),
-        ("authorization {token: 123}", "1:23", "put it in quotes"),
-        ("max_payload: big", "1:14", "'max_payload' is a text, a whole number is allowed"),
-        ("max_payload: 0", "1:14", "'max_payload' is 0, at least 1 is allowed"),
-        ("ping_interval: 'soon'", "1:16", "'ping_interval' is no duration"),
-        ("listen: nowhere", "1:9", "'host:port' or a port is allowed"),
-        ("port: 70000", "1:1", "-1 (any that is free) to 65535"),
-        ("debug: maybe", "1:8", "'debug' is a text, true or false is allowed"),
+        ("authorization {users: {}}", "1:23", "'users' must be an array of maps, got a map"),
+        ("authorization {token: 123}", "1:23", "'token' must be a string (in quotes), got a number"),
+        ("max_payload: big", "1:14", "'max_payload' must be a whole number, got a string"),
+        ("max_payload: 0", "1:14", "'max_payload' must be at least 1, got 0"),
+        ("ping_interval: 'soon'", "1:16", "'ping_interval' must be a number of seconds or a duration"),
+        ("listen: nowhere", "1:9", "'listen' must be 'host:port' or a port, got 'nowhere'"),
+        ("port: 70000", "1:1", "'port' must be a port up to 65535, or -1 for a free one, got 70000"),
+        ("debug: maybe", "1:8", "'debug' must be true or false, got a string"),
         ("tls {cert_file: a}", "1:5", "TLS needs 'cert_file' and 'key_file'"),
         ("tls {cert_file: a, key_file: b, verify: true}", "1:5", "'verify' needs 'ca_file'"),
         ("tls {cert_file: a, key_file: b, cipher_suites: []}", "1:33", "'cipher_suites' is not supported"),
-        ("tls {cert_file: a, key_file: b, handshake_first: auto}", "1:50", "true or false is allowed"),
+        (
+            "tls {cert_file: a, key_file: b, handshake_first: auto}",
+            "1:50",
+            "'handshake_first' must be true or false, got a string",
+        ),
         ("websocket {port: 1}", "1:11", "'websocket' needs 'tls', or 'no_tls: true'"),
         ("websocket {port: 1, no_tls: true, jwt_cookie: x}", "1:35", "'jwt_cookie' is not supported"),
         ("resolver: MEMORY", "1:1", "need an 'operator'"),
-        ("operator: x\nresolver: URL(http://x)", "2:11", "MEMORY is"),
+        ("operator: x\nresolver: URL(http://x)", "2:11", "'resolver' must be MEMORY"),
         ("operator: /nonexistent", "1:11", "the operator's JWT cannot be read"),
-        ("max_pending: 10", "1:1", "max_payload 1048576 is more than max_pending 10"),
+        ("max_pending: 10", "1:1", "max_payload must be at most max_pending_bytes (10), got 1048576"),
         ("lame_duck_duration: 1, lame_duck_grace_period: 2", "1:1", "grace"),
-        ("no_auth_user: x, authorization {users: x}", "1:40", "'users' is a text"),
+        ("no_auth_user: x, authorization {users: x}", "1:40", "'users' must be an array of maps, got a string"),
     ],
 )
 def test_what_cannot_be_carried_out_is_named_with_its_place(text: str, place: str, message: str) -> None:
@@ -235,7 +239,7 @@ def test_files_are_read_from_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         read_config(tmp_path / "nope.conf")
     path.write_text("no_auth_user: x\nauthorization {user: a, password: b}")
     with pytest.raises(UsageError, match="no_auth_user 'x' is not among the users"):
-        read_config(path).server.checked()
+        read_config(path).server.check()
 
 
 def test_the_configuration_in_the_documentation_can_be_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -248,4 +252,4 @@ def test_the_configuration_in_the_documentation_can_be_used(monkeypatch: pytest.
     assert server.domain == "edge"
     assert [user.name for user in server.users] == ["shop", "", "reader"]
     assert server.websocket is not None
-    assert server.gate().accounts["ORDERS"].max_connections == 100
+    assert server.authenticator().accounts["ORDERS"].max_connections == 100

@@ -82,7 +82,7 @@ def varz(engine: Engine, now: int) -> dict[str, Any]:
         "host": settings.host,
         "port": settings.port,
         "max_payload": settings.max_payload,
-        "max_pending": settings.max_pending,
+        "max_pending": settings.max_pending_bytes,
         "max_subscriptions": settings.max_subscriptions,
         "ping_interval": settings.ping_interval,
         "ping_max": settings.max_pings_out,
@@ -165,7 +165,7 @@ def connz(engine: Engine, now: int, query: Query) -> dict[str, Any]:
     chosen = [one for one in chosen if _is_wanted(one, query)]
 
     def pending(one: Session) -> int:
-        return max(0, engine.settings.max_pending - one.out_capacity)
+        return max(0, engine.settings.max_pending_bytes - one.out_capacity)
 
     key, largest = _SORTS.get(order, (pending, True))
     chosen.sort(key=key, reverse=largest)

@@ -58,7 +58,7 @@ def at(place: Position) -> Iterator[None]:
         raise ConfigError(place, str(exc)) from exc
 
 
-def authorization(value: Value, access: Access, *, by_certificate: bool) -> None:
+def authorization(value: Value, access: Access, *, tls_map: bool) -> None:
     """The block `authorization`: one user, one token, or several users."""
     access.is_open = False
     block = Section(value, "authorization", _NO_CALLOUT)
@@ -79,10 +79,10 @@ def authorization(value: Value, access: Access, *, by_certificate: bool) -> None
         elif token:
             access.users.append(User(token=token, permissions=default))
     if several is not None:
-        access.users += users(several, access, DEFAULT_ACCOUNT, default, by_certificate=by_certificate)
+        access.users += users(several, access, DEFAULT_ACCOUNT, default, tls_map=tls_map)
 
 
-def accounts(value: Value, access: Access, *, by_certificate: bool) -> None:
+def accounts(value: Value, access: Access, *, tls_map: bool) -> None:
     """The block `accounts`: names, or maps of what is in them."""
     if isinstance(value.data, list):
         for item in value.data:
@@ -112,7 +112,7 @@ def accounts(value: Value, access: Access, *, by_certificate: bool) -> None:
                 bounds.done()
         access.accounts.append(account)
         if members is not None:
-            access.users += users(members, access, entry.key, default, by_certificate=by_certificate)
+            access.users += users(members, access, entry.key, default, tls_map=tls_map)
 
 
 def jetstream(value: Value) -> AccountLimits | None:
@@ -140,9 +140,7 @@ def jetstream(value: Value) -> AccountLimits | None:
     return limits
 
 
-def users(
-    value: Value, access: Access, account: str, default: Permissions | None, *, by_certificate: bool
-) -> list[User]:
+def users(value: Value, access: Access, account: str, default: Permissions | None, *, tls_map: bool) -> list[User]:
     """An array of users."""
     if not isinstance(value.data, list):
         raise wrong(value, "users", "an array of maps")
@@ -164,7 +162,7 @@ def users(
                     nkey=nkey,
                     account=account,
                     permissions=permissions(granted) if granted is not None else default,
-                    certificate=by_certificate and bool(name) and not password,
+                    certificate=tls_map and bool(name) and not password,
                     anyone=bool(name) and not password and name == access.no_auth_user,
                     connection_types=tuple(kind for kind in kinds if kind in CONNECTION_TYPES),
                 )

@@ -1,15 +1,21 @@
-"""A configuration as a tree becomes the options of a server and of its process. Every key is carried out or refused."""
+"""The keys of nats-server's configuration, as options of a server and its process.
+
+Options that are declared with keys (`slipstream.server.options`) are read by their declarations; this module reads the
+others (`BY_HAND`), and rejects every key that it does not carry out, with the reason.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from typing import Any
 
 from slipstream.server.engine.auth.users import DEFAULT_ACCOUNT, SYSTEM_ACCOUNT, AccountOptions, User
-from slipstream.server.options import CLIENT_PORT, LOOPBACK, ServerOptions, TlsOptions, WebSocketOptions
+from slipstream.server.options import COMMAND_DEFAULTS, Option, ServerOptions, WebSocketOptions, options_of
 from slipstream.server.process.conf.access import Access, accounts, at, authorization
 from slipstream.server.process.conf.section import Section, listen, port, text, texts, wrong
 from slipstream.server.process.conf.tree import ConfigError, Value
+from slipstream.server.process.options import ProcessOptions
 
 _ONE = "this server is one process and joins no other"
 _NO_RESOLVER = "accounts come from resolver MEMORY and resolver_preload"
@@ -56,71 +62,50 @@ _WEBSOCKET = {
 ANYONE = "\0anyone"  # no client can send that name
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessOptions:
-    """A server as a process: what is around it."""
+BY_HAND = frozenset((
+    "host", "port", "http_host", "http_port", "websocket", "headers", "trace", "jetstream", "data_dir", "users",
+    "accounts", "no_auth_user", "operators", "account_tokens", "system_account", "auth_timeout",
+))  # fmt: skip
 
-    server: ServerOptions = field(default_factory=ServerOptions)
-    debug: bool = False
-    trace: bool = False
-    log_time: bool = True
-    log_utc: bool = False
-    log_file: str = ""
-    log_size_limit: int = 0
-    log_max_num: int = 0
-    pid_file: str = ""
-    ports_file_dir: str = ""
+
+def _declared(declaring: type, block: str = "") -> list[Option]:
+    """The options of a class that are read by their declarations from a block."""
+    found = [option for option in options_of(declaring) if option.keys and option.block == block]
+    return [option for option in found if option.name not in BY_HAND]
+
+
+SERVER, PROCESS, WEBSOCKET = _declared(ServerOptions), _declared(ProcessOptions), _declared(WebSocketOptions)
+TLS, JETSTREAM = _declared(ServerOptions, "tls"), _declared(ServerOptions, "jetstream")
 
 
 def load(value: Value, read: Callable[[str], str]) -> ProcessOptions:
     """The options in a configuration; `read` gives the text of a file that it names."""
     top = Section(value, "the configuration", UNSUPPORTED)
-    trace = top.flag("trace") | top.flag("trace_verbose")
-    host, number = _place(top, LOOPBACK, CLIENT_PORT)
-    tls_value = top.take("tls")
-    tls = _tls(tls_value) if tls_value is not None else None
+    host, number = _address(top, COMMAND_DEFAULTS.host, COMMAND_DEFAULTS.port)
     http_host, http_port = _http(top, host)
-    web_value = top.take("websocket", "ws")
+    tls, websocket = top.take("tls"), top.take("websocket", "ws")
+    simple = top.options(SERVER)
+    if simple.get("max_subscriptions") == 0:  # the default, as in nats-server
+        del simple["max_subscriptions"]
     with at(value.place):
-        server = ServerOptions(
+        server = replace(
+            COMMAND_DEFAULTS,
             host=host,
             port=number,
-            name=top.text("server_name"),
-            tls=tls,
-            websocket=_websocket(web_value, host) if web_value is not None else None,
             http_host=http_host,
             http_port=http_port,
-            http_base_path=top.text("http_base_path"),
-            max_payload=top.integer("max_payload", default=1024 * 1024, low=1),
-            max_control_line=top.integer("max_control_line", default=4096, low=1),
-            max_connections=top.integer("max_connections", "max_conn", default=65536, low=-1),
-            max_subscriptions=top.integer("max_subscriptions", "max_subs", default=0, low=-1) or 100_000,
-            max_pending=top.integer("max_pending", default=64 * 1024 * 1024, low=1),
-            write_deadline=top.seconds("write_deadline", default=10.0),
-            ping_interval=top.seconds("ping_interval", default=120.0),
-            ping_max=top.integer("ping_max", default=2, low=1),
-            lame_duck_duration=top.seconds("lame_duck_duration", default=120.0),
-            lame_duck_grace=top.seconds("lame_duck_grace_period", default=10.0),
-            trace=trace,
+            websocket=_websocket(websocket, host) if websocket is not None else None,
+            trace=top.flag("trace") | top.flag("trace_verbose"),
+            **simple,
+            **(_tls(tls) if tls is not None else {}),
         )
         server = _access(top, _operators(top, _jetstream(top, server), read))
-    found = ProcessOptions(
-        server=server,
-        debug=top.flag("debug"),
-        trace=trace,
-        log_time=top.flag("logtime", default=True),
-        log_utc=top.flag("logtime_utc"),
-        log_file=top.text("log_file", "logfile"),
-        log_size_limit=top.integer("logfile_size_limit", "log_size_limit", low=0),
-        log_max_num=top.integer("logfile_max_num", "log_max_num", low=0),
-        pid_file=top.text("pid_file", "pidfile"),
-        ports_file_dir=top.text("ports_file_dir"),
-    )
+    found = ProcessOptions(server=server, **top.options(PROCESS))
     top.done()
     return found
 
 
-def _place(block: Section, default_host: str, default_port: int) -> tuple[str, int]:
+def _address(block: Section, default_host: str, default_port: int) -> tuple[str, int]:
     """`listen`, or `host` and `port`."""
     both = block.take("listen")
     host, number = listen(both, "listen", default_host) if both is not None else (default_host, default_port)
@@ -136,59 +121,43 @@ def _http(top: Section, host: str) -> tuple[str, int | None]:
     return name, number or None  # 0 turns it off, as in nats-server
 
 
-def _tls(value: Value) -> TlsOptions:
+def _tls(value: Value) -> dict[str, Any]:
+    """The fields `tls_*` of a listener."""
     block = Section(value, "tls", _TLS)
-    first = block.take("handshake_first", "first", "immediate")
-    if first is not None and not isinstance(first.data, bool):
-        raise wrong(first, "handshake_first", "true or false")
-    cert, key, ca = (block.text(name) for name in ("cert_file", "key_file", "ca_file"))
-    version = block.text("min_version", default="1.2")
-    if version not in ("1.2", "1.3"):
-        raise ConfigError(block.place, f"'min_version' is {version!r}, '1.2' and '1.3' are allowed")
-    by_certificate = block.flag("verify_and_map")
-    options = TlsOptions(
-        cert=cert or None,
-        key=key or None,
-        ca=ca or None,
-        verify=block.flag("verify") or by_certificate,
-        by_certificate=by_certificate,
-        first=bool(first.data) if first is not None else False,
-        timeout=block.seconds("timeout", default=2.0),
-        min_version=version,
-    )
+    found = block.options(TLS)
     block.done()
-    if not cert or not key:
+    if found.get("tls_map"):
+        found["tls_verify"] = True
+    if not found.get("tls_cert") or not found.get("tls_key"):
         raise ConfigError(block.place, "TLS needs 'cert_file' and 'key_file'")
-    if options.verify and not ca:
-        raise ConfigError(block.place, "'verify' needs 'ca_file': whose certificates are clients to show?")
-    return options
+    if found.get("tls_verify") and not found.get("tls_ca"):
+        raise ConfigError(block.place, "'verify' needs 'ca_file', the authorities that sign client certificates")
+    return found
 
 
 def _websocket(value: Value, host: str) -> WebSocketOptions:
     block = Section(value, "websocket", _WEBSOCKET)
-    name, number = _place(block, host, 0)
-    no_tls, tls_value = block.flag("no_tls"), block.take("tls")
-    block.flag("compression", "compress")  # it may be offered to us; we do not agree to it
+    name, number = _address(block, host, 0)
+    no_tls, tls = block.flag("no_tls"), block.take("tls")
+    block.flag("compression", "compress")  # clients may offer it; the server does not agree to it
     extra = block.take("headers")
     headers = {e.key: text(e.value, e.key) for e in Section(extra, "headers").entries()} if extra is not None else {}
     options = WebSocketOptions(
         host=name,
         port=number,
-        tls=_tls(tls_value) if tls_value is not None and not no_tls else None,
-        same_origin=block.flag("same_origin"),
-        allowed_origins=block.texts("allowed_origins", "allowed_origin", "allow_origins", "origins", "origin"),
-        handshake_timeout=block.seconds("handshake_timeout", default=2.0),
         headers=headers,
+        **block.options(WEBSOCKET),
+        **(_tls(tls) if tls is not None and not no_tls else {}),
     )
     block.done()
-    if not no_tls and tls_value is None:
+    if not no_tls and tls is None:
         raise ConfigError(block.place, "'websocket' needs 'tls', or 'no_tls: true'")
     return options
 
 
 def _jetstream(top: Section, server: ServerOptions) -> ServerOptions:
     folder, value = top.text("store_dir", "storedir"), top.take("jetstream")
-    server = replace(server, store_dir=folder or None)
+    server = replace(server, data_dir=folder or None)
     if value is None:
         return server
     if isinstance(value.data, bool):
@@ -198,19 +167,16 @@ def _jetstream(top: Section, server: ServerOptions) -> ServerOptions:
             raise wrong(value, "jetstream", "enabled, disabled or a map")
         return replace(server, jetstream=value.data.lower().startswith("enable"))
     block = Section(value, "jetstream", _JETSTREAM)
-    inner = block.text("store_dir", "storedir", "store")
     server = replace(
         server,
         jetstream=block.flag("enabled", "enable", default=True),
-        store_dir=inner or folder or None,
-        max_memory=block.integer("max_memory_store", "max_mem_store", "max_mem", default=-1, low=-1),
-        max_storage=block.integer("max_file_store", "max_file", default=-1, low=-1),
-        domain=block.text("domain"),
+        data_dir=block.text("store_dir", "storedir", "store") or folder or None,
+        **block.options(JETSTREAM),
     )
-    interval = block.take("sync_interval", "sync")  # every group is synced before it is acknowledged: never later
+    interval = block.take("sync_interval", "sync")  # no effect: every group is synced before it is acknowledged
     if interval is not None and not isinstance(interval.data, str | int):
         raise wrong(interval, "sync_interval", "always or a duration")
-    block.flag("strict")  # requests are always read strictly
+    block.flag("strict")  # no effect: requests are always read strictly
     block.done()
     return server
 
@@ -225,7 +191,7 @@ def _operators(top: Section, server: ServerOptions, read: Callable[[str], str]) 
             block = Section(resolver, "resolver")
             kind = block.text("type")
         if not isinstance(kind, str) or kind.upper() not in ("MEMORY", "MEM"):
-            raise ConfigError(resolver.place, "this 'resolver' is not supported: MEMORY is, with resolver_preload")
+            raise ConfigError(resolver.place, "'resolver' must be MEMORY, with resolver_preload")
     if value is None:
         if preload is not None or resolver is not None:
             raise ConfigError(top.place, "'resolver' and 'resolver_preload' need an 'operator'")
@@ -255,18 +221,17 @@ def bare_token(content: str) -> str:
     lines = [line.strip() for line in content.splitlines()]
     found = [line for line in lines if line and not line.startswith(("---", "**"))]
     if not found or not _is_token(found[0]):
-        raise ValueError("no JWT in it")
+        raise ValueError("it contains no JWT")
     return found[0]
 
 
 def _access(top: Section, server: ServerOptions) -> ServerOptions:
     no_auth_user = top.text("no_auth_user")
     found = Access(no_auth_user=no_auth_user)
-    by_certificate = server.tls is not None and server.tls.by_certificate
     for name, load_block in (("authorization", authorization), ("accounts", accounts)):
         value = top.take(name)
         if value is not None:
-            load_block(value, found, by_certificate=by_certificate)
+            load_block(value, found, tls_map=server.tls_map)
     system = top.text("system_account", "system", default=SYSTEM_ACCOUNT)
     top.flag("no_system_account", "no_system", "no_sys_acc")
     others = [account for account in found.accounts if account.name not in (system, DEFAULT_ACCOUNT)]
@@ -274,7 +239,9 @@ def _access(top: Section, server: ServerOptions) -> ServerOptions:
         found.accounts.append(AccountOptions(name=DEFAULT_ACCOUNT, jetstream=None))
     only_system = bool(found.users) and all(user.account == system for user in found.users)
     if only_system and not others and found.is_open and not no_auth_user:
-        found.users.append(User(name=ANYONE, certificate=True))  # everybody else comes in as if there were no users
+        found.users.append(
+            User(name=ANYONE, certificate=True)
+        )  # any other client is accepted as if there were no users
         no_auth_user = ANYONE
     return replace(
         server,

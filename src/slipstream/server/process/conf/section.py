@@ -1,13 +1,15 @@
-"""A map of a configuration becomes typed values: each is taken once by name, and what nobody took is an error.
+"""Typed access to a map of a configuration: values are taken by name, and a key that is never taken is an error.
 
-Names are not case-sensitive, and most have several spellings, as in nats-server.
+Names are case-insensitive, and most have several spellings, as in nats-server.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
+from slipstream.server.options import Option
 from slipstream.server.process.conf.tree import ConfigError, Entry, Map, Position, Value
 
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -19,7 +21,7 @@ class Section:
     """One map, while it is being read."""
 
     def __init__(self, value: Value, what: str, unsupported: Mapping[str, str] | None = None) -> None:
-        """`what` names it in errors; `unsupported` says of keys that nats-server knows why they are not for us."""
+        """`what` names it in errors; `unsupported` has the reason for each key of nats-server that is rejected."""
         if not isinstance(value.data, dict):
             raise wrong(value, what, "a map")
         self.place = value.place
@@ -30,7 +32,7 @@ class Section:
         self._taken: set[str] = set()
 
     def take(self, *names: str) -> Value | None:
-        """The value of a key, by any of its spellings; None if it is not there. The last one written counts."""
+        """The value of a key, by any of its spellings; None if it is not set. The last one written counts."""
         found: Entry | None = None
         for name in names:
             entry = self._map.get(name)
@@ -61,22 +63,11 @@ class Section:
 
     def integer(self, *names: str, default: int = 0, low: int | None = None) -> int:
         value = self.take(*names)
-        if value is None:
-            return default
-        found = value.data
-        if isinstance(found, bool) or not isinstance(found, int):
-            raise wrong(value, names[0], "a whole number")
-        if low is not None and found < low:
-            raise ConfigError(value.place, f"{names[0]!r} is {found}, at least {low} is allowed")
-        return found
+        return default if value is None else integer(value, names[0], low)
 
     def flag(self, *names: str, default: bool = False) -> bool:
         value = self.take(*names)
-        if value is None:
-            return default
-        if not isinstance(value.data, bool):
-            raise wrong(value, names[0], "true or false")
-        return value.data
+        return default if value is None else flag(value, names[0])
 
     def seconds(self, *names: str, default: float) -> float:
         """A duration: `"2m"`, or a number of seconds."""
@@ -84,7 +75,7 @@ class Section:
         return default if value is None else seconds(value, names[0])
 
     def texts(self, *names: str) -> tuple[str, ...]:
-        """One text or an array of them."""
+        """One string or an array of them."""
         value = self.take(*names)
         return () if value is None else texts(value, names[0])
 
@@ -92,19 +83,55 @@ class Section:
         value = self.take(*names)
         return None if value is None else Section(value, names[0], unsupported)
 
+    def options(self, declared: Iterable[Option]) -> dict[str, Any]:
+        """The declared options that are set here, by name."""
+        found: dict[str, Any] = {}
+        for option in declared:
+            value = self.take(*option.keys)
+            if value is not None:
+                found[option.name] = _option(value, option)
+        return found
+
+
+def _option(value: Value, option: Option) -> Any:
+    what = option.keys[0]
+    read: Callable[[Value, str], Any] = _READERS[option.kind]
+    found = read(value, what)
+    if option.kind is str and not found:
+        return option.default
+    if option.low is not None and found < option.low:
+        raise ConfigError(value.place, f"{what!r} must be at least {option.low:g}, got {found:g}")
+    if option.choices and found not in option.choices:
+        raise ConfigError(value.place, f"{what!r} must be {' or '.join(map(repr, option.choices))}, got {found!r}")
+    return found
+
 
 def wrong(value: Value, what: str, wanted: str) -> ConfigError:
-    """The error for a value of the wrong kind."""
-    seen = {dict: "a map", list: "an array", bool: "a truth value", int: "a number", float: "a number"}
-    kind = seen.get(type(value.data), "a text")  # the text itself may be a secret
-    return ConfigError(value.place, f"{what!r} is {kind}, {wanted} is allowed")
+    """The error for a value of the wrong type. The value itself may be a secret: only its type is shown."""
+    seen = {dict: "a map", list: "an array", bool: "a boolean", int: "a number", float: "a number"}
+    return ConfigError(value.place, f"{what!r} must be {wanted}, got {seen.get(type(value.data), 'a string')}")
 
 
 def text(value: Value, what: str) -> str:
     if isinstance(value.data, int | float) and not isinstance(value.data, bool):
-        raise ConfigError(value.place, f"{what!r} is a number, a text is allowed: put it in quotes")
+        raise wrong(value, what, "a string (in quotes)")
     if not isinstance(value.data, str):
-        raise wrong(value, what, "a text")
+        raise wrong(value, what, "a string")
+    return value.data
+
+
+def integer(value: Value, what: str, low: int | None = None) -> int:
+    found = value.data
+    if isinstance(found, bool) or not isinstance(found, int):
+        raise wrong(value, what, "a whole number")
+    if low is not None and found < low:
+        raise ConfigError(value.place, f"{what!r} must be at least {low}, got {found}")
+    return found
+
+
+def flag(value: Value, what: str) -> bool:
+    if not isinstance(value.data, bool):
+        raise wrong(value, what, "true or false")
     return value.data
 
 
@@ -119,9 +146,7 @@ def seconds(value: Value, what: str) -> float:
     if isinstance(found, int | float) and not isinstance(found, bool):
         return float(found)
     if not isinstance(found, str) or not _DURATION.fullmatch(found):
-        raise ConfigError(
-            value.place, f"{what!r} is no duration: a number of seconds, or as in '2m' or '1h30m', is allowed"
-        )
+        raise wrong(value, what, "a number of seconds or a duration such as '2m' or '1h30m'")
     total = sum(float(count) * _UNITS[unit] for count, unit in _PART.findall(found))
     return -total if found.startswith("-") else total
 
@@ -132,7 +157,7 @@ def listen(value: Value, what: str, default_host: str) -> tuple[str, int]:
         return default_host, port(value.data, value.place, what)
     host, colon, number = text(value, what).rpartition(":")
     if not colon or not re.fullmatch(r"-?\d+", number):
-        raise ConfigError(value.place, f"{what!r} is {value.data!r}, 'host:port' or a port is allowed")
+        raise ConfigError(value.place, f"{what!r} must be 'host:port' or a port, got {value.data!r}")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
     return host or default_host, port(int(number), value.place, what)
@@ -140,5 +165,10 @@ def listen(value: Value, what: str, default_host: str) -> tuple[str, int]:
 
 def port(number: int, place: Position, what: str) -> int:
     if not -1 <= number <= 65535:
-        raise ConfigError(place, f"{what!r} has port {number}, -1 (any that is free) to 65535 is allowed")
+        raise ConfigError(place, f"{what!r} must be a port up to 65535, or -1 for a free one, got {number}")
     return number
+
+
+_READERS: dict[type, Callable[[Value, str], Any]] = {
+    bool: flag, int: integer, float: seconds, str: text, tuple: texts
+}  # fmt: skip
