@@ -6,7 +6,7 @@ import pytest
 
 from slipstream.errors import CorruptRecordError, StoreError
 from slipstream.server.engine.ports import Record
-from slipstream.server.store.memory.store import MemoryLog
+from slipstream.server.store.memory.log import MemoryLog
 from tests.server.support import Client, Rig, sequences, status
 
 

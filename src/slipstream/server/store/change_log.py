@@ -1,10 +1,10 @@
-"""Changes of a log become news of its finished groups: noted while a group is open, told once it is committed."""
+"""Change log of a stream: what its groups added and removed, published once they are committed."""
 
 from __future__ import annotations
 
 from slipstream.server.engine.ports import Changes
 
-MOST = 65_536  # entries of one group: beyond that, counting anew costs less than the list
+MOST = 65_536  # entries of one group: beyond that, a recount costs less than the list
 
 
 class ChangeLog:
@@ -13,7 +13,7 @@ class ChangeLog:
     __slots__ = ("_done", "_sealed", "added", "recount", "removed")
 
     def __init__(self) -> None:
-        """Begins in the middle of a group, and perhaps of a sealed one: what they did so far is not known."""
+        """It may begin in the middle of a group, or of a sealed one: what they did so far is not known."""
         self.added: list[tuple[int, str]] = []
         self.removed: list[tuple[int, str]] = []
         self.recount = True
@@ -47,6 +47,6 @@ class ChangeLog:
         self._sealed = None
 
     def take(self) -> Changes | None:
-        """The news since the last call."""
+        """The changes of the groups that were finished since the last call."""
         news, self._done = self._done, None
         return news

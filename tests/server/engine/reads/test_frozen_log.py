@@ -12,7 +12,8 @@ from slipstream.server.engine.ports import Record, Store
 from slipstream.server.engine.reads.frozen_log import FrozenLog, LogView
 from slipstream.server.engine.replication.ingest import Ingest
 from slipstream.server.store.lmdb.store import LmdbStore
-from slipstream.server.store.memory.store import MemoryLog, MemoryStore
+from slipstream.server.store.memory.log import MemoryLog
+from slipstream.server.store.memory.store import MemoryStore
 from tests.server.support import Client, Rig, status
 
 SUBJECTS = ("a", "a.b", "a.c", "b.c", "b.c.d")

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from slipstream.errors import CorruptRecordError
 from slipstream.server.engine.streams import fast_batches
 from slipstream.server.engine.streams.fast_batches import APPEND, COMMIT, END, PING, START
-from slipstream.server.store.memory.store import MemoryLog
+from slipstream.server.store.memory.log import MemoryLog
 from slipstream.wire import Headers, pub
 from tests.server.support import Client, Rig, sequences
 

@@ -9,7 +9,7 @@ import pytest
 
 from slipstream.errors import CorruptRecordError
 from slipstream.server.engine.ports import Record
-from slipstream.server.store.memory.store import MemoryLog
+from slipstream.server.store.memory.log import MemoryLog
 from slipstream.wire import Headers
 from tests.server.support import SECOND, Client, Rig, sequences
 

@@ -1,6 +1,7 @@
-"""Messages in memory become a shelf: found by sequence and by subject, taken out anywhere.
+"""In-memory message index by sequence and subject; removing a subject's oldest message is O(1).
 
-Of one subject the oldest leaves in constant time, and the whole is in order unless messages were put back.
+Messages are in the order of their sequences unless one was put back (`insert`); `sort` restores the order when a reader
+needs it.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Seqs:
 
 
 class MessageIndex:
-    """Messages by sequence (in that order, but for a limbo) and sequences by subject."""
+    """Messages by sequence and sequences by subject."""
 
     __slots__ = ("by_subject", "messages", "ordered")
 
@@ -57,7 +58,7 @@ class MessageIndex:
         self.by_subject: dict[str, Seqs] = {}
 
     def add(self, record: Record) -> None:
-        """Put a message behind all others."""
+        """Add a message behind all others."""
         self.messages[record.seq] = record
         seqs = self.by_subject.get(record.subject)
         if seqs is None:
@@ -66,6 +67,7 @@ class MessageIndex:
             seqs.items.append(record.seq)
 
     def take(self, seq: int) -> Record:
+        """Remove a message."""
         record = self.messages.pop(seq)
         seqs = self.by_subject[record.subject]
         if len(seqs) == 1:
@@ -75,7 +77,7 @@ class MessageIndex:
         return record
 
     def insert(self, record: Record) -> None:
-        """Put a message anywhere."""
+        """Add a message anywhere."""
         if self.ordered and (not self.messages or record.seq > next(reversed(self.messages))):
             return self.add(record)
         self.ordered = False
@@ -88,6 +90,7 @@ class MessageIndex:
         return None
 
     def sort(self) -> None:
+        """Put the messages in the order of their sequences, if they are not."""
         if not self.ordered:
             self.messages, self.ordered = dict(sorted(self.messages.items())), True
 
