@@ -15,13 +15,13 @@ from tests.server.support import Rig
 
 def damage(store: LmdbStore, seq: int) -> None:
     """Flip a bit of a stored message, behind the store's back."""
-    disk = store._disk
-    with disk.env.begin(write=True, db=disk.messages) as transaction:
+    env = store._env
+    with env.handle.begin(write=True, db=env.messages) as transaction:
         key = MESSAGE_KEY.pack(1, seq)
         value = transaction.get(key)
         assert value is not None
         transaction.put(key, value[:-6] + bytes([value[-6] ^ 1]) + value[-5:])
-    disk.renew()
+    env.renew()
 
 
 @pytest.mark.parametrize(

@@ -103,8 +103,8 @@ def test_moments_survive_a_restart_and_go_with_their_stream(tmp_path: Path) -> N
         commit(store)
     store.create("S", b"")
     assert store.log("S").next_expiry() == store.log("T").next_expiry() == 0
-    disk = store._disk
-    assert disk.read.stat(disk.expiries)["entries"] == 0
+    env = store._env
+    assert env.read.stat(env.expiries)["entries"] == 0
     store.close()
 
 

@@ -19,7 +19,7 @@ from slipstream.errors import StoreError
 from slipstream.server.store.lmdb.segments import Base
 
 # Kinds of keys in the control table; each is followed by the stream's id and, for some, a number.
-META, STREAM, STATE, SEGMENT, INDEXED, JOURNAL, GRAVE, KEPT = b"m", b"s", b"t", b"g", b"x", b"j", b"d", b"k"
+META, STREAM, STATE, SEGMENT, INDEXED, JOURNAL, RETIRED, KEPT = b"m", b"s", b"t", b"g", b"x", b"j", b"d", b"k"
 
 MAX_REPORTED = 10_000
 
@@ -31,7 +31,7 @@ def control_key(kind: bytes, sid: int, number: int | None = None) -> bytes:
 
 @contextmanager
 def translated(doing: str) -> Iterator[None]:
-    """LMDB's errors as ours, with what can be done about them."""
+    """Raise LMDB's errors as StoreError."""
     try:
         yield
     except lmdb.MapFullError as exc:
@@ -68,10 +68,10 @@ class Environment:
         except BaseException:
             os.close(self._lock)
             raise
-        _disks.add(self)
+        _environments.add(self)
 
     def _open(self, map_size: int) -> None:
-        self.env = lmdb.open(
+        self.handle = lmdb.open(
             str(self.path),
             map_size=map_size,
             max_dbs=8,
@@ -81,18 +81,18 @@ class Environment:
             metasync=True,
             sync=True,
         )
-        self.messages = self.env.open_db(b"messages")  # stream id, sequence -> message
-        self.index = self.env.open_db(b"index")  # stream id, segment, subject -> offsets
-        self.subjects = self.env.open_db(b"subjects")  # stream id, subject -> row
-        self.control = self.env.open_db(b"control")
-        self.expiries = self.env.open_db(b"expiries")  # stream id, moment, sequence -> nothing
+        self.messages = self.handle.open_db(b"messages")  # stream id, sequence -> message
+        self.index = self.handle.open_db(b"index")  # stream id, segment, subject -> offsets
+        self.subjects = self.handle.open_db(b"subjects")  # stream id, subject -> row
+        self.control = self.handle.open_db(b"control")
+        self.expiries = self.handle.open_db(b"expiries")  # stream id, moment, sequence -> nothing
         for directory in (self.path, self.path.parent):  # LMDB syncs its file, not the file's name
             fd = os.open(directory, os.O_RDONLY)
             try:
                 os.fsync(fd)
             finally:
                 os.close(fd)
-        self.read = self.env.begin(db=self.messages)
+        self.read = self.handle.begin(db=self.messages)
         self.epoch = 0  # how often the snapshot moved
         self.transaction: lmdb.Transaction[bytes] | None = None  # of the group that is being written
         self.journal_next = 0  # number of the next journal record
@@ -119,7 +119,7 @@ class Environment:
         assert self.transaction is not None
         return self.transaction
 
-    def _disown(self) -> None:
+    def disown(self) -> None:
         """In a forked child: the files belong to the parent alone."""
         self.read = _Forked(self.pid)  # type: ignore[assignment]
         with suppress(OSError):
@@ -138,24 +138,34 @@ class Environment:
     def renew(self) -> None:
         """Move the snapshot to the last commit."""
         self.read.abort()
-        self.read = self.env.begin(db=self.messages)
+        self.read = self.handle.begin(db=self.messages)
         self.epoch += 1
+
+    def begin(self) -> None:
+        """Begin the transaction of a group."""
+        self.transaction = self.handle.begin(write=True)
+
+    @property
+    def last_transaction(self) -> int:
+        """The number of the last transaction that was committed."""
+        number: int = self.handle.info()["last_txnid"]
+        return number
 
     def close(self) -> None:
         if os.getpid() != self.pid or not self._open_for_use:
             return
         self._open_for_use = False
         self.read.abort()
-        self.env.close()
+        self.handle.close()
         os.close(self._lock)
 
 
-_disks: weakref.WeakSet[Environment] = weakref.WeakSet()
+_environments: weakref.WeakSet[Environment] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    for disk in list(_disks):
-        disk._disown()
+    for env in list(_environments):
+        env.disown()
 
 
 os.register_at_fork(after_in_child=_after_fork)

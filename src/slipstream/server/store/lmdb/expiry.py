@@ -1,7 +1,7 @@
-"""Times to live in LMDB: a table of moments becomes the sequences whose moment has come.
+"""Index of expiring messages in LMDB: when the time to live of each message is over.
 
 The table has one key (stream id, moment, sequence) for each message that says in its header how long it is to be kept.
-A key is a hint: whoever follows one reads the message and asks it again, so a stale or damaged key takes nothing away.
+A key is a hint: before a message expires its header is read again, so a stale or damaged key removes nothing.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ def moment_of(value: bytes) -> int:
     return expires_at(time, value[begin : begin + header])
 
 
-def moments(disk: Environment, sid: int, deltas: tuple[Delta, ...]) -> Iterator[tuple[int, int]]:
+def moments(env: Environment, sid: int, deltas: tuple[Delta, ...]) -> Iterator[tuple[int, int]]:
     """Moments and sequences of a log as the writer sees them, in order."""
     changed: dict[bytes, bool] = {}
     for delta in deltas:
         changed.update(delta.moments)
     fresh = sorted(key for key, there in changed.items() if there)
-    for key in merge(_stored(disk, sid, changed), fresh) if changed else _stored(disk, sid, changed):
+    for key in merge(_stored(env, sid, changed), fresh) if changed else _stored(env, sid, changed):
         _, moment, seq = _KEY.unpack(key)
         yield moment, seq
 
 
-def _stored(disk: Environment, sid: int, changed: dict[bytes, bool]) -> Iterator[bytes]:
+def _stored(env: Environment, sid: int, changed: dict[bytes, bool]) -> Iterator[bytes]:
     prefix = sid.to_bytes(4, "big")
-    with disk.read.cursor(db=disk.expiries) as cursor:
+    with env.read.cursor(db=env.expiries) as cursor:
         if cursor.set_range(prefix):
             for key in cursor.iternext(values=False):
                 if not key.startswith(prefix):
@@ -57,7 +57,7 @@ def take(view: View, delta: Delta, now: int, limit: int) -> list[int]:
     """The committed sequences that are over at `now`, of up to `limit` moments, which leave the table."""
     due: list[tuple[int, int]] = []
     committed = view.base.state.last_seq
-    for moment, seq in moments(view.disk, view.base.sid, view.deltas):
+    for moment, seq in moments(view.env, view.base.sid, view.deltas):
         if moment > now or len(due) == limit:
             break
         if seq <= committed:

@@ -1,7 +1,8 @@
-"""Work that may wait: each job is cut into small steps, which later groups carry out inside their own transactions.
+"""Background jobs of the LMDB store: index segments, flush subject rows, clear what was deleted.
 
-A job can be thrown away at any step and begun again: what it has done so far stays true, and what it finds is what the
-log's base says. So nothing about jobs is written down; after a crash, or a group that failed, they are thought up anew.
+Each job is cut into small steps, which later groups carry out inside their own transactions. A job can be dropped at
+any step and begun again: what it has done so far stays true, and what is left to do follows from the log's base. So
+jobs are never stored; after a crash, or a group that failed, they are planned from the base.
 """
 
 from __future__ import annotations
@@ -11,25 +12,33 @@ from heapq import merge
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
-import lmdb
-
-from slipstream.server.store.lmdb.env import GRAVE, INDEXED, JOURNAL, KEPT, SEGMENT, Environment, control_key
+from slipstream.server.store.lmdb.env import INDEXED, JOURNAL, KEPT, RETIRED, SEGMENT, Environment, control_key
 from slipstream.server.store.lmdb.records import pack_entry, pack_row, seal, subject_key
-from slipstream.server.store.lmdb.segments import Base
+from slipstream.server.store.lmdb.segments import Base, Delta
 from slipstream.server.store.lmdb.view import read_tail
 
 if TYPE_CHECKING:
-    from slipstream.server.store.lmdb.log import LmdbLog
+    from lmdb import _Database as Table  # the binding's stubs have no public name for it
 
 
 class Job(Protocol):
     """Something to be done in steps."""
 
-    def steps(self, disk: Environment) -> Iterator[int]:
+    def steps(self, env: Environment) -> Iterator[int]:
         """Do it; after each step, say how much that was. The transaction may be another one after each."""
 
     def settle(self) -> None:
         """The group that held the last step is committed."""
+
+
+class Flushable(Protocol):
+    """A log, as a flush sees it."""
+
+    @property
+    def base(self) -> Base: ...
+
+    @property
+    def sealed(self) -> Delta | None: ...
 
 
 def _sorted(names: Iterable[str], step: int) -> Iterator[list[str] | int]:
@@ -44,14 +53,14 @@ def _sorted(names: Iterable[str], step: int) -> Iterator[list[str] | int]:
         yield part
 
 
-def clear(disk: Environment, db: lmdb._Database, prefix: bytes, end: bytes = b"") -> Iterator[int]:
+def clear(env: Environment, db: Table, prefix: bytes, end: bytes = b"") -> Iterator[int]:
     """Delete all keys with a prefix (those before `end`, if it is given)."""
     found = True
     while found:
         count = 0
-        with disk.write.cursor(db=db) as cursor:
+        with env.write.cursor(db=db) as cursor:
             found = cursor.set_range(prefix)
-            while found and count < disk.step:
+            while found and count < env.step:
                 key = cursor.key()  # empty behind the last one
                 found = key.startswith(prefix) and not (end and key >= end) and cursor.delete()
                 count += found
@@ -62,41 +71,41 @@ def clear(disk: Environment, db: lmdb._Database, prefix: bytes, end: bytes = b""
 class FlushJob:
     """Write the changed rows of a log to the table of subjects, then drop the journal that stood in for them."""
 
-    def __init__(self, log: LmdbLog) -> None:
+    def __init__(self, log: Flushable) -> None:
         self._log = log
         self._base = log.base
         self._base.flushing = True
         self._covered = 0
 
-    def steps(self, disk: Environment) -> Iterator[int]:
+    def steps(self, env: Environment) -> Iterator[int]:
         log, base = self._log, self._base
-        newer = log.sealed.figures if log.sealed is not None else {}
+        newer = log.sealed.sealed_rows if log.sealed is not None else {}
         names = [*base.dirty, *(subject for subject in newer if subject not in base.dirty)]
         self._covered = base.journaled + len(newer)
-        mark = control_key(JOURNAL, base.sid, disk.journal_next)
+        mark = control_key(JOURNAL, base.sid, env.journal_next)
         prefix = base.sid.to_bytes(4, "big")
-        for part in _sorted(names, disk.step):
+        for part in _sorted(names, env.step):
             if isinstance(part, int):
                 yield part
                 continue
             if log.base is not base or (log.sealed is not None and log.sealed.fresh):
                 return  # the log has moved to a new id
-            self._write(disk, prefix, part)
+            self._write(env, prefix, part)
             yield len(part)
-        yield from clear(disk, disk.control, control_key(JOURNAL, base.sid), mark)
+        yield from clear(env, env.control, control_key(JOURNAL, base.sid), mark)
 
-    def _write(self, disk: Environment, prefix: bytes, part: list[str]) -> None:
-        rows, newer = self._base.dirty, self._log.sealed.figures if self._log.sealed is not None else {}
+    def _write(self, env: Environment, prefix: bytes, part: list[str]) -> None:
+        rows, newer = self._base.dirty, self._log.sealed.sealed_rows if self._log.sealed is not None else {}
         puts = []
         for subject in part:
             row = newer.get(subject) or rows[subject]
             if row[0]:
                 puts.append(pack_row(prefix, subject, row))
             else:
-                disk.write.delete(prefix + subject_key(subject), db=disk.subjects)
-        with disk.write.cursor(db=disk.subjects) as cursor:
+                env.write.delete(prefix + subject_key(subject), db=env.subjects)
+        with env.write.cursor(db=env.subjects) as cursor:
             cursor.putmulti(puts)
-        disk.flushed.append((self._base, part))
+        env.flushed.append((self._base, part))
 
     def settle(self) -> None:
         base = self._base
@@ -113,13 +122,13 @@ class SealJob:
         self._named = 0
         base.sealing.add(number)
 
-    def steps(self, disk: Environment) -> Iterator[int]:
+    def steps(self, env: Environment) -> Iterator[int]:
         base, number = self._base, self._number
         prefix = base.sid.to_bytes(4, "big") + number.to_bytes(8, "big")
-        yield from clear(disk, disk.index, prefix)  # an earlier try may have been cut off
-        part = read_tail(disk, base).get(number, {})
+        yield from clear(env, env.index, prefix)  # an earlier try may have been cut off
+        part = read_tail(env, base).get(number, {})
         start = number * base.size
-        for names in _sorted(list(part), disk.step):
+        for names in _sorted(list(part), env.step):
             if isinstance(names, int):
                 yield names
                 continue
@@ -129,11 +138,11 @@ class SealJob:
                 if seqs:
                     self._named += len(seqs)
                     puts.append(pack_entry(prefix, subject, [seq - start for seq in seqs]))
-            with disk.write.cursor(db=disk.index) as cursor:
+            with env.write.cursor(db=env.index) as cursor:
                 cursor.putmulti(puts)
             yield len(puts)
         key = control_key(INDEXED, base.sid, number)
-        disk.write.put(key, seal(key, self._named.to_bytes(8, "little")), db=disk.control)
+        env.write.put(key, seal(key, self._named.to_bytes(8, "little")), db=env.control)
 
     def settle(self) -> None:
         base, number = self._base, self._number
@@ -152,10 +161,10 @@ class DropJob:
         self._base = base
         self._number = number
 
-    def steps(self, disk: Environment) -> Iterator[int]:
+    def steps(self, env: Environment) -> Iterator[int]:
         sid = self._base.sid
-        yield from clear(disk, disk.index, sid.to_bytes(4, "big") + self._number.to_bytes(8, "big"))
-        disk.write.delete(control_key(INDEXED, sid, self._number), db=disk.control)
+        yield from clear(env, env.index, sid.to_bytes(4, "big") + self._number.to_bytes(8, "big"))
+        env.write.delete(control_key(INDEXED, sid, self._number), db=env.control)
 
     def settle(self) -> None:
         self._base.dropping.discard(self._number)
@@ -164,18 +173,19 @@ class DropJob:
 class CleanupJob:
     """Delete all that is left of a stream that was deleted, or that moved to a new id."""
 
-    def __init__(self, sid: int, graves: set[int]) -> None:
+    def __init__(self, sid: int, retired: set[int]) -> None:
+        """`retired` has the ids that are not cleared yet."""
         self._sid = sid
-        self._graves = graves
-        graves.add(sid)
+        self._retired = retired
+        retired.add(sid)
 
-    def steps(self, disk: Environment) -> Iterator[int]:
+    def steps(self, env: Environment) -> Iterator[int]:
         prefix = self._sid.to_bytes(4, "big")
-        for db in (disk.messages, disk.index, disk.subjects, disk.expiries):
-            yield from clear(disk, db, prefix)
+        for db in (env.messages, env.index, env.subjects, env.expiries):
+            yield from clear(env, db, prefix)
         for kind in (SEGMENT, INDEXED, JOURNAL, KEPT):
-            yield from clear(disk, disk.control, control_key(kind, self._sid))
-        disk.write.delete(control_key(GRAVE, self._sid), db=disk.control)
+            yield from clear(env, env.control, control_key(kind, self._sid))
+        env.write.delete(control_key(RETIRED, self._sid), db=env.control)
 
     def settle(self) -> None:
-        self._graves.discard(self._sid)
+        self._retired.discard(self._sid)

@@ -1,14 +1,14 @@
-"""One stream in LMDB as its writer sees it: each command changes the open group's delta, at once and in memory only.
+"""The writer's view of one stream in LMDB: commands change the open group's delta, in memory and at once.
 
-Figures are exact at every moment. What a large purge takes out is gone from all answers at once; its messages are swept
-out in slices, by later groups. A purge of everything moves the stream to a new id and leaves the old one to be cleared.
+Statistics are exact at every moment. A large purge removes its messages from all answers at once; later groups sweep
+them from the disk, in slices. A purge of everything moves the stream to a new id and leaves the old one to a cleanup
+job.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from heapq import merge
-from typing import TYPE_CHECKING
 from zlib import crc32
 
 from slipstream.errors import StoreError
@@ -16,17 +16,46 @@ from slipstream.server.engine.ports import Changes, LogState, Record, expires_at
 from slipstream.server.store.change_log import ChangeLog
 from slipstream.server.store.lmdb.env import Environment
 from slipstream.server.store.lmdb.expiry import moment_key, moment_of, moments, take
+from slipstream.server.store.lmdb.jobs import Job
 from slipstream.server.store.lmdb.reader import LogReader
 from slipstream.server.store.lmdb.records import HEAD, MESSAGE_KEY, Stored, inspect
-from slipstream.server.store.lmdb.segments import Base, Delta, Row, Segment
+from slipstream.server.store.lmdb.segments import Base, Delta, MutableRow, Segment, Tuning
 from slipstream.server.store.lmdb.view import View, stored_row
-
-if TYPE_CHECKING:
-    from slipstream.server.store.lmdb.store import LmdbStore
 
 _NOTHING: Mapping[str, bytes] = {}
 _key = MESSAGE_KEY.pack
 _pack_head = HEAD.pack
+
+
+class LmdbGroup:
+    """Changes on their way to the disk together."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self.deltas: dict[LmdbLog, Delta] = {}
+        self.deleted: list[LmdbLog] = []
+        self.retired: list[int] = []  # ids of streams that are to be cleared
+        self.streams: dict[str, LmdbLog] = {}  # as they are at its end; filled when it is sealed
+        self.steps: Iterator[int] | None = None  # the rest of what is to be written
+        self.finished_jobs: list[Job] = []
+        self.worked = False  # on jobs
+        self.error: StoreError | None = None
+        self.committed = False
+
+
+class WriteContext:
+    """What the logs of one store share when they write: the open group, the ids of streams, the sweeps to do."""
+
+    def __init__(self, tuning: Tuning) -> None:
+        self.tuning = tuning
+        self.open = LmdbGroup()
+        self.sweeping: dict[LmdbLog, None] = {}  # logs with purged messages that are still on the disk
+        self.next_sid = 1
+
+    def new_sid(self) -> int:
+        """An id that no stream has had."""
+        self.next_sid += 1
+        return self.next_sid - 1
 
 
 class LmdbLog(LogReader):
@@ -34,16 +63,16 @@ class LmdbLog(LogReader):
 
     def __init__(
         self,
-        store: LmdbStore,
-        disk: Environment,
+        context: WriteContext,
+        env: Environment,
         name: str,
         config: bytes,
         base: Base,
         kept: Mapping[str, bytes] = _NOTHING,
     ) -> None:
-        super().__init__(disk, name, base, store.tuning)
-        self._store = store
-        self._diary: ChangeLog | None = None
+        super().__init__(env, name, base, context.tuning)
+        self._context = context
+        self._changes: ChangeLog | None = None
         self.committed_config = config
         self._committed_kept = dict(kept)
         self.reset()
@@ -53,8 +82,8 @@ class LmdbLog(LogReader):
         base = self._base
         self.config = self.committed_config
         self._kept = dict(self._committed_kept)
-        if self._diary is not None:
-            self._diary.abandon()
+        if self._changes is not None:
+            self._changes.abandon()
         self.deleted = False
         self.open: Delta | None = None
         self.sealed: Delta | None = None
@@ -114,9 +143,9 @@ class LmdbLog(LogReader):
         self._bytes += size
         self._last_seq, self._last_time = seq, time
         delta.end = seq
-        self._store.open.size += 1
-        if self._diary is not None:
-            self._diary.added.append((seq, subject))
+        self._context.open.size += 1
+        if self._changes is not None:
+            self._changes.added.append((seq, subject))
         return seq
 
     def skip(self, seq: int) -> None:
@@ -169,11 +198,11 @@ class LmdbLog(LogReader):
         delta = self.touch()
         return take(self._writer(), delta, now, limit)
 
-    # Questions.
+    # Lookups.
 
     def next_expiry(self) -> int:
         view = self._writer()
-        return next((moment for moment, _ in moments(self._disk, view.base.sid, view.deltas)), 0)
+        return next((moment for moment, _ in moments(self._env, view.base.sid, view.deltas)), 0)
 
     def last_seq_of(self, subject: str) -> int:
         view = self._writer()
@@ -218,53 +247,53 @@ class LmdbLog(LogReader):
         return self._kept
 
     def watch(self, on: bool) -> None:
-        self._diary = ChangeLog() if on else None
+        self._changes = ChangeLog() if on else None
 
     def news(self) -> Changes | None:
-        return self._diary.take() if self._diary is not None else None
+        return self._changes.take() if self._changes is not None else None
 
-    def _count_anew(self) -> None:
-        """So many messages go that they are not listed."""
-        if self._diary is not None:
-            self._diary.recount = True
+    def _list_no_changes(self) -> None:
+        """So many messages are removed that the change log asks for a recount instead."""
+        if self._changes is not None:
+            self._changes.recount = True
 
-    # How it is done.
+    # The open group.
 
     def touch(self) -> Delta:
         """The open group's delta, for one more change."""
         if self.deleted:
             raise StoreError(f"stream {self.name!r} was deleted")
         if self.open is None:
-            self.open = self._store.open.deltas[self] = Delta(self._sid, self._last_seq + 1, fresh=False)
+            self.open = self._context.open.deltas[self] = Delta(self._sid, self._last_seq + 1, fresh=False)
             self._roll_at = 0
             self._write_view = None
-        self._store.open.size += 1
+        self._context.open.size += 1
         return self.open
 
     def _writer(self) -> View:
         view = self._write_view
-        if view is None or view.epoch != self._disk.epoch:
+        if view is None or view.epoch != self._env.epoch:
             deltas = tuple(delta for delta in (self.sealed, self.open) if delta is not None)
             base = self._base
             for i, delta in enumerate(deltas):
                 if delta.fresh:
                     deltas, base = deltas[i:], Base(delta.sid, base.size)
-            view = self._write_view = View(self._disk, base, deltas, self._swept, self._first_seq)
+            view = self._write_view = View(self._env, base, deltas, self._swept, self._first_seq)
         view.swept, view.first = self._swept, self._first_seq
         return view
 
-    def _own_row(self, delta: Delta, subject: str) -> Row:
+    def _own_row(self, delta: Delta, subject: str) -> MutableRow:
         """The subject's row as the open group may change it."""
         row = delta.rows.get(subject)
         if row is None:
-            figures, older, base = None, self.sealed, self._base
+            known, older, base = None, self.sealed, self._base
             if not delta.fresh:
                 if older is not None:
-                    figures = older.figures.get(subject)
-                if figures is None and (older is None or not older.fresh):
-                    figures = base.dirty.get(subject) or base.clean.get(subject)
-                    figures = figures or stored_row(self._disk, base, subject)
-            row = delta.rows[subject] = Row(*figures) if figures is not None else Row(0, 0, 0)
+                    known = older.sealed_rows.get(subject)
+                if known is None and (older is None or not older.fresh):
+                    known = base.dirty.get(subject) or base.clean.get(subject)
+                    known = known or stored_row(self._env, base, subject)
+            row = delta.rows[subject] = MutableRow(*known) if known is not None else MutableRow(0, 0, 0)
         return row
 
     def _own_segment(self, delta: Delta, number: int) -> Segment:
@@ -289,18 +318,18 @@ class LmdbLog(LogReader):
         self._roll_at = (number + 1) * self._base.size
 
     def _take(self, seq: int, value: bytes) -> None:
-        """Take a living message out, of the figures too."""
+        """Remove a message, from the statistics too."""
         delta = self.touch()
-        stored = self._strike(delta, seq, value)
-        if self._diary is not None:
-            self._diary.removed.append((seq, stored.subject))
+        stored = self._unlink(delta, seq, value)
+        if self._changes is not None:
+            self._changes.removed.append((seq, stored.subject))
         segment = self._own_segment(delta, seq // self._base.size)
         self._messages -= 1
         self._bytes -= min(stored.size, self._bytes)
         segment.count -= 1
         segment.bytes -= min(stored.size, segment.bytes)
 
-    def _strike(self, delta: Delta, seq: int, value: bytes) -> Stored:
+    def _unlink(self, delta: Delta, seq: int, value: bytes) -> Stored:
         """Take a message out of its subject's row and have it removed."""
         key, number = _key(self._sid, seq), seq // self._base.size
         stored = inspect(key, value)
@@ -323,7 +352,7 @@ class LmdbLog(LogReader):
 
     def _identify(self, stored: Stored, seq: int) -> Stored:
         """The subject of a damaged message, by the index."""
-        self._disk.report(self.name, seq)
+        self._env.report(self.name, seq)
         view = self._writer()
         number = seq // self._base.size
         if seq in view.entry(number, stored.subject):
@@ -377,7 +406,7 @@ class LmdbLog(LogReader):
         if below > self._last_seq:
             return self._purge_all(below)
         view = self._writer()
-        if below - self._first_seq <= self._store.tuning.slice:
+        if below - self._first_seq <= self._context.tuning.slice:
             return self._purge_few(view, below)
         first = view.next_from(below)
         if not first:
@@ -386,8 +415,8 @@ class LmdbLog(LogReader):
         value = view.value(first)
         assert value is not None
         self._first_seq, self._first_time = first, HEAD.unpack_from(value)[0]
-        self._store.sweeping[self] = None
-        self.sweep(self._store.tuning.slice)
+        self._context.sweeping[self] = None
+        self.sweep(self._context.tuning.slice)
         return count
 
     def _purge_few(self, view: View, below: int) -> int:
@@ -400,9 +429,9 @@ class LmdbLog(LogReader):
 
     def _purge_all(self, below: int) -> int:
         count = self._messages
-        self._count_anew()
+        self._list_no_changes()
         if count or self._swept < self._first_seq:
-            self._begin_anew()
+            self._move_to_new_id()
         self._messages = self._bytes = self._subjects = 0
         self._last_seq = max(self._last_seq, below - 1)
         self._first_seq = self._swept = self._last_seq + 1
@@ -410,24 +439,24 @@ class LmdbLog(LogReader):
         delta.start, delta.end = self._first_seq, self._last_seq  # it has no messages (any more)
         return count
 
-    def _begin_anew(self) -> None:
+    def _move_to_new_id(self) -> None:
         """An empty log under a new id; the old one is cleared in the background."""
-        group, old = self._store.open, self.touch()
+        group, old = self._context.open, self.touch()
         sid = old.sid
         if not old.fresh:
-            group.buried.append(sid)
-            sid = self._store.new_sid()
+            group.retired.append(sid)
+            sid = self._context.new_sid()
         self._sid = sid
         self.open = group.deltas[self] = Delta(sid, self._last_seq + 1, fresh=True)
         self.open.kept = {**old.kept, **self._kept}  # they move along
         self._roll_at = 0
         self._write_view = None
-        self._store.sweeping.pop(self, None)
+        self._context.sweeping.pop(self, None)
 
     def _drop_segments(self, view: View, below: int) -> int:
-        """Take everything from the first sequence to before `below` out of the figures."""
+        """Take everything from the first sequence to before `below` out of the statistics."""
         delta, size = self.touch(), self._base.size
-        self._count_anew()
+        self._list_no_changes()
         last = below // size
         count = total = 0
         for number in list(view.segments(self._first_seq, last * size - 1)) if last * size > self._first_seq else []:
@@ -463,10 +492,10 @@ class LmdbLog(LogReader):
             if count == limit:
                 self._swept = seq
                 return count
-            self._strike(delta, seq, value)
+            self._unlink(delta, seq, value)
             count += 1
         self._swept = self._first_seq
-        self._store.sweeping.pop(self, None)
+        self._context.sweeping.pop(self, None)
         return count
 
     # Groups.
@@ -474,8 +503,8 @@ class LmdbLog(LogReader):
     def seal(self, delta: Delta) -> None:
         """Close the open group's delta."""
         delta.seal(self.state, self._swept)
-        if self._diary is not None:
-            self._diary.seal()
+        if self._changes is not None:
+            self._changes.seal()
         if delta.fresh:
             delta.config = self.config
         self.sealed, self.open = delta, None
@@ -493,8 +522,8 @@ class LmdbLog(LogReader):
                 self._committed_kept.pop(key, None)
             else:
                 self._committed_kept[key] = value
-        if self._diary is not None:
-            self._diary.finish()
+        if self._changes is not None:
+            self._changes.finish()
         self.sealed = None
         self._write_view = None
 

@@ -1,4 +1,4 @@
-"""The reader's view of a stream in LMDB: questions become records and figures as of the last finished group.
+"""The reader's view of a stream in LMDB: records and statistics as of the last finished group.
 
 `get`, `last` of a literal subject and `scan` are the hot path: they go to the snapshot directly. A message that does
 not match its checksum is never returned: it raises, or ends an answer that has begun.
@@ -33,9 +33,9 @@ _new = tuple.__new__
 class LogReader:
     """What everyone but the engine's writer sees of a stream."""
 
-    def __init__(self, disk: Environment, name: str, base: Base, tuning: Tuning) -> None:
+    def __init__(self, env: Environment, name: str, base: Base, tuning: Tuning) -> None:
         self.name = name
-        self._disk = disk
+        self._env = env
         self._base = base
         self._tuning = tuning
         self._read_view: View | None = None
@@ -46,13 +46,13 @@ class LogReader:
 
     def _reader(self) -> View:
         view, base = self._read_view, self._base
-        if view is None or view.epoch != self._disk.epoch:
-            view = self._read_view = View(self._disk, base, (), base.swept, base.state.first_seq)
+        if view is None or view.epoch != self._env.epoch:
+            view = self._read_view = View(self._env, base, (), base.swept, base.state.first_seq)
         return view
 
     def _decode(self, seq: int, key: bytes, value: bytes) -> Record:
         if crc32(value, crc32(key)) != RESIDUE:
-            self._disk.report(self.name, seq)
+            self._env.report(self.name, seq)
             raise CorruptMessageError(self.name, seq)
         time, subject, header = _head(value)
         subject += 16
@@ -64,7 +64,7 @@ class LogReader:
         if not base.state.first_seq <= seq <= base.state.last_seq:
             return None
         key = _key(base.sid, seq)
-        value = self._disk.read.get(key)
+        value = self._env.read.get(key)
         return None if value is None else self._decode(seq, key, value)
 
     # The newest message.
@@ -178,10 +178,10 @@ class LogReader:
         return found
 
     def _scan_all(self, seq: int, limit: int, max_bytes: int) -> list[Record]:
-        base, disk = self._base, self._disk
+        base, env = self._base, self._env
         found: list[Record] = []
         append, size, end = found.append, 0, _key(base.sid, base.state.last_seq)
-        with disk.read.cursor() as cursor:
+        with env.read.cursor() as cursor:
             if not cursor.set_range(_key(base.sid, seq)):
                 return found
             for key, value in islice(cursor.iternext(), limit):
@@ -189,7 +189,7 @@ class LogReader:
                     break
                 seq = _numbers(key)[1]
                 if crc32(value, crc32(key)) != RESIDUE:
-                    disk.report(self.name, seq)
+                    env.report(self.name, seq)
                     if found:
                         break
                     raise CorruptMessageError(self.name, seq)
@@ -205,7 +205,7 @@ class LogReader:
 
     def _of_subject(self, subject: str, seq: int) -> Iterator[tuple[int, bytes, bytes]]:
         """Messages of one subject from `seq` on, undecoded."""
-        view, sid, get = self._reader(), self._base.sid, self._disk.read.get
+        view, sid, get = self._reader(), self._base.sid, self._env.read.get
         row = view.row(subject)
         if row is None or not row[0]:
             return
@@ -246,7 +246,7 @@ class LogReader:
         yield from self._by_index(view, pattern, seq + 1)
 
     def _by_index(self, view: View, pattern: str, seq: int) -> Iterator[tuple[int, bytes, bytes]]:
-        sid, get = self._base.sid, self._disk.read.get
+        sid, get = self._base.sid, self._env.read.get
         for number in view.segments(seq, self._base.state.last_seq):
             for at in sorted(at for _, seqs in view.entries(number, pattern) for at in seqs if at >= seq):
                 key = _key(sid, at)
@@ -254,7 +254,7 @@ class LogReader:
                 if value is not None:
                     yield at, key, value
 
-    # Figures.
+    # Statistics.
 
     def count(self, pattern: str, seq: int) -> int:
         state = self._base.state
@@ -276,7 +276,7 @@ class LogReader:
         return self._count_matches(view, pattern, seq)
 
     def _count_all(self, seq: int) -> int:
-        """Messages from `seq` on: whole segments by their figures, the first one by looking."""
+        """Messages from `seq` on: whole segments by their counts, the first one by looking."""
         base = self._base
         number = seq // base.size
         total = sum(segment.count for n, segment in base.segments.items() if n > number)

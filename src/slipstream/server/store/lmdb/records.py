@@ -15,7 +15,7 @@ from zlib import crc32
 
 from slipstream.errors import CorruptRecordError
 from slipstream.server.engine.ports import LogState, Record
-from slipstream.server.store.lmdb.segments import Figures
+from slipstream.server.store.lmdb.segments import Row
 
 HEAD = Struct("<qII")  # time, length of the subject, length of the header
 MESSAGE_KEY = Struct(">IQ")  # stream id, sequence
@@ -141,17 +141,17 @@ def _with_name(name: bytes, subject: str, body: bytes) -> bytes:
     return len(full).to_bytes(4, "little") + full + body
 
 
-def pack_row(prefix: bytes, subject: str, figures: Figures) -> tuple[bytes, bytes]:
+def pack_row(prefix: bytes, subject: str, row: Row) -> tuple[bytes, bytes]:
     name = subject_key(subject)
     key = prefix + name
-    body = ROW.pack(*figures)
+    body = ROW.pack(*row)
     if len(name) == _LONG_SIZE:
         body = _with_name(name, subject, body)
     return key, body + crc32(body, crc32(key)).to_bytes(4, "little")
 
 
-def unpack_row(key: bytes, value: bytes) -> tuple[str, Figures] | None:
-    """Subject and figures of a row; None if it is damaged."""
+def unpack_row(key: bytes, value: bytes) -> tuple[str, Row] | None:
+    """Subject and content of a row; None if it is damaged."""
     if crc32(value, crc32(key)) != RESIDUE:
         return None
     if len(value) == 28:
@@ -181,13 +181,13 @@ _JOURNAL_ROW = Struct("<QQQI")
 _JOURNAL_SIZE = 1800  # a larger value would need pages of its own, in one piece
 
 
-def pack_journal(rows: Iterable[tuple[str, Figures]]) -> Iterator[bytes]:
+def pack_journal(rows: Iterable[tuple[str, Row]]) -> Iterator[bytes]:
     """Bodies of journal records that hold the rows, in order."""
     parts: list[bytes] = []
     size = 0
-    for subject, figures in rows:
+    for subject, row in rows:
         name = subject.encode()
-        parts += (_JOURNAL_ROW.pack(*figures, len(name)), name)
+        parts += (_JOURNAL_ROW.pack(*row, len(name)), name)
         size += 28 + len(name)
         if size > _JOURNAL_SIZE:
             yield b"".join(parts)
@@ -196,7 +196,7 @@ def pack_journal(rows: Iterable[tuple[str, Figures]]) -> Iterator[bytes]:
         yield b"".join(parts)
 
 
-def unpack_journal(body: bytes) -> Iterator[tuple[str, Figures]]:
+def unpack_journal(body: bytes) -> Iterator[tuple[str, Row]]:
     at, end = 0, len(body)
     while at < end:
         count, first, last, size = _JOURNAL_ROW.unpack_from(body, at)

@@ -1,8 +1,8 @@
-"""What is known of a log without asking the disk: the committed base, and the changes of a group on top of it.
+"""In-memory state of a log in LMDB: the committed base, and the changes of a group on top of it.
 
 A log is cut into segments of so many sequences. Of a segment that is full the disk has an index (subject -> offsets);
 of the others the same is kept here, as the tail. Index entries are hints: a message may have been removed since, so
-whoever follows one asks whether it is still there. A sequence never gets a second message, so being there is enough.
+its existence is checked. A sequence never gets a second message, so existence is enough.
 
 Three marks divide a log: below `swept` nothing exists; from there to `first_seq` lie messages that a large purge took
 out and that still await removal (they are counted in their subjects' rows, and nowhere else); the rest is alive.
@@ -29,12 +29,12 @@ class Tuning(NamedTuple):
     page: int = 4_096  # subjects to list at once
 
 
-Figures = tuple[int, int, int]  # of a subject: number of messages; none is older than this one; none is younger
+Row = tuple[int, int, int]  # of a subject: number of messages; none is older than this one; none is younger
 Tail = dict[int, dict[str, Sequence[int]]]  # segment -> subject -> sequences, ascending
 
 
-class Row:
-    """A subject's figures while the open group changes them. A bound is or was a message of the subject."""
+class MutableRow:
+    """A subject's row while the open group changes it. A bound is or was a message of the subject."""
 
     __slots__ = ("count", "first", "last", "seqs")
 
@@ -59,14 +59,13 @@ class Delta:
     """What a group changes in one log: rows and segments in full, messages to write and to remove."""
 
     __slots__ = (
-        "config", "current", "deletes", "end", "figures", "fresh", "kept", "messages", "moments", "rows", "segments",
-        "sid",
-        "start", "state", "swept", "tail",
+        "config", "current", "deletes", "end", "fresh", "kept", "messages", "moments", "rows", "sealed_rows",
+        "segments", "sid", "start", "state", "swept", "tail",
     )  # fmt: skip
 
     def __init__(self, sid: int, start: int, *, fresh: bool) -> None:
         self.sid = sid
-        self.fresh = fresh  # begins with an empty log under a new id: nothing older shines through
+        self.fresh = fresh  # begins with an empty log under a new id: nothing older is visible through it
         self.start = start  # the first sequence that it can have added
         self.end = start - 1
         self.config: bytes | None = None  # if it is to be written
@@ -74,8 +73,8 @@ class Delta:
         self.messages: dict[bytes, bytes] = {}
         self.deletes: dict[bytes, str] = {}  # keys of older messages, with their subjects
         self.moments: dict[bytes, bool] = {}  # keys of the table of expiries: to be put, or to be removed
-        self.rows: dict[str, Row] = {}  # while it is open
-        self.figures: dict[str, Figures] = {}  # when it is sealed
+        self.rows: dict[str, MutableRow] = {}  # while it is open
+        self.sealed_rows: dict[str, Row] = {}  # when it is sealed
         self.segments: dict[int, Segment] = {}
         self.tail: dict[int, dict[str, list[int]]] = {}
         self.current = -1  # the segment that the `seqs` of the rows belong to
@@ -96,16 +95,16 @@ class Delta:
         """Nothing changes any more."""
         self.close_segment()
         self.state, self.swept = state, swept
-        self.figures = {subject: (row.count, row.first, row.last) for subject, row in self.rows.items()}
+        self.sealed_rows = {subject: (row.count, row.first, row.last) for subject, row in self.rows.items()}
         self.rows = {}
 
-    def row(self, subject: str) -> Figures | None:
+    def row(self, subject: str) -> Row | None:
         row = self.rows.get(subject)
-        return (row.count, row.first, row.last) if row is not None else self.figures.get(subject)
+        return (row.count, row.first, row.last) if row is not None else self.sealed_rows.get(subject)
 
-    def changed(self) -> dict[str, Figures]:
-        """The figures of all subjects that it touched."""
-        return self.figures or {subject: (row.count, row.first, row.last) for subject, row in self.rows.items()}
+    def changed(self) -> dict[str, Row]:
+        """The rows of all subjects that it touched."""
+        return self.sealed_rows or {subject: (row.count, row.first, row.last) for subject, row in self.rows.items()}
 
     def forget(self, seq: int, segment: int, subject: str) -> None:
         """Take a message that this group added out of its index."""
@@ -126,8 +125,8 @@ class Base:
         self.size = size  # of a segment
         self.state = LogState()
         self.swept = 1
-        self.dirty: dict[str, Figures] = {}  # rows that the disk has not
-        self.clean: dict[str, Figures] = {}  # some that it has
+        self.dirty: dict[str, Row] = {}  # rows that the disk has not
+        self.clean: dict[str, Row] = {}  # some that it has
         self.segments: dict[int, Segment] = {}  # those with messages, ascending
         self.indexed: dict[int, int] = {}  # segments with an index on the disk -> how many messages it names
         self.tail: Tail | None = {}  # None: to be read from the disk when it is wanted
@@ -138,21 +137,21 @@ class Base:
         self.sealing: set[int] = set()
         self.dropping: set[int] = set()
 
-    def row(self, subject: str) -> Figures | None:
+    def row(self, subject: str) -> Row | None:
         return self.dirty.get(subject) or self.clean.get(subject)
 
-    def improve(self, subject: str, figures: Figures) -> None:
+    def improve(self, subject: str, row: Row) -> None:
         """Keep better bounds of a subject that is in memory anyway."""
         if subject in self.dirty:
-            self.dirty[subject] = figures
+            self.dirty[subject] = row
         elif subject in self.clean:
-            self.clean[subject] = figures
+            self.clean[subject] = row
 
     def merge(self, delta: Delta) -> None:
         """Take over what a group changed; it was committed."""
         self.state, self.swept = delta.state, delta.swept
-        self.dirty.update(delta.figures)
-        self.journaled += len(delta.figures)
+        self.dirty.update(delta.sealed_rows)
+        self.journaled += len(delta.sealed_rows)
         if self.tail is not None:
             if delta.deletes:
                 self._cut_tail(self.tail, delta)
@@ -189,15 +188,15 @@ class Base:
                 known = part.get(subject)
                 part[subject] = tuple(seqs) if known is None else (*known, *seqs)
 
-    def flushed(self, subjects: Iterable[str], room: int) -> None:
-        """The disk has these rows now; some stay in memory while there is room for them."""
+    def flushed(self, subjects: Iterable[str], cache: int) -> None:
+        """The disk has these rows now; up to `cache` rows stay in memory."""
         dirty, clean = self.dirty, self.clean
-        room -= len(clean)
+        free = cache - len(clean)
         for subject in subjects:
-            figures = dirty.pop(subject)
-            if figures[0] and (room > 0 or subject in clean):
-                clean[subject] = figures
-                room -= 1
+            row = dirty.pop(subject)
+            if row[0] and (free > 0 or subject in clean):
+                clean[subject] = row
+                free -= 1
             else:
                 clean.pop(subject, None)
 
@@ -206,8 +205,8 @@ class Base:
         end = self.state.last_seq + 1
         return [n for n in self.unindexed if (n + 1) * self.size <= end and n not in self.sealing]
 
-    def bury(self) -> list[int]:
-        """Segments whose index (if they have one) can go: no message is left, not even one that awaits its sweep."""
+    def drop_dead(self) -> list[int]:
+        """Forget segments without a message, even one that awaits its sweep; returns those with an index to delete."""
         if not self.dead:
             return []
         first, swept, size = self.state.first_seq, self.swept, self.size

@@ -1,10 +1,41 @@
-"""Streams kept on the disk: groups of changes become LMDB transactions, synced before they count.
+"""The durable store: all streams of a server in one LMDB environment, where a group is one synced transaction.
 
-One environment holds all streams, so a group costs one sync. The transaction is begun and committed by one thread (LMDB
-ties it to that thread) and filled on the loop, in slices. Until a group is finished it exists in memory only, on top of
-the committed base: giving it up means forgetting it. What may wait is done by jobs, a bounded piece in each group.
+Theory of operation.
 
-Deleting gives pages back to LMDB, not to the file system: the file never shrinks.
+**Group commit.** All changes of one turn of the server's loop, to whatever streams, are one group, so they share one
+sync. A group passes through five steps:
+
+    open --seal--> sealed --begin, write_some*, commit--> committed --finish--> visible to readers
+                      \\--------- any of them fails ---------> abandon: as of the last commit
+
+An open group exists in memory only: each log has a `Delta` of what the group changes, on top of the committed `Base`.
+Sealing closes the deltas, and the next group opens at once. `begin` and `commit` run in one thread, because LMDB ties a
+write transaction to its thread; `write_some` fills the transaction on the loop, a slice at a time, so that a large
+group does not stall the server. Acks wait for `commit`; readers see the group from `finish` on, when the snapshot moves
+and the deltas are merged into their bases. Abandoning a group means to forget its deltas.
+
+**Segments.** A log is cut into segments of 16,384 sequences. A full segment has an index on the disk (subject ->
+offsets); the index of the others, the tail, is in memory. One index entry per subject and segment costs a fraction of
+one per message. Index entries are hints, checked against the message itself, so removing a message leaves the index
+alone.
+
+**Journaled subject rows.** Each subject has a row (count, bounds of the first and last sequence). Rows that changed are
+written to a journal in the `control` table with their group, and to the table of subjects later, many at once and in
+order: a publish to one of a million subjects touches no page of a million-row table.
+
+**Jobs.** Writing the index of a full segment, flushing rows, and clearing what was deleted are jobs. Each group carries
+out a bounded piece of them inside its own transaction. `seal` sweeps a slice of the messages that large purges left.
+
+**Recovery replays nothing.** LMDB leaves the last committed transaction after a crash, and that is the state. Opening
+reads configurations, states, segments and the journal of rows into the bases; jobs that were under way are planned
+again from there.
+
+**Checksums.** Every value ends with a CRC-32 over its key and itself, so damage, and a value under the wrong key, is
+found by each read. A damaged message raises for that message alone; a damaged record that the store cannot do without
+stops the start.
+
+Deleting gives pages back to LMDB, not to the file system: the file never shrinks. `docs/design/store.md` has the layout
+of the tables.
 """
 
 from __future__ import annotations
@@ -22,11 +53,11 @@ import lmdb
 from slipstream.errors import StoreError, UsageError
 from slipstream.server.engine.ports import Group, StreamLog, record_size
 from slipstream.server.store.lmdb.env import (
-    GRAVE,
     INDEXED,
     JOURNAL,
     KEPT,
     META,
+    RETIRED,
     SEGMENT,
     STATE,
     STREAM,
@@ -35,7 +66,7 @@ from slipstream.server.store.lmdb.env import (
     translated,
 )
 from slipstream.server.store.lmdb.jobs import CleanupJob, DropJob, FlushJob, Job, SealJob
-from slipstream.server.store.lmdb.log import LmdbLog
+from slipstream.server.store.lmdb.log import LmdbGroup, LmdbLog, WriteContext
 from slipstream.server.store.lmdb.records import (
     SEGMENT as SEGMENT_RECORD,
 )
@@ -56,22 +87,6 @@ _META = Struct("<III")  # format, size of a segment, next stream id
 _PUTS = 500
 
 
-class LmdbGroup:
-    """Changes on their way to the disk together."""
-
-    def __init__(self) -> None:
-        self.size = 0
-        self.deltas: dict[LmdbLog, Delta] = {}
-        self.deleted: list[LmdbLog] = []
-        self.buried: list[int] = []  # ids of streams that are to be cleared
-        self.streams: dict[str, LmdbLog] = {}  # as they are at its end; filled when it is sealed
-        self.steps: Iterator[int] | None = None
-        self.settled: list[Job] = []
-        self.worked = False  # on jobs
-        self.error: StoreError | None = None
-        self.committed = False
-
-
 class LmdbStore:
     """All streams of a server, in one directory that no other process may use meanwhile."""
 
@@ -84,22 +99,21 @@ class LmdbStore:
         tuning: Tuning | None = None,
     ) -> None:
         if sync != "always":
-            raise UsageError(f"sync={sync!r}: only 'always' is supported")
+            raise UsageError(f"sync must be 'always', got {sync!r}")
         self.tuning = tuning or Tuning()
         if not 1 <= self.tuning.segment <= 65_536:
-            raise UsageError(f"segments of {self.tuning.segment} sequences: 1 to 65536 are allowed")
-        self._disk = Environment(path, map_size=map_size, step=max(1, self.tuning.slice // 4))
-        self.open = LmdbGroup()
-        self.sweeping: dict[LmdbLog, None] = {}  # logs with purged messages that are still on the disk
+            raise UsageError(f"tuning.segment must be from 1 to 65536 sequences, got {self.tuning.segment}")
+        self._env = Environment(path, map_size=map_size, step=max(1, self.tuning.slice // 4))
+        self._context = WriteContext(self.tuning)
         self._sealed: LmdbGroup | None = None
         self._streams: dict[str, LmdbLog] = {}
         self._committed: dict[str, LmdbLog] = {}
         self._jobs: deque[tuple[Job, Iterator[int]]] = deque()  # memory is held until they are done
-        self._chores: deque[tuple[Job, Iterator[int]]] = deque()  # only space is
+        self._cleanup: deque[tuple[Job, Iterator[int]]] = deque()  # disk space is held until they are done
         self._groups = 0
-        self._graves: set[int] = set()
+        self._retired: set[int] = set()  # ids that are not cleared yet
         self._owner = 0  # the thread that began the transaction
-        self._doomed: lmdb.Transaction[bytes] | None = None
+        self._abandoned: lmdb.Transaction[bytes] | None = None  # to be aborted by the thread that began it
         self._before = -1  # the last transaction before the one under way
         self._broken = ""
         # LMDB uses pages that were freed only from the second commit after that on. When the store is full a commit
@@ -109,7 +123,7 @@ class LmdbStore:
             with translated("reading the streams"):
                 self._load()
         except BaseException:
-            self._disk.close()
+            self._env.close()
             raise
 
     # Streams.
@@ -121,12 +135,12 @@ class LmdbStore:
 
     def create(self, name: str, config: bytes) -> StreamLog:
         if name in self._streams:
-            raise UsageError(f"stream {name!r} exists already")
-        sid = self.new_sid()
-        log = LmdbLog(self, self._disk, name, config, Base(sid, self._segment))
+            raise UsageError(f"stream {name!r} already exists in the store")
+        sid = self._context.new_sid()
+        log = LmdbLog(self._context, self._env, name, config, Base(sid, self._segment))
         self._streams[name] = log
-        log.open = self.open.deltas[log] = Delta(sid, 1, fresh=True)
-        self.open.size += 1
+        log.open = self._context.open.deltas[log] = Delta(sid, 1, fresh=True)
+        self._context.open.size += 1
         return log
 
     def configure(self, name: str, config: bytes) -> None:
@@ -137,11 +151,11 @@ class LmdbStore:
         log = self._find(name)
         delta = log.touch()
         if not delta.fresh:
-            self.open.buried.append(delta.sid)
-        del self.open.deltas[log]
+            self._context.open.retired.append(delta.sid)
+        del self._context.open.deltas[log]
         log.open, log.deleted = None, True
-        self.open.deleted.append(log)
-        self.sweeping.pop(log, None)
+        self._context.open.deleted.append(log)
+        self._context.sweeping.pop(log, None)
         del self._streams[name]
 
     def log(self, name: str) -> StreamLog:
@@ -150,43 +164,44 @@ class LmdbStore:
     def _find(self, name: str) -> LmdbLog:
         log = self._streams.get(name)
         if log is None:
-            raise StoreError(f"there is no stream {name!r} in the store")
+            raise StoreError(f"stream {name!r} does not exist in the store")
         return log
 
-    def new_sid(self) -> int:
-        self._next_sid += 1
-        return self._next_sid - 1
-
-    # Figures.
+    # Statistics.
 
     @property
     def corrupt_records(self) -> int:
         """How often a record did not match its checksum since the store was opened."""
-        return self._disk.corrupt_records
+        return self._env.corrupt_records
 
     def damaged(self) -> list[tuple[str, int]]:
-        return list(self._disk.damaged)
+        return list(self._env.damaged)
+
+    @property
+    def sweeping(self) -> bool:
+        """Whether messages that a large purge removed are still on the disk."""
+        return bool(self._context.sweeping)
 
     @property
     def backlog(self) -> bool:
         """Whether there is work left for later groups; when the server is idle, empty groups get it done."""
-        return bool(self._jobs or self._chores or self.sweeping or self._nudge)
+        return bool(self._jobs or self._cleanup or self._context.sweeping or self._nudge)
 
     # Groups.
 
     @property
     def pending(self) -> int:
-        return self.open.size
+        return self._context.open.size
 
     def seal(self) -> Group:
         if self._sealed is not None:
             raise UsageError("a sealed group is still under way; finish or abandon it first")
-        self._disk.check_owner()
+        self._env.check_owner()
         budget = self.tuning.slice
-        for log in list(self.sweeping):
+        for log in list(self._context.sweeping):
             if budget > 0:
                 budget -= log.sweep(budget)
-        group, self.open = self.open, LmdbGroup()
+        group, self._context.open = self._context.open, LmdbGroup()
         for log, delta in group.deltas.items():
             log.seal(delta)
         group.streams = dict(self._streams)
@@ -195,23 +210,23 @@ class LmdbStore:
 
     def begin(self, group: Group) -> None:
         sealed = self._check(group)
-        self._disk.check_owner()
+        self._env.check_owner()
         if self._broken:
             raise StoreError(self._broken)
-        if self._disk.transaction is not None:
+        if self._env.transaction is not None:
             raise UsageError("the group was begun already")
-        if not (sealed.deltas or sealed.buried or self._jobs or self._chores or self._nudge):
+        if not (sealed.deltas or sealed.retired or self._jobs or self._cleanup or self._nudge):
             return
         with translated("beginning a group"):
-            self._end_doomed()
-            self._before = self._disk.env.info()["last_txnid"]
-            self._disk.transaction = self._disk.env.begin(write=True)
+            self._abort_abandoned()
+            self._before = self._env.last_transaction
+            self._env.begin()
         self._owner = get_ident()
 
     def write_some(self, group: Group) -> bool:
         """An error is kept for `commit`: only the thread that began the transaction may end it."""
         sealed = self._check(group)
-        if self._disk.transaction is None or sealed.error is not None:
+        if self._env.transaction is None or sealed.error is not None:
             return True
         if sealed.steps is None:
             sealed.steps = self._work(sealed)
@@ -228,14 +243,14 @@ class LmdbStore:
 
     def commit(self, group: Group) -> None:
         sealed = self._check(group)
-        self._disk.check_owner()
-        transaction = self._disk.transaction
+        self._env.check_owner()
+        transaction = self._env.transaction
         if transaction is None:
-            sealed.committed = not (sealed.deltas or sealed.buried)  # otherwise it was never begun
+            sealed.committed = not (sealed.deltas or sealed.retired)  # otherwise it was never begun
             return
         if get_ident() != self._owner:
             raise UsageError("commit was called by another thread than begin")
-        self._disk.transaction = None
+        self._env.transaction = None
         if sealed.error is not None:
             transaction.abort()
             raise sealed.error
@@ -249,17 +264,17 @@ class LmdbStore:
         if not sealed.committed:
             raise UsageError("the group is not committed yet")
         self._sealed = None
-        self._disk.renew()
+        self._env.renew()
         self._committed = sealed.streams
         for log, delta in sealed.deltas.items():
             log.finish(delta)
         for log in sealed.deleted:
             log.finish_deleted()
         self._take_flushed()
-        for job in sealed.settled:
+        for job in sealed.finished_jobs:
             job.settle()
-        for sid in sealed.buried:
-            self._queue(CleanupJob(sid, self._graves))
+        for sid in sealed.retired:
+            self._queue(CleanupJob(sid, self._retired))
         for log in sealed.deltas:
             self._schedule(log)
         if self._failed:
@@ -272,13 +287,13 @@ class LmdbStore:
     def abandon(self) -> None:
         if self._sealed is not None and self._sealed.committed:
             self.finish(self._sealed)  # it is on the disk: nothing takes it back
-        groups = [self.open] if self._sealed is None else [self._sealed, self.open]
-        self._sealed, self.open = None, LmdbGroup()
-        if self._disk.transaction is not None:
-            self._doomed, self._disk.transaction = self._disk.transaction, None
+        groups = [self._context.open] if self._sealed is None else [self._sealed, self._context.open]
+        self._sealed, self._context.open = None, LmdbGroup()
+        if self._env.transaction is not None:
+            self._abandoned, self._env.transaction = self._env.transaction, None
             if get_ident() == self._owner:
-                self._end_doomed()
-        elif self._before >= 0 and self._disk.env.info()["last_txnid"] != self._before:
+                self._abort_abandoned()
+        elif self._before >= 0 and self._env.last_transaction != self._before:
             self._broken = "a commit failed and may have reached the disk all the same; the store must be opened again"
         self._before = -1
         self._failed = True
@@ -287,123 +302,123 @@ class LmdbStore:
         for group in groups:
             for log in (*group.deltas, *group.deleted):
                 log.reset()
-        self._disk.flushed.clear()
+        self._env.flushed.clear()
         self._stored_sid = 0
         self._plan()
 
     def close(self) -> None:
         """Give the files back. Groups that are not committed are lost."""
-        if self._disk.transaction is not None:
+        if self._env.transaction is not None:
             self.abandon()
-        if self._doomed is not None and get_ident() == self._owner:
-            self._end_doomed()
-        self._disk.close()
+        if self._abandoned is not None and get_ident() == self._owner:
+            self._abort_abandoned()
+        self._env.close()
 
     def _check(self, group: Group) -> LmdbGroup:
         if group is not self._sealed or not isinstance(group, LmdbGroup):
-            raise UsageError("only the group that was sealed last can be carried through, and only once")
+            raise UsageError("group must be the one that was sealed last, and not finished yet")
         return group
 
-    def _end_doomed(self) -> None:
+    def _abort_abandoned(self) -> None:
         """Abort a transaction that was abandoned; another thread than its own would leave LMDB locked for ever."""
-        if self._doomed is not None:
+        if self._abandoned is not None:
             if get_ident() != self._owner:
                 raise StoreError("an abandoned transaction can only be ended by the thread that began it")
-            doomed, self._doomed = self._doomed, None
-            doomed.abort()
+            transaction, self._abandoned = self._abandoned, None
+            transaction.abort()
 
     # Writing a group.
 
     def _work(self, group: LmdbGroup) -> Iterator[int]:
         """Put a group into the transaction, then some of the waiting jobs; yields how much was done."""
-        disk, written = self._disk, 0
+        env, written = self._env, 0
         for log, delta in group.deltas.items():
-            written += max(len(delta.messages) + len(delta.deletes), len(delta.figures))
+            written += max(len(delta.messages) + len(delta.deletes), len(delta.sealed_rows))
             yield from self._write_messages(delta)
             yield from self._write_rows(delta)
             self._write_control(log, delta)
             yield 1 + len(delta.segments) + len(delta.kept)
-        for sid in group.buried:
+        for sid in group.retired:
             for kind in (STREAM, STATE):
-                disk.write.delete(control_key(kind, sid), db=disk.control)
-            disk.write.put(control_key(GRAVE, sid), b"", db=disk.control)
-        if self._next_sid != self._stored_sid or self._nudge:
+                env.write.delete(control_key(kind, sid), db=env.control)
+            env.write.put(control_key(RETIRED, sid), b"", db=env.control)
+        if self._context.next_sid != self._stored_sid or self._nudge:
             self._write_meta()
-        # A change makes two to three units of work, for its index entry and its row: four leave room for chores.
+        # A change makes two to three units of work, for its index entry and its row: four leave some for cleanup.
         budget = self.tuning.slice // 4 + 4 * written if group.size else 4 * self.tuning.slice
-        while budget > 0 and (queue := self._jobs or self._chores):
+        while budget > 0 and (queue := self._jobs or self._cleanup):
             job, steps = queue[0]
             done = next(steps, None)
             group.worked = True
             if done is None:
                 queue.popleft()
-                group.settled.append(job)
+                group.finished_jobs.append(job)
             else:
                 budget -= done
                 yield done
 
     def _write_messages(self, delta: Delta) -> Iterator[int]:
-        disk = self._disk
+        env = self._env
         items = list(delta.messages.items())
-        with disk.write.cursor(db=disk.messages) as cursor:
+        with env.write.cursor(db=env.messages) as cursor:
             for at in range(0, len(items), _PUTS):
                 part = items[at : at + _PUTS]
                 cursor.putmulti(part)
                 yield len(part)
-        rest, delete = iter(delta.deletes), disk.write.delete
+        rest, delete = iter(delta.deletes), env.write.delete
         while keys := list(islice(rest, _PUTS)):
             for key in keys:
-                delete(key, db=disk.messages)
+                delete(key, db=env.messages)
             yield len(keys)
         for at, (key, there) in enumerate(delta.moments.items(), 1):
             if there:
-                disk.write.put(key, b"", db=disk.expiries)
+                env.write.put(key, b"", db=env.expiries)
             else:
-                delete(key, db=disk.expiries)
+                delete(key, db=env.expiries)
             if at % _PUTS == 0:
                 yield _PUTS
 
     def _write_rows(self, delta: Delta) -> Iterator[int]:
-        disk = self._disk
-        rest = iter(delta.figures.items())
+        env = self._env
+        rest = iter(delta.sealed_rows.items())
         while rows := list(islice(rest, _PUTS)):
             for body in pack_journal(rows):
-                key = control_key(JOURNAL, delta.sid, disk.journal_next)
-                disk.write.put(key, seal(key, body), db=disk.control)
-                disk.journal_next += 1
+                key = control_key(JOURNAL, delta.sid, env.journal_next)
+                env.write.put(key, seal(key, body), db=env.control)
+                env.journal_next += 1
             yield len(rows) // 2
 
     def _write_control(self, log: LmdbLog, delta: Delta) -> None:
-        disk = self._disk
-        put = disk.write.put
+        env = self._env
+        put = env.write.put
         for number, segment in delta.segments.items():
             key = control_key(SEGMENT, delta.sid, number)
             if segment.count:
-                put(key, seal(key, SEGMENT_RECORD.pack(segment.count, segment.bytes)), db=disk.control)
+                put(key, seal(key, SEGMENT_RECORD.pack(segment.count, segment.bytes)), db=env.control)
             else:
-                disk.write.delete(key, db=disk.control)
+                env.write.delete(key, db=env.control)
         key = control_key(STATE, delta.sid)
-        put(key, seal(key, pack_state(delta.state, delta.swept)), db=disk.control)
+        put(key, seal(key, pack_state(delta.state, delta.swept)), db=env.control)
         if delta.config is not None:
             key = control_key(STREAM, delta.sid)
-            put(key, seal(key, pack_stream(log.name, delta.config)), db=disk.control)
+            put(key, seal(key, pack_stream(log.name, delta.config)), db=env.control)
         for name, value in delta.kept.items():
             key = control_key(KEPT, delta.sid) + name.encode()
             if value is None:
-                disk.write.delete(key, db=disk.control)
+                env.write.delete(key, db=env.control)
             else:
-                put(key, seal(key, value), db=disk.control)
+                put(key, seal(key, value), db=env.control)
 
     def _write_meta(self) -> None:
-        following = self._next_sid  # the loop may take one meanwhile: then it is written again
-        self._disk.write.put(META, seal(META, _META.pack(_FORMAT, self._segment, following)), db=self._disk.control)
+        following = self._context.next_sid  # the loop may take one meanwhile: then it is written again
+        self._env.write.put(META, seal(META, _META.pack(_FORMAT, self._segment, following)), db=self._env.control)
         self._stored_sid = following
 
     # Jobs.
 
     def _queue(self, job: Job) -> None:
-        queue = self._jobs if isinstance(job, SealJob | FlushJob) else self._chores
-        queue.append((job, job.steps(self._disk)))
+        queue = self._jobs if isinstance(job, SealJob | FlushJob) else self._cleanup
+        queue.append((job, job.steps(self._env)))
 
     def _schedule(self, log: LmdbLog) -> None:
         """Queue the jobs that a log is due for."""
@@ -411,7 +426,7 @@ class LmdbStore:
         if base.unindexed:
             for number in sorted(base.sealable()):
                 self._queue(SealJob(base, number))
-        for number in base.bury():
+        for number in base.drop_dead():
             self._queue(DropJob(base, number))
         tuning = self.tuning
         if not base.flushing and (len(base.dirty) >= tuning.dirty or base.journaled >= tuning.journal):
@@ -429,12 +444,12 @@ class LmdbStore:
                 self._queue(FlushJob(largest))
 
     def _plan(self) -> None:
-        """Queue all jobs anew."""
+        """Drop the queued jobs and queue those that the logs are due for."""
         self._jobs.clear()
-        self._chores.clear()
-        self.sweeping.clear()
-        for sid in list(self._graves):
-            self._queue(CleanupJob(sid, self._graves))
+        self._cleanup.clear()
+        self._context.sweeping.clear()
+        for sid in list(self._retired):
+            self._queue(CleanupJob(sid, self._retired))
         for log in self._streams.values():
             base = log.base
             base.flushing = False
@@ -443,28 +458,28 @@ class LmdbStore:
                 self._queue(DropJob(base, number))
             self._schedule(log)
             if base.swept < base.state.first_seq:
-                self.sweeping[log] = None
+                self._context.sweeping[log] = None
 
     def _take_flushed(self) -> None:
-        for base, subjects in self._disk.flushed:
+        for base, subjects in self._env.flushed:
             base.flushed(subjects, self.tuning.cache)
-        self._disk.flushed.clear()
+        self._env.flushed.clear()
 
     # Opening.
 
     def _load(self) -> None:
-        disk = self._disk
-        value = disk.read.get(META, db=disk.control)
+        env = self._env
+        value = env.read.get(META, db=env.control)
         if value is None:
-            self._segment, self._next_sid, self._stored_sid = self.tuning.segment, 1, 0
-            disk.transaction = disk.env.begin(write=True)
+            self._segment, self._context.next_sid, self._stored_sid = self.tuning.segment, 1, 0
+            env.begin()
             self._write_meta()
-            disk.transaction.commit()
-            disk.transaction = None
-            disk.renew()
+            env.write.commit()
+            env.transaction = None
+            env.renew()
         else:
-            version, self._segment, self._next_sid = _META.unpack(body_of(META, value, "the store's own record"))
-            self._stored_sid = self._next_sid
+            version, self._segment, self._stored_sid = _META.unpack(body_of(META, value, "the store's own record"))
+            self._context.next_sid = self._stored_sid
             if version != _FORMAT:
                 raise StoreError(f"the store has format {version}; this version reads format {_FORMAT}")
         for key, value in self._control(STREAM):
@@ -474,13 +489,13 @@ class LmdbStore:
                 key[5:].decode(): body_of(key, value, f"a record beside stream {name!r}")
                 for key, value in self._control(control_key(KEPT, sid))
             }
-            self._streams[name] = LmdbLog(self, disk, name, config, self._load_base(name, sid), kept)
-        self._graves.update(int.from_bytes(key[1:], "big") for key, _ in self._control(GRAVE))
+            self._streams[name] = LmdbLog(self._context, env, name, config, self._load_base(name, sid), kept)
+        self._retired.update(int.from_bytes(key[1:], "big") for key, _ in self._control(RETIRED))
         self._committed = dict(self._streams)
         self._plan()
 
     def _control(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        with self._disk.read.cursor(db=self._disk.control) as cursor:
+        with self._env.read.cursor(db=self._env.control) as cursor:
             if cursor.set_range(prefix):
                 for key, value in cursor.iternext():
                     if not key.startswith(prefix):
@@ -488,9 +503,9 @@ class LmdbStore:
                     yield key, value
 
     def _load_base(self, name: str, sid: int) -> Base:
-        disk, base = self._disk, Base(sid, self._segment)
+        env, base = self._env, Base(sid, self._segment)
         key = control_key(STATE, sid)
-        value = disk.read.get(key, db=disk.control)
+        value = env.read.get(key, db=env.control)
         if value is None:
             raise StoreError(f"the state of stream {name!r} is missing")
         base.state, base.swept = unpack_state(body_of(key, value, f"the state of stream {name!r}"))
@@ -501,9 +516,9 @@ class LmdbStore:
             body = body_of(key, value, f"an index record of stream {name!r}")
             base.indexed[int.from_bytes(key[5:], "big")] = int.from_bytes(body, "little")
         for key, value in self._control(control_key(JOURNAL, sid)):
-            disk.journal_next = max(disk.journal_next, int.from_bytes(key[5:], "big") + 1)
-            for subject, figures in unpack_journal(body_of(key, value, f"a journal record of stream {name!r}")):
-                base.dirty[subject] = figures
+            env.journal_next = max(env.journal_next, int.from_bytes(key[5:], "big") + 1)
+            for subject, row in unpack_journal(body_of(key, value, f"a journal record of stream {name!r}")):
+                base.dirty[subject] = row
                 base.journaled += 1
         base.tail = None
         base.unindexed = {number for number in base.segments if number not in base.indexed}

@@ -22,27 +22,27 @@ from slipstream.server.store.lmdb.records import (
     unpack_entry,
     unpack_row,
 )
-from slipstream.server.store.lmdb.segments import Base, Delta, Figures, Tail
+from slipstream.server.store.lmdb.segments import Base, Delta, Row, Tail
 
 _key = MESSAGE_KEY.pack
 
 
-def read_tail(disk: Environment, base: Base) -> Tail:
+def read_tail(env: Environment, base: Base) -> Tail:
     """The index of the segments that have none on the disk; read from there once, after the log was opened."""
     if base.tail is None:
         wanted = set(base.unindexed)
         if base.swept < base.state.first_seq:
-            limbo = range(base.swept // base.size, (base.state.first_seq - 1) // base.size + 1)
-            wanted.update(n for n in limbo if n not in base.indexed)
-        base.tail = {n: dict(part) for n in sorted(wanted) if (part := read_segment(disk, base, n))}
+            unswept = range(base.swept // base.size, (base.state.first_seq - 1) // base.size + 1)
+            wanted.update(n for n in unswept if n not in base.indexed)
+        base.tail = {n: dict(part) for n in sorted(wanted) if (part := read_segment(env, base, n))}
     return base.tail
 
 
-def read_segment(disk: Environment, base: Base, number: int) -> dict[str, list[int]]:
+def read_segment(env: Environment, base: Base, number: int) -> dict[str, list[int]]:
     """The index of one segment, from the messages themselves."""
     found: dict[str, list[int]] = {}
     end = _key(base.sid, (number + 1) * base.size)
-    with disk.read.cursor(db=disk.messages) as cursor:
+    with env.read.cursor(db=env.messages) as cursor:
         if cursor.set_range(_key(base.sid, number * base.size)):
             for key, value in cursor.iternext():
                 if key >= end:
@@ -51,24 +51,24 @@ def read_segment(disk: Environment, base: Base, number: int) -> dict[str, list[i
     return found
 
 
-def stored_row(disk: Environment, base: Base, subject: str) -> Figures | None:
+def stored_row(env: Environment, base: Base, subject: str) -> Row | None:
     """A subject's row on the disk."""
     key = base.sid.to_bytes(4, "big") + subject_key(subject)
-    value = disk.read.get(key, db=disk.subjects)
+    value = env.read.get(key, db=env.subjects)
     if value is None:
         return None
     known = unpack_row(key, value)
     if known is None:
-        return _recount(disk, base, subject)
+        return _recount(env, base, subject)
     if known[0] != subject:
         raise StoreError(f"the subjects {known[0]!r} and {subject!r} have the same digest; only one can be stored")
     return known[1]
 
 
-def _recount(disk: Environment, base: Base, subject: str) -> Figures:
+def _recount(env: Environment, base: Base, subject: str) -> Row:
     """The row of a subject whose stored row is damaged; no group changed it since, so the index knows it all."""
-    disk.corrupt_records += 1
-    committed = View(disk, base, (), base.swept, base.swept)
+    env.corrupt_records += 1
+    committed = View(env, base, (), base.swept, base.swept)
     seqs = list(committed.seqs(subject, base.swept, base.state.last_seq))
     base.dirty[subject] = (len(seqs), seqs[0], seqs[-1]) if seqs else (0, 0, 0)
     return base.dirty[subject]
@@ -77,9 +77,9 @@ def _recount(disk: Environment, base: Base, subject: str) -> Figures:
 class View:
     """What a log looks like to one side."""
 
-    def __init__(self, disk: Environment, base: Base, deltas: tuple[Delta, ...], swept: int, first: int) -> None:
-        self.disk = disk
-        self.epoch = disk.epoch
+    def __init__(self, env: Environment, base: Base, deltas: tuple[Delta, ...], swept: int, first: int) -> None:
+        self.env = env
+        self.epoch = env.epoch
         self.base = base
         self.deltas = deltas  # oldest first
         self.swept = swept
@@ -90,7 +90,7 @@ class View:
     @property
     def cursor(self) -> lmdb.Cursor[bytes]:
         if self._cursor is None:
-            self._cursor = self.disk.read.cursor(db=self.disk.messages)
+            self._cursor = self.env.read.cursor(db=self.env.messages)
         return self._cursor
 
     # Messages.
@@ -113,13 +113,13 @@ class View:
                 return value
             if key in delta.deletes:
                 return None
-        return self.disk.read.get(key)
+        return self.env.read.get(key)
 
     def items(self, low: int, high: int) -> Iterator[tuple[int, bytes]]:
         """Messages from `low` to before `high` as they are stored, in order. Those that were yielded may be removed."""
         base = self.base
         if low <= base.state.last_seq:
-            with self.disk.read.cursor() as cursor:
+            with self.env.read.cursor() as cursor:
                 found, end = cursor.set_range(_key(base.sid, low)), _key(base.sid, high)
                 for key, value in cursor.iternext() if found else ():
                     if key >= end:
@@ -183,26 +183,26 @@ class View:
 
     # Subjects.
 
-    def row(self, subject: str) -> Figures | None:
-        """The subject's figures; None if it has no row."""
+    def row(self, subject: str) -> Row | None:
+        """The subject's row; None if it has none."""
         for delta in reversed(self.deltas):
             row = delta.row(subject)
             if row is not None:
                 return row
-        return self.base.row(subject) or stored_row(self.disk, self.base, subject)
+        return self.base.row(subject) or stored_row(self.env, self.base, subject)
 
-    def _improve(self, subject: str, figures: Figures) -> None:
-        """Remember better bounds, where that changes nobody else's view."""
+    def _improve(self, subject: str, better: Row) -> None:
+        """Remember better bounds, where that changes no other view."""
         if not self.deltas:
-            self.base.improve(subject, figures)
+            self.base.improve(subject, better)
         elif (row := self.deltas[-1].rows.get(subject)) is not None:
-            _, row.first, row.last = figures
+            _, row.first, row.last = better
 
-    def rows(self, pattern: str, after: str = "") -> Iterator[tuple[str, Figures]]:
+    def rows(self, pattern: str, after: str = "") -> Iterator[tuple[str, Row]]:
         """Rows with messages of subjects that match, in the order of their keys, beyond the subject `after`."""
         fits, prefix = matcher(pattern or ">"), literal_prefix(pattern)
         start = subject_key(prefix)[:LONG] if not after else subject_key(after) + b"\0"
-        fresh: dict[str, Figures] = {}
+        fresh: dict[str, Row] = {}
         for known in (self.base.dirty, *(delta.changed() for delta in self.deltas)):
             for subject, row in known.items():
                 if subject.startswith(prefix) and fits(subject):
@@ -223,9 +223,9 @@ class View:
 
     def _stored_rows(
         self, start: bytes, prefix: bytes, fits: Callable[[str], bool]
-    ) -> Iterator[tuple[bytes, str, Figures]]:
+    ) -> Iterator[tuple[bytes, str, Row]]:
         within = self._prefix + prefix
-        with self.disk.read.cursor(db=self.disk.subjects) as cursor:
+        with self.env.read.cursor(db=self.env.subjects) as cursor:
             if not cursor.set_range(self._prefix + start):
                 return
             for key, value in cursor.iternext():
@@ -236,7 +236,7 @@ class View:
                     continue
                 known = unpack_row(key, value)
                 if known is None and len(name) <= LONG:
-                    yield name, name.decode(), _recount(self.disk, self.base, name.decode())
+                    yield name, name.decode(), _recount(self.env, self.base, name.decode())
                 elif known is not None and fits(known[0]):
                     yield name, *known
 
@@ -246,7 +246,7 @@ class View:
         """Segments that can have messages with these sequences, in order."""
         base = self.base
         low, high = low // base.size, high // base.size
-        tail = read_tail(self.disk, base)
+        tail = read_tail(self.env, base)
         recent = {n for delta in self.deltas for n in (*delta.tail, delta.current)}
         if high - low <= 2 * (len(base.indexed) + len(tail) + len(recent)):
             every = range(high, low - 1, -1) if down else range(low, high + 1)
@@ -258,15 +258,15 @@ class View:
         base = self.base
         if number in base.indexed:
             key = self._prefix + number.to_bytes(8, "big") + subject_key(subject)
-            value = self.disk.read.get(key, db=self.disk.index)
+            value = self.env.read.get(key, db=self.env.index)
             if value is None:
                 return ()
             known = unpack_entry(key, value)
             if known is None:  # damaged: the messages themselves know
-                return read_segment(self.disk, base, number).get(subject, ())
+                return read_segment(self.env, base, number).get(subject, ())
             start = number * base.size
             return [start + offset for offset in known[1]]
-        seqs = read_tail(self.disk, base).get(number, {}).get(subject, ())
+        seqs = read_tail(self.env, base).get(number, {}).get(subject, ())
         for delta in self.deltas:
             if added := delta.entry(number, subject):
                 seqs = [*seqs, *added]
@@ -277,11 +277,11 @@ class View:
         base = self.base
         fits = matcher(pattern or ">")
         if number not in base.indexed:
-            yield from ((s, q) for s, q in read_tail(self.disk, base).get(number, {}).items() if fits(s))
+            yield from ((s, q) for s, q in read_tail(self.env, base).get(number, {}).items() if fits(s))
             return
         start, prefix = number * base.size, self._prefix + number.to_bytes(8, "big")
         prefix += subject_key(literal_prefix(pattern))[:LONG]
-        with self.disk.read.cursor(db=self.disk.index) as cursor:
+        with self.env.read.cursor(db=self.env.index) as cursor:
             if not cursor.set_range(prefix):
                 return
             for key, value in cursor.iternext():
@@ -291,7 +291,7 @@ class View:
                     continue
                 known = unpack_entry(key, value)
                 if known is None:
-                    again = read_segment(self.disk, base, number).items()
+                    again = read_segment(self.env, base, number).items()
                     yield from ((s, q) for s, q in again if subject_key(s) == key[12:] and fits(s))
                 elif fits(known[0]):
                     yield known[0], [start + offset for offset in known[1]]
@@ -316,7 +316,7 @@ class View:
         row = self.row(subject)
         return self.last_in(subject, row, up_to) if row is not None else 0
 
-    def last_in(self, subject: str, row: Figures, up_to: int = 0) -> int:
+    def last_in(self, subject: str, row: Row, up_to: int = 0) -> int:
         """The same, for a subject whose row is known."""
         count, first, last = row
         if not count or last < self.first:
@@ -343,7 +343,7 @@ class View:
             self._improve(subject, (count, found, last))
         return found
 
-    def count_of(self, subject: str, row: Figures) -> int:
+    def count_of(self, subject: str, row: Row) -> int:
         """The row's count without the messages that are purged already but not swept."""
         if self.swept >= self.first:
             return row[0]
