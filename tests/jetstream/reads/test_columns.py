@@ -36,7 +36,7 @@ def delivered(data: bytes) -> Columns:
     for event in Parser(Side.SERVER).feed(data):
         assert isinstance(event, Msg)
         page.deliver(event)
-    return page.take()
+    return page.take().columns
 
 
 def wanted(columns: Columns, parts: Part) -> tuple[object, ...]:
@@ -75,7 +75,7 @@ def test_the_quick_way_gives_what_the_parser_and_the_decoder_give(
     )
     page, pos = scanned(data, parts=parts)
     assert pos == len(data)
-    assert wanted(page.take(), parts) == wanted(delivered(data), parts)
+    assert wanted(page.take().columns, parts) == wanted(delivered(data), parts)
 
 
 def scanned_in_runs(data: bytes, parts: Part = Part.ALL) -> tuple[ColumnPage, int]:
@@ -103,7 +103,7 @@ def test_runs_of_one_size_give_what_the_parser_and_the_decoder_give(
     )
     page, pos = scanned_in_runs(data, parts)
     assert pos == len(data)
-    assert wanted(page.take(), parts) == wanted(delivered(data), parts)
+    assert wanted(page.take().columns, parts) == wanted(delivered(data), parts)
 
 
 RUN = b"".join(frame(batched(n), b"abc") for n in range(1, 6))
@@ -131,7 +131,7 @@ RUN = b"".join(frame(batched(n), b"abc") for n in range(1, 6))
 def test_what_is_unusual_in_a_run_is_left_to_the_parser(odd: bytes) -> None:
     page, pos = scanned_in_runs(RUN + odd)
     assert pos == len(RUN)
-    assert page.take().seqs == [1, 2, 3, 4, 5]
+    assert page.take().columns.seqs == [1, 2, 3, 4, 5]
 
 
 def test_a_header_that_holds_a_whole_frame_is_a_header() -> None:
@@ -150,7 +150,7 @@ def test_whole_frames_are_taken_and_the_rest_is_left(cut: int, with_own: bool) -
     while whole < 5 and sum(map(len, frames[: whole + 1])) <= len(data):
         whole += 1
     assert pos == sum(map(len, frames[:whole]))
-    assert page.take().seqs == list(range(1, whole + 1))
+    assert page.take().columns.seqs == list(range(1, whole + 1))
 
 
 def test_a_payload_that_looks_like_frames_is_a_payload() -> None:
@@ -158,7 +158,7 @@ def test_a_payload_that_looks_like_frames_is_a_payload() -> None:
     data = frame(batched(1), inner) + frame(batched(2), b"real")
     page, pos = scanned(data)
     assert pos == len(data)
-    assert page.take().data == [inner, b"real"]
+    assert page.take().columns.data == [inner, b"real"]
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_what_is_unusual_is_left_to_the_parser(odd: bytes) -> None:
     good = frame(batched(1), b"x")
     page, pos = scanned(good + odd + frame(batched(3)))
     assert pos == len(good)
-    assert page.take().seqs == [1]
+    assert page.take().columns.seqs == [1]
 
 
 def test_a_header_size_that_does_not_fit_the_block_is_left_to_the_parser() -> None:
@@ -194,7 +194,7 @@ def test_sequences_that_go_back_are_a_protocol_error() -> None:
     page = ColumnPage("the question")
     page.deliver(reply(batched(3)))
     assert page.deliver(reply(batched(2))) is True
-    assert page.take().seqs == [3]
+    assert page.take().columns.seqs == [3]
     with pytest.raises(RemoteProtocolError, match="sequence 2 came after 3"):
         page.take()
 
@@ -222,8 +222,8 @@ def test_a_status_that_is_an_error_is_raised_by_take(status: bytes, error: type[
 def test_a_404_is_the_end_of_an_empty_batch() -> None:
     page = ColumnPage("x")
     assert page.deliver(reply(b"NATS/1.0 404 Message Not Found\r\n\r\n")) is True
-    assert page.is_finished()
-    assert page.take().seqs == []
+    assert page.finished
+    assert page.take().columns.seqs == []
     assert page.end is not None
     assert page.end.pending == 0
 
@@ -237,4 +237,4 @@ def test_what_is_remembered_of_neighbours_is_bounded() -> None:
         assert page.scan(data, 0) == (len(data), 1)
     assert len(page._seconds) <= 4096
     assert len(page._sizes) <= 4096
-    assert len(page.take().cut(3).messages()) == 3
+    assert len(page.take().columns.cut(3).messages()) == 3

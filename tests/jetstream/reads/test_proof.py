@@ -9,10 +9,14 @@ from hypothesis import strategies as st
 from slipstream.api import StreamState
 from slipstream.jetstream.reads.direct_get import Replies, StoredMessage
 from slipstream.jetstream.reads.proof import (
+    Judged,
     Verdict,
+    judge_beyond,
+    judge_bounded,
     judge_chain,
     judge_last,
     judge_next,
+    judge_page,
     judge_presence,
     judge_rest,
     judge_seq,
@@ -105,8 +109,35 @@ def test_the_next_message_of_a_subject_proves_itself_only_if_it_is_new_enough() 
 
 @pytest.mark.parametrize(("newest", "verdict"), [(3, PRESENT), (2, ABSENT), (4, UNPROVEN)])
 def test_the_newest_of_its_subject_tells_whether_a_message_is_still_there(newest: int, verdict: Verdict) -> None:
-    assert judge_presence(answer(item(newest), end(9)), message(3), 5).verdict is verdict
-    assert judge_presence(answer(item(newest), end(4)), message(3), 5).verdict is BEHIND
+    assert judge_presence(judge_last(answer(item(newest), end(9)), "s.a", 5), message(3)) is verdict
+    assert judge_presence(judge_last(answer(item(newest), end(4)), "s.a", 5), message(3)) is BEHIND
+
+
+def test_a_subject_without_a_message_proves_that_an_older_one_is_gone() -> None:
+    assert judge_presence(judge_last(answer(item(9, "s.anchor"), end(9)), "s.a", 5), message(3)) is ABSENT
+
+
+def test_a_sequence_beyond_the_end_of_an_up_to_date_copy_does_not_exist() -> None:
+    anchored = answer(item(7), end(9))
+    assert judge_beyond(anchored, 10, 5) == Judged(ABSENT, None, 9)
+    assert judge_beyond(anchored, 9, 5).verdict is UNPROVEN
+    assert judge_beyond(anchored, 12, 10) == Judged(BEHIND, None, 9)
+    assert judge_beyond(answer(NOT_FOUND), 10, 5).verdict is UNPROVEN
+
+
+def test_a_message_in_front_of_one_beyond_the_bound_is_the_last_up_to_it() -> None:
+    assert judge_bounded(answer(item(3, pending=1), item(8), end(None)), message(3)) is PRESENT
+    assert judge_bounded(answer(item(3), end(None)), message(3)) is BEHIND  # that copy has nothing beyond the bound
+    assert judge_bounded(answer(item(4, pending=1), item(8), end(None)), message(3)) is BEHIND
+    assert judge_bounded(answer(item(8), end(None)), None) is ABSENT
+    assert judge_bounded(answer(NOT_FOUND), None) is BEHIND
+
+
+def test_a_page_of_a_listing_counts_once_its_responder_has_reached_the_goal() -> None:
+    assert judge_page(answer(item(3), end(9)), 9, is_bounded=False) is PRESENT
+    assert judge_page(answer(item(3), end(8)), 9, is_bounded=False) is BEHIND
+    assert judge_page(answer(item(3), end(8)), 9, is_bounded=True) is PRESENT
+    assert judge_page(answer(NOT_FOUND), 9, is_bounded=False) is UNPROVEN
 
 
 @pytest.mark.parametrize(

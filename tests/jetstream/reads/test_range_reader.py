@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.errors import ConnectionLostError
-from slipstream.jetstream.reads.columns import ColumnPage, Columns
+from slipstream.jetstream.reads.columns import ColumnPage, TakenColumns
 from slipstream.jetstream.reads.range_reader import RangeReader, RangeState
 from tests.jetstream.reads.test_direct_get import batched, reply
 
@@ -23,8 +23,14 @@ def page_of(*headers: bytes) -> ColumnPage:
     return page
 
 
+def feed(reader: RangeReader, page: ColumnPage) -> TakenColumns:
+    """Move a reader on by what arrived of its page, as its driver does."""
+    columns, is_over = page.take()
+    return TakenColumns(reader.accept(columns, page.end if is_over else None), is_over)
+
+
 def seqs(reader: RangeReader, page: ColumnPage) -> list[int]:
-    return reader.feed(page).columns.seqs
+    return feed(reader, page).columns.seqs
 
 
 def test_a_page_is_finished_by_a_status_line_and_only_by_it() -> None:
@@ -47,9 +53,9 @@ def test_a_server_without_batches_is_read_message_by_message() -> None:
         assert reader.request().seq == seq
         page = reader.page("x")
         assert page.deliver(reply(old % seq)) is True
-        progress = reader.feed(page)
+        progress = feed(reader, page)
         assert progress.columns.seqs == [seq]
-        assert progress.page_over
+        assert progress.is_over
     assert reader.state.name == "DONE"
 
 
@@ -126,7 +132,7 @@ def test_a_lost_connection_is_raised_behind_what_came_before_it() -> None:
     assert seqs(reader, page) == [1]
     assert not reader.is_done
     with pytest.raises(ConnectionLostError):
-        reader.feed(page)
+        feed(reader, page)
 
 
 @given(
@@ -156,9 +162,9 @@ def test_any_paging_gives_the_messages_of_the_range(
             for header in headers[:cut]:
                 page.deliver(reply(header))
             del headers[:cut]
-            progress = reader.feed(page)
+            progress = feed(reader, page)
             got += progress.columns.seqs
-            over = progress.page_over or reader.is_done
+            over = progress.is_over or reader.is_done
     assert got == [s for s in sorted(stored) if start <= s <= end]
 
 
@@ -166,19 +172,19 @@ def test_what_arrives_while_a_page_is_taken_comes_with_the_next_look() -> None:
     class Racing(ColumnPage):
         """Another thread delivers the rest between the take and the look at the end."""
 
-        def take(self) -> Columns:
-            columns = super().take()
+        def take(self) -> TakenColumns:
+            taken = super().take()
             if not self.finished:
                 self.deliver(reply(batched(2)))
                 self.deliver(reply(eob(0)))
-            return columns
+            return taken
 
     page, reader = Racing("x"), RangeReader()
     page.deliver(reply(batched(1)))
-    first = reader.feed(page)
-    assert (first.columns.seqs, first.page_over, reader.is_done) == ([1], False, False)
-    second = reader.feed(page)
-    assert (second.columns.seqs, second.page_over, reader.is_done) == ([2], True, True)
+    first = feed(reader, page)
+    assert (first.columns.seqs, first.is_over, reader.is_done) == ([1], False, False)
+    second = feed(reader, page)
+    assert (second.columns.seqs, second.is_over, reader.is_done) == ([2], True, True)
 
 
 def test_widening_a_range_without_a_filter_changes_nothing() -> None:

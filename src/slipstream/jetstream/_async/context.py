@@ -38,6 +38,15 @@ class JetStreamContext:
         """The subject prefix of the API."""
         return self.api.prefix
 
+    @property
+    def server_keeps_min(self) -> bool | None:
+        """Whether servers here keep `min_last_seq` themselves, if that is known: an answer then need not be proven."""
+        return self.read_state.keeps_min.get((self.client.server_info.server_id, self.api.prefix))
+
+    @server_keeps_min.setter
+    def server_keeps_min(self, keeps: bool) -> None:
+        self.read_state.keeps_min[self.client.server_info.server_id, self.api.prefix] = keeps
+
     def in_session(self, session: SessionState) -> JetStreamContext:
         """The same context for a session: its publishes and reads are noted there."""
         return JetStreamContext(self.client, self.api.prefix, timeout=self.timeout, session=session)

@@ -6,30 +6,22 @@ by a server that guarantees it itself. The blocking twin is generated from this 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import partial
-from typing import TypeVar
 
-from slipstream.api import ConsumerConfig, ConsumerInfo, GetRequest, ReplayPolicy, StreamInfo, encode_json
-from slipstream.errors import AuthorizationError, Error, MessageNotFoundError, UsageError
+from slipstream.api import ConsumerConfig, ConsumerInfo, GetRequest, ReplayPolicy, StreamInfo
+from slipstream.errors import UsageError
 from slipstream.jetstream import requests
 from slipstream.jetstream._async.consumer import Consumer
 from slipstream.jetstream._async.context import JetStreamContext
-from slipstream.jetstream._async.last_many import ManyRead
-from slipstream.jetstream._async.leader_read import LeaderRead
 from slipstream.jetstream._async.ordered import OrderedConsumer
-from slipstream.jetstream._async.proofs import TrustedRead
-from slipstream.jetstream._async.trusted_read import Asking
 from slipstream.jetstream.consume import ordered
 from slipstream.jetstream.consumer_requests import Action
+from slipstream.jetstream.reads._async.last_many import Bound
+from slipstream.jetstream.reads._async.stream_reads import StreamReads
 from slipstream.jetstream.reads.columns import Columns, Part
-from slipstream.jetstream.reads.direct_get import StoredMessage, decode_one
-from slipstream.jetstream.reads.range_reader import RangeReader
-from slipstream.jetstream.reads.retry import RetryPolicy
-from slipstream.wire import check_filter, has_wildcard
-
-R = TypeVar("R", bound=Asking)
+from slipstream.jetstream.reads.direct_get import StoredMessage
+from slipstream.wire import check_filter
 
 
 class Stream:
@@ -46,7 +38,7 @@ class Stream:
 
     def __init__(self, context: JetStreamContext, name: str) -> None:
         self._context = context
-        self._direct = context.api.direct_subject(name)
+        self._reads = StreamReads(context, name)
         self.name = name
 
     async def info(
@@ -88,16 +80,9 @@ class Stream:
     ) -> StoredMessage:
         """The message with that sequence. Raises MessageNotFoundError if there is none (any more)."""
         requests.check_seq(seq, "seq", least=1)
-        request = GetRequest(seq=seq)
-        if from_leader:
-            return await self._get_by_leader(request, min_last_seq, timeout)
-        if not self._wants(min_last_seq):
-            return await self._plain(self._direct, encode_json(request), timeout)
-        read = self._read(TrustedRead, min_last_seq, timeout)
-        with self._counted(read):
-            if not read.wanted or await read.keeps_min_last_seq():
-                return await read.native(self._direct, request)
-            return await read.by_seq(seq)
+        return await self._reads.get(
+            GetRequest(seq=seq), min_last_seq=min_last_seq, from_leader=from_leader, timeout=timeout
+        )
 
     async def get_next(
         self,
@@ -111,37 +96,14 @@ class Stream:
         """The first message at or after `seq` whose subject matches."""
         requests.check_seq(seq, "seq")
         request = GetRequest(seq=seq, next_by_subj=check_filter(subject))
-        if from_leader:
-            return await self._get_by_leader(request, min_last_seq, timeout)
-        if not self._wants(min_last_seq):
-            return await self._plain(self._direct, encode_json(request), timeout)
-        read = self._read(TrustedRead, min_last_seq, timeout)
-        with self._counted(read):
-            if not read.wanted or await read.keeps_min_last_seq():
-                return await read.native(self._direct, request)
-            return await read.next(subject, seq)
+        return await self._reads.get(request, min_last_seq=min_last_seq, from_leader=from_leader, timeout=timeout)
 
     async def get_last(
         self, subject: str, *, min_last_seq: int = 0, from_leader: bool = False, timeout: float | None = None
     ) -> StoredMessage:
         """The newest message whose subject matches. Raises MessageNotFoundError if there is none."""
-        is_literal = not has_wildcard(check_filter(subject))
-        if from_leader:
-            return await self._get_by_leader(GetRequest(last_by_subj=subject), min_last_seq, timeout)
-        asked = self._context.api.direct_subject(self.name, subject) if is_literal else self._direct
-        request = GetRequest(last_by_subj="" if is_literal else subject)
-        if not self._wants(min_last_seq):
-            return await self._plain(asked, b"" if is_literal else encode_json(request), timeout)
-        read = self._read(TrustedRead, min_last_seq, timeout)
-        with self._counted(read):
-            try:
-                if not read.wanted or await read.keeps_min_last_seq():
-                    return await read.native(asked, request)
-                return await read.last(subject)
-            except AuthorizationError:
-                if not is_literal:
-                    raise
-                return await read.last_by_appended(asked)
+        request = GetRequest(last_by_subj=check_filter(subject))
+        return await self._reads.get(request, min_last_seq=min_last_seq, from_leader=from_leader, timeout=timeout)
 
     async def get_last_many(
         self,
@@ -159,20 +121,14 @@ class Stream:
         the stream: subjects are read in pieces, each of which is at or after `min_last_seq`.
         """
         if isinstance(subjects, str):
-            raise UsageError(f"bad subjects {subjects!r}: a sequence of subjects is allowed, not one text")
+            raise UsageError(f"subjects must be a sequence of subjects, got the text {subjects!r}")
         if (up_to_time is not None and (up_to_seq or from_leader)) or (up_to_seq and from_leader):
-            raise UsageError("up_to_seq, up_to_time and from_leader: one of them is allowed")
+            raise UsageError("up_to_seq, up_to_time and from_leader are mutually exclusive")
         asked = tuple(check_filter(subject) for subject in subjects)
         requests.check_seq(up_to_seq, "up_to_seq")
-        read = self._read(ManyRead, min_last_seq, timeout)
-        with self._counted(read):
-            if from_leader:
-                return await read.newest_by_leader(asked)
-            read.bound(up_to_seq=up_to_seq, up_to_time=up_to_time)
-            found = await read.newest(asked)
-        for message in found.values():
-            self._note(message.seq)
-        return found
+        return await self._reads.last_many(
+            asked, Bound(up_to_seq, up_to_time), min_last_seq=min_last_seq, from_leader=from_leader, timeout=timeout
+        )
 
     async def get_from_leader(self, request: GetRequest, *, timeout: float | None = None) -> StoredMessage:
         """Message Get as it is: answered by the stream's leader alone, or by one that does not know it was deposed."""
@@ -255,27 +211,21 @@ class Stream:
         for what, seq in (("start", start), ("end", end), ("min_last_seq", min_last_seq)):
             requests.check_seq(seq, what)
         if start_time is not None and (start > 1 or from_leader):
-            raise UsageError("start_time together with start or from_leader: one of them is allowed")
+            raise UsageError("start_time excludes start and from_leader")
         if end and start > end:
             return
-        read = self._read(LeaderRead, min_last_seq, timeout)
-        wanted = read.wanted
-        with self._counted(read):
-            goal = end or wanted
-            trusting = bool(goal) and not from_leader and await read.keeps_min_last_seq()
-            reader = RangeReader(
-                start=start,
-                end=end,
-                subject=subject,
-                at_least=wanted,
-                since=start_time or 0,
-                trusting=trusting,
-                parts=parts,
-            )
-            chunks = read.pages(reader) if from_leader else read.columns(reader, plain=trusting or not goal)
-            async for columns in chunks:
-                read.reached = columns.seqs[-1]
-                yield columns
+        chunks = self._reads.columns(
+            start=start,
+            end=end,
+            subject=subject,
+            start_time=start_time,
+            min_last_seq=min_last_seq,
+            from_leader=from_leader,
+            parts=parts,
+            timeout=timeout,
+        )
+        async for columns in chunks:
+            yield columns
 
     # Consumers
 
@@ -349,59 +299,3 @@ class Stream:
             metadata=metadata,
         )
         return OrderedConsumer(self._context, self.name, config, heartbeat=heartbeat)
-
-    # How it is read
-
-    async def _plain(self, asked: str, body: bytes, timeout: float | None) -> StoredMessage:
-        """A Direct Get of whichever replica answers."""
-        client, state = self._context.client, self._context.read_state
-        answer = requests.Answer()
-        token = client.start(asked, body, answer)
-        try:
-            limit = self._context.timeout if timeout is None else timeout
-            await client.wait(answer.ready, timeout=limit, what=f"an answer on {asked}")
-            found = decode_one(answer.take(), asked=asked)
-        except MessageNotFoundError:
-            state.at_once += 1
-            raise
-        except Error:
-            state.failed += 1
-            raise
-        finally:
-            client.cancel(token)
-        state.at_once += 1
-        return found
-
-    async def _get_by_leader(self, request: GetRequest, min_last_seq: int, timeout: float | None) -> StoredMessage:
-        read = self._read(LeaderRead, min_last_seq, timeout)
-        with self._counted(read):
-            return await read.get(request)
-
-    def _wants(self, min_last_seq: int) -> bool:
-        """Whether the answer must be new enough, for the caller or for a session."""
-        return bool(requests.check_seq(min_last_seq, "min_last_seq")) or self._context.session is not None
-
-    def _note(self, seq: int) -> None:
-        self._context.note(self.name, seq)
-
-    def _read(self, kind: type[R], min_last_seq: int, timeout: float | None) -> R:
-        context = self._context
-        wanted = requests.check_seq(min_last_seq, "min_last_seq")
-        patience = RetryPolicy(context.timeout if timeout is None else timeout, context.client.now)
-        return kind(context, self.name, wanted=wanted, patience=patience)
-
-    @contextmanager
-    def _counted(self, read: Asking) -> Iterator[None]:
-        """A read belongs to the figures, and to the session, however it ends."""
-        state = self._context.read_state
-        try:
-            yield
-        except (MessageNotFoundError, GeneratorExit):
-            state.count(tries=read.tries, with_leader=read.with_leader)
-            self._note(read.reached)
-            raise
-        except BaseException:
-            state.failed += 1
-            raise
-        state.count(tries=read.tries, with_leader=read.with_leader)
-        self._note(read.reached)

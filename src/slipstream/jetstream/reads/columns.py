@@ -69,6 +69,11 @@ class Columns(NamedTuple):
     stream: str
 
     @classmethod
+    def empty(cls) -> Columns:
+        """No messages."""
+        return cls([], [], [], [], [], "")
+
+    @classmethod
     def of(cls, messages: Sequence[StoredMessage], stream: str) -> Columns:
         """Messages one by one become columns."""
         columns = cls([], [], [], [], [], stream)
@@ -96,6 +101,13 @@ class Columns(NamedTuple):
         return Columns(subjects[:count], seqs[:count], times[:count], headers[:count], data[:count], stream)
 
 
+class TakenColumns(NamedTuple):
+    """What was taken of a page; `is_over`: nothing more will come of it."""
+
+    columns: Columns
+    is_over: bool
+
+
 class ColumnPage:
     """One request's replies; a `BulkSink` of the client. `after` is the sequence before the first one asked for."""
 
@@ -104,7 +116,6 @@ class ColumnPage:
         self._parts = parts
         self.min_last_seq = min_last_seq
         self.finished = False
-        self.is_done_with = False  # the reader has taken all of it
         self.end: EndOfBatch | None = None
         self.last_seq = after
         self._error: Error | None = None
@@ -321,16 +332,11 @@ class ColumnPage:
         """Whether there is anything to take."""
         return bool(self._pieces) or self.finished
 
-    def is_finished(self) -> bool:
-        """Whether nothing more will come."""
-        return self.finished
-
-    def take(self) -> Columns:
-        """What arrived since the last time; an error is raised once what came before it was taken.
-
-        Look at `finished` first, then take: what is added in between comes with the next look.
-        """
-        error = self._error
+    def take(self) -> TakenColumns:
+        """What arrived since the last time; an error is raised once what came before it was taken."""
+        # Looked at before anything is taken: what ends the page comes behind all it holds, and another thread may add
+        # to it in between.
+        is_over, error = self.finished, self._error
         pieces = []
         while self._pieces:
             pieces.append(self._pieces.popleft())
@@ -338,7 +344,7 @@ class ColumnPage:
             raise error
         stream = self._stream.decode(errors="replace")
         if len(pieces) == 1:
-            return pieces[0]._replace(stream=stream)
+            return TakenColumns(pieces[0]._replace(stream=stream), is_over)
         whole = Columns([], [], [], [], [], stream)
         for piece in pieces:
             whole.subjects.extend(piece.subjects)
@@ -346,7 +352,7 @@ class ColumnPage:
             whole.times.extend(piece.times)
             whole.headers.extend(piece.headers)
             whole.data.extend(piece.data)
-        return whole
+        return TakenColumns(whole, is_over)
 
 
 def _digits(texts: Sequence[bytes]) -> list[int]:

@@ -1,7 +1,8 @@
-"""An answer of some replica becomes a verdict: what it proves about the stream at or after a wanted sequence.
+"""Verdicts: what one answer of some replica proves about the stream at or after a wanted sequence.
 
-For servers that ignore `min_last_seq`. Nobody says which replica answered, so that two answers never prove anything
-together that depends on one state; each verdict below rests on one answer alone. What an answer can hold as evidence:
+For servers that ignore `min_last_seq`. Every decision about what an answer is worth is made here, by a function of the
+answer alone; the drivers send the requests and act on the verdicts. No reply names its replica, so two answers never
+prove anything together that depends on one state: each verdict rests on one answer. The evidence in an answer:
 
 - `Nats-UpTo-Sequence` at the end of a multi-subject get is the responder's own last sequence, as long as the request
   had no `up_to_seq`, which is echoed. An anchor, a subject that has a message, makes that end come in any case.
@@ -78,14 +79,45 @@ def judge_next(answer: Replies, wanted: int) -> Judged:
     return Judged(Verdict.PRESENT if found.seq >= wanted else Verdict.UNPROVEN, found, found.seq)
 
 
-def judge_presence(answer: Replies, message: StoredMessage, wanted: int) -> Judged:
-    """The newest message of a message's own subject shows that it is there (it is that one) or gone (it is older)."""
-    judged = judge_last(answer, message.subject, wanted)
-    if judged.verdict is not Verdict.PRESENT or judged.message is None:
-        return judged
-    if judged.message.seq == message.seq:
-        return judged._replace(message=message)
-    return judged._replace(verdict=Verdict.ABSENT if judged.message.seq < message.seq else Verdict.UNPROVEN)
+def judge_presence(newest: Judged, message: StoredMessage) -> Verdict:
+    """Whether a message still exists, by the newest message of its subject as `judge_last` found it.
+
+    That one is the message itself, or older (then the message is gone), or newer, which does not tell.
+    """
+    if newest.verdict not in (Verdict.PRESENT, Verdict.ABSENT):
+        return newest.verdict
+    if newest.message is None or newest.message.seq < message.seq:
+        return Verdict.ABSENT
+    return Verdict.PRESENT if newest.message.seq == message.seq else Verdict.UNPROVEN
+
+
+def judge_beyond(answer: Replies, seq: int, wanted: int) -> Judged:
+    """Whether `seq` lies beyond the end of the stream, by a multi-subject get of an anchor: then it is `ABSENT`."""
+    if answer.end is None:
+        return Judged(Verdict.UNPROVEN)
+    reached = answer.end.up_to_seq
+    if reached < wanted:
+        return Judged(Verdict.BEHIND, None, reached)
+    return Judged(Verdict.ABSENT if seq > reached else Verdict.UNPROVEN, None, reached)
+
+
+def judge_bounded(chain: Replies, newest: StoredMessage | None) -> Verdict:
+    """Whether `newest` is the last message of its subject up to a bound, on the copy that answered.
+
+    `chain` is its subject's messages from it on, or from the first on if there is none. A request with a bound proves
+    nothing about its responder: a message right in front of one beyond the bound does.
+    """
+    seqs = [item.message.seq for item in chain.items]
+    if newest is None:
+        return Verdict.ABSENT if seqs else Verdict.BEHIND  # the first message there is lies beyond the bound
+    return Verdict.PRESENT if len(seqs) == 2 and seqs[0] == newest.seq else Verdict.BEHIND
+
+
+def judge_page(answer: Replies, goal: int, *, is_bounded: bool) -> Verdict:
+    """Whether a page of a multi-subject get is new enough to count; with a bound the end says nothing about that."""
+    if answer.end is None:
+        return Verdict.UNPROVEN
+    return Verdict.BEHIND if answer.end.up_to_seq < goal and not is_bounded else Verdict.PRESENT
 
 
 def judge_chain(answer: Replies, message: StoredMessage, newest: int) -> Verdict:
@@ -98,7 +130,7 @@ def judge_chain(answer: Replies, message: StoredMessage, newest: int) -> Verdict
 
 def judge_rest(answer: Replies, pattern: str, after: int, goal: int, *, since: int = 0) -> Verdict:
     """Whether a multi-subject get of `pattern` and an anchor shows messages behind `after` (not older than `since`)."""
-    if answer.end is None or not answer.items:  # without a message nobody has said who answered
+    if answer.end is None or not answer.items:  # without a message the responder is unknown
         return Verdict.UNPROVEN
     for message, _ in answer.items:
         if message.seq > after and message.time >= since and matches(pattern, message.subject):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import enum
 from bisect import bisect_right
 from collections.abc import Callable
-from typing import NamedTuple
 
 from slipstream.api import GetRequest
 from slipstream.api.times import format_time
@@ -28,13 +27,6 @@ class RangeState(enum.Enum):
     READING = "reading"  # ask for the next page
     DOUBTFUL = "doubtful"  # the responder has no more, but the end was not seen
     DONE = "done"
-
-
-class Progress(NamedTuple):
-    """What came of a page so far, cut to the range; `page_over`: nothing more will come of it."""
-
-    columns: Columns
-    page_over: bool
 
 
 class RangeReader:
@@ -89,12 +81,6 @@ class RangeReader:
     def page(self, asked: str) -> ColumnPage:
         """Where the replies to `request` go."""
         return ColumnPage(asked, after=self.next_seq - 1, min_last_seq=self.goal, parts=self._parts)
-
-    def feed(self, page: ColumnPage) -> Progress:
-        """Take what arrived and move on."""
-        over = page.finished  # before the take: what ends the page comes behind all it holds
-        columns = page.take()
-        return Progress(self.accept(columns, page.end if over else None), over)
 
     def accept(self, columns: Columns, page_end: EndOfBatch | None) -> Columns:
         """Move on by what arrived, `page_end` included; returns what of it belongs to the range."""

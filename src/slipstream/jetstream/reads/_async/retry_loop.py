@@ -1,0 +1,109 @@
+"""The retry loop of trusted reads over the asyncio client: the one place of a read that sleeps and switches servers.
+
+An attempt says by its result whether there is an answer or something to wait for (`Answer | Retry`). How long to wait,
+and when to raise instead, is decided by the retry policy. The blocking twin is generated from this file
+(`tools/unasync.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, TypeVar
+
+from slipstream.errors import (
+    AuthorizationError,
+    ConnectionClosedError,
+    DirectGetNotAllowedError,
+    Error,
+    RequestTimeoutError,
+    StaleReadError,
+    StreamNotFoundError,
+)
+from slipstream.jetstream.reads._async.leader_state import LeaderState
+from slipstream.jetstream.reads._async.scope import ReadScope
+from slipstream.jetstream.reads.retry import Retry
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+MOVE_INTERVAL = 5.0  # seconds between two moves to another server: all reads of a connection notice the same silence
+
+
+class Attempt(Protocol[T_co]):
+    """One try: the answer, or what to wait for before the next one. It does not sleep itself."""
+
+    async def __call__(self) -> T_co | Retry: ...
+
+
+class RetryLoop:
+    """Runs the attempts of one read, within its time."""
+
+    def __init__(self, scope: ReadScope, leader: LeaderState) -> None:
+        self._client = scope.context.client
+        self._read_state = scope.context.read_state
+        self._goal = scope.goal
+        self._policy = scope.policy
+        self._leader = leader
+        self._has_looked = False  # whether the leader was asked for the sake of the session
+
+    async def run(self, attempt: Attempt[T]) -> T:
+        """Repeat an attempt until it brings an answer; raises when the time is up."""
+        while True:
+            result = await attempt()
+            if not isinstance(result, Retry):
+                return result
+            await self.wait(result)
+
+    async def wait(self, retry: Retry) -> None:
+        """Do what must be done before the next attempt; raises when the time is up, or another attempt is in vain."""
+        for reason in retry.reasons:
+            if isinstance(reason, RequestTimeoutError):
+                self.unanswered(reason)  # the time has passed already
+            elif isinstance(reason, ConnectionClosedError):
+                raise reason
+            else:
+                if isinstance(reason, DirectGetNotAllowedError):
+                    await self._check_direct_allowed(reason)
+                await self._pause(reason)
+
+    def unanswered(self, error: RequestTimeoutError) -> None:
+        """An attempt was in vain. After several of them our own server may be the one that is cut off."""
+        policy = self._policy
+        if policy.is_over:
+            raise policy.why(error) from error
+        policy.tries += 1
+        if policy.silent():
+            self._switch_server(error)
+
+    async def _pause(self, reason: Error) -> None:
+        if self._goal.session is not None and not self._has_looked and isinstance(reason, StaleReadError):
+            # The stream may be another one of that name, which never reaches what the session has seen.
+            self._has_looked = True
+            looked = await self._leader.info()
+            if isinstance(looked, Retry):
+                await self.wait(looked)
+        delay = self._policy.next_pause(reason)
+        if delay is None:
+            raise self._policy.why(reason)
+        await self._client.sleep(delay)
+        if self._policy.stuck():
+            self._switch_server(reason)
+
+    async def _check_direct_allowed(self, error: DirectGetNotAllowedError) -> None:
+        """No responder for Direct Gets: raises if the stream does not allow them, else it is a matter of time."""
+        try:
+            info = await self._leader.info()
+        except (StreamNotFoundError, AuthorizationError) as cause:
+            raise error from cause
+        if isinstance(info, Retry):
+            await self.wait(info)
+        elif not info.config.allow_direct:
+            raise error
+
+    def _switch_server(self, error: Error) -> None:
+        """Go to another server of the cluster, if there is one and we did not just come from one."""
+        state, now = self._read_state, self._client.now()
+        is_due = state.moved_at is None or now - state.moved_at >= MOVE_INTERVAL
+        if is_due and self._client.leave_server(error):
+            state.moved_at = now
+            state.moves += 1
+            self._policy.heard()

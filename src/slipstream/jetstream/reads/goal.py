@@ -1,0 +1,55 @@
+"""The goal of one trusted read: the sequence its answer must have reached, and what the read has shown so far.
+
+All parts of a read share one goal. It may fall while the read runs: a session that learns that its stream was deleted
+and made again has seen less of the new one.
+"""
+
+from __future__ import annotations
+
+from slipstream.api import StreamInfo
+from slipstream.errors import MessageNotFoundError, StaleReadError
+from slipstream.jetstream.reads.session import SessionState
+
+
+class ReadGoal:
+    """How new one read of a stream must be (`wanted`), and how new its answer is known to be (`reached`)."""
+
+    __slots__ = ("_asked", "reached", "session", "stream", "wanted", "with_leader")
+
+    def __init__(self, stream: str, wanted: int, session: SessionState | None) -> None:
+        self._asked = wanted  # by the caller; a session may want more
+        self.stream = stream
+        self.session = session
+        self.wanted = wanted if session is None else max(wanted, session.seen(stream))
+        self.reached = 0
+        self.with_leader = False  # whether the leader's word was part of the proof
+
+    def reach(self, seq: int) -> None:
+        """The state of the answer is known to have reached a sequence."""
+        self.reached = max(seq, self.reached)
+
+    def learn(self, info: StreamInfo) -> None:
+        """Take the leader's word for when the stream was made; it may be another one, of which less was seen."""
+        if self.session is not None:
+            self.session.made(self.stream, info.created, info.state.last_seq)
+            self.wanted = max(self._asked, self.session.seen(self.stream))
+
+    # What goes wrong
+
+    def stale(self, why: str, goal: int = 0) -> StaleReadError:
+        """No answer could be shown to have the wanted sequence, or the `goal` of a part of the read."""
+        return StaleReadError(f"{self.stream}: {why}", stream=self.stream, min_last_seq=goal or self.wanted)
+
+    def behind(self, reached: int, goal: int = 0) -> StaleReadError:
+        """A replica has not reached the wanted sequence, or the `goal` of a part of the read."""
+        wanted = goal or self.wanted
+        seen = f"a replica with last sequence {reached} answered" if reached else "a replica answered that has less"
+        return self.stale(f"{seen}, wanted {wanted}", wanted)
+
+    def foreign(self, mirror: str, goal: int = 0) -> StaleReadError:
+        """A stream answered that need not hold all of this one."""
+        return self.stale(f"answered by {mirror!r}, which is not known to be a whole copy of it", goal)
+
+    def missing(self, what: str) -> MessageNotFoundError:
+        """It is proven that there is no such message."""
+        return MessageNotFoundError(f"{self.stream}: {what}")
