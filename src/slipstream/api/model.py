@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Self, TypeVar, get_type_hints
 
 import msgspec
 
-from slipstream.api.times import format_time, parse_time
+from slipstream.api.times import ExactDuration, format_time, nanoseconds, parse_time
 
 M = TypeVar("M", bound="JsonModel")
 
@@ -26,32 +26,10 @@ class Codec(NamedTuple):
     encode: Callable[[Any], Any]
 
 
-class _Exact(timedelta):
-    """A duration that is finer than a timedelta can tell: shown in microseconds, written out as it was read.
-
-    It is rounded away from zero, because 0 has a meaning of its own ("forever", "the default").
-    """
-
-    nanos: int
-
-    @classmethod
-    def of(cls, nanos: int) -> _Exact:
-        exact = cls(microseconds=-(-nanos // 1000) if nanos > 0 else nanos // 1000)
-        exact.nanos = nanos
-        return exact
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _Exact.of, (self.nanos,)
-
-
 def _from_nanos(value: Any) -> timedelta:
     if not isinstance(value, int) or isinstance(value, bool):
         raise ValueError(f"expected nanoseconds as a whole number, got {value!r}")
-    return _Exact.of(value) if value % 1000 else timedelta(microseconds=value // 1000)
-
-
-def _to_nanos(value: timedelta) -> int:
-    return value.nanos if isinstance(value, _Exact) else (value // timedelta(microseconds=1)) * 1000
+    return ExactDuration.of(value) if value % 1000 else timedelta(microseconds=value // 1000)
 
 
 def _list_from_nanos(value: Any) -> tuple[timedelta, ...]:
@@ -60,8 +38,8 @@ def _list_from_nanos(value: Any) -> tuple[timedelta, ...]:
     return tuple(_from_nanos(each) for each in value)
 
 
-NANOS = Codec(_from_nanos, _to_nanos)
-NANOS_LIST = Codec(_list_from_nanos, lambda value: [_to_nanos(each) for each in value])
+NANOS = Codec(_from_nanos, nanoseconds)
+NANOS_LIST = Codec(_list_from_nanos, lambda value: [nanoseconds(each) for each in value])
 TIME = Codec(parse_time, format_time)
 
 

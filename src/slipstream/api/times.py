@@ -1,6 +1,7 @@
-"""Times of the API: RFC 3339 text, or Go's own format in old Direct Get replies, to nanoseconds since 1970 and back.
+"""Times and durations of the API: nanoseconds from and to Python's types and the texts that Go writes.
 
-Durations likewise, in Go's text form (`1m30s`), which headers carry.
+Times are RFC 3339 texts, or Go's own format in old Direct Get replies. Durations have Go's text form (`1m30s`), which
+headers carry. Every conversion to nanoseconds of the client and the server is one of these.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
+from typing import Any
 
 from slipstream.errors import UsageError
 
@@ -18,13 +20,44 @@ _TIME = re.compile(
     re.ASCII,
 )
 ZERO_TEXT = "0001-01-01T00:00:00Z"
-ZERO = -62135596800 * 1_000_000_000  # Go's zero time, "never"
+SECOND = 1_000_000_000  # in nanoseconds
+ZERO = -62135596800 * SECOND  # Go's zero time, "never"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_SECOND = 1_000_000_000
-_UNITS = {"ns": 1, "us": 1_000, "µs": 1_000, "μs": 1_000, "ms": 1_000_000, "s": _SECOND, "m": 60 * _SECOND}
+_MICROSECOND = timedelta(microseconds=1)
+_UNITS = {"ns": 1, "us": 1_000, "µs": 1_000, "μs": 1_000, "ms": 1_000_000, "s": SECOND, "m": 60 * SECOND}
 _UNITS["h"] = 60 * _UNITS["m"]
 _PART = re.compile(r"(\d*)(?:\.(\d*))?(ns|us|µs|μs|ms|s|m|h)", re.ASCII)
 _LONGEST = 2**63 - 1
+
+
+class ExactDuration(timedelta):
+    """A duration that is finer than a timedelta can tell: shown in microseconds, written out as it was read.
+
+    It is rounded away from zero, because 0 has a meaning of its own ("forever", "the default").
+    """
+
+    nanos: int
+
+    @classmethod
+    def of(cls, nanos: int) -> ExactDuration:
+        exact = cls(microseconds=-(-nanos // 1000) if nanos > 0 else nanos // 1000)
+        exact.nanos = nanos
+        return exact
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ExactDuration.of, (self.nanos,)
+
+
+def nanoseconds(span: timedelta | float) -> int:
+    """A duration, or a number of seconds, in nanoseconds."""
+    if isinstance(span, timedelta):
+        return span.nanos if isinstance(span, ExactDuration) else (span // _MICROSECOND) * 1000
+    return round(span * SECOND)
+
+
+def nanoseconds_since_epoch(when: datetime) -> int:
+    """An instant (a datetime with a time zone) in nanoseconds since 1970."""
+    return ((when - _EPOCH) // _MICROSECOND) * 1000
 
 
 @lru_cache(maxsize=256)
@@ -44,7 +77,7 @@ def parse_time(text: str) -> int:
     if found is None:
         raise ValueError(f"bad time {text!r}, expected RFC 3339 such as 2022-08-06T00:29:27.587861324Z")
     date, clock, fraction, zone = found.groups()
-    return _seconds(date, clock, zone) * _SECOND + (int(fraction.ljust(9, "0")) if fraction else 0)
+    return _seconds(date, clock, zone) * SECOND + (int(fraction.ljust(9, "0")) if fraction else 0)
 
 
 @lru_cache(maxsize=256)
@@ -52,14 +85,14 @@ def _whole(second: int) -> str:
     try:
         return (_EPOCH + timedelta(seconds=second)).isoformat()[:19]  # strftime does not pad years before 1000
     except OverflowError as exc:
-        raise UsageError(f"bad time {second} s since 1970: years 1 to 9999 are allowed") from exc
+        raise UsageError(f"time must be in the years 1 to 9999, got {second} s since 1970") from exc
 
 
 def format_time(nanos: int) -> str:
     """RFC 3339 in UTC, as Go writes it: trailing zeros of the fraction cut. Before the year 1 it is Go's zero time."""
     if nanos <= ZERO:
         return ZERO_TEXT
-    second, fraction = divmod(nanos, _SECOND)
+    second, fraction = divmod(nanos, SECOND)
     text = _whole(second)
     return f"{text}.{fraction:09d}".rstrip("0") + "Z" if fraction else f"{text}Z"
 
@@ -88,14 +121,14 @@ def format_duration(nanos: int) -> str:
     """A duration as Go writes it."""
     if nanos < 0:
         return f"-{format_duration(-nanos)}"
-    if nanos < _SECOND:
+    if nanos < SECOND:
         for unit in ("ms", "µs"):
             if nanos >= _UNITS[unit]:
                 return f"{_fraction(nanos, _UNITS[unit])}{unit}"
         return f"{nanos}ns" if nanos else "0s"
     minutes, rest = divmod(nanos, _UNITS["m"])
     hours, minutes = divmod(minutes, 60)
-    text = f"{_fraction(rest, _SECOND)}s"
+    text = f"{_fraction(rest, SECOND)}s"
     if hours:
         return f"{hours}h{minutes}m{text}"
     return f"{minutes}m{text}" if minutes else text

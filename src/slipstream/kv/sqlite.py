@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 
 from slipstream.api import StreamConfig, StreamInfo, StreamState
+from slipstream.api.times import nanoseconds
 from slipstream.errors import (
     BucketNotFoundError,
     ErrorCode,
@@ -146,7 +147,7 @@ class SqliteBucket:
         self, key: str, value: bytes, operation: Operation, marker: str, ttl: timedelta | None, now: int
     ) -> int:
         spans = [span for span in (ttl, self.config.max_age) if span]  # no value outlives the bucket's TTL
-        expires = now + _nanos(min(spans)) if spans else None
+        expires = now + nanoseconds(min(spans)) if spans else None
         self._db.execute("UPDATE bucket SET last_revision = last_revision + 1, last_created = ?", (now,))
         revision = self.last_revision
         self._db.execute(
@@ -321,7 +322,3 @@ def _matching(entries: list[Entry[bytes]], patterns: Sequence[str]) -> list[Entr
         return entries
     is_wanted = any_of(patterns)
     return [entry for entry in entries if is_wanted(entry.key)]
-
-
-def _nanos(span: timedelta) -> int:
-    return span // timedelta(microseconds=1) * 1000

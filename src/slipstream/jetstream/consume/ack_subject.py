@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Generic, NamedTuple, TypeVar
 
 from slipstream.api import encode_json
+from slipstream.api.times import nanoseconds
 from slipstream.client.base import BaseMessage
 from slipstream.errors import NotJetStreamMessageError, UsageError
 
@@ -71,7 +72,7 @@ def nak_body(delay: float | timedelta | None) -> bytes:
     """What is published for a message that shall come again, not before `delay` (seconds) has passed."""
     if delay is None:
         return NAK
-    nanos = round((delay.total_seconds() if isinstance(delay, timedelta) else delay) * 1e9)
+    nanos = nanoseconds(delay)
     if nanos < 0:
         raise UsageError(f"bad delay {delay!r}: 0 or more seconds are allowed")
     return b"%b %b" % (NAK, encode_json({"delay": nanos})) if nanos else NAK

@@ -10,6 +10,7 @@ import enum
 import math
 
 from slipstream.api import encode_json
+from slipstream.api.times import nanoseconds
 from slipstream.errors import Error, UsageError
 from slipstream.jetstream.consume.status import Meaning, is_status, judge, pending_of, pieces_of
 from slipstream.wire import Msg
@@ -35,8 +36,8 @@ def no_wait_body(batch: int, *, max_bytes: int = 0) -> bytes:
 
 def lingering_body(batch: int, expires: float, *, max_bytes: int = 0, heartbeat: float = 0.0) -> bytes:
     """What is there and what comes until the request expires."""
-    beat: dict[str, int] = {"idle_heartbeat": round(heartbeat * 1e9)} if heartbeat > 0 else {}
-    return encode_json({"expires": round(expires * 1e9), "batch": batch} | _bytes(max_bytes) | beat)
+    beat: dict[str, int] = {"idle_heartbeat": nanoseconds(heartbeat)} if heartbeat > 0 else {}
+    return encode_json({"expires": nanoseconds(expires), "batch": batch} | _bytes(max_bytes) | beat)
 
 
 def _bytes(max_bytes: int) -> dict[str, int]:

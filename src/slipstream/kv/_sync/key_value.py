@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Generic, TypeVar, cast
 
+from slipstream.api.times import nanoseconds
 from slipstream.errors import HistoryLostError, KeyExistsError, KeyNotFoundError, UsageError, WrongLastSequenceError
 from slipstream.kv._sync.cached_storage import CACHE_BYTES, CACHE_ENTRIES, CachedStorage
 from slipstream.kv._sync.codec_storage import CodecStorage
@@ -251,7 +252,7 @@ class KeyValue(Generic[V]):
             if entry.is_deleted
         ]
         now = (self.storage.status(timeout=timeout)).stream_info.ts  # the clock that also dated the marks
-        kept = older_than // timedelta(microseconds=1) * 1000
+        kept = nanoseconds(older_than)
         if marks and recorded:
             self.storage.record_forgotten(max(entry.revision for entry in marks), timeout=timeout)
         for entry in marks:

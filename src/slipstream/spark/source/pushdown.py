@@ -22,12 +22,12 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
+from slipstream.api.times import SECOND, nanoseconds_since_epoch
 from slipstream.spark.source.plan import Narrow
 from slipstream.wire import has_wildcard, is_valid_subject
 from slipstream.wire.subjects import matches, overlaps, subset_of
 
 MOST_SUBJECTS = 16  # each is a read of its own
-SECOND = 1_000_000_000
 # A server's clock may be set back, and then times do not grow with sequences: a range by time is taken a bit wider.
 SLACK = 60 * SECOND
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -130,8 +130,7 @@ def _nanos(value: Any, in_micros: bool) -> int | None:
     if in_micros:
         if not isinstance(value, datetime) or value.tzinfo is None:
             return None
-        delta = value - _EPOCH
-        return ((delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds) * 1_000
+        return nanoseconds_since_epoch(value)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 

@@ -149,6 +149,10 @@ class LeaderRead:
                     raise
                 except ConnectionLostError:
                     break
+                except ApiError as error:
+                    if error.code != NO_LEADER:
+                        raise
+                    break
                 self._policy.heard()
         finally:
             for _, _, token in pending:

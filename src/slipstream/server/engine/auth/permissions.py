@@ -6,8 +6,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-
+from slipstream.api.times import nanoseconds
 from slipstream.server.engine.auth.users import Permissions, split_queue
 from slipstream.wire import has_wildcard, is_valid_filter, overlaps, subset_of
 
@@ -105,7 +104,7 @@ class Grant:
         responses = rules.responses
         self._max_msgs = responses.max_msgs if responses is not None else 0
         expires = responses.expires if responses is not None else None
-        self._expires = None if expires is None else (expires // timedelta(microseconds=1)) * 1000
+        self._expires = None if expires is None else nanoseconds(expires)
         self._replies: dict[str, tuple[int, int]] = {}  # subject -> since when, how many answers
         self._swept = 0
 

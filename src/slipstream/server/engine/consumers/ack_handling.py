@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from slipstream.api import AckPolicy, ConsumerConfig
+from slipstream.api.times import nanoseconds
 from slipstream.server.engine.consumers.advisories import ConsumerAdvisories
-from slipstream.server.engine.consumers.config import nak_delay, nanos, sample_frequency
+from slipstream.server.engine.consumers.config import nak_delay, sample_frequency
 from slipstream.server.engine.consumers.delivery_state import DeliveryState, due
 from slipstream.server.engine.consumers.job import MILLISECOND
 from slipstream.server.engine.consumers.persistence import StateWriter
@@ -59,7 +60,7 @@ class AckHandling:
         self.required = config.ack_policy != AckPolicy.NONE
         self.max_pending = max(config.max_ack_pending, 0) if self.required else 0
         self._cumulative = config.ack_policy == AckPolicy.ALL
-        self._waits = tuple(map(nanos, config.backoff)) or (nanos(config.ack_wait),)
+        self._waits = tuple(map(nanoseconds, config.backoff)) or (nanoseconds(config.ack_wait),)
         self._max_deliver = max(config.max_deliver, 0)
         self._sampled = sample_frequency(config)
 
@@ -195,7 +196,7 @@ class AckHandling:
 
     def waits_changed(self, old: ConsumerConfig, now: int) -> None:
         """An update may have made acks overdue: look soon."""
-        if self._waits != (nanos(old.ack_wait),) and self._state.pending:
+        if self._waits != (nanoseconds(old.ack_wait),) and self._state.pending:
             self.arm(now + 100 * MILLISECOND)
 
     def _look(self, now: int) -> None:

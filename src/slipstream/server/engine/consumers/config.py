@@ -49,11 +49,6 @@ _CHOICES: dict[str, tuple[frozenset[str], str]] = {
 _NOT_NEGATIVE = ("opt_start_seq", "rate_limit_bps", "min_last_seq")
 
 
-def nanos(value: timedelta) -> int:
-    """A duration in the unit of the engine."""
-    return (value // timedelta(microseconds=1)) * 1000
-
-
 def parse(data: Any) -> ConsumerConfig:
     """The configuration in a request's body; raises InvalidJsonError."""
     if not isinstance(data, dict):

@@ -32,11 +32,12 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from slipstream.api import ConsumerConfig, DeliverPolicy, ReplayPolicy
+from slipstream.api.times import nanoseconds
 from slipstream.errors import ErrorCode
 from slipstream.server.engine.consumers.ack_handling import AckHandling
 from slipstream.server.engine.consumers.ack_router import ACK_PREFIX
 from slipstream.server.engine.consumers.advisories import ConsumerAdvisories
-from slipstream.server.engine.consumers.config import filters_of, nanos
+from slipstream.server.engine.consumers.config import filters_of
 from slipstream.server.engine.consumers.cursor import Cursor
 from slipstream.server.engine.consumers.delivery_state import DeliveryState
 from slipstream.server.engine.consumers.job import DeliveryJob, IdleTimer
@@ -122,7 +123,7 @@ class Consumer:
         self.cursor.configure(config)
         self._acks.configure(config)
         self._job.set_pause(config.pause_until)
-        self._idle.threshold = nanos(config.inactive_threshold)
+        self._idle.threshold = nanoseconds(config.inactive_threshold)
 
     def record(self) -> bytes:
         """What the store keeps beside the delivery state."""

@@ -14,11 +14,10 @@ from typing import Any
 
 from slipstream.api import ConsumerConfig, PriorityPolicy, format_time
 from slipstream.api.names import LAST_CONSUMER, LAST_STREAM
-from slipstream.api.times import ZERO
+from slipstream.api.times import ZERO, nanoseconds
 from slipstream.server.engine.api.requests import level_suffices
 from slipstream.server.engine.consumers.ack_handling import AckHandling
 from slipstream.server.engine.consumers.advisories import ConsumerAdvisories
-from slipstream.server.engine.consumers.config import nanos
 from slipstream.server.engine.consumers.cursor import CHUNK, Cursor
 from slipstream.server.engine.consumers.job import MILLISECOND, DeliveryJob, IdleTimer
 from slipstream.server.engine.consumers.outbound import Outbound, Recipient, add_header, headers_only
@@ -370,7 +369,7 @@ class PullDelivery:
         if self._pin_timer is not None:
             self._pin_timer.cancel()
         self._pin_timer = self._services.timers.at(
-            now + nanos(self._config.priority_timeout), lambda _: self.unpin("timeout")
+            now + nanoseconds(self._config.priority_timeout), lambda _: self.unpin("timeout")
         )
 
     def unpin(self, reason: str, group: str = "") -> None:

@@ -12,9 +12,9 @@ from typing import Any
 
 from slipstream.api import ConsumerConfig
 from slipstream.api.names import CONSUMER_STALLED, LAST_CONSUMER, LAST_STREAM
+from slipstream.api.times import nanoseconds
 from slipstream.server.engine.consumers.ack_handling import AckHandling
 from slipstream.server.engine.consumers.ack_router import FLOW_PREFIX
-from slipstream.server.engine.consumers.config import nanos
 from slipstream.server.engine.consumers.cursor import CHUNK, Cursor
 from slipstream.server.engine.consumers.job import DeliveryJob, IdleTimer
 from slipstream.server.engine.consumers.outbound import Outbound, Recipient, headers_only
@@ -71,7 +71,7 @@ class PushDelivery:
     def configure(self, config: ConsumerConfig) -> None:
         """Take over a configuration."""
         self._config = config
-        self._heartbeat = nanos(config.idle_heartbeat)
+        self._heartbeat = nanoseconds(config.idle_heartbeat)
         # Nothing that would have to be looked at message by message.
         self._plain = not (config.rate_limit_bps or config.headers_only) and config.replay_policy == "instant"
         self._headers_only = config.headers_only

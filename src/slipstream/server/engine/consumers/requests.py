@@ -14,7 +14,8 @@ import msgspec
 
 from slipstream.api import NOT_JSON, ConsumerConfig, PriorityPolicy, read_json
 from slipstream.api.names import PENDING_BYTES, PENDING_MESSAGES
-from slipstream.server.engine.consumers.config import go_duration, nanos
+from slipstream.api.times import nanoseconds
+from slipstream.server.engine.consumers.config import go_duration
 from slipstream.wire.headers import status_block
 
 NO_MESSAGES = status_block(404, "No Messages")
@@ -105,7 +106,7 @@ def refusal(body: PullBody, config: ConsumerConfig, *, grouped: bool, pin: str) 
     if 0 < config.max_batch < body.batch:
         return status_block(409, f"Exceeded MaxRequestBatch of {config.max_batch}")
     longest = config.max_expires
-    if longest and body.expires > nanos(longest):
+    if longest and body.expires > nanoseconds(longest):
         return status_block(409, f"Exceeded MaxRequestExpires of {go_duration(longest)}")
     if 0 < config.max_bytes < body.max_bytes:
         return status_block(409, f"Exceeded MaxRequestMaxBytes of {config.max_bytes}")

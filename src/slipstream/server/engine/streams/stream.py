@@ -7,12 +7,12 @@ in the journal until what they report is durable. The leader's log is the stream
 from __future__ import annotations
 
 import contextlib
-from datetime import timedelta
 
 import msgspec
 
 from slipstream.api import Discard, Retention, StreamConfig, encode_json, format_time
 from slipstream.api.names import REQUIRED_API_LEVEL
+from slipstream.api.times import nanoseconds
 from slipstream.errors import ApiError, CorruptRecordError, ErrorCode, StoreError, StreamStoreFailedError
 from slipstream.server.engine.api.requests import error_body
 from slipstream.server.engine.consumers.registry import Consumers
@@ -32,10 +32,6 @@ from slipstream.wire import SubjectMapping, is_valid_subject
 
 NO_LIMIT = 1 << 62
 _DUPLICATE = '"duplicate": true'
-
-
-def nanoseconds(value: timedelta) -> int:
-    return (value // timedelta(microseconds=1)) * 1000
 
 
 class StoredStream(msgspec.Struct, frozen=True):
