@@ -21,7 +21,16 @@ PAIR = ("pkg/_async/store.py", "pkg/_sync/store.py")
         ("z = [await g(x) async for x in y]\n", "z = [g(x) for x in y]\n"),
         ("return_ = (await f()).name\n", "return_ = (f()).name\n"),
         ("x = (await\n     f())\n", "x = (\n     f())\n"),
-        ("x = await a(await b)\n", "x = a(b)\n"),
+        ("x = await a(await b())\n", "x = a(b())\n"),
+        ("x = await (await a()).b[0].c(1)\n", "x = (a()).b[0].c(1)\n"),
+        ("x = await calls[0]()\n", "x = calls[0]()\n"),
+        ("from slipstream import connect\n", "from slipstream import connect_blocking as connect\n"),
+        (
+            "from slipstream import (\n    Entry,\n    KeyValue as KV,\n    connect,\n)\n",
+            "from slipstream import (\n    Entry,\n    BlockingKeyValue as KV,\n    connect_blocking as connect,\n)\n",
+        ),
+        ("from slipstream.kv import connect\n", "from slipstream.kv import connect\n"),
+        ("x = driver.connect(KeyValue)\n", "x = driver.connect(KeyValue)\n"),
         ("from collections.abc import AsyncIterator as It\n", "from collections.abc import Iterator as It\n"),
         ("async def __aenter__(self): ...\n", "def __enter__(self): ...\n"),
         ("async with aclosing(s): await s.aclose()\n", "with closing(s): s.close()\n"),
@@ -88,6 +97,9 @@ def f():
         ("from asyncio import sleep\n", "line 1: asyncio"),
         ("x = 1\ny = f'{await x}'\n", "line 2: 'await' inside an f-string"),
         ("y = f'{_async.x}'\n", "line 1: '_async' inside an f-string"),
+        ("x = 1\nawait task\n", "line 2: await task: call it here"),
+        ("await self.task\n", "line 1: await self.task: call it here"),
+        ("x = [await each for each in calls]\n", "line 1: await each: call it here"),
     ],
 )
 def test_what_has_no_blocking_meaning_is_an_error_with_its_line(source: str, message: str) -> None:
@@ -96,10 +108,8 @@ def test_what_has_no_blocking_meaning_is_an_error_with_its_line(source: str, mes
 
 
 def test_marked_lines_are_left_out_and_may_hold_anything() -> None:
-    source = (
-        "a = 1\n# unasync: off\nasync def g() -> AsyncGenerator[int]:\n    asyncio.sleep\n# unasync: on\nb = await c\n"
-    )
-    assert ast.dump(ast.parse(rewrite(source))) == ast.dump(ast.parse("a = 1\nb = c\n"))
+    source = "a = 1\n# unasync: off\nasync def g() -> AsyncGenerator: asyncio.sleep\n# unasync: on\nb = await c()\n"
+    assert ast.dump(ast.parse(rewrite(source))) == ast.dump(ast.parse("a = 1\nb = c()\n"))
 
 
 def test_an_error_behind_marked_lines_names_the_line_of_the_source() -> None:

@@ -1,10 +1,11 @@
-"""Generate the blocking drivers in `_sync/` from the asyncio ones in `_async/`, token by token.
+"""Generator of the blocking twins: `_sync/x.py` from `_async/x.py`, drivers and tests alike, token by token.
 
-The generated twins are never edited by hand.
+Twins are never edited by hand.
 
-The rewriting works on tokens, so a word in a string or a comment is never taken for code, and whatever has no blocking
-meaning (`asyncio.…`, AsyncGenerator, Awaitable) is an error with its line instead of wrong code. Lines between
-`# unasync: off` and `# unasync: on` are left out of the twin. In docstrings the same words are rewritten as text.
+The rewriting works on tokens, so a word in a string or a comment is never taken for code. Code without a blocking form
+(`asyncio.…`, AsyncGenerator, a coroutine that is created in one place and awaited in another) is an error with its line
+instead of wrong code. Lines between `# unasync: off` and `# unasync: on` are left out of the twin. In docstrings the
+same words are rewritten as text.
 """
 
 from __future__ import annotations
@@ -22,7 +23,12 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 # Twins that are written by hand, because threads and sockets are not asyncio with the `await`s left out.
-BY_HAND = ("src/slipstream/client/_async/", "tests/client/_async/", "src/slipstream/kv/_async/runtime.py")
+BY_HAND = (
+    "src/slipstream/client/_async/",
+    "src/slipstream/kv/_async/runtime.py",
+    "tests/_async/",
+    "tests/client/_async/",
+)
 
 
 def find_pairs(root: Path) -> tuple[tuple[str, str], ...]:
@@ -51,6 +57,14 @@ NAMES = {
     "anext": "next",
     "asynccontextmanager": "contextmanager",
     "enter_async_context": "enter_context",
+}
+# What `slipstream` exports for both drivers under two names; a twin imports its own `as` the other, so that its code
+# reads the same.
+EXPORTS = {
+    "Client": "BlockingClient",
+    "JetStream": "BlockingJetStream",
+    "KeyValue": "BlockingKeyValue",
+    "connect": "connect_blocking",
 }
 UNSUPPORTED = {
     "__await__": "an awaitable object has no blocking twin",
@@ -132,7 +146,9 @@ def rewrite_name(line: Sequence[TokenInfo], index: int) -> Edit | None:
     if word in UNSUPPORTED:
         raise UnasyncError(f"line {token.start[0]}: {word}: {UNSUPPORTED[word]}")
     if word in ("async", "await") and after is not None:
-        # With the gap behind it, unless what follows is on another line.
+        if word == "await":
+            check_awaited(line, index + 1)
+        # With the gap behind it, unless the next token is on another line.
         same_line = after.start[0] == token.end[0]
         return Edit(token.start, after.start if same_line else token.end, "")
     if word == "_async" and line[0].string in ("import", "from"):
@@ -140,8 +156,32 @@ def rewrite_name(line: Sequence[TokenInfo], index: int) -> Edit | None:
     return Edit(token.start, token.end, NAMES[word]) if word in NAMES else None
 
 
+def check_awaited(line: Sequence[TokenInfo], index: int) -> None:
+    """Reject an awaited name that is not called there: the blocking call would run where the coroutine was created."""
+    first, at = line[index], index
+    if first.type != tokenize.NAME or first.string == "await":
+        return
+    while at + 2 < len(line) and line[at + 1].string == "." and line[at + 2].type == tokenize.NAME:
+        at += 2
+    if at + 1 >= len(line) or line[at + 1].string not in ("(", "["):
+        shown = "".join(token.string for token in line[index : at + 1])
+        raise UnasyncError(f"line {first.start[0]}: await {shown}: call it here, not where the coroutine was created")
+
+
+def rewrite_exports(line: Sequence[TokenInfo]) -> Iterator[Edit]:
+    """The edits of `from slipstream import …`."""
+    for index, token in enumerate(line[3:], start=3):
+        if token.type == tokenize.NAME and token.string in EXPORTS and line[index - 1].string != "as":
+            is_renamed = index + 1 < len(line) and line[index + 1].string == "as"
+            alias = "" if is_renamed else f" as {token.string}"
+            yield Edit(token.start, token.end, EXPORTS[token.string] + alias)
+
+
 def edits_of(line: Sequence[TokenInfo]) -> Iterator[Edit]:
     """Everything that changes in one statement."""
+    if [token.string for token in line[:3]] == ["from", "slipstream", "import"]:
+        yield from rewrite_exports(line)
+        return
     if [token.string for token in line] == ["import", "asyncio"]:  # what used it is gone, or an error of its own
         yield Edit(line[0].start, line[-1].end, "")
         return
@@ -212,7 +252,7 @@ def stale(root: Path, pairs: Sequence[tuple[str, str]]) -> Iterator[tuple[Path, 
 
 
 def main(argv: Sequence[str] | None = None, *, root: Path = ROOT, pairs: Sequence[tuple[str, str]] = PAIRS) -> int:
-    options = argparse.ArgumentParser(description="Generate the blocking twins of the async drivers.")
+    options = argparse.ArgumentParser(description="Generate the blocking twins of asyncio drivers and tests.")
     options.add_argument("--check", action="store_true", help="write nothing; fail if a twin is stale")
     check: bool = options.parse_args(argv).check
     try:

@@ -452,7 +452,7 @@ async def test_what_a_server_has_of_an_encrypted_bucket_tells_nothing(any_server
         assert await kv.keys("users.*") == ["users.alice", "users.bob"]
         async with await kv.watch("users.>") as watch:
             assert [e.value for e in await watch.initial()] == [b"secret words", b"others"]
-        # Another program, with the key and the format (tests/kv/codecs/test_codecs.py takes it apart by the document).
+        # Another program with the key (tests/kv/codecs/test_encryption.py reads the format by its documentation).
         again = (await js.key_value(fresh)).with_codec(Encrypted(Keyring({"2026": b"m" * 32}), context=fresh))
         assert (await again.get("users.alice")).value == b"secret words"
 

@@ -1,15 +1,13 @@
-"""The embedded backend: the suite of all backends, in memory and in a file, and what is its own."""
+"""The SQLite backend: the suite of all backends, in memory and in a file, and its own rules."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-import subprocess
-import sys
-import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -27,8 +25,8 @@ from slipstream.errors import (
 from slipstream.kv import Operation
 from slipstream.kv._async.key_value import KeyValue, open_local_key_value
 from slipstream.kv._async.sqlite_storage import SqliteStorage, open_sqlite
-from slipstream.kv._sync.key_value import open_local_key_value as open_blocking
-from tests.kv.behaviour import Behaviour
+from tests._async.concurrency import sleep, spawn
+from tests.kv._async.behaviour import Behaviour
 
 SECOND = 10**9
 
@@ -99,7 +97,7 @@ async def test_there_must_be_a_bucket_or_a_configuration(tmp_path: Path) -> None
         await open_local_key_value(str(tmp_path / "garbage.db"))
 
 
-async def test_values_go_when_their_time_is_up() -> None:
+async def test_values_expire() -> None:
     kv, clock = await in_virtual_time(BucketConfig(bucket="b", ttl=timedelta(seconds=10), value_ttl=True))
     await kv.put("a", b"1")
     await kv.put("b", b"2", ttl=timedelta(seconds=3))
@@ -112,7 +110,7 @@ async def test_values_go_when_their_time_is_up() -> None:
     assert (await kv.status()).values == 0
 
 
-async def test_a_ttl_of_a_value_is_the_buckets_to_allow_and_to_bound() -> None:
+async def test_the_ttl_of_a_value_must_be_enabled_and_is_capped_by_the_bucket() -> None:
     kv, clock = await in_virtual_time(BucketConfig(bucket="b", ttl=timedelta(seconds=10), value_ttl=True))
     await kv.put("a", b"1", ttl=timedelta(hours=1))
     clock.ns += 10 * SECOND
@@ -125,18 +123,18 @@ async def test_a_ttl_of_a_value_is_the_buckets_to_allow_and_to_bound() -> None:
 
 
 @pytest.mark.parametrize("is_file", [False, True])
-async def test_who_waits_for_entries_is_told_that_there_will_be_none(tmp_path: Path, is_file: bool) -> None:
+async def test_a_waiting_watch_raises_when_the_bucket_is_closed_or_destroyed(tmp_path: Path, is_file: bool) -> None:
     for end, error in ((KeyValue.destroy, BucketNotFoundError), (KeyValue.close, UsageError)):
         path = str(tmp_path / f"{end.__name__}.db") if is_file else ":memory:"
         kv = await open_local_key_value(path, BucketConfig(bucket="b"))
         await kv.put("a", b"1")
         watch = await kv.watch()
         await watch.initial()
-        news = asyncio.create_task(watch.next(timeout=5))
-        await asyncio.sleep(0.05)
+        change = spawn(partial(watch.next, timeout=5))
+        await sleep(0.05)
         await end(kv)
         with pytest.raises(error, match=r"destroyed|closed"):
-            await news
+            await change.result()
         for ask in (watch.next, kv.keys, kv.status, kv.watch):
             with pytest.raises(error):
                 await ask()
@@ -144,16 +142,7 @@ async def test_who_waits_for_entries_is_told_that_there_will_be_none(tmp_path: P
         await kv.close()
 
 
-def test_a_blocking_watch_is_told_that_its_bucket_is_closed(tmp_path: Path) -> None:
-    kv = open_blocking(str(tmp_path / "b.db"), BucketConfig(bucket="b"))
-    with kv.watch() as watch:
-        assert watch.initial() == []
-        threading.Timer(0.05, kv.close).start()
-        with pytest.raises(UsageError, match="closed"):
-            watch.next(timeout=5)
-
-
-async def test_limits_leave_a_marker_where_the_bucket_says_so() -> None:
+async def test_expired_values_leave_a_marker_if_limit_marker_ttl_is_set() -> None:
     kv, clock = await in_virtual_time(BucketConfig(bucket="b", limit_marker_ttl=timedelta(seconds=60)))
     await kv.put("a", b"1", ttl=timedelta(seconds=3))
     await kv.put("b", b"1")
@@ -182,7 +171,7 @@ async def test_a_full_bucket_drops_its_oldest_entries() -> None:
     assert keys == [f"k{n}" for n in range(20)][-len(keys) :]
 
 
-async def test_writers_at_once_do_not_lose_each_other(tmp_path: Path) -> None:
+async def test_concurrent_updates_do_not_overwrite_each_other(tmp_path: Path) -> None:
     kv = await open_local_key_value(str(tmp_path / "b.db"), BucketConfig(bucket="b"))
     await kv.put("n", b"0")
 
@@ -194,12 +183,15 @@ async def test_writers_at_once_do_not_lose_each_other(tmp_path: Path) -> None:
                 await kv.update("n", b"%d" % (int(entry.value) + 1), last=entry.revision)
                 done += 1
 
-    await asyncio.gather(*(add() for _ in range(5)))
+    adders = [spawn(add) for _ in range(5)]
+    for adder in adders:
+        await adder.result()
     assert (await kv.get("n")).value == b"50"
     await kv.close()
 
 
-async def test_calls_that_are_cancelled_leave_the_file_whole(tmp_path: Path) -> None:
+# unasync: off
+async def test_cancelled_calls_leave_the_file_consistent(tmp_path: Path) -> None:
     kv = await open_local_key_value(str(tmp_path / "b.db"), BucketConfig(bucket="b", history=3))
     chance = random.Random(3)
     for _ in range(30):
@@ -214,42 +206,4 @@ async def test_calls_that_are_cancelled_leave_the_file_whole(tmp_path: Path) -> 
     await kv.close()
 
 
-WRITER = """
-import sys
-from slipstream import BucketConfig
-from slipstream.kv._sync.key_value import open_local_key_value
-kv = open_local_key_value(sys.argv[1], BucketConfig(bucket="b", history=64))
-for n in range(10**6):
-    print(kv.put(f"k{n % 100}", b"%d" % n), flush=True)
-"""
-
-
-def test_what_was_acknowledged_survives_a_kill(tmp_path: Path) -> None:
-    path = tmp_path / "b.db"
-    process = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    acknowledged = [int(process.stdout.readline()) for _ in range(300)]
-    process.kill()
-    rest = process.stdout.read().splitlines()
-    process.wait(timeout=20)
-    process.stdout.close()
-    last = int(rest[-1]) if rest and rest[-1].isdigit() else acknowledged[-1]
-    kv = open_blocking(str(path))
-    assert kv.status().last_revision >= acknowledged[-1]
-    for revision in (*acknowledged, last):
-        assert kv.get(f"k{(revision - 1) % 100}", revision=revision).value == b"%d" % (revision - 1)
-    kv.close()
-
-
-def test_the_blocking_bucket_without_a_server(tmp_path: Path) -> None:
-    kv = open_blocking(str(tmp_path / "b.db"), BucketConfig(bucket="b", history=2))
-    revision = kv.put("a", b"1")
-    assert kv.get("a", min_last_revision=revision).value == b"1"
-    with kv.watch() as watch:
-        assert [entry.key for entry in watch.initial()] == ["a"]
-        kv.put("b", b"2")
-        entry = watch.next(timeout=5)
-        assert entry is not None
-        assert entry.value == b"2"
-    assert [entry.key for entry in kv.get_range("*").values()] == ["a", "b"]
-    kv.close()
+# unasync: on

@@ -1,4 +1,4 @@
-"""The suite of all backends on JetStream, on our server and on the real one: plain, and through a codec."""
+"""The suite of all backends on JetStream, on our server and on nats-server: plain, and through a codec."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from slipstream import BucketConfig, connect
 from slipstream.kv._async.key_value import KeyValue
 from slipstream.kv.codecs.encryption import Encrypted, Keyring
-from tests.kv.behaviour import Behaviour
+from tests.kv._async.behaviour import Behaviour
 
 
 @pytest.mark.spec("KV-28")
@@ -26,7 +26,7 @@ class TestJetStream(Behaviour):
 
 
 class TestEncrypted(TestJetStream):
-    """A bucket through a codec is a bucket."""
+    """A bucket through a codec behaves like any bucket."""
 
     bad_filters = ("a*", "a.>.b")
 

@@ -1,4 +1,4 @@
-"""Object Store through our client, on our server and on the real one."""
+"""Object Store through our client, on our server and on nats-server."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from slipstream import ObjectStoreConfig, connect, connect_blocking
+from slipstream import ObjectStoreConfig, connect
 from slipstream.errors import (
     ApiError,
     BucketNotFoundError,
@@ -36,7 +36,7 @@ async def store_of(nc: Client, config: ObjectStoreConfig) -> ObjectStore:
     return await nc.jetstream().create_object_store(config)
 
 
-async def test_a_bucket_is_a_stream_as_other_clients_make_it(any_server: str, fresh: str) -> None:
+async def test_a_bucket_has_the_stream_configuration_of_other_clients(any_server: str, fresh: str) -> None:
     config = ObjectStoreConfig(
         bucket=fresh, description="pictures", ttl=timedelta(hours=1), max_bytes=10_000_000, metadata={"owner": "me"}
     )
@@ -61,7 +61,7 @@ async def test_a_bucket_is_a_stream_as_other_clients_make_it(any_server: str, fr
             await store.destroy()
 
 
-async def test_what_is_put_is_got_back_from_any_kind_of_source(any_server: str, bucket: ObjectStoreConfig) -> None:
+async def test_objects_from_any_kind_of_source_round_trip(any_server: str, bucket: ObjectStoreConfig) -> None:
     async def pieces() -> AsyncIterator[bytes]:
         for at in range(0, len(MEGABYTE), 100_003):
             yield MEGABYTE[at : at + 100_003]
@@ -100,7 +100,7 @@ async def test_the_sequence_of_an_info_is_that_of_its_record(any_server: str, bu
         assert (await store.delete("a")).sequence == last + 1
 
 
-async def test_everything_told_about_an_object_is_kept(any_server: str, bucket: ObjectStoreConfig) -> None:
+async def test_description_headers_and_metadata_are_kept(any_server: str, bucket: ObjectStoreConfig) -> None:
     async with connect(any_server) as nc:
         store = await store_of(nc, bucket)
         seen: list[int] = []
@@ -149,7 +149,7 @@ async def test_a_second_put_replaces_the_first_and_leaves_no_chunks_behind(
             await store.info("never")
 
 
-async def test_an_interrupted_put_leaves_nothing(any_server: str, bucket: ObjectStoreConfig) -> None:
+async def test_an_interrupted_put_leaves_no_chunks(any_server: str, bucket: ObjectStoreConfig) -> None:
     def breaking() -> Iterator[bytes]:
         yield MEGABYTE
         raise OSError("the disk went away")
@@ -169,7 +169,7 @@ async def test_an_interrupted_put_leaves_nothing(any_server: str, bucket: Object
             await store.put("a", b"", chunk_size=1 << 30)
 
 
-async def test_a_put_whose_last_answer_is_lost_leaves_a_whole_object(
+async def test_a_put_whose_last_ack_is_lost_leaves_a_whole_object(
     any_server: str, bucket: ObjectStoreConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with connect(any_server) as nc:
@@ -190,7 +190,7 @@ async def test_a_put_whose_last_answer_is_lost_leaves_a_whole_object(
         assert (await store.status()).stream_info.state.num_subjects == 3  # the record, these chunks and the first ones
 
 
-async def test_a_full_bucket_refuses_and_keeps_what_it_has(any_server: str, fresh: str) -> None:
+async def test_a_full_bucket_rejects_new_objects_and_keeps_the_old(any_server: str, fresh: str) -> None:
     async with connect(any_server) as nc:
         store = await store_of(nc, ObjectStoreConfig(bucket=fresh, max_bytes=600_000))
         await store.put("a", MEGABYTE[:300_000])
@@ -222,7 +222,7 @@ async def test_links_are_followed_within_and_across_buckets(any_server: str, fre
             await here.link("x", gone)
 
 
-async def test_meta_changes_keep_the_data_and_a_rename_takes_no_other_name(
+async def test_meta_changes_keep_the_data_and_a_rename_replaces_no_other_object(
     any_server: str, bucket: ObjectStoreConfig
 ) -> None:
     async with connect(any_server) as nc:
@@ -240,7 +240,7 @@ async def test_meta_changes_keep_the_data_and_a_rename_takes_no_other_name(
             await store.info("a")
 
 
-async def test_a_rename_leaves_what_was_put_under_the_old_name_meanwhile(
+async def test_a_rename_keeps_an_object_put_under_the_old_name_meanwhile(
     any_server: str, bucket: ObjectStoreConfig
 ) -> None:
     async with connect(any_server) as nc:
@@ -268,7 +268,7 @@ async def test_a_sealed_bucket_is_read_only(any_server: str, bucket: ObjectStore
         assert await store.get_bytes("a") == b"for ever"
 
 
-async def test_damage_is_told_and_not_returned(any_server: str, bucket: ObjectStoreConfig) -> None:
+async def test_a_damaged_object_raises(any_server: str, bucket: ObjectStoreConfig) -> None:
     async with connect(any_server) as nc:
         store = await store_of(nc, bucket)
         info = await store.put("a", MEGABYTE)
@@ -280,19 +280,7 @@ async def test_damage_is_told_and_not_returned(any_server: str, bucket: ObjectSt
             await store.get_bytes("a")
 
 
-def test_the_blocking_client_does_the_same(any_server: str, bucket: ObjectStoreConfig) -> None:
-    with connect_blocking(any_server) as nc:
-        store = nc.jetstream().create_object_store(bucket)
-        info = store.put("a", io.BytesIO(MEGABYTE), chunk_size=300_000)
-        assert store.get_bytes("a", min_last_seq=info.sequence) == MEGABYTE
-        assert b"".join(store.get("a")) == MEGABYTE
-        store.put("b", (MEGABYTE[:10] for _ in range(3)))
-        assert [(each.name, each.size) for each in store.list()] == [("a", len(MEGABYTE)), ("b", 30)]
-
-
-async def test_a_watch_gives_what_is_there_then_a_none_then_the_news(
-    any_server: str, bucket: ObjectStoreConfig
-) -> None:
+async def test_a_watch_returns_the_objects_then_none_then_changes(any_server: str, bucket: ObjectStoreConfig) -> None:
     async with connect(any_server) as nc:
         store = await store_of(nc, bucket)
         async with store.watch() as empty:
@@ -312,12 +300,12 @@ async def test_a_watch_gives_what_is_there_then_a_none_then_the_news(
             assert await new.next(timeout=5.0) is None
             put = await store.put("c", b"3")
             for each in (watch, living, new):
-                news = await each.next(timeout=5.0)
-                assert news is not None
-                assert (news.name, news.sequence, news.size) == ("c", put.sequence, 1)
+                change = await each.next(timeout=5.0)
+                assert change is not None
+                assert (change.name, change.sequence, change.size) == ("c", put.sequence, 1)
 
 
-async def test_the_end_of_what_is_there_is_told_also_when_some_of_it_goes_before_it_was_read(
+async def test_the_end_of_the_initial_data_is_marked_when_some_is_purged_before_delivery(
     any_server: str, bucket: ObjectStoreConfig
 ) -> None:
     """The records are more than a consumer sends ahead, so a purge still finds some of them."""

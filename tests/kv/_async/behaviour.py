@@ -1,11 +1,11 @@
-"""What every bucket does, whatever keeps it: the one suite that all backends and wrappers pass.
+"""The behaviour of a bucket: one suite that every backend and wrapper passes, on both drivers.
 
-A subclass says how a bucket is made; `tests/kv/test_local.py` and `tests/conformance/test_kv_backends.py` do.
+Subclasses open a bucket of their kind: `tests/kv/_async/test_sqlite_storage.py` and
+`tests/conformance/_async/test_kv_backends.py`.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -26,10 +26,11 @@ from slipstream.errors import (
 )
 from slipstream.kv import Operation
 from slipstream.kv._async.key_value import KeyValue
+from tests._async.concurrency import spawn, until
 
 
 class Behaviour:
-    """One test per rule; `bucket` comes from the subclass."""
+    """One test per rule; a subclass defines `bucket`."""
 
     bad_filters: tuple[str, ...] = ("a*", "a.>.b", ".a", "a b")
 
@@ -54,14 +55,14 @@ class Behaviour:
             with pytest.raises(UsageError, match="key must"):
                 await kv.put("a..b", b"")
 
-    async def test_a_value_is_bytes_and_nothing_else_that_is_empty_or_false(self, fresh: str) -> None:
+    async def test_a_value_that_is_not_bytes_is_rejected(self, fresh: str) -> None:
         async with self.bucket(BucketConfig(bucket=fresh)) as kv:
             wrong: list[Any] = [None, 0, False, "", 5, "x", []]
             writer = kv.writer()
             for value in wrong:
-                for write in (kv.put("a", value), kv.create("a", value), writer.put("a", value)):
+                for write in (kv.put, kv.create, writer.put):
                     with pytest.raises((UsageError, TypeError)):
-                        await write
+                        await write("a", value)
             await writer.flush()
             assert await kv.keys() == []
             good: list[Any] = [b"", bytearray(b"1"), memoryview(b"12")]
@@ -102,7 +103,7 @@ class Behaviour:
             with pytest.raises(KeyNotFoundError):
                 await kv.get("a", revision=two + 1)
 
-    async def test_history_keeps_so_many_entries_of_each_key(self, fresh: str) -> None:
+    async def test_history_limits_the_entries_of_each_key(self, fresh: str) -> None:
         async with self.bucket(BucketConfig(bucket=fresh, history=3)) as kv:
             for n in range(5):
                 await kv.put("k", b"%d" % n)
@@ -145,7 +146,7 @@ class Behaviour:
             with pytest.raises(UsageError, match="at least one filter"):
                 await kv.delete_range()
 
-    async def test_a_snapshot_is_exact_or_refused(self, fresh: str) -> None:
+    async def test_a_snapshot_is_exact_or_raises(self, fresh: str) -> None:
         async with self.bucket(BucketConfig(bucket=fresh, history=2)) as kv:
             await kv.put("a", b"1")
             at = await kv.put("b", b"1")
@@ -167,7 +168,7 @@ class Behaviour:
             with pytest.raises(HistoryLostError, match="its newest revision is"):
                 await kv.snapshot(revision=now + 1)
 
-    async def test_purge_deletes_removes_what_was_deleted(self, fresh: str) -> None:
+    async def test_purge_deletes_removes_deleted_keys_for_good(self, fresh: str) -> None:
         async with self.bucket(BucketConfig(bucket=fresh, history=3)) as kv:
             for key in ("a", "b", "c"):
                 await kv.put(key, b"1")
@@ -197,7 +198,7 @@ class Behaviour:
             with pytest.raises(Exception, match="message size exceeds maximum allowed"):
                 await kv.put("a", b"x" * 1000)
 
-    async def test_a_read_is_at_least_as_new_as_asked_for(self, fresh: str) -> None:
+    async def test_a_read_is_at_least_as_new_as_min_last_revision(self, fresh: str) -> None:
         async with self.bucket(BucketConfig(bucket=fresh)) as kv:
             revision = await kv.put("a", b"1")
             assert (await kv.get("a", min_last_revision=revision)).value == b"1"
@@ -209,24 +210,24 @@ class Behaviour:
             with pytest.raises(StaleReadError):
                 await kv.keys(min_last_revision=revision + 1, timeout=1.2)
 
-    async def test_a_read_only_handle_refuses_every_write(self, fresh: str) -> None:
+    async def test_a_read_only_handle_rejects_every_write(self, fresh: str) -> None:
         async with self.bucket(BucketConfig(bucket=fresh)) as kv:
             await kv.put("a", b"1")
             before = (await kv.status()).last_revision
             ro = kv.read_only()
-            writes = [
-                ro.put("a", b"2"),
-                ro.create("b", b"2"),
-                ro.update("a", b"2", last=1),
-                ro.delete("a"),
-                ro.purge("a"),
-                ro.delete_range(">"),
-                ro.purge_range(">"),
-                ro.destroy(),
+            writes: list[Any] = [
+                lambda: ro.put("a", b"2"),
+                lambda: ro.create("b", b"2"),
+                lambda: ro.update("a", b"2", last=1),
+                lambda: ro.delete("a"),
+                lambda: ro.purge("a"),
+                lambda: ro.delete_range(">"),
+                lambda: ro.purge_range(">"),
+                ro.destroy,
             ]
             for write in writes:
                 with pytest.raises(ReadOnlyError, match="read-only"):
-                    await write
+                    await write()
             with pytest.raises(ReadOnlyError):
                 ro.writer()
             assert (await ro.get("a")).value == b"1"
@@ -236,7 +237,7 @@ class Behaviour:
             async with await ro.watch() as watch:
                 assert [entry.key for entry in await watch.initial()] == ["a"]
 
-    async def test_a_watch_tells_what_is_and_then_what_comes(self, fresh: str) -> None:
+    async def test_a_watch_returns_the_initial_data_then_changes(self, fresh: str) -> None:
         async with self.bucket(BucketConfig(bucket=fresh, history=3)) as kv:
             await kv.put("a", b"1")
             await kv.put("a", b"2")
@@ -257,7 +258,7 @@ class Behaviour:
                 with pytest.raises(RequestTimeoutError):
                     await watch.next(timeout=0.05)
 
-    async def test_the_end_of_the_initial_data_is_always_told(self, fresh: str) -> None:
+    async def test_the_end_of_the_initial_data_is_always_marked(self, fresh: str) -> None:
         async with self.bucket(BucketConfig(bucket=fresh)) as kv:
             async with await kv.watch() as watch:
                 assert await watch.next(timeout=5) is None
@@ -308,14 +309,14 @@ class Behaviour:
                     for n in range(500):
                         await writer.put(f"k.{n % 10}", b"%d" % n)
 
-            task = asyncio.create_task(write())
+            task = spawn(write)
             seen: list[bytes] = []
             while len(seen) < 500:
                 seen += [entry.value for entry in await watch.next_entries(timeout=10)]
-            await task
+            await task.result()
             assert seen == [b"%d" % n for n in range(500)]
 
-    async def test_a_cache_answers_what_it_knows_to_be_new_enough(self, fresh: str) -> None:
+    async def test_a_cache_answers_only_if_it_is_new_enough(self, fresh: str) -> None:
         async with self.bucket(BucketConfig(bucket=fresh)) as kv:
             await kv.put("a", b"1")
             await kv.put("gone", b"1")
@@ -332,9 +333,7 @@ class Behaviour:
                 assert (await cached.get("a", min_last_revision=revision)).value == b"2"
                 other = await kv.put("b", b"3")
                 assert (await cached.get("b", min_last_revision=other)).value == b"3"
-                async with asyncio.timeout(5):
-                    while cached.stats.updates < 4:
-                        await asyncio.sleep(0.005)
+                await until(lambda: cached.stats.updates >= 4)
                 hits = cached.stats.hits
                 assert (await cached.get("b")).value == b"3"
                 assert cached.stats.hits == hits + 1
@@ -361,12 +360,12 @@ class Behaviour:
             finally:
                 await cached.close()
 
-    async def test_a_bucket_whose_values_go_without_a_trace_is_not_cached(self, fresh: str) -> None:
+    async def test_a_bucket_whose_values_expire_without_a_marker_is_not_cached(self, fresh: str) -> None:
         async with self.bucket(BucketConfig(bucket=fresh, ttl=timedelta(minutes=5))) as kv:
             with pytest.raises(UsageError, match="limit_marker_ttl"):
                 await kv.cached()
 
-    async def test_destroy(self, fresh: str) -> None:
+    async def test_a_destroyed_bucket_is_gone(self, fresh: str) -> None:
         async with self.bucket(BucketConfig(bucket=fresh)) as kv:
             await kv.put("a", b"1")
             await kv.destroy()

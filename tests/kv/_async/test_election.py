@@ -1,0 +1,68 @@
+"""Elections and membership on the SQLite backend."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from functools import partial
+
+from slipstream import BucketConfig
+from slipstream.kv._async.key_value import KeyValue, open_local_key_value
+from tests._async.concurrency import spawn
+
+SECOND = timedelta(seconds=1)
+
+
+async def bucket() -> KeyValue[bytes]:
+    return await open_local_key_value(config=BucketConfig(bucket="b", value_ttl=True))
+
+
+async def test_an_election_has_one_leader_and_a_growing_term() -> None:
+    kv = await bucket()
+    one = kv.election("e", name="one", data=b"host1", ttl=10 * SECOND)
+    two = kv.election("e", name="two", data=b"host2", ttl=10 * SECOND)
+    assert await one.leader() is None
+    seen = two.observe()
+    assert await anext(seen) is None
+    term = await one.campaign(timeout=5)
+    assert one.is_leader
+    assert not two.is_leader
+    leader = await anext(seen)
+    assert leader == await two.leader() == ("one", b"host1", term)
+    await one.lease.renew()
+    assert await two.leader() == ("one", b"host1", term)
+    campaign = spawn(partial(two.campaign, timeout=5))
+    await one.resign()
+    next_term = await campaign.result()
+    assert next_term > term
+    assert two.check() == next_term
+    while (leader := await anext(seen)) is None:  # the vacancy in between may be seen or not
+        pass
+    assert leader == ("two", b"host2", next_term)
+    await seen.aclose()  # type: ignore[attr-defined]
+    await two.resign()
+
+
+async def test_members_join_change_and_leave() -> None:
+    kv = await bucket()
+    group = kv.members("svc.web", ttl=SECOND)
+    changes = group.watch()
+    a = await group.join("a", b"10.0.0.1")
+    assert (await anext(changes))[0] == "joined"
+    b = await group.join("b", b"10.0.0.2")
+    change = await anext(changes)
+    assert (change.kind, change.member.name, change.member.data) == ("joined", "b", b"10.0.0.2")
+    assert {name: member.data for name, member in (await group.members()).items()} == {
+        "a": b"10.0.0.1",
+        "b": b"10.0.0.2",
+    }
+    await b.renew(b"10.0.0.9")
+    change = await anext(changes)
+    assert (change.kind, change.member.data) == ("updated", b"10.0.0.9")
+    await a.release()
+    change = await anext(changes)
+    assert (change.kind, change.member.name) == ("left", "a")
+    b._stop.set()  # it dies: its lease is not renewed any more
+    change = await anext(changes)
+    assert (change.kind, change.member.name) == ("left", "b")
+    assert await group.members() == {}
+    await changes.aclose()  # type: ignore[attr-defined]
