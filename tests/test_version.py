@@ -7,8 +7,7 @@ import re
 import tomllib
 from pathlib import Path
 
-from slipstream.client.address import parse_servers
-from slipstream.client.options import Options
+from slipstream.client.options import ClientOptions
 from slipstream.client.session import Session
 from slipstream.version import VERSION
 
@@ -28,7 +27,7 @@ def test_the_installed_package_has_it() -> None:
 
 
 def test_the_client_says_it() -> None:
-    session = Session(Options(servers=parse_servers("one")), nonce="N")
+    session = Session(ClientOptions("one"), nonce="N")
     session.dial(0)
     session.opened()
     session.received(b"INFO {}\r\n", 0)

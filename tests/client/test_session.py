@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.client.address import parse_servers
 from slipstream.client.events import Drop, Effect, Ended, Ready, Report
 from slipstream.client.mailbox import Mailbox
-from slipstream.client.options import MAX_PENDING_BYTES, MAX_PENDING_MSGS, Options
+from slipstream.client.options import MAX_PENDING_BYTES, MAX_PENDING_MSGS, ClientOptions
 from slipstream.client.outgoing import KNOWN_SUBJECTS
 from slipstream.client.secrets import read_login
 from slipstream.client.session import _TABLE, Session, State, Step
@@ -50,7 +49,7 @@ class Sink:
 
 
 def make(servers: str = "nats://one:1", **options: Any) -> Session:
-    session = Session(Options(servers=parse_servers(servers), **options), nonce="N")
+    session = Session(ClientOptions(servers, **options), nonce="N")
     session.login = read_login(session.options)
     return session
 

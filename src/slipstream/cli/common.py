@@ -14,14 +14,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from slipstream import BlockingClient, BlockingJetStream, Context, Contexts, connect_blocking
+from slipstream import BlockingClient, BlockingJetStream, ClientOptions, Context, Contexts, connect_blocking
 from slipstream.cli import values
 from slipstream.cli.output import Output
 from slipstream.errors import UsageError
 
 Run = Callable[["Shell"], int | None]  # an exit code; None is success
-DEFAULT_SERVER = "nats://127.0.0.1:4222"
-DEFAULT_TIMEOUT = 5.0
 
 
 class Shell:
@@ -38,39 +36,30 @@ class Shell:
         if name:
             return Contexts().load(name)
         selected = Contexts().selected
-        if selected and not self._given("server", "NATS_URL"):
+        if selected and not self._option("servers"):
             return Contexts().load(selected)
         return Context(name="")
 
     @property
     def timeout(self) -> float:
         """For each wait."""
-        given = self._given("timeout", "NATS_TIMEOUT")
-        return values.seconds(given) if given else DEFAULT_TIMEOUT
+        text = self._option("timeout")
+        return values.seconds(text) if text else ClientOptions().timeout
 
     def connect(self) -> BlockingClient:
         """Open the connection; the command closes it."""
-        arguments: dict[str, Any] = {"servers": [DEFAULT_SERVER], **self.context.arguments()}
-        login = self._login()
-        if login:  # one way to log in replaces the context's
-            for name in ("user", "password", "token", "nkey", "credentials"):
-                arguments.pop(name, None)
-        arguments |= login
-        if server := self._given("server", "NATS_URL"):
-            arguments["servers"] = values.names(server)
-        for name, option, variable in (
-            ("tls_cert", "tlscert", "NATS_CERT"),
-            ("tls_key", "tlskey", "NATS_KEY"),
-            ("tls_ca", "tlsca", "NATS_CA"),
-            ("inbox_prefix", "inbox_prefix", ""),
-            ("name", "connection_name", ""),
-        ):
-            if given := self._given(option, variable):
-                arguments[name] = given
-        if getattr(self.options, "tlsfirst", False):
-            arguments["tls_first"] = True
-        arguments.setdefault("name", "slipstream")
-        return connect_blocking(**arguments, timeout=self.timeout)
+        arguments = ClientOptions.merge(self.context.arguments(), self._arguments())
+        return connect_blocking(**{"name": "slipstream", **arguments, "timeout": self.timeout})
+
+    def _arguments(self) -> dict[str, Any]:
+        """The arguments of `connect` that flags and the environment set."""
+        found: dict[str, Any] = {}
+        for name, setting in ClientOptions.settings().items():
+            if value := self._option(name):
+                found[name] = Path(value) if setting.is_file else value
+        if "servers" in found:
+            found["servers"] = values.names(found["servers"])
+        return ClientOptions.with_one_login(found)
 
     def jetstream(self, client: BlockingClient) -> BlockingJetStream:
         """JetStream where the options and the context say it is."""
@@ -88,17 +77,10 @@ class Shell:
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             raise UsageError("nothing was done")
 
-    def _login(self) -> dict[str, Any]:
-        if creds := self._given("creds", "NATS_CREDS"):
-            return {"credentials": Path(creds)}
-        if nkey := self._given("nkey", "NATS_NKEY"):
-            return {"nkey": Path(nkey)}
-        if token := self._given("token", "NATS_TOKEN"):
-            return {"token": token}
-        user, password = self._given("user", "NATS_USER"), self._given("password", "NATS_PASSWORD")
-        if user and password:
-            return {"user": user, "password": password}
-        return {"token": user} if user else {}  # as in the `nats` tool
+    def _option(self, name: str) -> str:
+        """The value of an option of `connect`: of its flag, or of its environment variable."""
+        setting = ClientOptions.settings()[name]
+        return self._given(setting.flag.lstrip("-").replace("-", "_"), setting.variable)
 
     def _given(self, option: str, variable: str) -> str:
         value: str = getattr(self.options, option, None) or (os.environ.get(variable, "") if variable else "")
@@ -182,22 +164,16 @@ def shared_options() -> argparse.ArgumentParser:
     """The options that every command takes. Without defaults, so that they may stand before the command as well."""
     parser = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
     group = parser.add_argument_group("connection")
-    group.add_argument("-s", "--server", metavar="URL", help="servers, several with commas (NATS_URL)")
-    group.add_argument("--context", metavar="NAME", help="settings of that name (NATS_CONTEXT)")
-    group.add_argument("--user", help="user, or a token if there is no password (NATS_USER)")
-    group.add_argument("--password", help="better kept in NATS_PASSWORD: others see command lines")
-    group.add_argument("--token", help="better kept in NATS_TOKEN")
-    group.add_argument("--creds", metavar="FILE", help="credentials file (NATS_CREDS)")
-    group.add_argument("--nkey", metavar="FILE", help="file with an nkey's seed (NATS_NKEY)")
-    group.add_argument("--tlscert", metavar="FILE", help="our certificate (NATS_CERT)")
-    group.add_argument("--tlskey", metavar="FILE", help="its key (NATS_KEY)")
-    group.add_argument("--tlsca", metavar="FILE", help="who may sign the server's certificate (NATS_CA)")
-    group.add_argument("--tlsfirst", action="store_true", help="begin with TLS, not with INFO")
-    group.add_argument("--timeout", metavar="TIME", help="for each answer, such as 5s (NATS_TIMEOUT)")
+    group.add_argument("--context", metavar="NAME", help="name of the context to use (NATS_CONTEXT)")
+    for name, setting in ClientOptions.settings().items():
+        flags = ("-s", setting.flag) if name == "servers" else (setting.flag,)
+        text = f"{setting.help} ({setting.variable})" if setting.variable else setting.help
+        if setting.is_boolean:
+            group.add_argument(*flags, action="store_true", help=text)
+        else:
+            group.add_argument(*flags, metavar=setting.metavar or None, help=text)
     group.add_argument("--js-domain", metavar="NAME", help="JetStream of that domain")
     group.add_argument("--js-api-prefix", metavar="PREFIX", help="subject prefix of the JetStream API")
-    group.add_argument("--inbox-prefix", metavar="PREFIX", help="for reply subjects")
-    group.add_argument("--connection-name", metavar="NAME", help="what the server calls us")
     group.add_argument("--json", action="store_true", help="output for programs")
     group.add_argument("--debug", action="store_true", help="show the stack trace of an error")
     return parser

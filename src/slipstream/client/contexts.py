@@ -1,4 +1,4 @@
-"""Named connection settings of the `nats` command line tool become arguments of `connect`.
+"""Contexts: named connection settings of the `nats` command line tool, as arguments of `connect`.
 
 The files are that tool's: `nats/context/<name>.json` below the configuration directory, the selected name in
 `nats/context.txt`. Fields that are not known here stay in a file that is saved again. An error names the file and the
@@ -12,30 +12,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import msgspec
 
+from slipstream.client.options import ClientOptions
 from slipstream.errors import CredentialsError, UsageError
 
 _NAME = re.compile(r"[^/\\:\0.][^/\\:\0]*")
-_NOT_HERE = {"nsc": "an nsc:// reference", "socks_proxy": "a SOCKS proxy"}
-
-
-class ConnectArguments(TypedDict, total=False):
-    """What `connect` takes from a context."""
-
-    servers: list[str]
-    user: str
-    password: str
-    token: str
-    nkey: Path
-    credentials: Path
-    tls_ca: Path
-    tls_cert: Path
-    tls_key: Path
-    tls_first: bool
-    inbox_prefix: str
+_UNSUPPORTED = {"nsc": "an nsc:// reference", "socks_proxy": "a SOCKS proxy"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,35 +44,18 @@ class Context:
     jetstream_api_prefix: str = ""
     unknown: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
-    def arguments(self) -> ConnectArguments:
+    def arguments(self) -> dict[str, Any]:
         """The arguments of `connect`: `connect(**context.arguments())`."""
-        for name, what in _NOT_HERE.items():
+        for name, what in _UNSUPPORTED.items():
             if self.unknown.get(name):
                 raise UsageError(f"context {self.name!r} has {name}: {what} is not supported")
-        given = ConnectArguments()
+        found: dict[str, Any] = {}
+        for option, setting in ClientOptions.settings().items():
+            if value := getattr(self, setting.context) if setting.context else "":
+                found[option] = _path(value) if setting.is_file else value
         if self.url:
-            given["servers"] = [url.strip() for url in self.url.split(",")]
-        if self.creds:
-            given["credentials"] = _path(self.creds)
-        elif self.nkey:
-            given["nkey"] = _path(self.nkey)
-        elif self.token:
-            given["token"] = self.token
-        elif self.user and self.password:
-            given["user"], given["password"] = self.user, self.password
-        elif self.user:
-            given["token"] = self.user  # the tool's rule: a user without a password is a token
-        if self.ca:
-            given["tls_ca"] = _path(self.ca)
-        if self.cert:
-            given["tls_cert"] = _path(self.cert)
-        if self.key:
-            given["tls_key"] = _path(self.key)
-        if self.tls_first:
-            given["tls_first"] = True
-        if self.inbox_prefix:
-            given["inbox_prefix"] = self.inbox_prefix
-        return given
+            found["servers"] = [url.strip() for url in self.url.split(",")]
+        return ClientOptions.with_one_login(found)
 
     def to_json(self) -> bytes:
         """The file's contents."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from slipstream.client.auth import Login, Secret, credentials_login, key_login
-from slipstream.client.options import Options
+from slipstream.client.options import ClientOptions
 from slipstream.errors import CredentialsError
 
 MAX_SIZE = 64 * 1024  # of a file; credentials are 1 to 2 KiB
@@ -28,7 +28,7 @@ def from_env(name: str) -> Callable[[], str]:
     return read
 
 
-def read_login(options: Options) -> Login:
+def read_login(options: ClientOptions) -> Login:
     """Who we are, as the sources say now. Raises CredentialsError."""
     if options.credentials is not None:
         source = options.credentials

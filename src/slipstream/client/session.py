@@ -41,7 +41,7 @@ from slipstream.client.auth import Login
 from slipstream.client.backoff import Backoff
 from slipstream.client.events import Drop, Effect, Effects, Ended, EventKind, PendingPing, Ready, StartTls, Stats
 from slipstream.client.mailbox import Mailbox
-from slipstream.client.options import Options, connect_options
+from slipstream.client.options import ClientOptions, connect_options
 from slipstream.client.outgoing import Outgoing
 from slipstream.client.raw_scanner import RawScanner
 from slipstream.client.requests import INBOX_SID, Requests
@@ -120,8 +120,8 @@ _TABLE: dict[tuple[State, Step], State] = {
 class Session:
     """The state of one client, over all its connections."""
 
-    def __init__(self, options: Options, *, nonce: str) -> None:
-        inbox, first = Inbox(nonce, prefix=options.inbox_prefix), options.servers[0]
+    def __init__(self, options: ClientOptions, *, nonce: str) -> None:
+        inbox, first = Inbox(nonce, prefix=options.inbox_prefix), options.addresses[0]
         self.options = options
         self.state = State.IDLE
         self.server = first  # dialled or connected to
@@ -136,7 +136,7 @@ class Session:
         self.epoch = 0  # how many connections were lost while in use
         self._is_secure = False  # TLS is, or is about to be, around what we say
         self._was_open = False  # the state was CONNECTED once
-        self._pool = ServerPool(options.servers)
+        self._pool = ServerPool(options.addresses)
         self._backoff = Backoff(options.reconnect_wait, options.reconnect_max_wait)
         self._failed = 0  # attempts since the last connection, its loss included,
         self._failures: deque[Error] = deque(maxlen=8)  # and how the last of them ended

@@ -5,6 +5,7 @@ Lower rooms know nothing of it; the package re-exports it.
 
 from slipstream.api import AckPolicy, ConsumerConfig, ConsumerInfo, DeliverPolicy, PubAck, ReplayPolicy, StreamConfig
 from slipstream.client.contexts import Context, Contexts
+from slipstream.client.options import ClientOptions
 from slipstream.client.secrets import from_env
 from slipstream.kv.bucket import BucketConfig, BucketSource
 from slipstream.kv.entry import Entry, Operation
@@ -15,6 +16,7 @@ __all__ = [
     "AckPolicy",
     "BucketConfig",
     "BucketSource",
+    "ClientOptions",
     "ConsumerConfig",
     "ConsumerInfo",
     "Context",

@@ -39,9 +39,9 @@ def test_a_server_that_requires_tls_gets_connect_only_inside_it() -> None:
         ("nats://one", {}, AVAILABLE, False),
         ("nats://one", {}, PLAIN, False),
         ("tls://one", {}, AVAILABLE, True),
-        ("nats://one", {"tls_required": True}, AVAILABLE, True),
-        ("nats://one", {"tls_required": True}, REQUIRED, True),
-        ("nats://one", {"tls_required": True, "tls_first": True}, REQUIRED, False),  # it is there already
+        ("nats://one", {"tls": True}, AVAILABLE, True),
+        ("nats://one", {"tls": True}, REQUIRED, True),
+        ("nats://one", {"tls": True, "tls_first": True}, REQUIRED, False),  # it is there already
         ("wss://one", {}, REQUIRED, False),
         ("ws://one", {}, REQUIRED, False),
     ],
@@ -54,7 +54,7 @@ def test_tls_starts_where_it_is_wanted_and_not_there_yet(
     assert session.state is (State.SECURING if is_started else State.HANDSHAKE)
 
 
-@pytest.mark.parametrize(("servers", "options"), [("tls://one", {}), ("nats://one", {"tls_required": True})])
+@pytest.mark.parametrize(("servers", "options"), [("tls://one", {}), ("nats://one", {"tls": True})])
 def test_a_server_that_does_not_offer_tls_when_it_is_a_must_is_left(servers: str, options: dict[str, bool]) -> None:
     session = make(servers, **options)
     error = drop_of(greeted(session, PLAIN))

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from slipstream.client.address import Address
-from slipstream.client.layers.tls import Tls, TlsLayer, tls_options
+from slipstream.client.layers.tls import Tls, TlsLayer
+from slipstream.client.options import ClientOptions
 from slipstream.errors import AuthorizationError, ConnectionLostError, CredentialsError, NoRespondersError, TlsError
 from tests.client.certificates import Pki
 from tests.client.conftest import RealServer
@@ -191,8 +192,8 @@ def test_a_server_that_only_offers_tls_is_secured_when_asked(driver: Driver) -> 
         ({"tls_cert": "CERT"}, "not usable"),
         ({"tls_cert": "CERT", "tls_key": "OTHER"}, "not usable: KEY_VALUES_MISMATCH"),
         ({"tls_cert": "LOCKED", "tls_key": "LOCKED_KEY"}, "the key has a password"),
-        ({"tls_key": "KEY"}, "without tls_cert"),
-        ({"tls": ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), "tls_ca": "KEY"}, "belong into it"),
+        ({"tls_key": "KEY"}, "accompanied by tls_cert"),
+        ({"tls": ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), "tls_ca": "KEY"}, "must be loaded into it"),
         ({"tls_ca": "CA", "tls_hostname": ".bad"}, "cannot be the name in a certificate"),
     ],
 )
@@ -240,14 +241,23 @@ def test_credentials_and_permissions_work_under_tls(
 # Without sockets
 
 
-def test_what_makes_tls_a_must() -> None:
-    nothing: dict[str, Any] = {"ca": None, "cert": None, "key": None, "hostname": ""}
-    assert tls_options(False, **nothing) == (Tls(), False)
-    assert tls_options(True, **nothing) == (Tls(), True)
-    assert tls_options(False, **{**nothing, "ca": "ca.pem"}) == (Tls(ca="ca.pem"), True)
-    assert tls_options(False, **{**nothing, "hostname": "h"}) == (Tls(hostname="h"), True)
-    context = ssl.create_default_context()
-    assert tls_options(context, **nothing) == (Tls(context=context), True)
+@pytest.mark.parametrize(
+    ("arguments", "is_required"),
+    [
+        ({}, False),
+        ({"tls": True}, True),
+        ({"tls_ca": "ca.pem"}, True),
+        ({"tls_hostname": "h"}, True),
+        ({"tls_first": True}, True),
+        ({"tls": ssl.create_default_context()}, True),
+    ],
+)
+def test_any_tls_option_requires_tls(arguments: dict[str, Any], is_required: bool) -> None:
+    options = ClientOptions(**arguments)
+    tls = Tls.from_options(options)
+    assert options.tls_required is is_required
+    assert (tls.ca, tls.hostname) == (arguments.get("tls_ca"), arguments.get("tls_hostname", ""))
+    assert (tls.context is None) == isinstance(options.tls, bool)
 
 
 class Server:

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.client.address import learned_addresses, parse_address, parse_servers
+from slipstream.client.address import learned_addresses, parse_address
 from slipstream.client.layers.stack import LayerStack, layers_for
 from slipstream.client.layers.websocket import MAX_RESPONSE, WebSocket
-from slipstream.client.options import Options
+from slipstream.client.options import ClientOptions
 from slipstream.errors import ConnectionLostError, Error, RemoteProtocolError, UsageError
 from slipstream.wire import ServerInfo
 from slipstream.wire.websocket import BINARY, CLOSE, CONTINUATION, PING, PONG, TEXT, encode_frame, masked
@@ -304,15 +304,14 @@ def test_the_scheme_decides_what_a_connection_begins_with() -> None:
             return Reverser(b"tls")
 
     def count(url: str, *, tls_first: bool = False) -> int:
-        made = Options(servers=parse_servers(url), tls=Maker(), tls_first=tls_first)
-        channel = layers_for(made.servers[0], made, random=seeded())
-        return 0 if channel is None else len(channel._layers)
+        layers = layers_for(parse_address(url), tls=Maker(), tls_first=tls_first, random=seeded())
+        return 0 if layers is None else len(layers._layers)
 
     assert [count(url) for url in ("nats://h", "tls://h", "ws://h", "wss://h")] == [0, 0, 1, 2]
     assert count("nats://h", tls_first=True) == 1
     assert count("wss://h", tls_first=True) == 2
-    with pytest.raises(UsageError, match="wss:// is allowed"):
-        Options(servers=parse_servers("ws://h"), tls_required=True)
+    with pytest.raises(UsageError, match="must be wss://"):
+        ClientOptions("ws://h", tls=True)
 
 
 # Addresses

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Sequence
 from types import TracebackType
 from typing import Generic, Self, TypeVar
@@ -11,8 +10,6 @@ from typing import Generic, Self, TypeVar
 from slipstream.client._async.connection import Connection, expire
 from slipstream.client._async.subscription import Callback, Message, Subscription
 from slipstream.client._async.tasks import Worker
-from slipstream.client.address import Servers, parse_servers
-from slipstream.client.auth import Path, Secret
 from slipstream.client.base import (
     DRAIN_POLL,
     DRAIN_TIMEOUT,
@@ -22,23 +19,12 @@ from slipstream.client.base import (
     encode_headers,
     is_no_responders,
 )
-from slipstream.client.events import BulkSink, EventHandler, ReplySink, WindowSink
-from slipstream.client.layers.tls import tls_options
-from slipstream.client.options import (
-    DEFAULT_SERVER,
-    MAX_PENDING_BYTES,
-    MAX_PENDING_MSGS,
-    MAX_PENDING_OUT,
-    PING_INTERVAL,
-    RECONNECT_BUFFER,
-    Options,
-)
+from slipstream.client.events import BulkSink, ReplySink, WindowSink
+from slipstream.client.options import MAX_PENDING_BYTES, MAX_PENDING_MSGS, ClientOptions, takes
 from slipstream.client.outgoing import Draft
-from slipstream.client.reporter import Reporter
 from slipstream.client.request_many import RequestMany
 from slipstream.errors import Error, NoRespondersError, RequestTimeoutError
 from slipstream.wire import Msg
-from slipstream.wire.inbox import DEFAULT_PREFIX
 
 __all__ = ["Client", "Message", "Subscription", "connect"]
 
@@ -70,79 +56,10 @@ class Client(BaseClient):
         self._loop = connection.loop
 
     @classmethod
-    def connect(
-        cls,
-        servers: Servers = DEFAULT_SERVER,
-        *,
-        name: str = "",
-        user: Secret = "",
-        password: Secret = "",
-        token: Secret = "",
-        nkey: Secret = "",
-        credentials: Secret | None = None,
-        tls: bool | ssl.SSLContext = False,
-        tls_ca: str | Path | None = None,
-        tls_cert: str | Path | None = None,
-        tls_key: str | Path | None = None,
-        tls_hostname: str = "",
-        tls_first: bool = False,
-        echo: bool = True,
-        timeout: float = 5.0,
-        inbox_prefix: str = DEFAULT_PREFIX,
-        max_pending_bytes: int = MAX_PENDING_OUT,
-        ping_interval: float = PING_INTERVAL,
-        max_pings_out: int = 2,
-        reconnect: bool = True,
-        reconnect_wait: float = 0.1,
-        reconnect_max_wait: float = 5.0,
-        max_reconnects: int | None = None,
-        reconnect_buffer_bytes: int = RECONNECT_BUFFER,
-        on_event: EventHandler | None = None,
-    ) -> Connecting[Self]:
-        """Connect to one of `servers`: `nc = await connect(...)`, or `async with connect(...) as nc`.
-
-        One way to log in: `user` and `password`, a `token`, the seed of an `nkey`, or a `credentials` file with JWT
-        and seed. Each may be a path that is read, or a function that is called (`from_env("NAME")` is one), before each
-        connection; a `str` is the secret itself, but for `credentials`, where it is the path. User, password and token
-        may be in the URL as well, and go first there.
-
-        URLs begin with `nats://`, `tls://`, `ws://` or `wss://` (WebSocket). A server that requires TLS gets it; `tls`,
-        any of the other TLS arguments and the schemes `tls` and `wss` make it a must. The certificate must come from
-        `tls_ca` (a file; without it: from an authority the system trusts) and be for the host or `tls_hostname`;
-        `tls_cert` and `tls_key` are ours. `tls` may be a context instead, which then decides all that. `tls_first` is
-        for servers that begin with TLS, not with INFO.
-
-        `timeout` is for each server tried. A PING goes out every `ping_interval` seconds; after `max_pings_out` of them
-        without a sign of life the connection counts as lost. With `reconnect`, a lost connection is made again, with
-        pauses from `reconnect_wait` up to `reconnect_max_wait` seconds, at most `max_reconnects` times in a row (None:
-        forever); what is published meanwhile is kept, up to `reconnect_buffer_bytes`. `on_event` is told what no call
-        can raise.
-        """
-        maker, is_tls = tls_options(tls, ca=tls_ca, cert=tls_cert, key=tls_key, hostname=tls_hostname)
-        options = Options(
-            servers=parse_servers(servers),
-            name=name,
-            user=user,
-            password=password,
-            token=token,
-            nkey=nkey,
-            credentials=credentials,
-            tls=maker,
-            tls_required=is_tls or tls_first,
-            tls_first=tls_first,
-            echo=echo,
-            timeout=timeout,
-            inbox_prefix=inbox_prefix,
-            max_pending_bytes=max_pending_bytes,
-            ping_interval=ping_interval,
-            max_pings_out=max_pings_out,
-            reconnect=reconnect,
-            reconnect_wait=reconnect_wait,
-            reconnect_max_wait=reconnect_max_wait,
-            max_reconnects=max_reconnects,
-            reconnect_buffer_bytes=reconnect_buffer_bytes,
-        )
-        return Connecting(cls, options, Reporter(on_event))
+    @takes(ClientOptions)
+    def connect(cls, options: ClientOptions) -> Connecting[Self]:
+        """Connect to one of `servers`: `nc = await connect(...)`, or `async with connect(...) as nc`."""
+        return Connecting(cls, options)
 
     async def __aenter__(self) -> Self:
         return self
@@ -370,14 +287,13 @@ C = TypeVar("C", bound=Client)
 class Connecting(Generic[C]):
     """A client that is being connected: `await` it, or enter it with `async with`, which closes it at the end."""
 
-    def __init__(self, kind: type[C], options: Options, reporter: Reporter) -> None:
+    def __init__(self, kind: type[C], options: ClientOptions) -> None:
         self._kind = kind
         self._options = options
-        self._reporter = reporter
         self._client: C | None = None
 
     async def _open(self) -> C:
-        connection = Connection(self._options, self._reporter)
+        connection = Connection(self._options)
         try:
             await connection.connect()
         except BaseException:

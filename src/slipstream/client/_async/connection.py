@@ -16,9 +16,10 @@ from typing import assert_never
 from slipstream.client._async.transport import CLOSE_TIMEOUT, Transport
 from slipstream.client.base import timed_out
 from slipstream.client.events import Drop, Effect, Ended, Ready, Report, StartTls
-from slipstream.client.layers.stack import LayerStack, layers_for, tls_layer
+from slipstream.client.layers.stack import LayerStack, layers_for
+from slipstream.client.layers.tls import Tls
 from slipstream.client.mailbox import Mailbox
-from slipstream.client.options import Options
+from slipstream.client.options import ClientOptions
 from slipstream.client.reporter import Reporter
 from slipstream.client.secrets import read_login
 from slipstream.client.session import Session, State
@@ -29,14 +30,15 @@ from slipstream.wire import Msg
 class Connection:
     """Carries out what one session wants, on one event loop."""
 
-    def __init__(self, options: Options, reporter: Reporter) -> None:
+    def __init__(self, options: ClientOptions) -> None:
         self.loop = asyncio.get_running_loop()
         self.session = Session(options, nonce=secrets.token_hex(11))
-        self.reporter = reporter
+        self.reporter = Reporter(options.on_event)
         self.max_pending = options.max_pending_bytes  # a publisher with more unsent bytes waits
         self.is_write_due = False  # by the end of this turn of the loop
         self.tasks: set[asyncio.Task[None]] = set()  # callbacks and workers; they end with the client
         self._outgoing = self.session.outgoing
+        self._tls = Tls.from_options(options)
         self._transport: Transport | None = None
         self._connected: asyncio.Future[None] | None = None  # while a server is being tried
         self._is_dialing = False
@@ -161,7 +163,9 @@ class Connection:
         connected = self._connected = self.loop.create_future()
         try:
             session.login = read_login(session.options)
-            transport.layers = layers_for(server, session.options, random=secrets.token_bytes)
+            transport.layers = layers_for(
+                server, tls=self._tls, tls_first=session.options.tls_first, random=secrets.token_bytes
+            )
             async with asyncio.timeout_at(session.timer):
                 await self.loop.create_connection(lambda: transport, server.host, server.port)
                 await connected
@@ -271,9 +275,8 @@ class Connection:
 
     def _start_tls(self, transport: Transport) -> None:
         """The server sent INFO in plain bytes and waits for TLS."""
-        session = self.session
         try:
-            transport.layers = LayerStack([tls_layer(session.server, session.options)])
+            transport.layers = LayerStack([self._tls.layer(self.session.server)])
             transport.send_layers()
         except Error as exc:
             self.lost(transport, exc)

@@ -43,9 +43,10 @@ from typing import NoReturn, assert_never
 from slipstream.client._sync.transport import LONGEST, Transport
 from slipstream.client.base import FOREVER, connection_lost
 from slipstream.client.events import ClientEvent, Drop, Effect, Ended, Ready, Report, StartTls
-from slipstream.client.layers.stack import LayerStack, layers_for, tls_layer
+from slipstream.client.layers.stack import LayerStack, layers_for
+from slipstream.client.layers.tls import Tls
 from slipstream.client.mailbox import Mailbox
-from slipstream.client.options import Options
+from slipstream.client.options import ClientOptions
 from slipstream.client.reporter import Reporter
 from slipstream.client.secrets import read_login
 from slipstream.client.session import Session, State
@@ -60,9 +61,9 @@ CLOSE_TIMEOUT = 0.5
 class Connection:
     """Carries out what one session wants, with the threads that wait for it."""
 
-    def __init__(self, options: Options, reporter: Reporter) -> None:
+    def __init__(self, options: ClientOptions) -> None:
         self.session = Session(options, nonce=secrets.token_hex(11))
-        self.reporter = reporter
+        self.reporter = Reporter(options.on_event)
         self.max_pending = options.max_pending_bytes  # a publisher with more unsent bytes waits
         self.lock: threading.RLock | ForkedLock = threading.RLock()
         self.changed = threading.Condition(self.lock)
@@ -70,6 +71,7 @@ class Connection:
         self.closing = threading.Event()
         self.transport = Transport()
         self._outgoing = self.session.outgoing
+        self._tls = Tls.from_options(options)
         self._events: deque[ClientEvent] = deque()  # reported when the lock is not held
         self._is_pumping = False
         self._last_write = 0.0
@@ -261,7 +263,7 @@ class Connection:
             server = session.dial(time.monotonic())
         try:
             session.login = read_login(session.options)
-            layers = layers_for(server, session.options, random=secrets.token_bytes)
+            layers = layers_for(server, tls=self._tls, tls_first=session.options.tls_first, random=secrets.token_bytes)
             sock = socket.create_connection((server.host, server.port), timeout=session.options.timeout)
         except TimeoutError:
             with self.lock:
@@ -318,9 +320,8 @@ class Connection:
 
     def _start_tls(self) -> None:
         """The server sent INFO in plain bytes and waits for TLS."""
-        session = self.session
         try:
-            self.transport.layers = LayerStack([tls_layer(session.server, session.options)])
+            self.transport.layers = LayerStack([self._tls.layer(self.session.server)])
             self.transport.put_layers()
         except Error as exc:
             self._lost(exc)

@@ -1,16 +1,52 @@
-"""What lies between the session and the socket: nothing, TLS, a WebSocket, or a WebSocket in TLS. Pure.
+"""The layers between the session and the socket: none, TLS, a WebSocket, or a WebSocket in TLS. Pure.
 
-Invariant: an upper layer says nothing before the one below it is ready, and hears nothing before it has begun.
+Invariant: an upper layer sends nothing before the one below it is ready, and receives nothing before it has begun.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from slipstream.client.address import Address
-from slipstream.client.layers.layer import Layer
 from slipstream.client.layers.websocket import WebSocket
-from slipstream.client.options import Options
+
+
+class Layer(Protocol):
+    """One way of wrapping bytes. What it sends, of its own and wrapped, is buffered until it is taken."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether its handshake is done."""
+        ...
+
+    def begin(self) -> None:
+        """Start the handshake: the layer below is ready."""
+        ...
+
+    def received(self, data: bytes) -> bytes:
+        """Unwrap what arrived. Raises an Error when the connection is unusable."""
+        ...
+
+    def send(self, data: bytes) -> None:
+        """Wrap what is to be sent."""
+        ...
+
+    def finish(self) -> None:
+        """Announce the end of the data."""
+        ...
+
+    def take(self) -> bytes:
+        """The wrapped bytes so far."""
+        ...
+
+
+class TlsMaker(Protocol):
+    """Makes the TLS layer of a connection."""
+
+    def layer(self, server: Address) -> Layer:
+        """The TLS to `server`. Raises CredentialsError."""
+        ...
 
 
 class LayerStack:
@@ -32,7 +68,7 @@ class LayerStack:
             self._begun += 1
 
     def received(self, data: bytes) -> bytes:
-        """What arrived, without its wrapping; there may be an answer to `take`."""
+        """Unwrap what arrived; there may be an answer to `take`."""
         for layer in self._layers:
             data = layer.received(data)
             if not layer.is_ready:
@@ -45,7 +81,7 @@ class LayerStack:
         self._layers[-1].send(data)
 
     def finish(self) -> None:
-        """The last words of every layer, from the top."""
+        """Announce the end of the data in every layer, from the top."""
         for layer in self._layers[self._begun - 1 :: -1]:
             layer.finish()
             self._sink_down()
@@ -56,23 +92,17 @@ class LayerStack:
         return self._layers[0].take()
 
     def _sink_down(self) -> None:
-        """What a layer has to say goes through those below it."""
+        """Wrap what each layer sends in those below it."""
         for index in range(self._begun - 1, 0, -1):
             if data := self._layers[index].take():
                 self._layers[index - 1].send(data)
 
 
-def layers_for(server: Address, options: Options, *, random: Callable[[int], bytes]) -> LayerStack | None:
-    """What a connection to `server` begins with; None for plain bytes. TLS after INFO comes later, if at all."""
+def layers_for(server: Address, *, tls: TlsMaker, tls_first: bool, random: Callable[[int], bytes]) -> LayerStack | None:
+    """What a connection to `server` begins with; None for plain bytes. TLS after INFO is added later, if at all."""
     layers: list[Layer] = []
-    if server.scheme == "wss" or (options.tls_first and not server.is_websocket):
-        layers.append(tls_layer(server, options))
+    if server.scheme == "wss" or (tls_first and not server.is_websocket):
+        layers.append(tls.layer(server))
     if server.is_websocket:
         layers.append(WebSocket(server.netloc, server.path, random=random))
     return LayerStack(layers) if layers else None
-
-
-def tls_layer(server: Address, options: Options) -> Layer:
-    """The TLS of one connection. Raises CredentialsError."""
-    assert options.tls is not None, "every driver brings it"
-    return options.tls.layer(server)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from slipstream.client.address import Address
 from slipstream.client.auth import Path
+from slipstream.client.options import ClientOptions
 from slipstream.errors import ConnectionLostError, CredentialsError, TlsError
 
 READ_SIZE = 256 * 1024
@@ -28,6 +29,17 @@ class Tls:
     cert: str | Path | None = None
     key: str | Path | None = None
     hostname: str = ""
+
+    @classmethod
+    def from_options(cls, options: ClientOptions) -> Tls:
+        """As the options of a client say."""
+        return cls(
+            context=options.tls if isinstance(options.tls, ssl.SSLContext) else None,
+            ca=options.tls_ca,
+            cert=options.tls_cert,
+            key=options.tls_key,
+            hostname=options.tls_hostname,
+        )
 
     def layer(self, server: Address) -> TlsLayer:
         """The client's end of TLS to `server`. Raises CredentialsError for files that cannot be used."""
@@ -53,26 +65,8 @@ class Tls:
         return context
 
 
-def tls_options(
-    tls: bool | ssl.SSLContext,
-    *,
-    ca: str | Path | None,
-    cert: str | Path | None,
-    key: str | Path | None,
-    hostname: str,
-) -> tuple[Tls, bool]:
-    """What the caller of `connect` said of TLS, and whether that makes it a must."""
-    if isinstance(tls, ssl.SSLContext):
-        if ca is not None or cert is not None or key is not None:
-            raise CredentialsError("tls is a context: tls_ca, tls_cert and tls_key belong into it")
-        return Tls(context=tls, hostname=hostname), True
-    if key is not None and cert is None:
-        raise CredentialsError("tls_key was given without tls_cert")
-    return Tls(ca=ca, cert=cert, key=key, hostname=hostname), bool(tls or ca or cert or hostname)
-
-
 class TlsLayer:
-    """A layer of a channel."""
+    """The client's end of TLS, as a layer."""
 
     def __init__(self, context: ssl.SSLContext, hostname: str, server: str) -> None:
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()

@@ -18,7 +18,10 @@ _VERSION = b"HTTP/1.1 "
 
 
 class WebSocket:
-    """A layer of a channel. `random` gives unpredictable bytes: for the key of the handshake and every frame's mask."""
+    """The client's end of a WebSocket, as a layer.
+
+    `random` gives unpredictable bytes: for the key of the handshake and the mask of every frame.
+    """
 
     def __init__(self, host: str, path: str = "/", *, random: Callable[[int], bytes]) -> None:
         self._host = host
