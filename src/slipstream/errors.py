@@ -1,9 +1,11 @@
-"""What can go wrong, as one family of exceptions: branches by who must act.
+"""All exceptions of Slipstream, and the table of JetStream API errors.
 
-`UsageError` is for the caller to mend, `RemoteProtocolError` for whoever runs the peer, `ConnectionLostError` for the
-network, `ApiError` is the server's considered "no" with its code, `RequestTimeoutError` is silence. Messages say what
-was seen and what was allowed. An error of the JetStream API is declared once, here: the embedded server raises it and
-sends it as JSON, the client raises the same class again. Every error can be pickled (Spark's workers are processes).
+There is one root, `Error`, and branches by who can act: `UsageError` is a mistake in the call, `RemoteProtocolError` a
+fault of the peer, `ConnectionLostError` of the network, `ApiError` a rejection by the JetStream API with its code,
+`RequestTimeoutError` a missing answer. Messages say what was expected and what was seen ("X must be Y, got Z").
+
+Errors of the JetStream API are declared once, in `ErrorCode`: the embedded server raises them by name and sends them as
+JSON, the client finds the class by the code. Every error can be pickled (Spark's workers are processes).
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from typing import Any, ClassVar
 
 
 class Error(Exception):
-    """Root of everything Slipstream raises on purpose."""
+    """Root of all exceptions that Slipstream raises on purpose."""
 
     def __reduce__(self) -> tuple[Any, ...]:  # Exception would call the class with `args`, the finished message
         return _restore, (type(self), self.args, self.__dict__)
@@ -26,11 +28,11 @@ def _restore(cls: type[Error], args: tuple[Any, ...], fields: dict[str, Any]) ->
 
 
 class UsageError(Error, ValueError):
-    """The call cannot be carried out as it was made; nothing was sent."""
+    """An invalid argument or an invalid combination of arguments; nothing was sent."""
 
 
 class CredentialsError(UsageError):
-    """A seed, a token or a credentials file that cannot be used; the message never holds what was in it."""
+    """A seed, a token or a credentials file that cannot be used; the message never contains the secret."""
 
 
 class RemoteProtocolError(Error):
@@ -38,7 +40,7 @@ class RemoteProtocolError(Error):
 
 
 class ConnectionLostError(Error, ConnectionError):
-    """There is no connection (any more) to a server."""
+    """There is no connection to a server, or it was lost."""
 
 
 class TlsError(ConnectionLostError):
@@ -58,11 +60,11 @@ class ServerError(Error):
 
 
 class AuthorizationError(ServerError):
-    """The server refused the credentials, or a subject that they do not allow."""
+    """The server rejected the credentials, or a subject that they do not permit."""
 
 
 class SlowConsumerError(Error):
-    """Messages arrived faster than they were taken; the bound was reached and some were dropped."""
+    """Messages arrived faster than they were consumed; the limit was reached and some were dropped."""
 
 
 class RequestTimeoutError(Error, TimeoutError):
@@ -70,19 +72,19 @@ class RequestTimeoutError(Error, TimeoutError):
 
 
 class NoRespondersError(Error):
-    """Nobody listens on the subject of the request."""
+    """The subject of the request has no subscribers."""
 
     def __init__(self, subject: str, hint: str = "") -> None:
-        super().__init__(f"nobody answers on {subject!r}" + (f": {hint}" if hint else ""))
+        super().__init__(f"no responders on {subject!r}" + (f": {hint}" if hint else ""))
         self.subject = subject
 
 
 class MessageNotFoundError(Error):
-    """The stream holds no message that fits the request."""
+    """The stream has no message that matches the request."""
 
 
 class StaleReadError(Error):
-    """The responder's last sequence is below the wanted one, and no better answer came in time."""
+    """The responder's last sequence is below the required one, and no newer answer arrived in time."""
 
     def __init__(self, message: str, *, stream: str = "", min_last_seq: int = 0) -> None:
         super().__init__(message)
@@ -95,7 +97,7 @@ class BadRequestError(Error):
 
 
 class TooManyResultsError(Error):
-    """More subjects match than a server answers at once (status 413 of a Direct Get; 1,024 are allowed)."""
+    """More subjects match than a server answers at once (status 413 of a Direct Get; the limit is 1,024)."""
 
 
 class DirectGetNotAllowedError(NoRespondersError):
@@ -150,7 +152,7 @@ class ObjectExistsError(Error):
 
 
 class ObjectDamagedError(Error):
-    """What the stream has of an object is not what its record says: chunks are missing, or the digest differs."""
+    """The stored chunks of an object do not match its metadata: some are missing, or the digest differs."""
 
 
 class ReadOnlyError(UsageError):
@@ -162,24 +164,24 @@ class ReadOnlyError(UsageError):
 
 
 class HistoryLostError(Error):
-    """The bucket does not hold enough of its history (any more) to say what it was at a revision."""
+    """The bucket no longer has the history that is needed to read it as of a revision."""
 
     def __init__(self, bucket: str, revision: int, detail: str) -> None:
-        super().__init__(f"bucket {bucket!r} as of revision {revision} cannot be told: {detail}")
+        super().__init__(f"bucket {bucket!r} cannot be read as of revision {revision}: {detail}")
         self.bucket = bucket
         self.revision = revision
 
 
 class CodecError(Error, ValueError):
-    """A key or value is not what the codec writes; it was made without it, with another one, or damaged."""
+    """A key or value cannot be decoded: written without the codec, with another one, or damaged."""
 
 
 class DecryptionError(CodecError):
-    """A key or value could not be decrypted: another key, another place, or it was tampered with."""
+    """A key or value could not be decrypted: wrong key, moved to another bucket or key, or tampered with."""
 
 
 class LeaseLostError(Error):
-    """A lock, a leadership or a membership is not held (any more), or not known to be."""
+    """A lock, a leadership or a membership is not held, or it is unknown whether it still is."""
 
     def __init__(self, name: str, detail: str) -> None:
         super().__init__(f"{name!r} is not held: {detail}")
@@ -191,7 +193,7 @@ class SnapshotError(Error):
 
 
 class StoreError(Error):
-    """The server's store could not keep or return what it was asked to."""
+    """The server's store could not store or return data."""
 
 
 class CorruptRecordError(StoreError):
@@ -203,7 +205,7 @@ class CorruptRecordError(StoreError):
 
 @unique
 class ErrorCode(IntEnum):
-    """Every error of the JetStream API that is raised or told apart here: `err_code`, HTTP-like status, description.
+    """Every error of the JetStream API that is raised or distinguished here: `err_code`, HTTP-like status, description.
 
     The names, codes and texts are those of nats-server's `errors.json`, in its notation: `{err}` is a field that
     `error` fills in. To add an error, add a line here; give it a subclass of `ApiError` if callers need to catch it.
@@ -432,7 +434,7 @@ class ApiError(Error):
 
 
 class BadApiRequestError(ApiError, reason=ErrorCode.BAD_REQUEST):
-    """The request's body was not understood."""
+    """The server did not understand the body of the request."""
 
 
 class InvalidJsonError(ApiError, reason=ErrorCode.INVALID_JSON):
@@ -516,7 +518,7 @@ class StreamLookupError(Error):
         self.streams = streams
 
 
-# Consumers: what the API says.
+# Consumers: rejections of the API.
 
 
 class ConsumerNotFoundError(ApiError, reason=ErrorCode.CONSUMER_NOT_FOUND):
@@ -535,20 +537,20 @@ class ConsumerDoesNotExistError(ApiError, reason=ErrorCode.CONSUMER_DOES_NOT_EXI
     """There is no consumer to update."""
 
 
-# Consumers: what a subscription says while it runs.
+# Consumers: errors of a running subscription.
 
 
 class StatusError(Error):
-    """A status where messages were awaited that is neither a pause nor an end: `code`, and the server's text."""
+    """An error status in place of messages: `code`, and the server's text."""
 
     def __init__(self, code: int, description: str, hint: str = "") -> None:
-        super().__init__(f"the server said {code} {description}" + (f": {hint}" if hint else ""))
+        super().__init__(f"the server sent status {code} {description}" + (f": {hint}" if hint else ""))
         self.code = code
         self.description = description
 
 
 class PullRefusedError(StatusError):
-    """A pull request was not accepted: it asks for too much, too many wait already, or it makes no sense there."""
+    """A pull request was rejected: it exceeds a limit, too many are waiting, or it does not fit the consumer."""
 
 
 class ConsumerDeletedError(StatusError):
@@ -556,36 +558,36 @@ class ConsumerDeletedError(StatusError):
 
 
 class ConsumerGoneError(StatusError):
-    """Nobody answers for the consumer: it, its stream or JetStream is not there (any more)."""
+    """There are no responders for the consumer: it, its stream or JetStream does not exist (or no longer)."""
 
 
 class HeartbeatLostError(Error):
-    """Nothing was heard of a consumer for longer than three of its heartbeats."""
+    """Neither a message nor a heartbeat of the consumer arrived for three heartbeat intervals."""
 
 
 class MessageGapError(Error):
-    """Messages of a consumer did not arrive: `expected` is the consumer sequence awaited, `seen` the one that came."""
+    """Messages of a consumer were lost: `expected` is the next consumer sequence, `seen` the one that arrived."""
 
     def __init__(self, consumer: str, expected: int, seen: int) -> None:
-        super().__init__(f"consumer {consumer}: message {expected} was awaited, {seen} came: those between are missing")
+        super().__init__(f"consumer {consumer}: expected message {expected}, got {seen}: those in between are missing")
         self.consumer = consumer
         self.expected = expected
         self.seen = seen
 
 
 class NotJetStreamMessageError(RemoteProtocolError):
-    """The reply subject of a message is none that a consumer gives: there is nothing to acknowledge."""
+    """The message was not delivered by a consumer (its reply subject is no ack subject), so it cannot be acked."""
 
 
-# Subscribing: mistakes that can be seen before a message arrives, each with its own class.
+# Subscribing: mistakes that are detected before a message arrives.
 
 
 class SubscribeError(UsageError):
-    """The subscription cannot be what was asked for; nothing was changed on the server."""
+    """The subscription is not possible as requested; nothing was changed on the server."""
 
 
 class NothingToSubscribeError(SubscribeError):
-    """Neither a subject nor a stream was given."""
+    """Neither a subject nor a stream was named."""
 
 
 class PullAckPolicyError(SubscribeError):
@@ -605,7 +607,7 @@ class DuplicateSubscriptionError(SubscribeError):
 
 
 class QueueRequiredError(SubscribeError):
-    """The consumer delivers to a queue group, and the subscription is for none."""
+    """The consumer delivers to a queue group, and the subscription names none."""
 
 
 class QueueMismatchError(SubscribeError):
@@ -644,7 +646,7 @@ class AtomicPublishError(ApiError):
 
 
 class AtomicPublishDisabledError(AtomicPublishError, reason=ErrorCode.ATOMIC_PUBLISH_DISABLED):
-    """The stream has not `allow_atomic`."""
+    """The stream does not have `allow_atomic`."""
 
 
 class AtomicPublishIncompleteError(AtomicPublishError, reason=ErrorCode.ATOMIC_PUBLISH_INCOMPLETE_BATCH):

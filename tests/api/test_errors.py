@@ -136,8 +136,8 @@ def test_messages_say_what_was_seen() -> None:
     exists = errors.KeyExistsError("b", "k", 7)
     assert str(exists) == "key 'k' in bucket 'b' already has a value (revision 7)"
     assert exists.revision == 7
-    nobody = errors.NoRespondersError("a.b")
-    assert (str(nobody), nobody.subject) == ("nobody answers on 'a.b'", "a.b")
-    assert str(errors.NoRespondersError("a.b", "why")) == "nobody answers on 'a.b': why"
+    no_responders = errors.NoRespondersError("a.b")
+    assert (str(no_responders), no_responders.subject) == ("no responders on 'a.b'", "a.b")
+    assert str(errors.NoRespondersError("a.b", "why")) == "no responders on 'a.b': why"
     said = errors.ServerError("Stale Connection")
     assert (str(said), said.text) == ("the server said: Stale Connection", "Stale Connection")

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from slipstream.server.engine.auth.authenticator import Verify, nobody_signs
+from slipstream.server.engine.auth.authenticator import Verify, reject_signatures
 from slipstream.server.engine.engine import Engine, Settings
 from slipstream.server.engine.ports import Store
 from slipstream.server.options import ServerOptions
@@ -102,7 +102,7 @@ class Rig:
         store: Store | None = None,
         seed: int = 1,
         now: int = START,
-        verify: Verify = nobody_signs,
+        verify: Verify = reject_signatures,
         **settings: Any,
     ) -> None:
         self.now = now

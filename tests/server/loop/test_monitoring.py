@@ -205,7 +205,7 @@ def test_damaged_records_make_the_server_unhealthy() -> None:
         engine.journals[0].store.corrupt_records = 2  # type: ignore[misc]
         found = Site(server.http_port, server.port).get("/healthz", 503)
         assert found["status"] == "unavailable"
-        assert "do not match their checksums were met 2 times" in found["error"]
+        assert "do not match their checksums were read 2 times" in found["error"]
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ class TestReading:
         kv.put("b", b"1")
         wait_until_gone(js, short)
         kv.put("c", b"1")
-        with pytest.raises(PySparkException, match="as of revision 2 cannot be told: it keeps values for"):
+        with pytest.raises(PySparkException, match="cannot be read as of revision 2: it keeps values for"):
             then(short, 2)
         kv = js.create_key_value(BucketConfig(bucket=cleaned, history=5))
         kv.put("a", b"1")

@@ -25,7 +25,7 @@ from slipstream.server.engine.ports import StreamLog
 from slipstream.server.engine.reads.direct_get import PREFIX, QUEUE
 from slipstream.server.engine.replication.ingest import Ingest, RemoteIngests
 from slipstream.server.engine.replication.mirror import Mirror, MirrorResponder
-from slipstream.server.engine.replication.source import Sourcing
+from slipstream.server.engine.replication.source import SourceIngest
 from slipstream.server.engine.services import SharedServices
 from slipstream.server.engine.snapshots.reader import SnapshotReader
 from slipstream.server.engine.streams.features import with_level
@@ -257,7 +257,7 @@ class Account:
                     for rest in ("", ".>")
                 ]
         else:
-            stream.ingests = tuple(known(source) or Sourcing(self, stream, source) for source in config.sources)
+            stream.ingests = tuple(known(source) or SourceIngest(self, stream, source) for source in config.sources)
         for ingest in self.ingests(stream):
             self._ingests[ingest] = None
             upstream = self.streams.get(ingest.source.name)

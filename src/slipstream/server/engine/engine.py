@@ -35,7 +35,7 @@ from slipstream.api import Storage
 from slipstream.errors import StreamStoreFailedError
 from slipstream.server.engine.account import Account
 from slipstream.server.engine.api.advisories import Advisories
-from slipstream.server.engine.auth.authenticator import Authenticator, Certificate, nobody_signs
+from slipstream.server.engine.auth.authenticator import Authenticator, Certificate, reject_signatures
 from slipstream.server.engine.auth.jwt import Verify
 from slipstream.server.engine.auth.permissions import quoted
 from slipstream.server.engine.auth.users import DEFAULT_ACCOUNT, at_most
@@ -69,7 +69,14 @@ class Engine:
     """Accounts, sessions, and the order of what happens around a commit."""
 
     def __init__(
-        self, settings: Settings, *, file: Store, memory: Store, rng: Random, now: int, verify: Verify = nobody_signs
+        self,
+        settings: Settings,
+        *,
+        file: Store,
+        memory: Store,
+        rng: Random,
+        now: int,
+        verify: Verify = reject_signatures,
     ) -> None:
         """`file` and `memory` keep the streams of that storage; they may be the same store. `verify` is for nkeys."""
         self.settings = settings
@@ -385,7 +392,7 @@ class Engine:
             return
         by_port: dict[ReplyPort, list[Answer]] = {}
         for answer in answers:
-            by_port.setdefault(answer[2].home, []).append(answer)
+            by_port.setdefault(answer[2].reply_port, []).append(answer)
         for port, its_answers in by_port.items():
             port.answer_all(its_answers)
 
@@ -398,7 +405,7 @@ class Engine:
         self._load(journal, now)
         for reply, _, source, _ in lost:
             if answer := source.failure(reason):
-                source.home.send(reply, b"", answer)
+                source.reply_port.send(reply, b"", answer)
 
     def _load(self, journal: Journal, now: int) -> None:
         """Bring the streams in line with a store. Streams of accounts that are not configured stay in the store."""

@@ -29,7 +29,7 @@ class Source(Protocol):
     """The part of the server that an answer is from."""
 
     @property
-    def home(self) -> ReplyPort: ...
+    def reply_port(self) -> ReplyPort: ...
 
     def ack(self, seq: int) -> tuple[str, int]:
         """The text of a publish's ack, and its size in bytes."""

@@ -148,5 +148,5 @@ def test_a_restart_keeps_every_accounts_streams_and_those_of_accounts_without_us
 
 @pytest.mark.parametrize("name", ["", "a b", "a/b", "a\tb"])
 def test_a_bad_name_of_an_account_is_refused(name: str) -> None:
-    with pytest.raises(UsageError, match="bad account"):
+    with pytest.raises(UsageError, match="account name must be printable"):
         User(name="a", password="b", account=name)

@@ -11,7 +11,7 @@ import pytest
 from slipstream.errors import UsageError
 from slipstream.server import Permissions, Responses, User
 from slipstream.server.engine.auth import permissions
-from slipstream.server.engine.auth.authenticator import Authenticator, Credentials, Identity, nobody_signs
+from slipstream.server.engine.auth.authenticator import Authenticator, Credentials, Identity, reject_signatures
 from slipstream.wire import ConnectOptions, Err, Ok, Pong
 from tests.server.support import Client, Rig, status
 
@@ -33,7 +33,8 @@ def rig_with(users: Iterable[User] = (), /, **settings: Any) -> Rig:
 
 def test_every_user_comes_in_with_its_own_secret_only() -> None:
     gate = Authenticator(
-        [User(name="a", password="pa"), User(name="b", password="pb"), User(token="t"), User(token="u")], nobody_signs
+        [User(name="a", password="pa"), User(name="b", password="pb"), User(token="t"), User(token="u")],
+        reject_signatures,
     )
 
     def admitted(**options: str) -> bool:
@@ -52,7 +53,7 @@ def test_every_user_comes_in_with_its_own_secret_only() -> None:
     assert not admitted(auth_token="pa")
     assert not admitted(user="t", password="t")
     assert not admitted(user="a", password="wrong", auth_token="t")
-    assert isinstance(Authenticator([], nobody_signs).admit(Credentials(ConnectOptions())), Identity)
+    assert isinstance(Authenticator([], reject_signatures).admit(Credentials(ConnectOptions())), Identity)
 
 
 @pytest.mark.parametrize(
@@ -94,9 +95,9 @@ def test_bad_responses_and_users_twice_are_refused() -> None:
     with pytest.raises(UsageError, match="more than nothing"):
         Responses(expires=timedelta(0))
     with pytest.raises(UsageError, match="same name 'a'"):
-        Authenticator([User(name="a", password="1"), User(name="a", password="2")], nobody_signs)
+        Authenticator([User(name="a", password="1"), User(name="a", password="2")], reject_signatures)
     with pytest.raises(UsageError, match=r"same token$"):
-        Authenticator([User(token="secret"), User(token="secret")], nobody_signs)
+        Authenticator([User(token="secret"), User(token="secret")], reject_signatures)
 
 
 def test_secrets_are_not_shown() -> None:

@@ -146,8 +146,8 @@ class _Response:
         self.later: Callable[[], dict[str, Any]] | None = None
 
     @property
-    def home(self) -> ReplyPort:
-        return self._api.home
+    def reply_port(self) -> ReplyPort:
+        return self._api.reply_port
 
     def encode(self, error: dict[str, object] | None, fields: dict[str, Any]) -> bytes:
         body: dict[str, Any] = {"type": RESPONSE_TYPE + self._kind}
@@ -176,7 +176,7 @@ class Api:
         """`is_closed`: the account has no JetStream, and is told so."""
         self._catalog = catalog
         self._is_closed = is_closed
-        self.home = catalog.router
+        self.reply_port = catalog.router
         self._metadata = server_metadata(catalog.version)
         self.total = self.errors = 0
         backups = SnapshotApi(catalog, self)
@@ -369,7 +369,7 @@ class Api:
 
     def _tell(self, stream: Stream, action: str, now: int) -> None:
         subject, payload = self._catalog.advisories.stream_action(stream.name, action, now)
-        stream.journal.events.append((self.home, subject, b"", payload))
+        stream.journal.events.append((self.reply_port, subject, b"", payload))
 
     def check_overlap(self, config: StreamConfig) -> None:
         for other in self._catalog.streams.values():

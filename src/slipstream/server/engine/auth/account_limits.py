@@ -1,4 +1,4 @@
-"""What an account may use: streams and messages held against its limits become nothing, or nats-server's error."""
+"""Limits of an account on streams, consumers and bytes; a violation raises nats-server's error."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ class AccountLimits:
 UNLIMITED = AccountLimits()
 
 
-class Holder(Protocol):
-    """A stream, as its account counts it."""
+class AccountStream(Protocol):
+    """A stream, as it counts against the limits of its account."""
 
     config: StreamConfig
     log: StreamLog
 
 
-def check_stream(limits: AccountLimits, config: StreamConfig, others: Iterable[Holder], *, new: bool) -> None:
-    """Whether the account may have a stream like this beside the others."""
+def check_stream(limits: AccountLimits, config: StreamConfig, others: Iterable[AccountStream], *, new: bool) -> None:
+    """Raise an error if the account may not have this stream in addition to the others."""
     if limits is UNLIMITED:
         return
     others = list(others)
@@ -66,12 +66,12 @@ def check_stream(limits: AccountLimits, config: StreamConfig, others: Iterable[H
         raise (ErrorCode.MEMORY_RESOURCES_EXCEEDED if memory else ErrorCode.STORAGE_RESOURCES_EXCEEDED).error()
 
 
-def check_bytes(limits: AccountLimits, storage: str, size: int, streams: Iterable[Holder]) -> None:
-    """Whether the account has room for one more message."""
+def check_bytes(limits: AccountLimits, storage: str, size: int, streams: Iterable[AccountStream]) -> None:
+    """Raise an error if one more message of that size would exceed the account's limit."""
     most = limits.bytes_of(storage)
     if most >= 0 and size + used(storage, streams) > most:
         raise ErrorCode.ACCOUNT_RESOURCES_EXCEEDED.error()
 
 
-def used(storage: str, streams: Iterable[Holder]) -> int:
+def used(storage: str, streams: Iterable[AccountStream]) -> int:
     return sum(stream.log.state.bytes for stream in streams if stream.config.storage == storage)

@@ -1,7 +1,7 @@
-"""What a client shows becomes a user, or nobody: a password or token, a signed nonce, a certificate, a JWT.
+"""Authentication of clients: by password, token, signed nonce (nkey), certificate or JWT.
 
-Secrets in plain text are compared in constant time. A secret that is kept as a bcrypt hash is not checked here, since
-that takes a good part of a second: `Hashed` says what to compare, and the driver does so away from the loop.
+Plain-text secrets are compared in constant time. A secret that is stored as a bcrypt hash is not compared here, since
+that takes a good part of a second: `Hashed` says what to compare, and the driver does so in a thread.
 """
 
 from __future__ import annotations
@@ -32,32 +32,32 @@ from slipstream.wire import ConnectOptions
 STANDARD, WEBSOCKET = CONNECTION_TYPES
 
 
-def nobody_signs(_: bytes, __: bytes, ___: bytes) -> bool:
-    """For an engine without nkeys."""
+def reject_signatures(_: bytes, __: bytes, ___: bytes) -> bool:
+    """The `verify` of an engine without nkeys."""
     return False
 
 
 class Certificate(NamedTuple):
-    """What a client's certificate says: names in the order in which they are tried, and its subject."""
+    """The names in a client's certificate, in the order in which they are tried, and its subject."""
 
     names: tuple[str, ...] = ()  # e-mail addresses, then DNS names, then URIs
     subject: tuple[tuple[str, str], ...] = ()  # (type, value), as in ("CN", "joe")
 
 
 class Credentials(NamedTuple):
-    """Everything a client is judged by."""
+    """Everything that a client authenticates with."""
 
     options: ConnectOptions
     nonce: str = ""
     address: str = ""
     connection_type: str = STANDARD
-    certificate: Certificate | None = None  # only where users are known by their certificates
+    certificate: Certificate | None = None  # only where users are identified by certificates
     by_certificate: bool = False
     now: int = 0
 
 
 class Identity:
-    """Who a client is, with the permissions compiled once for all of its connections."""
+    """An authenticated user, with permissions compiled once for all of its connections."""
 
     __slots__ = (
         "account",
@@ -76,7 +76,7 @@ class Identity:
         self.account = user.account if user is not None else DEFAULT_ACCOUNT
         self.rules = _rules(user.permissions) if user is not None else None
         self.name = (user.name or user.nkey or ("[REDACTED]" if user.token else "")) if user is not None else ""
-        self.key = f"{self.name}\0{user.token}" if user is not None else ""  # of which there is one
+        self.key = f"{self.name}\0{user.token}" if user is not None else ""  # unique
         self.connection_types = user.connection_types if user is not None else ()
         self.max_subscriptions = options.max_subscriptions if options is not None else NO_LIMIT
         self.max_payload = options.max_payload if options is not None else NO_LIMIT
@@ -88,7 +88,7 @@ class Identity:
 
 
 class Hashed(NamedTuple):
-    """A secret to be compared with a hash: if they fit, the client has that identity (None for an unknown name)."""
+    """A secret to compare with a hash: if they match, the client has that identity (None for an unknown name)."""
 
     secret: str
     hash: str
@@ -96,7 +96,7 @@ class Hashed(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """Nobody; why is for the log, never for the client."""
+    """Authentication failed; the reason is for the log, never for the client."""
 
     reason: str
 
@@ -105,20 +105,20 @@ Verdict = Identity | Hashed | Refused
 
 
 class Authenticator:
-    """Lets clients in; without users, everyone."""
+    """Decides who a client is; without configured users every client is accepted."""
 
     def __init__(
         self, users: Iterable[User], verify: Verify, *, accounts: Sequence[AccountOptions] = (), no_auth_user: str = "",
         operators: Sequence[str] = (), account_tokens: Sequence[str] = (),
     ) -> None:  # fmt: skip
-        """`verify` checks signatures; `operators` and `account_tokens` are JWTs, and exclude users of our own."""
+        """`verify` checks signatures; `operators` and `account_tokens` are JWTs, and exclude configured users."""
         self._verify = verify
         self._operators = [jwt.operator(token, verify) for token in operators]
         self._claims = self._trusted([jwt.account(token, verify) for token in account_tokens])
         configured = {account.name: account for account in (*accounts, *(c.options for c in self._claims.values()))}
         identities = [Identity(user, configured.get(user.account)) for user in check_users(users)]
         if self._operators and identities:
-            raise UsageError("a server with an operator takes its users from JWTs, and has none of its own")
+            raise UsageError("users must not be configured for a server with an operator: they come from JWTs")
         self.required = bool(identities) or bool(self._operators)
         names = (DEFAULT_ACCOUNT, *(identity.account for identity in identities), *configured)
         self.accounts = {name: configured.get(name, AccountOptions(name=name)) for name in dict.fromkeys(names)}
@@ -128,10 +128,10 @@ class Authenticator:
         self._keys = {m.user.nkey: m for m in identities if m.user is not None and m.user.nkey}
         self._tokens = [m for m in identities if m.user is not None and m.user.token]
         if len(self._tokens) > 1 and any(m.user is not None and is_hash(m.user.token) for m in self._tokens):
-            raise UsageError("a token that is kept as a hash must be the only one")
+            raise UsageError("a token that is stored as a hash must be the only token")
         self._subjects = {subject: m for name, m in self._named.items() if (subject := _parse_subject(name))}
         self._decoy = next((m.password for m in self._named.values() if is_hash(m.password)), "")
-        self.nonces = bool(self._keys or self._operators)  # whether clients are given something to sign
+        self.nonces = bool(self._keys or self._operators)  # clients must get a nonce to sign
         self.default = self._find_default(no_auth_user)
 
     def _trusted(self, claims: list[AccountClaims]) -> dict[str, AccountClaims]:
@@ -151,12 +151,12 @@ class Authenticator:
         return identity
 
     def expiry_of(self, account: str) -> int:
-        """When an account's JWT ends, in nanoseconds; 0 is never."""
+        """When an account's JWT expires, in nanoseconds; 0 is never."""
         claims = self._claims.get(account)
         return claims.claims.expires * SECOND if claims is not None else 0
 
     def admit(self, shown: Credentials) -> Verdict:
-        """Who the client is. How long that takes says nothing about what was wrong."""
+        """Identify the client. The time it takes reveals nothing about what was wrong."""
         if not self.required:
             return self._anyone
         if self._operators:
@@ -177,7 +177,7 @@ class Authenticator:
         if shown.by_certificate and self._named:
             found = self._by_certificate(shown.certificate)
             if found is None:
-                return Refused("no user has a name that is in the client's certificate")
+                return Refused("no user is named in the client's certificate")
             return found if not found.password else self._by_password(found, options)
         if options.user and (options.user in self._named or not self._tokens):
             return self._by_password(self._named.get(options.user), options)
@@ -197,8 +197,8 @@ class Authenticator:
         return identity
 
     def _by_token(self, options: ConnectOptions) -> Verdict:
-        found: Verdict = Refused("no user, no token and no signature that is known")
-        for identity in self._tokens:  # all of them, whichever it is
+        found: Verdict = Refused("no known user, token or signature")
+        for identity in self._tokens:  # compare with all of them: the time must not depend on which one matches
             assert identity.user is not None
             if is_hash(identity.user.token):
                 if options.auth_token and isinstance(found, Refused):
@@ -211,7 +211,7 @@ class Authenticator:
         identity = self._keys.get(nkey)
         signed = signature(sig)
         if identity is None or not nonce or not signed or not self._verify(public_key(nkey), signed, nonce.encode()):
-            return Refused(f"nkey {nkey[:8]}… is not known, or did not sign the nonce")
+            return Refused(f"nkey {nkey[:8]}… is unknown, or did not sign the nonce")
         return identity
 
     def _by_certificate(self, certificate: Certificate | None) -> Identity | None:
@@ -236,7 +236,7 @@ class Authenticator:
         claims = jwt.decode(shown.options.jwt, "user", self._verify)
         account = self._claims.get(str(claims.body.get("issuer_account") or claims.issuer))
         if account is None:
-            return Refused("the account of the user's JWT is not known")
+            return Refused("the account of the user's JWT is unknown")
         if not claims.is_current(shown.now) or not account.claims.is_current(shown.now):
             return Refused("the JWT of the user or of its account is not valid at this time")
         user = jwt.user(claims, account)
@@ -281,7 +281,7 @@ _PART = re.compile(r"\s*([A-Za-z0-9.]+)\s*=\s*((?:\\.|[^,+\\])*)\s*(?:[,+]|\Z)")
 
 
 def _parse_subject(name: str) -> tuple[tuple[str, str], ...]:
-    """`CN=joe,OU=x` in any order as sorted pairs; empty if the name is none of a certificate."""
+    """`CN=joe,OU=x` in any order as sorted pairs; empty if the name is not a certificate subject."""
     parts, at = list[tuple[str, str]](), 0
     while at < len(name):
         found = _PART.match(name, at)

@@ -35,7 +35,7 @@ from slipstream.wire import is_valid_filter
 Verify = Callable[[bytes, bytes, bytes], bool]  # public key, signature, message
 
 SECOND = 1_000_000_000
-MAX_EXPANSIONS = 4096  # subjects that the templates of one permission may become
+MAX_EXPANSIONS = 4096  # subjects that the templates of one permission may expand to
 _KINDS = {"operator": (OPERATOR, OPERATOR), "account": (ACCOUNT, OPERATOR), "user": (USER, ACCOUNT)}  # and who signs
 _FIXED_BY_ROLE = (
     "resp", "subs", "data", "payload", "src", "times", "times_location", "bearer_token", "allowed_connection_types",
@@ -45,7 +45,7 @@ _decode_json = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 class Claims(NamedTuple):
-    """A token whose signature is good."""
+    """A token with a valid signature."""
 
     subject: str
     issuer: str
@@ -79,9 +79,7 @@ def decode(token: str, kind: str, verify: Verify) -> Claims:
     except (ValueError, binascii.Error, msgspec.MsgspecError, RecursionError) as exc:
         raise UsageError(f"that is no JWT of {kind}: {type(exc).__name__}") from None
     if header.get("alg") not in ("ed25519-nkey", "ed25519"):
-        raise UsageError(
-            f"a JWT with the algorithm {header.get('alg')!r}, ed25519-nkey is allowed (ed25519: version 1)"
-        )
+        raise UsageError(f"the algorithm of a JWT must be ed25519-nkey (version 1: ed25519), got {header.get('alg')!r}")
     seen = claims.body.get("type")
     if seen != kind:
         raise UsageError(f"a JWT of {seen!r} where one of {kind!r} is needed")
@@ -126,7 +124,7 @@ def _number(payload: Mapping[str, Any], name: str, default: int = 0) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """Whose accounts are trusted."""
+    """The issuer of trusted accounts."""
 
     keys: frozenset[str]  # that may have signed an account
     system_account: str = ""
@@ -332,7 +330,7 @@ def _filled(entry: str, claims: Claims, account_claims: AccountClaims, *, strict
     for values in choices:
         total *= len(values)
     if total > MAX_EXPANSIONS:
-        raise UsageError(f"a permission's template becomes {total} subjects, {MAX_EXPANSIONS} are allowed")
+        raise UsageError(f"a permission's template must expand to at most {MAX_EXPANSIONS} subjects, got {total}")
     found = []
     for chosen in itertools.product(*choices):
         values_left = iter(chosen)

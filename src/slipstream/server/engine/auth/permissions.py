@@ -11,7 +11,7 @@ from slipstream.server.engine.auth.users import Permissions, split_queue
 from slipstream.wire import has_wildcard, is_valid_filter, overlaps, subset_of
 
 CACHE = 4096
-MAX_REPLIES = 4096  # reply subjects that are looked through for old ones when there are more
+MAX_REPLIES = 4096  # reply subjects; beyond that, expired ones are dropped
 
 Filters = tuple[tuple[str, str], ...]  # subject and queue group
 
@@ -34,7 +34,7 @@ class Rules:
         self._denied: dict[tuple[str, str], bool] = {}
 
     def may_publish(self, subject: str) -> bool:
-        """Whether the lists allow it."""
+        """Whether the lists permit it."""
         known = self._may.get(subject)
         if known is None:
             known = self._publish is None or any(_within(subject, entry) for entry in self._publish)
@@ -47,19 +47,19 @@ class Rules:
     def may_subscribe(self, subject: str, queue: str) -> bool:
         if self._subscribe is not None:
             plain, queues = _covering(self._subscribe, subject)
-            # Entries that name queue groups decide alone for those who are in one.
+            # For a member of a queue group, entries that name queue groups take precedence.
             if not (_names(queue, queues) if queue and queues else plain):
                 return False
         return not self._refuses(subject, queue)
 
     def needs_guard(self, subject: str, queue: str) -> bool:
-        """Whether a subscription that is allowed could be given something denied."""
+        """Whether a permitted subscription could match a denied subject."""
         return bool(queue or has_wildcard(subject)) and any(
             overlaps(entry, subject) for entry, _ in self._subscribe_deny
         )
 
     def denies(self, subject: str, queue: str) -> bool:
-        """Whether a message may not be given to a subscription in that queue group."""
+        """Whether messages on a subject must not be delivered to a subscription in that queue group."""
         key = (subject, queue)
         known = self._denied.get(key)
         if known is None:
@@ -74,7 +74,7 @@ class Rules:
 
 
 def _within(subject: str, entry: str) -> bool:
-    """Whether an entry covers a subject; what is no subject is in no list."""
+    """Whether an entry covers a subject; an invalid subject is covered by none."""
     return subset_of(subject, entry) and is_valid_filter(subject)
 
 
@@ -109,7 +109,7 @@ class Grant:
         self._swept = 0
 
     def may_publish(self, subject: str, now: int) -> bool:
-        """Whether it may publish there; an answer is counted."""
+        """Whether it may publish to a subject; responses are counted."""
         if self.rules.may_publish(subject):
             return True
         expected = self._replies.get(subject)
@@ -128,7 +128,7 @@ class Grant:
         return self._expires is not None and now - since > self._expires
 
     def expect(self, reply: str, now: int) -> None:
-        """The connection was given a message with a reply subject: it may answer."""
+        """A message with a reply subject was delivered to the connection: it may respond."""
         if self.rules.responses is None or self.rules.may_publish(reply):
             return
         self._replies[reply] = now, 0
@@ -138,7 +138,7 @@ class Grant:
             for subject, (since, count) in list(self._replies.items()):
                 if self._over(since, count, now):
                     del self._replies[subject]
-            # A peer that is asked and never answers must not fill memory, however long its answers are waited for.
+            # A client that receives requests and never responds must not fill memory, whatever the expiry.
             for subject in list(self._replies)[: max(0, len(self._replies) - MAX_REPLIES)]:
                 del self._replies[subject]
 

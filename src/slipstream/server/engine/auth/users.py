@@ -1,4 +1,4 @@
-"""Who may come in and what they may do, as the server is told: users, their permissions, their accounts.
+"""Configured users, their permissions, and their accounts.
 
 Checked when made, so that a server with a bad rule does not start; secrets are in no `repr`.
 """
@@ -33,9 +33,9 @@ class Responses:
 
     def __post_init__(self) -> None:
         if self.max_msgs is not None and self.max_msgs < 1:
-            raise UsageError(f"max_msgs of responses is {self.max_msgs}, at least 1 (or None) is allowed")
+            raise UsageError(f"max_msgs of responses must be at least 1 (or None), got {self.max_msgs}")
         if self.expires is not None and self.expires <= timedelta(0):
-            raise UsageError(f"responses expire after {self.expires}, more than nothing (or None) is allowed")
+            raise UsageError(f"expires of responses must be positive (or None), got {self.expires}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ class Permissions:
             if entries is None and not name.endswith("_deny"):
                 continue
             if isinstance(entries, str) or not isinstance(entries, Iterable):
-                raise UsageError(f"{name} is {entries!r}, a sequence of subject filters is allowed")
+                raise UsageError(f"{name} must be a sequence of subject filters, got {entries!r}")
             object.__setattr__(self, name, tuple(entries))
             for entry in getattr(self, name):
                 if name.startswith("subscribe"):
@@ -100,7 +100,7 @@ class User:
                 )
         for kind in self.connection_types:
             if kind not in CONNECTION_TYPES:
-                raise UsageError(f"connection type {kind!r}, {' and '.join(CONNECTION_TYPES)} are allowed")
+                raise UsageError(f"connection type must be {' or '.join(CONNECTION_TYPES)}, got {kind!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +119,7 @@ class AccountOptions:
 
 def check_account(name: str) -> None:
     if not _ACCOUNT.fullmatch(name):
-        raise UsageError(f"bad account {name!r}: printable characters without white space and slashes are allowed")
+        raise UsageError(f"account name must be printable, without white space or slashes, got {name!r}")
 
 
 def is_hash(secret: str) -> bool:
@@ -136,7 +136,9 @@ def split_queue(entry: str) -> tuple[str, str]:
     """`"subject queue"` as both; the queue is empty where there is none."""
     parts = entry.split() if isinstance(entry, str) else []
     if not 1 <= len(parts) <= 2 or not all(is_valid_filter(part) for part in parts):
-        raise UsageError(f"bad permission {entry!r}: a subject filter is allowed, with a queue group behind a space")
+        raise UsageError(
+            f"permission must be a subject filter, optionally with a space and a queue group, got {entry!r}"
+        )
     return parts[0], parts[1] if len(parts) == 2 else ""
 
 

@@ -105,8 +105,8 @@ class LazyCommit:
 class AckReply:
     """The empty answer to an ack. Where the group is lost there is no answer: the client asks again."""
 
-    def __init__(self, home: ReplyPort) -> None:
-        self.home = home
+    def __init__(self, reply_port: ReplyPort) -> None:
+        self.reply_port = reply_port
 
     def ack(self, seq: int) -> tuple[str, int]:  # noqa: ARG002
         return "", 0

@@ -1,4 +1,4 @@
-"""A session becomes the INFO that its client is greeted with, told of its account by, or sent away with."""
+"""The INFO line: the greeting, the account of an authenticated client, and lame duck mode."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from slipstream.server.engine.streams.features import API_LEVEL
 
 
 def info(settings: Settings, session: Session, *, locked: bool, system_account: str, lame_duck: bool) -> bytes:
-    """The line for one client. `locked`: nobody comes in without showing who they are."""
+    """The INFO line for one client. `locked`: clients must authenticate."""
     fields: dict[str, object] = {
         "server_id": settings.server_id,
         "server_name": settings.server_name,
         "version": settings.version,
         "slipstream": settings.slipstream,
         "proto": 1,
-        "go": "",  # clients that read it expect it to be there
+        "go": "",  # some clients require the field
         "host": session.listener.host,
         "port": session.listener.port,
         "headers": True,

@@ -1,4 +1,4 @@
-"""The engine becomes what the monitoring endpoints show: `/varz`, `/connz`, `/subsz`, `/accountz`, `/jsz`, `/healthz`.
+"""Monitoring endpoints: `/varz`, `/connz`, `/subsz`, `/accountz`, `/jsz`, `/healthz`, with nats-server's fields.
 
 Names and shapes are nats-server's, so that its tools and dashboards read them. `out_bytes` counts payloads and headers,
 as there; of messages that are written in one piece (batches, deliveries of consumers) the protocol lines too.

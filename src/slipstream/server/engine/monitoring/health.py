@@ -1,4 +1,4 @@
-"""The journals of a server become a report: what could not be stored, and what is stored and damaged."""
+"""Health report of the stores: the last failed commit, and damaged messages and records."""
 
 from __future__ import annotations
 
@@ -31,5 +31,5 @@ def examine(journals: Sequence[Journal]) -> Health:
         more = f" and {len(damaged) - MAX_NAMED} more" if len(damaged) > MAX_NAMED else ""
         problems.append(f"damaged messages: {named}{more}")
     elif records:
-        problems.append(f"records of the store that do not match their checksums were met {records} times")
+        problems.append(f"records that do not match their checksums were read {records} times")
     return Health(tuple(problems), tuple(damaged))

@@ -41,7 +41,7 @@ TOO_BUSY = status_block(429, "Too Many Requests")
 CORRUPT = status_block(500, "Message Corrupt")
 
 
-class Parked(NamedTuple):
+class WaitingRead(NamedTuple):
     """A request that waits for a sequence, until a moment."""
 
     seq: int
@@ -64,7 +64,7 @@ class ReplicaPeer:
         self.seen = 0  # of a filtered mirror: everything up to here was looked at
         self._services = services
         self._cut = len(PREFIX) + len(name)
-        self._parked: list[Parked] = []
+        self._parked: list[WaitingRead] = []
         self.lines = f"Nats-Stream: {name}\r\nNats-Subject: "
 
     def receive(self, subject: str, reply: str, header: bytes, payload: bytes, now: int) -> bool:  # noqa: ARG002
@@ -151,28 +151,28 @@ class ReplicaPeer:
         self._enter(seq, ready, reject, now + REJECT_DELAY + (DEPOSED_DELAY if self.deposed else 0))
 
     def _enter(self, seq: int, ready: Callable[[ReplicaPeer], None], reject: Callable[[], object], when: int) -> None:
-        parked: Parked
+        waiting: WaitingRead
 
         def give_up(_: int) -> None:
-            self._parked.remove(parked)
+            self._parked.remove(waiting)
             self._services.commit_waiters.wait(self, -1)
             reject()
 
-        parked = Parked(seq, ready, reject, when, self._services.timers.at(when, give_up))
-        self._parked.append(parked)
+        waiting = WaitingRead(seq, ready, reject, when, self._services.timers.at(when, give_up))
+        self._parked.append(waiting)
 
     def release(self) -> None:
-        """Answer the parked requests whose sequence is committed now."""
+        """Answer the waiting requests whose sequence is committed now."""
         if not self._parked:
             return
         last = self.reached()
-        ripe = [parked for parked in self._parked if parked.seq <= last]
+        ripe = [waiting for waiting in self._parked if waiting.seq <= last]
         if ripe:
-            self._parked = [parked for parked in self._parked if parked.seq > last]
+            self._parked = [waiting for waiting in self._parked if waiting.seq > last]
             self._services.commit_waiters.wait(self, -len(ripe))
-            for parked in ripe:
-                parked.timer.cancel()
-                parked.ready(self)
+            for waiting in ripe:
+                waiting.timer.cancel()
+                waiting.ready(self)
 
     def inherit(self, other: ReplicaPeer) -> None:
         """Take over what waits at another peer, with what is left of its time."""
@@ -181,13 +181,13 @@ class ReplicaPeer:
             self._enter(request.seq, request.ready, request.reject, request.when)
         self.release()
 
-    def stop(self) -> list[Parked]:
+    def stop(self) -> list[WaitingRead]:
         """Let go of what waits here: nobody is left in the engine's books."""
-        parked, self._parked = self._parked, []
-        for request in parked:
+        waiting, self._parked = self._parked, []
+        for request in waiting:
             request.timer.cancel()
-        self._services.commit_waiters.wait(self, -len(parked))
-        return parked
+        self._services.commit_waiters.wait(self, -len(waiting))
+        return waiting
 
 
 class DirectBatch:

@@ -17,7 +17,7 @@ HEADER = "Nats-Stream-Source"
 _DROPPED = ("nats-stream-source:", "nats-expected-", "nats-batch-")
 
 
-class Sourcing(Ingest):
+class SourceIngest(Ingest):
     """The ingest of one source. `identity` tells an upstream from one of the same name that was there before."""
 
     def first_wanted(self) -> int:

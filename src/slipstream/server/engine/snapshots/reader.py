@@ -69,8 +69,8 @@ class SnapshotReader:
         self._watch(now)
 
     @property
-    def home(self) -> Any:
-        return self._response.home
+    def reply_port(self) -> Any:
+        return self._response.reply_port
 
     def ack(self, seq: int) -> tuple[str, int]:  # noqa: ARG002
         """A chunk is answered with nothing."""

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from slipstream.api.names import BATCH_COMMIT, REQUIRED_API_LEVEL
 from slipstream.errors import ApiError, ErrorCode
 from slipstream.server.engine.streams.features import API_LEVEL
-from slipstream.server.engine.streams.publish_headers import Demands, is_number, remove_header, set_header
+from slipstream.server.engine.streams.publish_headers import PublishHeaders, is_number, remove_header, set_header
 from slipstream.server.engine.timers import Timer, Timers
 
 MAX_MESSAGES = 1000
@@ -31,7 +31,7 @@ class Staged(NamedTuple):
     subject: str
     header: bytes
     payload: bytes
-    wanted: Demands
+    wanted: PublishHeaders
 
 
 class BatchUsage:

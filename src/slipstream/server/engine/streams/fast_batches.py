@@ -43,7 +43,7 @@ class FastOutcome(NamedTuple):
     is_duplicate: bool = False
 
 
-class Owner(Protocol):
+class BatchStream(Protocol):
     """The stream, as its batches see it."""
 
     acks: bool  # whether it acknowledges single messages
@@ -95,7 +95,7 @@ class FastBatch:
 class FastBatches:
     """The fast batches of one stream."""
 
-    def __init__(self, timers: Timers, usage: BatchUsage, owner: Owner) -> None:
+    def __init__(self, timers: Timers, usage: BatchUsage, owner: BatchStream) -> None:
         self._timers, self._usage, self._owner = timers, usage, owner
         self._open: dict[str, FastBatch] = {}
 

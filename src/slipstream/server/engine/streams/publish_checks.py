@@ -17,13 +17,13 @@ from slipstream.errors import (
 )
 from slipstream.server.engine.ports import NEVER, Store, StreamLog, parse_ttl
 from slipstream.server.engine.streams.dedupe import DuplicateWindow
-from slipstream.server.engine.streams.publish_headers import Demands, set_header
+from slipstream.server.engine.streams.publish_headers import PublishHeaders, set_header
 
 MAX_HEADER = 0xFFFF
 MAX_NUMBER = 4096  # digits of an increment: more is an attack on the arithmetic
 
 
-def increment(config: StreamConfig, wanted: Demands, payload: bytes) -> int | None:
+def increment(config: StreamConfig, wanted: PublishHeaders, payload: bytes) -> int | None:
     """The increment of a counter; None if the message has none."""
     if not wanted.incr:
         return None
@@ -40,7 +40,7 @@ def increment(config: StreamConfig, wanted: Demands, payload: bytes) -> int | No
     return int(wanted.incr)
 
 
-def check_target(config: StreamConfig, wanted: Demands) -> None:
+def check_target(config: StreamConfig, wanted: PublishHeaders) -> None:
     """The stream is the one that was meant, and may take messages with a time to live."""
     if wanted.stream and wanted.stream != config.name:
         raise StreamNotMatchError
@@ -52,7 +52,7 @@ def check_target(config: StreamConfig, wanted: Demands) -> None:
         raise ErrorCode.MESSAGE_TTL_DISABLED.error()
 
 
-def check_expected(log: StreamLog, wanted: Demands, subject: str) -> None:
+def check_expected(log: StreamLog, wanted: PublishHeaders, subject: str) -> None:
     if wanted.subject_seq is not None:
         last = log.last_seq_of(wanted.subject or subject)
         if last != wanted.subject_seq:
@@ -63,7 +63,7 @@ def check_expected(log: StreamLog, wanted: Demands, subject: str) -> None:
         raise ErrorCode.STREAM_WRONG_LAST_SEQUENCE.error(seq=log.state.last_seq)
 
 
-def check_origin(wanted: Demands) -> None:
+def check_origin(wanted: PublishHeaders) -> None:
     """A header that only the server itself may set."""
     if wanted.source:
         raise ErrorCode.MESSAGE_SOURCE_HEADER_NOT_ALLOWED.error()
@@ -89,7 +89,7 @@ def check_size(max_size: int, header: bytes, payload: bytes) -> None:
         raise ErrorCode.STREAM_HEADER_EXCEEDS_MAXIMUM.error()
 
 
-def check_lifetime(config: StreamConfig, wanted: Demands, header: bytes) -> bytes:
+def check_lifetime(config: StreamConfig, wanted: PublishHeaders, header: bytes) -> bytes:
     """The header with a time to live that the stream's markers allow: a message that went before the marker of its
     subject could leave the subject without any."""
     if not wanted.ttl:
@@ -132,7 +132,7 @@ class BatchChecks:
         self._bytes = 0
         self._expected: set[str] = set()
 
-    def headers(self, wanted: Demands, now: int) -> None:
+    def headers(self, wanted: PublishHeaders, now: int) -> None:
         """What does not depend on sequences."""
         check_target(self._config, wanted)
         if wanted.ttl:
@@ -144,7 +144,7 @@ class BatchChecks:
         if wanted.source:
             raise ErrorCode.MESSAGE_SOURCE_HEADER_NOT_ALLOWED.error()
 
-    def sequences(self, wanted: Demands, subject: str) -> None:
+    def sequences(self, wanted: PublishHeaders, subject: str) -> None:
         """What the batch expects of the log. Only what it has not written to yet can be expected to be as it was."""
         last = self._log.state.last_seq + sum(self._written.values())
         if wanted.last_seq is not None:
@@ -162,14 +162,14 @@ class BatchChecks:
         elif wanted.subject:
             raise ErrorCode.STREAM_EXPECTED_LAST_SEQ_PER_SUBJECT_INVALID.error()
 
-    def rollup(self, wanted: Demands, subject: str) -> None:
+    def rollup(self, wanted: PublishHeaders, subject: str) -> None:
         check_rollup(self._config, wanted.rollup)
         if wanted.rollup == "sub" and subject in self._written:
             raise _rollup("batch rollup sub invalid")
         if wanted.rollup == "all" and self._written:
             raise _rollup("batch rollup all invalid")
 
-    def room(self, wanted: Demands, subject: str, header: bytes, payload: bytes) -> None:
+    def room(self, wanted: PublishHeaders, subject: str, header: bytes, payload: bytes) -> None:
         """Take the message into the count; a stream that discards what is new must have room for all of them."""
         config, state = self._config, self._log.state
         self._written[subject] = self._written.get(subject, 0) + 1

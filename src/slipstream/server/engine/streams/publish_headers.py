@@ -29,7 +29,7 @@ _TEXTS = {
 }
 
 
-class Demands(NamedTuple):
+class PublishHeaders(NamedTuple):
     """Empty and None: not asked for."""
 
     msg_id: str = ""
@@ -50,7 +50,7 @@ class Demands(NamedTuple):
     api_level: str = ""
 
 
-NOTHING = Demands()
+NO_HEADERS = PublishHeaders()
 
 
 def is_number(text: str) -> bool:
@@ -58,10 +58,10 @@ def is_number(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= 20
 
 
-def demands(header: bytes) -> Demands:
+def parse_publish_headers(header: bytes) -> PublishHeaders:
     """What the publisher asks of the stream."""
     if b"\r\nNats-" not in header:
-        return NOTHING
+        return NO_HEADERS
     found: dict[str, object] = {}
     for line in header.decode(errors="replace").split("\r\n")[1:]:
         name, _, value = line.partition(":")
@@ -73,7 +73,7 @@ def demands(header: bytes) -> Demands:
         elif name in _NUMBERS:
             # A number that is none cannot be the right one: it is refused as a wrong sequence, as on nats-server.
             found.setdefault(_NUMBERS[name], int(value) if is_number(value) else -1)
-    return Demands(**found) if found else NOTHING  # type: ignore[arg-type]
+    return PublishHeaders(**found) if found else NO_HEADERS  # type: ignore[arg-type]
 
 
 def remove_header(header: bytes, name: str) -> bytes:

@@ -22,7 +22,7 @@ from slipstream.server.engine.ports import Record, StreamLog, parse_ttl
 from slipstream.server.engine.reads.frozen_log import damaged_at
 from slipstream.server.engine.services import Progress, Services
 from slipstream.server.engine.streams.cron import Moment, next_moment, time_zone
-from slipstream.server.engine.streams.publish_headers import Demands, remove_lines, set_header
+from slipstream.server.engine.streams.publish_headers import PublishHeaders, remove_lines, set_header
 from slipstream.server.engine.timers import Timer
 from slipstream.wire import is_valid_subject, overlaps
 
@@ -141,7 +141,7 @@ def _belongs(config: StreamConfig, subject: str) -> bool:
     return is_valid_subject(subject) and any(overlaps(own, subject) for own in config.subjects)
 
 
-def with_rollup(header: bytes, wanted: Demands) -> tuple[bytes, Demands]:
+def with_rollup(header: bytes, wanted: PublishHeaders) -> tuple[bytes, PublishHeaders]:
     """A schedule takes the place of all other messages on its subject."""
     if wanted.rollup not in ("", names.ROLLUP_SUBJECT):
         raise ErrorCode.MESSAGE_SCHEDULES_ROLLUP_INVALID.error()
@@ -155,7 +155,7 @@ def with_rollup(header: bytes, wanted: Demands) -> tuple[bytes, Demands]:
 Publish = Callable[[str, bytes, bytes, int], None]  # subject, header, payload, now; raises ApiError
 
 
-class Kept(msgspec.Struct, array_like=True):
+class StoredSchedule(msgspec.Struct, array_like=True):
     """What the store has of a schedule."""
 
     when: int
@@ -191,7 +191,7 @@ class Schedules:
         kept = self._log.kept()
         for key, value in kept.items():
             if key.startswith(_KEPT):
-                entry = msgspec.json.decode(value, type=Kept)
+                entry = msgspec.json.decode(value, type=StoredSchedule)
                 self._set(entry.subject, int(key[len(_KEPT) :]), entry.when)
         if _COMPLETE not in kept and not self._log.state.last_seq:
             self.complete()
@@ -245,7 +245,7 @@ class Schedules:
     def _keep(self, subject: str, seq: int, when: int) -> None:
         self._forget(subject, but=seq)
         self._set(subject, seq, when)
-        self._log.keep(f"{_KEPT}{seq}", msgspec.json.encode(Kept(when, subject)))
+        self._log.keep(f"{_KEPT}{seq}", msgspec.json.encode(StoredSchedule(when, subject)))
 
     def _set(self, subject: str, seq: int, when: int) -> None:
         self._due[subject] = (seq, when)

@@ -34,13 +34,13 @@ _NOT_FOR_MIRRORS = (
 )
 
 
-class Known(Protocol):
+class ConfiguredStream(Protocol):
     """Another stream."""
 
     config: StreamConfig
 
 
-def checked(config: StreamConfig, streams: Mapping[str, Known]) -> StreamConfig:
+def checked(config: StreamConfig, streams: Mapping[str, ConfiguredStream]) -> StreamConfig:
     """The configuration, with `mirror_direct` taken from the upstream; raises the error of the first broken rule."""
     mirror = config.mirror
     if mirror is not None:
@@ -64,7 +64,9 @@ def checked(config: StreamConfig, streams: Mapping[str, Known]) -> StreamConfig:
     return config
 
 
-def _check_source(config: StreamConfig, source: StreamSource, streams: Mapping[str, Known], kind: int) -> None:
+def _check_source(
+    config: StreamConfig, source: StreamSource, streams: Mapping[str, ConfiguredStream], kind: int
+) -> None:
     def fault(what: str, detail: str = "") -> ApiError:
         return _FAULTS[what][kind].error(err=detail)
 
@@ -110,7 +112,7 @@ def _is_name(name: str) -> bool:
     return bool(name) and not any(char in ".*>\\/" or char.isspace() or char == "\0" for char in name)
 
 
-def _check_cycle(config: StreamConfig, streams: Mapping[str, Known]) -> None:
+def _check_cycle(config: StreamConfig, streams: Mapping[str, ConfiguredStream]) -> None:
     """A message may not come back to where it came from."""
     waiting, visited = [config], set()
     while waiting:

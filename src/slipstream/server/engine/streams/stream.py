@@ -26,7 +26,12 @@ from slipstream.server.engine.streams.atomic_batches import AtomicBatches, Stage
 from slipstream.server.engine.streams.counters import Counters, Total
 from slipstream.server.engine.streams.dedupe import DuplicateWindow, message_id
 from slipstream.server.engine.streams.expiry import Expiry
-from slipstream.server.engine.streams.publish_headers import NOTHING, Demands, demands, remove_header
+from slipstream.server.engine.streams.publish_headers import (
+    NO_HEADERS,
+    PublishHeaders,
+    parse_publish_headers,
+    remove_header,
+)
 from slipstream.server.engine.streams.subject_limits import SubjectTrim
 from slipstream.wire import SubjectMapping, is_valid_subject
 
@@ -54,7 +59,7 @@ class Stream:
         """`key` is its name in the store."""
         self.name = config.name
         self.key = key
-        self.home = services.router
+        self.reply_port = services.router
         self.created = created
         self.journal = journal
         self.log = journal.store.log(key)
@@ -216,7 +221,11 @@ class Stream:
         log.append(time, subject, header, payload)
         self._clock = time
         self._last_msg_id = message_id(header) if header else ""
-        if header and self.config.allow_rollup_hdrs and (rollup := demands(header).rollup) in ("sub", "all"):
+        if (
+            header
+            and self.config.allow_rollup_hdrs
+            and (rollup := parse_publish_headers(header).rollup) in ("sub", "all")
+        ):
             log.purge(pattern=subject if rollup == "sub" else "", keep=1)
         if self._republish is not None:
             self._publish_again(subject, header, payload, seq=seq, now=time, before=before)
@@ -232,7 +241,7 @@ class Stream:
         config, subject = self.config, self._mapped(subject)
         if config.sealed:
             raise ErrorCode.STREAM_SEALED.error()
-        wanted = demands(header) if header else NOTHING
+        wanted = parse_publish_headers(header) if header else NO_HEADERS
         if wanted.msg_id and self.duplicates.find(wanted.msg_id, now):
             return
         total: Total | None = None
@@ -269,7 +278,7 @@ class Stream:
     def _consider(self, subject: str, reply: str, header: bytes, payload: bytes, now: int) -> tuple[int, bytes | None]:
         """The long way: the sequence it was stored as, or an answer of another kind (None: there is none)."""
         subject = self._mapped(subject)
-        wanted = demands(header) if header else NOTHING
+        wanted = parse_publish_headers(header) if header else NO_HEADERS
         if reply.endswith(fast_batches.SUFFIX):
             self._take_fast(Staged(subject, header, payload, wanted), reply, now)
             return 0, None
@@ -287,7 +296,7 @@ class Stream:
         config, log = self.config, self.log
         subject, header, payload, wanted = message
         amount, plan = None, schedules.plan_of(header)
-        if wanted is not NOTHING or plan is not schedules.NO_PLAN:
+        if wanted is not NO_HEADERS or plan is not schedules.NO_PLAN:
             amount = publish_checks.increment(config, wanted, payload)
             publish_checks.check_target(config, wanted)
             publish_checks.check_expected(log, wanted, subject)
@@ -321,7 +330,7 @@ class Stream:
             return subject
         return self._mapping.apply(subject) or subject
 
-    def _keep(self, subject: str, header: bytes, payload: bytes, now: int, wanted: Demands) -> int:
+    def _keep(self, subject: str, header: bytes, payload: bytes, now: int, wanted: PublishHeaders) -> int:
         """Store a message that nothing speaks against, and do what follows from it."""
         log = self.log
         before = log.last_seq_of(subject) if self._republish is not None else 0
@@ -346,7 +355,7 @@ class Stream:
     def _publish_planned(self, subject: str, header: bytes, payload: bytes, now: int) -> None:
         """A schedule is due. Raises ApiError if there is no room for what it says."""
         self._clock = now = max(now, self._clock)
-        config, subject, wanted = self.config, self._mapped(subject), demands(header)
+        config, subject, wanted = self.config, self._mapped(subject), parse_publish_headers(header)
         if config.sealed:
             raise ErrorCode.STREAM_SEALED.error()
         publish_checks.check_size(self._max_size, header, payload)
@@ -356,7 +365,7 @@ class Stream:
     def _mark(self, subject: str, header: bytes, now: int) -> None:
         """A marker in place of all messages of a subject."""
         self._clock = now = max(now, self._clock)
-        self._keep(subject, header, b"", now, demands(header))
+        self._keep(subject, header, b"", now, parse_publish_headers(header))
 
     def _publish_again(self, subject: str, header: bytes, payload: bytes, *, seq: int, now: int, before: int) -> None:
         """Tell whoever listens on the other subject, once the message is durable."""
@@ -372,7 +381,7 @@ class Stream:
             lines += f"Nats-Msg-Size: {len(payload)}\r\n"
         head = header[:-2] if header.endswith(b"\r\n\r\n") else b"NATS/1.0\r\n"
         block = b"%b%b\r\n" % (head, lines.encode())
-        self.journal.events.append((self.home, target, block, b"" if self._headers_only else payload))
+        self.journal.events.append((self.reply_port, target, block, b"" if self._headers_only else payload))
 
     # Batches: fast ones, and those that are stored together or not at all.
 
