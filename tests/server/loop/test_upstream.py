@@ -170,7 +170,7 @@ async def test_what_a_filter_leaves_out_counts_as_looked_at(monkeypatch: pytest.
 
             async def says_so() -> bool:
                 error = (await api(here, "STREAM.INFO.M"))["mirror"].get("error")
-                return error is not None and "made anew" in error["description"]
+                return error is not None and "recreated" in error["description"]
 
             await until(says_so)
             assert (await api(here, "STREAM.INFO.M"))["state"]["last_seq"] == 10

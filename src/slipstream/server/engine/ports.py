@@ -1,13 +1,13 @@
-"""What the engine asks of a store: streams as logs of messages, changed in groups that become durable together.
+"""The interface of stores: streams as logs of messages, changed in groups that become durable together.
 
 Two views of every log. The **writer's** view is the engine's own: it sees each change at once, so that the next command
-can be judged by it. The **reader's** view moves only when a group was committed: nobody is ever shown a message that a
-crash could still take back. `seq` counts from 1 and never goes back; times are nanoseconds since the epoch.
+is checked against it. The **reader's** view moves only when a group is committed: no reader sees a message that a crash
+could still take back. `seq` counts from 1 and never goes back; times are nanoseconds since the epoch.
 
-A group is what arrived in one turn of the server's loop. The engine seals it, the driver carries it through `begin`
+A group holds the changes of one turn of the server's loop. The engine seals it, the driver calls `begin`
 (may block: in a thread), `write_some` (on the loop, in slices, until it says True), `commit` (blocks on the disk: in
 the same thread as `begin`, always the same one) and `finish` (on the loop; moves the reader's view). Groups are
-carried through one at a time, in order: the next one is open for changes meanwhile, and is sealed when this one is
+committed one at a time, in order: the next one collects changes in the meantime, and is sealed when this one is
 finished. When `begin`, `write_some` or `commit` raises, the driver calls `abandon`: every uncommitted group, the open
 one too, is dropped and both views are as of the last commit.
 """
@@ -36,10 +36,10 @@ class Record(NamedTuple):
 
 
 class LogState(NamedTuple):
-    """The figures of a log. Of an empty log `first_seq` is `last_seq + 1`, and both times are as they were last.
+    """Statistics of a log. Of an empty log `first_seq` is `last_seq + 1`, and both times are as they were last.
 
     `last_time` is that of the message added last, even if it is removed. After a purge of very many messages, but not
-    of all, `subjects` may count some that have none left, until the store has swept them out.
+    of all, `subjects` may count some that have none left, until the store has removed them.
     """
 
     messages: int = 0
@@ -57,7 +57,7 @@ class Changes(NamedTuple):
 
     added: list[tuple[int, str]]
     removed: list[tuple[int, str]]
-    recount: bool  # more happened than is listed: whoever counts begins anew
+    recount: bool  # there are more changes than listed: counters must start over
 
 
 class StreamLog(Protocol):
@@ -67,7 +67,7 @@ class StreamLog(Protocol):
 
     @property
     def state(self) -> LogState:
-        """The figures, uncommitted changes included."""
+        """Statistics, uncommitted changes included."""
 
     def append(self, time: int, subject: str, header: bytes, payload: bytes) -> int:
         """Add a message; returns its sequence, which is `state.last_seq + 1`."""
@@ -77,12 +77,12 @@ class StreamLog(Protocol):
         has a gap. Cheapest as a group's first change to the log."""
 
     def remove(self, seq: int) -> bool:
-        """Take one message out, wherever it is; False if it is not there."""
+        """Remove one message, wherever it is; False if it does not exist."""
 
     def purge(self, *, pattern: str = "", below: int = 0, keep: int = 0) -> int:
-        """Take out the messages that match `pattern` (all, if empty or `>`) with a sequence under `below` (any, if
-        0), but for the newest `keep` of them; returns how many. An emptied log goes on counting where it was; a purge
-        of everything under `below` beyond the last sequence, without `keep`, moves the next sequence to `below`."""
+        """Remove the messages that match `pattern` (all, if empty or `>`) with a sequence under `below` (any, if
+        0), except the newest `keep` of them; returns how many. An emptied log keeps counting from its last sequence; a
+        purge of everything under `below` beyond the last sequence, without `keep`, moves the next one to `below`."""
 
     def last_seq_of(self, subject: str) -> int:
         """Sequence of the newest message on a subject (or a filter with wildcards, slower); 0 if there is none."""
@@ -97,16 +97,16 @@ class StreamLog(Protocol):
         """The message with that sequence, committed or not. A damaged record raises CorruptRecordError."""
 
     def next_expiry(self) -> int:
-        """When the first message with a time to live is over (`expires_at`), or a moment before; 0 if none has one."""
+        """When the first message with a time to live expires (`expires_at`), or a moment before; 0 if none has one."""
 
     def take_expired(self, now: int, limit: int) -> list[int]:
-        """Sequences, in order, of up to `limit` committed messages whose time to live is over at `now`. They are told
-        once: the caller removes them within the same group."""
+        """Sequences, in order, of up to `limit` committed messages whose time to live has expired at `now`. Each is
+        returned once: the caller removes them within the same group."""
 
-    # Beside the messages: what the engine keeps for its own ends, small records by name.
+    # Beside the messages: small records of the engine (consumers, schedules), by name.
 
     def keep(self, key: str, value: bytes | None) -> None:
-        """Keep a record as part of the open group; None forgets it. A purge leaves the records alone."""
+        """Store a record as part of the open group; None deletes it. A purge does not touch the records."""
 
     def kept(self) -> Mapping[str, bytes]:
         """All records, as the writer sees them."""
@@ -115,7 +115,7 @@ class StreamLog(Protocol):
 
     @property
     def committed(self) -> LogState:
-        """The figures as of the last commit."""
+        """Statistics as of the last commit."""
 
     def get(self, seq: int) -> Record | None:
         """The message with that sequence. A record that fails its checksum raises CorruptRecordError."""
@@ -134,7 +134,7 @@ class StreamLog(Protocol):
 
     def time_to_seq(self, time: int) -> int:
         """The lowest sequence stored at or after `time`; `last_seq + 1` if there is none. Times are taken to ascend;
-        where they do not, the answer is some place where they pass `time`."""
+        where they do not, the answer is some sequence where they pass `time`."""
 
     def multi_last(self, patterns: Sequence[str], *, up_to: int = 0, limit: int = 1024) -> list[int] | None:
         """Sequences, in order, of the newest message at or below `up_to` (any, if 0) of each subject that matches one
@@ -144,14 +144,14 @@ class StreamLog(Protocol):
         """Subjects that match the filter, sorted, each with its number of messages."""
 
     def watch(self, on: bool) -> None:
-        """Note what is added and removed from now on (or no more), for `news`."""
+        """Record what is added and removed from now on (or stop), for `news`."""
 
     def news(self) -> Changes | None:
-        """What the groups that were finished since the last call did; None: nothing, or nobody watches."""
+        """The changes of the groups finished since the last call; None: no change, or `watch` is off."""
 
 
 class Group(Protocol):
-    """Changes on their way to the disk together."""
+    """Changes that are committed together."""
 
     @property
     def size(self) -> int:
@@ -162,7 +162,7 @@ class Store(Protocol):
     """All streams of a server."""
 
     def size_of(self, subject: str, header: bytes, payload: bytes) -> int:
-        """What a message counts in the figures and against `max_bytes`."""
+        """The size of a message in the statistics and against `max_bytes`."""
 
     def streams(self) -> Iterable[tuple[str, bytes]]:
         """Name and configuration of every stream, as the writer sees it."""
@@ -174,7 +174,7 @@ class Store(Protocol):
         """Replace a stream's configuration."""
 
     def delete(self, name: str) -> None:
-        """Forget a stream and all its messages; the space is given back in the background of later groups."""
+        """Delete a stream and all its messages; the space is freed in the background of later groups."""
 
     def log(self, name: str) -> StreamLog:
         """The log of an existing stream (the same object each time)."""
@@ -185,7 +185,7 @@ class Store(Protocol):
 
     @property
     def backlog(self) -> bool:
-        """Whether work is left from earlier groups (space to give back, indexes to write); empty groups get it done."""
+        """Whether work is left from earlier groups (space to free, indexes to write); empty groups get it done."""
 
     @property
     def corrupt_records(self) -> int:
@@ -211,7 +211,7 @@ class Store(Protocol):
 
 
 def record_size(subject: str, header: bytes, payload: bytes) -> int:
-    """What a message counts against `max_bytes`: by nats-server's formula for its file store, so that limits mean the
+    """The size of a message against `max_bytes`: nats-server's formula for its file store, so that limits mean the
     same."""
     fixed = 22 + (len(subject) if subject.isascii() else len(subject.encode())) + len(payload) + 8
     return fixed + 4 + len(header) if header else fixed
@@ -223,7 +223,7 @@ def memory_size(subject: str, header: bytes, payload: bytes) -> int:
 
 
 # The time to live of a message is in its header: stores keep an index of the moments, made of nothing else, so that
-# what has expired is found at the cost of what has expired.
+# expired messages are found at the cost of the expired ones alone.
 
 _TTL_LINE = b"\r\nNats-TTL:"
 NEVER = -1
@@ -249,12 +249,12 @@ def parse_ttl(text: str) -> int:
         return int(text)
     seconds = parse_duration(text) // 1_000_000_000
     if seconds < 1:
-        raise ValueError(f"bad time to live {text!r}, at least a second is allowed")
+        raise ValueError(f"time to live must be at least 1 second, got {text!r}")
     return seconds
 
 
 def expires_at(time: int, header: bytes) -> int:
-    """When a message that was stored at `time` is over; 0: never, or not by its header."""
+    """When a message that was stored at `time` expires by its header; 0: never."""
     try:
         seconds = time_to_live(header)
     except ValueError:

@@ -92,7 +92,7 @@ def test_a_bad_permission_is_refused_when_it_is_made(fields: dict[str, Any]) -> 
 def test_bad_responses_and_users_twice_are_refused() -> None:
     with pytest.raises(UsageError, match="at least 1"):
         Responses(max_msgs=0)
-    with pytest.raises(UsageError, match="more than nothing"):
+    with pytest.raises(UsageError, match="must be positive"):
         Responses(expires=timedelta(0))
     with pytest.raises(UsageError, match="same name 'a'"):
         Authenticator([User(name="a", password="1"), User(name="a", password="2")], reject_signatures)

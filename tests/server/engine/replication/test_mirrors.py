@@ -175,7 +175,7 @@ def test_an_upstream_that_was_made_anew_is_reported(client: Client) -> None:
     client.api("STREAM.DELETE.S")
     client.create("S")
     client.publish("s.1", b"new")
-    assert "made anew" in client.api("STREAM.INFO.M")["mirror"]["error"]["description"]
+    assert "recreated" in client.api("STREAM.INFO.M")["mirror"]["error"]["description"]
     assert client.api("STREAM.INFO.M")["state"]["last_seq"] == 6
 
 

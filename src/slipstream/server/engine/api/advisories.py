@@ -1,4 +1,4 @@
-"""What happened becomes an advisory: a JSON message on `$JS.EVENT.ADVISORY.…`, with nats-server's types and fields."""
+"""Advisories: JSON messages on `$JS.EVENT.ADVISORY.…`, with nats-server's types and fields."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ACTIONS = {"create": "CREATED", "modify": "UPDATED", "delete": "DELETED"}
 
 
 class Advisories:
-    """Makes them; their ids are unique to this run of the server, and the same when the run is repeated."""
+    """Encoder of advisories. Their ids are unique in a run of the server, and the same when the run is repeated."""
 
     def __init__(self, server: str, domain: str = "") -> None:
         self._server = server[:12]
@@ -20,12 +20,12 @@ class Advisories:
         self._made = 0
 
     def token(self) -> str:
-        """A name that is not used twice, for a subject."""
+        """A unique token for a subject."""
         self._made += 1
         return f"{self._server}{self._made:010d}"
 
     def encode(self, kind: str, now: int, fields: dict[str, Any]) -> bytes:
-        """The advisory of that type; `fields` behind those that all have. A metric gives its type in full."""
+        """An advisory: the common fields, then `fields`. The type of a metric is passed in full."""
         body: dict[str, Any] = {
             "type": kind if "." in kind else TYPE + kind,
             "id": self.token(),
@@ -37,7 +37,7 @@ class Advisories:
         return encode_json(body)
 
     def stream_action(self, stream: str, action: str, now: int) -> tuple[str, bytes]:
-        """Subject and payload: a stream was made, changed or deleted."""
+        """Subject and payload: a stream was created, updated or deleted."""
         payload = self.encode("stream_action", now, {"stream": stream, "action": action})
         return f"{PREFIX}.STREAM.{_ACTIONS[action]}.{stream}", payload
 

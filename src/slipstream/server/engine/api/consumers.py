@@ -1,8 +1,7 @@
-"""Requests on `$JS.API.CONSUMER.…` become consumers, changes of them, and reports.
+"""The consumer part of the JetStream API (`$JS.API.CONSUMER.…`).
 
-A handler gets the tokens behind `CONSUMER.<verb>` and returns what it did or raises an ApiError, as those of streams
-do; `jsapi` sends the answers. What a new or changed consumer looks like is reported as of the commit that makes it
-durable.
+A handler gets the tokens after `CONSUMER.<verb>` and returns an `Outcome` or raises an ApiError, as those of streams
+do; `dispatch` sends the responses. A new or changed consumer is reported as of the commit that makes it durable.
 """
 
 from __future__ import annotations
@@ -55,13 +54,13 @@ class UnpinRequest(msgspec.Struct):
 
 
 class ConsumerApi:
-    """The handlers."""
+    """The handlers of one account."""
 
     def __init__(self, find: Find, metadata: Mapping[str, str]) -> None:
-        """`find` gives the stream of a name, or raises; `metadata` is what reports add of this server."""
+        """`find` returns the stream of a name, or raises; `metadata` is what the server adds to reports."""
         self._find = find
         self._metadata = metadata
-        # By the verb: the kind of response, the handler, and how many tokens follow (None: it looks itself).
+        # By verb: the type of response, the handler, and the number of tokens that follow (None: the handler checks).
         self.handlers: dict[str, tuple[str, Handler, int | None]] = {
             "CREATE": ("consumer_create_response", self._create, None),
             "DURABLE": ("consumer_create_response", self._create_durable, None),
@@ -74,10 +73,10 @@ class ConsumerApi:
             "RESET": ("consumer_reset_response", self._reset, 2),
         }
 
-    # Making.
+    # Create and update.
 
     def _create(self, tokens: list[str], payload: bytes, now: int) -> Outcome:
-        """`<stream>`: an ephemeral, the old way; `<stream>.<name>` and perhaps a filter: the new one."""
+        """`<stream>`: an ephemeral consumer, the old form; `<stream>.<name>` and an optional filter: the new one."""
         name = tokens[1] if len(tokens) > 1 else None
         return self._put(tokens[0], name, ".".join(tokens[2:]), payload, now)
 
@@ -135,8 +134,8 @@ class ConsumerApi:
         """A consumer, with what this server adds to its metadata."""
         info = consumer_info(consumer)
         info["config"]["metadata"] = dict(sorted((info["config"].get("metadata", {}) | self._metadata).items()))
-        # The document shows it; nats-server itself leaves it out where there is no cluster. In every report of one
-        # consumer: clients hold what they got when they made it against what they get when they ask.
+        # The documentation shows it; nats-server itself omits it without a cluster. It must be in every report of a
+        # consumer, since clients compare the response to a create with later infos.
         when = {name: info.pop(name) for name in AFTER_CLUSTER if name in info}
         return info | {"cluster": {"leader": consumer.services.leader_name}} | when
 
@@ -228,12 +227,12 @@ def _create_body(payload: bytes) -> dict[str, Any]:
         if name == "action" and value not in ("", "create", "update"):
             raise ErrorCode.INVALID_JSON.error(err=f"unknown consumer action: {msgspec.json.encode(value).decode()}")
         if name == "pedantic" and not isinstance(value, bool):
-            raise ErrorCode.INVALID_JSON.error(err=f"pedantic is {value!r}, true or false is allowed")
+            raise ErrorCode.INVALID_JSON.error(err=f"pedantic must be true or false, got {value!r}")
     return {name: value for name, value in body.items() if value is not None}
 
 
 def _named(config: ConsumerConfig, name: str | None, *, durable: bool) -> ConsumerConfig:
-    """The configuration with the name that the subject gives it."""
+    """The configuration with the name in the subject."""
     if durable and not config.durable_name:
         raise ErrorCode.CONSUMER_DURABLE_NAME_NOT_SET.error()
     if name is not None:

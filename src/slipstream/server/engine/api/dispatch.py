@@ -1,7 +1,7 @@
-"""Requests on `$JS.API.…` become changes of the catalog, reports, and nats-server's answers to both.
+"""The JetStream API (`$JS.API.…`): dispatch of requests, the handlers of streams, and the responses.
 
-A handler returns the fields of its response or raises an ApiError. The answer to a change waits in the journal of the
-stream's store until the change is durable; a report waits as well while the catalog has changes under way.
+A handler returns the fields of its response or raises an ApiError. The response to a change waits in the journal of the
+stream's store until the change is durable; a report waits as well while the catalog has uncommitted changes.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ MAX_LIST = 256
 _CUT = len(API_PREFIX) + 1
 _GET = "stream_msg_get_response"
 
-# Nobody answers these here but those who subscribe to them: without one the requester is told so (no responders).
+# Left to other subscribers; without one, the requester gets "no responders".
 _OTHERS = ("DIRECT.GET.", "CONSUMER.MSG.NEXT.")
-# Fields that a response has even when it is an error.
+# Fields that a response has even if it is an error.
 _ALWAYS: dict[str, dict[str, Any]] = {
     "stream_info_response": {"total": 0, "offset": 0, "limit": 0},
     "stream_purge_response": {"purged": 0},
@@ -88,7 +88,7 @@ class PurgeRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class DeleteRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Body of STREAM.MSG.DELETE. There is nothing to overwrite in a file here: `no_erase` makes no difference."""
+    """Body of STREAM.MSG.DELETE. `no_erase` makes no difference: this server does not overwrite in place."""
 
     seq: Sequence = 0
     no_erase: bool = False
@@ -125,7 +125,7 @@ class Catalog(SnapshotCatalog, Protocol):
     def replace_peer(self, stream: Stream, peer: str, now: int) -> None: ...
 
     def answer(self, journal: Journal | None, reply: str, payload: bytes, source: Source) -> None:
-        """Send when the journal's open group is durable; without a journal, when the catalog has nothing under way."""
+        """Send once the journal's open group is durable; without a journal, once the catalog is."""
 
 
 Handler = Callable[[str, bytes, int], Outcome]
@@ -160,7 +160,7 @@ class _Response:
         return self.encode(error_body(error), _ALWAYS.get(self._kind, {}))
 
     def ack(self, seq: int) -> tuple[str, int]:  # noqa: ARG002
-        """The response that is only written when it goes."""
+        """Encode the response when it is sent, from the state at that time."""
         assert self.later is not None
         try:
             text = self.encode(None, self.later()).decode()
@@ -170,10 +170,10 @@ class _Response:
 
 
 class Api:
-    """The handlers of the administrative API."""
+    """The API of one account."""
 
     def __init__(self, catalog: Catalog, *, is_closed: bool = False) -> None:
-        """`is_closed`: the account has no JetStream, and is told so."""
+        """`is_closed`: the account has no JetStream, every request gets that error."""
         self._catalog = catalog
         self._is_closed = is_closed
         self.reply_port = catalog.router
@@ -185,7 +185,7 @@ class Api:
             "STREAM.NAMES": ("stream_names_response", self._names),
             "STREAM.LIST": ("stream_list_response", self._list),
         }
-        # With the stream's name behind, as the last token or (consumers) followed by the consumer's.
+        # Followed by the name of the stream as the last token.
         self._named: dict[str, tuple[str, Handler]] = {
             "STREAM.CREATE": ("stream_create_response", self._create),
             "STREAM.UPDATE": ("stream_update_response", self._update),
@@ -202,7 +202,7 @@ class Api:
         self._consumers = ConsumerApi(self._stream, self._metadata)
 
     def receive(self, subject: str, reply: str, header: bytes, payload: bytes, now: int) -> bool:
-        """Carry out a request. One that no handler knows is taken and not answered, as on nats-server."""
+        """Handle a request. An unknown one is not answered, as on nats-server."""
         rest = subject[_CUT:]
         if rest.startswith(_OTHERS):
             return False
@@ -293,7 +293,7 @@ class Api:
         return Outcome(page | {"streams": [stream_info(stream, now, domain=domain) for stream in streams]})
 
     def _info(self, name: str, payload: bytes, now: int) -> Outcome:
-        """What was published before, with an ack or without, is in the answer: it waits for what is under way."""
+        """The response includes all earlier publishes, acknowledged or not: it waits for the open group."""
         request = _optional(payload, InfoRequest)
         stream = self._stream(name)
         return Outcome({}, stream.journal, later=lambda: self._full_report(stream, request, now))
@@ -349,7 +349,7 @@ class Api:
         return Outcome(self._made(stream, now) | {"did_create": True}, stream.journal)
 
     def _made(self, stream: Stream, now: int) -> dict[str, Any]:
-        """As other reports, but without the domain: so on nats-server."""
+        """As other reports, but without the domain, as on nats-server."""
         info = self._report(stream, now, unfinished=True)
         info.pop("domain", None)
         return info
@@ -379,12 +379,12 @@ class Api:
                 raise StreamSubjectOverlapError
 
     def created_response(self) -> tuple[Source, Callable[[dict[str, Any]], bytes]]:
-        """For a stream that comes out of a snapshot."""
+        """The source and the encoder of the response to a restore."""
         response = _Response(self, "stream_create_response")
         return response, lambda info: response.encode(None, info)
 
     def restored(self, stream: Stream, now: int) -> dict[str, Any]:
-        """What is answered when a stream came back out of a snapshot."""
+        """The response to a completed restore."""
         self._tell(stream, "create", now)
         return self._made(stream, now)
 
@@ -426,7 +426,7 @@ class Api:
             raise ErrorCode.STREAM_MSG_DELETE_FAILED.error(err="stream store EOF" if beyond else "no message found")
         return Outcome({"success": True}, stream.journal)
 
-    # Message Get: the leader answers, from what is committed; every acknowledged write is.
+    # Message Get: the leader answers from committed messages, which include every acknowledged one.
 
     def _get_message(
         self, name: str, payload: bytes, reply: str, failure: Callable[[ApiError], bytes], now: int
@@ -511,7 +511,7 @@ def _not_a_handler(_: str, __: bytes, ___: int) -> Outcome:
 
 
 class _StrictGet(GetRequest, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Message Get refuses fields that it does not know; Direct Get overlooks them."""
+    """Message Get rejects unknown fields; Direct Get ignores them."""
 
 
 def _get_request(payload: bytes) -> GetRequest:

@@ -1,4 +1,4 @@
-"""Names become the short hashes by which nats-server tells servers and upstreams apart."""
+"""The short hashes of names by which nats-server identifies servers and upstreams."""
 
 from __future__ import annotations
 

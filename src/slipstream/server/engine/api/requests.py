@@ -1,4 +1,4 @@
-"""Bodies of API requests become values, with nats-server's errors for those that are no good; what handlers return."""
+"""Decoders of API request bodies, with nats-server's errors, and the result type of handlers."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ Sequence = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class Outcome(msgspec.Struct):
-    """What a handler did: the response's fields, and the journal whose open group it waits for. With `later` the fields
-    are asked for when the response goes out."""
+    """The result of a handler: the fields of the response, and the journal whose open group it waits for. With `later`
+    the fields are computed when the response is sent."""
 
     fields: dict[str, Any]
     journal: Journal | None = None
@@ -32,8 +32,9 @@ class Outcome(msgspec.Struct):
 
 
 def level_suffices(header: bytes) -> bool:
-    """Whether this server has the API level that a request's header asks for, if any."""
-    if b"Nats-Required-Api-Level" not in header or not header.startswith(b"NATS/1.0"):  # any bytes may come as a block
+    """Whether this server has the API level that a request's header requires, if any."""
+    # A client may send any bytes as its header.
+    if b"Nats-Required-Api-Level" not in header or not header.startswith(b"NATS/1.0"):
         return True
     wanted = Headers.parse(header).get(REQUIRED_API_LEVEL) or "0"
     return is_number(wanted) and int(wanted) <= API_LEVEL
@@ -57,12 +58,12 @@ def decode(payload: bytes, kind: type[T]) -> T:
 
 
 def optional(payload: bytes, kind: type[T]) -> T:
-    """A body that may be left out; one that is no JSON object counts as left out, as on nats-server."""
+    """Decode an optional body; one that is not a JSON object counts as missing, as on nats-server."""
     return decode(payload, kind) if payload.lstrip()[:1] in (b"{", b"[") else kind()
 
 
 def stream_config(payload: bytes, name: str) -> tuple[StreamConfig, bool]:
-    """The configuration in a request, and whether it asks to be taken literally."""
+    """The configuration in a request, and whether the request is pedantic."""
     body: dict[str, Any] = decode(payload, dict) if payload.strip() not in (b"", b"null") else {}
     config = rules.parse(body)
     if config.name != name:

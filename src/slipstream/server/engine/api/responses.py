@@ -1,4 +1,4 @@
-"""Streams become the API's reports: configuration, state, account figures, with nats-server's fields in its order."""
+"""Reports of the API about streams and accounts, with nats-server's fields in its order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_DELETED = 100_000
 def stream_state(
     stream: Stream, *, subjects: dict[str, int] | None = None, details: bool = False, unfinished: bool = False
 ) -> dict[str, Any]:
-    """The figures of a stream: the committed ones, or those that the answer to a change will find committed."""
+    """The state of a stream: the committed one, or the one that is committed when the response to a change is sent."""
     state = stream.log.state if unfinished else stream.log.committed
     deleted = state.last_seq - state.first_seq + 1 - state.messages if state.messages else 0
     gaps = _gaps(stream) if details and deleted else ()
@@ -67,7 +67,7 @@ def stream_info(
 
 
 def subject_page(stream: Stream, pattern: str, offset: int) -> tuple[int, dict[str, int]]:
-    """How many subjects match, and one page of them with their number of messages."""
+    """The number of matching subjects, and one page of them with their message counts."""
     page: dict[str, int] = {}
     total = 0
     for subject, count in stream.log.subjects(pattern):
@@ -78,7 +78,7 @@ def subject_page(stream: Stream, pattern: str, offset: int) -> tuple[int, dict[s
 
 
 def _gaps(stream: Stream) -> tuple[int, ...]:
-    """Sequences that were taken out between the first and the last message, the first `MAX_DELETED` of them."""
+    """Deleted sequences between the first and the last message, at most `MAX_DELETED`."""
 
     def missing() -> Any:
         state = stream.log.committed
@@ -86,7 +86,7 @@ def _gaps(stream: Stream) -> tuple[int, ...]:
         while seq <= state.last_seq:
             try:
                 records = stream.log.scan("", seq, limit=1024)
-            except CorruptRecordError as exc:  # it is damaged, not gone
+            except CorruptRecordError as exc:  # damaged, not deleted
                 yield from range(seq, exc.seq)
                 seq = max(seq, exc.seq) + 1
                 continue

@@ -1,8 +1,8 @@
-"""NATS JWTs become what they grant: an operator's keys, an account's limits and rules, a user's permissions.
+"""Decoder of NATS JWTs: an operator's keys, an account's limits and rules, a user's permissions.
 
 Tokens are signed with Ed25519: those of version 2 (`ed25519-nkey`) and the older ones of version 1 (`ed25519`), which
-become what version 2 would have said. Nothing of a token is believed before its signature fits the key that it names as
-its issuer; whether that key is to be trusted is for the next one up the chain to say.
+are converted to the form of version 2. Nothing in a token is used before its signature is verified with the key of its
+issuer; whether that key is trusted follows from the token above it in the chain.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Claims(NamedTuple):
 
 
 def decode(token: str, kind: str, verify: Verify) -> Claims:
-    """The claims of a token of that kind; a UsageError that never holds the token says why it is not one."""
+    """The claims of a token of that kind; raises UsageError, whose text never contains the token."""
     try:
         head, middle, tail = token.strip().split(".")
         header, payload = _decode_json(_base64(head)), _decode_json(_base64(middle))
@@ -91,7 +91,7 @@ def decode(token: str, kind: str, verify: Verify) -> Claims:
 
 
 def _as_version_2(payload: Mapping[str, Any]) -> dict[str, Any]:
-    """What is under `nats` in a token of version 1: there the type is beside it, and a limit of 0 is none."""
+    """The `nats` part of a version 1 token: there the type is beside it, and a limit of 0 means no limit."""
     body = payload.get("nats") or {}
     if not isinstance(body, dict) or body.get("version", 1) != 1:
         raise ValueError("version")
@@ -131,7 +131,7 @@ class Operator:
 
 
 def operator(token: str, verify: Verify) -> Operator:
-    """The keys that an operator's JWT stands for."""
+    """The keys in an operator's JWT."""
     claims = decode(token, "operator", verify)
     more = claims.body.get("signing_keys") or []
     strict = bool(claims.body.get("strict_signing_key_usage"))
@@ -146,7 +146,7 @@ def operator(token: str, verify: Verify) -> Operator:
 
 @dataclass(frozen=True, slots=True)
 class AccountClaims:
-    """An account as its JWT has it."""
+    """The claims of an account."""
 
     claims: Claims
     options: AccountOptions
@@ -161,7 +161,7 @@ class AccountClaims:
 
 
 def account(token: str, verify: Verify) -> AccountClaims:
-    """An account's JWT as what it allows; a UsageError if it asks for what this server does not do."""
+    """Decode an account's JWT; raises UsageError if it needs a feature that this server does not have."""
     claims = decode(token, "account", verify)
     body = claims.body
     if body.get("imports"):
@@ -192,7 +192,7 @@ def account(token: str, verify: Verify) -> AccountClaims:
 
 
 def _limit(limits: Mapping[str, Any], name: str, *, missing: int = NO_LIMIT) -> int:
-    """A limit of 0 is often left out of a token: it must not be taken for none."""
+    """A limit of 0 is often omitted from a token: a missing limit must not be read as unlimited."""
     value = limits.get(name, missing)
     return value if isinstance(value, int) and value >= 0 else NO_LIMIT
 
@@ -222,7 +222,7 @@ def _jetstream(limits: Mapping[str, Any]) -> AccountLimits | None:
 
 @dataclass(frozen=True, slots=True)
 class UserClaims:
-    """A user as its JWT and its account's have it."""
+    """The claims of a user, with what its account adds."""
 
     claims: Claims
     permissions: Permissions | None
@@ -244,7 +244,7 @@ class UserClaims:
 
 
 def user(claims: Claims, account_claims: AccountClaims) -> UserClaims:
-    """What a user's JWT grants in its account; a UsageError if it is not a user of it."""
+    """Decode what a user's JWT grants in its account; raises UsageError if the account did not sign it."""
     if claims.issuer not in account_claims.keys:
         raise UsageError("the user's JWT is signed by a key that its account does not know")
     body, scope = claims.body, account_claims.keys[claims.issuer]
@@ -298,7 +298,7 @@ def permissions(body: Mapping[str, Any]) -> Permissions | None:
 
 
 def _scoped(scope: Mapping[str, Any], claims: Claims, account_claims: AccountClaims) -> dict[str, Any]:
-    """The role that goes with a signing key, its templates filled in. The user's own JWT must leave it all open."""
+    """The role of a scoped signing key, with its templates filled in. The user's own JWT must not set permissions."""
     own = [claims.body.get(name) for name in _FIXED_BY_ROLE]
     own += [(claims.body.get(side) or {}).get(name) for side in ("pub", "sub") for name in ("allow", "deny")]
     if any(own):
@@ -315,7 +315,7 @@ def _scoped(scope: Mapping[str, Any], claims: Claims, account_claims: AccountCla
         deny = [
             done for entry in side.get("deny") or [] for done in _filled(entry, claims, account_claims, strict=True)
         ]
-        if side.get("allow") and not allow:  # a template that came to nothing must not allow everything
+        if side.get("allow") and not allow:  # a template without values must not permit everything
             deny.append(">")
         filled[name] = {"allow": allow, "deny": deny}
     return {name: value for name, value in filled.items() if value is not None}

@@ -1,6 +1,6 @@
 """Configured users, their permissions, and their accounts.
 
-Checked when made, so that a server with a bad rule does not start; secrets are in no `repr`.
+Values are validated on construction, so that a server with an invalid rule does not start; no `repr` shows a secret.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LIKE_HASH = re.compile(r"\$2[abxy]\$\d")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Responses:
-    """A user may answer what it was asked, on reply subjects that it may not publish to otherwise."""
+    """A user may respond to requests, on reply subjects that it may not publish to otherwise."""
 
     max_msgs: int | None = 1  # to one reply subject; None: any number
     expires: timedelta | None = timedelta(minutes=2)  # None: as long as the connection lives
@@ -69,8 +69,8 @@ class Permissions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class User:
-    """One who may come in: by name and password, by a token, by the key that only it can sign with (`nkey="U…"`), or by
-    a client certificate that bears its name. Password and token may be bcrypt hashes."""
+    """A user, identified by name and password, by a token, by an nkey (`nkey="U…"`), or by a client certificate that
+    contains its name. Password and token may be bcrypt hashes."""
 
     name: str = ""
     password: str = field(default="", repr=False)
@@ -78,8 +78,8 @@ class User:
     nkey: str = ""  # public
     permissions: Permissions | None = None  # None: everything
     account: str = DEFAULT_ACCOUNT
-    certificate: bool = False  # known by its certificate: it needs no password
-    anyone: bool = False  # needs no password, as everybody is this user who shows nothing at all
+    certificate: bool = False  # identified by its certificate: it needs no password
+    anyone: bool = False  # needs no password: it is the user of clients without credentials
     connection_types: tuple[str, ...] = ()  # of CONNECTION_TYPES; none: any
 
     def __post_init__(self) -> None:
@@ -105,7 +105,7 @@ class User:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccountOptions:
-    """What an account may have; -1 is no limit. Those of payload and subscriptions are for each of its connections."""
+    """The limits of an account; -1 is no limit. Those of payload and subscriptions apply to each connection."""
 
     name: str
     jetstream: AccountLimits | None = UNLIMITED  # None: no JetStream for it
@@ -123,7 +123,7 @@ def check_account(name: str) -> None:
 
 
 def is_hash(secret: str) -> bool:
-    """Whether a configured secret is the bcrypt hash of one."""
+    """Whether a configured secret is a bcrypt hash."""
     return _HASH.fullmatch(secret) is not None
 
 
@@ -136,14 +136,12 @@ def split_queue(entry: str) -> tuple[str, str]:
     """`"subject queue"` as both; the queue is empty where there is none."""
     parts = entry.split() if isinstance(entry, str) else []
     if not 1 <= len(parts) <= 2 or not all(is_valid_filter(part) for part in parts):
-        raise UsageError(
-            f"permission must be a subject filter, optionally with a space and a queue group, got {entry!r}"
-        )
+        raise UsageError(f"permission must be a subject filter, optionally followed by a queue group, got {entry!r}")
     return parts[0], parts[1] if len(parts) == 2 else ""
 
 
 def check_users(users: Iterable[User]) -> tuple[User, ...]:
-    """The users of a server, if no two of them show the same."""
+    """The users of a server; an error if two of them have the same credentials."""
     found = tuple(users)
     for what in ("name", "token", "nkey"):
         shown = [getattr(user, what) for user in found if getattr(user, what)]

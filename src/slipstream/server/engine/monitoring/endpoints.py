@@ -66,7 +66,7 @@ def _accounts(engine: Engine) -> dict[str, Account]:
 
 
 def varz(engine: Engine, now: int) -> dict[str, Any]:
-    """The server as a whole; the driver adds what only it knows."""
+    """The server as a whole; the driver adds what the engine does not know."""
     settings, totals, sessions = engine.settings, engine.totals, list(engine.sessions.values())
     in_msgs = totals.in_msgs + sum(one.in_msgs for one in sessions)
     in_bytes = totals.in_bytes + sum(one.in_bytes for one in sessions)
@@ -123,7 +123,7 @@ def varz(engine: Engine, now: int) -> dict[str, Any]:
 
 # Connections.
 
-_SORTS: dict[str, tuple[Callable[[Session], Any], bool]] = {  # by what, and whether the largest comes first
+_SORTS: dict[str, tuple[Callable[[Session], Any], bool]] = {  # key, and whether descending
     "cid": (lambda one: one.cid, False),
     "start": (lambda one: one.started, False),
     "subs": (lambda one: len(one.subs), True),

@@ -11,10 +11,10 @@ MAX_NAMED = 10  # damaged messages that a report names
 
 
 class Health(NamedTuple):
-    """How a server is."""
+    """The health of a server."""
 
     problems: tuple[str, ...] = ()
-    damaged: tuple[tuple[str, int], ...] = ()  # stream (with its account in front) and sequence
+    damaged: tuple[tuple[str, int], ...] = ()  # stream (prefixed with its account) and sequence
 
     @property
     def ok(self) -> bool:
@@ -22,7 +22,7 @@ class Health(NamedTuple):
 
 
 def examine(journals: Sequence[Journal]) -> Health:
-    """What is wrong, in words; nothing, if all is well."""
+    """Problems in words; empty if there are none."""
     problems = [f"the last changes could not be stored: {each.failure}" for each in journals if each.failure]
     damaged = [found for each in journals for found in each.store.damaged()]
     records = sum(each.store.corrupt_records for each in journals)

@@ -1,8 +1,8 @@
-"""Get requests become stored messages: one peer of a stream answers from its own log, single or in batches.
+"""Direct Get: one peer of a stream answers from its log, single messages or batches.
 
-Reads see the committed view only and change nothing. A batch is a job: one chunk at a time, so that the loop and other
-readers get their turn, and none while its reader does not keep up. A request with a `min_last_seq` that this peer has
-not reached waits for it a moment before it is turned away (read-after-write, RW rows).
+Reads see the committed view only and change nothing. A batch is a job: it sends one chunk at a time, so that the loop
+and other readers get their turn, and pauses while its reader does not keep up. A request with a `min_last_seq` that
+this peer has not reached waits for a moment before it is rejected (read-after-write, RW rows).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PREFIX = "$JS.API.DIRECT.GET."
 QUEUE = "_sys_"
 
 REJECT_DELAY = 500_000_000
-DEPOSED_DELAY = 250_000_000  # on top, for a leader that is none any more: the real one is heard first
+DEPOSED_DELAY = 250_000_000  # added by a deposed leader, so that the real one answers first
 MAX_MULTI = 1024
 CHUNK = 512
 CHUNK_BYTES = 256 * 1024
@@ -42,10 +42,10 @@ CORRUPT = status_block(500, "Message Corrupt")
 
 
 class WaitingRead(NamedTuple):
-    """A request that waits for a sequence, until a moment."""
+    """A request that waits for a sequence, with its deadline."""
 
     seq: int
-    ready: Callable[[ReplicaPeer], None]  # called with the peer that has it: another than at first, if leadership moved
+    ready: Callable[[ReplicaPeer], None]  # called with the peer that has it: another one, if leadership moved
     reject: Callable[[], object]
     when: int
     timer: Timer
@@ -60,11 +60,11 @@ class ReplicaPeer:
         self.peer = peer
         self.log = log
         self.redirects_to: ReplicaPeer | None = None  # the leader of a follower
-        self.deposed = False  # does not lead any more, and does not know it
-        self.seen = 0  # of a filtered mirror: everything up to here was looked at
+        self.deposed = False  # no longer leads, but believes that it does
+        self.seen = 0  # of a filtered mirror: the upstream was read up to here
         self._services = services
         self._cut = len(PREFIX) + len(name)
-        self._parked: list[WaitingRead] = []
+        self._waiting: list[WaitingRead] = []
         self.lines = f"Nats-Stream: {name}\r\nNats-Subject: "
 
     def receive(self, subject: str, reply: str, header: bytes, payload: bytes, now: int) -> bool:  # noqa: ARG002
@@ -81,7 +81,7 @@ class ReplicaPeer:
         return True
 
     def wait_for(self, request: GetRequest, reply: str, now: int) -> None:
-        """A request for more than this peer has: a follower passes it on to the leader, all others wait."""
+        """A request for a sequence that this peer does not have: a follower redirects it to the leader, others wait."""
         if request.min_last_seq <= self.reached():
             self.answer(request, reply)
         elif self.redirects_to is not None:
@@ -154,36 +154,36 @@ class ReplicaPeer:
         waiting: WaitingRead
 
         def give_up(_: int) -> None:
-            self._parked.remove(waiting)
+            self._waiting.remove(waiting)
             self._services.commit_waiters.wait(self, -1)
             reject()
 
         waiting = WaitingRead(seq, ready, reject, when, self._services.timers.at(when, give_up))
-        self._parked.append(waiting)
+        self._waiting.append(waiting)
 
     def release(self) -> None:
         """Answer the waiting requests whose sequence is committed now."""
-        if not self._parked:
+        if not self._waiting:
             return
         last = self.reached()
-        ripe = [waiting for waiting in self._parked if waiting.seq <= last]
-        if ripe:
-            self._parked = [waiting for waiting in self._parked if waiting.seq > last]
-            self._services.commit_waiters.wait(self, -len(ripe))
-            for waiting in ripe:
+        reached_now = [waiting for waiting in self._waiting if waiting.seq <= last]
+        if reached_now:
+            self._waiting = [waiting for waiting in self._waiting if waiting.seq > last]
+            self._services.commit_waiters.wait(self, -len(reached_now))
+            for waiting in reached_now:
                 waiting.timer.cancel()
                 waiting.ready(self)
 
     def inherit(self, other: ReplicaPeer) -> None:
-        """Take over what waits at another peer, with what is left of its time."""
+        """Take over the waiting requests of another peer, with their deadlines."""
         for request in other.stop():
             self._services.commit_waiters.wait(self, 1)
             self._enter(request.seq, request.ready, request.reject, request.when)
         self.release()
 
     def stop(self) -> list[WaitingRead]:
-        """Let go of what waits here: nobody is left in the engine's books."""
-        waiting, self._parked = self._parked, []
+        """Cancel the waiting requests and return them; none of them counts as waiting afterwards."""
+        waiting, self._waiting = self._waiting, []
         for request in waiting:
             request.timer.cancel()
         self._services.commit_waiters.wait(self, -len(waiting))
@@ -191,7 +191,7 @@ class ReplicaPeer:
 
 
 class DirectBatch:
-    """A batched Direct Get on its way: messages from a sequence on, or (`seqs`) the last ones of many subjects."""
+    """A running batched Direct Get: messages from a sequence on, or (`seqs`) the last ones of many subjects."""
 
     def __init__(
         self,
@@ -255,7 +255,7 @@ class DirectBatch:
         return (Progress.DONE if over else Progress.MORE), count
 
     def _take(self) -> list[Record]:
-        """The messages of the next chunk. A damaged one behind good ones is left for the next chunk to stumble over."""
+        """The messages of the next chunk. A damaged message after good ones is reported by the next chunk."""
         limit = min(CHUNK, self._left)
         if self._seqs is None:
             while True:
@@ -312,7 +312,7 @@ class DirectBatch:
         return frames, count
 
     def _send(self, records: list[Record]) -> int:
-        """Publish a chunk to whoever listens; how many messages `max_bytes` allowed."""
+        """Publish a chunk to all subscribers; the number of messages within `max_bytes`."""
         last, pending, left = self._last, self._pending, self._bytes
         count = 0
         for record in records:

@@ -1,7 +1,7 @@
-"""A log as it was at one moment becomes data of its own: what a replica that is held back goes on answering from.
+"""An immutable copy of a log at one moment, from which a replica that is held back answers.
 
-Immutable: whatever happens to the log it was taken from, the answers stay. Taking one costs a walk over the log's
-messages; only orders of a test ask for it (`slipstream.testing`).
+Later changes of the log do not affect it. Making one costs a scan of all messages; only fault commands of tests do so
+(`slipstream.testing`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class LogView(Protocol):
 
 
 class FrozenLog:
-    """Every message that was committed, with the figures of that moment."""
+    """All committed messages, with the statistics of that moment."""
 
     def __init__(self, log: LogView) -> None:
         self.committed = log.committed
@@ -137,7 +137,7 @@ def records_of(log: LogView, seq: int = 0) -> Iterator[Record | int]:
 
 
 def damaged_at(error: CorruptRecordError, log: LogView, seq: int) -> int:
-    """The first sequence from `seq` on that cannot be read: what a scan from there stumbled over."""
+    """The first sequence from `seq` on that cannot be read, where a scan from there failed."""
     while not error.seq:
         try:
             log.get(seq)

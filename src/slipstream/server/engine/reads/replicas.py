@@ -1,4 +1,4 @@
-"""The replicas of one stream: who leads, who follows, who is held back; scaling and changes of leadership.
+"""The replicas of one stream: leader, followers and held ones; scaling and changes of leadership.
 
 There is one durable log per stream. A replica that follows has applied everything that is committed in it, in the same
 turn: it reads that log. One that is held back (`slipstream.testing`) has data of its own, the state in which it was
@@ -20,7 +20,7 @@ from slipstream.server.engine.services import Services
 
 
 class Replicas:
-    """The peers of one stream. The order of `peers` is that of their making."""
+    """The peers of one stream, in the order in which they were added."""
 
     def __init__(self, services: Services, stream: str, log: StreamLog, *, now: int) -> None:
         self.leader = ReplicaPeer(services, stream, log, peer=services.leader_name)
@@ -31,11 +31,11 @@ class Replicas:
         self._leading_since = now
         self._held_since: dict[ReplicaPeer, int] = {}
 
-    # Who they are.
+    # Peers.
 
     @property
     def claimants(self) -> tuple[ReplicaPeer, ...]:
-        """Those who answer as leaders: the one who is, after those who only believe it."""
+        """The peers that answer as leaders: deposed ones that do not know it, then the leader."""
         return (*(peer for peer in self.peers if peer.deposed), self.leader)
 
     def find(self, name: str) -> ReplicaPeer:
@@ -69,7 +69,7 @@ class Replicas:
         return {"leader": self.leader.peer, "leader_since": since, "replicas": others}
 
     def look(self, seen: int) -> None:
-        """A mirror has looked at everything up to this sequence of its upstream: so have those who follow."""
+        """A mirror has read its upstream up to this sequence, and so have its followers."""
         for peer in self.peers:
             if not self.is_held(peer) and peer.seen != seen:
                 peer.seen = seen
@@ -78,7 +78,7 @@ class Replicas:
     # Scaling.
 
     def scale(self, count: int, *, mirrors: bool) -> None:
-        """Be that many. New ones have caught up at once; the leader stays, the youngest of the others go first."""
+        """Add or remove peers. New ones are current at once; the leader stays, the newest of the others are removed."""
         peers = list(self.peers)
         while len(peers) < count:
             peers.append(self._new_peer())
@@ -93,7 +93,7 @@ class Replicas:
         self._assign()
 
     def replace(self, name: str, now: int) -> None:
-        """A new peer takes the place of one that is removed."""
+        """Replace a peer by a new one."""
         peer = self.find(name)
         if peer is self.leader and not self.step_down(now):
             raise ErrorCode.PEER_REMAP.error()
@@ -106,7 +106,7 @@ class Replicas:
         return ReplicaPeer(self._services, self._stream, self._log, peer=f"{self._services.leader_name}-{self._made}")
 
     def _dismiss(self, peer: ReplicaPeer) -> None:
-        """What waited for a peer that is gone waits for the leader."""
+        """Requests that wait at a removed peer go on waiting at the leader."""
         self._held_since.pop(peer, None)
         self.leader.inherit(peer)
 
@@ -131,10 +131,10 @@ class Replicas:
         heir.inherit(former)
         return True
 
-    # Orders of a test.
+    # Fault commands of tests.
 
     def hold(self, peer: ReplicaPeer, now: int) -> None:
-        """From now on the peer applies nothing; it answers from what it has."""
+        """Stop replication to a peer: it answers from its state at this moment."""
         if peer is self.leader:
             raise UsageError(f"{peer.peer} leads stream {self._stream} and cannot be held; depose it first")
         if not self.is_held(peer):
@@ -142,7 +142,7 @@ class Replicas:
             peer.log = FrozenLog(self._log)
 
     def release(self, peer: ReplicaPeer) -> None:
-        """The peer catches up, and knows again who leads."""
+        """The peer catches up, and learns who leads."""
         if self._held_since.pop(peer, None) is None:
             return
         peer.log, peer.deposed, peer.seen = self._log, False, self.leader.seen
@@ -150,7 +150,7 @@ class Replicas:
         peer.release()
 
     def depose(self, now: int, *, to: str = "", unaware: bool = False) -> None:
-        """Another peer leads from now on. If the old leader is unaware of that, it goes on as if it led."""
+        """Another peer leads from now on. With `unaware`, the old one goes on as if it led."""
         former = self.leader
         if not self.step_down(now, to=to):
             reason = f"{to} is held" if to else "there is none that is not held"
@@ -161,6 +161,6 @@ class Replicas:
             self._assign()
 
     def stop(self) -> None:
-        """The stream is gone."""
+        """The stream was deleted."""
         for peer in self.peers:
             peer.stop()

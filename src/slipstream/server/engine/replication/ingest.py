@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 CHUNK = 512
 CHUNK_BYTES = 1024 * 1024
-GROUP_CHANGES = 4096  # changes that wait for the disk at which an ingest waits too
+GROUP_CHANGES = 4096  # uncommitted changes at which an ingest pauses
 WIDE_GAP = 65_536
 HELD, CUT = "held", "cut"
 
@@ -50,22 +50,22 @@ class RemoteIngest(Hashable, Protocol):
 
     @property
     def next_seq(self) -> int:
-        """The first sequence that is wanted; 0: where `source.opt_start_time` says."""
+        """The first sequence to read; 0: at `source.opt_start_time`."""
 
     @property
     def filters(self) -> tuple[str, ...]: ...
 
     @property
     def is_paused(self) -> bool:
-        """Whether it is held or cut off by order of a test."""
+        """Whether a fault command of a test holds it or cuts it off."""
 
     @property
     def is_open(self) -> bool:
-        """Whether it takes messages now: not while it is held or the disk does not keep up."""
+        """Whether it takes messages now: not while it is held, or the disk does not keep up."""
 
     def offer(self, records: Sequence[Record], up_to: int, last: int, now: int) -> bool:
-        """Messages in order, those that the filters let through; all up to `up_to` were looked at. The upstream's
-        last sequence is `last`. False if not all were taken: those from `next_seq` on are to be offered again."""
+        """Take messages that match the filters, in order; the upstream was read up to `up_to` and ends at `last`. False
+        if not all were taken: those from `next_seq` on must be offered again."""
 
     def meet(self, identity: str) -> None:
         """Called before the first `offer` after each time the upstream was found."""
@@ -75,7 +75,7 @@ class RemoteIngest(Hashable, Protocol):
 
 
 class RemoteIngests:
-    """The ingests from other servers; the driver serves them, and is told when there are others."""
+    """The ingests from other servers; the driver feeds them, and is called when the set changes."""
 
     def __init__(self) -> None:
         self.ingests: dict[RemoteIngest, None] = {}
@@ -92,12 +92,12 @@ class RemoteIngests:
 
 
 class Ingest:
-    """One upstream of one stream; a job while it has something to fetch, and a waiter for commits all the time."""
+    """One upstream of one stream. A job while there is something to read, and a follower of commits all the time."""
 
     def __init__(self, services: IngestServices, stream: Stream, source: StreamSource) -> None:
         self.source = source
         self.stream = stream
-        self.paused = ""  # by order of a test: `HELD` or `CUT`
+        self.paused = ""  # by a fault command: `HELD` or `CUT`
         transforms = source.subject_transforms
         self.filters = tuple(t.src or ">" for t in transforms) or (source.filter_subject or ">",)
         self.is_filtered = any(pattern != ">" for pattern in self.filters)
@@ -105,31 +105,31 @@ class Ingest:
         own = f"$JS.{services.domain}.API" if services.domain else API_PREFIX
         self.is_remote = source.external is not None and source.external.api != own
         self._all_fits = tuple(matcher(pattern) for pattern in self.filters)
-        self._fits = self._all_fits if len(self.filters) > 1 else ()  # what a scan does not do itself
+        self._fits = self._all_fits if len(self.filters) > 1 else ()  # filters that a scan cannot apply itself
         self._services = services
         self._busy = self._stopped = False
-        self._last = 0  # the upstream's last sequence, when it was looked at
+        self._last = 0  # the upstream's last sequence, at the last contact
         self._contact = 0  # when that was; 0: never
         self._error: ApiError | None = None
         self.next_seq = self.first_wanted()
 
-    # What mirrors and sources do in their own ways.
+    # What mirrors and sources implement.
 
     def first_wanted(self) -> int:
-        """Where to go on, by what the stream has; 0: at the start time."""
+        """The sequence to read from, by what the stream has; 0: at the start time."""
         raise NotImplementedError
 
     def store(self, record: Record) -> None:
-        """Put a message into the stream. Raises ApiError if it cannot be now."""
+        """Store a message in the stream. Raises ApiError if that is not possible now."""
         raise NotImplementedError
 
     def looked(self, up_to: int) -> None:
-        """Everything up to a sequence of the upstream was looked at."""
+        """The upstream was read up to a sequence."""
 
     def meet(self, identity: str) -> None:
-        """What the upstream is, by its `identity`: called before anything is read from it."""
+        """The identity of the upstream, before anything is read from it."""
 
-    # Its life.
+    # Lifecycle.
 
     def start(self) -> None:
         self._stopped = False
@@ -144,7 +144,7 @@ class Ingest:
         self._services.remote_ingests.discard(self)
 
     def reset(self) -> None:
-        """A group was lost: go on from what the stream has."""
+        """A group was lost: resume from what the stream has."""
         self.next_seq = self.first_wanted()
 
     def pause(self, how: str) -> None:
@@ -162,7 +162,7 @@ class Ingest:
         self.release()
 
     def release(self) -> None:
-        """Something was committed: here, or perhaps upstream."""
+        """A group was committed: here, or perhaps upstream."""
         if not self.is_remote and self.source.name in self._services.streams:
             self._services.streams[self.source.name].consumers.retention.remove_taken()
         if self._busy or self._stopped or self.paused or self.is_remote:
@@ -184,11 +184,11 @@ class Ingest:
         return self.next_seq <= self._last
 
     def _compare(self, last: int) -> None:
-        """The upstream ends there: not before what was read of it already, or it is another one."""
+        """The upstream ends at `last`. If more was read of it before, it is another stream of that name."""
         self._last = last
         if last + 1 < self.next_seq and self.next_seq > max(self.source.opt_start_seq, 1):
             seen = self.next_seq - 1
-            text = f"stream {self.source.name} ends at {last}, and was read up to {seen} before: was it made anew?"
+            text = f"stream {self.source.name} ends at {last}, and was read up to {seen} before: was it recreated?"
             self._error = ErrorCode.MIRROR_CONSUMER_SETUP_FAILED.error(err=text)
 
     # An upstream in the same account.
@@ -208,14 +208,14 @@ class Ingest:
         last = log.committed.last_seq
         try:
             records = log.scan(self._pattern, self.next_seq, limit=CHUNK, max_bytes=CHUNK_BYTES)
-        except CorruptRecordError as exc:  # it is reported by whoever reads it there; here it is a gap
+        except CorruptRecordError as exc:  # reads of the upstream report it; here it is a gap
             records, up_to = [], damaged_at(exc, log, self.next_seq)
         else:
             up_to = records[-1].seq if records else last
         before = self.next_seq
         self._busy = self._take(records, up_to, last) and self.next_seq <= last
         if self._busy and self.next_seq == before:
-            return Progress.BLOCKED, 0  # a wide gap waits for its group
+            return Progress.BLOCKED, 0  # a wide gap waits for a group of its own
         return (Progress.MORE if self._busy else Progress.DONE), len(records)
 
     @property
@@ -231,7 +231,7 @@ class Ingest:
         self._last = last
         try:
             done = self._store_all(records)
-        except ApiError as exc:  # a full stream that refuses new messages, say: again when something was committed
+        except ApiError as exc:  # e.g. a full stream with `discard: new`: retried after the next commit
             self._error, done = exc, False
         except StoreError as exc:
             self._error, done = StreamStoreFailedError(str(exc)), False
@@ -247,7 +247,7 @@ class Ingest:
             if record.seq < self.next_seq or (self._fits and not any(fits(record.subject) for fits in self._fits)):
                 continue
             if record.seq - self.next_seq > WIDE_GAP and self.stream.journal.store.pending:
-                return False  # a group of its own makes that cheap
+                return False  # the gap is cheap as the first change of a group
             self.store(self._mapped(record))
             self.next_seq = record.seq + 1
         return True
@@ -288,7 +288,7 @@ class Ingest:
         upstream, journal = self._services.streams.get(self.source.name), self.stream.journal
         if self.next_seq <= seq:
             return True
-        # Within one store what is taken in and what is taken out are durable in their order.
+        # Within one store, storing here and removing upstream become durable in that order.
         return upstream is not None and upstream.journal is not journal and journal.unfinished
 
     def info(self, now: int) -> dict[str, Any]:
@@ -315,5 +315,5 @@ class Ingest:
 
 
 def identity_of(created: int) -> str:
-    """What tells a stream from one of the same name that was there before, as on nats-server."""
+    """What distinguishes a stream from an earlier one of the same name, as on nats-server."""
     return short_hash(format_time(created))

@@ -1,9 +1,10 @@
-"""A mirror: the upstream's messages under their own sequences and times, and Direct Gets answered for the upstream.
+"""Mirrors: a copy of the upstream with its sequences and times, which also answers Direct Gets for the upstream.
 
-Where the upstream has a gap the mirror has one. What is deleted upstream later stays here; what is deleted here is gone
-here only. A mirror with `mirror_direct` answers Direct Gets that are addressed to its upstream, in the same queue
-group, once it has caught up, and names itself. Where a filter or a transform keeps it from knowing the answer, it
-leaves the request to the others.
+The mirror has the gaps of the upstream. Later deletions in either stream do not affect the other.
+
+A mirror with `mirror_direct` answers Direct Gets that are addressed to its upstream, in the same queue group, once it
+has caught up, and names itself. Where a filter or a transform hides the answer from it, it leaves the request to other
+members of the group.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Mirror(Ingest):
         self._show()
 
     def _show(self) -> None:
-        """Once what was stored is committed, readers may count on everything up to where it was looked."""
+        """Once the stored messages are committed, reads may rely on everything up to where the upstream was read."""
         if self.stream.log.committed.last_seq >= self._stored:
             self.stream.replicas.look(self._seen)
             if self._contact and self.next_seq and self._last - self.next_seq < CAUGHT_UP and not self._error:
@@ -60,7 +61,7 @@ class Mirror(Ingest):
     # Direct Gets for the upstream.
 
     def may_answer(self, request: GetRequest) -> bool:
-        """Whether the mirror stands in for its upstream."""
+        """Whether the mirror may answer for its upstream."""
         upstream = None if self.is_remote else self._services.streams.get(self.source.name)
         if not self.was_caught_up or (upstream is not None and not upstream.config.allow_direct):
             return False
@@ -82,7 +83,7 @@ class MirrorResponder:
     def receive(self, subject: str, reply: str, header: bytes, payload: bytes, now: int) -> bool:  # noqa: ARG002
         request = parse_appended(subject[self._cut + 1 :], payload) if len(subject) > self._cut else parse(payload)
         if isinstance(request, bytes) or not reply or not self._may_answer(request):
-            return False  # the next member of the group has it
+            return False  # the next member of the group answers
         if request.min_last_seq > self._peer.log.committed.last_seq:
             self._peer.wait_for(request, reply, now)
         else:

@@ -1,7 +1,7 @@
-"""A source: another stream's messages become new messages of this one, each with a header that says where it is from.
+"""Sources: messages of other streams, stored as new messages with a header that names their origin.
 
-The position in the upstream is kept with the stream, in the same group as the messages: whatever happens, nothing is
-taken twice and nothing is left out, also when the messages themselves are gone already.
+The position in the upstream is stored with the stream, in the same group as the messages. So a message is neither
+taken twice nor left out, even when limits have removed the sourced messages already.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _DROPPED = ("nats-stream-source:", "nats-expected-", "nats-batch-")
 
 
 class SourceIngest(Ingest):
-    """The ingest of one source. `identity` tells an upstream from one of the same name that was there before."""
+    """The ingest of one source. `identity` distinguishes an upstream from an earlier one of the same name."""
 
     def first_wanted(self) -> int:
         position, self.identity = self.stream.positions.get(source_key(self.source), (-1, ""))
@@ -51,13 +51,13 @@ class SourceIngest(Ingest):
             self.stream.keep_position(source_key(self.source), up_to, self.identity)
 
     def meet(self, identity: str) -> None:
-        if self.identity and self.identity != identity:  # deleted and made again: from its beginning
+        if self.identity and self.identity != identity:  # deleted and recreated: from its beginning
             self.next_seq = 1
         self.identity = identity
 
 
 def source_key(source: StreamSource) -> str:
-    """What tells the sources of a stream apart, as nats-server does: name, filters, destinations."""
+    """What distinguishes the sources of a stream, as on nats-server: name, filters, destinations."""
     name = source.name
     if source.external is not None:
         name += f":{short_hash(source.external.api)}"
@@ -68,7 +68,7 @@ def source_key(source: StreamSource) -> str:
 
 
 def with_origin(header: bytes, origin: str) -> bytes:
-    """A header block without what was meant for the upstream only, and with where the message is from."""
+    """A header block with the origin of the message, and without the headers meant for the upstream only."""
     lines = [b"NATS/1.0"]
     if header.startswith(b"NATS/1.0"):
         lines = [

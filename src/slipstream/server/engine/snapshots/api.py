@@ -1,4 +1,4 @@
-"""Requests for snapshots and restores: the two API calls, who may make them when, and what is told about them."""
+"""The API calls STREAM.SNAPSHOT and STREAM.RESTORE, with their advisories."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TOO_BUSY = "too many snapshots and batches at once"
 
 
 class RestoreRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Body of STREAM.RESTORE. The state that counts is the one in the snapshot."""
+    """Body of STREAM.RESTORE. The state in the snapshot takes precedence over the one here."""
 
     config: dict[str, Any] = {}
     state: dict[str, Any] = {}
@@ -40,10 +40,10 @@ class SnapshotCatalog(RestoreCatalog, Protocol):
 
 
 class CreateApi(Protocol):
-    """The API, as far as it is needed here."""
+    """The part of the stream API that a restore uses."""
 
     def created_response(self) -> tuple[Source, Callable[[dict[str, Any]], bytes]]:
-        """Who answers that a stream was made, and how."""
+        """The source and the encoder of the response that a stream was created."""
 
     def check_overlap(self, config: StreamConfig) -> None: ...
 
@@ -59,7 +59,7 @@ class SnapshotApi:
         self._catalog, self._streams = catalog, streams
 
     def snapshot(self, name: str, payload: bytes, now: int) -> Outcome:
-        """STREAM.SNAPSHOT: the answer says what comes, the chunks follow."""
+        """STREAM.SNAPSHOT: the response describes the stream, the chunks follow."""
         if is_empty(payload):
             raise BadApiRequestError
         catalog, stream = self._catalog, self._catalog.streams.get(name)
@@ -73,7 +73,7 @@ class SnapshotApi:
         def ended(reason: str) -> None:
             stream.snapshots.pop(snapshot, None)
             fields = {"start": format_time(now), "end": format_time(catalog.router.now)}
-            self._tell("SNAPSHOT_COMPLETE", name, fields | ({"error": reason} if reason else {}))
+            self._advise("SNAPSHOT_COMPLETE", name, fields | ({"error": reason} if reason else {}))
 
         snapshot = SnapshotWriter(
             catalog,
@@ -88,11 +88,11 @@ class SnapshotApi:
         if not catalog.jobs.start(snapshot):
             snapshot.abandon(TOO_BUSY)
             raise ErrorCode.STREAM_SNAPSHOT.error(err=TOO_BUSY)
-        self._tell("SNAPSHOT_CREATE", name, {"state": state})
+        self._advise("SNAPSHOT_CREATE", name, {"state": state})
         return Outcome({"config": stream.config.to_dict(), "state": state})
 
     def restore(self, name: str, payload: bytes, now: int) -> Outcome:
-        """STREAM.RESTORE: the answer says where to send the chunks."""
+        """STREAM.RESTORE: the response says where to send the chunks."""
         if is_empty(payload):
             raise BadApiRequestError
         catalog, request = self._catalog, decode(payload, RestoreRequest)
@@ -106,16 +106,16 @@ class SnapshotApi:
         def ended(reason: str, size: int) -> None:
             catalog.restores.pop(name, None)
             fields = {"start": format_time(now), "end": format_time(catalog.router.now), "bytes": size}
-            self._tell("RESTORE_COMPLETE", name, fields | ({"error": reason} if reason else {}))
+            self._advise("RESTORE_COMPLETE", name, fields | ({"error": reason} if reason else {}))
 
         subject = f"$JS.SNAPSHOT.RESTORE.{name}.{catalog.advisories.token()}"
         response, encode = self._streams.created_response()
         catalog.restores[name] = SnapshotReader(
             catalog, config, response, encode, subject=subject, ended=ended, now=now
         )
-        self._tell("RESTORE_CREATE", name, {})
+        self._advise("RESTORE_CREATE", name, {})
         return Outcome({"deliver_subject": subject})
 
-    def _tell(self, event: str, stream: str, fields: dict[str, Any]) -> None:
+    def _advise(self, event: str, stream: str, fields: dict[str, Any]) -> None:
         subject, payload = self._catalog.advisories.stream_event(event, stream, self._catalog.router.now, fields)
         self._catalog.router.send(subject, b"", payload)

@@ -1,7 +1,7 @@
-"""A snapshot becomes a stream: chunks of nats-server's archive are written to the log of a stream that nobody sees yet.
+"""Restore of a snapshot: decodes chunks of nats-server's archive into the log of a stream that is not visible yet.
 
-It appears when the last chunk was taken and everything is durable, or not at all: whatever goes wrong, and whenever
-the server ends before, what was written so far is cleared. Each chunk is answered when it is durable.
+The stream becomes visible when the last chunk was taken and everything is durable, or not at all: after a failure or a
+restart the partial stream is deleted. Each chunk is acknowledged when it is durable.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_STATE = 16 * 1024 * 1024  # bytes of the state and of a consumer
 
 
 class RestoreState(msgspec.Struct):
-    """What is read of `state.json`."""
+    """The fields of `state.json` that are used."""
 
     first_seq: int = 0
     last_seq: int = 0
@@ -38,7 +38,7 @@ class RestoreCatalog(Services, Protocol):
     def begin_restore(self, config: StreamConfig, now: int) -> tuple[Journal, StreamLog]: ...
 
     def complete_restore(self, config: StreamConfig, consumers: list[tuple[str, bytes]], now: int) -> dict[str, Any]:
-        """The stream is there; what its create would have answered."""
+        """Make the stream visible; the fields of the response that its create would have had."""
 
     def drop_restore(self, config: StreamConfig) -> None: ...
 
@@ -46,13 +46,13 @@ class RestoreCatalog(Services, Protocol):
 
 
 class SnapshotReader:
-    """One snapshot on its way in."""
+    """One running restore."""
 
     def __init__(
         self, catalog: RestoreCatalog, config: StreamConfig, response: Source,
         encode: Callable[[dict[str, Any]], bytes], *, subject: str, ended: Callable[[str, int], None], now: int,
     ) -> None:  # fmt: skip
-        """`response` and `encode` make the last answer; `ended` is told why it failed (or not) and how many bytes."""
+        """`response` and `encode` make the last response; `ended` is called with the error (or "") and the size."""
         self.config = config
         self._catalog, self._response, self._encode = catalog, response, encode
         self._subject, self._ended = subject, ended
@@ -64,7 +64,7 @@ class SnapshotReader:
         self._journal: Journal | None = None
         self._log: StreamLog | None = None
         self._timer: Timer | None = None
-        self._reply = ""  # of the end
+        self._reply = ""  # of the last, empty chunk
         catalog.router.add(subject, self)
         self._watch(now)
 
@@ -73,14 +73,14 @@ class SnapshotReader:
         return self._response.reply_port
 
     def ack(self, seq: int) -> tuple[str, int]:  # noqa: ARG002
-        """A chunk is answered with nothing."""
+        """The acknowledgement of a chunk is empty."""
         return "", 0
 
     def failure(self, error: ApiError) -> bytes:
         return self._response.failure(_failed(error.description))
 
     def receive(self, subject: str, reply: str, header: bytes, payload: bytes, now: int) -> bool:  # noqa: ARG002
-        """A chunk, or (empty) the end."""
+        """Take a chunk; an empty one is the end."""
         self._watch(now)
         try:
             if not reply:
@@ -99,7 +99,7 @@ class SnapshotReader:
         return True
 
     def lost(self, *, begun: bool) -> None:
-        """What was written last is gone; whoever waits for an answer is told by others. `begun`: the store has it."""
+        """A group was lost; the journal answers its chunks. `begun`: the store has the partial stream."""
         if not begun:
             self._log = None
         self._stop("the store failed")
@@ -110,7 +110,7 @@ class SnapshotReader:
 
     def _take(self, entry: Entry, now: int) -> None:
         if self._complete:
-            raise ValueError("the snapshot goes on behind its end")
+            raise ValueError("the snapshot has data after its end")
         if self._state is None:
             self._begin(entry, now)
         elif len(self._consumers) < self._state.consumer_count:
@@ -146,7 +146,7 @@ class SnapshotReader:
             raise ValueError(f"message sequence {entry.seq} exceeds maximum message size")
         self._log.skip(entry.seq)
         if 0 < expires_at(entry.time, entry.header) <= now:
-            self._log.skip(entry.seq + 1)  # its time is over: its place stays empty
+            self._log.skip(entry.seq + 1)  # expired already: its sequence stays a gap
         else:
             self._log.append(entry.time, entry.name, entry.header, entry.payload)
 
@@ -162,9 +162,9 @@ class SnapshotReader:
         self._journal.after.append(lambda: self._complete_at(now))
 
     def _complete_at(self, now: int) -> None:
-        """All messages are durable: the stream finds what its consumers wait for, and the ids it must know."""
+        """All messages are durable: the stream can be opened, with its consumers and its duplicate window."""
         if self._log is None:
-            return  # it was given up
+            return  # abandoned in the meantime
         try:
             info = self._catalog.complete_restore(self.config, self._consumers, now)
         except ApiError as exc:

@@ -1,7 +1,7 @@
-"""A stream becomes a snapshot: nats-server's archive of its state and messages, sent in chunks that are acknowledged.
+"""Snapshot of a stream: nats-server's archive of its state and messages, sent in acknowledged chunks.
 
-The messages are those that were committed when it began; it reads them a chunk at a time, as a job beside others, and
-never has more unacknowledged bytes under way than the receiver asked for. A damaged message ends it with a status.
+It contains the messages that were committed when it began. It reads them a chunk at a time, as a job, and never has
+more unacknowledged bytes in flight than the receiver asked for. A damaged message ends it with an error status.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class SnapshotRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SnapshotWriter:
-    """One snapshot on its way out; a job, and the subscriber of its acknowledgements."""
+    """One running snapshot: a job, and the subscriber of its acknowledgements."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class SnapshotWriter:
         ack_subject: str,
         ended: Callable[[str], None],
     ) -> None:
-        """`ended` is told why it ended early; an empty text if it did not."""
+        """`ended` is called with the reason if it ends early, or with an empty text."""
         self._services, self._log, self._deliver = services, log, request.deliver_subject
         self._chunk = min(max(request.chunk_size or CHUNK, SMALLEST), MAX_CHUNK)
         window = min(max(request.window_size or WINDOW, SMALLEST), MAX_WINDOW)
@@ -72,7 +72,7 @@ class SnapshotWriter:
         services.router.add(f"{ack_subject}.>", self)
 
     def receive(self, subject: str, reply: str, header: bytes, payload: bytes, now: int) -> bool:  # noqa: ARG002
-        """A chunk was taken."""
+        """A chunk was acknowledged."""
         self._acked = min(self._acked + 1, self._sent)
         return True
 
@@ -105,12 +105,12 @@ class SnapshotWriter:
         return Progress.MORE, 1
 
     def abandon(self, reason: str) -> None:
-        """There is nothing to read any more."""
+        """End the snapshot early, with an error status."""
         if not self._over:
             self._end(reason, status_block(500, reason))
 
-    def _watch(self, patience: int) -> None:
-        """Give up when nothing happens for so long."""
+    def _watch(self, timeout: int) -> None:
+        """Stop if no acknowledgement arrives for so long."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -120,7 +120,7 @@ class SnapshotWriter:
             else:
                 self._end("no interest", status_block(408, "No Interest"))
 
-        self._timer = self._services.timers.at(self._services.router.now + patience, give_up)
+        self._timer = self._services.timers.at(self._services.router.now + timeout, give_up)
 
     def _end(self, reason: str, status: bytes) -> tuple[Progress, int]:
         self._over = True
@@ -132,7 +132,7 @@ class SnapshotWriter:
         return Progress.DONE, 1
 
     def _frames(self) -> Iterator[bytes]:
-        """The snapshot's bytes, a frame's worth at a time."""
+        """The bytes of the snapshot, one frame at a time."""
         writer, waiting, size = S2Writer(), list[bytes](), 0
         for piece in self._entries():
             waiting.append(piece)

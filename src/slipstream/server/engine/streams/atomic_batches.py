@@ -1,7 +1,7 @@
-"""Atomic batches: messages that arrive one by one become a list to be stored together, or nothing at all.
+"""Atomic batches: messages that are staged one by one and stored together, or not at all.
 
-A batch waits in memory until its commit; what waits is bounded in number, in time and in bytes, for each stream and
-for the server. Its messages are judged when it is committed, in the order they were sent.
+A batch is staged in memory until its commit; staging is bounded in number, time and bytes, per stream and for the
+server. The messages are checked when the batch is committed, in the order in which they were sent.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ class Staged(NamedTuple):
 
 
 class BatchUsage:
-    """What waits on the whole server."""
+    """Open batches of the whole server."""
 
     def __init__(self) -> None:
         self.batches = 0
         self.bytes = 0
-        self.fast = 0  # batches of the other kind, of which nothing waits
+        self.fast = 0  # fast batches, which stage nothing
 
 
 class AtomicBatch:
-    """One batch on its way."""
+    """One open batch."""
 
     __slots__ = ("bytes", "messages", "timer")
 
@@ -62,7 +62,7 @@ class AtomicBatches:
         self._open: dict[str, AtomicBatch] = {}
 
     def stage(self, message: Staged, now: int) -> list[Staged] | None:
-        """Take a message in; all messages of the batch if this one commits it, None if it goes on."""
+        """Stage a message; returns all messages of the batch if this one commits it, else None."""
         wanted = message.wanted
         name, seq = wanted.batch, wanted.batch_seq
         if len(name) > MAX_ID:
@@ -90,13 +90,13 @@ class AtomicBatches:
         if not wanted.batch_commit:
             return None
         self._end(name)
-        if ends:  # the last message commits: that is how it is kept
+        if ends:  # the commit header is stored with the last message
             last = batch.messages[-1]
             batch.messages[-1] = last._replace(header=set_header(last.header, BATCH_COMMIT, "1"))
         return batch.messages
 
     def stop(self) -> None:
-        """The stream is gone, or everything that is not durable."""
+        """Drop all open batches: the stream was deleted, or a group was lost."""
         for name in list(self._open):
             self._end(name)
 
@@ -113,7 +113,7 @@ class AtomicBatches:
         size = len(message.subject) + len(message.header) + len(message.payload) + 256
         if self._usage.bytes + size > MAX_WAITING_BYTES:
             raise self._given_up(name, "large", _too_many(), now)
-        if message.wanted.api_level:  # it was for us, not for the readers
+        if message.wanted.api_level:  # it is for the server, not for readers
             message = message._replace(header=remove_header(message.header, REQUIRED_API_LEVEL))
         batch.messages.append(message)
         batch.bytes += size
@@ -143,7 +143,7 @@ class AtomicBatches:
 
 
 def check_level(wanted: str) -> None:
-    """Whether we have the API level that a publisher asks for."""
+    """Raise an error if this server does not have the API level that a publisher requires."""
     if wanted and not (is_number(wanted) and int(wanted) <= API_LEVEL):
         raise ErrorCode.REQUIRED_API_LEVEL.error()
 

@@ -1,7 +1,7 @@
-"""A requested stream configuration becomes the one that is kept, or the error that nats-server would give.
+"""Rules of stream configurations: defaults, checks, and what an update may change.
 
-Rules, numbers, codes and texts are those of nats-server 2.15. What this server does not do yet is refused with a text
-that says so: a configuration that is accepted is carried out.
+Rules, numbers, codes and texts are those of nats-server 2.15. A feature that this server does not have is rejected with
+a text that says so: an accepted configuration is honoured in full.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def parse(data: dict[str, Any]) -> StreamConfig:
 
 
 def normalise(config: StreamConfig, *, pedantic: bool = False) -> StreamConfig:
-    """Fill in what was left open and check the rest; raises the ApiError of the first rule that is broken. `pedantic`:
-    what does not fit is refused, not put right."""
+    """Fill in defaults and check the rest; raises the ApiError of the first broken rule. With `pedantic`, values that
+    do not fit are rejected instead of adjusted."""
     _check_names(config)
     if config.num_replicas > MAX_REPLICAS:
         raise _invalid(f"maximum replicas is {MAX_REPLICAS}")
@@ -91,7 +91,7 @@ def normalise(config: StreamConfig, *, pedantic: bool = False) -> StreamConfig:
         config = config.replace(placement=None)
     if config.placement is not None and config.placement.preferred:
         raise _invalid("preferred server not permitted in placement")
-    # The specification of Direct Get: a limit per subject tells a key-value bucket, and turns Direct Get on whatever
+    # The specification of Direct Get: a limit per subject indicates a key-value bucket, and enables Direct Get whatever
     # the request says. (nats-server itself leaves it to the clients.)
     return with_level(config.replace(allow_direct=config.allow_direct or config.max_msgs_per_subject > 0))
 

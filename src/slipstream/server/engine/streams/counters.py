@@ -1,6 +1,6 @@
-"""Counters: an increment becomes the new total of its subject, kept as the payload of the newest message.
+"""Counters: the total of each subject, stored as the payload of its last message.
 
-A total may rest on messages that are not committed yet, which a log does not show: those are remembered here.
+A total may depend on uncommitted messages, which the log does not return by subject: those are cached here.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class Counters:
         self._totals: dict[str, Total] = {}
 
     def forget(self) -> None:
-        """A group was lost: the log knows better."""
+        """A group was lost: drop the cache."""
         self._totals.clear()
 
     def current(self, subject: str) -> Total:
-        """Where a counter stands, uncommitted increments included."""
+        """The current total, uncommitted increments included."""
         seq = self._log.last_seq_of(subject)
         known = self._totals.get(subject)
         if known is not None and known.seq == seq:
@@ -75,14 +75,14 @@ class Counters:
         return total._replace(sources=sources), value - before
 
     def add_message(self, subject: str, header: bytes, payload: bytes, source: str) -> tuple[Total, bytes, bytes]:
-        """The same for a counter's message out of another stream, which says where it comes from (`source`)."""
+        """The same for a message of a counter in another stream, whose origin is `source`."""
         fields = source.split(" ")
         origin = fields[4] if len(fields) > 4 else subject
         total, amount = self.add_sourced(self.current(subject), fields[0], origin, parse_value(payload))
         return self.add(total, amount, set_header(header, names.INCR, str(amount)))
 
     def stored(self, subject: str, total: Total, seq: int) -> None:
-        """The message is in the log."""
+        """The message with this total was appended to the log."""
         if len(self._totals) >= MAX_REMEMBERED:
             done = self._log.committed.last_seq
             self._totals = {name: known for name, known in self._totals.items() if known.seq > done}

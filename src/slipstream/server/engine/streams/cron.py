@@ -1,7 +1,7 @@
-"""The pattern of a schedule becomes the next moment that it names: once (`@at`), at intervals (`@every`), by calendar.
+"""Schedule patterns: the next time of `@at` (once), `@every` (intervals) and cron expressions.
 
-A calendar pattern has six fields: second, minute, hour, day of the month, month, day of the week; or it is one of the
-usual names for such (`@daily`). What is allowed in them is what nats-server allows. Times are nanoseconds since 1970.
+A cron expression has six fields: second, minute, hour, day of the month, month, day of the week; or it is one of the
+usual names (`@daily`). The syntax is that of nats-server. Times are nanoseconds since 1970.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from zoneinfo import ZoneInfo
 from slipstream.api.times import format_time, parse_duration, parse_time
 
 _SECOND = 1_000_000_000
-_YEARS = 5  # a pattern that names no moment within so many years names none
-_LAST_YEAR = 9990  # of the calendar that there is here
+_YEARS = 5  # a pattern without a match within so many years has none
+_LAST_YEAR = 9990  # that `datetime` can represent, with a margin
 _NAMED = {
     "@yearly": "0 0 0 1 1 *",
     "@annually": "0 0 0 1 1 *",
@@ -61,7 +61,7 @@ def time_zone(name: str) -> tzinfo:
 
 
 def next_moment(pattern: str, zone: tzinfo | None, after: int, now: int) -> Moment:
-    """When the pattern is due next after `after`; of moments that were missed before `now` there is none made up.
+    """When the pattern is due next after `after`; times that were missed before `now` are skipped.
 
     Raises ValueError for what is no pattern. Only a calendar has a zone.
     """
@@ -75,7 +75,7 @@ def next_moment(pattern: str, zone: tzinfo | None, after: int, now: int) -> Mome
     if pattern.startswith("@every "):
         interval = parse_duration(pattern[7:])
         if interval < _SECOND:
-            raise ValueError(f"bad interval {pattern[7:]!r}, at least a second is allowed")
+            raise ValueError(f"interval must be at least 1 second, got {pattern[7:]!r}")
         when = _rounded(after) + interval
         if when < now:
             when = _rounded(now) + interval
@@ -94,7 +94,7 @@ def _rounded(time: int) -> int:
 
 
 class Calendar(NamedTuple):
-    """The values that the fields allow."""
+    """The values that the fields match."""
 
     seconds: frozenset[int]
     minutes: frozenset[int]
@@ -102,10 +102,10 @@ class Calendar(NamedTuple):
     days: frozenset[int]
     months: frozenset[int]
     weekdays: frozenset[int]
-    any_day: bool  # one of the two fields for days leaves it to the other
+    any_day: bool  # one of the two day fields is `*` or `?`
 
     def next(self, after: int, zone: tzinfo) -> int:
-        """The first moment after `after` that all fields allow; raises ValueError if it is too far away."""
+        """The first time after `after` that matches all fields; raises ValueError if it is too far away."""
         at = after // _SECOND + 1
         last = min(_local(at, zone).year + _YEARS, _LAST_YEAR)
         while True:
@@ -153,14 +153,14 @@ def _calendar(pattern: str) -> Calendar:
 
 
 def _field(text: str, low: int, high: int, names: dict[str, int]) -> tuple[frozenset[int], bool]:
-    """What a field allows, and whether that is everything because it does not care."""
+    """The values that a field matches, and whether it is `*` or `?`."""
     found: set[int] = set()
     any_value = False
     for part in filter(None, text.split(",")):
         span, *steps = part.split("/")
         first, *ends = span.split("-")
         if len(steps) > 1 or len(ends) > 1:
-            raise ValueError(f"bad field {text!r}: one '-' and one '/' are allowed in each of its parts")
+            raise ValueError(f"each part of a field must have at most one '-' and one '/', got {text!r}")
         step = _number(steps[0], _NO_NAMES) if steps else 1
         if first in ("*", "?"):
             begin, end = low, high
@@ -169,9 +169,9 @@ def _field(text: str, low: int, high: int, names: dict[str, int]) -> tuple[froze
             begin = _number(first, names)
             end = _number(ends[0], names) if ends else high if steps else begin
         if not low <= begin <= end <= high or step < 1:
-            raise ValueError(f"bad field {text!r}: {low} to {high} are allowed")
+            raise ValueError(f"field must be within {low} to {high}, got {text!r}")
         found.update(range(begin, end + 1, step))
-    if not found:  # years of seconds would be looked through for nothing
+    if not found:  # or years of seconds would be searched in vain
         raise ValueError(f"bad field {text!r}: it allows nothing")
     return frozenset(found), any_value
 

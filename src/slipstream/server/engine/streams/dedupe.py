@@ -1,8 +1,8 @@
-"""Message ids become the sequence they were first stored as, for the length of the duplicate window.
+"""The duplicate window: message ids (`Nats-Msg-Id`) with the sequence they were first stored as.
 
-Two bounds, of which the nearer one counts: the window's time, and `MAX_DISTANCE` messages. The second keeps the memory
-of a flood bounded. It is a distance in sequences, so that a window that was rebuilt from the log after a restart is
-bounded as the old one was; ids of messages that limits have removed since are forgotten then, as on nats-server.
+It is bounded by time and by `MAX_DISTANCE` messages, whichever is reached first. The second bounds memory under load.
+It is a distance in sequences, so that a window that is rebuilt from the log after a restart has the same bound; ids of
+messages that limits have removed since are lost then, as on nats-server.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class DuplicateWindow:
         return len(self._seen)
 
     def find(self, msg_id: str, now: int) -> int:
-        """The sequence the id was stored as; 0 if the window does not hold it."""
+        """The sequence of the message with that id; 0 if the window does not have it."""
         self._forget(now, 0)
         found = self._seen.get(msg_id)
         return found[0] if found is not None else 0
@@ -37,7 +37,7 @@ class DuplicateWindow:
             self._seen[msg_id] = (seq, now)
 
     def rebuild(self, log: StreamLog, now: int) -> None:
-        """Take the ids from the stored messages that the window reaches back to."""
+        """Rebuild the window from the stored messages it covers."""
         self._seen.clear()
         if self.window and log.committed.messages:
             self._rebuild(log, now)
@@ -51,7 +51,7 @@ class DuplicateWindow:
         while seq <= last:
             try:
                 records = log.scan("", seq, limit=limit)
-            except CorruptRecordError:  # step over it; its id is lost with it
+            except CorruptRecordError:  # skip it; its id is lost with it
                 seq, limit = (seq, limit // 2) if limit > 1 else (seq + 1, _CHUNK)
                 continue
             for record in records:
@@ -63,7 +63,7 @@ class DuplicateWindow:
             self.add(msg_id, record.seq, record.time)
 
     def take_back(self, last: int) -> None:
-        """What is behind a sequence was lost."""
+        """A group was lost: drop the ids after this sequence."""
         seen = self._seen
         while seen and seen[key := next(reversed(seen))][0] > last:
             del seen[key]

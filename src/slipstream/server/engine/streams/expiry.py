@@ -1,8 +1,7 @@
-"""The age of a stream's messages: time that passes becomes messages that leave, and markers in their place.
+"""Expiry of messages by `max_age` and by their own time to live (`Nats-TTL`), with delete markers.
 
-Two ways to be over: older than the stream's `max_age`, or at the end of a time to live of its own (`Nats-TTL`). Both
-cost what leaves. A stream without times to live drops what is too old in one cut. Otherwise each message is looked at
-once: one that says `never` stays, however old, and is not looked at again (until the server restarts).
+The cost is proportional to what expires. A stream without TTLs purges everything that is too old at once. Otherwise
+each message is checked once: one with TTL `never` stays, however old, and is not checked again (until a restart).
 """
 
 from __future__ import annotations
@@ -15,25 +14,25 @@ from slipstream.server.engine.ports import NEVER, Record, StreamLog, time_to_liv
 from slipstream.server.engine.services import Services
 from slipstream.server.engine.timers import Timer
 
-SLICE = 4096  # sequences per turn: a stream that expires as a whole does not stop the others
+SLICE = 4096  # sequences per turn: a stream that expires as a whole must not block the others
 SCAN = 512
 PAUSE = 1_000_000
-RECHECK = 50_000_000  # while what comes next is not committed yet
+RECHECK = 50_000_000  # while the next message is not committed yet
 _SECOND = 1_000_000_000
 _MARKER = b"\r\nNats-Marker-Reason:"
 
-Mark = Callable[[str, bytes, int], None]  # store a message without payload on a subject, in place of all others there
+Mark = Callable[[str, bytes, int], None]  # store an empty message on a subject
 
 
 class Expiry:
-    """The clock of one stream."""
+    """The expiry timer of one stream."""
 
     def __init__(self, services: Services, log: StreamLog, mark: Mark) -> None:
         self._services, self._log, self._mark = services, log, mark
         self._max_age = 0
         self._lifetimes = False
-        self._header = b""  # of a marker; empty: none are made
-        self._next = 0  # what is older was looked at, and is to stay
+        self._header = b""  # of a marker; empty: no markers
+        self._next = 0  # older messages were checked, and stay
         self._timer: Timer | None = None
 
     def configure(self, max_age: int, *, lifetimes: bool, marker_ttl: int) -> None:
@@ -48,11 +47,11 @@ class Expiry:
 
     @property
     def active(self) -> bool:
-        """Whether any message can be over one day."""
+        """Whether messages can expire."""
         return bool(self._max_age or self._lifetimes)
 
     def begin(self, now: int) -> None:
-        """Nothing is known of the log yet."""
+        """Start over: nothing is known about the log yet."""
         self._next = 0
         self.arm(now)
 
@@ -62,7 +61,7 @@ class Expiry:
             self._timer = None
 
     def appended(self, now: int, ends: int) -> None:
-        """A message was added; `ends` is when its own time to live is over, if it has one."""
+        """A message was added; `ends` is when its own time to live expires, if it has one."""
         timer = self._timer
         if timer is None:
             if self._max_age or ends:
@@ -71,7 +70,7 @@ class Expiry:
             self.arm(now)
 
     def arm(self, now: int) -> None:
-        """Wait until the next message is over."""
+        """Set the timer to the next expiry."""
         self.stop()
         moments = [moment for moment in (self._next_age(now), self._next_lifetime()) if moment]
         if moments:
@@ -105,7 +104,7 @@ class Expiry:
         self.arm(now)
 
     def _cut(self, now: int) -> None:
-        """Everything that is too old leaves, whatever it is."""
+        """Remove everything that is older than `max_age`."""
         state = self._log.state
         if state.messages and state.first_time + self._max_age <= now:
             below = min(self._log.time_to_seq(now - self._max_age + 1), state.first_seq + SLICE)
@@ -113,7 +112,7 @@ class Expiry:
                 self._log.purge(below=below)
 
     def _drop_old(self, now: int) -> None:
-        """One message after the other. A damaged one is as old as its neighbours: it leaves when the next one does."""
+        """Check one message after the other. A damaged one counts as old as the next: it is removed with it."""
         log, damaged, seen = self._log, list[int](), 0
         at = max(self._next, log.committed.first_seq)
         while seen < SLICE:
@@ -145,7 +144,7 @@ class Expiry:
             return None
 
     def _drop(self, seq: int, record: Record | None, now: int) -> None:
-        """Take a message out; the last one of a subject leaves a marker behind, if the stream wants that."""
+        """Remove a message; store a marker if it was the last one on its subject and the stream has markers."""
         log = self._log
         if self._header and record is not None and _MARKER not in record.header:
             subject = record.subject

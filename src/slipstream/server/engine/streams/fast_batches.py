@@ -1,9 +1,9 @@
-"""Fast batches: messages that are stored as they come, and acknowledged many at a time instead of one by one.
+"""Fast batches: messages that are stored as they arrive, and acknowledged many at a time.
 
-What a message is to its batch stands at the end of its reply subject, where answers go as well:
+The part of a message in its batch is at the end of its reply subject, which responses go to as well:
 `<inbox>.<batch>.<flow>.<gap mode>.<number>.<operation>.$FI`. A batch has no effect on what is stored: it counts its
-messages, reports every so many of them (`flow` at most, fewer while others send too), and ends at the first gap or
-refusal unless gaps are allowed. Answers wait in the journal like acks do: a number is reported when it is durable.
+messages, acknowledges every `flow` of them (fewer while other batches are open), and ends at the first gap or
+rejection unless it allows gaps. Acknowledgements wait in the journal: a number is reported when it is durable.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ DEFAULT_FLOW = 10
 
 
 class Part(NamedTuple):
-    """What a message is to its batch."""
+    """The part of a message in its batch."""
 
     batch: str
-    flow: int  # the sender wants to hear of every so many messages
-    gaps: bool  # it goes on after a message that is missing or refused
+    flow: int  # messages per acknowledgement that the sender asks for
+    gaps: bool  # it continues after a missing or rejected message
     number: int
     operation: int
 
@@ -49,17 +49,17 @@ class BatchStream(Protocol):
     acks: bool  # whether it acknowledges single messages
 
     def tell(self, reply: str, payload: bytes) -> None:
-        """Send that once everything up to here is durable."""
+        """Send a response once everything up to here is durable."""
 
     def batch_ack(self, seq: int, batch: str, count: int, *, is_duplicate: bool = False) -> bytes:
         """The ack of a whole batch."""
 
     def failure(self, error: ApiError) -> bytes:
-        """The ack that says no."""
+        """The error response."""
 
 
 def parse(reply: str) -> Part | None:
-    """The part that a reply subject with our suffix tells; None if it is not well formed."""
+    """Decode a reply subject with the suffix; None if it is malformed."""
     parts = reply.rsplit(".", 6)
     if len(parts) < 7:
         return None
@@ -77,7 +77,7 @@ def parse(reply: str) -> Part | None:
 
 
 class FastBatch:
-    """One batch on its way: numbers of messages, and the sequence of the newest that was stored."""
+    """One open batch: message numbers, and the sequence of the last one stored."""
 
     __slots__ = ("deadline", "every", "flow", "gaps", "last", "reported", "seq", "settled", "timer")
 
@@ -100,7 +100,7 @@ class FastBatches:
         self._open: dict[str, FastBatch] = {}
 
     def receive(self, part: Part | None, reply: str, level: str, store: Callable[[], FastOutcome], now: int) -> None:
-        """Count a message, and have it stored if it is its turn. Raises ApiError where no batch has a say in it."""
+        """Count a message, and store it if it is the next one. Raises ApiError if it is part of no batch."""
         if part is None:
             raise ErrorCode.BATCH_PUBLISH_INVALID_PATTERN.error()
         if len(part.batch) > MAX_ID:
@@ -123,7 +123,7 @@ class FastBatches:
                 self._store(part, batch, reply, store)
 
     def stop(self) -> None:
-        """The stream is gone, does not take batches any more, or has lost what is not durable."""
+        """Drop all open batches: the stream was deleted, disabled them, or a group was lost."""
         for name in list(self._open):
             self._end(name)
 
@@ -142,7 +142,7 @@ class FastBatches:
         return batch
 
     def _counts(self, part: Part, batch: FastBatch, reply: str) -> bool:
-        """Whether it is the next one, or may stand for it; the batch ends otherwise."""
+        """Whether it is the next message, or gaps are allowed; otherwise the batch ends."""
         batch.last += 1
         if part.number == batch.last:
             return True
@@ -180,7 +180,7 @@ class FastBatches:
             self._finish(part.batch, batch, reply)
 
     def _refused(self, part: Part, batch: FastBatch, reply: str, error: ApiError) -> None:
-        if not part.gaps and batch.last == 1:  # nothing of it is there: as if it had been sent alone
+        if not part.gaps and batch.last == 1:  # nothing was stored: answered as a single publish
             self._end(part.batch)
             self._owner.tell(reply, self._owner.failure(error))
             return
@@ -190,7 +190,7 @@ class FastBatches:
             self._finish(part.batch, batch, reply)
 
     def _ping(self, part: Part, batch: FastBatch, reply: str) -> None:
-        """The sender has not heard from us for a while."""
+        """Acknowledge again: the sender has received nothing for a while."""
         if part.number > batch.last:
             self._tell(reply, {"type": "gap", "last_seq": batch.last + 1, "seq": part.number + 1})
             if not batch.gaps:
@@ -204,8 +204,8 @@ class FastBatches:
     # Answers
 
     def _flow(self, batch: FastBatch, reply: str) -> bool:
-        """Report how far it is, if that is due; the more batches there are, the more often each hears of it, so that
-        they share the stream. Whether it was reported."""
+        """Acknowledge the progress if that is due, and return whether it was. The more batches are open, the more often
+        each is acknowledged, so that they share the stream."""
         steps = (batch.settled - batch.reported) // batch.every
         if not steps:
             return False
@@ -232,7 +232,7 @@ class FastBatches:
         self._usage.fast -= 1
 
     def _watch(self, name: str, batch: FastBatch) -> None:
-        """One timer at a time: a message moves the deadline alone."""
+        """Keep one timer per batch: a message only moves its deadline."""
 
         def look(when: int) -> None:
             if when >= batch.deadline:

@@ -1,7 +1,7 @@
-"""The newer abilities of streams: a configuration that asks for one becomes the one that is kept, or an error.
+"""Configuration rules of newer stream features, and the API level that each of them requires.
 
-Also the API level that each of them needs, which nats-server writes into the metadata of a stream: clients and the
-tools of others look there before they use, move or restore it.
+nats-server writes the level into the metadata of a stream: clients and tools check it before they use, move or restore
+the stream.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def invalid(text: str) -> StreamInvalidConfigError:
 
 
 def pedantic_error(text: str) -> ApiError:
-    """The request asked to be refused rather than to be put right."""
+    """The error of a pedantic request, which must not be adjusted."""
     return ErrorCode.PEDANTIC.error(err=text)
 
 
@@ -92,7 +92,7 @@ def _check_markers(config: StreamConfig, *, pedantic: bool) -> StreamConfig:
 
 
 def check_mappings(config: StreamConfig, *, pedantic: bool) -> StreamConfig:
-    """The transform of subjects, and where messages are published again."""
+    """Check the subject transform and republish."""
     transform = config.subject_transform
     if transform is not None:
         if transform.src and not is_valid_filter(transform.src):
@@ -112,8 +112,7 @@ def _check_republish(config: StreamConfig, *, pedantic: bool) -> StreamConfig:
         if pedantic:
             raise pedantic_error("republish source can not be empty")
         again = again.replace(src=">")
-    # Everything as it is would be a cycle, but for a transform that carries it all somewhere else: that is what is
-    # meant then.
+    # Republishing everything under its own subject would be a cycle, unless the transform moves all of it elsewhere.
     if again.src == again.dest == ">" and transform is not None and config.subjects == (transform.src,):
         if pedantic:
             raise pedantic_error("implicit republish based on subject transform")
@@ -129,7 +128,7 @@ def _check_republish(config: StreamConfig, *, pedantic: bool) -> StreamConfig:
 
 
 def check_feature_changes(old: StreamConfig, new: StreamConfig) -> None:
-    """What an update may not change of them."""
+    """Check that an update does not change what is fixed."""
     if old.allow_msg_ttl and not new.allow_msg_ttl:
         raise invalid("message TTL status can not be disabled")
     if old.allow_msg_counter != new.allow_msg_counter:
@@ -154,7 +153,7 @@ def required_level(config: StreamConfig) -> int:
 
 
 def with_level(config: StreamConfig) -> StreamConfig:
-    """The configuration as it is kept: with the level that it needs, without what depends on the server."""
+    """The configuration as stored: with its required level, without metadata that depends on the server."""
     metadata = {key: value for key, value in config.metadata.items() if key not in (SERVER_VERSION, SERVER_LEVEL)}
     metadata[REQUIRED_LEVEL] = str(required_level(config))
     return config.replace(metadata=dict(sorted(metadata.items())))

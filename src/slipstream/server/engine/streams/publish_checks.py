@@ -1,7 +1,7 @@
-"""What a publisher demands, held against a stream: nothing, or the error that nats-server gives, in its order.
+"""Checks of a publish against its stream; each raises the error that nats-server gives, in its order.
 
-Each check is a function of the stream's configuration and of the writer's view of its log. Those of an atomic batch
-(`BatchChecks`) also remember what came before in the batch: none of it is in the log yet.
+A check is a function of the stream's configuration and of the writer's view of its log. Those of an atomic batch
+(`BatchChecks`) also take the earlier messages of the batch into account, which are not in the log yet.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from slipstream.server.engine.streams.dedupe import DuplicateWindow
 from slipstream.server.engine.streams.publish_headers import PublishHeaders, set_header
 
 MAX_HEADER = 0xFFFF
-MAX_NUMBER = 4096  # digits of an increment: more is an attack on the arithmetic
+MAX_NUMBER = 4096  # digits of an increment: `int` is quadratic, so more would be an attack
 
 
 def increment(config: StreamConfig, wanted: PublishHeaders, payload: bytes) -> int | None:
@@ -41,14 +41,14 @@ def increment(config: StreamConfig, wanted: PublishHeaders, payload: bytes) -> i
 
 
 def check_target(config: StreamConfig, wanted: PublishHeaders) -> None:
-    """The stream is the one that was meant, and may take messages with a time to live."""
+    """The stream is the expected one, and allows a time to live if the message has one."""
     if wanted.stream and wanted.stream != config.name:
         raise StreamNotMatchError
     if wanted.ttl and not config.allow_msg_ttl:
         try:
             parse_ttl(wanted.ttl)
         except ValueError:
-            return  # told later, in the order of nats-server
+            return  # reported by `check_lifetime`: the order of nats-server
         raise ErrorCode.MESSAGE_TTL_DISABLED.error()
 
 
@@ -64,7 +64,7 @@ def check_expected(log: StreamLog, wanted: PublishHeaders, subject: str) -> None
 
 
 def check_origin(wanted: PublishHeaders) -> None:
-    """A header that only the server itself may set."""
+    """Reject a header that only the server itself may set."""
     if wanted.source:
         raise ErrorCode.MESSAGE_SOURCE_HEADER_NOT_ALLOWED.error()
 
@@ -90,8 +90,8 @@ def check_size(max_size: int, header: bytes, payload: bytes) -> None:
 
 
 def check_lifetime(config: StreamConfig, wanted: PublishHeaders, header: bytes) -> bytes:
-    """The header with a time to live that the stream's markers allow: a message that went before the marker of its
-    subject could leave the subject without any."""
+    """The header with a time to live not below that of the stream's delete markers: a message that expired before the
+    marker of its subject could leave the subject without any."""
     if not wanted.ttl:
         return header
     try:
@@ -104,10 +104,10 @@ def check_lifetime(config: StreamConfig, wanted: PublishHeaders, header: bytes) 
     return header
 
 
-def check_room(
+def check_capacity(
     config: StreamConfig, store: Store, log: StreamLog, message: tuple[str, bytes, bytes], *, rollup: bool
 ) -> None:
-    """Discard new: a full stream refuses, unless the message takes the place of an older one on its subject."""
+    """Discard new: a full stream rejects a message, unless it replaces an older one on its subject."""
     subject, header, payload = message
     state, per_subject = log.state, max(config.max_msgs_per_subject, 0)
     replaces = bool(per_subject) and log.count_of(subject) >= per_subject
@@ -133,7 +133,7 @@ class BatchChecks:
         self._expected: set[str] = set()
 
     def headers(self, wanted: PublishHeaders, now: int) -> None:
-        """What does not depend on sequences."""
+        """Checks that do not depend on sequences."""
         check_target(self._config, wanted)
         if wanted.ttl:
             check_lifetime(self._config, wanted, b"")
@@ -145,7 +145,7 @@ class BatchChecks:
             raise ErrorCode.MESSAGE_SOURCE_HEADER_NOT_ALLOWED.error()
 
     def sequences(self, wanted: PublishHeaders, subject: str) -> None:
-        """What the batch expects of the log. Only what it has not written to yet can be expected to be as it was."""
+        """Expected sequences. Only subjects that the batch has not written to yet can still have them."""
         last = self._log.state.last_seq + sum(self._written.values())
         if wanted.last_seq is not None:
             if wanted.last_seq != last:
@@ -169,8 +169,8 @@ class BatchChecks:
         if wanted.rollup == "all" and self._written:
             raise _rollup("batch rollup all invalid")
 
-    def room(self, wanted: PublishHeaders, subject: str, header: bytes, payload: bytes) -> None:
-        """Take the message into the count; a stream that discards what is new must have room for all of them."""
+    def capacity(self, wanted: PublishHeaders, subject: str, header: bytes, payload: bytes) -> None:
+        """Count the message; a stream that discards new messages must have capacity for all of the batch."""
         config, state = self._config, self._log.state
         self._written[subject] = self._written.get(subject, 0) + 1
         self._bytes += self._store.size_of(subject, header, payload)

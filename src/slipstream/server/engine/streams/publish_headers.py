@@ -1,7 +1,7 @@
-"""The header block of a publish becomes what its sender demands of the stream.
+"""Parser of the `Nats-…` headers of a publish, and edits of header blocks.
 
-A block without any `Nats-` header costs one search. Of a header that is there twice the first one counts, names are
-compared as they are written: both as on nats-server.
+A block without any `Nats-` header costs one search. The first of repeated headers counts, and names are case-sensitive:
+both as on nats-server.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TEXTS = {
 
 
 class PublishHeaders(NamedTuple):
-    """Empty and None: not asked for."""
+    """The `Nats-…` headers of a publish; empty and None: not set."""
 
     msg_id: str = ""
     stream: str = ""
@@ -54,12 +54,12 @@ NO_HEADERS = PublishHeaders()
 
 
 def is_number(text: str) -> bool:
-    """Whether it is one that can be: `int` takes other digits too, and raises for thousands of them."""
+    """Whether a text is a plain number: `int` accepts other digits too, and raises for thousands of them."""
     return text.isascii() and text.isdigit() and len(text) <= 20
 
 
 def parse_publish_headers(header: bytes) -> PublishHeaders:
-    """What the publisher asks of the stream."""
+    """Parse a header block."""
     if b"\r\nNats-" not in header:
         return NO_HEADERS
     found: dict[str, object] = {}
@@ -71,13 +71,13 @@ def parse_publish_headers(header: bytes) -> PublishHeaders:
         if name in _TEXTS:
             found.setdefault(_TEXTS[name], value.lower() if name == names.ROLLUP else value)
         elif name in _NUMBERS:
-            # A number that is none cannot be the right one: it is refused as a wrong sequence, as on nats-server.
+            # An invalid number cannot be the right one: it is rejected as a wrong sequence, as on nats-server.
             found.setdefault(_NUMBERS[name], int(value) if is_number(value) else -1)
     return PublishHeaders(**found) if found else NO_HEADERS  # type: ignore[arg-type]
 
 
 def remove_header(header: bytes, name: str) -> bytes:
-    """The block without the lines of that name; nothing if there are no others."""
+    """The block without the lines of that name; empty if there are no others."""
     lead = f"\r\n{name}:".encode()
     at = header.find(lead)
     while at >= 0:

@@ -1,9 +1,9 @@
-"""Messages that are to be published later: a schedule in the headers of one becomes further messages, when it says.
+"""Message schedules: a message whose headers say when to publish its payload, once or repeatedly.
 
-A stream with `allow_msg_schedules` has one schedule per subject, in the last message there. When it is due, what that
-message says (or the last one on another subject) is published on its target; one that was for a single moment then
-leaves. When each one is due next is kept beside the messages, in the same group as they are: none fires twice for one
-moment, and one that was due while the server was down fires once.
+A stream with `allow_msg_schedules` has one schedule per subject, in its last message there. When it is due, the payload
+of that message (or of the last one on another subject) is published on its target; a one-time schedule is then removed.
+The next due time is stored beside the messages, in the same group: no schedule fires twice for one moment, and one that
+was due while the server was down fires once.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from slipstream.server.engine.timers import Timer
 from slipstream.wire import is_valid_subject, overlaps
 
 PURGE = "purge"
-SLICE = 256  # that fire in one turn
+SLICE = 256  # schedules that fire in one turn
 CHUNK = 512
 PAUSE = 1_000_000
 RECHECK = 50_000_000  # while a schedule is not committed yet
-RETRY = 1_000_000_000  # of one that could not be carried out
+RETRY = 1_000_000_000  # after a publish that failed
 _LEAD = b"\r\nNats-Schedule"
 _KEPT = "\0schedule\0"  # + sequence; the name of no consumer begins like that
-_COMPLETE = "\0schedules"  # there: every schedule of the log is kept
+_COMPLETE = "\0schedules"  # if present, every schedule of the log is indexed
 _NOT_FOR_TARGETS = (
     "Nats-Schedule", "Nats-Expected-", f"{names.MSG_ID}:", f"{names.TTL}:", f"{names.ROLLUP}:",
 )  # fmt: skip
 
 
 class Plan(NamedTuple):
-    """What the headers of a message say of schedules. Empty: nothing."""
+    """The schedule in the headers of a message; empty fields are not set."""
 
     pattern: str = ""
-    zone: str | None = None  # None: not said
+    zone: str | None = None  # None: not set
     ttl: str = ""
     target: str = ""
     source: str = ""
@@ -79,11 +79,11 @@ def plan_of(header: bytes) -> Plan:
     return Plan(**found)
 
 
-# What a publisher may ask for.
+# Checks of a publish.
 
 
 def check(config: StreamConfig, plan: Plan, subject: str, now: int, *, is_plain: Callable[[str], bool]) -> bool:
-    """Whether a message is a schedule; raises ApiError if it is one that the stream cannot have.
+    """Whether a message is a schedule; raises ApiError if it is invalid or the stream does not allow it.
 
     `is_plain` says whether the last message of a subject is there and no schedule.
     """
@@ -142,7 +142,7 @@ def _belongs(config: StreamConfig, subject: str) -> bool:
 
 
 def with_rollup(header: bytes, wanted: PublishHeaders) -> tuple[bytes, PublishHeaders]:
-    """A schedule takes the place of all other messages on its subject."""
+    """A schedule replaces all other messages on its subject: add the rollup header."""
     if wanted.rollup not in ("", names.ROLLUP_SUBJECT):
         raise ErrorCode.MESSAGE_SCHEDULES_ROLLUP_INVALID.error()
     if not wanted.rollup:
@@ -150,26 +150,26 @@ def with_rollup(header: bytes, wanted: PublishHeaders) -> tuple[bytes, PublishHe
     return header, wanted._replace(rollup=names.ROLLUP_SUBJECT)
 
 
-# What becomes of it.
+# Execution.
 
 Publish = Callable[[str, bytes, bytes, int], None]  # subject, header, payload, now; raises ApiError
 
 
 class StoredSchedule(msgspec.Struct, array_like=True):
-    """What the store has of a schedule."""
+    """The record of a schedule in the store."""
 
     when: int
     subject: str
 
 
 class Schedules:
-    """The schedules of one stream, and its clock for them."""
+    """The schedules of one stream, with their timer."""
 
     def __init__(self, services: Services, log: StreamLog, publish: Publish) -> None:
         self._services, self._log, self._publish = services, log, publish
         self.on = False
         self._due: dict[str, tuple[int, int]] = {}  # subject -> sequence, when
-        self._heap: list[tuple[int, int, str]] = []  # when, sequence, subject; those that `_due` does not have are over
+        self._heap: list[tuple[int, int, str]] = []  # when, sequence, subject; entries that are not in `_due` are stale
         self._timer: Timer | None = None
         self._search: _Search | None = None
 
@@ -178,11 +178,11 @@ class Schedules:
         return self._services.router.now
 
     def is_plain(self, subject: str) -> bool:
-        """Whether a subject has messages, and no schedule."""
+        """Whether a subject has messages, but no schedule."""
         return subject not in self._due and self._log.count_of(subject) > 0
 
     def begin(self, now: int) -> None:
-        """Take over what the store has; what it cannot have yet is looked for in the log."""
+        """Load the stored index; a log that has none yet is searched."""
         self.stop()
         self._due.clear()
         self._heap.clear()
@@ -212,7 +212,7 @@ class Schedules:
             self._search = None
 
     def found(self, records: list[Record], now: int) -> None:
-        """Messages that were there before anybody looked for schedules."""
+        """Schedules found in a log without index."""
         for record in records:
             plan = plan_of(record.header)
             if plan.pattern and record.subject not in self._due and self._is_there(record.subject, record.seq):
@@ -256,7 +256,7 @@ class Schedules:
         if known is not None and known[0] != but:
             self._log.keep(f"{_KEPT}{known[0]}", None)
 
-    # Its clock.
+    # The timer.
 
     def _first(self) -> tuple[int, int, str] | None:
         heap = self._heap
@@ -306,12 +306,12 @@ class Schedules:
         assert content is not None
         try:
             self._publish(plan.target, _target_header(content.header, plan, subject, moment), content.payload, now)
-        except ApiError:  # no room, say: the next time, or a little later
+        except ApiError:  # e.g. a full stream: skip to the next time, or retry
             self._keep(subject, seq, moment.when if moment.repeats else now + RETRY)
 
 
 def _target_header(header: bytes, plan: Plan, subject: str, moment: Moment) -> bytes:
-    """The headers of what is published, out of those of the schedule (or of its source)."""
+    """The headers of the published message, made from those of the schedule (or of its source)."""
     header = remove_lines(header, _NOT_FOR_TARGETS)
     lines: Mapping[str, str] = {
         names.SCHEDULER: subject,
@@ -326,7 +326,7 @@ def _target_header(header: bytes, plan: Plan, subject: str, moment: Moment) -> b
 
 
 class _Search:
-    """Looks for schedules in a log that nobody looked at before: a job."""
+    """Searches a log without index for schedules; a job."""
 
     def __init__(self, schedules: Schedules, log: StreamLog) -> None:
         self._schedules, self._log = schedules, log
@@ -342,7 +342,7 @@ class _Search:
         try:
             records = log.scan("", self._next, limit=CHUNK)
             self._next = records[-1].seq + 1 if records else self._last + 1
-        except CorruptRecordError as exc:  # reported by whoever reads it; whatever it was, it is due no more
+        except CorruptRecordError as exc:  # reads report it; if it was a schedule, it is lost
             records, self._next = [], damaged_at(exc, log, self._next) + 1
         self._schedules.found([record for record in records if record.seq <= self._last], self._schedules.now)
         if self._next <= self._last:

@@ -1,6 +1,6 @@
-"""What a configuration says of its mirror or its sources is checked against the other streams, by nats-server's rules.
+"""Rules of mirror and source configurations, checked against the other streams of the account.
 
-Codes and texts are those of nats-server 2.15. An upstream need not exist yet: it is waited for.
+Codes and texts are those of nats-server 2.15. An upstream need not exist yet: the ingest waits for it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from slipstream.errors import ApiError, ErrorCode, StreamInvalidConfigError
 from slipstream.server.engine.replication.source import source_key
 from slipstream.wire import SubjectMapping, has_wildcard, is_valid_filter, overlaps, subset_of
 
-# The same faults have codes of their own for mirrors and for sources: first those of mirrors.
+# The codes of the same mistake in a mirror and in a source.
 _FAULTS = {
     "name": (ErrorCode.MIRROR_INVALID_STREAM_NAME, ErrorCode.SOURCE_INVALID_STREAM_NAME),
     "filters": (ErrorCode.MIRROR_MULTIPLE_FILTERS_NOT_ALLOWED, ErrorCode.SOURCE_MULTIPLE_FILTERS_NOT_ALLOWED),
@@ -113,7 +113,7 @@ def _is_name(name: str) -> bool:
 
 
 def _check_cycle(config: StreamConfig, streams: Mapping[str, ConfiguredStream]) -> None:
-    """A message may not come back to where it came from."""
+    """Reject cycles: a message must not return to its origin."""
     waiting, visited = [config], set()
     while waiting:
         current = waiting.pop(0)

@@ -1,7 +1,8 @@
-"""A stream: published messages become entries of its log, or the reason why not; its limits; what its readers are told.
+"""A stream: stores or rejects published messages and enforces limits.
 
-The checks look at the writer's view of the log, so that each message is judged by all that came before it; answers wait
-in the journal until what they report is durable. The leader's log is the stream's; `replicas` has those who follow it.
+Checks use the writer's view of the log, so that each message is checked against all earlier ones; acks wait in the
+journal until the message is durable. `receive` has a fast path for plain messages (no headers, nothing special in the
+configuration), and `_store_checked` for all others.
 """
 
 from __future__ import annotations
@@ -40,18 +41,18 @@ _DUPLICATE = '"duplicate": true'
 
 
 class StoredStream(msgspec.Struct, frozen=True):
-    """What the store keeps of a stream beside its messages."""
+    """The stored record of a stream, beside its messages."""
 
     created: int
     config: dict[str, object]
     # Subjects may have more messages than the limit allows: see `SubjectTrim`. Stored under its first name.
     trimming: bool = msgspec.field(default=False, name="thin")
-    restoring: bool = False  # out of a snapshot that is still coming in: nobody sees it
-    positions: dict[str, tuple[int, str]] = {}  # of its sources: up to where, and the upstream's identity
+    restoring: bool = False  # a restore is running: the stream is not visible
+    positions: dict[str, tuple[int, str]] = {}  # of its sources: sequence, and the upstream's identity
 
 
 class Stream:
-    """One stream, as its publishers meet it."""
+    """One stream."""
 
     def __init__(
         self, services: Services, journal: Journal, config: StreamConfig, *, key: str, created: int, now: int
@@ -79,7 +80,7 @@ class Stream:
         self._ack_size = len(self._ack_head.encode()) + 1
         self.duplicates = DuplicateWindow(0)
         self.expiry = Expiry(services, self.log, self._mark)
-        self.schedules = schedules.Schedules(services, self.log, self._publish_planned)
+        self.schedules = schedules.Schedules(services, self.log, self._publish_scheduled)
         self._counters = Counters(self.log)
         self._batches = AtomicBatches(services.timers, services.batch_usage, self._abandoned)
         self._fast = fast_batches.FastBatches(services.timers, services.batch_usage, self)
@@ -90,7 +91,7 @@ class Stream:
     # Configuration.
 
     def configure(self, config: StreamConfig) -> None:
-        """Take over a configuration; `enforce` then makes the messages fit it."""
+        """Apply a configuration; `enforce` then removes the messages that it no longer allows."""
         self.config = config
         if not config.allow_batched:
             self._fast.stop()
@@ -111,8 +112,8 @@ class Stream:
         self._mapping = SubjectMapping(transform.src, transform.dest) if transform is not None else None
         self._republish = SubjectMapping(again.src, again.dest) if again is not None else None
         self._headers_only = again is not None and again.headers_only
-        # Streams that may refuse or change a message take the long way.
-        self._choosy = bool(
+        # Streams that may reject or change a message: every publish needs the checks.
+        self._needs_checks = bool(
             config.sealed or config.discard == Discard.NEW or config.allow_msg_counter or transform or again
         ) or (config.allow_msg_schedules or self._services.is_bounded(config.storage))
         self.acks = not config.no_ack
@@ -120,13 +121,13 @@ class Stream:
         self.duplicates.window = nanoseconds(config.duplicate_window)
 
     def stored(self) -> bytes:
-        """For the store."""
+        """The record for the store."""
         return encode_json(
             StoredStream(self.created, self.config.to_dict(), trimming=self.trimming, positions=self.positions)
         )
 
     def restore(self, now: int, *, lost: bool = False) -> None:
-        """Take what is not in the configuration from the log: after a start, and after a group was lost."""
+        """Rebuild the state that is derived from the log: after a start, and after a group was lost."""
         self._clock = self.log.state.last_time
         self._counters.forget()
         self._batches.stop()
@@ -136,7 +137,7 @@ class Stream:
         else:
             self.duplicates.rebuild(self.log, now)
         self._last_msg_id = ""
-        with contextlib.suppress(CorruptRecordError):  # reported by whoever reads it; the stream goes on without its id
+        with contextlib.suppress(CorruptRecordError):  # reads report it; the stream works without its id
             last = self.log.peek(self.log.state.last_seq)
             self._last_msg_id = message_id(last.header) if last is not None else ""
         self.consumers.restore(now)
@@ -144,7 +145,7 @@ class Stream:
         self.schedules.begin(now)
 
     def enforce(self, now: int) -> None:
-        """Drop what a changed configuration does not allow any more."""
+        """Remove messages that a changed configuration no longer allows."""
         self.trim_subjects()
         self._trim("")
         self.expiry.arm(now)
@@ -153,7 +154,7 @@ class Stream:
             self.consumers.retention.sweep()
 
     def trim_subjects(self) -> None:
-        """Make every subject fit the limit per subject; of many subjects most later, as a job."""
+        """Enforce the limit per subject; with many subjects most of it later, as a job."""
         if self._subject_trim is not None:
             self._subject_trim.stop()
             self._subject_trim = None
@@ -170,7 +171,7 @@ class Stream:
             self.journal.store.configure(self.key, self.stored())
 
     def stop(self) -> None:
-        """The stream is gone."""
+        """The stream was deleted."""
         self.expiry.stop()
         self.schedules.stop()
         if self._subject_trim is not None:
@@ -192,8 +193,8 @@ class Stream:
             self._clock = now
         answer: bytes | None = b""
         try:
-            if header or self._choosy or len(payload) > self._max_size or reply.endswith(fast_batches.SUFFIX):
-                seq, answer = self._consider(subject, reply, header, payload, now)
+            if header or self._needs_checks or len(payload) > self._max_size or reply.endswith(fast_batches.SUFFIX):
+                seq, answer = self._store_checked(subject, reply, header, payload, now)
             else:
                 seq = self.log.append(now, subject, header, payload)
                 self._last_msg_id = ""
@@ -213,7 +214,7 @@ class Stream:
     # Mirrors and sources.
 
     def adopt(self, record: Record, now: int) -> None:
-        """Store a message of the stream that this one mirrors, as it is."""
+        """Store a message of the mirrored stream, with its sequence and time."""
         log, (seq, time, subject, header, payload) = self.log, record
         subject = self._mapped(subject)
         before = log.last_seq_of(subject) if self._republish is not None else 0
@@ -228,7 +229,7 @@ class Stream:
         ):
             log.purge(pattern=subject if rollup == "sub" else "", keep=1)
         if self._republish is not None:
-            self._publish_again(subject, header, payload, seq=seq, now=time, before=before)
+            self._republish_later(subject, header, payload, seq=seq, now=time, before=before)
         if self._limited:
             self._trim(subject)
             self.expiry.appended(now, expires_at(time, header) if header else 0)
@@ -236,7 +237,7 @@ class Stream:
             self.consumers.retention.offered(seq, subject)
 
     def take_in(self, subject: str, header: bytes, payload: bytes, now: int) -> None:
-        """Store a message of a source, unless it is a duplicate. Raises ApiError if it is refused."""
+        """Store a message of a source, unless it is a duplicate. Raises ApiError if it is rejected."""
         self._clock = now = max(now, self._clock)
         config, subject = self.config, self._mapped(subject)
         if config.sealed:
@@ -252,46 +253,48 @@ class Stream:
         header = publish_checks.check_lifetime(config, wanted, header)
         if config.discard == Discard.NEW:
             message = (subject, header, payload)
-            publish_checks.check_room(config, self.journal.store, self.log, message, rollup=bool(wanted.rollup))
-        seq = self._keep(subject, header, payload, now, wanted)
+            publish_checks.check_capacity(config, self.journal.store, self.log, message, rollup=bool(wanted.rollup))
+        seq = self._append(subject, header, payload, now, wanted)
         if total is not None:
             self._counters.stored(subject, total, seq)
 
     def keep_position(self, source: str, seq: int, identity: str) -> None:
-        """A source was taken in up to there; durable with the messages."""
+        """Store the position of a source, in the same group as its messages."""
         self.positions[source] = (seq, identity)
         self.journal.store.configure(self.key, self.stored())
 
     def ack(self, seq: int) -> tuple[str, int]:
-        """The ack that says yes."""
+        """The text of a positive ack, and its size."""
         digits = str(seq)
         return f"{self._ack_head}{digits}}}", self._ack_size + len(digits)
 
     def failure(self, error: ApiError) -> bytes:
-        """The ack that says no."""
+        """The ack with an error."""
         return b'{"error":%b,%b' % (encode_json(error_body(error)), self._tail)
 
     def _extended(self, seq: int, more: str) -> bytes:
-        """The ack with more to say."""
+        """A positive ack with further fields."""
         return f"{self._ack_head}{seq},{more}}}".encode()
 
-    def _consider(self, subject: str, reply: str, header: bytes, payload: bytes, now: int) -> tuple[int, bytes | None]:
-        """The long way: the sequence it was stored as, or an answer of another kind (None: there is none)."""
+    def _store_checked(
+        self, subject: str, reply: str, header: bytes, payload: bytes, now: int
+    ) -> tuple[int, bytes | None]:
+        """Store a message with all checks: the sequence and no text, or 0 and another answer (None: no answer)."""
         subject = self._mapped(subject)
         wanted = parse_publish_headers(header) if header else NO_HEADERS
         if reply.endswith(fast_batches.SUFFIX):
-            self._take_fast(Staged(subject, header, payload, wanted), reply, now)
+            self._receive_fast(Staged(subject, header, payload, wanted), reply, now)
             return 0, None
         if wanted.batch:
-            return 0, self._take_part(Staged(subject, header, payload, wanted), reply, now)
+            return 0, self._receive_staged(Staged(subject, header, payload, wanted), reply, now)
         if self.config.sealed:
             raise ErrorCode.STREAM_SEALED.error()
-        seq, is_duplicate, total = self._judge_and_keep(Staged(subject, header, payload, wanted), now)
+        seq, is_duplicate, total = self._check_and_append(Staged(subject, header, payload, wanted), now)
         if is_duplicate:
             return 0, self._extended(seq, _DUPLICATE)
         return (seq, b"") if total is None else (0, self._extended(seq, f'"val":"{total.value}"'))
 
-    def _judge_and_keep(self, message: Staged, now: int) -> tuple[int, bool, Total | None]:
+    def _check_and_append(self, message: Staged, now: int) -> tuple[int, bool, Total | None]:
         """Store a message: its sequence, whether that is the one of an older message with its id, and its total."""
         config, log = self.config, self.log
         subject, header, payload, wanted = message
@@ -317,9 +320,9 @@ class Stream:
         self._services.check_bytes(config.storage, self._size_of(subject, header, payload))
         header = publish_checks.check_lifetime(config, wanted, header)
         if config.discard == Discard.NEW:
-            room = (subject, header, payload)
-            publish_checks.check_room(config, self.journal.store, log, room, rollup=bool(wanted.rollup))
-        seq = self._keep(subject, header, payload, now, wanted)
+            stored = (subject, header, payload)
+            publish_checks.check_capacity(config, self.journal.store, log, stored, rollup=bool(wanted.rollup))
+        seq = self._append(subject, header, payload, now, wanted)
         if total is not None:
             self._counters.stored(subject, total, seq)
         return seq, False, total
@@ -330,8 +333,8 @@ class Stream:
             return subject
         return self._mapping.apply(subject) or subject
 
-    def _keep(self, subject: str, header: bytes, payload: bytes, now: int, wanted: PublishHeaders) -> int:
-        """Store a message that nothing speaks against, and do what follows from it."""
+    def _append(self, subject: str, header: bytes, payload: bytes, now: int, wanted: PublishHeaders) -> int:
+        """Append a checked message, and do what follows from it: rollup, schedules, republish, limits."""
         log = self.log
         before = log.last_seq_of(subject) if self._republish is not None else 0
         seq = log.append(now, subject, header, payload)
@@ -345,30 +348,30 @@ class Stream:
         if self.schedules.on:
             self.schedules.stored(seq, subject, header, now)
         if self._republish is not None:
-            self._publish_again(subject, header, payload, seq=seq, now=now, before=before)
+            self._republish_later(subject, header, payload, seq=seq, now=now, before=before)
         self._trim(subject)
         self.expiry.appended(now, expires_at(now, header) if wanted.ttl else 0)
         if self._by_interest:
             self.consumers.retention.offered(seq, subject)
         return seq
 
-    def _publish_planned(self, subject: str, header: bytes, payload: bytes, now: int) -> None:
-        """A schedule is due. Raises ApiError if there is no room for what it says."""
+    def _publish_scheduled(self, subject: str, header: bytes, payload: bytes, now: int) -> None:
+        """Publish the message of a schedule that is due. Raises ApiError if the stream rejects it."""
         self._clock = now = max(now, self._clock)
         config, subject, wanted = self.config, self._mapped(subject), parse_publish_headers(header)
         if config.sealed:
             raise ErrorCode.STREAM_SEALED.error()
         publish_checks.check_size(self._max_size, header, payload)
         self._services.check_bytes(config.storage, self._size_of(subject, header, payload))
-        self._keep(subject, publish_checks.check_lifetime(config, wanted, header), payload, now, wanted)
+        self._append(subject, publish_checks.check_lifetime(config, wanted, header), payload, now, wanted)
 
     def _mark(self, subject: str, header: bytes, now: int) -> None:
-        """A marker in place of all messages of a subject."""
+        """Store a delete marker for a subject."""
         self._clock = now = max(now, self._clock)
-        self._keep(subject, header, b"", now, parse_publish_headers(header))
+        self._append(subject, header, b"", now, parse_publish_headers(header))
 
-    def _publish_again(self, subject: str, header: bytes, payload: bytes, *, seq: int, now: int, before: int) -> None:
-        """Tell whoever listens on the other subject, once the message is durable."""
+    def _republish_later(self, subject: str, header: bytes, payload: bytes, *, seq: int, now: int, before: int) -> None:
+        """Republish the message once it is durable."""
         assert self._republish is not None
         target = self._republish.apply(subject)
         if target is None or not is_valid_subject(target):
@@ -383,10 +386,10 @@ class Stream:
         block = b"%b%b\r\n" % (head, lines.encode())
         self.journal.events.append((self.reply_port, target, block, b"" if self._headers_only else payload))
 
-    # Batches: fast ones, and those that are stored together or not at all.
+    # Fast and atomic batches.
 
-    def _take_fast(self, message: Staged, reply: str, now: int) -> None:
-        """A message of a fast batch, which answers for it."""
+    def _receive_fast(self, message: Staged, reply: str, now: int) -> None:
+        """Store a message of a fast batch, which acknowledges it."""
         self._check_part(message)
         if not self.config.allow_batched:
             raise ErrorCode.BATCH_PUBLISH_DISABLED.error()
@@ -394,13 +397,13 @@ class Stream:
 
         def store() -> fast_batches.FastOutcome:
             bare = message._replace(header=remove_header(message.header, REQUIRED_API_LEVEL)) if level else message
-            seq, is_duplicate, _ = self._judge_and_keep(bare, now)
+            seq, is_duplicate, _ = self._check_and_append(bare, now)
             return fast_batches.FastOutcome(seq, is_duplicate)
 
         self._fast.receive(fast_batches.parse(reply), reply, level, store, now)
 
     def tell(self, reply: str, payload: bytes) -> None:
-        """Send that once everything up to here is durable."""
+        """Send a response once everything up to here is durable."""
         self.journal.answers.append((reply, 0, self, payload))
 
     def batch_ack(self, seq: int, batch: str, count: int, *, is_duplicate: bool = False) -> bytes:
@@ -409,15 +412,15 @@ class Stream:
         return self._extended(seq, f"{_DUPLICATE},{more}" if is_duplicate else more)
 
     def _check_part(self, message: Staged) -> None:
-        """What is refused before any batch has a say in it."""
+        """Checks of a message that do not depend on its batch."""
         if self.config.sealed:
             raise ErrorCode.STREAM_SEALED.error()
         subject, header, payload, _ = message
         self._services.check_bytes(self.config.storage, self._size_of(subject, header, payload))
         publish_checks.check_size(self._max_size, header, payload)
 
-    def _take_part(self, message: Staged, reply: str, now: int) -> bytes | None:
-        """A message of a batch: an empty answer at once, or the ack of all of them when it commits them."""
+    def _receive_staged(self, message: Staged, reply: str, now: int) -> bytes | None:
+        """Stage a message of an atomic batch: an empty answer at once, or the ack of the batch if it commits it."""
         self._check_part(message)
         if not self.config.allow_atomic:
             raise ErrorCode.ATOMIC_PUBLISH_DISABLED.error()
@@ -430,25 +433,25 @@ class Stream:
 
     def _commit(self, batch: str, messages: list[Staged], now: int) -> bytes:
         """Store all messages of a batch, in one group, or none."""
-        judged = self._judge(messages, now)
+        checked = self._check_batch(messages, now)
         seq = 0
-        for (subject, header, payload, wanted), total in judged:
-            seq = self._keep(subject, header, payload, now, wanted)
+        for (subject, header, payload, wanted), total in checked:
+            seq = self._append(subject, header, payload, now, wanted)
             if total is not None:
                 self._counters.stored(subject, total, seq)
         return self.batch_ack(seq, batch, len(messages))
 
-    def _judge(self, messages: list[Staged], now: int) -> list[tuple[Staged, Total | None]]:
-        """The messages as they are to be stored, with the totals of counters."""
+    def _check_batch(self, messages: list[Staged], now: int) -> list[tuple[Staged, Total | None]]:
+        """Check all messages of a batch; returns them as they are stored, with the totals of counters."""
         config = self.config
         rules = publish_checks.BatchChecks(config, self.journal.store, self.log, self.duplicates)
         totals: dict[str, Total] = {}
-        planned: dict[str, bool] = {}  # subjects that the batch writes to: whether a schedule is there then
+        planned: dict[str, bool] = {}  # subjects that the batch writes to -> whether they then have a schedule
 
         def is_plain(subject: str) -> bool:
             return not planned[subject] if subject in planned else self.schedules.is_plain(subject)
 
-        judged: list[tuple[Staged, Total | None]] = []
+        checked: list[tuple[Staged, Total | None]] = []
         for subject, header, payload, wanted in messages:
             if wanted.last_msg_id:
                 raise ErrorCode.ATOMIC_PUBLISH_UNSUPPORTED_HEADER_BATCH.error(header="Nats-Expected-Last-Msg-Id")
@@ -469,9 +472,9 @@ class Stream:
                 header, wanted = schedules.with_rollup(header, wanted)
             rules.rollup(wanted, subject)
             header = publish_checks.check_lifetime(config, wanted, header)
-            rules.room(wanted, subject, header, payload)
-            judged.append((Staged(subject, header, payload, wanted), total))
-        return judged
+            rules.capacity(wanted, subject, header, payload)
+            checked.append((Staged(subject, header, payload, wanted), total))
+        return checked
 
     def _abandoned(self, batch: str, reason: str, now: int) -> None:
         subject, payload = self._services.advisories.batch_abandoned(self.name, batch, reason, now)
@@ -480,7 +483,7 @@ class Stream:
     # Limits.
 
     def _trim(self, subject: str) -> None:
-        """Drop the oldest until the limits hold again."""
+        """Remove the oldest messages until the limits hold again."""
         log = self.log
         if self._per_subject and subject:
             while log.count_of(subject) > self._per_subject:

@@ -1,7 +1,7 @@
-"""A smaller limit per subject is carried out: subjects with too many messages lose the oldest, some subjects at a time.
+"""Per-subject trim: enforces a reduced `max_msgs_per_subject`, some subjects at a time.
 
-A stream with few subjects is done at once, within the group of its new configuration. Of a larger one the rest is a job
-beside others. That it is not done yet is kept with the configuration: a server that restarts begins it again.
+A stream with few subjects is trimmed at once, within the group of its new configuration; the rest of a larger one is a
+job. That the trim is incomplete is stored with the configuration: a restarted server repeats it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from slipstream.server.engine.ports import StreamLog
 from slipstream.server.engine.services import Progress
 
 SLICE = 1000  # subjects in one turn
-MAX_PENDING = 4096  # changes of the open group at which it waits for a commit
+MAX_PENDING = 4096  # changes in the open group at which it waits for a commit
 
 
 class SubjectTrim:
@@ -23,15 +23,15 @@ class SubjectTrim:
     def __init__(self, journal: Journal, log: StreamLog, limit: int, done: Callable[[], None]) -> None:
         self._journal, self._log, self._limit, self._done = journal, log, limit, done
         self._subjects: Iterator[tuple[str, int]] = log.subjects(">")
-        self._uncommitted = range(log.committed.last_seq + 1, log.state.last_seq + 1)  # which that does not know
+        self._uncommitted = range(log.committed.last_seq + 1, log.state.last_seq + 1)  # not in `subjects`
         self._over = False
 
     def stop(self) -> None:
-        """The limit is another one now, or the stream is gone."""
+        """The limit changed, or the stream was deleted."""
         self._over = True
 
     def run(self) -> tuple[Progress, int]:
-        """Look at some subjects."""
+        """Trim some subjects."""
         if self._over:
             return Progress.DONE, 0
         if self._journal.store.pending > MAX_PENDING:
@@ -41,7 +41,7 @@ class SubjectTrim:
         return Progress.DONE, 0
 
     def work(self) -> bool:
-        """The same, whatever waits; False when all were looked at."""
+        """The same without regard to the open group; False when all subjects are done."""
         count = 0
         for subject, messages in islice(self._subjects, SLICE):
             count += 1
