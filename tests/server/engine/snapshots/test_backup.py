@@ -213,7 +213,7 @@ END = Entry("")
         (archive(state(), MESSAGE._replace(payload=b"x" * 300), END), "exceeds maximum message size"),
         (archive(state(), MESSAGE), "backup was truncated"),
         (archive(state(), MESSAGE, END)[:-1], "backup was truncated"),
-        (archive(state(), MESSAGE, END, MESSAGE), "goes on behind its end"),
+        (archive(state(), MESSAGE, END, MESSAGE), "has data after its end"),
     ],
 )
 def test_a_bad_snapshot_leaves_nothing_behind(client: Client, data: bytes, text: str) -> None:
