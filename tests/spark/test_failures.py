@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
 from slipstream import BlockingJetStream, BucketConfig
-from slipstream.spark.failures import failure_of, is_passing, reason_of, telling_line, told_shortly
+from slipstream.spark.failures import failure_of, is_transient, reason_of, telling_line, with_short_errors
 from slipstream.spark.sink.foreach_batch import into_bucket
 
 PY4J = """An error occurred while calling o78.save.
@@ -22,7 +22,7 @@ PY4J = """An error occurred while calling o78.save.
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "passing"),
+    ("text", "line", "transient"),
     [
         (
             "Traceback\nslipstream.errors.ConnectionLostError: the line is cut\n\n=== Streaming Query ===\nplan",
@@ -43,12 +43,12 @@ PY4J = """An error occurred while calling o78.save.
             "slipstream.errors.UsageError: bad row",
             False,
         ),
-        ("", "no reason was given", False),
+        ("", "unknown reason", False),
     ],
 )
-def test_the_line_that_tells_why(text: str, line: str, passing: bool) -> None:
+def test_the_line_that_tells_why(text: str, line: str, transient: bool) -> None:
     assert telling_line(text) == line
-    assert is_passing(text) is passing
+    assert is_transient(text) is transient
     assert reason_of(text) == line.removeprefix("slipstream.errors.ConnectionLostError: ").removeprefix(
         "slipstream.errors.UsageError: "
     )
@@ -59,7 +59,7 @@ def test_an_order_to_stop_is_handed_on_as_it_is() -> None:
         raise RuntimeError("An error occurred\n: java.lang.InterruptedException")
 
     with pytest.raises(RuntimeError):
-        told_shortly(stopped)(None, 1)  # type: ignore[arg-type]
+        with_short_errors(stopped)(None, 1)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("any_server", ["real"], indirect=True)
@@ -83,4 +83,4 @@ def test_a_worker_that_dies_in_a_batch_is_told_in_one_line(
         time.sleep(0.1)
     text = failure_of(query)
     assert "Py4JJavaError" not in text  # what Spark would search, character by character
-    assert is_passing(text)
+    assert is_transient(text)

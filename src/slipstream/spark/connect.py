@@ -1,8 +1,8 @@
-"""A `Connection` becomes an open client for as long as a piece of work lasts.
+"""Connections of drivers and executors, each for one piece of work.
 
-Drivers and executors open their own: a client cannot travel between processes, and Spark's Python workers are forked.
-Secrets are read here, where they are used: from a credentials file, a context file (those of the `nats` command) or
-the environment of this process. They are never part of what Spark ships, prints or stores.
+Every process opens its own: a client cannot be sent to another process, and Spark's Python workers are forked. Secrets
+are read here, where they are used: from a credentials file, a context file (of the `nats` command) or the environment
+of this process. They are never part of what Spark ships, prints or stores.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LOGINS = frozenset(("user", "token", "nkey", "credentials"))
 
 
 def connect_jetstream(connection: Connection, environ: Mapping[str, str], *, reconnect: bool = True) -> JetStream:
-    """JetStream where the connection says it is, with the secrets of this process; the caller closes its client."""
+    """Connect with the secrets of this process; the caller closes the client."""
     context = read_context(connection.context, environ) if connection.context else Context(name="")
     arguments: dict[str, Any] = {"servers": DEFAULT_SERVER, **context.arguments()}
     if connection.credentials:
@@ -29,15 +29,15 @@ def connect_jetstream(connection: Connection, environ: Mapping[str, str], *, rec
         arguments |= secrets_of(environ)._asdict()
     if connection.servers:
         arguments["servers"] = list(connection.servers)
-    is_told = connection.api_prefix or connection.domain
-    prefix = connection.api_prefix if is_told else context.jetstream_api_prefix
-    domain = connection.domain if is_told or prefix else context.jetstream_domain
+    has_api = connection.api_prefix or connection.domain
+    prefix = connection.api_prefix if has_api else context.jetstream_api_prefix
+    domain = connection.domain if has_api or prefix else context.jetstream_domain
     client = connect(**arguments, name="slipstream-spark", timeout=connection.timeout, reconnect=reconnect)
     return client.jetstream(prefix=prefix, domain=domain, timeout=connection.timeout)
 
 
 def read_context(name: str, environ: Mapping[str, str]) -> Context:
-    """The context of that name, as the `nats` command keeps it on this machine."""
+    """A context of the `nats` command on this machine."""
     home = environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME") or "~").expanduser() / ".config"
     return Contexts(Path(home, "nats")).load(name)
 
@@ -46,7 +46,7 @@ def read_context(name: str, environ: Mapping[str, str]) -> Context:
 def open_jetstream(
     connection: Connection, environ: Mapping[str, str], *, reconnect: bool = True
 ) -> Iterator[JetStream]:
-    """JetStream over a client that is closed in the end, whatever happens."""
+    """Connect, and close the client in the end, whatever happens."""
     js = connect_jetstream(connection, environ, reconnect=reconnect)
     with js.client:
         yield js

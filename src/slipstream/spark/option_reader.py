@@ -1,8 +1,8 @@
-"""The string options of a format, as Spark hands them over, become checked values of the kinds that options have.
+"""Reader of the string options that Spark passes to a format; every value is checked.
 
-An error names the option and what is allowed, never the value of an option we do not know: it may be a secret. Secrets
-themselves are no options, since Spark prints those; they come from a credentials file, a context file or the
-environment of the driver and the executors.
+An error names the option and what it must be, never the value of an unknown option, which may be a secret. Secrets are
+not options, since Spark prints those; they come from a credentials file, a context file or the environment of the
+driver and the executors.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ DEFAULT_SERVER = "nats://127.0.0.1:4222"
 DEFAULT_TIMEOUT = 10.0
 
 CONNECTION = ("servers", "context", "credentials", "apiPrefix", "domain", "timeout")
-# Spark hands these over with ours: the argument of load() and save(), what a streaming query is started with, and the
-# properties of a table (CREATE TABLE), where each option comes once more with "option." before its name.
+# Spark passes these along with ours: the argument of load() and save(), options of a streaming query, and properties
+# of a table (CREATE TABLE), which repeat each option with "option." before its name.
 _SPARKS_OWN = frozenset(
     (
         *("path", "checkpointlocation", "queryname", "outputmode"),
@@ -29,14 +29,14 @@ _SPARKS_OWN = frozenset(
 _TABLE_OPTION = "option."
 _SECRETS = frozenset(("user", "username", "password", "token", "secret", "nkey", "seed", "jwt"))
 _SECRET_ADVICE = (
-    "Spark prints options, so secrets are not taken from them: name a file by the option credentials or context, or "
+    "Spark prints options, so secrets are not read from them: name a file by the option credentials or context, or "
     "set NATS_USER and NATS_PASSWORD, or NATS_TOKEN, in the environment of the driver and the executors"
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
-    """How to reach the servers; without any secret. No `servers`: those of the context, or the usual address."""
+    """How to reach the servers, without any secret. Without `servers`: those of the context, or the default address."""
 
     servers: tuple[str, ...] = ()
     context: str = ""
@@ -58,17 +58,15 @@ class Secrets(NamedTuple):
 
 
 def secrets_of(environ: Mapping[str, str]) -> Secrets:
-    """What `NATS_USER`, `NATS_PASSWORD` and `NATS_TOKEN` say; a token and a user exclude each other."""
+    """The credentials in `NATS_USER`, `NATS_PASSWORD` and `NATS_TOKEN`; a token and a user are mutually exclusive."""
     found = Secrets(environ.get("NATS_USER", ""), environ.get("NATS_PASSWORD", ""), environ.get("NATS_TOKEN", ""))
     if found.token and (found.user or found.password):
-        raise UsageError(
-            "NATS_TOKEN and NATS_USER or NATS_PASSWORD are all set: a token or a user is allowed, not both"
-        )
+        raise UsageError("NATS_TOKEN and NATS_USER or NATS_PASSWORD are mutually exclusive, and both are set")
     return found
 
 
 class OptionReader:
-    """The options of one format as the user gave them. Spark's map ignores case, so do we."""
+    """The options of one format. Names are compared without regard to case, as in Spark's own map."""
 
     def __init__(self, fmt: str, options: Mapping[str, str], known: tuple[str, ...]) -> None:
         self.format = fmt
@@ -79,32 +77,41 @@ class OptionReader:
         if not unknown:
             return
         if any(name in _SECRETS for name in unknown):
-            raise UsageError(f"{fmt} does not know the option {unknown[0]!r}: {_SECRET_ADVICE}")
+            raise UsageError(f"{fmt} has no option {unknown[0]!r}: {_SECRET_ADVICE}")
         plural = "s" if len(unknown) > 1 else ""
         names = ", ".join(map(repr, unknown))
-        raise UsageError(f"{fmt} does not know the option{plural} {names}; allowed are {', '.join(known)}")
+        raise UsageError(f"{fmt} has no option{plural} {names}; it has {', '.join(known)}")
 
     def has(self, name: str) -> bool:
         """Whether the user set it."""
         return name.lower() in self._values
 
-    def bad(self, name: str, allowed: str) -> UsageError:
-        """The error for a value that cannot be used."""
-        return UsageError(f"{self.format} option {name!r} is {self._values.get(name.lower())!r}: {allowed}")
+    def bad(self, name: str, expected: str) -> UsageError:
+        """The error for a value that is not what the option must be."""
+        return UsageError(f"{self.format} option {name!r} must be {expected}, got {self._values.get(name.lower())!r}")
+
+    def invalid(self, name: str, error: Exception) -> UsageError:
+        """The error for a value that another check has rejected."""
+        return UsageError(f"{self.format} option {name!r}: {error}")
+
+    def exclusive(self, name: str, other: str) -> UsageError:
+        """The error for two options of which only one may be set."""
+        return UsageError(f"{self.format} options {name!r} and {other!r} are mutually exclusive")
 
     def text(self, name: str, default: str = "") -> str:
-        """A text; an empty one is a mistake."""
+        """A string, which must not be empty if it is set."""
         value = self._values.get(name.lower(), default)
         if name.lower() in self._values and not value.strip():
-            raise self.bad(name, "a value that is not empty is allowed")
+            raise UsageError(f"{self.format} option {name!r} must not be empty")
         return value.strip()
 
     def named(self, name: str, check: Callable[[str], str]) -> str:
-        """What the read or write is about, as an option or as the argument of load() or save()."""
+        """The stream or bucket to read or write, from the option or the argument of load() or save()."""
         option, path = self._values.get(name, ""), self._values.get("path", "")
         if option and path and option != path:
             raise UsageError(
-                f"{self.format} is given two names, option {name!r} {option!r} and path {path!r}: one is allowed"
+                f"{self.format} option {name!r} and the argument of load() or save() must be equal if both are set, "
+                f"got {option!r} and {path!r}"
             )
         if not option and not path:
             raise UsageError(
@@ -114,7 +121,7 @@ class OptionReader:
         try:
             return check(option or path)
         except UsageError as error:
-            raise UsageError(f"{self.format} option {name!r}: {error}") from error
+            raise self.invalid(name, error) from error
 
     def whole(self, name: str, default: int = 0, *, least: int = 1) -> int:
         """A whole number."""
@@ -122,21 +129,21 @@ class OptionReader:
         if not value:
             return default
         if not (value.isascii() and value.isdigit() and len(value) < 20 and least <= int(value) < 2**63):
-            raise self.bad(name, f"a whole number of at least {least} is allowed")
+            raise self.bad(name, f"a whole number of at least {least}")
         return int(value)
 
     def flag(self, name: str, default: bool) -> bool:
         """True or false."""
         value = self.text(name).lower()
         if value not in ("", "true", "false"):
-            raise self.bad(name, "'true' or 'false' is allowed")
+            raise self.bad(name, "'true' or 'false'")
         return value == "true" if value else default
 
     def choice(self, name: str, default: str, allowed: tuple[str, ...]) -> str:
-        """One word of several."""
+        """One of several words."""
         value = self.text(name, default).lower()
         if value not in allowed:
-            raise self.bad(name, f"{', '.join(map(repr, allowed[:-1]))} or {allowed[-1]!r} is allowed")
+            raise self.bad(name, f"{', '.join(map(repr, allowed[:-1]))} or {allowed[-1]!r}")
         return value
 
     def seconds(self, name: str, default: float) -> float:
@@ -147,7 +154,7 @@ class OptionReader:
         except ValueError:
             number = 0.0
         if not 0 < number < 1e6:
-            raise self.bad(name, "a number of seconds above 0 is allowed")
+            raise self.bad(name, "a number of seconds above 0")
         return number
 
     def filters(self, name: str) -> tuple[str, ...]:
@@ -158,22 +165,22 @@ class OptionReader:
             try:
                 check_filter(one)
             except UsageError as error:
-                raise self.bad(name, str(error)) from error
+                raise self.invalid(name, error) from error
         return found
 
     def subject(self, name: str) -> str:
         """A subject to publish to; empty if the option is not set."""
         text = self.text(name)
         if text and not is_valid_subject(text):
-            raise self.bad(name, "a subject without wildcards is allowed")
+            raise self.bad(name, "a subject without wildcards")
         return text
 
     def words(self, name: str, allowed: tuple[str, ...]) -> tuple[str, ...]:
-        """Some of the allowed words, in the order given; empty if the option is not set."""
+        """Some of the allowed words, in the order of the option; empty if it is not set."""
         text = self.text(name)
         found = tuple(one.strip() for one in text.split(",")) if text else ()
         if len(set(found)) < len(found) or any(one not in allowed for one in found):
-            raise self.bad(name, f"some of {', '.join(allowed)}, each once, with commas between them are allowed")
+            raise self.bad(name, f"some of {', '.join(allowed)}, each at most once, separated by commas")
         return found
 
     def connection(self) -> Connection:
@@ -182,16 +189,16 @@ class OptionReader:
         servers = tuple(one.strip() for one in text.split(",")) if text else ()
         if any("@" in one for one in servers):  # not repeated in the message: it holds the secret
             raise UsageError(
-                f"{self.format} option 'servers' has user info in a URL: nats://host:port is allowed. {_SECRET_ADVICE}"
+                f"{self.format} option 'servers' must be nats://host:port, without user info. {_SECRET_ADVICE}"
             )
         if not all(servers):
-            raise self.bad("servers", "nats://host:port is allowed, several with commas between them")
+            raise self.bad("servers", "URLs such as nats://host:port, separated by commas")
         prefix, domain = self.text("apiPrefix"), self.text("domain")
         if prefix and domain:
-            raise self.bad("domain", "it cannot be set together with 'apiPrefix', which already says where the API is")
+            raise self.exclusive("domain", "apiPrefix")
         context, credentials = self.text("context"), self.text("credentials")
         if context and credentials:
-            raise self.bad("credentials", "it cannot be set together with 'context', which already says who we are")
+            raise self.exclusive("credentials", "context")
         return Connection(
             servers=servers,
             context=context,

@@ -1,7 +1,7 @@
-"""The options of each format, for reading and for writing, become one checked value; a mistake is known before any job.
+"""Options of the formats `jetstream` and `jetstream_kv`, for reading and for writing.
 
-`jetstream` and `jetstream_kv` each have a set of options for reads and another for writes; what is shared (how to reach
-the servers, how values are checked) is in `given.py`.
+All of them are checked when a read or write is planned, before any job starts. `option_reader.py` has what they share:
+how values are checked, and the connection.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _KV_SINK = (
 
 
 class At(enum.Enum):
-    """What kind of place in a stream a position is."""
+    """The kinds of positions in a stream."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
@@ -60,7 +60,7 @@ class At(enum.Enum):
 
 
 class Position(NamedTuple):
-    """A place in a stream; `value` is the sequence, or the time in nanoseconds since the epoch."""
+    """A position in a stream; `value` is the sequence, or the time in nanoseconds since the epoch."""
 
     at: At
     value: int = 0
@@ -72,7 +72,7 @@ LATEST = Position(At.LATEST)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
-    """What to read of a stream. `partitions` and the limits per trigger of 0: the source decides, no limit."""
+    """What to read of a stream. 0 partitions: the source decides; a limit per trigger of 0: no limit."""
 
     stream: str
     connection: Connection = NO_CONNECTION
@@ -92,8 +92,8 @@ class SourceOptions:
 class KvSourceOptions:
     """What to read of a bucket: its keys as of now or as of a revision, or every entry of a range (`history`).
 
-    `feed` is the range that a change feed or a history reads of the stream beneath; of which subjects shows only there,
-    from what stands before the keys.
+    `feed` is the range that a change feed or a history reads of the underlying stream. Its subjects are not known yet:
+    they depend on the prefix of the bucket's keys.
     """
 
     bucket: str
@@ -104,13 +104,13 @@ class KvSourceOptions:
     include_deletes: bool = False
 
     def subjects(self, prefix: str) -> tuple[str, ...]:
-        """The filters over the stream's subjects, which begin with `prefix`."""
+        """The filters on the stream's subjects, which begin with `prefix`."""
         return tuple(prefix + key for key in self.keys)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSinkOptions:
-    """How rows go into a stream."""
+    """How rows are published to a stream."""
 
     stream: str
     connection: Connection = NO_CONNECTION
@@ -125,7 +125,7 @@ class StreamSinkOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkOptions:
-    """How rows go into a bucket."""
+    """How rows are put into a bucket."""
 
     bucket: str
     connection: Connection = NO_CONNECTION
@@ -139,46 +139,48 @@ class SinkOptions:
 
 
 def source_options(options: Mapping[str, str]) -> SourceOptions:
-    """Options of `jetstream`, for reading."""
-    given = OptionReader(JETSTREAM, options, _SOURCE)
-    columns = given.words("columns", STREAM_COLUMNS) or STREAM_COLUMNS
-    if not given.flag("includeHeaders", True):
-        if given.has("columns") and "headers" in columns:
-            raise given.bad("includeHeaders", "it cannot be false while 'columns' names headers")
+    """Options of `jetstream` for reading."""
+    reader = OptionReader(JETSTREAM, options, _SOURCE)
+    columns = reader.words("columns", STREAM_COLUMNS) or STREAM_COLUMNS
+    if not reader.flag("includeHeaders", True):
+        if reader.has("columns") and "headers" in columns:
+            raise reader.bad("includeHeaders", "true if 'columns' names headers")
         columns = tuple(name for name in columns if name != "headers")
-    found = _feed(given, given.named("stream", check_name))
-    return _replace(found, subjects=given.filters("subjects"), columns=columns)
+    found = _feed(reader, reader.named("stream", check_name))
+    return _replace(found, subjects=reader.filters("subjects"), columns=columns)
 
 
 def batch_options(options: Mapping[str, str]) -> SourceOptions:
-    """The same, for a read that ends."""
+    """Options of `jetstream` for `spark.read`."""
     return _for_batch(JETSTREAM, source_options(options))
 
 
 def stream_options(options: Mapping[str, str]) -> SourceOptions:
-    """The same, for a read that goes on."""
+    """Options of `jetstream` for `spark.readStream`."""
     return _for_stream(JETSTREAM, source_options(options))
 
 
 def kv_source_options(options: Mapping[str, str]) -> KvSourceOptions:
-    """Options of `jetstream_kv`, for reading."""
-    given = OptionReader(JETSTREAM_KV, options, _KV_SOURCE)
-    bucket = given.named("bucket", check_bucket)
+    """Options of `jetstream_kv` for reading."""
+    reader = OptionReader(JETSTREAM_KV, options, _KV_SOURCE)
+    bucket = reader.named("bucket", check_bucket)
     found = KvSourceOptions(
         bucket=bucket,
-        feed=_feed(given, STREAM_PREFIX + bucket),
-        keys=_keys(given),
-        as_of=given.whole("asOfRevision"),
-        history=given.flag("history", False),
-        include_deletes=given.flag("includeDeletes", False),
+        feed=_feed(reader, STREAM_PREFIX + bucket),
+        keys=_keys(reader),
+        as_of=reader.whole("asOfRevision"),
+        history=reader.flag("history", False),
+        include_deletes=reader.flag("includeDeletes", False),
     )
     if found.as_of and found.history:
-        raise given.bad("asOfRevision", "it cannot be set together with 'history'; use 'ending' to end a history")
+        raise UsageError(
+            f"{JETSTREAM_KV} options 'asOfRevision' and 'history' are mutually exclusive; use 'ending' to end a history"
+        )
     return found
 
 
 def kv_batch_options(options: Mapping[str, str]) -> KvSourceOptions:
-    """The same, for a read that ends."""
+    """Options of `jetstream_kv` for `spark.read`."""
     found = kv_source_options(options)
     feed = _for_batch(JETSTREAM_KV, found.feed)
     if not found.history and (feed.starting is not EARLIEST or feed.ending is not LATEST):
@@ -190,65 +192,65 @@ def kv_batch_options(options: Mapping[str, str]) -> KvSourceOptions:
 
 
 def kv_stream_options(options: Mapping[str, str]) -> KvSourceOptions:
-    """The same, for a change feed."""
+    """Options of `jetstream_kv` for `spark.readStream`, the change feed."""
     found = kv_source_options(options)
     _for_stream(JETSTREAM_KV, found.feed)
     if found.as_of or found.history or found.include_deletes:
         raise UsageError(
-            f"{JETSTREAM_KV} options 'asOfRevision', 'history' and 'includeDeletes' are for batch reads: readStream "
-            "gives every change, deletes included"
+            f"{JETSTREAM_KV} options 'asOfRevision', 'history' and 'includeDeletes' apply to batch reads only: "
+            "readStream gives every change, deletes included"
         )
     return found
 
 
 def stream_sink_options(options: Mapping[str, str]) -> StreamSinkOptions:
-    """Options of `jetstream`, for writing."""
-    given = OptionReader(JETSTREAM, options, _STREAM_SINK)
-    write_id = given.text("writeId")
+    """Options of `jetstream` for writing."""
+    reader = OptionReader(JETSTREAM, options, _STREAM_SINK)
+    write_id = reader.text("writeId")
     if write_id and not _is_token(write_id):
-        raise given.bad("writeId", "letters, digits, '_' and '-' are allowed")
-    progress = given.text("progress", DEFAULT_PROGRESS)
+        raise reader.bad("writeId", "letters, digits, '_' and '-'")
+    progress = reader.text("progress", DEFAULT_PROGRESS)
     try:
         check_bucket(progress)
     except UsageError as error:
-        raise given.bad("progress", str(error)) from error
-    if given.text("batched").lower() == given.text("atomic").lower() == "true":
-        raise given.bad("batched", "it cannot be true together with 'atomic'")
+        raise reader.invalid("progress", error) from error
+    if reader.text("batched").lower() == reader.text("atomic").lower() == "true":
+        raise reader.exclusive("batched", "atomic")
     return StreamSinkOptions(
-        stream=given.named("stream", check_name),
-        connection=given.connection(),
+        stream=reader.named("stream", check_name),
+        connection=reader.connection(),
         write_id=write_id,
-        batch_id=given.whole("batchId", least=0) if given.has("batchId") else None,
-        dead_letter=given.subject("deadLetter"),
+        batch_id=reader.whole("batchId", least=0) if reader.has("batchId") else None,
+        dead_letter=reader.subject("deadLetter"),
         progress=progress,
-        max_in_flight=given.whole("maxInFlight", DEFAULT_IN_FLIGHT),
-        atomic=given.choice("atomic", "auto", ("auto", "true", "false")),
-        batched=given.choice("batched", "auto", ("auto", "true", "false")),
+        max_in_flight=reader.whole("maxInFlight", DEFAULT_IN_FLIGHT),
+        atomic=reader.choice("atomic", "auto", ("auto", "true", "false")),
+        batched=reader.choice("batched", "auto", ("auto", "true", "false")),
     )
 
 
 def sink_options(options: Mapping[str, str]) -> SinkOptions:
-    """Options of `jetstream_kv`, for writing."""
-    given = OptionReader(JETSTREAM_KV, options, _KV_SINK)
+    """Options of `jetstream_kv` for writing."""
+    reader = OptionReader(JETSTREAM_KV, options, _KV_SINK)
     found = SinkOptions(
-        bucket=given.named("bucket", check_bucket),
-        connection=given.connection(),
-        key_column=given.text("keyColumn", "key"),
-        value_column=given.text("valueColumn", "value"),
-        operation_column=given.text("operationColumn", "operation"),
-        deleted_column=given.text("deletedColumn", "deleted"),
-        only_changed=given.flag("onlyChanged", False),
-        dead_letter=given.subject("deadLetter"),
-        max_in_flight=given.whole("maxInFlight", DEFAULT_IN_FLIGHT),
+        bucket=reader.named("bucket", check_bucket),
+        connection=reader.connection(),
+        key_column=reader.text("keyColumn", "key"),
+        value_column=reader.text("valueColumn", "value"),
+        operation_column=reader.text("operationColumn", "operation"),
+        deleted_column=reader.text("deletedColumn", "deleted"),
+        only_changed=reader.flag("onlyChanged", False),
+        dead_letter=reader.subject("deadLetter"),
+        max_in_flight=reader.whole("maxInFlight", DEFAULT_IN_FLIGHT),
     )
     columns = (found.key_column, found.value_column, found.operation_column, found.deleted_column)
     if len(set(columns)) < len(columns):
-        raise UsageError(f"{JETSTREAM_KV} columns are {columns}: four different names are allowed")
+        raise UsageError(f"{JETSTREAM_KV} columns must be four different names, got {columns}")
     return found
 
 
 def table_options(options: Mapping[str, str], known: tuple[str, ...] = _SOURCE) -> dict[str, str]:
-    """Of the options of `CREATE TABLE`, those that its reads will need; empty if no table is being made."""
+    """The options of `CREATE TABLE` that reads of the table will need; empty if no table is being created."""
     if "provider" not in options:  # a property that only tables have
         return {}
     kept = {"path", *(name.lower() for name in known)}
@@ -256,61 +258,63 @@ def table_options(options: Mapping[str, str], known: tuple[str, ...] = _SOURCE) 
 
 
 def kv_table_options(options: Mapping[str, str]) -> dict[str, str]:
-    """The same for tables of `jetstream_kv`."""
+    """The options that reads of a table of `jetstream_kv` will need."""
     return table_options(options, _KV_SOURCE)
 
 
-def _keys(given: OptionReader) -> tuple[str, ...]:
-    """Filters over keys, by the bucket's own rules: as a subject `a*` is a good filter, that matches nothing."""
-    text = given.text("keys")
+def _keys(reader: OptionReader) -> tuple[str, ...]:
+    """Key filters, checked by the rules of keys: `a*` is a valid subject filter too, but one that matches nothing."""
+    text = reader.text("keys")
     found = [one.strip() for one in text.split(",")] if text else [">"]
     if not all(found):
-        raise given.bad("keys", "key filters with one comma between them are allowed")
+        raise reader.bad("keys", "key filters, separated by single commas")
     try:
         return check_patterns(found)
     except UsageError as error:
-        raise given.bad("keys", str(error)) from error
+        raise reader.invalid("keys", error) from error
 
 
-def _feed(given: OptionReader, stream: str) -> SourceOptions:
+def _feed(reader: OptionReader, stream: str) -> SourceOptions:
     return SourceOptions(
         stream=stream,
-        connection=given.connection(),
-        starting=_position(given, "starting", EARLIEST),
-        ending=_position(given, "ending", LATEST),
-        max_messages_per_trigger=given.whole("maxMessagesPerTrigger"),
-        max_bytes_per_trigger=given.whole("maxBytesPerTrigger"),
-        partitions=given.whole("partitions"),
-        poll_interval=given.seconds("pollInterval", DEFAULT_POLL),
-        push_filters=given.flag("pushFilters", False),
-        fail_on_data_loss=given.flag("failOnDataLoss", True),
+        connection=reader.connection(),
+        starting=_position(reader, "starting", EARLIEST),
+        ending=_position(reader, "ending", LATEST),
+        max_messages_per_trigger=reader.whole("maxMessagesPerTrigger"),
+        max_bytes_per_trigger=reader.whole("maxBytesPerTrigger"),
+        partitions=reader.whole("partitions"),
+        poll_interval=reader.seconds("pollInterval", DEFAULT_POLL),
+        push_filters=reader.flag("pushFilters", False),
+        fail_on_data_loss=reader.flag("failOnDataLoss", True),
     )
 
 
 def _replace(found: SourceOptions, **changes: tuple[str, ...]) -> SourceOptions:
-    return dataclasses.replace(found, **changes)  # type: ignore[arg-type]  # only fields of texts are changed
+    return dataclasses.replace(found, **changes)  # type: ignore[arg-type]  # only tuples of strings are changed
 
 
 def _for_batch(fmt: str, found: SourceOptions) -> SourceOptions:
     starting, ending = found.starting, found.ending
     if starting.at is At.LATEST:
         raise UsageError(
-            f"{fmt} option 'starting' is 'latest': a batch read starts at 'earliest', a sequence or a time; "
-            "'latest' is for readStream"
+            f"{fmt} option 'starting' of a batch read must be 'earliest', a sequence or a time, got 'latest', which is "
+            "for readStream"
         )
     if starting.at is ending.at and starting.value > ending.value:
-        raise UsageError(f"{fmt} option 'ending' lies before 'starting': at or behind it is allowed")
+        raise UsageError(f"{fmt} option 'ending' must not be before 'starting'")
     return found
 
 
 def _for_stream(fmt: str, found: SourceOptions) -> SourceOptions:
     if found.ending.at is not At.LATEST:
         raise UsageError(
-            f"{fmt} option 'ending' is set: readStream has no end; use read, or trigger(availableNow=True) to "
-            "stop at what is there now"
+            f"{fmt} option 'ending' does not apply to readStream, which has no end; use read, or "
+            "trigger(availableNow=True) to stop at the messages available now"
         )
     if found.push_filters:
-        raise UsageError(f"{fmt} option 'pushFilters' is for batch reads: Spark hands no filters to readStream")
+        raise UsageError(
+            f"{fmt} option 'pushFilters' applies to batch reads only: Spark pushes no filters into readStream"
+        )
     return found
 
 
@@ -318,8 +322,8 @@ def _is_token(text: str) -> bool:
     return text.isascii() and text.replace("-", "").replace("_", "").isalnum()
 
 
-def _position(given: OptionReader, name: str, default: Position) -> Position:
-    text = given.text(name)
+def _position(reader: OptionReader, name: str, default: Position) -> Position:
+    text = reader.text(name)
     if not text:
         return default
     if text.lower() in (At.EARLIEST.value, At.LATEST.value):
@@ -329,7 +333,5 @@ def _position(given: OptionReader, name: str, default: Position) -> Position:
     try:
         return Position(At.TIME, parse_time(text))
     except ValueError:
-        allowed = (
-            "'earliest', 'latest', a sequence of at least 1 or an RFC 3339 time such as 2026-01-31T12:00:00Z is allowed"
-        )
-        raise given.bad(name, allowed) from None
+        expected = "'earliest', 'latest', a sequence of at least 1 or an RFC 3339 time such as 2026-01-31T12:00:00Z"
+        raise reader.bad(name, expected) from None

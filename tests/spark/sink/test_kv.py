@@ -27,7 +27,7 @@ from slipstream.spark.options import SinkOptions
 from slipstream.spark.sink.dead_letters import DeadLetters
 from slipstream.spark.sink.entries import Change
 from slipstream.spark.sink.fence import Epoch, epoch_of
-from slipstream.spark.sink.kv import Keeper
+from slipstream.spark.sink.kv import BucketWriter
 from tests.spark import view_job
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -172,8 +172,10 @@ class TestFence:
 
     OLD, NEW = Epoch("q", 5), Epoch("q", 6)
 
-    def keeper(self, js: BlockingJetStream, bucket: str, epoch: Epoch | None, *, only_changed: bool = False) -> Keeper:
-        return Keeper(
+    def keeper(
+        self, js: BlockingJetStream, bucket: str, epoch: Epoch | None, *, only_changed: bool = False
+    ) -> BucketWriter:
+        return BucketWriter(
             js,
             SinkOptions(bucket=bucket, only_changed=only_changed),
             epoch,
@@ -201,17 +203,17 @@ class TestFence:
         self, js: BlockingJetStream, fresh: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         js.create_key_value(BucketConfig(bucket=fresh))
-        real = Keeper._look
+        real = BucketWriter._read
 
-        def look(keeper: Keeper, subjects: list[str]) -> dict[str, StoredMessage]:
+        def read(keeper: BucketWriter, subjects: list[str]) -> dict[str, StoredMessage]:
             found = real(keeper, subjects)
-            monkeypatch.setattr(Keeper, "_look", real)
+            monkeypatch.setattr(BucketWriter, "_read", real)
             newer = self.keeper(js, fresh, self.NEW)
             newer.add(Change("a", b"6"))
             newer.flush()
             return found
 
-        monkeypatch.setattr(Keeper, "_look", look)
+        monkeypatch.setattr(BucketWriter, "_read", read)
         late = self.keeper(js, fresh, self.OLD)
         late.add(Change("a", b"5"))
         late.add(Change("z", b"5"))
@@ -241,7 +243,7 @@ class TestFence:
         js.create_key_value(BucketConfig(bucket=fresh, max_value_size=100))
         for epoch in (None, self.OLD):
             keeper = self.keeper(js, fresh, epoch)
-            with pytest.raises(UsageError, match=r"key 'large' was refused: .*size"):  # noqa: PT012 - whichever sees it
+            with pytest.raises(UsageError, match=r"key 'large' was rejected: .*size"):  # noqa: PT012 - whichever sees it
                 keeper.add(Change("small", b""))
                 keeper.add(Change("large", b"x" * 1_000))
                 keeper.flush()
@@ -343,18 +345,18 @@ class TestRefusals:
         return fresh
 
     def test_by_its_columns_and_options(self, spark: SparkSession, real_url: str, bucket: str) -> None:
-        with pytest.raises(PySparkException, match="needs a column 'value', there are key, total"):
+        with pytest.raises(PySparkException, match="needs a column 'value', got key, total"):
             write(spark.createDataFrame([("a", 1)], "key STRING, total INT"), real_url, bucket)
         fine = spark.createDataFrame([("a", "1")], "key STRING, value STRING")
-        with pytest.raises(PySparkException, match=r"there is no bucket 'nope': make it first"):
+        with pytest.raises(PySparkException, match=r"bucket 'nope' does not exist: create it first"):
             write(fine, real_url, "nope")
         with pytest.raises(PySparkException, match="cannot overwrite a bucket: use mode"):
             fine.write.format("jetstream_kv").mode("overwrite").option("servers", real_url).save(bucket)
-        with pytest.raises(ValueError, match="does not know the option 'server'"):
+        with pytest.raises(ValueError, match="has no option 'server'"):
             into_bucket(bucket, {"server": real_url})
 
     def test_by_a_row(self, spark: SparkSession, real_url: str, bucket: str) -> None:
-        with pytest.raises(PySparkException, match="row 0: column 'value' of key 'a' is null"):
+        with pytest.raises(PySparkException, match="row 0: column 'value' of key 'a' must not be null"):
             write(spark.createDataFrame([("a", None)], "key STRING, value STRING"), real_url, bucket)
         with pytest.raises(PySparkException, match=r"key must .*, got 'a\.\.b'"):
             write(spark.createDataFrame([("a..b", "1")], "key STRING, value STRING"), real_url, bucket)
@@ -372,5 +374,5 @@ class TestRefusals:
         query = writer.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True)
         with connect_blocking(real_url) as client:
             client.jetstream().key_value(bucket).put("a", b"1")
-        with pytest.raises(PySparkException, match=r"takes no output mode 'complete'.*into_bucket"):
+        with pytest.raises(PySparkException, match=r"does not support output mode 'complete'.*into_bucket"):
             query.start(bucket).awaitTermination()

@@ -77,10 +77,13 @@ class TestIds:
     @pytest.mark.parametrize(
         ("row", "said"),
         [
-            ({"subject": None, "data": b""}, r"row 1: column 'subject' is null"),
+            ({"subject": None, "data": b""}, r"row 1: column 'subject' must be a subject, got null"),
             ({"subject": "a.*", "data": b""}, r"row 1: bad subject 'a\.\*'"),
-            ({"subject": "a", "data": None}, r"row 1 \(subject 'a'\): column 'data' is null"),
-            ({"subject": "a", "data": b"", "msg_id": " "}, r"row 1 \(subject 'a'\): column 'msg_id' is ' '"),
+            ({"subject": "a", "data": None}, r"row 1 \(subject 'a'\): column 'data' must be bytes, got null"),
+            (
+                {"subject": "a", "data": b"", "msg_id": " "},
+                r"row 1 \(subject 'a'\): column 'msg_id' must be printable text",
+            ),
         ],
     )
     def test_a_row_that_cannot_be_sent_is_named(self, row: dict[str, Any], said: str) -> None:
@@ -92,21 +95,23 @@ class TestIds:
         with pytest.raises(UsageError, match=said):
             next(records([batch], Shape(has_msg_id=True), "p."))
 
-    def test_headers_of_the_sink_itself_are_refused(self) -> None:
+    def test_headers_of_the_sink_are_rejected(self) -> None:
         kind = pa.map_(pa.string(), pa.list_(pa.string()))
         headers = pa.array([[("Nats-Msg-Id", ["x"])]], kind)
         batch = pa.RecordBatch.from_arrays([pa.array(["a"]), pa.array([b""]), headers], ["subject", "data", "headers"])
-        with pytest.raises(UsageError, match=r"row 0 .*'Nats-Msg-Id' is the sink's own; for an id use the column"):
+        with pytest.raises(
+            UsageError, match=r"row 0 .*'Nats-Msg-Id' is reserved for the sink; for an id use the column"
+        ):
             next(records([batch], Shape(has_headers=True), "p."))
 
     def test_columns_are_checked(self) -> None:
         kind = "map<string,string>"
         assert shape_of({"subject": "string", "data": "string", "headers": kind}) == Shape(has_headers=True)
-        with pytest.raises(UsageError, match="needs a column 'data', there are subject"):
+        with pytest.raises(UsageError, match="needs a column 'data', got subject"):
             shape_of({"subject": "string"})
-        with pytest.raises(UsageError, match=r"does not know what to do with column 'x'.*to_json"):
+        with pytest.raises(UsageError, match=r"columns must be subject, data and .*, got 'x'; .*to_json"):
             shape_of({"subject": "string", "data": "string", "x": "int"})
-        with pytest.raises(UsageError, match="column 'data' is int, binary or string is allowed"):
+        with pytest.raises(UsageError, match="column 'data' must be binary or string, got int"):
             shape_of({"subject": "string", "data": "int"})
 
 
@@ -182,10 +187,10 @@ class TestAttempts:
         assert self.attempt(task, fresh, batch=1) is not None
         assert len(stored(js, fresh)) == 200
 
-    def test_an_older_batch_than_the_one_on_record_is_refused(self, task: StreamTask, fresh: str) -> None:
+    def test_batch_older_than_the_recorded_one_is_rejected(self, task: StreamTask, fresh: str) -> None:
         self.attempt(task, fresh, batch=5)
         with pytest.raises(
-            UsageError, match=r"batch 4 of this query .* but batch 5 already was: was an older checkpoint"
+            UsageError, match=r"batch 4 of this query .* batch 5 was written already. Was an older checkpoint"
         ):
             self.attempt(task, fresh, batch=4)
 
@@ -302,13 +307,19 @@ class TestAttempts:
         letters = list(js.stream(f"{fresh}_dead").read())
         assert len(letters) == 2 * len(bad)
         reasons = [str(letter.headers.get("Slipstream-Reason")) for letter in letters[: len(bad)]]
-        for said in ("bad subject", "'subject' is null", "'data' is null", f"takes {fresh}.>", "size"):
+        for said in (
+            "bad subject",
+            "'subject' must be a subject",
+            "'data' must be bytes",
+            f"has the subjects {fresh}.>",
+            "size",
+        ):
             assert any(said in reason for reason in reasons), (said, reasons)
         assert max(len(letter.data) for letter in letters) > 1_000_000
         cut = [letter.headers.get("Slipstream-Truncated") for letter in letters if len(letter.data) > 1_000_000]
         assert cut == ["2000000"] * 4
 
-    def test_a_header_that_the_stream_refuses_is_the_rows_fault(
+    def test_row_with_a_rejected_header_is_a_dead_letter(
         self, js: BlockingJetStream, any_server: str, fresh: str, batched: bool
     ) -> None:
         make_stream(js, fresh, allow_batched=batched)
@@ -325,18 +336,16 @@ class TestAttempts:
         assert [data for _, data in stored(js, fresh)] == [b"0", b"3"]
         assert [letter.data for letter in js.stream(f"{fresh}_dead").read()] == [b"1", b"2"]
 
-    def test_a_row_that_the_stream_refuses_is_named(
-        self, js: BlockingJetStream, any_server: str, fresh: str, batched: bool
-    ) -> None:
+    def test_rejected_row_is_named(self, js: BlockingJetStream, any_server: str, fresh: str, batched: bool) -> None:
         make_stream(js, fresh, max_msg_size=300, allow_batched=batched)
         options = StreamSinkOptions(stream=fresh, connection=Connection(servers=(any_server,)))
         Progress(js, options.progress, fresh).prepare()
         task = StreamTask(options, Shape())
         rows = [{"subject": f"{fresh}.a", "data": b"x" * (400 if n == 17 else 10) + bytes([n])} for n in range(30)]
-        with pytest.raises(UsageError, match=rf"row 17 \(subject '{fresh}.a'\) was refused: .*size"):
+        with pytest.raises(UsageError, match=rf"row 17 \(subject '{fresh}.a'\) was rejected: .*size"):
             task.run(iter([pa.RecordBatch.from_pylist(rows)]), Task("q", 0, 0))
         elsewhere = pa.RecordBatch.from_pylist([{"subject": f"not.{fresh}", "data": b""}])
-        with pytest.raises(UsageError, match=rf"row 0 \(subject 'not.{fresh}'\) was refused"):
+        with pytest.raises(UsageError, match=rf"row 0 \(subject 'not.{fresh}'\) was rejected"):
             task.run(iter([elsewhere]), Task("q", 1, 0))
 
     def test_fast_batches_are_used_where_the_stream_takes_them(
@@ -368,7 +377,7 @@ class TestAttempts:
         assert outbox(4, replace(task, options=replace(options, batched="true"))) == "FastOutbox"
         assert len(stored(js, fresh)) == 500
         make_stream(js, f"{fresh}x")
-        with pytest.raises(UsageError, match=r"'batched' is true, but stream .* does not take fast batches"):
+        with pytest.raises(UsageError, match=r"'batched' is true, but stream .* does not allow fast batches"):
             outbox(0, replace(task, options=replace(options, batched="true", stream=f"{fresh}x")))
 
     def test_rows_that_another_attempt_took_with_it_are_missed(
@@ -389,7 +398,7 @@ class TestAttempts:
 
         task.run(overtaken(lost=False), Task(fresh, 0, 3))
         assert len(stored(js, fresh)) == 100
-        with pytest.raises(Error, match=r"another attempt wrote to stream .* and 1 of 100 rows are not there"):
+        with pytest.raises(Error, match=r"another attempt wrote to stream .* and 1 of 100 rows are missing"):
             task.run(overtaken(lost=True), Task(fresh, 1, 3))
         time.sleep(0.1)
         done = self.attempt(task, fresh, batch=1)
@@ -504,19 +513,19 @@ class TestRefusals:
         self, spark: SparkSession, js: BlockingJetStream, any_server: str, fresh: str
     ) -> None:
         df = spark.createDataFrame([("a", "1")], "subject STRING, data STRING")
-        with pytest.raises(PySparkException, match=f"there is no stream '{fresh}': make it first"):
+        with pytest.raises(PySparkException, match=f"stream '{fresh}' does not exist: create it first"):
             write(df, any_server, fresh)
         with pytest.raises(PySparkException, match="cannot overwrite a stream: use mode"):
             df.write.format("jetstream").mode("overwrite").option("servers", any_server).save(fresh)
-        with pytest.raises(PySparkException, match="does not know the option 'subjects'; allowed are stream, writeId"):
+        with pytest.raises(PySparkException, match="has no option 'subjects'; it has stream, writeId"):
             write(df, any_server, fresh, subjects="a")
         make_stream(js, fresh, allow_batched=True)
-        with pytest.raises(PySparkException, match=r"row 0 \(subject 'a'\) was refused"):
+        with pytest.raises(PySparkException, match=r"row 0 \(subject 'a'\) was rejected"):
             write(df, any_server, fresh)
-        with pytest.raises(PySparkException, match="'batched' is 'true': it cannot be true together with 'atomic'"):
+        with pytest.raises(PySparkException, match="'batched' and 'atomic' are mutually exclusive"):
             write(df, any_server, fresh, batched="true", atomic="true")
-        with pytest.raises(PySparkException, match="'batched' is true, but there is a column 'msg_id'"):
+        with pytest.raises(PySparkException, match="'batched' and column 'msg_id' are mutually exclusive"):
             write(df.selectExpr("*", "'x' AS msg_id"), any_server, fresh, batched="true")
         spark.sql(f"CREATE TABLE {fresh} USING jetstream OPTIONS (stream '{fresh}', servers '{any_server}')")
-        with pytest.raises(PySparkException, match="takes no INSERT INTO a table"):
+        with pytest.raises(PySparkException, match="does not support INSERT INTO a table"):
             spark.sql(f"INSERT INTO {fresh} SELECT * FROM {fresh}")

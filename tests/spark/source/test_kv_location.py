@@ -19,8 +19,8 @@ from slipstream.spark.options import SinkOptions
 from slipstream.spark.sink.dead_letters import DeadLetters
 from slipstream.spark.sink.entries import Change
 from slipstream.spark.sink.fence import Epoch
-from slipstream.spark.sink.kv import Keeper
-from slipstream.spark.source.kv_location import MOST_HOPS, origin_of, prefix_of
+from slipstream.spark.sink.kv import BucketWriter
+from slipstream.spark.source.kv_location import MAX_HOPS, origin_of, prefix_of
 from tests.ports import free_port
 from tests.servers import real_server
 
@@ -108,7 +108,7 @@ class TestReads:
         assert read(spark, any_server, fresh) == [("a", b"1", 1)]
         two = (f"{fresh}.x.>", f"{fresh}.y.>")
         js.create_stream(StreamConfig(name=f"KV_{fresh}two", subjects=two, allow_direct=True))
-        with pytest.raises(PySparkException, match=r"cannot tell the keys of bucket .*its stream takes .*\.x\.>"):
+        with pytest.raises(PySparkException, match=r"cannot find the keys of bucket .* must be .*, got .*\.x\.>"):
             read(spark, any_server, f"{fresh}two")
 
     def test_of_replicas_whose_configuration_does_not_tell(self, js: BlockingJetStream, fresh: str) -> None:
@@ -127,7 +127,7 @@ class TestReads:
         mirror = StreamSource(name=f"{fresh}_CFG", subject_transforms=renamed)
         js.create_stream(StreamConfig(name=f"KV_{fresh}odd", mirror=mirror, allow_direct=True))
         wait_for(js, f"{fresh}odd", 1)
-        with pytest.raises(UsageError, match=rf"whose keys are below '{fresh}\.cfg\.', and has no such subjects"):
+        with pytest.raises(UsageError, match=rf"whose keys are below '{fresh}\.cfg\.', but it has no such subjects"):
             place(f"{fresh}odd")
 
 
@@ -159,7 +159,7 @@ class TestWrites:
         kv.put("a", b"1")
         for batch, expected in ((6, b"6"), (5, b"6")):
             rejects = DeadLetters(js, "", prefix="", timeout=5.0)
-            keeper = Keeper(js, SinkOptions(bucket=f"{fresh}copy"), Epoch("q", batch), rejects)
+            keeper = BucketWriter(js, SinkOptions(bucket=f"{fresh}copy"), Epoch("q", batch), rejects)
             keeper.add(Change("a", b"%d" % batch))
             keeper.flush()
             assert kv.get("a", min_last_revision=2).value == expected
@@ -174,13 +174,13 @@ class TestWrites:
             write(row, any_server, bucket)
             assert kv.get("a.b", min_last_revision=n).revision == n
 
-    def test_whose_origin_cannot_be_reached_are_refused_before_any_job(
+    def test_bucket_with_unreachable_origin_is_rejected_at_planning(
         self, spark: SparkSession, js: BlockingJetStream, any_server: str, fresh: str
     ) -> None:
         far = BucketSource(bucket="far", external=ExternalStream(api="$JS.moon.API"))
         js.create_key_value(BucketConfig(bucket=fresh, mirror=far))
         row = spark.createDataFrame([("a", "1")], "key STRING, value STRING")
-        with pytest.raises(PySparkException, match=r"is a replica of stream 'KV_far', which is not to be found below"):
+        with pytest.raises(PySparkException, match=r"is a replica of stream 'KV_far', which does not exist below"):
             write(row, any_server, fresh)
 
 
@@ -234,8 +234,8 @@ def test_a_domain_of_our_own_server_is_read(spark: SparkSession) -> None:
 
 def test_replicas_of_replicas_come_to_an_end(js: BlockingJetStream, fresh: str) -> None:
     js.create_key_value(BucketConfig(bucket=f"{fresh}-0"))
-    for n in range(MOST_HOPS):
+    for n in range(MAX_HOPS):
         js.create_key_value(BucketConfig(bucket=f"{fresh}-{n + 1}", mirror=f"{fresh}-{n}"))
-    assert origin_of(js, f"{fresh}-{MOST_HOPS - 1}").address.put_prefix == f"$KV.{fresh}-0."
-    with pytest.raises(UsageError, match="is a replica of replicas"):
-        origin_of(js, f"{fresh}-{MOST_HOPS}")
+    assert origin_of(js, f"{fresh}-{MAX_HOPS - 1}").address.put_prefix == f"$KV.{fresh}-0."
+    with pytest.raises(UsageError, match="must be at most 8 replicas away"):
+        origin_of(js, f"{fresh}-{MAX_HOPS}")

@@ -50,7 +50,7 @@ def test_an_offset_survives_sparks_json(seq: int) -> None:
 @pytest.mark.parametrize(
     "value", [{}, {"seq": 1}, {"seq": -1, "created": "x"}, {"seq": True, "created": "x"}, {"seq": "1", "created": "x"}]
 )
-def test_an_offset_that_is_not_ours_is_refused(value: dict[str, object]) -> None:
+def test_foreign_offset_is_rejected(value: dict[str, object]) -> None:
     with pytest.raises(UsageError, match="does the checkpoint belong to another source"):
         offset_of(value)
 
@@ -155,7 +155,7 @@ def test_a_batch_that_wants_removed_messages_is_an_error_that_names_them() -> No
 
 
 def test_a_batch_does_not_end_behind_the_stream() -> None:
-    with pytest.raises(UsageError, match="'ending' is 101, but stream 'S' has messages up to 100"):
+    with pytest.raises(UsageError, match="'ending' must be at most 100 for stream 'S', got 101"):
         batch(ending=Position(At.SEQUENCE, 101))
 
 
@@ -231,21 +231,21 @@ def test_a_query_is_not_behind_what_is_gone() -> None:
     assert plan.next_offset(at(10), empty, limit=0, target=None, fail=False) == at(10)
 
 
-def test_a_stream_that_was_made_again_is_noticed() -> None:
+def test_recreated_stream_is_detected() -> None:
     new = info(1, 20, created=BORN_AGAIN)
-    with pytest.raises(DataLossError, match="'S' was deleted and made again"):
+    with pytest.raises(DataLossError, match="'S' was deleted and recreated"):
         plan.next_offset(at(10), new, limit=0, target=None, fail=True)
     end = plan.next_offset(at(10), new, limit=8, target=at(10), fail=False)
     assert end == at(8, BORN_AGAIN)
     assert plan.stream_range(at(10), end, new, fail=False) == Range(1, 8)
-    with pytest.raises(DataLossError, match="deleted and made again"):  # a batch of the old one can never be replayed
+    with pytest.raises(DataLossError, match="deleted and recreated"):  # a batch of the old one can never be replayed
         plan.stream_range(at(0), at(10), new, fail=True)
     assert plan.stream_range(at(0), at(10), new, fail=False) == Range(11, 10)  # nothing is left of it
 
 
 def test_a_range_is_read_from_the_stream_it_was_planned_for() -> None:
     plan.check_same(info(), at(0).created)
-    with pytest.raises(DataLossError, match="deleted and made again"):
+    with pytest.raises(DataLossError, match="deleted and recreated"):
         plan.check_same(info(created=BORN_AGAIN), at(0).created)
 
 
@@ -266,7 +266,7 @@ def test_only_streams_that_keep_their_messages_and_offer_direct_get_are_read() -
             plan.check_readable(info(retention=retention))
 
 
-# Proof
+# RangeCompleteness
 
 
 @settings(deadline=None)
@@ -275,12 +275,12 @@ def test_what_was_removed_during_a_read_is_never_overlooked(
     kept: set[int], first_now: int, size: int, filtered: bool
 ) -> None:
     part = Range(5, 50)
-    proof = plan.Proof(part, filtered=filtered)
+    completeness = plan.RangeCompleteness(part, filtered=filtered)
     seen = [seq for seq in sorted(kept) if part.start <= seq <= part.end]
     for i in range(0, len(seen), size):
         chunk = seen[i : i + size]
-        proof.saw(chunk[0], chunk[-1], len(chunk))
-    missing = proof.missing(first_now)
+        completeness.received(chunk[0], chunk[-1], len(chunk))
+    missing = completeness.missing(first_now)
     unseen = set(range(part.start, min(first_now - 1, part.end) + 1)) - set(seen)
     if unseen:
         assert missing is not None
@@ -290,10 +290,10 @@ def test_what_was_removed_during_a_read_is_never_overlooked(
 
 
 def test_a_gap_above_the_first_sequence_is_an_ordinary_one() -> None:
-    proof = plan.Proof(Range(1, 10), filtered=False)
-    proof.saw(1, 10, 7)
-    assert proof.missing(1) is None
-    assert proof.missing(4) == Range(1, 3)
+    completeness = plan.RangeCompleteness(Range(1, 10), filtered=False)
+    completeness.received(1, 10, 7)
+    assert completeness.missing(1) is None
+    assert completeness.missing(4) == Range(1, 3)
 
 
 # Narrower reads
@@ -303,7 +303,7 @@ def test_pushed_bounds_cut_the_range_and_never_more() -> None:
     part = Range(10, 90)
 
     def cut(**bounds: int | bool) -> Range:
-        return plan.narrowed(part, plan.Narrow(**bounds), at_time=lambda time: time)  # type: ignore[arg-type]
+        return plan.narrowed(part, plan.ReadBounds(**bounds), at_time=lambda time: time)  # type: ignore[arg-type]
 
     assert cut() == part
     assert cut(first=20, last=30) == Range(20, 30)

@@ -19,11 +19,11 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
-from slipstream.spark.source.pushdown import MOST_SUBJECTS, SLACK, Names, narrow
+from slipstream.spark.source.pushdown import MAX_SUBJECTS, SLACK, ColumnNames, narrow
 from slipstream.wire.subjects import matches
 
 SUBJECT, SEQUENCE = ("subject",), ("sequence",)
-NAMES = Names()
+NAMES = ColumnNames()
 
 
 def test_subjects() -> None:
@@ -44,11 +44,11 @@ def test_subjects() -> None:
     assert narrow([EqualTo(SUBJECT, "a.b"), EqualTo(SUBJECT, "a.c")], NAMES, ()).is_empty
     assert left(StringStartsWith(SUBJECT, "a.b."), given=("a.>",)) == ("a.b.>",)
     assert left(StringStartsWith(SUBJECT, "a."), given=("a.b.*", "c.>")) == ("a.b.*",)
-    assert left(In(SUBJECT, tuple(f"s{n}" for n in range(MOST_SUBJECTS + 1)))) is None
+    assert left(In(SUBJECT, tuple(f"s{n}" for n in range(MAX_SUBJECTS + 1)))) is None
 
 
 def test_keys_of_a_bucket_are_subjects_with_a_prefix() -> None:
-    names = Names(subject="key", sequence="revision", times=("created", ""), prefix="$KV.b.")
+    names = ColumnNames(subject="key", sequence="revision", times=("created", ""), prefix="$KV.b.")
     assert narrow([EqualTo(("key",), "a")], names, ("$KV.b.>",)).subjects == ("$KV.b.a",)
     assert narrow([StringStartsWith(("key",), "a.b")], names, ("$KV.b.>",)).subjects == ("$KV.b.a.>",)
 

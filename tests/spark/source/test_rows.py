@@ -127,23 +127,25 @@ def test_a_row_that_cannot_be_written_is_named() -> None:
     def changes(layout: Layout, **columns: object) -> None:
         list(layout.changes(pa.record_batch(columns)))
 
-    with pytest.raises(UsageError, match="row 1: column 'key' is null"):
+    with pytest.raises(UsageError, match="row 1: column 'key' must be a key, got null"):
         changes(LAYOUT, key=["a", None], value=pa.array([b"1", b"2"]))
     with pytest.raises(UsageError, match=r"row 1: key must .*, got 'b c'"):
         changes(LAYOUT, key=["a", "b c"], value=pa.array([b"1", b"2"]))
-    with pytest.raises(UsageError, match=r"row 1: column 'value' of key 'b' is null; to delete a key"):
+    with pytest.raises(UsageError, match=r"row 1: column 'value' of key 'b' must not be null; to delete a key"):
         changes(LAYOUT, key=["a", "b"], value=pa.array([b"1", None]))
-    with pytest.raises(UsageError, match=r"row 0: column 'value' of key 'a' is null"):
+    with pytest.raises(UsageError, match=r"row 0: column 'value' of key 'a' must not be null"):
         changes(
             Layout("key", "value", deleted="deleted"), key=["a"], value=pa.array([None], pa.binary()), deleted=[False]
         )
-    with pytest.raises(UsageError, match="row 0: column 'gone' of key 'a' is null: true or false is allowed"):
+    with pytest.raises(UsageError, match="row 0: column 'gone' of key 'a' must be true or false, got null"):
         changes(
             Layout("key", "value", deleted="gone"), key=["a"], value=pa.array([b"1"]), gone=pa.array([None], pa.bool_())
         )
     layout = Layout("key", "value", operation="op")
     for word in ("GET", "", None):
-        with pytest.raises(UsageError, match=r"row 0: column 'op' of key 'a' is .*: 'PUT', 'DEL', 'PURGE' or 'MaxAge'"):
+        with pytest.raises(
+            UsageError, match=r"row 0: column 'op' of key 'a' must be 'PUT', 'DEL', 'PURGE' or 'MaxAge' .*, got"
+        ):
             changes(layout, key=["a"], value=pa.array([b"1"]), op=pa.array([word], pa.string()))
 
 
@@ -167,18 +169,18 @@ def test_the_layout_follows_the_columns_there_are() -> None:
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({}, "needs a column 'key', there are none"),
-        ({"key": "string", "total": "bigint"}, "needs a column 'value', there are key, total.*valueColumn"),
-        ({"key": "bigint", "value": "string"}, "column 'key' is bigint, string is allowed"),
-        ({"key": "string", "value": "struct<a:int>"}, r"column 'value' is struct.*to_json"),
-        ({"key": "string", "value": "string", "total": "int"}, r"with column 'total'.*to_json\(struct"),
-        ({"key": "string", "value": "string", "deleted": "int"}, "column 'deleted' is int, boolean is allowed"),
+        ({}, "needs a column 'key', got none"),
+        ({"key": "string", "total": "bigint"}, "needs a column 'value', got key, total.*valueColumn"),
+        ({"key": "bigint", "value": "string"}, "column 'key' must be string, got bigint"),
+        ({"key": "string", "value": "struct<a:int>"}, r"column 'value' must be binary or string, got struct.*to_json"),
+        ({"key": "string", "value": "string", "total": "int"}, r"got 'total'.*to_json\(struct"),
+        ({"key": "string", "value": "string", "deleted": "int"}, "column 'deleted' must be boolean, got int"),
         (
             {"key": "string", "value": "string", "deleted": "boolean", "operation": "string"},
-            "both 'operation' and 'deleted'",
+            "columns 'operation' and 'deleted' are mutually exclusive",
         ),
     ],
 )
-def test_a_dataframe_that_cannot_be_written_is_refused_by_its_columns(columns: dict[str, str], message: str) -> None:
+def test_dataframe_with_other_columns_is_rejected(columns: dict[str, str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         layout_of(columns, SinkOptions(bucket="b"))

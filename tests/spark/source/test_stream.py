@@ -260,7 +260,7 @@ class TestPushDown:
 
     def test_is_for_batch_reads(self, spark: SparkSession, any_server: str) -> None:
         stream = spark.readStream.format("jetstream").option("servers", any_server).option("pushFilters", "true")
-        with pytest.raises(PySparkException, match="'pushFilters' is for batch reads"):
+        with pytest.raises(PySparkException, match="'pushFilters' applies to batch reads"):
             stream.load("S").writeStream.format("noop").start().processAllAvailable()
 
 
@@ -268,12 +268,12 @@ class TestRefusals:
     """What cannot be read says why, before any job."""
 
     def test_options(self, spark: SparkSession, real_url: str) -> None:
-        with pytest.raises(PySparkException, match="does not know the option 'startng'; allowed are stream, subjects"):
+        with pytest.raises(PySparkException, match="has no option 'startng'; it has stream, subjects"):
             read(spark, real_url, "S", startng=5)
-        with pytest.raises(PySparkException, match="'starting' is 'soon': 'earliest', 'latest', a sequence"):
+        with pytest.raises(PySparkException, match="'starting' must be 'earliest', 'latest', a sequence"):
             read(spark, real_url, "S", starting="soon")
         with pytest.raises(
-            PySparkException, match=r"has no column data string: it has subject string, sequence bigint"
+            PySparkException, match=r"has no column data string; it has subject string, sequence bigint"
         ):
             spark.read.schema("data STRING").format("jetstream").load("S").collect()
 
@@ -282,13 +282,13 @@ class TestRefusals:
     ) -> None:
         make_stream(js, fresh)
         publish(js, fresh, range(10))
-        with pytest.raises(PySparkException, match=r"'starting' is 500, but stream .* has messages up to 10 only"):
+        with pytest.raises(PySparkException, match=r"'starting' must be at most 11 for stream .*, got 500"):
             read(spark, any_server, fresh, starting=500).count()
         assert read(spark, any_server, fresh, starting=11).count() == 0
-        with pytest.raises(PySparkException, match=r"'partitions' is '99.*a whole number of at least 1 is allowed"):
+        with pytest.raises(PySparkException, match=r"'partitions' must be a whole number of at least 1, got '99"):
             read(spark, any_server, fresh, partitions="9" * 5_000)
         stream = spark.readStream.format("jetstream").option("servers", any_server)
-        with pytest.raises(PySparkException, match="'starting' is a time in the future"):
+        with pytest.raises(PySparkException, match="'starting' must not be a time in the future"):
             stream.option("starting", "2199-01-01T00:00:00Z").load(fresh).writeStream.format(
                 "noop"
             ).start().processAllAvailable()
@@ -318,7 +318,7 @@ class TestRefusals:
         make_stream(js, fresh, allow_direct=False)
         with pytest.raises(PySparkException, match=f"'{fresh}' does not offer Direct Get: set 'allow_direct' to true"):
             read(spark, any_server, fresh).count()
-        with pytest.raises(PySparkException, match=f"there is no stream '{fresh}_not'"):
+        with pytest.raises(PySparkException, match=f"stream '{fresh}_not' does not exist"):
             read(spark, any_server, f"{fresh}_not").count()
 
     def test_a_work_queue(self, spark: SparkSession, real_url: str, fresh: str) -> None:
@@ -476,7 +476,7 @@ class TestStreamingRefusals:
         js.stream(fresh).delete()
         make_stream(js, fresh)
         publish(js, fresh, range(30))
-        with pytest.raises(PySparkException, match=f"stream '{fresh}' was deleted and made again"):
+        with pytest.raises(PySparkException, match=f"stream '{fresh}' was deleted and recreated"):
             micro.run()
         assert micro.run(failOnDataLoss="false") == [(1, list(range(1, 31)))]
 
@@ -493,5 +493,5 @@ class TestStreamingRefusals:
     def test_an_end(self, spark: SparkSession, real_url: str) -> None:
         source = spark.readStream.format("jetstream").option("servers", real_url).option("ending", 5).load("S")
         query = source.writeStream.format("noop").start()
-        with pytest.raises(PySparkException, match="'ending' is set: readStream has no end"):
+        with pytest.raises(PySparkException, match="'ending' does not apply to readStream"):
             query.awaitTermination()

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from slipstream.client.backoff import Backoff
 from slipstream.errors import Error
 from slipstream.facade._sync.client import JetStream
-from slipstream.spark.failures import failure_of, is_passing, reason_of
+from slipstream.spark.failures import failure_of, is_transient, reason_of
 from slipstream.spark.pipelines.connection import connection_options, create_declared, last_sequences, open_connection
 from slipstream.spark.pipelines.display import Lines, display
 from slipstream.spark.pipelines.model import Output, Pipeline, check_master
@@ -241,7 +241,7 @@ class Runner:
         reason = reason_of(text)
         one.state.error = reason
         pause = one.backoff.next()
-        if one.backoff.failures > MAX_FAILURES or not is_passing(text):
+        if one.backoff.failures > MAX_FAILURES or not is_transient(text):
             raise Error(f"output {one.name!r} failed: {reason}")
         screen.say(f"{one.name}: {reason}; restarting in {pause:g} s")
         one.query = None

@@ -1,7 +1,7 @@
-"""Arrow record batches become changes of a bucket: a key with a value, or with None where it is to be deleted.
+"""Decoder of rows for the Key-Value sink: Arrow record batches to changes of a bucket.
 
-Which column is what is settled once, from the DataFrame's schema, before any job; what only the rows can show (a null,
-a word that is no operation) is an error that names the row.
+Which column holds what follows from the DataFrame's schema and is checked before any job; what only the rows can show
+(a null, an unknown operation) is an error that names the row.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from slipstream.spark.sink.records import Reject, fail
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# What a change feed gives can be written: of a purge and of a value that expired the key's end is what counts.
+# The operations of a change feed can be written: a purge and an expired value both delete the key.
 _DELETES = {"PUT": False, "DEL": True, "DELETE": True, "PURGE": True, "MAXAGE": True}
 
 
 class Change(NamedTuple):
-    """A new value for a key, or None: delete it."""
+    """A new value for a key; None deletes it."""
 
     key: str
     value: bytes | None
@@ -31,7 +31,7 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Which columns hold what; `operation` and `deleted` are empty where the DataFrame has no such column."""
+    """Which columns hold what; `operation` and `deleted` are empty if the DataFrame has no such column."""
 
     key: str
     value: str
@@ -39,12 +39,12 @@ class Layout:
     deleted: str = ""
 
     def changes(self, batch: pa.RecordBatch, *, first: int = 0, reject: Reject = fail) -> Iterator[tuple[int, Change]]:
-        """What the rows of a batch ask for, in their order and with their number; `first` is that of the first one.
+        """The changes of a batch in row order, each with its row number, counted from `first`.
 
-        A row that asks for nothing sensible is told to `reject`.
+        `reject` is called for a row that is not a valid change.
         """
         keys: list[str | None] = batch.column(self.key).to_pylist()
-        # Binary also where it is text: Arrow's strings are UTF-8, as the bytes are that a bucket holds.
+        # Strings as binary: in Arrow they are UTF-8 already, the bytes that the bucket stores.
         values: list[bytes | None] = batch.column(self.value).cast("binary").to_pylist()
         marks: list[str | bool | None] = [False] * len(keys)
         if self.operation or self.deleted:
@@ -59,28 +59,28 @@ class Layout:
 
     def _change(self, key: str | None, value: bytes | None, mark: str | bool | None) -> Change:
         if key is None:
-            raise UsageError(f"column {self.key!r} is null, a key is needed")
+            raise UsageError(f"column {self.key!r} must be a key, got null")
         if self.operation:
             if not isinstance(mark, str) or mark.upper() not in _DELETES:
                 raise UsageError(
-                    f"column {self.operation!r} of key {key!r} is {mark!r}: 'PUT', 'DEL', 'PURGE' or 'MaxAge' is "
-                    "allowed (all but 'PUT' delete the key)"
+                    f"column {self.operation!r} of key {key!r} must be 'PUT', 'DEL', 'PURGE' or 'MaxAge' (all but "
+                    f"'PUT' delete the key), got {mark!r}"
                 )
             mark = _DELETES[mark.upper()]
-        if mark is None:  # neither, and a guess could be the wrong one
-            raise UsageError(f"column {self.deleted!r} of key {key!r} is null: true or false is allowed")
+        if mark is None:  # neither true nor false: a guess could be wrong
+            raise UsageError(f"column {self.deleted!r} of key {key!r} must be true or false, got null")
         if mark:
             return Change(check_key(key), None)
         if value is None:
             raise UsageError(
-                f"column {self.value!r} of key {key!r} is null; to delete a key say so in a boolean column 'deleted' "
-                "or a column 'operation' with 'DEL'"
+                f"column {self.value!r} of key {key!r} must not be null; to delete a key use a boolean column "
+                "'deleted' or a column 'operation' with 'DEL'"
             )
         return Change(check_key(key), value)
 
 
 def layout_of(columns: Mapping[str, str], options: SinkOptions) -> Layout:
-    """The layout of a DataFrame with these columns (name to Spark's type name); raises if it cannot be written."""
+    """The layout of a DataFrame with these columns (name to Spark's type name); raises UsageError if there is none."""
     key, value, operation, deleted = (
         options.key_column,
         options.value_column,
@@ -91,18 +91,18 @@ def layout_of(columns: Mapping[str, str], options: SinkOptions) -> Layout:
     for name in (key, value):
         if name not in columns:
             raise UsageError(
-                f"{JETSTREAM_KV} needs a column {name!r}, there are {', '.join(columns) or 'none'}; "
+                f"{JETSTREAM_KV} needs a column {name!r}, got {', '.join(columns) or 'none'}; "
                 "rename with select or AS, or name yours by the options keyColumn and valueColumn"
             )
     for name, kind in columns.items():
         if name not in allowed:
             raise UsageError(
-                f"{JETSTREAM_KV} does not know what to do with column {name!r}: {key!r}, {value!r} and one of "
-                f"{operation!r} and {deleted!r} are allowed; put more into the value, such as to_json(struct(...))"
+                f"{JETSTREAM_KV} columns must be {key!r}, {value!r} and optionally one of {operation!r} and "
+                f"{deleted!r}, got {name!r}; put more into the value, such as to_json(struct(...))"
             )
         if kind not in allowed[name]:
             hint = ": use to_json(...) or cast" if name == value else ""
-            raise UsageError(f"{JETSTREAM_KV} column {name!r} is {kind}, {' or '.join(allowed[name])} is allowed{hint}")
+            raise UsageError(f"{JETSTREAM_KV} column {name!r} must be {' or '.join(allowed[name])}, got {kind}{hint}")
     if operation in columns and deleted in columns:
-        raise UsageError(f"{JETSTREAM_KV} is given both {operation!r} and {deleted!r}: one of them is allowed")
+        raise UsageError(f"{JETSTREAM_KV} columns {operation!r} and {deleted!r} are mutually exclusive")
     return Layout(key, value, operation if operation in columns else "", deleted if deleted in columns else "")

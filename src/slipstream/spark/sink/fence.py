@@ -1,8 +1,8 @@
-"""A key's newest entry and a change to it become a decision: write over that entry, or leave it.
+"""Fence of the Key-Value sink: decides whether a change may replace the newest entry of its key.
 
-Entries that a streaming query writes carry its id and the number of the micro-batch. A change is left out where the
-entry is of a later micro-batch of the same query: a worker that outlived its driver must not put an old value over a
-new one. Changes are written by compare-and-set on the entry that was looked at, so that there is no moment in between.
+Entries that a streaming query writes carry its id and the number of the micro-batch. A change is dropped if the entry
+is of a later micro-batch of the same query: a worker that outlived its driver must not put an old value over a new one.
+Changes are written by compare-and-set on the entry that the decision was made for, so there is no race in between.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _EPOCH = EPOCH.encode()
 
 
 class Epoch(NamedTuple):
-    """Which micro-batch of which query writes."""
+    """A micro-batch of a query."""
 
     query: str
     batch: int
@@ -38,8 +38,8 @@ def epoch_of(header: bytes) -> Epoch | None:
 
 
 def is_due(change: Change, entry: StoredMessage | None, epoch: Epoch | None, *, only_changed: bool) -> bool:
-    """Whether the change is to be written over the entry (None: the key has none)."""
-    if entry is None:  # there is nothing to delete: a mark would be an entry where there is none
+    """Whether the change is to be written over the entry (None: the key has no entry)."""
+    if entry is None:  # a delete marker would only add an entry to a key without any
         return change.value is not None or not only_changed
     if epoch is not None:
         written = epoch_of(entry.header)

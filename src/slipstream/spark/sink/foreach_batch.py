@@ -1,8 +1,8 @@
-"""A streaming query in update mode becomes a Key-Value view or messages of a stream, by `foreachBatch`.
+"""Sinks for streaming queries in update mode, by `foreachBatch`: a Key-Value view, or messages of a stream.
 
-Spark 4.3 lets no Python sink take part in update mode, the one in which a query hands over just the rows that changed;
-`foreachBatch` may. Each micro-batch is written as a batch write, acknowledged before it commits, and knows its number:
-what is tried again is written once (a stream), and an older batch never replaces a newer (a bucket).
+Spark 4.3 does not offer update mode, in which a query emits only the rows that changed, to Python sinks, but to
+`foreachBatch`. Each micro-batch is written as a batch write, acknowledged before it commits, and knows its number: a
+retried one is published once (a stream), and an older one never replaces a newer (a bucket).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from slipstream.spark.failures import told_shortly
+from slipstream.spark.failures import with_short_errors
 from slipstream.spark.options import JETSTREAM, JETSTREAM_KV, sink_options, stream_sink_options
 
 if TYPE_CHECKING:
@@ -22,26 +22,26 @@ def into_bucket(bucket: str, options: Mapping[str, str] | None = None) -> Callab
 
         view.writeStream.outputMode("update").foreachBatch(into_bucket("customers", {"servers": url})).start()
 
-    A micro-batch that is tried again writes the same values again, so the view comes out the same.
+    A retried micro-batch writes the same values, so the view comes out the same.
     """
-    given = {**(options or {}), "bucket": bucket}
-    sink_options(given)  # a mistake is known now, not in the first micro-batch
+    settings = {**(options or {}), "bucket": bucket}
+    sink_options(settings)  # a mistake is raised now, not in the first micro-batch
 
-    def write(batch: DataFrame, batch_id: int) -> None:  # noqa: ARG001 - Spark gives both
-        batch.write.format(JETSTREAM_KV).mode("append").options(**given).save()
+    def write(batch: DataFrame, batch_id: int) -> None:  # noqa: ARG001 - Spark passes both
+        batch.write.format(JETSTREAM_KV).mode("append").options(**settings).save()
 
-    return told_shortly(write)
+    return with_short_errors(write)
 
 
 def into_stream(stream: str, options: Mapping[str, str] | None = None) -> Callable[[DataFrame, int], None]:
-    """The same for a stream: each row of each micro-batch is published exactly once.
+    """A function for `foreachBatch` that publishes each row of each micro-batch to the stream, exactly once.
 
     To write more than once in one micro-batch, give each write a name of its own by the option `writeId`.
     """
-    given = {**(options or {}), "stream": stream}
-    stream_sink_options(given)
+    settings = {**(options or {}), "stream": stream}
+    stream_sink_options(settings)
 
     def write(batch: DataFrame, batch_id: int) -> None:
-        batch.write.format(JETSTREAM).mode("append").options(**given).option("batchId", str(batch_id)).save()
+        batch.write.format(JETSTREAM).mode("append").options(**settings).option("batchId", str(batch_id)).save()
 
-    return told_shortly(write)
+    return with_short_errors(write)

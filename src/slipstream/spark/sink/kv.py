@@ -1,9 +1,9 @@
-"""`df.write` and `writeStream` with the format `jetstream_kv`: rows become the values of a bucket.
+"""Spark sink `jetstream_kv`: rows as values of a bucket, for `df.write` and `writeStream`.
 
-A task commits only after the stream has acknowledged every one of its rows. Writing a row again leaves the same value,
-so a task or a micro-batch that is tried again changes nothing; what a streaming query writes is fenced by its batch
-number as well (`fence.py`). Rows of one write that share a key: one of them is kept. For streaming queries in update
-mode see `views.py`: Spark does not let this sink take part in it.
+A task commits only after the stream has acknowledged all of its rows. Writing a row again leaves the same value, so a
+retried task or micro-batch changes nothing; the rows of a streaming query are fenced by their batch number as well
+(`fence.py`). Of rows of one write that share a key, one is kept. For streaming queries in update mode, which Spark does
+not offer to this sink, see `foreach_batch.py`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from slipstream.jetstream.publish.bulk_window import Draft
 from slipstream.jetstream.reads.direct_get import StoredMessage
 from slipstream.spark.connect import open_jetstream
 from slipstream.spark.options import SinkOptions, sink_options
-from slipstream.spark.sink.dead_letters import DeadLetters, is_rows_fault
+from slipstream.spark.sink.dead_letters import DeadLetters, is_bad_row
 from slipstream.spark.sink.entries import Change, Layout, layout_of
 from slipstream.spark.sink.fence import Epoch, is_due
-from slipstream.spark.sink.outbox import Outbox, misfit
+from slipstream.spark.sink.outbox import Outbox, size_error
 from slipstream.spark.sink.stream import BATCH_ID, QUERY_ID, current_task
 from slipstream.spark.source.kv_location import origin_of
 
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
 
 _DELETE = b"KV-Operation: DEL\r\n"
 _ROUNDS = 20
-MOST_KEYS = 1_000  # looked at together, or sent
-MOST_BYTES = 4 * 1024 * 1024
-Item = tuple[int, Change]  # with its row
+MAX_KEYS = 1_000  # read together, or sent
+MAX_BYTES = 4 * 1024 * 1024
+Item = tuple[int, Change]  # a row number and its change
 
 
 @dataclass(frozen=True, slots=True)
 class Written(WriterCommitMessage):
-    """What a task has stored: rows, those it left as they were, those it rejected, the newest revision."""
+    """The result of a task: its rows, the unchanged and rejected ones among them, and the newest revision."""
 
     rows: int
     unchanged: int
@@ -53,7 +53,7 @@ class Written(WriterCommitMessage):
 
 @dataclass(frozen=True, slots=True)
 class KeyValueTask:
-    """The work of one task. `write` is a name that no other write has."""
+    """The work of one task. `write` is unique to this write."""
 
     options: SinkOptions
     layout: Layout
@@ -64,25 +64,25 @@ class KeyValueTask:
         epoch = current_epoch()
         rows = 0
         with open_jetstream(self.options.connection, os.environ, reconnect=False) as js:
-            prefix = self._letters(epoch, current_task().partitionId())
+            prefix = self._dead_letter_prefix(epoch, current_task().partitionId())
             rejects = DeadLetters(js, self.options.dead_letter, prefix=prefix, timeout=self.options.connection.timeout)
-            keeper = Keeper(js, self.options, epoch, rejects)
+            writer = BucketWriter(js, self.options, epoch, rejects)
             for batch in batches:
                 for row, change in self.layout.changes(batch, first=rows, reject=rejects.add):
-                    keeper.add(change, row)
+                    writer.add(change, row)
                 rows += batch.num_rows
-            keeper.flush()
+            writer.flush()
             rejects.flush()
-            return Written(rows, keeper.unchanged, rejects.count, keeper.last_revision)
+            return Written(rows, writer.unchanged, rejects.count, writer.last_revision)
 
-    def _letters(self, epoch: Epoch | None, partition: int) -> str:
-        """What the ids of its dead letters begin with: the same when it is tried again, another for any other task."""
+    def _dead_letter_prefix(self, epoch: Epoch | None, partition: int) -> str:
+        """The prefix of the ids of its dead letters: the same for every attempt, unique to this task."""
         name = f"{epoch.query}/{epoch.batch}" if epoch else self.write
         return f"{name}/{self.options.bucket}/{partition}"
 
 
-class Keeper:
-    """Brings changes into the bucket: blindly, or against what the bucket has where that matters."""
+class BucketWriter:
+    """Writes changes to the bucket: blindly, or by compare-and-set where the bucket's entries matter."""
 
     def __init__(self, js: JetStream, options: SinkOptions, epoch: Epoch | None, rejects: DeadLetters) -> None:
         origin = origin_of(js, options.bucket)
@@ -92,14 +92,14 @@ class Keeper:
         self._timeout = options.connection.timeout
         self._outbox: Outbox[Item] = Outbox(js, max_in_flight=options.max_in_flight, timeout=self._timeout)
         self._drafts: list[Draft] = []  # to be sent together,
-        self._items: list[Item] = []  # and what they are for
-        self._most = js.client.server_info.max_payload
+        self._items: list[Item] = []  # and their changes
+        self._max_payload = js.client.server_info.max_payload
         self._epoch = epoch
         self._mark = epoch.header() if epoch else b""
         self._only_changed = options.only_changed
         self._is_blind = epoch is None and not options.only_changed
         self._waiting: dict[str, Item] = {}
-        self._fresh = origin.info.state.last_seq
+        self._min_last_seq = origin.info.state.last_seq
         self._gathered = 0  # bytes
         self.unchanged = 0
 
@@ -108,20 +108,20 @@ class Keeper:
         return self._outbox.last_seq
 
     def add(self, change: Change, row: int = 0) -> None:
-        """Take a change; of several for one key the last one counts."""
+        """Add a change; of several for one key the last one counts."""
         if self._is_blind:
             self._gather(row, change, b"")
-            if len(self._drafts) >= MOST_KEYS or self._gathered > MOST_BYTES:
+            if len(self._drafts) >= MAX_KEYS or self._gathered > MAX_BYTES:
                 self._send()
             return
         subject = self._prefix + change.key
         self._waiting.pop(subject, None)
         self._waiting[subject] = (row, change)
-        if len(self._waiting) >= MOST_KEYS:
+        if len(self._waiting) >= MAX_KEYS:
             self._write_waiting()
 
     def flush(self) -> None:
-        """Everything is in the bucket, or an error says which key is not."""
+        """Write every change; raises an error that names the key if one is rejected."""
         if self._waiting:
             self._write_waiting()
         self._send()
@@ -130,7 +130,7 @@ class Keeper:
 
     def _write_waiting(self) -> None:
         due, self._waiting = self._waiting, {}
-        entries = self._look(list(due))
+        entries = self._read(list(due))
         for _ in range(_ROUNDS):
             for subject, (row, change) in due.items():
                 entry = entries.get(subject)
@@ -145,23 +145,23 @@ class Keeper:
             if not due:
                 return
             entries = {}
-            for subject in due:  # few: somebody else wrote the same key at this very moment, or a replica was behind
+            for subject in due:  # few: another writer has just changed the key, or a replica was behind
                 try:
                     request = GetRequest(last_by_subj=subject)
                     entries[subject] = self._stream.get_from_leader(request)
                 except MessageNotFoundError:
                     continue
-        raise UsageError(f"key {next(iter(due.values()))[1].key!r} is changed all the time by somebody else")
+        raise UsageError(f"key {next(iter(due.values()))[1].key!r} keeps being changed by another writer")
 
-    def _look(self, subjects: list[str]) -> dict[str, StoredMessage]:
-        """What the bucket has of these keys, not older than when this task began."""
-        return self._stream.get_last_many(subjects, min_last_seq=self._fresh, timeout=self._timeout)
+    def _read(self, subjects: list[str]) -> dict[str, StoredMessage]:
+        """The entries of these keys, not older than when this task began."""
+        return self._stream.get_last_many(subjects, min_last_seq=self._min_last_seq, timeout=self._timeout)
 
     def _gather(self, row: int, change: Change, expected: bytes) -> None:
         draft: Draft = (self._put_prefix + change.key, change.value or b"", self._header(change, expected))
-        error = misfit(draft, self._most)
+        error = size_error(draft, self._max_payload)
         if error is not None:
-            self._rejects.add(row, change.key, change.value, _refused(row, change, error))
+            self._rejects.add(row, change.key, change.value, _rejection(row, change, error))
             return
         self._drafts.append(draft)
         self._items.append((row, change))
@@ -175,13 +175,13 @@ class Keeper:
             self._stale()
 
     def _stale(self) -> dict[str, Item]:
-        """What was refused because the key has changed; other refusals are the row's fault, or an error."""
+        """The changes that were rejected because the key has changed; other rejections are dead letters, or raised."""
         found = {}
         for (row, change), error in self._outbox.refused():
             if isinstance(error, WrongLastSequenceError):
                 found[self._prefix + change.key] = (row, change)
-            elif is_rows_fault(error):
-                self._rejects.add(row, change.key, change.value, _refused(row, change, error))
+            elif is_bad_row(error):
+                self._rejects.add(row, change.key, change.value, _rejection(row, change, error))
             else:
                 raise error
         return found
@@ -191,12 +191,12 @@ class Keeper:
         return b"NATS/1.0\r\n%b\r\n" % lines if lines else b""
 
 
-def _refused(row: int, change: Change, error: Error) -> UsageError:
-    return UsageError(f"row {row}: key {change.key!r} was refused: {error}")
+def _rejection(row: int, change: Change, error: Error) -> UsageError:
+    return UsageError(f"row {row}: key {change.key!r} was rejected: {error}")
 
 
 def current_epoch() -> Epoch | None:
-    """The micro-batch that this task belongs to; None outside of streaming queries."""
+    """The micro-batch of this task; None outside of streaming queries."""
     context = current_task()
     query, batch = context.getLocalProperty(QUERY_ID), context.getLocalProperty(BATCH_ID)
     return Epoch(query, int(batch)) if query and batch else None

@@ -1,7 +1,7 @@
-"""Messages to publish become publishes in flight, a bounded number of them, and a list of those that were refused.
+"""Outbox of a sink: publishes blocks of messages with a bounded number in flight, and lists those rejected.
 
-Unlike `JetStream.publisher` it takes whole blocks, and goes on after a refusal: the caller knows what a refusal means
-for its row. Nothing is kept for a later connection: a lost one is an error.
+Unlike `JetStream.publisher` it goes on after a rejection: the caller decides what that means for its row. Nothing is
+resent on a later connection: a lost one is an error, and Spark retries the task.
 """
 
 from __future__ import annotations
@@ -18,26 +18,24 @@ from slipstream.jetstream.requests import Ready
 
 T = TypeVar("T")
 
-MOST = 500  # messages sent together,
-MOST_BYTES = 4 * 1024 * 1024  # or about so many bytes
+MAX_BLOCK = 500  # messages sent together,
+MAX_BLOCK_BYTES = 4 * 1024 * 1024  # or about so many bytes
 
 
-def misfit(message: Draft, limit: int) -> UsageError | None:
-    """What is wrong with a message that is larger than the server takes."""
+def size_error(message: Draft, limit: int) -> UsageError | None:
+    """The error for a message that is larger than the server accepts; None if it is not."""
     size = len(message[1]) + len(message[2])
     return too_large(size, limit) if size > limit else None
 
 
 class Outbox(Generic[T]):
-    """A window of publishes, each of them for an item of the caller's.
-
-    Nothing is forgotten: each is acknowledged, refused, or the whole ends in an error.
-    """
+    """A window of publishes, each for an item of the caller. Every one is acknowledged or rejected, or an error is
+    raised for all."""
 
     def __init__(self, js: JetStream, *, max_in_flight: int, timeout: float) -> None:
         self._client = js.client
         self._window: BlockWindow[T] = BlockWindow(max_in_flight)
-        self.block = max(min(max_in_flight // 4, MOST), 1)  # small enough for some to be on their way at any time
+        self.block = max(min(max_in_flight // 4, MAX_BLOCK), 1)  # small enough that some are always in flight
         self._timeout = timeout
 
     @property
@@ -47,7 +45,7 @@ class Outbox(Generic[T]):
 
     @property
     def duplicates(self) -> int:
-        """How many of these the stream already had."""
+        """How many of these were duplicates."""
         return self._window.duplicates
 
     @property
@@ -56,34 +54,34 @@ class Outbox(Generic[T]):
         return self._window.last_seq
 
     def send(self, messages: Sequence[Draft], items: Sequence[T]) -> None:
-        """Publish messages, each for the item at its place; waits only while there is no room for them."""
+        """Publish messages, each for the item at its index; waits only while the window is full."""
         size = sum([len(payload) for _, payload, _ in messages])
-        step = max(min(self.block, MOST_BYTES * len(messages) // max(size, 1)), 1)
+        step = max(min(self.block, MAX_BLOCK_BYTES * len(messages) // max(size, 1)), 1)
         for at in range(0, len(messages), step):
-            self.make_room(step)
+            self.wait_for_window(step)
             self._publish(messages[at : at + step], items[at : at + step])
 
     def _publish(self, messages: Sequence[Draft], items: Sequence[T]) -> None:
         self._window.stage(items)
         self._client.start_many(messages, self._window)
 
-    def make_room(self, count: int) -> None:
-        """Wait until so many messages, at most a `block`, can be sent without a wait."""
+    def wait_for_window(self, count: int) -> None:
+        """Wait until so many messages, at most a `block`, fit into the window."""
         self._raise_failure()
         window = self._window
         if not window.has_room(count):
-            self._wait(partial(window.has_room, count), "room in the window of publishes")
+            self._wait(partial(window.has_room, count), "the window of publishes")
         if self._client.is_full:
             self._client.ready()
 
     def flush(self) -> None:
-        """Wait until everything was answered. The timeout is for the next answer, not for all of them."""
+        """Wait until every publish was answered. The timeout is for the next answer, not for all of them."""
         while waiting := self._window.in_flight:
             self._wait(partial(self._window.fewer_than, waiting), "the acks of the publishes in flight")
         self._raise_failure()
 
     def refused(self) -> list[Refused[T]]:
-        """What was refused since the last call."""
+        """The publishes that were rejected since the last call."""
         found, self._window.refused = self._window.refused, []
         return found
 
@@ -92,7 +90,7 @@ class Outbox(Generic[T]):
             self._client.wait(ready, timeout=self._timeout, what=what)
         except BaseException as error:
             self._client.cancel(self._window.token)
-            self._window.fail(error if isinstance(error, Error) else Error(f"given up while waiting for {what}"))
+            self._window.fail(error if isinstance(error, Error) else Error(f"interrupted while waiting for {what}"))
             raise
         self._raise_failure()
 
@@ -102,8 +100,8 @@ class Outbox(Generic[T]):
 
 
 class FastOutbox(Outbox[T]):
-    """An outbox for a stream with `allow_batched`: blocks are fast batches, and what is wrong with one goes the other
-    way. It does not know how many messages the stream already had."""
+    """An outbox for a stream with `allow_batched`: blocks are fast batches, and a batch that fails is published again
+    message by message. It does not count duplicates."""
 
     def __init__(self, js: JetStream, *, max_in_flight: int, timeout: float) -> None:
         super().__init__(js, max_in_flight=max_in_flight, timeout=timeout)
@@ -123,10 +121,10 @@ class FastOutbox(Outbox[T]):
     def _publish(self, messages: Sequence[Draft], items: Sequence[T]) -> None:
         self._client.publish_many(messages, self._blocks.sending(messages, items))
 
-    def make_room(self, count: int) -> None:
+    def wait_for_window(self, count: int) -> None:
         while self._blocks.in_flight + self._window.in_flight + count > self._window.limit and self._blocks.in_flight:
             self._take_answers()
-        super().make_room(count)
+        super().wait_for_window(count)
 
     def flush(self) -> None:
         while self._blocks.in_flight:
@@ -134,11 +132,11 @@ class FastOutbox(Outbox[T]):
         super().flush()
 
     def _take_answers(self) -> None:
-        """Wait for some. What an ack does not cover is published again, message by message."""
+        """Wait for some answers. Messages that an ack does not cover are published again, one by one."""
         blocks = self._blocks
         for msg in self._answers.next_msgs(timeout=self._timeout, epoch=self._epoch):
             blocks.deliver(msg)
         while blocks.again:
             messages, items = blocks.again.pop()
-            super().make_room(len(messages))
+            super().wait_for_window(len(messages))
             super()._publish(messages, items)

@@ -1,12 +1,12 @@
-"""How far a task has come with writing a batch is kept in a bucket, so that the next attempt knows, however late it is.
+"""Progress records of the stream sink: how far each task has come with its batch, kept in a bucket for retries.
 
-A record says at which sequence of the target the writing began, how many attempts there were, and whether it is done.
-It is made before the first row is sent. An attempt that finds one reads the target from there and leaves out what it
-finds: the ids in the stream itself are the truth, the duplicate window of the stream only covers attempts that run side
-by side.
+A record has the sequence of the target stream at which the writing began, the number of attempts, and whether it is
+done. It is written before the first row is sent. A later attempt, however late, reads the target from that sequence
+and leaves out the rows it finds: the ids in the stream itself are the truth, and the stream's duplicate window only
+covers attempts that run at the same time.
 
-Records change by compare-and-set alone: a reader that a stale replica misled, and an attempt that has been replaced,
-lose against the record that is really there.
+Records change by compare-and-set only: an attempt that was misled by a stale replica, or that has been superseded,
+loses against the actual record.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _RETRIES = 20
 
 
 class Task(NamedTuple):
-    """Which piece of writing this is: the query (or the one write), its batch, and the partition of it."""
+    """Identity of a task across its attempts: the query (or the single write), its batch, and the partition."""
 
     writer: str
     batch: int
@@ -45,7 +45,7 @@ class Task(NamedTuple):
 
 
 class Begun(NamedTuple):
-    """Where writing stands: rows may be in the stream behind `begin`; `revision` is the record's own."""
+    """An attempt that has begun: rows may be in the stream after `begin`; `revision` is that of the record."""
 
     begin: int
     revision: int
@@ -54,7 +54,7 @@ class Begun(NamedTuple):
 
     @property
     def is_first(self) -> bool:
-        """Whether nobody has tried it before."""
+        """Whether this is the first attempt."""
         return self.attempt == 1
 
 
@@ -69,26 +69,26 @@ class Progress:
         self._prefix = f"$KV.{bucket}.sink.{blake2b(stream.encode(), digest_size=8).hexdigest()}"
 
     def prepare(self) -> None:
-        """Make the bucket, or find it there: as an operator has set it since, or as a user has made it."""
+        """Create the bucket if it does not exist; an existing one is used as it is configured."""
         try:
             self._records.info()
             return
         except StreamNotFoundError:
             pass
         config = BucketConfig(bucket=self._bucket, description="what Spark has written, for retries")
-        with suppress(StreamNameInUseError):  # somebody was quicker, with other settings
+        with suppress(StreamNameInUseError):  # another writer has just created it, with other settings
             self._js.create_key_value(config)
 
     def begin(self, task: Task, target: StreamInfo) -> Begun:
-        """Note that the writing of a batch begins, or begins again, or find out that it is done."""
+        """Record that an attempt to write a batch begins, or find that the batch is done."""
         created = created_of(target)
         for _ in range(_RETRIES):
             revision, record = self._read(task)
             batch = record.get("batch", -1)
             if batch > task.batch:
                 raise UsageError(
-                    f"batch {task.batch} of this query is to be written to stream {self._stream!r}, but batch {batch} "
-                    "already was: was an older checkpoint put back? Start with a new checkpoint"
+                    f"batch {task.batch} of this query cannot be written to stream {self._stream!r}: batch {batch} was "
+                    "written already. Was an older checkpoint restored? Start with a new checkpoint"
                 )
             if batch == task.batch and record.get("created") == created:
                 begun = Begun(record["begin"], revision, record.get("attempt", 1) + 1, bool(record.get("done")))
@@ -99,12 +99,11 @@ class Progress:
             try:
                 return begun._replace(revision=self._write(task, begun, created, revision))
             except WrongLastSequenceError:
-                continue  # another attempt was quicker, or a replica was behind
-        raise UsageError(f"the progress of {task} changes all the time: are there two queries with one checkpoint?")
+                continue  # another attempt has just changed it, or a replica was behind
+        raise UsageError(f"the progress of {task} keeps changing: are there two queries with one checkpoint?")
 
     def done(self, task: Task, begun: Begun, target: StreamInfo) -> bool:
-        """Note that the whole batch is in the stream; if another attempt has noted something since, that stands, and
-        the answer is no."""
+        """Record that the whole batch is in the stream; False if another attempt has begun meanwhile."""
         try:
             self._write(task, begun._replace(is_done=True), created_of(target), begun.revision)
         except WrongLastSequenceError:
@@ -112,12 +111,11 @@ class Progress:
         return True
 
     def forget(self, writer: str) -> None:
-        """Remove the records of a write that is over and that nobody will try again; without a trace, for there may be
-        many of them in the life of a bucket."""
+        """Purge the records of a write that is done and will not be retried, since a bucket may see many of them."""
         self._records.purge(subject=f"{self._prefix}.{writer}.*")
 
     def _read(self, task: Task) -> tuple[int, dict[str, Any]]:
-        """The record as the leader has it."""
+        """The record and its revision, from the leader."""
         try:
             found = self._records.get_from_leader(GetRequest(last_by_subj=self._subject(task)))
         except MessageNotFoundError:
@@ -141,7 +139,7 @@ class Progress:
 
 
 def written_ids(stream: Stream, info: StreamInfo, start: int, prefix: str) -> Iterator[str]:
-    """The message ids that the stream has from `start` on, up to its last message; those that begin with `prefix`."""
+    """The message ids with a prefix that the stream has from sequence `start` to its last message."""
     end = info.state.last_seq
     wanted = prefix.encode()
     for header in _headers(stream, info, max(start, info.state.first_seq), end):
@@ -155,7 +153,7 @@ def _headers(stream: Stream, info: StreamInfo, start: int, end: int) -> Iterator
         for chunk in stream.read_columns(start=start, end=end, parts=Part.HEADER):
             yield from chunk.headers
         return
-    while start <= end:  # slow, but only a batch that is tried again asks
+    while start <= end:  # slow, but only retries need it
         try:
             found = stream.get_from_leader(GetRequest(seq=start, next_by_subj=">"))
         except MessageNotFoundError:

@@ -1,10 +1,32 @@
-"""`df.write` and `writeStream` with the format `jetstream`: rows become messages of a stream, each exactly once.
+"""Spark sink `jetstream`: rows as messages of a stream, each exactly once, for `df.write` and `writeStream`.
 
-Every row has an id that is the same at every attempt (`records.py`), and how far a batch was written is on record
-(`progress.py`). An attempt that is not the first reads what the stream has got of its rows and sends the rest. Attempts
-that run side by side (speculative tasks, a worker that outlives its driver) are held apart by the stream's duplicate
-window: an attempt looks at the stream again before half of that time has passed since it last did, so that a row is
-either found there or refused as a duplicate. Publishes are never kept for a later connection: a lost one is an error.
+Theory of operation. Spark may run a task more than once: one attempt after another (a retry, or a restarted driver,
+possibly days later) or two at the same time (speculation, or a worker that outlives its driver). Three things keep a
+row from being stored twice or not at all:
+
+1. The row's id (`records.py`), a digest of its content, is the same in every attempt and is its `Nats-Msg-Id`.
+2. A progress record per task (`progress.py`), changed by compare-and-set, has the target's last sequence from before
+   the first row was sent (`begin`). No row of the task can be in the stream before it.
+3. The ids in the target stream itself. An attempt reads them from a sequence on and leaves out the rows it finds.
+
+                   begin()                     all rows acked, done()
+    no record ----------------> BEGUN(begin, n) --------------------> DONE: later attempts write nothing
+                                 |         ^
+                                 +---------+
+                        begin() by attempt n + 1: read the ids after `begin`, send the missing rows
+
+One attempt after another is covered by 2 and 3 alone, however late the second one is. Attempts at the same time need
+the stream's duplicate window too: what the other attempt sends after our last look at the stream is rejected as a
+duplicate as long as it is in the window. So an attempt looks again (`_Sender.look`) before half of the window has
+passed since its last look, after waiting for its own publishes: each of its rows is either found or in the window.
+
+Fast batches (`allow_batched`) need one more step, because in a cluster a row counts as a duplicate from the moment
+that another attempt has sent it, even if the leader then loses it. Only a first attempt uses them. A second attempt
+leaves its mark in the progress record, so that `done()` of the first one fails; the first one then counts its ids in
+the stream (`_Sender.check_all`) before it reports success.
+
+Publishes are never resent on a later connection: a lost connection is an error, and the retry starts from the record.
+docs/design/exactly-once.md has the reasons, and what is not covered.
 """
 
 from __future__ import annotations
@@ -25,8 +47,8 @@ from slipstream.facade._sync.client import JetStream
 from slipstream.jetstream.publish.bulk_window import Draft
 from slipstream.spark.connect import open_jetstream
 from slipstream.spark.options import JETSTREAM, StreamSinkOptions, stream_sink_options
-from slipstream.spark.sink.dead_letters import DeadLetters, is_rows_fault
-from slipstream.spark.sink.outbox import FastOutbox, Outbox, misfit
+from slipstream.spark.sink.dead_letters import DeadLetters, is_bad_row
+from slipstream.spark.sink.outbox import FastOutbox, Outbox, size_error
 from slipstream.spark.sink.progress import Progress, Task, written_ids
 from slipstream.spark.sink.records import Record, Shape, id_prefix, records, shape_of
 from slipstream.wire import Headers
@@ -37,15 +59,15 @@ if TYPE_CHECKING:
 
 QUERY_ID = "sql.streaming.queryId"
 BATCH_ID = "streaming.sql.batchId"
-_LEAST_LOOK = 0.5
-ATOMIC_ROWS = 1_000  # the most that a server takes in one batch
+_MIN_LOOK = 0.5  # seconds
+ATOMIC_ROWS = 1_000  # the most that a server accepts in one batch
 ATOMIC_BYTES = 4 * 1024 * 1024
-REMEMBERED = 10_000  # subjects
+MAX_SUBJECTS = 10_000  # that are remembered as accepted
 
 
 @dataclass(frozen=True, slots=True)
 class Sent(WriterCommitMessage):
-    """What a task has done: its rows, those an earlier attempt had written, those it rejected, the newest sequence."""
+    """The result of a task: its rows, those that were in the stream already, the rejected ones, the newest sequence."""
 
     partition: int
     rows: int
@@ -62,7 +84,7 @@ class StreamTask:
     shape: Shape
 
     def run(self, batches: Iterator[pa.RecordBatch], task: Task) -> Sent:
-        """Bring every row into the stream, once, and wait until each is acknowledged."""
+        """Publish every row exactly once, and wait until each is acknowledged."""
         options = self.options
         with open_jetstream(options.connection, os.environ, reconnect=False) as js:
             target = check_target(js, options)
@@ -74,7 +96,7 @@ class StreamTask:
             rejects = DeadLetters(js, options.dead_letter, prefix=prefix, timeout=options.connection.timeout)
             rows = records(batches, self.shape, prefix, rejects.add)
             known = "" if self.shape.has_msg_id else prefix
-            is_fast = bool(known) and begun.is_first and uses_fast(options, target)
+            is_fast = bool(known) and begun.is_first and uses_fast_batches(options, target)
             sender = _Sender(js, options, target, rejects, prefix=known, begin=begun.begin, is_fast=is_fast)
             if not begun.is_first:
                 sender.look()
@@ -86,7 +108,7 @@ class StreamTask:
 
 
 class _Sender:
-    """Sends the rows of one attempt, and looks from time to time at what others have sent of them."""
+    """Sends the rows of one attempt, and looks from time to time which of them other attempts have sent."""
 
     def __init__(
         self,
@@ -106,93 +128,94 @@ class _Sender:
         self._prefix = prefix
         self._begin = self._looked_to = begin
         self._looked_at = self._now()
-        self._look_every = max(_LEAST_LOOK, target.config.duplicate_window.total_seconds() / 2)
+        self._look_every = max(_MIN_LOOK, target.config.duplicate_window.total_seconds() / 2)
         self._known: set[str] = set()
         timeout = options.connection.timeout
         outbox: type[Outbox[Record]] = FastOutbox if is_fast else Outbox
         self._outbox = outbox(js, max_in_flight=options.max_in_flight, timeout=timeout)
         self._expected = b"Nats-Expected-Stream: %b\r\nNats-Msg-Id: " % options.stream.encode()
-        self._most = js.client.server_info.max_payload
+        self._max_payload = js.client.server_info.max_payload
         self._timeout = timeout
         self._subjects = target.config.subjects
-        self._listens = [matcher(subject) for subject in self._subjects]
-        self._taken: set[str] = set()
+        self._matchers = [matcher(subject) for subject in self._subjects]
+        self._accepted: set[str] = set()
         self._batch: list[Record] | None = [] if uses_atomic(options, target) and not is_fast else None
         self._batch_bytes = 0
         self._committed = 0  # the newest sequence of an atomic batch
-        self._left_out = 0  # rows that a look has found
+        self._skipped = 0  # rows that a look has found
 
     @property
     def found(self) -> int:
-        """Rows that were there already. (Fast batches do not tell of them.)"""
-        return self._left_out + self._outbox.duplicates
+        """Rows that were in the stream already. (Fast batches do not count them.)"""
+        return self._skipped + self._outbox.duplicates
 
     @property
     def last_seq(self) -> int:
         return max(self._outbox.last_seq, self._committed)
 
     def look(self) -> None:
-        """Note the ids that the stream has got since the last look."""
-        self._outbox.flush()  # what is on its way is seen now or by the next look, in any case before half the window
+        """Read the ids that were stored since the last look."""
+        self._outbox.flush()  # own publishes are then seen by this look or the next, within half the window
         info = self._stream.info()
         self._looked_at = self._now()
         self._known.update(written_ids(self._stream, info, self._looked_to + 1, self._prefix))
         self._looked_to = max(info.state.last_seq, self._looked_to)
 
     def send_all(self, blocks: Iterator[list[Record]]) -> int:
-        """Send what is not there; gives the number of rows. The first row that is refused is an error that names it."""
+        """Send the rows that are not in the stream yet; returns the number of all rows."""
         count = 0
         size = self._outbox.block
         for block in blocks:
             count += len(block)
             for at in range(0, len(block), size):
-                self._outbox.make_room(size)  # a wait belongs before the look: what is due now is sent at once
+                self._outbox.wait_for_window(size)  # before the look: rows that it does not find are sent at once
                 if self._now() - self._looked_at > self._look_every:
                     self.look()
-                self._bring(self._due(block[at : at + size]))
+                self._send_or_batch(self._due(block[at : at + size]))
         if self._batch:
             self._commit(self._batch)
         self._outbox.flush()
-        self._settle()
+        self._handle_rejections()
         return count
 
     def check_all(self) -> None:
-        """Another attempt ran side by side with this one. In a fast batch a row that the other one had on its way
-        counts as a duplicate, and what is on its way can be lost with the stream's leader: every row must be seen."""
-        rows = self._outbox.acked + self._left_out
+        """Check that every row is in the stream, after another attempt ran at the same time. In a fast batch a row that
+        the other attempt had in flight counts as a duplicate, and may yet be lost with the stream's leader."""
+        rows = self._outbox.acked + self._skipped
         info = self._stream.info()
         missing = rows - len(set(written_ids(self._stream, info, self._begin + 1, self._prefix)))
         if missing > 0:
             raise Error(
                 f"another attempt wrote to stream {self._stream.name!r} at the same time, and {missing} of {rows} rows "
-                "are not there: the task must be tried again"
+                "are missing: the task must be retried"
             )
 
-    def _bring(self, due: list[Record]) -> None:
+    def _send_or_batch(self, due: list[Record]) -> None:
         if self._batch is None:
             self._send(due)
         else:
             self._gather(due, self._batch)
-        self._settle()
+        self._handle_rejections()
 
     def _due(self, block: list[Record]) -> list[Record]:
-        """The rows that are to be sent."""
+        """The rows that are to be sent: neither found in the stream nor rejected by their subject."""
         if self._known:
             fresh = [record for record in block if record.msg_id not in self._known]
-            self._left_out += len(block) - len(fresh)
+            self._skipped += len(block) - len(fresh)
             block = fresh
-        if self._taken.issuperset([record.subject for record in block]):
+        if self._accepted.issuperset([record.subject for record in block]):
             return block
-        return [record for record in block if record.subject in self._taken or self._takes(record)]
+        return [record for record in block if record.subject in self._accepted or self._accepts(record)]
 
-    def _takes(self, record: Record) -> bool:
-        """Whether the stream listens on a row's subject. An answer cannot tell: none comes while its leader changes."""
-        if not any(listens(record.subject) for listens in self._listens):
-            allowed = UsageError(f"stream {self._stream.name!r} takes {', '.join(self._subjects) or 'no subjects'}")
-            self._rejects.add(record.row, record.subject, record.data, refused(record, allowed))
+    def _accepts(self, record: Record) -> bool:
+        """Whether the stream listens on a row's subject. A missing answer would not tell: there is none either while
+        the stream's leader changes."""
+        if not any(matches(record.subject) for matches in self._matchers):
+            error = UsageError(f"stream {self._stream.name!r} has the subjects {', '.join(self._subjects) or '(none)'}")
+            self._rejects.add(record.row, record.subject, record.data, rejection(record, error))
             return False
-        self._taken = self._taken if len(self._taken) < REMEMBERED else set()
-        self._taken.add(record.subject)
+        self._accepted = self._accepted if len(self._accepted) < MAX_SUBJECTS else set()
+        self._accepted.add(record.subject)
         return True
 
     def _gather(self, block: list[Record], batch: list[Record]) -> None:
@@ -203,8 +226,8 @@ class _Sender:
                 self._commit(batch)
 
     def _commit(self, batch: list[Record]) -> None:
-        """Store rows together. A refusal says nothing about the single rows, and one that another attempt has sent is
-        reason enough for it: they are sent one by one then, which names what is wrong and leaves out what is there."""
+        """Store rows as an atomic batch. A rejection does not tell which row is bad, and one duplicate is enough for
+        it: then the rows are sent one by one, which names the bad row and drops duplicates."""
         try:
             with self._js.atomic_batch(timeout=self._timeout) as atomic:
                 for record in batch:
@@ -220,73 +243,73 @@ class _Sender:
         self._batch_bytes = 0
 
     def _send(self, block: list[Record]) -> None:
-        """A hot path: 1 µs a row."""
+        """Publish rows. A hot path: 1 µs a row."""
         expected = self._expected
         drafts = [
             (subject, data, b"NATS/1.0\r\n%b%b%b\r\n\r\n" % (headers, expected, msg_id.encode()))
             for _, subject, data, headers, msg_id in block
         ]
-        if max([len(data) + len(header) for _, data, header in drafts], default=0) > self._most:
+        if max([len(data) + len(header) for _, data, header in drafts], default=0) > self._max_payload:
             self._send_fitting(drafts, block)
         else:
             self._outbox.send(drafts, block)
 
     def _send_fitting(self, drafts: list[Draft], block: list[Record]) -> None:
-        """Some are larger than the server takes."""
+        """Publish rows of which some are larger than the server accepts."""
         for draft, record in zip(drafts, block, strict=True):
-            error = misfit(draft, self._most)
+            error = size_error(draft, self._max_payload)
             if error is None:
                 self._outbox.send([draft], [record])
             else:
-                self._rejects.add(record.row, record.subject, record.data, refused(record, error))
+                self._rejects.add(record.row, record.subject, record.data, rejection(record, error))
 
-    def _settle(self) -> None:
-        """A refusal is the row's fault, or an error."""
+    def _handle_rejections(self) -> None:
+        """Rejected rows are dead letters if the row itself is bad; any other error is raised."""
         for record, error in self._outbox.refused():
-            if not is_rows_fault(error):
+            if not is_bad_row(error):
                 raise error
-            self._rejects.add(record.row, record.subject, record.data, refused(record, error))
+            self._rejects.add(record.row, record.subject, record.data, rejection(record, error))
 
 
-def refused(record: Record, error: Error) -> UsageError:
-    """The refusal, with the row that it is about."""
-    return UsageError(f"row {record.row} (subject {record.subject!r}) was refused: {error}")
+def rejection(record: Record, error: Error) -> UsageError:
+    """The error for a rejected row, which names the row."""
+    return UsageError(f"row {record.row} (subject {record.subject!r}) was rejected: {error}")
 
 
 def uses_atomic(options: StreamSinkOptions, target: StreamInfo) -> bool:
-    """Whether rows go in atomic batches: where the stream takes them, unless the user says otherwise."""
+    """Whether rows are sent in atomic batches: if the stream allows them, unless the option says otherwise."""
     if options.atomic == "true" and not target.config.allow_atomic:
         raise UsageError(
-            f"{JETSTREAM} option 'atomic' is true, but stream {options.stream!r} does not take atomic batches: set "
+            f"{JETSTREAM} option 'atomic' is true, but stream {options.stream!r} does not allow atomic batches: set "
             "allow_atomic in its configuration (nats-server 2.12 or newer), or leave the option out"
         )
     return options.atomic != "false" and target.config.allow_atomic
 
 
-def uses_fast(options: StreamSinkOptions, target: StreamInfo) -> bool:
-    """Whether rows go in fast batches, which have one ack for many: where the stream takes them, unless the user says
-    otherwise."""
+def uses_fast_batches(options: StreamSinkOptions, target: StreamInfo) -> bool:
+    """Whether rows are sent in fast batches, with one ack for many rows: if the stream allows them, unless the options
+    say otherwise."""
     if options.batched == "true" and not target.config.allow_batched:
         raise UsageError(
-            f"{JETSTREAM} option 'batched' is true, but stream {options.stream!r} does not take fast batches: set "
+            f"{JETSTREAM} option 'batched' is true, but stream {options.stream!r} does not allow fast batches: set "
             "allow_batched in its configuration (nats-server 2.14 or newer), or leave the option out"
         )
     return options.batched != "false" and options.atomic != "true" and target.config.allow_batched
 
 
 def check_target(js: JetStream, options: StreamSinkOptions) -> StreamInfo:
-    """The stream's info; raises if it cannot be written to."""
+    """The stream's info; raises UsageError if the stream cannot be written to."""
     try:
         info = js.stream(options.stream).info()
     except StreamNotFoundError as error:
-        raise UsageError(f"there is no stream {options.stream!r}: make it first, with create_stream") from error
+        raise UsageError(f"stream {options.stream!r} does not exist: create it first, with create_stream") from error
     if info.config.mirror is not None or info.config.sealed:
         kind = "a mirror" if info.config.mirror is not None else "sealed"
-        raise UsageError(f"stream {options.stream!r} is {kind}: only its origin can be written to")
+        raise UsageError(f"stream {options.stream!r} is {kind} and cannot be written to")
     if info.config.no_ack:
-        raise UsageError(f"stream {options.stream!r} has no_ack set: rows that nobody acknowledges can be lost")
+        raise UsageError(f"stream {options.stream!r} has no_ack set: rows without acknowledgement can be lost")
     uses_atomic(options, info)
-    uses_fast(options, info)
+    uses_fast_batches(options, info)
     return info
 
 
@@ -296,8 +319,8 @@ def stream_task(options: Mapping[str, str], schema: StructType) -> StreamTask:
     shape = shape_of({field.name: field.dataType.simpleString() for field in schema.fields})
     if found.batched == "true" and shape.has_msg_id:
         raise UsageError(
-            f"{JETSTREAM} option 'batched' is true, but there is a column 'msg_id': fast batches are for rows whose "
-            "ids are the sink's; leave the option or the column out"
+            f"{JETSTREAM} option 'batched' and column 'msg_id' are mutually exclusive: fast batches need ids that the "
+            "sink has made"
         )
     with open_jetstream(found.connection, os.environ) as js:
         check_target(js, found)
@@ -309,12 +332,12 @@ def current_task() -> TaskContext:
     """The task that this worker runs."""
     context = TaskContext.get()
     if context is None:
-        raise UsageError("rows are written by tasks of Spark only")
+        raise UsageError("rows can be written by Spark tasks only")
     return context
 
 
 class StreamBatchWriter(DataSourceArrowWriter):
-    """Writes a DataFrame. With the option `writeId` a write that is run again leaves out what it wrote before."""
+    """Writes a DataFrame. With the option `writeId`, a write that is run again leaves out the rows it wrote before."""
 
     def __init__(self, task: StreamTask) -> None:
         self._is_named = bool(task.options.write_id)
@@ -326,12 +349,12 @@ class StreamBatchWriter(DataSourceArrowWriter):
             return self._task.run(iterator, Task(f"write-{options.write_id}", 0, context.partitionId()))
         query = context.getLocalProperty(QUERY_ID)
         if not query:
-            raise UsageError("option 'batchId' is for foreachBatch of a streaming query; there is none")
+            raise UsageError("option 'batchId' applies to foreachBatch of a streaming query only")
         writer = f"{query}-{options.write_id}" if self._is_named else query
         return self._task.run(iterator, Task(writer, options.batch_id, context.partitionId()))
 
-    def commit(self, messages: list[WriterCommitMessage | None]) -> None:  # noqa: ARG002 - Spark gives them
-        """Nobody will try it again, unless it has a name: then a second run must find the records."""
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:  # noqa: ARG002 - Spark passes them
+        """Discard the records: the write will not be retried, unless it has a name that a second run may use."""
         options = self._task.options
         if self._is_named or options.batch_id is not None:
             return
@@ -349,7 +372,9 @@ class StreamWriter(DataSourceStreamArrowWriter):
         context = current_task()
         query, batch = context.getLocalProperty(QUERY_ID), context.getLocalProperty(BATCH_ID)
         if not query or not batch:
-            raise UsageError(f"Spark does not say which batch this is: {QUERY_ID} is {query!r}, {BATCH_ID} {batch!r}")
+            raise UsageError(
+                f"Spark did not tell the batch of this task: {QUERY_ID} is {query!r}, {BATCH_ID} is {batch!r}"
+            )
         return self._task.run(iterator, Task(query, int(batch), context.partitionId()))
 
 

@@ -1,8 +1,8 @@
-"""`spark.read` and `spark.readStream` with the format `jetstream_kv`: a bucket becomes a table of its keys or entries.
+"""Spark source `jetstream_kv`: a bucket as a table of its keys or entries, for `spark.read` and `spark.readStream`.
 
 A batch read gives the keys with their values as of now or as of a revision, or every entry that the bucket still has
-(`history`); `readStream` is the change feed. A state of the bucket is read by one task: which entry of a key is the
-newest shows only when all have been seen, and keys may change while they are read.
+(`history`); `readStream` is the change feed. A state of the bucket is read by one task: the newest entry of a key is
+known only after all entries were read, and keys may change during the read.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import (
@@ -29,13 +29,14 @@ from pyspark.sql.types import BinaryType, DataType, LongType, StringType, Struct
 from slipstream.api import StreamInfo
 from slipstream.errors import HistoryLostError, MessageNotFoundError, UsageError
 from slipstream.jetstream._sync.stream import Stream
-from slipstream.jetstream.reads.columns import Columns, Part
+from slipstream.jetstream.reads.columns import Columns
 from slipstream.jetstream.reads.direct_get import StoredMessage
 from slipstream.kv.snapshot import check_past
 from slipstream.spark.connect import open_jetstream
 from slipstream.spark.options import (
     JETSTREAM_KV,
     KvSourceOptions,
+    SourceOptions,
     kv_batch_options,
     kv_source_options,
     kv_stream_options,
@@ -44,14 +45,14 @@ from slipstream.spark.options import (
 from slipstream.spark.source import plan
 from slipstream.spark.source.kv_location import inspect_bucket, prefix_of
 from slipstream.spark.source.offsets import created_of, offset_of
-from slipstream.spark.source.pushdown import Names, narrow
+from slipstream.spark.source.pushdown import ColumnNames, narrow
 from slipstream.spark.source.stream import (
     RangePartition,
     StreamReader,
     columns_of,
     find_time,
     inspect,
-    is_pushing,
+    is_pushdown,
     read_filtered,
     schema_of,
     stored_options,
@@ -68,27 +69,10 @@ COLUMNS: dict[str, DataType] = {
     "created": TimestampType(),
     "delta": LongType(),
 }
-_NAMED = 5  # of the keys in an error
+_MAX_NAMED = 5  # keys in an error
 _log = logging.getLogger("slipstream.spark")
 
-PASSES = 4  # over what was added while a bucket is read, before what is missing is asked for key by key
-
-
-@dataclass(frozen=True, slots=True)
-class FeedRows:
-    """Messages of the bucket's stream as entries."""
-
-    prefix: str  # of the subjects
-    names: tuple[str, ...]
-
-    @property
-    def parts(self) -> Part:
-        return Part.ALL
-
-    def batches(self, chunks: Iterable[Columns]) -> Iterator[pa.RecordBatch]:
-        from slipstream.spark.source import kv_rows
-
-        return kv_rows.feed(chunks, self.prefix, self.names)
+PASSES = 4  # over the entries added during a read, before missing keys are read one by one
 
 
 class KeyValueDataSource(DataSource):
@@ -104,7 +88,7 @@ class KeyValueDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = kv_batch_options(stored_options(self.options, schema, "bucket"))
-        kind = PushingBucketReader if is_pushing(options.feed) else BucketReader
+        kind = PushdownBucketReader if is_pushdown(options.feed) else BucketReader
         return kind(options, columns_of(schema, COLUMNS, JETSTREAM_KV))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
@@ -113,7 +97,7 @@ class KeyValueDataSource(DataSource):
         with open_jetstream(options.feed.connection, os.environ) as js:
             info = inspect_bucket(js.stream(options.feed.stream), options.bucket)
             prefix = prefix_of(js, options.bucket, info)
-        return FeedReader(replace(options.feed, subjects=options.subjects(prefix)), FeedRows(prefix, names))
+        return FeedReader(replace(options.feed, subjects=options.subjects(prefix)), names, prefix)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         from slipstream.spark.sink.kv import KeyValueBatchWriter, key_value_task
@@ -127,14 +111,14 @@ class KeyValueDataSource(DataSource):
 
         if overwrite:
             raise UsageError(
-                f"{JETSTREAM_KV} takes no output mode 'complete': use 'append', or 'update' with "
+                f"{JETSTREAM_KV} does not support output mode 'complete': use 'append', or 'update' with "
                 "foreachBatch(slipstream.spark.into_bucket(...)), which writes what changed"
             )
         return KeyValueStreamWriter(key_value_task(self.options, schema))
 
 
 class BucketPartition(InputPartition):
-    """The whole bucket, with the revisions that a history is about, and what stands before the keys."""
+    """The whole bucket: the revisions of a history, and the prefix of the keys in the subjects."""
 
     def __init__(self, part: plan.Range, created: str, prefix: str) -> None:
         super().__init__((part.start, part.end))
@@ -159,13 +143,13 @@ class BucketReader(DataSourceReader):
             last = info.state.last_seq
             if options.as_of > last:
                 raise UsageError(
-                    f"{JETSTREAM_KV} option 'asOfRevision' is {options.as_of}, but bucket {options.bucket!r} has "
-                    f"revisions up to {last} only"
+                    f"{JETSTREAM_KV} option 'asOfRevision' must be at most {last}, the last revision of bucket "
+                    f"{options.bucket!r}, got {options.as_of}"
                 )
             self._check_past(info)
             part = plan.Range(1, last)
             if options.history:
-                lenient = replace(feed, fail_on_data_loss=False)  # what the history dropped is not lost
+                lenient = replace(feed, fail_on_data_loss=False)  # entries that the history dropped are not lost
                 part = plan.batch_range(lenient, info, at_time=lambda time: find_time(stream, info, time))
             prefix = prefix_of(js, options.bucket, info)
         return [] if self._is_empty else [BucketPartition(part, created_of(info), prefix)]
@@ -178,12 +162,12 @@ class BucketReader(DataSourceReader):
         options = self._options
         with open_jetstream(options.feed.connection, os.environ) as js:
             stream = js.stream(options.feed.stream)
-            kept = kv_rows.keep(read_settled(stream, options, partition), partition.prefix)
+            kept = kv_rows.by_key(read_consistent(stream, options, partition), partition.prefix)
             info = inspect_bucket(stream, options.bucket)
         if options.as_of:
-            self._check_past(info)  # once more: nothing may have been removed for good while we read
+            self._check_past(info)  # again: entries may have been removed during the read
             size = info.config.max_msgs_per_subject
-            self._check_known(kv_rows.doubtful(kept, as_of=options.as_of, history=size))
+            self._check_known(kv_rows.unknown_keys(kept, as_of=options.as_of, history=size))
         rows = (
             kv_rows.history(kept.values(), first=partition.part.start, last=partition.part.end)
             if options.history
@@ -192,7 +176,7 @@ class BucketReader(DataSourceReader):
         yield from kv_rows.batches(rows, self._names)
 
     def _check_past(self, info: StreamInfo) -> None:
-        """Keys may be gone without a trace: then it is not even known which."""
+        """Raise or warn if keys may have been removed without a trace, so that it is unknown which."""
         options = self._options
         if not options.as_of:
             return
@@ -204,31 +188,32 @@ class BucketReader(DataSourceReader):
                     f"{error}; set the option failOnDataLoss to false to read what is known of it",
                     stream=options.feed.stream,
                 ) from error
-            _log.warning("%s: what is known of it is read", error)
+            _log.warning("%s: reading what is known of it", error)
 
     def _check_known(self, keys: list[str]) -> None:
         if not keys:
             return
-        some = ", ".join(map(repr, sorted(keys)[:_NAMED])) + (", ..." if len(keys) > _NAMED else "")
+        some = ", ".join(map(repr, sorted(keys)[:_MAX_NAMED])) + (", ..." if len(keys) > _MAX_NAMED else "")
         text = (
-            f"bucket {self._options.bucket!r} as of revision {self._options.as_of}: its history does not reach back to "
-            f"it for {len(keys)} keys ({some})"
+            f"bucket {self._options.bucket!r} as of revision {self._options.as_of}: its history does not reach back "
+            f"that far for {len(keys)} keys ({some})"
         )
         if self._options.feed.fail_on_data_loss:
             raise plan.DataLossError(
                 f"{text}; set the option failOnDataLoss to false to leave them out, or keep more history",
                 stream=self._options.feed.stream,
             )
-        _log.warning("%s: they are left out", text)
+        _log.warning("%s: leaving them out", text)
 
 
-class PushingBucketReader(BucketReader):
-    """The same where Spark pushes filters down: those on keys. What is newest depends on all revisions of a key."""
+class PushdownBucketReader(BucketReader):
+    """A bucket reader that takes pushed-down filters on keys. Others must not narrow the read, because the newest entry
+    of a key depends on all of its revisions."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         options = self._options
-        names = Names(subject="key", sequence="revision", times=("created", ""))
-        found = narrow(filters, names, options.keys)  # of keys: what stands before them is not known yet
+        names = ColumnNames(subject="key", sequence="revision", times=("created", ""))
+        found = narrow(filters, names, options.keys)  # filters of keys: their prefix is not known yet
         self._is_empty = found.is_empty
         if found.subjects:
             self._options = replace(options, keys=found.subjects)
@@ -236,59 +221,66 @@ class PushingBucketReader(BucketReader):
 
 
 class FeedReader(StreamReader):
-    """The change feed. What the bucket's history dropped is not lost: a newer entry of the key is still to come.
+    """The change feed. Entries that the bucket's history dropped are not lost: a newer entry of the key follows.
 
-    Below the first entry it cannot be told from what a purge or a TTL took; but those alone can empty a bucket.
+    Below the first entry they cannot be told apart from entries that a purge or a TTL removed; but only those can
+    leave a bucket empty.
     """
 
-    _look: StreamInfo | None = None  # what a plan is made from, all of it
+    def __init__(self, options: SourceOptions, columns: tuple[str, ...], prefix: str) -> None:
+        super().__init__(options, columns)
+        self._prefix = prefix
+        self._fixed: StreamInfo | None = None  # the info that the current plan is made from
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        with self._looking(self._recent(offset_of(start))) as info:
-            return super().latestOffset(_behind_dropped(start, info), limit)
+        with self._fixed_info(self._recent(offset_of(start))) as info:
+            return super().latestOffset(_after_dropped(start, info), limit)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        with self._looking(self._info()) as info:
-            return super().partitions(_behind_dropped(start, info), end)
+        with self._fixed_info(self._info()) as info:
+            return super().partitions(_after_dropped(start, info), end)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        from slipstream.spark.source import kv_rows
+
         if not isinstance(partition, RangePartition):
             return
         options = self._options
         with open_jetstream(options.connection, os.environ) as js:
             stream = js.stream(options.stream)
-            yield from self._maker.batches(read_filtered(stream, partition.part, options.subjects))
+            chunks = read_filtered(stream, partition.part, options.subjects)
+            yield from kv_rows.feed(chunks, self._prefix, self._columns)
             plan.check_same(inspect(stream), partition.created)
 
     @contextlib.contextmanager
-    def _looking(self, info: StreamInfo) -> Iterator[StreamInfo]:
-        """One look for the whole plan: between two of them more may be dropped."""
-        self._look = info
+    def _fixed_info(self, info: StreamInfo) -> Iterator[StreamInfo]:
+        """Make a whole plan from one info: between two requests the bucket may drop more entries."""
+        self._fixed = info
         try:
             yield info
         finally:
-            self._look = None
+            self._fixed = None
 
     def _info(self) -> StreamInfo:
-        return self._look or super()._info()
+        return self._fixed or super()._info()
 
 
-def _behind_dropped(start: dict[str, Any], info: StreamInfo) -> dict[str, Any]:
+def _after_dropped(start: dict[str, Any], info: StreamInfo) -> dict[str, Any]:
     begin, last = offset_of(start), plan.first_seq(info) - 1
     if begin.created != created_of(info) or not info.state.messages or begin.seq >= last:
         return start
     return begin._replace(seq=last).to_json()
 
 
-def read_settled(stream: Stream, options: KvSourceOptions, partition: BucketPartition) -> Iterator[Columns]:
-    """Every entry that the bucket has, up to one moment of its life.
+def read_consistent(stream: Stream, options: KvSourceOptions, partition: BucketPartition) -> Iterator[Columns]:
+    """Every entry of the bucket, as of one moment.
 
-    A key that is written while we read may vanish from behind us and appear in front: what was added meanwhile is read
-    as well, until a look at the leader shows nothing new behind the end. Then what was read, newest per key, is the
-    state of that moment. Where writers are quicker than we are, the keys that we have not met are asked for one by
-    one in the end: then each value is one that its key had while we read.
+    A key that is written during the read may disappear before the read reaches it and be appended after its end. So
+    the entries added meanwhile are read as well, pass after pass, until the leader reports none: then the newest entry
+    per key is the state of that moment. Where writers outrun the reader, the keys not seen so far are read one by one
+    in the end: each value is then one that its key had during the read.
     """
-    start, met, subjects = 1, set[str](), options.subjects(partition.prefix)
+    start, seen, subjects = 1, set[str](), options.subjects(partition.prefix)
     for _ in range(PASSES):
         info = inspect_bucket(stream, options.bucket)
         plan.check_same(info, partition.created)
@@ -296,19 +288,19 @@ def read_settled(stream: Stream, options: KvSourceOptions, partition: BucketPart
             return
         end = info.state.last_seq
         for chunk in read_filtered(stream, plan.Range(start, end), subjects):
-            met.update(chunk.subjects)
+            seen.update(chunk.subjects)
             yield chunk
         start = end + 1
-    yield from _read_missing(stream, subjects, met)
+    yield from _read_missing(stream, subjects, seen)
 
 
-def _read_missing(stream: Stream, subjects: Iterable[str], met: set[str]) -> Iterator[Columns]:
+def _read_missing(stream: Stream, subjects: Iterable[str], seen: set[str]) -> Iterator[Columns]:
     found: list[StoredMessage] = []
     for pattern in subjects:
         for subject in stream.subjects(pattern):
-            if subject not in met:
-                met.add(subject)
-                with contextlib.suppress(MessageNotFoundError):  # it is gone since
+            if subject not in seen:
+                seen.add(subject)
+                with contextlib.suppress(MessageNotFoundError):  # removed meanwhile
                     found.append(stream.get_last(subject))
     if found:
         found.sort(key=lambda message: message.seq)

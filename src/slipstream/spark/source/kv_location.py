@@ -1,8 +1,8 @@
-"""A bucket's name becomes the place of its keys: its stream, the subjects that keys are stored under and written to.
+"""Location of a bucket: its stream, and the subjects that its keys are stored under and written to.
 
-All of that is in the stream's configuration, as for any client. A read replica stores under its origin's subjects and
-is written to by way of its origin; a bucket may have subjects of its own; and below another API prefix (a domain) there
-are other subjects to write to.
+All of it follows from the stream's configuration. A read replica stores under its origin's subjects and is written to
+through its origin; a bucket may have subjects of its own; and below another API prefix (a domain) the subjects to
+write to differ.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from slipstream.kv.bucket import STREAM_PREFIX, SUBJECT_PREFIX, Address
 from slipstream.spark.options import JETSTREAM_KV
 from slipstream.spark.source import plan
 
-MOST_HOPS = 8  # of replicas that are replicas of replicas
+MAX_HOPS = 8  # from a replica to the replica it replicates
 
 
 class Origin(NamedTuple):
-    """What a bucket's writes are stored in, and the API that it is asked by."""
+    """The stream that stores a bucket's writes, and the API to reach it by."""
 
     js: JetStream
     address: Address
@@ -34,26 +34,26 @@ class Origin(NamedTuple):
 
 
 def inspect_bucket(stream: Stream, bucket: str) -> StreamInfo:
-    """The bucket's stream; raises if there is none or it cannot be read."""
+    """The info of the bucket's stream; raises UsageError if it does not exist or cannot be read."""
     try:
         info = stream.info()
     except StreamNotFoundError as error:
-        raise UsageError(f"there is no bucket {bucket!r} on this server, or not in this account") from error
+        raise UsageError(f"bucket {bucket!r} does not exist on this server, or not in this account") from error
     plan.check_readable(info)
     return info
 
 
 def prefix_of(js: JetStream, bucket: str, info: StreamInfo) -> str:
-    """What stands before a key in the subjects that the bucket stores, with the dot.
+    """The prefix of the keys in the subjects that the bucket stores, with the dot.
 
-    A replica's configuration does not say it where its origin is called otherwise than usual: so it is looked at,
-    since a wrong one would read nothing, silently.
+    The configuration of a replica does not tell if its origin has an unusual name. So the prefix is verified against
+    the stored messages: a wrong one would silently read nothing.
     """
     mirror = info.config.mirror
     if mirror is None:
         return _address(info.config, bucket, js.prefix).prefix
     stream, is_empty = js.stream(info.config.name), not info.state.messages
-    with contextlib.suppress(UsageError):  # it is no replica of a bucket that is called as usual
+    with contextlib.suppress(UsageError):  # its origin is not a bucket with a usual name
         usual = Address.found(info.config, api_prefix=js.prefix).prefix
         if is_empty or _stores(stream, usual, info):
             return usual
@@ -61,25 +61,25 @@ def prefix_of(js: JetStream, bucket: str, info: StreamInfo) -> str:
     if is_empty or _stores(stream, prefix, info):
         return prefix
     raise UsageError(
-        f"{JETSTREAM_KV} cannot tell the keys of bucket {bucket!r}: it is a replica of stream {mirror.name!r}, whose "
-        f"keys are below {prefix!r}, and has no such subjects"
+        f"{JETSTREAM_KV} cannot find the keys of bucket {bucket!r}: it is a replica of stream {mirror.name!r}, whose "
+        f"keys are below {prefix!r}, but it has no such subjects"
     )
 
 
 def origin_of(js: JetStream, bucket: str) -> Origin:
-    """Where writes of the bucket are stored: a replica's in its origin, whose entries are those to be compared with."""
+    """The origin of a bucket: the stream that its writes go to. A bucket that is not a replica is its own."""
     name = STREAM_PREFIX + bucket
-    for _ in range(MOST_HOPS):
+    for _ in range(MAX_HOPS):
         try:
             info = js.stream(name).info()
         except (StreamNotFoundError, NoRespondersError) as error:
             if name == STREAM_PREFIX + bucket and isinstance(error, StreamNotFoundError):
                 raise UsageError(
-                    f"there is no bucket {bucket!r}: make it first, with create_key_value or `nats kv add`"
+                    f"bucket {bucket!r} does not exist: create it first, with create_key_value or `nats kv add`"
                 ) from error
             raise UsageError(
-                f"bucket {bucket!r} is a replica of stream {name!r}, which is not to be found below {js.prefix!r}: "
-                "connect to where it is, and use the bucket there"
+                f"bucket {bucket!r} is a replica of stream {name!r}, which does not exist below {js.prefix!r}: "
+                "connect to the server or domain that has it, and use the bucket there"
             ) from error
         mirror = info.config.mirror
         if mirror is None:
@@ -87,7 +87,7 @@ def origin_of(js: JetStream, bucket: str) -> Origin:
         if mirror.external is not None and mirror.external.api:
             js = JetStream(js.client, prefix=mirror.external.api, timeout=js.timeout)
         name = mirror.name
-    raise UsageError(f"bucket {bucket!r} is a replica of replicas, more than {MOST_HOPS} of them: less is allowed")
+    raise UsageError(f"bucket {bucket!r} must be at most {MAX_HOPS} replicas away from its origin")
 
 
 def _address(config: StreamConfig, bucket: str, api_prefix: str) -> Address:
@@ -95,8 +95,8 @@ def _address(config: StreamConfig, bucket: str, api_prefix: str) -> Address:
         return Address.found(config, api_prefix=api_prefix)
     except UsageError as error:
         raise UsageError(
-            f"{JETSTREAM_KV} cannot tell the keys of bucket {bucket!r}: its stream takes {list(config.subjects)}, "
-            f"'{SUBJECT_PREFIX}{bucket}.>' or one subject that ends in '.>' is allowed"
+            f"{JETSTREAM_KV} cannot find the keys of bucket {bucket!r}: the subjects of its stream must be "
+            f"'{SUBJECT_PREFIX}{bucket}.>' or one subject that ends in '.>', got {list(config.subjects)}"
         ) from error
 
 

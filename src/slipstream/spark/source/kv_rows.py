@@ -1,7 +1,7 @@
-"""Messages of a bucket's stream become its entries, as Arrow record batches: as they come, or as a state of the bucket.
+"""Arrow record batches of a bucket's entries: every entry, or the state of the bucket.
 
-A state (as of now, as of a revision) is made from every entry that the bucket still has. As of a revision it is exact
-for a key unless the bucket's history no longer reaches back to it; such keys are found and named, never guessed.
+A state (as of now, or as of a revision) is computed from all entries that the bucket still has. As of a revision it is
+exact for a key unless the bucket's history no longer reaches back that far; such keys are reported, never guessed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from slipstream.spark.source.rows import MAX_BYTES, MAX_ROWS, TIME, regroup
 
 
 class Row(NamedTuple):
-    """An entry; `delta` is how many newer ones its key has, None where that is not known."""
+    """An entry; `delta` is the number of newer entries of its key, None if unknown."""
 
     key: str
     value: bytes
@@ -44,8 +44,8 @@ _COLUMNS: dict[str, tuple[pa.DataType, Callable[[Sequence[Row]], pa.Array]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """What the bucket still has of a key, oldest first."""
+class KeyHistory:
+    """The entries that the bucket still has of a key, oldest first."""
 
     rows: list[Row]
 
@@ -55,7 +55,7 @@ class Kept:
 
 
 def entries(chunks: Iterable[Columns], prefix: str) -> Iterator[list[Row]]:
-    """Entries in the order of their revisions, chunk by chunk; `prefix` stands before the keys in the subjects."""
+    """Entries in the order of their revisions, chunk by chunk; `prefix` is the part of the subjects before the keys."""
     cut = len(prefix)
     for chunk in chunks:
         operations = (operation_of(header).value if header else Operation.PUT.value for header in chunk.headers)
@@ -64,46 +64,46 @@ def entries(chunks: Iterable[Columns], prefix: str) -> Iterator[list[Row]]:
 
 
 def feed(chunks: Iterable[Columns], prefix: str, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Every entry, as a change feed has them."""
+    """Record batches of every entry, for a change feed."""
     for rows in entries(regroup(chunks, max_rows=MAX_ROWS, max_bytes=MAX_BYTES), prefix):
         yield record_batch(rows, names)
 
 
-def keep(chunks: Iterable[Columns], prefix: str) -> dict[str, Kept]:
-    """Every entry by its key."""
-    kept: dict[str, Kept] = {}
+def by_key(chunks: Iterable[Columns], prefix: str) -> dict[str, KeyHistory]:
+    """All entries, grouped by key."""
+    kept: dict[str, KeyHistory] = {}
     for rows in entries(chunks, prefix):
         for row in rows:
             found = kept.get(row.key)
             if found is None:
-                kept[row.key] = Kept([row])
+                kept[row.key] = KeyHistory([row])
             elif row.revision > found.rows[-1].revision:
                 found.rows.append(row)
     return kept
 
 
-def state(kept: Iterable[Kept], *, as_of: int, include_deletes: bool) -> Iterator[Row]:
-    """The newest entry of each key that has a value then (or that has any entry); `as_of` 0 is now."""
+def state(kept: Iterable[KeyHistory], *, as_of: int, include_deletes: bool) -> Iterator[Row]:
+    """The newest entry of each key as of a revision (0: now), without deleted keys unless they are included."""
     for one in kept:
         row = one.at(as_of) if as_of else one.rows[-1]
         if row is not None and (include_deletes or row.operation == Operation.PUT):
             yield row._replace(delta=0)
 
 
-def history(kept: Iterable[Kept], *, first: int, last: int) -> Iterator[Row]:
-    """Every entry between two revisions, each with its distance from the newest of its key."""
+def history(kept: Iterable[KeyHistory], *, first: int, last: int) -> Iterator[Row]:
+    """Every entry between two revisions, each with the number of newer entries of its key."""
     for one in kept:
         newest = len(one.rows) - 1
-        for place, row in enumerate(one.rows):
+        for index, row in enumerate(one.rows):
             if first <= row.revision <= last:
-                yield row._replace(delta=newest - place)
+                yield row._replace(delta=newest - index)
 
 
-def doubtful(kept: dict[str, Kept], *, as_of: int, history: int) -> list[str]:
-    """Keys of which the bucket no longer has what they were at that revision, or may not have it.
+def unknown_keys(kept: dict[str, KeyHistory], *, as_of: int, history: int) -> list[str]:
+    """Keys whose value as of a revision is unknown, because the bucket no longer has that entry or may have lost it.
 
     A key whose entries are all newer did not exist then, unless older entries were dropped: because there were more
-    than the bucket keeps, or by a purge. What keys that left no entry at all were is the business of `check_past`.
+    than the bucket keeps, or by a purge. Keys without any entry left are covered by `check_past`.
     """
     return [
         key
@@ -113,7 +113,7 @@ def doubtful(kept: dict[str, Kept], *, as_of: int, history: int) -> list[str]:
 
 
 def batches(rows: Iterable[Row], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Rows in record batches of a bounded size."""
+    """Record batches of a bounded size."""
     rows = iter(rows)
     while piece := list(islice(rows, MAX_ROWS)):
         while piece:

@@ -1,9 +1,8 @@
-"""A place in a stream becomes the JSON that Spark keeps in its checkpoint, and back.
+"""Codec of stream offsets: the JSON that Spark keeps in its checkpoint.
 
-The offset is the sequence of the last message that was read, with the time its stream was created: a stream that was
-deleted and made again counts from 1 once more, and its sequences must not be taken for the old ones. Where messages
-were lost and the user accepts that, it also carries how many sequences were passed over, so that Spark's own progress
-reports show it.
+An offset is the sequence of the last message read, with the creation time of its stream: a stream that is deleted and
+recreated counts from 1 again, and its sequences must not be confused with the old ones. Where messages were lost and
+the user accepts that, the offset also counts the skipped sequences, so that Spark's progress reports show them.
 """
 
 from __future__ import annotations
@@ -23,17 +22,17 @@ class Offset(NamedTuple):
     skipped: int = 0
 
     def to_json(self) -> dict[str, int | str]:
-        """What Spark stores. It compares the text, so the order of the fields is part of it."""
+        """The value that Spark stores. Spark compares the text, so the order of the fields matters."""
         plain: dict[str, int | str] = {"seq": self.seq, "created": self.created}
         return {**plain, "skipped": self.skipped} if self.skipped else plain
 
 
 def offset_of(value: Mapping[str, Any]) -> Offset:
-    """The offset that Spark hands back; one that is not ours is an error, not a guess."""
+    """The offset that Spark passes back; raises UsageError if it is not one of ours."""
     seq, created, skipped = value.get("seq"), value.get("created"), value.get("skipped", 0)
     if not _is_count(seq) or not _is_count(skipped) or not isinstance(created, str):
         raise UsageError(
-            f"bad offset {dict(value)!r} in the checkpoint: {{'seq': 0 or more, 'created': a time}} is allowed; "
+            f"offset in the checkpoint must be {{'seq': 0 or more, 'created': a time}}, got {dict(value)!r}; "
             "does the checkpoint belong to another source?"
         )
     return Offset(int(str(seq)), created, int(str(skipped)))

@@ -1,7 +1,7 @@
-"""Filters that Spark pushes down become a narrower read: fewer subjects, a shorter range of sequences or times.
+"""Filter pushdown: Spark's filters as bounds of a read (subjects, sequences, times).
 
-A narrowing may keep too much, never too little: Spark applies every filter once more to the rows. What cannot be made
-use of is simply not. Column names differ between the formats, so they are given.
+The bounds may keep too many messages, never too few: Spark applies every filter to the rows again, so a filter that
+does not translate is ignored. Column names differ between the formats and are an argument.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from pyspark.sql.datasource import (
 )
 
 from slipstream.api.times import SECOND, nanoseconds_since_epoch
-from slipstream.spark.source.plan import Narrow
+from slipstream.spark.source.plan import ReadBounds
 from slipstream.wire import has_wildcard, is_valid_subject
 from slipstream.wire.subjects import matches, overlaps, subset_of
 
-MOST_SUBJECTS = 16  # each is a read of its own
-# A server's clock may be set back, and then times do not grow with sequences: a range by time is taken a bit wider.
+MAX_SUBJECTS = 16  # each is a read of its own
+# A server's clock may be set back, so that times do not grow with sequences: a range by time is taken wider by this.
 SLACK = 60 * SECOND
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
-    """The columns that say something about where a row is in the stream. Rows of `prefix` + the subject column."""
+class ColumnNames:
+    """The columns that tell the subject, sequence and time of a row; `prefix` + the subject column is the subject."""
 
     subject: str = "subject"
     sequence: str = "sequence"
@@ -43,9 +43,9 @@ class Names:
     prefix: str = ""
 
 
-def narrow(filters: Iterable[Filter], names: Names, subjects: tuple[str, ...]) -> Narrow:
-    """The read that these filters leave of one with the filters `subjects` (none: everything)."""
-    found = Narrow()
+def narrow(filters: Iterable[Filter], names: ColumnNames, subjects: tuple[str, ...]) -> ReadBounds:
+    """The bounds that these filters put on a read of `subjects` (none: every subject)."""
+    found = ReadBounds()
     for one in filters:
         attribute: tuple[str, ...] = getattr(one, "attribute", ())
         if len(attribute) != 1:
@@ -60,7 +60,7 @@ def narrow(filters: Iterable[Filter], names: Names, subjects: tuple[str, ...]) -
     return found
 
 
-def _by_subject(found: Narrow, one: Filter, prefix: str, given: tuple[str, ...]) -> Narrow:
+def _by_subject(found: ReadBounds, one: Filter, prefix: str, read: tuple[str, ...]) -> ReadBounds:
     wanted: list[str]
     if isinstance(one, EqualTo) and isinstance(one.value, str):
         wanted = [one.value]
@@ -70,21 +70,21 @@ def _by_subject(found: Narrow, one: Filter, prefix: str, given: tuple[str, ...])
         tokens = one.value.rpartition(".")[0]
         if not is_valid_subject(tokens):
             return found
-        return _only(found, [f"{prefix}{tokens}.>"], given)
+        return _restrict(found, [f"{prefix}{tokens}.>"], read)
     else:
         return found
     wanted = [prefix + value for value in wanted if is_valid_subject(prefix + value)]
-    return _only(found, wanted, given) if len(wanted) <= MOST_SUBJECTS else found
+    return _restrict(found, wanted, read) if len(wanted) <= MAX_SUBJECTS else found
 
 
-def _only(found: Narrow, wanted: list[str], given: tuple[str, ...]) -> Narrow:
-    outer = found.subjects if found.subjects is not None else given
-    kept = [cut for one in wanted for cut in ([one] if not outer else _meet(one, outer))]
+def _restrict(found: ReadBounds, wanted: list[str], read: tuple[str, ...]) -> ReadBounds:
+    outer = found.subjects if found.subjects is not None else read
+    kept = [cut for one in wanted for cut in ([one] if not outer else _intersect(one, outer))]
     return replace(found, subjects=tuple(dict.fromkeys(kept)), is_empty=found.is_empty or not kept)
 
 
-def _meet(one: str, outer: tuple[str, ...]) -> list[str]:
-    """Filters that cover what `one` has in common with the outer ones."""
+def _intersect(one: str, outer: tuple[str, ...]) -> list[str]:
+    """Filters that cover the intersection of `one` with the outer ones."""
     if not has_wildcard(one):
         return [one] if any(matches(other, one) for other in outer) else []
     if any(subset_of(one, other) for other in outer):
@@ -92,7 +92,7 @@ def _meet(one: str, outer: tuple[str, ...]) -> list[str]:
     return [other for other in outer if overlaps(one, other)]
 
 
-def _by_sequence(found: Narrow, one: Filter) -> Narrow:
+def _by_sequence(found: ReadBounds, one: Filter) -> ReadBounds:
     value = getattr(one, "value", None)
     if isinstance(one, In) and one.value and all(isinstance(value, int) for value in one.value):
         return _between(found, min(one.value), max(one.value))
@@ -108,11 +108,11 @@ def _by_sequence(found: Narrow, one: Filter) -> Narrow:
     return found
 
 
-def _between(found: Narrow, first: int, last: int) -> Narrow:
-    return replace(found, first=max(found.first, first), last=_least(found.last, last))
+def _between(found: ReadBounds, first: int, last: int) -> ReadBounds:
+    return replace(found, first=max(found.first, first), last=_tighter(found.last, last))
 
 
-def _by_time(found: Narrow, one: Filter, *, in_micros: bool) -> Narrow:
+def _by_time(found: ReadBounds, one: Filter, *, in_micros: bool) -> ReadBounds:
     value = _nanos(getattr(one, "value", None), in_micros)
     if value is None:
         return found
@@ -120,9 +120,9 @@ def _by_time(found: Narrow, one: Filter, *, in_micros: bool) -> Narrow:
     if isinstance(one, GreaterThan | GreaterThanOrEqual):
         return replace(found, since=max(found.since, since))
     if isinstance(one, LessThan | LessThanOrEqual):
-        return replace(found, until=_least(found.until, until))
+        return replace(found, until=_tighter(found.until, until))
     if isinstance(one, EqualTo):
-        return replace(found, since=max(found.since, since), until=_least(found.until, until))
+        return replace(found, since=max(found.since, since), until=_tighter(found.until, until))
     return found
 
 
@@ -134,5 +134,5 @@ def _nanos(value: Any, in_micros: bool) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def _least(one: int, other: int) -> int:
+def _tighter(one: int, other: int) -> int:
     return min(one, other) if one and other else one or other

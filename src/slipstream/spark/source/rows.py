@@ -1,7 +1,7 @@
-"""Columns of stored messages, as they come off the wire, become Arrow record batches.
+"""Arrow record batches of stored messages.
 
-Every batch has the types Spark insists on (microseconds in UTC, plain strings and binaries) and stays below a number of
-rows and bytes, however large the chunks are; a single message may be larger than that.
+Every batch has the types that Spark requires (microseconds in UTC, plain strings and binaries) and stays below a
+maximum of rows and bytes, however large the chunks off the wire are; only a single message may be larger.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from slipstream.wire import Headers
 
 MAX_ROWS = 20_000
 MAX_BYTES = 32 * 1024 * 1024
-_SUBJECT = 64  # bytes, taken for each: to count them costs more than it tells
+_SUBJECT = 64  # bytes, an estimate: counting them would cost more than it helps
 TIME = pa.timestamp("us", tz="UTC")
 _HEADERS = pa.map_(pa.string(), pa.list_(pa.string()))
 
@@ -33,7 +33,7 @@ def batches(
 
 
 def arrow_schema(names: Sequence[str]) -> pa.Schema:
-    """The types of the columns, as Spark asks for them."""
+    """The types of the columns, as Spark requires them."""
     return pa.schema([pa.field(name, _COLUMNS[name][0]) for name in names])
 
 
@@ -87,7 +87,7 @@ def _headers(chunk: Columns) -> pa.Array:
             names += found
             values += found.values()
             counts.append(len(found))
-    else:  # the usual stream
+    else:  # the common case: no message has headers
         counts *= len(chunk.headers) + 1
     return pa.MapArray.from_arrays(
         pa.array(accumulate(counts), pa.int32()), pa.array(names, pa.string()), pa.array(values, _HEADERS.item_type)

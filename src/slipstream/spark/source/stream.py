@@ -1,8 +1,9 @@
-"""`spark.read` and `spark.readStream` with the format `jetstream`: sequences of a stream become rows.
+"""Spark source `jetstream`: a stream as a table, for `spark.read` and `spark.readStream`.
 
-The driver asks the stream's leader what there is and cuts it into ranges; executors read their range by batched Direct
-Get, complete to its end whichever replica answers. Nothing is acknowledged and nothing kept on the server: the offset
-is the sequence, and a range that is read again gives the same rows, or an error that names what is gone.
+The driver asks the stream's leader for its first and last sequence and cuts what is between into ranges; each executor
+reads a range by batched Direct Get, complete to its end whichever replica answers. Nothing is acknowledged and no
+consumer is created: the offset is the sequence, and a range that is read again gives the same rows, or an error that
+names the messages that were removed.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import reduce
 from operator import or_
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -57,7 +58,7 @@ from slipstream.spark.options import (
 )
 from slipstream.spark.source import plan
 from slipstream.spark.source.offsets import Offset, created_of, offset_of
-from slipstream.spark.source.pushdown import Names, narrow
+from slipstream.spark.source.pushdown import ColumnNames, narrow
 from slipstream.wire.subjects import matcher, subset_of
 
 if TYPE_CHECKING:
@@ -79,40 +80,13 @@ PARTS = {
     "headers": Part.HEADER,
     "data": Part.DATA,
 }
-# `CREATE TABLE ... USING jetstream OPTIONS (...)` hands the options to schema() and to nothing else; the catalog keeps
-# the schema, so they travel in the metadata of its columns. No option is a secret.
+# `CREATE TABLE ... USING jetstream OPTIONS (...)` passes the options to schema() only; the catalog keeps the schema, so
+# they travel in the metadata of its columns. No option is a secret.
 _STORED_OPTIONS = "slipstream.options"
-_FUTURE = 60_000_000_000  # clocks differ by so much at most
-_PUSHING = "pyspark.sql.worker.data_source_pushdown_filters"
-RETRY = 0.2
+_CLOCK_SKEW = 60_000_000_000  # nanoseconds by which clocks may differ
+_PUSHDOWN_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
+RETRY = 0.2  # seconds
 _log = logging.getLogger("slipstream.spark")
-
-
-class RowMaker(Protocol):
-    """Columns off the wire become record batches; it travels to the executors."""
-
-    @property
-    def parts(self) -> Part:
-        """What it needs of the messages."""
-        ...
-
-    def batches(self, chunks: Iterable[Columns]) -> Iterator[pa.RecordBatch]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class StreamRows:
-    """Messages as they are."""
-
-    names: tuple[str, ...]
-
-    @property
-    def parts(self) -> Part:
-        return reduce(or_, (PARTS[name] for name in self.names), Part.NOTHING)
-
-    def batches(self, chunks: Iterable[Columns]) -> Iterator[pa.RecordBatch]:
-        from slipstream.spark.source import rows
-
-        return rows.batches(chunks, self.names)
 
 
 class JetStreamDataSource(DataSource):
@@ -128,12 +102,12 @@ class JetStreamDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = batch_options(stored_options(self.options, schema, "stream"))
-        kind = PushingBatchReader if is_pushing(options) else BatchReader
-        return kind(options, StreamRows(columns_of(schema, COLUMNS, JETSTREAM)), Names())
+        kind = PushdownBatchReader if is_pushdown(options) else BatchReader
+        return kind(options, columns_of(schema, COLUMNS, JETSTREAM))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         options = stream_options(stored_options(self.options, schema, "stream"))
-        return StreamReader(options, StreamRows(columns_of(schema, COLUMNS, JETSTREAM)))
+        return StreamReader(options, columns_of(schema, COLUMNS, JETSTREAM))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         from slipstream.spark.sink.stream import StreamBatchWriter, stream_task
@@ -141,7 +115,9 @@ class JetStreamDataSource(DataSource):
         if overwrite:
             raise UsageError(f"{JETSTREAM} cannot overwrite a stream: use mode('append')")
         if "sequence" in schema.fieldNames():
-            raise UsageError(f"{JETSTREAM} takes no INSERT INTO a table: write with df.write.format({JETSTREAM!r})")
+            raise UsageError(
+                f"{JETSTREAM} does not support INSERT INTO a table: write with df.write.format({JETSTREAM!r})"
+            )
         return StreamBatchWriter(stream_task(self.options, schema))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
@@ -149,46 +125,46 @@ class JetStreamDataSource(DataSource):
 
         if overwrite:
             raise UsageError(
-                f"{JETSTREAM} takes no output mode 'complete', which writes everything again each time: use 'append'"
+                f"{JETSTREAM} does not support output mode 'complete', which writes every row again: use 'append'"
             )
         return StreamWriter(stream_task(self.options, schema))
 
 
-def is_pushing(options: SourceOptions) -> bool:
-    """Whether filters are wanted, and Spark will call `pushFilters` (spark.sql.python.filterPushdown.enabled), which it
-    does in a process of its own. A reader that has the method while it is off fails every query.
+def is_pushdown(options: SourceOptions) -> bool:
+    """Whether the user wants filters pushed down, and Spark will call `pushFilters`.
 
-    They are not unless the user says so: Spark 4.3.0 keeps what was pushed with the DataFrame, not with the scan. Of
-    two scans with different filters the second one's rows are read for both, without an error.
+    Spark does so if spark.sql.python.filterPushdown.enabled is set, in a worker process of its own; a reader that has
+    the method while it is off fails every query. It is off by default here because Spark 4.3.0 keeps pushed filters
+    with the DataFrame, not with the scan: of two scans with different filters, both read the rows of the second one,
+    without an error.
     """
     if not options.push_filters:
         return False
     main = getattr(sys.modules.get("__main__"), "__spec__", None)
-    return _PUSHING in sys.modules or (main is not None and main.name == _PUSHING)
+    return _PUSHDOWN_WORKER in sys.modules or (main is not None and main.name == _PUSHDOWN_WORKER)
 
 
 def schema_of(columns: Mapping[str, DataType], kept: Mapping[str, str]) -> StructType:
-    """The columns as a schema; `kept` are the options that a table made of it will need."""
+    """The columns as a schema; `kept` are the options that a table with this schema will need."""
     metadata = {_STORED_OPTIONS: json.dumps(kept, sort_keys=True)} if kept else {}
     return StructType([StructField(name, kind, True, metadata) for name, kind in columns.items()])
 
 
-def stored_options(given: Mapping[str, str], schema: StructType, name: str) -> Mapping[str, str]:
-    """The options, or those that a table has kept in its schema."""
-    if name in given or "path" in given:
-        return given
+def stored_options(options: Mapping[str, str], schema: StructType, name: str) -> Mapping[str, str]:
+    """The options, with those that a table has kept in its schema."""
+    if name in options or "path" in options:
+        return options
     stored = next((f.metadata[_STORED_OPTIONS] for f in schema.fields if _STORED_OPTIONS in f.metadata), "{}")
-    return {**json.loads(stored), **given}
+    return {**json.loads(stored), **options}
 
 
 class BatchReader(DataSourceReader):
-    """One read of what the stream has when it is planned."""
+    """One read of the messages that the stream has when the read is planned."""
 
-    def __init__(self, options: SourceOptions, maker: RowMaker, names: Names) -> None:
+    def __init__(self, options: SourceOptions, columns: tuple[str, ...]) -> None:
         self._options = options
-        self._maker = maker
-        self._names = names
-        self._narrow = plan.Narrow()
+        self._columns = columns
+        self._bounds = plan.ReadBounds()
 
     def partitions(self) -> list[InputPartition]:
         options = self._options
@@ -200,29 +176,29 @@ class BatchReader(DataSourceReader):
                 return find_time(stream, info, time)
 
             part = plan.batch_range(options, info, at_time=at_time, skipped=_skipped(options.stream))
-            part = plan.narrowed(part, self._narrow, at_time=at_time)
+            part = plan.narrowed(part, self._bounds, at_time=at_time)
         return partitions_of(options, part, created_of(info))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return read_range(self._options, self._maker, partition)
+        return read_range(self._options, self._columns, partition)
 
 
-class PushingBatchReader(BatchReader):
-    """The same where Spark pushes filters down."""
+class PushdownBatchReader(BatchReader):
+    """A batch reader that takes pushed-down filters."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        self._narrow = narrow(filters, self._names, self._options.subjects)
-        if self._narrow.subjects:
-            self._options = replace(self._options, subjects=self._narrow.subjects)
-        return filters  # Spark looks at every row again: a narrower read is all that is promised
+        self._bounds = narrow(filters, ColumnNames(), self._options.subjects)
+        if self._bounds.subjects:
+            self._options = replace(self._options, subjects=self._bounds.subjects)
+        return filters  # Spark applies all of them to the rows again: the read is only narrower
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Micro-batches `(start, end]` of sequences. The driver's copy keeps its client open: Spark polls all the time."""
+    """Micro-batches `(start, end]` of sequences. The driver's copy keeps its connection open, since Spark polls it."""
 
-    def __init__(self, options: SourceOptions, maker: RowMaker) -> None:
+    def __init__(self, options: SourceOptions, columns: tuple[str, ...]) -> None:
         self._options = options
-        self._maker = maker
+        self._columns = columns
         self._target: Offset | None = None
         self._newest: Offset | None = None
         self._open: JetStream | None = None
@@ -235,13 +211,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         last = info.state.last_seq
         if options.starting.at is At.SEQUENCE and start > last + 1:
             raise UsageError(
-                f"{JETSTREAM} option 'starting' is {start}: stream {options.stream!r} has messages up to {last}, "
-                f"so up to {last + 1} is allowed"
+                f"{JETSTREAM} option 'starting' must be at most {last + 1}, got {start}: stream {options.stream!r} has "
+                f"messages up to {last}"
             )
-        if options.starting.at is At.TIME and options.starting.value > time.time_ns() + _FUTURE:
+        if options.starting.at is At.TIME and options.starting.value > time.time_ns() + _CLOCK_SKEW:
             raise UsageError(
-                f"{JETSTREAM} option 'starting' is a time in the future: what comes until then would be read; use "
-                "'latest', or a filter on the column timestamp"
+                f"{JETSTREAM} option 'starting' must not be a time in the future: messages until then would be read; "
+                "use 'latest', or a filter on the column timestamp"
             )
         return Offset(start - 1, created_of(info)).to_json()
 
@@ -274,12 +250,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         info = self._info()
         fail = self._options.fail_on_data_loss
         part = plan.stream_range(offset_of(start), offset_of(end), info, fail=fail)
-        if offset_of(end).created != created_of(info):  # planned for a stream that is gone, and the user accepts it
+        if offset_of(end).created != created_of(info):  # the stream was recreated since, and the user accepts the loss
             _skipped(self._options.stream)(plan.Range(offset_of(start).seq + 1, offset_of(end).seq))
         return partitions_of(self._options, part, created_of(info))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return read_range(self._options, self._maker, partition)
+        return read_range(self._options, self._columns, partition)
 
     def stop(self) -> None:
         opened, self._open = self._open, None
@@ -287,7 +263,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             opened.client.close()
 
     def _recent(self, start: Offset) -> StreamInfo:
-        """The stream's info; while there is nothing new it is asked for once per poll interval only."""
+        """The stream's info; while the stream is idle it is requested once per poll interval only."""
         if self._polled is not None and self._open is not None:
             asked, info = self._polled
             is_idle = start.seq == info.state.last_seq and start.created == created_of(info)
@@ -308,7 +284,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         while True:
             try:
                 return inspect(self._stream())
-            except ConnectionLostError:  # a server that is restarted is back in a moment
+            except ConnectionLostError:  # a restarted server is back in a moment
                 self.stop()
                 if time.monotonic() > deadline:
                     raise
@@ -319,7 +295,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class RangePartition(InputPartition):
-    """A range of the stream that was created at that time."""
+    """A range of sequences, of the stream that was created at this time."""
 
     def __init__(self, part: plan.Range, created: str) -> None:
         super().__init__((part.start, part.end))
@@ -328,20 +304,20 @@ class RangePartition(InputPartition):
 
 
 def columns_of(schema: StructType, columns: Mapping[str, DataType], fmt: str) -> tuple[str, ...]:
-    """The columns that are asked for: ours, or those of a schema that the user gave, which may leave some out."""
+    """The names of the columns to read: a schema of the user may have some of ours, with our types."""
     for field in schema.fields:
         if columns.get(field.name) != field.dataType:
             ours = ", ".join(f"{name} {kind.simpleString()}" for name, kind in columns.items())
-            raise UsageError(f"{fmt} has no column {field.name} {field.dataType.simpleString()}: it has {ours}")
+            raise UsageError(f"{fmt} has no column {field.name} {field.dataType.simpleString()}; it has {ours}")
     return tuple(schema.fieldNames())
 
 
 def inspect(stream: Stream) -> StreamInfo:
-    """The stream's info from its leader; raises if it cannot be read."""
+    """The stream's info from its leader; raises UsageError if the stream cannot be read."""
     try:
         info = stream.info()
     except StreamNotFoundError as error:
-        raise UsageError(f"there is no stream {stream.name!r} on this server, or not in this account") from error
+        raise UsageError(f"stream {stream.name!r} does not exist on this server, or not in this account") from error
     plan.check_readable(info)
     return info
 
@@ -366,18 +342,21 @@ def partitions_of(options: SourceOptions, part: plan.Range, created: str) -> lis
     return [RangePartition(one, created) for one in parts]
 
 
-def read_range(options: SourceOptions, maker: RowMaker, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    """The rows of a range. In the end it is shown that nothing was removed from under the read."""
-    if not isinstance(partition, RangePartition):  # Spark makes one up where there are none
+def read_range(options: SourceOptions, columns: tuple[str, ...], partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    """The rows of a range. After the last one it is checked that no message was removed during the read."""
+    from slipstream.spark.source import rows
+
+    if not isinstance(partition, RangePartition):  # Spark passes an empty one where we have none
         return
-    part = partition.part
+    part, wire_parts = partition.part, reduce(or_, (PARTS[name] for name in columns), Part.NOTHING)
     with open_jetstream(options.connection, os.environ) as js:
         stream = js.stream(options.stream)
-        proof = plan.Proof(part, filtered=bool(options.subjects))
-        yield from maker.batches(read_filtered(stream, part, options.subjects, proof, maker.parts))
+        completeness = plan.RangeCompleteness(part, filtered=bool(options.subjects))
+        chunks = read_filtered(stream, part, options.subjects, completeness, wire_parts)
+        yield from rows.batches(chunks, columns)
         info = inspect(stream)
     plan.check_same(info, partition.created)
-    missing = proof.missing(plan.first_seq(info))
+    missing = completeness.missing(plan.first_seq(info))
     if missing is not None:
         if options.fail_on_data_loss:
             raise plan.lost(options.stream, missing.start, missing.end)
@@ -388,24 +367,26 @@ def read_filtered(
     stream: Stream,
     part: plan.Range,
     subjects: tuple[str, ...],
-    proof: plan.Proof | None = None,
+    completeness: plan.RangeCompleteness | None = None,
     parts: Part = Part.ALL,
 ) -> Iterator[Columns]:
-    """The messages of a range that match any of the filters, each once: one read per filter, without what an earlier
-    one had."""
+    """The messages of a range that match any of the filters, each once.
+
+    There is one read per filter; a later one leaves out the messages that an earlier filter matches.
+    """
     filters = [one for one in subjects if not any(one != other and subset_of(one, other) for other in subjects)]
     earlier: list[Callable[[str], bool]] = []
     for subject in dict.fromkeys(filters) or [""]:
         wanted = parts | Part.SUBJECT if earlier else parts
         for chunk in stream.read_columns(start=part.start, end=part.end, subject=subject, parts=wanted):
-            if proof is not None:
-                proof.saw(chunk.seqs[0], chunk.seqs[-1], len(chunk.seqs))
+            if completeness is not None:
+                completeness.received(chunk.seqs[0], chunk.seqs[-1], len(chunk.seqs))
             yield without(chunk, earlier) if earlier else chunk
         earlier.append(matcher(subject))
 
 
 def without(chunk: Columns, matchers: list[Callable[[str], bool]]) -> Columns:
-    """The messages of a chunk whose subject none of the matchers knows."""
+    """The messages of a chunk whose subject none of the matchers accepts."""
     kept = [i for i, subject in enumerate(chunk.subjects) if not any(known(subject) for known in matchers)]
     if len(kept) == len(chunk.seqs):
         return chunk
@@ -415,10 +396,10 @@ def without(chunk: Columns, matchers: list[Callable[[str], bool]]) -> Columns:
 
 
 def _skipped(stream: str) -> Callable[[plan.Range], None]:
-    """Says in the log what is passed over, with its number."""
+    """A function that logs the loss of a range that the user accepts."""
 
-    def say(part: plan.Range) -> None:
+    def log(part: plan.Range) -> None:
         count = part.end - part.start + 1
         _log.warning("stream %s: skipped %d lost messages, sequences %d to %d", stream, count, part.start, part.end)
 
-    return say
+    return log
