@@ -187,12 +187,14 @@ class Runner:
                 one.update()
 
     def _start_waiting(self, waiting: deque[RunningQuery]) -> None:
-        """Start queries while few others are starting. Each starts a Python process of its own, and Spark gives up on
-        one that does not answer within ten seconds, which happens when many start at once on few cores."""
-        while waiting and sum(one.is_starting() for one in self.queries.values()) < self._max_starting:
-            if self._stopping.is_set():
-                break
+        """Start queries that have not been started yet, while few others are starting."""
+        while waiting and self._may_start() and not self._stopping.is_set():
             self._start(waiting.popleft())
+
+    def _may_start(self) -> bool:
+        """Whether few queries are starting. Each starts a Python process of its own, and Spark gives up on one that does
+        not answer within ten seconds, which happens when many start, or restart, at once on few cores."""
+        return sum(one.is_starting() for one in self.queries.values()) < self._max_starting
 
     def _start(self, one: RunningQuery) -> None:
         from slipstream.spark.pipelines.build import errors_at
@@ -226,7 +228,7 @@ class Runner:
                 continue
             one.update()
             if one.query is None:
-                if time.monotonic() >= one.restart_at:
+                if time.monotonic() >= one.restart_at and self._may_start():
                     self._start(one)
                 is_any = True
             elif one.query.isActive:
