@@ -192,8 +192,8 @@ class Runner:
             self._start(waiting.popleft())
 
     def _may_start(self) -> bool:
-        """Whether few queries are starting. Each starts a Python process of its own, and Spark gives up on one that does
-        not answer within ten seconds, which happens when many start, or restart, at once on few cores."""
+        """Whether few queries are starting. Each starts a Python process of its own, and Spark gives up on one that
+        does not answer within ten seconds, which happens when many start, or restart, at once on few cores."""
         return sum(one.is_starting() for one in self.queries.values()) < self._max_starting
 
     def _start(self, one: RunningQuery) -> None:
