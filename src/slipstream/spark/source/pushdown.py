@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from pyspark.sql.datasource import (
@@ -30,7 +30,6 @@ from slipstream.wire.subjects import matches, overlaps, subset_of
 MAX_SUBJECTS = 16  # each is a read of its own
 # A server's clock may be set back, so that times do not grow with sequences: a range by time is taken wider by this.
 SLACK = 60 * SECOND
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
