@@ -7,18 +7,38 @@ An ack settles a message for good. A nak or an overdue ack puts it into the rede
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Annotated
 
-from slipstream.api import AckPolicy, ConsumerConfig
-from slipstream.api.times import nanoseconds
+import msgspec
+
+from slipstream.api import NOT_JSON, AckPolicy, ConsumerConfig, read_json
+from slipstream.api.times import nanoseconds, parse_duration
 from slipstream.server.engine.consumers.advisories import ConsumerAdvisories
-from slipstream.server.engine.consumers.config import nak_delay, sample_frequency
+from slipstream.server.engine.consumers.config import sample_frequency
 from slipstream.server.engine.consumers.delivery_state import DeliveryState, due
 from slipstream.server.engine.consumers.job import MILLISECOND
 from slipstream.server.engine.consumers.persistence import StateWriter
 from slipstream.server.engine.services import Services
 from slipstream.server.engine.timers import Timer
 
+LONGEST_DELAY = 2**63 - 1
 REMOVED = "Unacknowledged message was deleted"
+
+
+class NakBody(msgspec.Struct):
+    """The JSON argument of a nak."""
+
+    delay: Annotated[int, msgspec.Meta(ge=-(2**63), le=LONGEST_DELAY)] = 0
+
+
+def nak_delay(argument: bytes) -> int | None:
+    """The delay that a nak asks for, in nanoseconds; None without one, or with one that cannot be parsed."""
+    if not argument:
+        return None
+    try:
+        return read_json(argument, NakBody).delay if argument[:1] == b"{" else parse_duration(argument.decode())
+    except NOT_JSON:
+        return None
 
 
 class AckHandling:

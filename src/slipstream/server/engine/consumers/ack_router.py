@@ -1,7 +1,7 @@
-"""Ack subjects become calls of the consumer they name.
+"""Ack router of an account: takes every ack and hands it to the consumer that its subject names.
 
-All acks of an account arrive at one desk: a subscription per consumer would make the router look through all of them
-for every ack, and no ack subject comes twice.
+A subscription per consumer would be slow: no ack subject is used twice, so the subject router would have to match each
+ack against all of them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ FLOW_PATTERN = "$JS.FC.>"
 
 
 class AckRouter:
-    """Where the acks of an account's consumers arrive, and the answers to flow control."""
+    """The target of all acks of an account's consumers, and of the answers to flow control."""
 
     def __init__(self) -> None:
         self.consumers: dict[tuple[str, str], AckTarget] = {}

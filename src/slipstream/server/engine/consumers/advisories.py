@@ -1,4 +1,4 @@
-"""Events in a consumer's life become advisories on `$JS.EVENT.…`, if anybody listens."""
+"""Advisories of a consumer on `$JS.EVENT.…`, sent only where there is a subscriber."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _METRIC = "io.nats.jetstream.metric.v1.consumer_ack"
 
 
 class ConsumerAdvisories:
-    """What a consumer has to tell."""
+    """The advisories of one consumer."""
 
     def __init__(self, services: Services, stream: str, consumer: str) -> None:
         self._services = services
@@ -19,7 +19,7 @@ class ConsumerAdvisories:
         self._tail = f".{stream}.{consumer}"
 
     def action(self, action: str) -> None:
-        """It was made (`create`) or deleted (`delete`)."""
+        """The consumer was created (`create`) or deleted (`delete`)."""
         self._tell(f"ADVISORY.CONSUMER.{action.upper()}D", "consumer_action", {"action": action})
 
     def paused(self, until: int | None) -> None:
@@ -38,18 +38,18 @@ class ConsumerAdvisories:
         )
 
     def refused(self, seq: int, dseq: int, deliveries: int) -> None:
-        """A message was naked."""
+        """A message was negatively acknowledged."""
         self._tell("ADVISORY.CONSUMER.MSG_NAKED", "nak", _delivery(seq, dseq, deliveries))
 
     def terminated(self, seq: int, dseq: int, deliveries: int, reason: str) -> None:
-        """Nobody is to get a message again."""
+        """A message is not redelivered, by a `+TERM` or because it was removed."""
         fields = _delivery(seq, dseq, deliveries)
         if reason:
             fields["reason"] = reason
         self._tell("ADVISORY.CONSUMER.MSG_TERMINATED", "terminated", fields)
 
     def acked(self, seq: int, dseq: int, deliveries: int, delay: int) -> None:
-        """A sample: how long an ack took."""
+        """A sampled ack, with the time that it took."""
         fields = {"consumer_seq": dseq, "stream_seq": seq, "ack_time": delay, "deliveries": deliveries}
         self._tell("METRIC.CONSUMER.ACK", _METRIC, fields)
 

@@ -1,19 +1,16 @@
-"""A requested consumer configuration becomes the one that is kept, or the error that nats-server would give.
+"""Consumer configurations: parsed, completed with defaults, and checked by the rules of nats-server.
 
-Rules, numbers, codes and texts are those of nats-server 2.15, with `min_last_seq` beside them (read-after-write). What
-this server does not do is refused with a text that says so.
+Rules, defaults, codes and texts are those of nats-server 2.15, plus `min_last_seq` (read-after-write). What this server
+does not support is rejected with a text that says so.
 """
 
 from __future__ import annotations
 
 import re
 from datetime import timedelta
-from typing import Annotated, Any
-
-import msgspec
+from typing import Any
 
 from slipstream.api import (
-    NOT_JSON,
     AckPolicy,
     ConsumerConfig,
     DeliverPolicy,
@@ -22,8 +19,8 @@ from slipstream.api import (
     Retention,
     StreamConfig,
     encode_json,
-    read_json,
 )
+from slipstream.api.times import format_duration, nanoseconds
 from slipstream.errors import ApiError, ErrorCode, StreamInvalidConfigError
 from slipstream.server.engine.streams.features import REQUIRED_LEVEL, SERVER_LEVEL, SERVER_VERSION, pedantic_error
 from slipstream.wire import has_wildcard, is_valid_filter, subset_of
@@ -32,7 +29,7 @@ MAX_NAME = 255
 MAX_DESCRIPTION = 4 * 1024
 MAX_METADATA = 128 * 1024
 ACK_WAIT = timedelta(seconds=30)
-INACTIVE = timedelta(seconds=5)  # how long an ephemeral consumer outlives its last sign of life
+INACTIVE = timedelta(seconds=5)  # an ephemeral consumer that is not used for so long is deleted
 PINNED = timedelta(minutes=2)
 MAX_ACK_PENDING = 1000
 MAX_WAITING = 512
@@ -80,7 +77,7 @@ def filters_of(config: ConsumerConfig) -> tuple[str, ...]:
 
 
 def complete(config: ConsumerConfig, stream: StreamConfig, *, pedantic: bool, most: int = -1) -> ConsumerConfig:
-    """Fill in what was left open; a pedantic request is refused where that would change what it says. `most` is the
+    """Fill in the defaults; a pedantic request is rejected where that would change a value that it gives. `most` is the
     account's bound of pending acks (-1: none)."""
     changes: dict[str, Any] = {}
 
@@ -151,7 +148,7 @@ def check(config: ConsumerConfig, stream: StreamConfig, *, most: int = -1) -> No
         if 0 < bound < config.max_ack_pending:
             raise ErrorCode.CONSUMER_MAX_PENDING_ACK_EXCESS.error(limit=bound)
     if ZERO < limits.inactive_threshold < config.inactive_threshold:
-        text = go_duration(limits.inactive_threshold)
+        text = format_duration(nanoseconds(limits.inactive_threshold))
         raise ErrorCode.CONSUMER_INACTIVE_THRESHOLD_EXCESS.error(limit=text)
     if config.direct and not config.deliver_subject:
         raise ErrorCode.CONSUMER_DIRECT_REQUIRES_PUSH.error()
@@ -170,13 +167,13 @@ def check(config: ConsumerConfig, stream: StreamConfig, *, most: int = -1) -> No
 
 
 def check_backoff(config: ConsumerConfig) -> None:
-    """A consumer cannot wait longer and longer for deliveries that it never makes."""
+    """The steps of a back-off must not outnumber the deliveries."""
     if config.backoff and config.max_deliver != -1 and len(config.backoff) > config.max_deliver:
         raise ErrorCode.CONSUMER_MAX_DELIVER_BACKOFF.error()
 
 
 def with_level(config: ConsumerConfig) -> ConsumerConfig:
-    """The configuration as it is kept: with the API level that it needs, without what depends on the server."""
+    """The configuration as it is stored: with the API level that it needs, without what depends on the server."""
     metadata = {key: value for key, value in config.metadata.items() if key not in (SERVER_VERSION, SERVER_LEVEL)}
     newer = config.pause_until is not None or config.priority_policy or config.priority_groups
     metadata[REQUIRED_LEVEL] = "1" if newer else "0"
@@ -198,7 +195,7 @@ _FIXED = (
 
 
 def check_update(old: ConsumerConfig, new: ConsumerConfig, *, bound: bool) -> None:
-    """Whether a consumer can become the other; `bound`: somebody listens on its deliver subject."""
+    """Raise the ApiError of a change that is not allowed; `bound`: the deliver subject has a subscriber."""
     for name, text in _FIXED:
         if getattr(old, name) != getattr(new, name):
             raise ErrorCode.CONSUMER_CREATE.error(err=f"{text} can not be updated")
@@ -215,7 +212,7 @@ def check_update(old: ConsumerConfig, new: ConsumerConfig, *, bound: bool) -> No
 
 
 def valid_name(name: str) -> bool:
-    """Whether a consumer can have it."""
+    """Whether a consumer may have that name."""
     return bool(name) and not any(char in ".*>\\/" or char.isspace() or char == "\0" for char in name)
 
 
@@ -308,7 +305,7 @@ def _start_missing(policy: str, what: str) -> ApiError:
 
 
 def sample_frequency(config: ConsumerConfig) -> int:
-    """Of how many acks in a hundred a metric is told."""
+    """The percentage of acks that are sampled."""
     return int(config.sample_freq.removesuffix("%")) if config.sample_freq else 0
 
 
@@ -345,58 +342,3 @@ def valid_group(name: str) -> bool:
 
 def bad_group() -> ApiError:
     return ErrorCode.CONSUMER_INVALID_GROUP_NAME.error()
-
-
-class _Nak(msgspec.Struct):
-    delay: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] = 0
-
-
-_UNITS = {"ns": 1, "us": 1000, "µs": 1000, "μs": 1000, "ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9}
-_PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|μs|ms|s|m|h)")
-
-
-def nak_delay(argument: bytes) -> int | None:
-    """The pause that a nak asks for, in nanoseconds; None without one, or with one that cannot be read."""
-    if not argument:
-        return None
-    try:
-        if argument[:1] == b"{":
-            return read_json(argument, _Nak).delay
-        delay = _duration(argument.decode())
-    except (*NOT_JSON, OverflowError):
-        return None
-    return delay if abs(delay) < 2**63 else None
-
-
-def _duration(text: str) -> int:
-    """A duration as Go reads it: `1h30m`, `1.5s`, `-2ms`."""
-    sign = -1 if text[:1] == "-" else 1
-    rest = text.lstrip("+-") if text[:1] in ("+", "-") else text
-    if rest == "0":
-        return 0
-    parts = _PART.findall(rest)
-    if not parts or "".join(number + unit for number, unit in parts) != rest:
-        raise ValueError(f"bad duration {text!r}")
-    return sign * sum(int(float(number) * _UNITS[unit]) for number, unit in parts)
-
-
-def go_duration(value: timedelta) -> str:
-    """A duration as Go prints it: 1h30m0s, 1.5s, 10ms."""
-    micros = value // timedelta(microseconds=1)
-    if micros == 0:
-        return "0s"
-    if micros < 1000:
-        return f"{micros}µs"
-    if micros < 1_000_000:
-        return f"{_trimmed(micros / 1000)}ms"
-    seconds = micros / 1_000_000
-    minutes, seconds = divmod(seconds, 60)
-    hours, minutes = divmod(int(minutes), 60)
-    text = f"{_trimmed(seconds)}s"
-    if hours or minutes:
-        text = f"{minutes}m{text}"
-    return f"{hours}h{text}" if hours else text
-
-
-def _trimmed(value: float) -> str:
-    return f"{value:.9f}".rstrip("0").rstrip(".")

@@ -1,4 +1,4 @@
-"""A deliver policy becomes a place in the stream: the first sequence, and for the last of each subject a list."""
+"""Starting point of a consumer by its deliver policy: a sequence, and for `last_per_subject` a list of them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from slipstream.server.engine.ports import Record, StreamLog
 
 
 class SkipList:
-    """The last messages of all subjects at one moment, then everything behind that moment."""
+    """The last messages of all subjects when the consumer began; everything from `resume` on follows them."""
 
     def __init__(self, seqs: list[int], resume: int) -> None:
-        self.resume = resume  # where everything begins
+        self.resume = resume  # the first sequence behind the listed messages
         self._seqs = seqs
         self._at = 0
 
@@ -27,7 +27,7 @@ class SkipList:
         return self._at >= len(self._seqs)
 
     def next(self, log: StreamLog, limit: int) -> list[Record]:
-        """The next of them. One that is not there any more, or damaged, is left out."""
+        """The next of them, without those that were removed or are damaged."""
         found: list[Record] = []
         for seq in self._seqs[self._at : self._at + limit]:
             try:
@@ -41,11 +41,11 @@ class SkipList:
         return found
 
     def took(self, seq: int) -> None:
-        """That one was delivered; those before it that were not are gone."""
+        """A message was delivered; those before it that were not have been removed."""
         self._at = bisect_left(self._seqs, seq) + 1
 
     def lost(self, seq: int) -> bool:
-        """A message is not in the stream any more; whether it was one of those to come."""
+        """A message was removed from the stream; whether it was one of those to come."""
         at = bisect_left(self._seqs, seq, self._at)
         if at < len(self._seqs) and self._seqs[at] == seq:
             del self._seqs[at]
@@ -53,7 +53,7 @@ class SkipList:
         return False
 
     def review(self, log: StreamLog, filters: Filters) -> None:
-        """Drop those that are not there, or not wanted, any more."""
+        """Drop those that were removed, or that the filters do not cover any more."""
         self._seqs = [seq for seq in self._seqs[self._at :] if _is_wanted(log, seq, filters)]
         self._at = 0
 
@@ -70,7 +70,7 @@ class SkipList:
 
 
 def exists(log: StreamLog, seq: int) -> bool:
-    """Whether a message can be delivered."""
+    """Whether a message is in the stream, and sound."""
     try:
         return log.get(seq) is not None
     except CorruptRecordError:
@@ -88,7 +88,7 @@ def _is_wanted(log: StreamLog, seq: int, filters: Filters) -> bool:
 def starting_point(
     config: ConsumerConfig, filters: Filters, log: StreamLog, *, after: int
 ) -> tuple[int, SkipList | None]:
-    """The first stream sequence of interest; `after` was the last sequence when the consumer was asked for."""
+    """The first stream sequence of interest; `after` was the last sequence when the consumer was requested."""
     state = log.committed
     policy, skips = config.deliver_policy, None
     if policy == DeliverPolicy.BY_START_SEQUENCE:

@@ -1,4 +1,4 @@
-"""The filters of a consumer over a log: which messages are its own, the next of them, how many are left.
+"""Filters of a consumer over a log: which messages they cover, the next of them, how many are left.
 
 A message that several filters cover counts once. Filters of one consumer are never parts of each other, but two of them
 may share some subjects (`a.*.c` and `a.b.*`).
@@ -18,10 +18,10 @@ PIECE = 1024
 
 
 class Filters:
-    """What a consumer wants of its stream."""
+    """The filter subjects of one consumer."""
 
     def __init__(self, patterns: tuple[str, ...]) -> None:
-        """No pattern, or `>`: everything."""
+        """No pattern, or `>`, covers everything."""
         self.patterns = () if ">" in patterns else patterns
         self._literals = frozenset(pattern for pattern in self.patterns if not has_wildcard(pattern))
         self._fits: list[Callable[[str], bool]] = [matcher(p) for p in self.patterns if p not in self._literals]
@@ -29,7 +29,7 @@ class Filters:
         self._disjoint = not any(overlaps(one, other) for one, other in combinations(self.patterns, 2))
 
     def covers(self, subject: str) -> bool:
-        """Whether a message on that subject is wanted."""
+        """Whether a message on that subject is covered."""
         if not self.patterns or subject in self._literals:
             return True
         if not self._fits:
@@ -42,7 +42,7 @@ class Filters:
         return known
 
     def total(self, counts: Mapping[str, int]) -> int:
-        """How many of some messages, counted by subject, are wanted."""
+        """How many messages are covered, of some that are counted by subject."""
         if not self._fits:
             return sum(counts.get(subject, 0) for subject in self._literals)
         return sum(count for subject, count in counts.items() if self.covers(subject))
@@ -65,7 +65,8 @@ class Filters:
                 continue
             for record in records:
                 found[record.seq] = record
-            # Where a scan ended early, there may be more of that filter behind.
+            # Where a scan ended early, that filter may cover more messages behind its last one: none of another filter
+            # from there on may go out before them.
             if records and _more(log, pattern, records[-1].seq + 1):
                 horizon = min(horizon, records[-1].seq)
         chosen = [found[at] for at in sorted(found) if at <= horizon][:limit]
@@ -74,7 +75,7 @@ class Filters:
         return chosen
 
     def count(self, log: StreamLog, seq: int) -> int:
-        """How many messages there are from `seq` on."""
+        """How many messages are covered from `seq` on."""
         if not self.patterns:
             return log.count("", seq)
         if self._disjoint:
@@ -83,7 +84,7 @@ class Filters:
         while True:
             try:
                 records = log.scan("", seq, limit=PIECE)
-            except CorruptRecordError as exc:  # nobody will get it
+            except CorruptRecordError as exc:  # it is never delivered
                 if not exc.seq:
                     return total
                 seq = exc.seq + 1

@@ -1,6 +1,6 @@
-"""The body of a pull becomes a request that waits its turn, or the status that refuses it.
+"""Pull requests: the parser of their bodies, the limits they are checked against, and the queue they wait in.
 
-Requests take turns: each message goes to the one in front, which then goes behind the others, so that workers who pull
+Requests take turns: each message goes to the first one, which then goes behind the others, so that workers that pull
 from one consumer share its messages. With priorities, those of the lowest number take turns before all others.
 """
 
@@ -14,8 +14,7 @@ import msgspec
 
 from slipstream.api import NOT_JSON, ConsumerConfig, PriorityPolicy, read_json
 from slipstream.api.names import PENDING_BYTES, PENDING_MESSAGES
-from slipstream.api.times import nanoseconds
-from slipstream.server.engine.consumers.config import go_duration
+from slipstream.api.times import format_duration, nanoseconds
 from slipstream.wire.headers import status_block
 
 NO_MESSAGES = status_block(404, "No Messages")
@@ -30,7 +29,7 @@ Number = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class PullBody(msgspec.Struct):
-    """What a pull may say. Fields that are not known are overlooked."""
+    """The body of a pull request. Unknown fields are ignored."""
 
     expires: Number = 0
     batch: Number = 0
@@ -45,45 +44,44 @@ class PullBody(msgspec.Struct):
 
     @property
     def waits(self) -> bool:
-        """Whether it stays where it finds nothing. The specification: `no_wait` wins over `expires`. Of heartbeats it
-        does not speak; whoever asks for them means to wait for the first message (and only for that), as on
-        nats-server."""
+        """Whether it waits when there is no message. By the specification `no_wait` wins over `expires`. It does not
+        mention heartbeats; with them a request waits for the first message (and only for that), as on nats-server."""
         return not self.no_wait or (self.idle_heartbeat > 0 and self.expires > 0)
 
 
 class Request:
-    """A pull that waits for messages."""
+    """A pull request that waits for messages."""
 
     __slots__ = (
         "batch", "beat", "body", "expires", "grouped", "heartbeat", "max_bytes", "reply",
     )  # fmt: skip
 
     def __init__(self, reply: str, body: PullBody, *, grouped: bool, now: int) -> None:
-        """`grouped`: it came with a body that may name a priority group."""
+        """`grouped`: its body is JSON, which may name a priority group."""
         self.reply = reply
         self.body = body
         self.grouped = grouped
         self.batch = max(body.batch, 1)
         self.max_bytes = max(body.max_bytes, 0)  # 0: no bound
-        # A request that does not wait is answered at once, whatever it says of its end; that counts where it has to
-        # wait all the same: for acks of others, or for whoever is before it.
+        # A request with `no_wait` is answered at once, whatever it says of its end. Its end counts where it has to wait
+        # all the same: for acks of other messages, or for the requests before it.
         self.expires = now + body.expires if body.expires > 0 else 0
         self.heartbeat = max(body.idle_heartbeat, 0)
         self.beat = now + self.heartbeat if self.heartbeat else 0  # when the next one is due
 
     @property
     def ends_here(self) -> bool:
-        """Whether it is over where there is nothing more."""
+        """Whether it ends when no message is left."""
         body = self.body
         return body.no_wait and (not body.waits or self.batch < max(body.batch, 1))
 
     def ended(self, code: int, text: str) -> bytes:
-        """The status that ends it, with what it did not get."""
+        """The status that ends it, with the messages and bytes that it did not get."""
         return status_block(code, text, [(PENDING_MESSAGES, str(self.batch)), (PENDING_BYTES, str(self.max_bytes))])
 
 
 def parse(payload: bytes) -> tuple[PullBody, bool] | bytes:
-    """The request in the body of a pull and whether it was JSON; or the status that refuses it."""
+    """The request in a body and whether it was JSON; or the status that refuses it."""
     text = payload.strip()
     if not text:
         return PullBody(batch=1), False
@@ -102,12 +100,12 @@ def parse(payload: bytes) -> tuple[PullBody, bool] | bytes:
 
 
 def refusal(body: PullBody, config: ConsumerConfig, *, grouped: bool, pin: str) -> bytes | None:
-    """The status that refuses a request, by the consumer's limits; `pin` is the client that it is pinned to."""
+    """The status that refuses a request, by the consumer's limits; `pin` is the id of the pinned client."""
     if 0 < config.max_batch < body.batch:
         return status_block(409, f"Exceeded MaxRequestBatch of {config.max_batch}")
     longest = config.max_expires
     if longest and body.expires > nanoseconds(longest):
-        return status_block(409, f"Exceeded MaxRequestExpires of {go_duration(longest)}")
+        return status_block(409, f"Exceeded MaxRequestExpires of {format_duration(nanoseconds(longest))}")
     if 0 < config.max_bytes < body.max_bytes:
         return status_block(409, f"Exceeded MaxRequestMaxBytes of {config.max_bytes}")
     return _group_refusal(body, config, pin) if grouped else None
@@ -146,7 +144,7 @@ class RequestQueue:
         return iter(self._items)
 
     def add(self, request: Request) -> None:
-        """Behind all others; behind those of its own priority, where priorities count."""
+        """Add a request behind all others; with priorities, behind those of its own."""
         items = self._items
         if not self.prioritized or not items or items[-1].body.priority <= request.body.priority:
             items.append(request)
@@ -161,12 +159,12 @@ class RequestQueue:
         return self._items.popleft()
 
     def turn(self) -> None:
-        """The one in front had its turn."""
+        """The first request had its turn."""
         if len(self._items) > 1:
             self.add(self._items.popleft())
 
     def cycle(self) -> None:
-        """The one in front cannot use its turn: behind all others."""
+        """The first request cannot use its turn: it goes behind all others."""
         self._items.rotate(-1)
 
     def replace(self, requests: list[Request]) -> None:

@@ -1,6 +1,6 @@
 """The LMDB environment of a store: its files, its lock, its tables and the readers' snapshot.
 
-Exactly one process works on the files: LMDB itself would let a second one, or a forked child, write as well.
+Exactly one process may use the files: LMDB itself would let a second one, or a forked child, write as well.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def translated(doing: str) -> Iterator[None]:
 
 
 class _Forked:
-    """Stands in for the snapshot in a forked child."""
+    """Replaces the snapshot in a forked child."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid

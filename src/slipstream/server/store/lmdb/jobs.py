@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 class Job(Protocol):
-    """Something to be done in steps."""
+    """Work that is done in steps."""
 
     def steps(self, env: Environment) -> Iterator[int]:
-        """Do it; after each step, say how much that was. The transaction may be another one after each."""
+        """Do the work; yields the units done after each step. The next step may be in another transaction."""
 
     def settle(self) -> None:
         """The group that held the last step is committed."""
@@ -42,7 +42,7 @@ class Flushable(Protocol):
 
 
 def _sorted(names: Iterable[str], step: int) -> Iterator[list[str] | int]:
-    """Sort in small steps (sizes of the work done), then hand the names over in lists."""
+    """Sort in small steps (yields the units of work done), then yield the names in lists."""
     rest = iter(names)
     runs: list[list[str]] = []
     while run := sorted(islice(rest, 16 * step)):

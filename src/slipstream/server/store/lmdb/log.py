@@ -153,7 +153,7 @@ class LmdbLog(LogReader):
             return
         delta = self.touch()
         self._last_seq = seq - 1
-        if not delta.messages:  # otherwise it is looked through, gap and all, until it is committed
+        if not delta.messages:  # with messages before the gap, views walk the gap until the group is committed
             delta.start, delta.end = seq, seq - 1
         if not self._messages:
             if self._swept == self._first_seq:
@@ -330,14 +330,14 @@ class LmdbLog(LogReader):
         segment.bytes -= min(stored.size, segment.bytes)
 
     def _unlink(self, delta: Delta, seq: int, value: bytes) -> Stored:
-        """Take a message out of its subject's row and have it removed."""
+        """Remove a message, and take it out of its subject's row."""
         key, number = _key(self._sid, seq), seq // self._base.size
         stored = inspect(key, value)
         if not stored.sound:
             stored = self._identify(stored, seq)
         subject = stored.subject
         row = self._own_row(delta, subject)
-        if row.count:  # 0 only if it was damaged and its subject cannot be told
+        if row.count:  # 0 only if it is damaged and its subject is unknown
             row.count -= 1
             if not row.count:
                 self._subjects -= 1
@@ -448,7 +448,7 @@ class LmdbLog(LogReader):
             sid = self._context.new_sid()
         self._sid = sid
         self.open = group.deltas[self] = Delta(sid, self._last_seq + 1, fresh=True)
-        self.open.kept = {**old.kept, **self._kept}  # they move along
+        self.open.kept = {**old.kept, **self._kept}  # records move along
         self._roll_at = 0
         self._write_view = None
         self._context.sweeping.pop(self, None)

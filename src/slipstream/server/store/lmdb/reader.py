@@ -31,7 +31,7 @@ _new = tuple.__new__
 
 
 class LogReader:
-    """What everyone but the engine's writer sees of a stream."""
+    """One stream as readers see it: committed messages only."""
 
     def __init__(self, env: Environment, name: str, base: Base, tuning: Tuning) -> None:
         self.name = name
@@ -306,7 +306,7 @@ class LogReader:
         low, high = base.state.first_seq, base.state.last_seq + 1
         if not base.state.messages:
             return high
-        while low < high:  # nothing below `low` is young enough, whatever exists from `high` on is
+        while low < high:  # nothing below `low` is young enough, everything from `high` on is
             middle = (low + high) // 2
             at, when = self._time_from(view, middle, high)
             if at and when < time:

@@ -1,7 +1,7 @@
-"""Messages, subject rows and index entries <-> the bytes that LMDB keeps.
+"""Codec of the LMDB store: messages, subject rows, index entries and control records to bytes and back.
 
-Every value ends with a CRC-32 over its key and itself, so a value that was damaged, or that stands under the wrong key,
-is found out. Numbers in keys are big-endian (LMDB sorts bytes), numbers in values little-endian.
+Every value ends with a CRC-32 over its key and itself, so a value that is damaged, or stored under the wrong key, is
+detected. Numbers in keys are big-endian (LMDB sorts bytes), numbers in values little-endian.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def is_sound(key: bytes, value: bytes) -> bool:
 
 
 def body_of(key: bytes, value: bytes, what: str) -> bytes:
-    """The body of a value that cannot be done without."""
+    """The body of a value; raises if it is damaged."""
     if not is_sound(key, value):
         raise CorruptRecordError(f"{what} does not match its checksum")
     return value[:-4]

@@ -88,7 +88,7 @@ _PUTS = 500
 
 
 class LmdbStore:
-    """All streams of a server, in one directory that no other process may use meanwhile."""
+    """All streams of a server, in one directory that no other process may use at the same time."""
 
     def __init__(
         self,
@@ -116,8 +116,8 @@ class LmdbStore:
         self._abandoned: lmdb.Transaction[bytes] | None = None  # to be aborted by the thread that began it
         self._before = -1  # the last transaction before the one under way
         self._broken = ""
-        # LMDB uses pages that were freed only from the second commit after that on. When the store is full a commit
-        # with messages may never come: one without any is made instead.
+        # LMDB reuses freed pages only from the second commit after they were freed. When the store is full, a commit
+        # with messages may never succeed: one without any (a nudge) is made instead.
         self._failed = self._nudge = False
         try:
             with translated("reading the streams"):
@@ -214,7 +214,7 @@ class LmdbStore:
         if self._broken:
             raise StoreError(self._broken)
         if self._env.transaction is not None:
-            raise UsageError("the group was begun already")
+            raise UsageError("group must not be begun twice")
         if not (sealed.deltas or sealed.retired or self._jobs or self._cleanup or self._nudge):
             return
         with translated("beginning a group"):
@@ -249,7 +249,7 @@ class LmdbStore:
             sealed.committed = not (sealed.deltas or sealed.retired)  # otherwise it was never begun
             return
         if get_ident() != self._owner:
-            raise UsageError("commit was called by another thread than begin")
+            raise UsageError("commit must be called by the thread that called begin")
         self._env.transaction = None
         if sealed.error is not None:
             transaction.abort()
@@ -262,7 +262,7 @@ class LmdbStore:
     def finish(self, group: Group) -> None:
         sealed = self._check(group)
         if not sealed.committed:
-            raise UsageError("the group is not committed yet")
+            raise UsageError("group must be committed before it is finished")
         self._sealed = None
         self._env.renew()
         self._committed = sealed.streams
@@ -294,7 +294,7 @@ class LmdbStore:
             if get_ident() == self._owner:
                 self._abort_abandoned()
         elif self._before >= 0 and self._env.last_transaction != self._before:
-            self._broken = "a commit failed and may have reached the disk all the same; the store must be opened again"
+            self._broken = "a commit failed and may still have reached the disk; the store must be opened again"
         self._before = -1
         self._failed = True
         self._nudge = any(group.size for group in groups)
@@ -307,7 +307,7 @@ class LmdbStore:
         self._plan()
 
     def close(self) -> None:
-        """Give the files back. Groups that are not committed are lost."""
+        """Close the files. Groups that are not committed are lost."""
         if self._env.transaction is not None:
             self.abandon()
         if self._abandoned is not None and get_ident() == self._owner:
@@ -320,7 +320,7 @@ class LmdbStore:
         return group
 
     def _abort_abandoned(self) -> None:
-        """Abort a transaction that was abandoned; another thread than its own would leave LMDB locked for ever."""
+        """Abort an abandoned transaction. In another thread than its own, that would leave LMDB locked for good."""
         if self._abandoned is not None:
             if get_ident() != self._owner:
                 raise StoreError("an abandoned transaction can only be ended by the thread that began it")
@@ -410,7 +410,7 @@ class LmdbStore:
                 put(key, seal(key, value), db=env.control)
 
     def _write_meta(self) -> None:
-        following = self._context.next_sid  # the loop may take one meanwhile: then it is written again
+        following = self._context.next_sid  # the loop may take another id: then it is written again
         self._env.write.put(META, seal(META, _META.pack(_FORMAT, self._segment, following)), db=self._env.control)
         self._stored_sid = following
 
@@ -433,7 +433,7 @@ class LmdbStore:
             self._queue(FlushJob(log))
 
     def _save_memory(self) -> None:
-        """Many streams together must not hold much more than one may."""
+        """Bound the memory of all streams together to a small multiple of what one may hold."""
         logs, tuning = list(self._streams.values()), self.tuning
         if sum(len(log.base.clean) for log in logs) > 4 * tuning.cache:
             for log in logs:

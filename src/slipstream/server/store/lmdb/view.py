@@ -1,6 +1,6 @@
-"""One view of a log, put together from the snapshot on the disk, the committed base and the groups on their way.
+"""View of a log: the snapshot on the disk, the committed base, and the uncommitted groups on top.
 
-A view lives no longer than the snapshot. The reader's view has no groups; the writer's has up to two. All answers are
+A view is valid as long as its snapshot. The reader's view has no groups, the writer's has up to two. All answers are
 exact: hints of the index and bounds of the rows are followed only to messages that exist.
 """
 
@@ -75,7 +75,7 @@ def _recount(env: Environment, base: Base, subject: str) -> Row:
 
 
 class View:
-    """What a log looks like to one side."""
+    """One log as its reader, or its writer, sees it."""
 
     def __init__(self, env: Environment, base: Base, deltas: tuple[Delta, ...], swept: int, first: int) -> None:
         self.env = env
@@ -176,7 +176,7 @@ class View:
         return 0
 
     def _deleted(self, key: bytes) -> bool:
-        for delta in self.deltas:  # noqa: SIM110 - `any` would cost more than the question
+        for delta in self.deltas:  # noqa: SIM110 - `any` would cost more than the loop
             if key in delta.deletes:
                 return True
         return False
@@ -309,7 +309,7 @@ class View:
                 if low <= seq <= high and self.has(seq):
                     yield seq
 
-    # Questions about one subject.
+    # One subject.
 
     def last_of(self, subject: str, up_to: int = 0) -> int:
         """Sequence of the newest message of the subject (at or below `up_to`, if not 0); 0 if there is none."""

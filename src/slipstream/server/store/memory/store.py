@@ -112,7 +112,7 @@ class MemoryStore:
             )
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Nothing to close."""
 
     def _check(self, group: Group) -> MemoryGroup:
         if group is not self._groups.sealed or not isinstance(group, MemoryGroup):
