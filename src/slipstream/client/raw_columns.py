@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from slipstream.wire import Msg
+from slipstream.wire.frame_runs import scan_run
 
 _RUN_LENGTH = 32  # frames of one size that are worth an expression of their own
 _MOST_RUNS = 8  # such expressions: where sizes change all the time they cost more than they save
@@ -99,15 +100,12 @@ class Packer:
     def _scan_run(self, data: bytes, pos: int, run: re.Pattern[bytes], pack: Packed) -> int:
         """Each match begins where the one before ended, and is as long as its frame: nothing in a payload can be taken
         for a frame."""
-        # As old as `re` and in no documentation: match after match, each where the last one ended.
-        matches = iter(run.scanner(data, pos).match, None)  # type: ignore[attr-defined]
-        found: re.Match[bytes] | None = None
-        rows = [(found := match).groups() for match in matches]
-        if found is None:
+        frames = scan_run(run, data, pos)
+        if frames is None:
             return pos
-        subjects, replies, payloads = zip(*rows, strict=True)
+        subjects, replies, payloads = frames.columns
         pack.subjects.extend(subjects)
         pack.replies.extend(replies)
         pack.payloads.extend(payloads)
-        pack.headers.extend([b""] * len(rows))
-        return found.end()
+        pack.headers.extend([b""] * frames.length)
+        return frames.end

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.jetstream.publish.bulk_window import Draft
-from slipstream.jetstream.publish.fast_batches import FastBlocks
+from slipstream.jetstream.publish.fast_batches import FastBatchWindow
 from slipstream.server.engine.streams import fast_batches
 from slipstream.wire import Msg
 
@@ -24,7 +24,7 @@ def said(subject: bytes, payload: bytes, header: bytes = b"") -> Msg:
 
 @pytest.mark.parametrize("count", [1, 2, 3, 500])
 def test_reply_subjects_are_what_a_server_reads(count: int) -> None:
-    blocks = FastBlocks[int](INBOX)
+    blocks = FastBatchWindow[int](INBOX)
     names = set()
     for _ in range(2):
         parts = [fast_batches.parse(reply.decode()) for reply in blocks.sending(drafts(count), range(count))]
@@ -43,8 +43,8 @@ def test_reply_subjects_are_what_a_server_reads(count: int) -> None:
 
 def test_names_of_batches_are_not_shared_between_writers() -> None:
     """A batch is known by its name alone, whoever sends it."""
-    (one,) = FastBlocks[int]("_INBOX.abc.7").sending(drafts(1), [1])
-    (other,) = FastBlocks[int]("_INBOX.abd.7").sending(drafts(1), [1])
+    (one,) = FastBatchWindow[int]("_INBOX.abc.7").sending(drafts(1), [1])
+    (other,) = FastBatchWindow[int]("_INBOX.abd.7").sending(drafts(1), [1])
     assert fast_batches.parse(one.decode()).batch != fast_batches.parse(other.decode()).batch  # type: ignore[union-attr]
 
 
@@ -53,7 +53,7 @@ ANSWERS = ("report", "gap", "whole", "short", "error", "nobody", "strange")
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.data())
 def test_a_block_is_acknowledged_in_flight_or_comes_back(sizes: list[int], data: st.DataObject) -> None:
-    blocks = FastBlocks[str](INBOX)
+    blocks = FastBatchWindow[str](INBOX)
     replies = {at: blocks.sending(drafts(size), [f"{at}.{n}" for n in range(size)]) for at, size in enumerate(sizes)}
     open_ones, acked, back, last = set(replies), 0, [], 0
     for _ in range(data.draw(st.integers(0, 20))):

@@ -15,8 +15,9 @@ from slipstream.client.outgoing import Draft, too_large
 from slipstream.errors import Error
 from slipstream.jetstream.requests import decode_publish
 from slipstream.wire import Msg
+from slipstream.wire.frame_runs import matches_in_row
 
-__all__ = ["BlockWindow", "Draft", "Refused", "too_large"]
+__all__ = ["Block", "BlockWindow", "Draft", "Refused", "too_large"]
 
 T = TypeVar("T")
 
@@ -33,7 +34,7 @@ class Refused(NamedTuple, Generic[T]):
     error: Error
 
 
-class _Block(NamedTuple, Generic[T]):
+class Block(NamedTuple, Generic[T]):
     """Messages that went out together, and what each is for."""
 
     messages: Sequence[Draft]
@@ -56,9 +57,9 @@ class BlockWindow(Generic[T]):
         self.refused: list[Refused[T]] = []
         self._waiting: set[int] = set()
         self._firsts: list[int] = []  # the first tokens of the blocks,
-        self._blocks: list[_Block[T]] = []  # in the same order
+        self._blocks: list[Block[T]] = []  # in the same order
         self._staged: Sequence[T] = ()
-        self._match = re.compile(b"$.").match  # nothing, before `attach`
+        self._ack = re.compile(b"$.")  # nothing, before `attach`
 
     @property
     def in_flight(self) -> int:
@@ -85,7 +86,7 @@ class BlockWindow(Generic[T]):
         self._forget_finished()
         self._waiting.update(range(first, first + len(messages)))
         self._firsts.append(first)
-        self._blocks.append(_Block(messages, self._staged))
+        self._blocks.append(Block(messages, self._staged))
 
     def _forget_finished(self) -> None:
         """Blocks of which every answer is here: an answer that does not come keeps no block but its own."""
@@ -108,12 +109,12 @@ class BlockWindow(Generic[T]):
 
     def attach(self, prefix: bytes) -> None:
         """Every ack is a MSG frame that begins with `prefix`; the token follows it."""
-        self._match = re.compile(re.escape(prefix) + _ACK).match
+        self._ack = re.compile(re.escape(prefix) + _ACK)
 
     def scan(self, data: bytes, pos: int) -> tuple[int, int]:
         """Take the acks at `pos`; returns where they end and how many they were."""
-        match, waiting, seq, count = self._match, self._waiting, b"0", 0
-        while (found := match(data, pos)) is not None:
+        waiting, seq, count = self._waiting, b"0", 0
+        for found in matches_in_row(self._ack, data, pos):
             token, newest, duplicate = found.groups()
             number = int(token)
             if number not in waiting:  # of another window

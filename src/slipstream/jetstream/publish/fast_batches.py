@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 from slipstream.api import PubAck
-from slipstream.client.outgoing import Draft
 from slipstream.errors import Error
+from slipstream.jetstream.publish.bulk_window import Block, Draft
 from slipstream.jetstream.requests import decode_publish
 from slipstream.wire import Msg
 
@@ -25,13 +25,6 @@ START, APPEND, COMMIT = range(3)
 _REPORT = b'{"type":'
 
 
-class Block(NamedTuple, Generic[T]):
-    """Messages that went out together, and what each is for."""
-
-    messages: Sequence[Draft]
-    items: Sequence[T]
-
-
 @lru_cache(maxsize=64)
 def _ends(count: int) -> list[bytes]:
     """The ends of the reply subjects of a batch."""
@@ -39,7 +32,7 @@ def _ends(count: int) -> list[bytes]:
     return [b".%d.fail.%d.%d.$FI" % (MOST_FLOW, number, what) for number, what in enumerate(last, 1)]
 
 
-class FastBlocks(Generic[T]):
+class FastBatchWindow(Generic[T]):
     """The blocks of one writer. `inbox` is a subject that nobody else has; answers come somewhere below it."""
 
     def __init__(self, inbox: str) -> None:

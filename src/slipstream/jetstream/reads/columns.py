@@ -20,21 +20,21 @@ from typing import NamedTuple
 
 from slipstream.api.times import parse_time
 from slipstream.errors import Error, MessageNotFoundError, RemoteProtocolError
-from slipstream.jetstream.reads.direct_get import EndOfBatch, StoredMessage, decode
+from slipstream.jetstream.reads.direct_get import BATCH_HEADERS, SERVER_HEADERS, EndOfBatch, StoredMessage, decode
 from slipstream.wire import Msg
+from slipstream.wire.frame_runs import scan_run
 
 # What follows `HMSG <reply> <sid> `: the sizes, and a header block whose last lines are the server's. The message's own
 # headers stand between; the block must end right behind the server's, and where its size says.
 _FRAME = re.compile(
-    rb"(\d+ \d+)\r\nNATS/1\.0\r\n((?:[^\r\n]*\r\n)*?)Nats-Stream: ([^\r\n]*)\r\nNats-Subject: ([^\r\n]*)\r\n"
-    rb"Nats-Sequence: (\d{1,19})\r\nNats-Time-Stamp: ([-0-9T:]{19})\.?(\d{0,9})Z\r\n"
-    rb"Nats-Num-Pending: \d+\r\nNats-Last-Sequence: \d+\r\n\r\n"
+    rb"(\d+ \d+)\r\nNATS/1\.0\r\n((?:[^\r\n]*\r\n)*?)"
+    + SERVER_HEADERS % (rb"([^\r\n]*)", rb"([^\r\n]*)", rb"(\d{1,19})", rb"([-0-9T:]{19})\.?(\d{0,9})Z")
+    + BATCH_HEADERS % (rb"\d+", rb"\d+")
+    + rb"\r\n"
 )
-# The same for frames of which all but a few values are known: whose they are, who answers, how long the payload is.
-_RUN = (
-    rb"%b([^\r]*)\r\nNATS/1\.0\r\n%bNats-Stream: %b\r\nNats-Subject: %b\r\nNats-Sequence: ([^\r]*)\r\n"
-    rb"Nats-Time-Stamp: %bZ\r\nNats-Num-Pending: [^\r]*\r\nNats-Last-Sequence: [^\r]*\r\n\r\n%b\r\n"
-)
+# Before a run's own part of the header block, and behind it: what all frames of one responder share is fixed.
+_RUN_HEAD = rb"%b([^\r]*)\r\nNATS/1\.0\r\n%b"
+_RUN_TAIL = BATCH_HEADERS % (rb"[^\r]*", rb"[^\r]*") + rb"\r\n%b\r\n"
 _OWN = rb"(?:(?!Nats-Stream: )[^\r\n]+\r\n)*"
 _RUN_LENGTH = 64  # frames of one size in a row that are worth an expression of their own
 _MOST_RUNS = 4  # such expressions of one page: where sizes change all the time they cost more than they save
@@ -199,10 +199,11 @@ class ColumnPage:
         self._run_parts = parts = self._parts if has_headers else self._parts & ~Part.HEADER
         own = b"(%b)" % _OWN if Part.HEADER in parts else _OWN if has_headers else b""
         subject = rb"([^\r]*)" if Part.SUBJECT in parts else rb"[^\r]*"
-        time = rb"(.{19})\.?([^Z]*)" if Part.TIME in parts else rb"[^Z]*"
+        time = (rb"(.{19})\.?([^Z]*)" if Part.TIME in parts else rb"[^Z]*") + b"Z"
         payload = (b"(.{%d})" if Part.DATA in parts else b".{%d}") % length
-        known = re.escape(self._prefix), own, re.escape(self._stream)
-        self._run = re.compile(_RUN % (*known, subject, time, payload), re.DOTALL)
+        signature = SERVER_HEADERS % (re.escape(self._stream), subject, rb"([^\r]*)", time)
+        head, tail = _RUN_HEAD % (re.escape(self._prefix), own), _RUN_TAIL % payload
+        self._run = re.compile(head + signature + tail, re.DOTALL)
 
     def _scan_run(self, data: bytes, pos: int, run: re.Pattern[bytes]) -> tuple[int, int]:
         """Take the frames at `pos` that are like those before; where they end, and their number.
@@ -210,29 +211,26 @@ class ColumnPage:
         Each match begins where the one before ended, with a prefix that no publisher can know: so a payload or a header
         that imitates a frame can spoil the last match only, and the sum of the sizes shows it.
         """
-        # As old as `re` and in no documentation: match after match, each where the last one ended.
-        matches = iter(run.scanner(data, pos).match, None)  # type: ignore[attr-defined]
-        found: re.Match[bytes] | None = None
-        rows = [(found := match).groups() for match in matches]
-        if found is None:
+        frames = scan_run(run, data, pos)
+        if frames is None:
             return pos, 0
-        lines, *found_parts = zip(*rows, strict=True)
+        lines, *found_parts = frames.columns
         whole_sizes = self._whole_sizes
         for line in {*lines} - whole_sizes.keys():
             self._size(line)
         try:
             end = pos + sum(map(whole_sizes.__getitem__, lines))
-            whole = self._columns(deque(found_parts), len(rows))
+            whole = self._columns(deque(found_parts), frames.length)
             if Part.TIME not in self._run_parts or Part.SUBJECT not in self._run_parts:
-                self._fill_ends(whole, data, pos, found.start())
+                self._fill_ends(whole, data, pos, frames.last)
         except (KeyError, ValueError):
             return pos, 0
         seqs = whole.seqs
-        if end != found.end() or seqs[0] <= self.last_seq or not all(map(lt, seqs, islice(seqs, 1, None))):
+        if end != frames.end or seqs[0] <= self.last_seq or not all(map(lt, seqs, islice(seqs, 1, None))):
             return pos, 0  # one by one, then
         self.last_seq = seqs[-1]
         self._pieces.append(whole)
-        return end, len(rows)
+        return end, frames.length
 
     def _columns(self, found: deque[tuple[bytes, ...]], count: int) -> Columns:
         """The groups of a run's matches, in their order, as columns. Raises KeyError or ValueError for what is none."""

@@ -1,9 +1,10 @@
-"""Direct Get replies become stored messages, ends of a batch, or errors.
+"""The grammar of Direct Get replies, and their decoder: stored messages, ends of a batch, or errors.
 
 The server's own headers are the last ones of a reply: a stored message may carry the same names in front of them, and
 even `Status: 204`. Only an inline status line is a status (DG-22), only what stands last is the server's word.
 
-Whole batches have a quicker way, `columns.py`, which leaves to this module whatever is unusual.
+Whole batches have a quicker way, `columns.py`, which leaves to this module whatever is unusual. Servers write their
+headers in one order; replies with another order are read by name (`_unusual`).
 """
 
 from __future__ import annotations
@@ -25,16 +26,18 @@ from slipstream.errors import (
 )
 from slipstream.wire import Headers, Msg, Status, parse_status
 
+# The grammar: the headers that a server adds behind a message's own, in their order. The values are expressions.
+SERVER_HEADERS = rb"Nats-Stream: %b\r\nNats-Subject: %b\r\nNats-Sequence: %b\r\nNats-Time-Stamp: %b\r\n"
+BATCH_HEADERS = rb"Nats-Num-Pending: %b\r\nNats-Last-Sequence: %b\r\n"
+_VALUE, _NUMBER = rb"([^\r]*)", rb"(\d{1,20})"
 _MARK = b"\r\nNats-Stream: "
 _TAIL = re.compile(
-    rb"\r\nNats-Stream: ([^\r]*)\r\nNats-Subject: ([^\r]*)\r\nNats-Sequence: (\d{1,20})\r\n"
-    rb"Nats-Time-Stamp: ([^\r]*)\r\n"
-    rb"(?:Nats-Num-Pending: (\d{1,20})\r\nNats-Last-Sequence: (\d{1,20})\r\n)?\r\n"
+    rb"\r\n%b(?:%b)?\r\n" % (SERVER_HEADERS % (_VALUE, _VALUE, _NUMBER, _VALUE), BATCH_HEADERS % (_NUMBER, _NUMBER))
 )
 _END = re.compile(
-    rb"NATS/1\.0 204 EOB\r\nNats-Num-Pending: (\d{1,20})\r\nNats-Last-Sequence: (\d{1,20})\r\n"
-    rb"(?:Nats-UpTo-Sequence: (\d{1,20})\r\n)?\r\n"
+    rb"NATS/1\.0 204 EOB\r\n%b(?:Nats-UpTo-Sequence: (\d{1,20})\r\n)?\r\n" % (BATCH_HEADERS % (_NUMBER, _NUMBER))
 )
+_STATUS_LINE = len(b"NATS/1.0")
 _UNKNOWN = -1
 
 
@@ -76,8 +79,7 @@ class EndOfBatch(NamedTuple):
 def decode(msg: Msg, *, asked: str, min_last_seq: int = 0) -> BatchItem | EndOfBatch:
     """What a reply means; `asked` names the request in errors."""
     header = msg.header
-    at = header.rfind(_MARK)
-    tail = _TAIL.fullmatch(header, at) if at >= 0 else None
+    tail = match_tail(header)
     if tail is None and (end := _END.fullmatch(header)) is not None:
         pending, last, up_to = end.groups()
         return EndOfBatch(int(pending), int(last), _UNKNOWN if up_to is None else int(up_to))
@@ -87,9 +89,22 @@ def decode(msg: Msg, *, asked: str, min_last_seq: int = 0) -> BatchItem | EndOfB
             return _status(status, header, asked, min_last_seq)
         return _unusual(msg, asked)
     stream, subject, seq, time, left, _ = tail.groups()
-    own = header[: at + 2] + b"\r\n" if at > 8 else b""
-    message = StoredMessage(_text(subject), int(seq), _nanos(time, asked), own, msg.payload, _text(stream))
+    message = StoredMessage(
+        _text(subject), int(seq), time_of(time, asked), own_headers(header, tail), msg.payload, _text(stream)
+    )
     return BatchItem(message, _UNKNOWN if left is None else int(left))
+
+
+def match_tail(header: bytes) -> re.Match[bytes] | None:
+    """The server's headers at the end of a reply: stream, subject, sequence, time, and of a batch two numbers more."""
+    at = header.rfind(_MARK)
+    return _TAIL.fullmatch(header, at) if at >= 0 else None
+
+
+def own_headers(header: bytes, tail: re.Match[bytes]) -> bytes:
+    """The header block that a message was stored with: what stands before the server's headers; empty for none."""
+    at = tail.start()
+    return header[: at + 2] + b"\r\n" if at > _STATUS_LINE else b""
 
 
 def decode_one(msg: Msg, *, asked: str, min_last_seq: int = 0) -> StoredMessage:
@@ -195,7 +210,7 @@ def _second(text: bytes) -> int:
     return parse_time(f"{text.decode()}Z")
 
 
-def _nanos(raw: bytes, asked: str) -> int:
+def time_of(raw: bytes, asked: str) -> int:
     """The time of a message; today's format is read without a look at its parts."""
     fraction = raw[20:-1]
     if raw[-1:] == b"Z" and raw[19:20] == b"." and len(fraction) <= 9 and fraction.isdigit():

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 from slipstream.errors import Error, UsageError
 from slipstream.facade._sync.client import JetStream
 from slipstream.jetstream.publish.bulk_window import BlockWindow, Draft, Refused, too_large
-from slipstream.jetstream.publish.fast_batches import FastBlocks
+from slipstream.jetstream.publish.fast_batches import FastBatchWindow
 from slipstream.jetstream.requests import Ready
 
 T = TypeVar("T")
@@ -106,7 +106,7 @@ class FastOutbox(Outbox[T]):
     def __init__(self, js: JetStream, *, max_in_flight: int, timeout: float) -> None:
         super().__init__(js, max_in_flight=max_in_flight, timeout=timeout)
         inbox = self._client.new_inbox()
-        self._blocks: FastBlocks[T] = FastBlocks(inbox)
+        self._blocks: FastBatchWindow[T] = FastBatchWindow(inbox)
         self._answers = self._client.subscribe(f"{inbox}.>")
         self._epoch = self._client.epoch
 
