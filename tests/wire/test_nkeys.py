@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.errors import CredentialsError
-from slipstream.wire.nkeys import KeyPair, Kind, _encode, decode_public, encode_public, verify
+from slipstream.wire.nkeys import KeyPair, Kind, _encode, decode_public, encode_public, public_key, verify
 
 RAW = st.binary(min_size=32, max_size=32)
 KINDS = st.sampled_from(Kind)
@@ -31,9 +31,9 @@ def test_seeds_and_keys_survive_the_way_through_text(kind: Kind, raw: bytes, dat
     again = KeyPair.from_seed(pair.seed)
     assert (again.kind, again.public_key) == (kind, pair.public_key)
     assert encode_public(*decode_public(pair.public_key)) == pair.public_key
-    signature = again.sign(data)
-    assert verify(pair.public_key, data, signature)
-    assert not verify(pair.public_key, data + b"!", signature)
+    key, signature = public_key(pair.public_key, kind), again.sign(data)
+    assert verify(key, signature, data)
+    assert not verify(key, signature, data + b"!")
     assert pair.seed not in repr(pair)
 
 
@@ -43,7 +43,7 @@ def test_one_wrong_letter_is_noticed_and_not_repeated(raw: bytes, at: int, lette
     wrong = seed[:at] + letter + seed[at + 1 :]
     if wrong == seed:
         return
-    with pytest.raises(CredentialsError, match="bad nkey seed") as caught:
+    with pytest.raises(CredentialsError, match="nkey seed must") as caught:
         KeyPair.from_seed(wrong)
     assert raw.hex() not in str(caught.value)
     assert wrong[2:-2] not in str(caught.value)
@@ -52,7 +52,7 @@ def test_one_wrong_letter_is_noticed_and_not_repeated(raw: bytes, at: int, lette
 @given(st.text(alphabet=ALPHABET, max_size=80))
 def test_any_other_text_is_refused(text: str) -> None:
     for read in (KeyPair.from_seed, decode_public):
-        with pytest.raises(CredentialsError, match="bad nkey"):
+        with pytest.raises(CredentialsError, match=r"an nkey .* must"):
             read(text)
 
 
@@ -60,13 +60,13 @@ def test_keys_of_the_wrong_sort_are_told_apart() -> None:
     pair = KeyPair(Kind.USER, bytes(32))
     with pytest.raises(CredentialsError, match="must begin with S"):
         KeyPair.from_seed(pair.public_key)
-    with pytest.raises(CredentialsError, match="33 bytes, 32"):
+    with pytest.raises(CredentialsError, match="32 bytes, got 33"):
         decode_public(pair.seed)
     curve = "SXAMWQXRUVW4QGM6HSOTAGC5ZJUHL4LZTE6XHWNDZBWYPE63SZPCVRMZ7Q"  # for encryption: it cannot sign
     with pytest.raises(CredentialsError):
         KeyPair.from_seed(curve)
     for letter in "PX":  # private keys, keys for encryption
-        with pytest.raises(CredentialsError, match="for none of ACCOUNT"):
+        with pytest.raises(CredentialsError, match="one of ACCOUNT"):
             decode_public(_encode(bytes((ord(letter) - ord("A") << 3,)) + bytes(32)))
-    with pytest.raises(CredentialsError, match="31 bytes"):
+    with pytest.raises(CredentialsError, match="got 31"):
         KeyPair(Kind.USER, bytes(31))

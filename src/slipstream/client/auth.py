@@ -1,4 +1,4 @@
-"""Texts of users, files and the environment become a `Login`: what CONNECT says of who we are.
+"""Logins: the credentials in CONNECT, parsed from the texts of users, files and the environment.
 
 Invariant: no secret is part of any text made here, `repr` and error messages included.
 """
@@ -9,13 +9,11 @@ import base64
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from slipstream.errors import ConnectionLostError, CredentialsError
 from slipstream.wire import ServerInfo
-
-if TYPE_CHECKING:
-    from slipstream.wire.nkeys import KeyPair
+from slipstream.wire.nkeys import KeyPair, Kind
 
 _BLOCK = re.compile(r"-{3,} *BEGIN ([A-Z ]+?) *-{3,}\s+(.*?)\s+-{3,} *END \1 *-{3,}", re.S)
 _SEED_LINE = re.compile(r"^\s*(S[A-Z2-7]{57})\s*$", re.M)
@@ -28,13 +26,13 @@ class Path(Protocol):
     def __fspath__(self) -> str: ...
 
 
-# The text itself, a file that holds it, or a function that returns it; files and functions are asked at each connect.
+# The text itself, a file that holds it, or a function that returns it; both are read before each connection.
 Secret = str | Path | Callable[[], str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Login:
-    """Who we are, for one connection."""
+    """The credentials of one connection."""
 
     user: str = field(default="", repr=False)
     password: str = field(default="", repr=False)
@@ -48,7 +46,7 @@ class Login:
             return None
         if not info.nonce:
             if self.jwt:
-                return None  # a server without authentication: it takes anybody
+                return None  # a server without authentication
             raise ConnectionLostError(f"{server} sent no nonce to sign: nkeys are not enabled there")
         return base64.urlsafe_b64encode(self.key.sign(info.nonce.encode())).decode().rstrip("=")
 
@@ -64,13 +62,13 @@ def credentials_login(text: str, source: str) -> Login:
     jwts = [body for label, body in blocks if label.endswith("JWT")]
     if len(jwts) != 1 or not _JWT.fullmatch(jwts[0]):
         raise CredentialsError(
-            f"{source}: {len(jwts)} blocks 'BEGIN NATS USER JWT' with a JWT in them, one is needed"
+            f"{source}: there must be one block 'BEGIN NATS USER JWT', got {len(jwts)}"
             if len(jwts) != 1
-            else f"{source}: what is in the block 'BEGIN NATS USER JWT' is no JWT (three parts with dots between)"
+            else f"{source}: the block 'BEGIN NATS USER JWT' must hold a JWT (three parts with dots between)"
         )
     seeds = [body for label, body in blocks if label.endswith("SEED")]
     if len(seeds) != 1:
-        raise CredentialsError(f"{source}: {len(seeds)} blocks 'BEGIN USER NKEY SEED', one is needed")
+        raise CredentialsError(f"{source}: there must be one block 'BEGIN USER NKEY SEED', got {len(seeds)}")
     return Login(jwt=jwts[0], key=_key(seeds[0], source))
 
 
@@ -84,12 +82,10 @@ def _find_seed(text: str) -> str:
 
 
 def _key(seed: str, source: str) -> KeyPair:
-    from slipstream.wire.nkeys import KeyPair, Kind  # cryptography takes as long to import as all of the client
-
     try:
         pair = KeyPair.from_seed(seed)
     except CredentialsError as exc:
         raise CredentialsError(f"{source}: {exc}") from None
     if pair.kind is not Kind.USER:
-        raise CredentialsError(f"{source}: the seed is for {pair.kind.name}, one for USER (SU...) is needed")
+        raise CredentialsError(f"{source}: the seed must be for USER (SU...), got one for {pair.kind.name}")
     return pair

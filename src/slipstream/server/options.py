@@ -20,10 +20,10 @@ from slipstream.errors import UsageError
 from slipstream.server.engine.auth.account_limits import AccountLimits
 from slipstream.server.engine.auth.authenticator import Authenticator
 from slipstream.server.engine.auth.users import DEFAULT_ACCOUNT, SYSTEM_ACCOUNT, AccountOptions, User, check_users
-from slipstream.server.loop.signatures import verify
 from slipstream.server.loop.tls import PathLike, Tls, make_tls
 from slipstream.server.loop.upstream import UpstreamLike, named
 from slipstream.wire import is_valid_subject
+from slipstream.wire.nkeys import verify
 
 LOOPBACK = "127.0.0.1"
 

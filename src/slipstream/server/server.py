@@ -38,7 +38,6 @@ from slipstream.server.loop.committer import Committer, Worker
 from slipstream.server.loop.connection import Connection
 from slipstream.server.loop.driver import Driver
 from slipstream.server.loop.monitoring import Monitor
-from slipstream.server.loop.signatures import verify
 from slipstream.server.loop.tls import Tls
 from slipstream.server.loop.upstream import Upstreams, named
 from slipstream.server.loop.websocket import Origins, WebSocketConnection
@@ -46,6 +45,7 @@ from slipstream.server.options import ServerOptions, WebSocketOptions, bindable
 from slipstream.server.process.trace import Trace
 from slipstream.server.store.memory.store import MemoryStore
 from slipstream.version import VERSION
+from slipstream.wire.nkeys import verify
 
 log = logging.getLogger("slipstream.server")
 

@@ -1,6 +1,9 @@
-"""Nkeys: Ed25519 keys as the text that NATS writes them in (base32, a prefix that says what the key is for, CRC-16).
+"""Codec of nkeys: Ed25519 keys in NATS's text form (base32 of a prefix that names the kind, the key, and a CRC-16).
 
-Pure. Invariants: a text is accepted only if encoding it again gives the same text; a seed is in no message or `repr`.
+Client and server share it. The codec itself needs no cryptography; `KeyPair` and `verify` import it when they are first
+used, as that takes as long as importing all of the client, and most programs use no nkey.
+
+Invariants: a text is accepted only if encoding it again gives the same text; a seed is in no message or `repr`.
 """
 
 from __future__ import annotations
@@ -8,12 +11,12 @@ from __future__ import annotations
 import base64
 import binascii
 import enum
-from typing import Final, Self
-
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from typing import TYPE_CHECKING, Final, Self
 
 from slipstream.errors import CredentialsError
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 KEY_SIZE: Final = 32
 _CRC_SIZE = 2
@@ -31,16 +34,18 @@ class Kind(enum.IntEnum):
 
 
 class KeyPair:
-    """A seed: it signs. `public_key` is what the server knows of it."""
+    """The key of a seed, which can sign. `public_key` is the text by which the server knows it."""
 
     __slots__ = ("_key", "_raw", "kind", "public_key")
 
     def __init__(self, kind: Kind, raw: bytes) -> None:
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
         if len(raw) != KEY_SIZE:
-            raise CredentialsError(f"a key of {len(raw)} bytes, {KEY_SIZE} are needed")
+            raise CredentialsError(f"a key must have {KEY_SIZE} bytes, got {len(raw)}")
         self.kind = kind
         self._raw = raw
-        self._key = Ed25519PrivateKey.from_private_bytes(raw)
+        self._key: Ed25519PrivateKey = Ed25519PrivateKey.from_private_bytes(raw)
         self.public_key = encode_public(kind, self._key.public_key().public_bytes_raw())
 
     @classmethod
@@ -49,7 +54,7 @@ class KeyPair:
         data = _decode(seed, "seed")
         # Two letters share these bits: three bits of the kind follow the five of the S, the other five come next.
         if len(data) != KEY_SIZE + 2 or data[0] & 0xF8 != _SEED or data[1] & 7:
-            raise CredentialsError("bad nkey seed: it must begin with S and hold 32 bytes")
+            raise CredentialsError(f"an nkey seed must begin with S and hold {KEY_SIZE} bytes")
         return cls(_kind((data[0] & 7) << 5 | data[1] >> 3, "seed"), data[2:])
 
     @property
@@ -71,19 +76,38 @@ def encode_public(kind: Kind, raw: bytes) -> str:
 
 
 def decode_public(text: str) -> tuple[Kind, bytes]:
-    """What a public key is for, and its 32 bytes. Raises CredentialsError."""
+    """The kind of a public key, and its 32 bytes. Raises CredentialsError."""
     data = _decode(text, "public key")
     if len(data) != KEY_SIZE + 1:
-        raise CredentialsError(f"bad nkey public key: {len(data) - 1} bytes, {KEY_SIZE} are needed")
+        raise CredentialsError(f"an nkey public key must hold {KEY_SIZE} bytes, got {len(data) - 1}")
     return _kind(data[0], "public key"), data[1:]
 
 
-def verify(public_key: str, data: bytes, signature: bytes) -> bool:
-    """Whether the owner of `public_key` signed `data`."""
-    _, raw = decode_public(public_key)
+def public_key(text: str, kind: Kind = Kind.USER) -> bytes:
+    """The 32 bytes of a public key of that kind. Raises CredentialsError for any other text."""
+    found, raw = decode_public(text)
+    if found is not kind:
+        raise CredentialsError(f"nkey {text[:4]!r}… must be a public key of {kind.name}, got one of {found.name}")
+    return raw
+
+
+def decode_signature(text: str) -> bytes:
+    """The bytes of a signature in CONNECT, in either base64 alphabet, with or without padding; empty if it is none."""
+    plain = text.rstrip("=").translate(str.maketrans("-_", "+/"))
     try:
-        Ed25519PublicKey.from_public_bytes(raw).verify(signature, data)
-    except InvalidSignature:
+        return base64.b64decode(plain + "=" * (-len(plain) % 4), validate=True)
+    except (binascii.Error, ValueError):
+        return b""
+
+
+def verify(key: bytes, signature: bytes, message: bytes) -> bool:
+    """Whether the owner of the public key `key` (32 bytes) signed the message."""
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    try:
+        Ed25519PublicKey.from_public_bytes(key).verify(signature, message)
+    except (InvalidSignature, ValueError):
         return False
     return True
 
@@ -92,7 +116,8 @@ def _kind(value: int, what: str) -> Kind:
     try:
         return Kind(value)
     except ValueError:
-        raise CredentialsError(f"bad nkey {what}: it is for none of {', '.join(kind.name for kind in Kind)}") from None
+        kinds = ", ".join(kind.name for kind in Kind)
+        raise CredentialsError(f"an nkey {what} must be one of {kinds}, got another prefix") from None
 
 
 def _encode(data: bytes) -> str:
@@ -105,9 +130,9 @@ def _decode(text: str, what: str) -> bytes:
     try:
         data = base64.b32decode(text + "=" * (-len(text) % 8))
     except ValueError:  # also for what is not ASCII
-        raise CredentialsError(f"bad nkey {what}: {len(text)} characters, not all of A to Z and 2 to 7") from None
+        raise CredentialsError(f"an nkey {what} must have letters A to Z and digits 2 to 7 only") from None
     body, crc = data[:-_CRC_SIZE], data[-_CRC_SIZE:]
     if not body or _encode(body) != text:
         short = "" if len(crc) == _CRC_SIZE else ", it is too short"
-        raise CredentialsError(f"bad nkey {what}: the checksum does not fit{short}; was it copied as a whole?")
+        raise CredentialsError(f"an nkey {what} must have a matching checksum{short}; was it copied as a whole?")
     return body

@@ -1,4 +1,4 @@
-"""Nonces for clients, the check of what they made of them (Ed25519, as nkeys have it), and secrets kept as hashes."""
+"""Nonces for clients to sign, and the check of secrets that are kept as bcrypt hashes."""
 
 from __future__ import annotations
 
@@ -9,19 +9,6 @@ import secrets
 def make_nonce() -> str:
     """Something to sign that was never signed before."""
     return base64.urlsafe_b64encode(secrets.token_bytes(12)).decode()
-
-
-def verify(key: bytes, signature: bytes, message: bytes) -> bool:
-    """Whether the owner of the public key signed the message."""
-    # Imported when the first nkey is shown: most servers need none of it.
-    from cryptography.exceptions import InvalidSignature
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
-    try:
-        Ed25519PublicKey.from_public_bytes(key).verify(signature, message)
-    except (InvalidSignature, ValueError):
-        return False
-    return True
 
 
 def fits_hash(secret: str, hashed: str) -> bool:

@@ -14,9 +14,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from slipstream.errors import UsageError
 from slipstream.server import Permissions, Server, User
-from slipstream.server.engine.auth.nkeys import USER, signature
-from slipstream.server.loop.signatures import verify
 from slipstream.wire import Err, Event, Pong
+from slipstream.wire.nkeys import Kind, decode_signature, verify
 from tests.server.support import Rig
 from tests.servers import real_server
 
@@ -28,8 +27,8 @@ def encode(prefix: int, key: bytes) -> str:
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 OTHER = Ed25519PrivateKey.from_private_bytes(bytes(range(1, 33)))
-NKEY = encode(USER, KEY.public_key().public_bytes_raw())
-OTHER_NKEY = encode(USER, OTHER.public_key().public_bytes_raw())
+NKEY = encode(Kind.USER, KEY.public_key().public_bytes_raw())
+OTHER_NKEY = encode(Kind.USER, OTHER.public_key().public_bytes_raw())
 
 
 def hello(nonce: str, *, key: Ed25519PrivateKey = KEY, nkey: str = NKEY, sig: str | None = None) -> bytes:
@@ -73,8 +72,8 @@ def test_an_engine_without_a_verifier_or_keys_lets_no_nkey_in() -> None:
 def test_a_signature_is_read_in_either_alphabet() -> None:
     raw = bytes(range(192, 256))
     for text in (base64.b64encode(raw), base64.urlsafe_b64encode(raw), base64.b64encode(raw).rstrip(b"=")):
-        assert signature(text.decode()) == raw
-    assert signature("é") == b""
+        assert decode_signature(text.decode()) == raw
+    assert decode_signature("é") == b""
 
 
 @pytest.mark.parametrize("nkey", ["U", NKEY[:-1] + "A", "é" * 56, encode(0, bytes(32)), NKEY.lower()])

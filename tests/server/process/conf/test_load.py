@@ -183,7 +183,7 @@ def test_the_process() -> None:
         ("accounts {A {\n users: [{user: a, password: b, x: 1}]}}", "2:33", "unknown field 'x' in user"),
         ("authorization {auth_callout {}}", "1:16", "'auth_callout' is not supported"),
         ("authorization {users: [{user: a}]}", "1:24", "user 'a' has no password"),
-        ("authorization {users: [{nkey: UABC}]}", "1:24", "bad nkey"),
+        ("authorization {users: [{nkey: UABC}]}", "1:24", "an nkey public key must"),
         ("authorization {users: [{user: a, password: b, permissions: {publish: 'a..b'}}]}", "1:60", "a..b"),
         ("authorization {users: {}}", "1:23", "'users' must be an array of maps, got a map"),
         ("authorization {token: 123}", "1:23", "'token' must be a string (in quotes), got a number"),

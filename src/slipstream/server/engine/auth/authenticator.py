@@ -15,7 +15,6 @@ from slipstream.errors import UsageError
 from slipstream.server.engine.auth import jwt
 from slipstream.server.engine.auth.jwt import SECOND, AccountClaims
 from slipstream.server.engine.auth.jwt import Verify as Verify
-from slipstream.server.engine.auth.nkeys import public_key, signature
 from slipstream.server.engine.auth.permissions import Rules
 from slipstream.server.engine.auth.users import (
     CONNECTION_TYPES,
@@ -28,6 +27,7 @@ from slipstream.server.engine.auth.users import (
     is_hash,
 )
 from slipstream.wire import ConnectOptions
+from slipstream.wire.nkeys import decode_signature, public_key
 
 STANDARD, WEBSOCKET = CONNECTION_TYPES
 
@@ -209,7 +209,7 @@ class Authenticator:
 
     def _signer(self, nkey: str, sig: str, nonce: str) -> Verdict:
         identity = self._keys.get(nkey)
-        signed = signature(sig)
+        signed = decode_signature(sig)
         if identity is None or not nonce or not signed or not self._verify(public_key(nkey), signed, nonce.encode()):
             return Refused(f"nkey {nkey[:8]}… is unknown, or did not sign the nonce")
         return identity
@@ -243,7 +243,7 @@ class Authenticator:
         if user.bearer and not account.bearer:
             return Refused("the account does not allow bearer tokens")
         if not user.bearer:
-            signed = signature(shown.options.sig or "")
+            signed = decode_signature(shown.options.sig or "")
             if (
                 not shown.nonce
                 or not signed

@@ -21,7 +21,6 @@ import msgspec
 
 from slipstream.errors import UsageError
 from slipstream.server.engine.auth.account_limits import AccountLimits
-from slipstream.server.engine.auth.nkeys import ACCOUNT, OPERATOR, USER, public_key
 from slipstream.server.engine.auth.users import (
     CONNECTION_TYPES,
     NO_LIMIT,
@@ -31,12 +30,17 @@ from slipstream.server.engine.auth.users import (
     at_most,
 )
 from slipstream.wire import is_valid_filter
+from slipstream.wire.nkeys import Kind, public_key
 
 Verify = Callable[[bytes, bytes, bytes], bool]  # public key, signature, message
 
 SECOND = 1_000_000_000
 MAX_EXPANSIONS = 4096  # subjects that the templates of one permission may expand to
-_KINDS = {"operator": (OPERATOR, OPERATOR), "account": (ACCOUNT, OPERATOR), "user": (USER, ACCOUNT)}  # and who signs
+_KINDS = {  # of the subject, and of the issuer, which signs
+    "operator": (Kind.OPERATOR, Kind.OPERATOR),
+    "account": (Kind.ACCOUNT, Kind.OPERATOR),
+    "user": (Kind.USER, Kind.ACCOUNT),
+}
 _FIXED_BY_ROLE = (
     "resp", "subs", "data", "payload", "src", "times", "times_location", "bearer_token", "allowed_connection_types",
 )  # fmt: skip

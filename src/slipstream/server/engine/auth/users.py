@@ -12,8 +12,8 @@ from datetime import timedelta
 
 from slipstream.errors import UsageError
 from slipstream.server.engine.auth.account_limits import UNLIMITED, AccountLimits
-from slipstream.server.engine.auth.nkeys import public_key
 from slipstream.wire import check_filter, is_valid_filter
+from slipstream.wire.nkeys import public_key
 
 DEFAULT_ACCOUNT = "$G"
 SYSTEM_ACCOUNT = "$SYS"
