@@ -1,4 +1,4 @@
-"""What a caller asks of consumers becomes a request and a decoder for its answer. Pure: drivers only send and wait."""
+"""Requests of the consumer API, each with the decoder of its answer. Pure: drivers only send and wait."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class Action(StrEnum):
-    """What a request that makes a consumer may do to one that exists."""
+    """What a create request may do if the consumer exists."""
 
     CREATE = "create"
     UPDATE = "update"
@@ -48,21 +48,19 @@ class ConsumerApi:
     prefix: str = names.API_PREFIX
 
     def create(self, stream: str, config: ConsumerConfig, action: Action) -> Call[ConsumerInfo]:
-        """Make or change a consumer; its name and a literal filter are part of the subject: users can be limited.
-
-        A consumer that has no name yet gets one from the server.
-        """
+        """Create or update a consumer. Its name and a literal filter are part of the subject, so that permissions can
+        limit them; a consumer without a name gets one from the server."""
         check_config(config)
         name = config.name or config.durable_name
         subject = f"{self.prefix}.CONSUMER.CREATE.{check_name(stream)}"
         if name:
             subject += f".{check_name(name, 'consumer')}"
-            if config.filter_subject and not has_wildcard(config.filter_subject):  # those cannot be published to
+            if config.filter_subject and not has_wildcard(config.filter_subject):  # a wildcard cannot be published to
                 subject += f".{config.filter_subject}"
         return Call(subject, _create_body(stream, config, action), decode_info)
 
     def create_as_documented(self, stream: str, config: ConsumerConfig) -> Call[ConsumerInfo]:
-        """The same on the two subjects of the subscribe workflow, and only if there is none of that name."""
+        """Create a consumer, unless it exists, on the older subjects that the subscribe workflow documents."""
         check_config(config)
         check_name(stream)
         if config.durable_name:
@@ -76,11 +74,11 @@ class ConsumerApi:
         return Call(self._subject("INFO", stream, name), b"", decode_info)
 
     def delete(self, stream: str, name: str) -> Call[None]:
-        """Remove a consumer; its stream keeps its messages."""
+        """Delete a consumer; its stream keeps its messages."""
         return Call(self._subject("DELETE", stream, name), b"", decode_success)
 
     def pause(self, stream: str, name: str, until: int) -> Call[Pause]:
-        """Deliver nothing until that time; 0 goes on at once."""
+        """Stop deliveries until a time (nanoseconds since the epoch); 0 resumes at once."""
         body = encode_json({"pause_until": format_time(until)}) if until else b""
         return Call(self._subject("PAUSE", stream, name), body, _pause)
 
@@ -103,7 +101,7 @@ class ConsumerApi:
         return Call(f"{self.prefix}.STREAM.NAMES", encode_json({"subject": check_filter(subject)}), decode)
 
     def next_subject(self, stream: str, name: str) -> str:
-        """Where pull requests go."""
+        """The subject of pull requests."""
         return self._subject("MSG.NEXT", stream, name)
 
     def _subject(self, verb: str, stream: str, name: str) -> str:
@@ -111,19 +109,19 @@ class ConsumerApi:
 
 
 def check_config(config: ConsumerConfig) -> None:
-    """Refuse what cannot be sent, or what every server refuses for a reason that it states less clearly."""
+    """Reject what cannot be sent, and what every server rejects with a less clear error."""
     for name in filter(None, (config.name, config.durable_name)):
         check_name(name, "consumer")
     if config.name and config.durable_name and config.name != config.durable_name:
-        raise UsageError(f"name {config.name!r} and durable_name {config.durable_name!r} differ: they must be the same")
+        raise UsageError(f"name and durable_name must be equal, got {config.name!r} and {config.durable_name!r}")
     if config.filter_subject and config.filter_subjects:
-        raise UsageError("filter_subject and filter_subjects are given: one of them is allowed")
+        raise UsageError("filter_subject and filter_subjects are mutually exclusive")
     for pattern in filter(None, (config.filter_subject, *config.filter_subjects)):
         check_filter(pattern)
 
 
 def decode_info(msg: Msg) -> ConsumerInfo:
-    """The info in an answer; raises what the server said instead."""
+    """The info in an answer; raises the server's error."""
     body = api_body(msg)
     body.pop("type", None)  # of the response, not of the consumer
     return _info(body)
@@ -146,11 +144,11 @@ def _info(value: Any) -> ConsumerInfo:
     try:
         return ConsumerInfo.from_dict(value)
     except ValueError as exc:
-        raise RemoteProtocolError(f"an answer of the API cannot be read: {exc}") from exc
+        raise RemoteProtocolError(f"malformed answer of the consumer API: {exc}") from exc
 
 
 def _converted(value: Any, kind: type[T]) -> T:
     try:
         return msgspec.convert(value, kind)
     except msgspec.MsgspecError as exc:
-        raise RemoteProtocolError(f"an answer of the API cannot be read: {exc}") from exc
+        raise RemoteProtocolError(f"malformed answer of the consumer API: {exc}") from exc

@@ -45,5 +45,5 @@ def test_a_delay_and_a_reason_travel_with_the_ack() -> None:
     assert term_body("bad order") == b"+TERM bad order"
     with pytest.raises(UsageError, match="delay"):
         nak_body(-1)
-    with pytest.raises(UsageError, match="one line"):
+    with pytest.raises(UsageError, match="single line"):
         term_body("a\r\nb")

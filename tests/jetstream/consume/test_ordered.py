@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from slipstream.api import ConsumerConfig, ConsumerInfo, SequenceInfo
 from slipstream.client.raw_columns import Packed
 from slipstream.errors import ConsumerDeletedError, Error, MessageGapError, UsageError
-from slipstream.jetstream.consume.ordered import Ordered, Run, backoff, template
+from slipstream.jetstream.consume.ordered import MessageRun, OrderedState, template
 from slipstream.jetstream.consume.status import ControlReply
 from slipstream.wire import Msg
 from tests.jetstream.frames import flow_control, heartbeat, message, message_v2, status
@@ -19,14 +19,14 @@ def info(name: str = "one", *, pending: int = 0, before: int = 0) -> ConsumerInf
     return ConsumerInfo(name=name, num_pending=pending, delivered=SequenceInfo(stream_seq=before))
 
 
-def started(config: ConsumerConfig | None = None, *, before: int = 0) -> Ordered:
-    ordered = Ordered(config or template())
+def started(config: ConsumerConfig | None = None, *, before: int = 0) -> OrderedState:
+    ordered = OrderedState(config or template())
     ordered.created(info(pending=3, before=before))
     return ordered
 
 
 def seqs(found: object) -> list[int]:
-    assert isinstance(found, Run)
+    assert isinstance(found, MessageRun)
     return [int(msg.reply.split(".")[5]) for msg in found.each()]
 
 
@@ -47,7 +47,7 @@ def test_a_run_tells_what_the_reply_subjects_say_in_all_formats() -> None:
     ordered.feed([message(5, cseq=2, pending=8), message(7, cseq=3, pending=7)])
     for consumer_seq, expected in ((1, [(4, 9)]), (3, [(5, 8), (7, 7)])):
         run = ordered.take()
-        assert isinstance(run, Run)
+        assert isinstance(run, MessageRun)
         assert run.stream == "S"
         assert list(zip(run.seqs, run.left, strict=True)) == expected
         assert ordered.consumer_seq == consumer_seq
@@ -55,7 +55,7 @@ def test_a_run_tells_what_the_reply_subjects_say_in_all_formats() -> None:
     for frames in ([message_v2(1)], [message_v2(2)], [message_v2(3, extra=".x")]):
         longer.feed(frames)
         run = longer.take()
-        assert isinstance(run, Run)
+        assert isinstance(run, MessageRun)
         assert (run.stream, run.seqs, run.times) == ("S", [longer.last_seq], [1_700_000_000_000_000_000])
 
 
@@ -74,7 +74,7 @@ def test_packs_give_what_single_messages_give(chunks: list[list[int]]) -> None:
         while True:
             mine, theirs = one.take(), other.take()
             assert type(mine) is type(theirs)
-            if not isinstance(mine, Run) or not isinstance(theirs, Run):
+            if not isinstance(mine, MessageRun) or not isinstance(theirs, MessageRun):
                 assert str(mine) == str(theirs)
                 break
             assert mine[1:] == theirs[1:]
@@ -100,7 +100,7 @@ def test_a_gap_ends_it_and_the_next_consumer_begins_behind_the_last_message() ->
     assert seqs(ordered.take()) == [1, 2]
     gap = ordered.take()
     assert isinstance(gap, MessageGapError)
-    assert ordered.broken() == "one"
+    assert ordered.discard() == "one"
     assert ordered.take() is None
     config = ordered.config("two", "_INBOX.2")
     assert (config.deliver_policy, config.opt_start_seq, config.filter_subject) == ("by_start_sequence", 3, "a.>")
@@ -148,7 +148,7 @@ def test_the_longer_ack_subject_is_as_good() -> None:
 
 
 def seqs_v2(found: object) -> list[int]:
-    assert isinstance(found, Run)
+    assert isinstance(found, MessageRun)
     return [int(msg.reply.split(".")[7]) for msg in found.each()]
 
 
@@ -157,19 +157,19 @@ def test_a_consumer_lost_before_its_first_message_is_followed_by_one_with_the_sa
     policy: str, begin: int
 ) -> None:
     ordered = started(template(deliver_policy=policy), before=7)
-    ordered.broken()
+    ordered.discard()
     config = ordered.config("two", "_INBOX.2")
     assert (config.deliver_policy, config.opt_start_seq) == ("by_start_sequence", begin)
 
 
 def test_last_per_subject_is_asked_for_again_only_before_the_first_message() -> None:
     ordered = started(template(deliver_policy="last_per_subject"), before=7)
-    ordered.broken()
+    ordered.discard()
     assert ordered.config("two", "x").deliver_policy == "last_per_subject"
     ordered.created(info("two"))
     ordered.feed([message(20, cseq=1)])
     ordered.take()
-    ordered.broken()
+    ordered.discard()
     config = ordered.config("three", "x")
     assert (config.deliver_policy, config.opt_start_seq) == ("by_start_sequence", 21)
 
@@ -187,18 +187,11 @@ def test_templates_say_where_to_begin() -> None:
         lambda: template(deliver_policy="latest"),
         lambda: template("a..b"),
         lambda: template(start_seq=-1),
-        lambda: Ordered(ConsumerConfig(durable_name="d")),
-        lambda: Ordered(ConsumerConfig(), heartbeat=0),
+        lambda: OrderedState(ConsumerConfig(durable_name="d")),
+        lambda: OrderedState(ConsumerConfig(), heartbeat=0),
     ):
         with pytest.raises(UsageError):
             bad()
-
-
-def test_pauses_grow_are_bounded_and_differ() -> None:
-    pauses = [backoff(attempt, "a") for attempt in range(30)]
-    assert pauses[0] < 0.06
-    assert max(pauses) <= 5.0
-    assert backoff(3, "a") != backoff(3, "b")
 
 
 class Source:
@@ -213,7 +206,7 @@ class Source:
 
 @given(st.lists(st.tuples(st.integers(0, 12), st.sampled_from(["drop", "double", "cut", "swap"])), max_size=12))
 def test_whatever_is_lost_or_doubled_each_message_comes_once_and_in_order(faults: list[tuple[int, str]]) -> None:
-    source, ordered, got = Source(20), Ordered(template()), list[int]()
+    source, ordered, got = Source(20), OrderedState(template()), list[int]()
     plan = list(faults)
     for _ in range(60):
         if ordered.is_broken:
@@ -227,10 +220,10 @@ def test_whatever_is_lost_or_doubled_each_message_comes_once_and_in_order(faults
         found = ordered.take()
         if found is None:
             break
-        if isinstance(found, Run):
+        if isinstance(found, MessageRun):
             got += seqs(found)
         elif isinstance(found, Error):
-            ordered.broken()
+            ordered.discard()
     assert got == list(range(1, 21))
 
 

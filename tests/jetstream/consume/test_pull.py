@@ -10,9 +10,9 @@ import pytest
 from slipstream.errors import ConsumerDeletedError, ConsumerGoneError, PullRefusedError, UsageError
 from slipstream.jetstream.consume.pull import (
     Fetch,
-    Flow,
+    PullFlow,
     PullState,
-    Singles,
+    SingleRequests,
     expires_within,
     lingering_body,
     no_wait_body,
@@ -42,7 +42,7 @@ def test_a_request_expires_before_its_caller_loses_patience() -> None:
 
 def test_a_fetch_takes_what_is_there_and_waits_only_for_the_first() -> None:
     fetch = Fetch(5)
-    assert body(fetch.ask(5.0)) == {"batch": 5, "no_wait": True}
+    assert body(fetch.request(5.0)) == {"batch": 5, "no_wait": True}
     assert fetch.limit == 6  # the five, and the status before them
     assert not fetch.feed([message(1), message(2)], 4.9)
     assert not fetch.is_done
@@ -56,43 +56,43 @@ def test_a_fetch_lingers_when_nothing_is_there() -> None:
     assert fetch.feed([status(404, "No Messages")], 5.0)
     assert fetch.state is PullState.LINGERING
     assert fetch.limit == 6
-    assert body(fetch.ask(5.0)) == {"batch": 5, "expires": 4_900_000_000}
+    assert body(fetch.request(5.0)) == {"batch": 5, "expires": 4_900_000_000}
     assert not fetch.feed([message(n) for n in range(1, 6)], 3.0)
     assert fetch.is_done
 
 
 def test_a_fetch_that_hears_nothing_lingers_all_the_same() -> None:
     fetch = Fetch(5)
-    assert fetch.patience(5.0) == 1.0
-    assert fetch.patience(0.3) == 0.15
-    assert fetch.silence()
-    assert body(fetch.ask(4.0))["expires"] == 3_900_000_000
-    assert fetch.patience(4.0) == 4.0
+    assert fetch.frame_timeout(5.0) == 1.0
+    assert fetch.frame_timeout(0.3) == 0.15
+    assert fetch.timed_out()
+    assert body(fetch.request(4.0))["expires"] == 3_900_000_000
+    assert fetch.frame_timeout(4.0) == 4.0
     assert fetch.open == 1
     late = Fetch(5)
-    late.ask(0.2)
-    assert late.silence()
-    late.ask(0.1)
+    late.request(0.2)
+    assert late.timed_out()
+    late.request(0.1)
     assert not late.feed([status(404, "No Messages")], 0.05)  # the first request's; the second is still under way
     assert (late.is_done, late.open) == (False, 1)
     assert not late.feed([message(1), status(408, "Request Timeout")], 0.01)
     assert (late.is_done, late.open, late.messages) == (True, 0, [message(1)])
-    assert not fetch.silence()
+    assert not fetch.timed_out()
     some = Fetch(5)
     some.feed([message(1)], 5.0)
-    assert some.patience(4.0) == 4.0
-    assert not some.silence()
+    assert some.frame_timeout(4.0) == 4.0
+    assert not some.timed_out()
 
 
 def test_a_lingering_fetch_ends_with_408_and_is_asked_again_while_there_is_time() -> None:
     fetch = Fetch(2, max_expires=1.0)
     assert fetch.feed([status(408, "Requests Pending")], 5.0)
-    assert body(fetch.ask(5.0))["expires"] == 10**9
+    assert body(fetch.request(5.0))["expires"] == 10**9
     assert fetch.feed([status(408, "Request Timeout")], 4.0)  # the consumer allows one second only
-    fetch.ask(4.0)
-    fetch.ask(4.0)
+    fetch.request(4.0)
+    fetch.request(4.0)
     assert fetch.limit == 4
-    fetch.lost()
+    fetch.connection_lost()
     assert fetch.feed([status(409, "Leadership Change")], 3.0)
     assert not fetch.feed([heartbeat(0)], 3.0)
     assert not fetch.is_done
@@ -122,11 +122,11 @@ def test_what_no_server_can_give_is_refused(batch: int, max_bytes: int) -> None:
     with pytest.raises(UsageError, match="allowed"):
         Fetch(batch, max_bytes=max_bytes)
     with pytest.raises(UsageError, match="allowed"):
-        Flow(max_messages=batch, max_bytes=max_bytes)
+        PullFlow(max_messages=batch, max_bytes=max_bytes)
 
 
 def test_single_pulls_are_counted_not_named() -> None:
-    singles = Singles()
+    singles = SingleRequests()
     assert not singles.is_due(0.0)
     singles.waiters = 2
     assert singles.is_due(0.0)
@@ -146,7 +146,7 @@ def test_single_pulls_are_counted_not_named() -> None:
 
 
 def test_a_single_pull_without_an_answer_is_forgotten() -> None:
-    singles = Singles()
+    singles = SingleRequests()
     singles.waiters = 1
     singles.asked(5.0)
     assert not singles.is_due(5.5)
@@ -157,7 +157,7 @@ def test_a_single_pull_without_an_answer_is_forgotten() -> None:
 
 
 def test_a_flow_refills_at_the_threshold_and_never_asks_for_too_much() -> None:
-    flow = Flow(max_messages=10, threshold=4, expires=30)
+    flow = PullFlow(max_messages=10, threshold=4, expires=30)
     assert body(flow.request()) == {"batch": 10, "expires": 30 * 10**9, "idle_heartbeat": 5 * 10**9}
     assert flow.request() == b""
     assert flow.feed([message(n) for n in range(1, 6)]) == ([message(n) for n in range(1, 6)], None)
@@ -168,7 +168,7 @@ def test_a_flow_refills_at_the_threshold_and_never_asks_for_too_much() -> None:
 
 
 def test_a_request_that_ends_gives_back_what_it_had_left() -> None:
-    flow = Flow(max_messages=10, threshold=5)
+    flow = PullFlow(max_messages=10, threshold=5)
     flow.request()
     flow.feed([message(1), message(2)])
     messages, error = flow.feed([status(408, "Request Timeout", Nats_Pending_Messages="8", Nats_Pending_Bytes="0")])
@@ -185,7 +185,7 @@ def test_a_request_that_ends_gives_back_what_it_had_left() -> None:
 
 
 def test_a_flow_by_bytes_counts_bytes() -> None:
-    flow = Flow(max_bytes=1000, threshold=500)
+    flow = PullFlow(max_bytes=1000, threshold=500)
     first = body(flow.request())
     assert first["max_bytes"] == 1000
     assert first["batch"] >= 1000
@@ -200,7 +200,7 @@ def test_a_flow_by_bytes_counts_bytes() -> None:
 
 
 def test_a_flow_asks_for_no_more_than_a_consumer_allows() -> None:
-    flow = Flow(max_bytes=1000, threshold=500, most=2, longest=0.5)
+    flow = PullFlow(max_bytes=1000, threshold=500, max_batch=2, max_expires=0.5)
     first = body(flow.request())
     assert (first["batch"], first["max_bytes"], first["expires"]) == (2, 1000, 500_000_000)
     flow.feed([message(1)])
@@ -208,7 +208,7 @@ def test_a_flow_asks_for_no_more_than_a_consumer_allows() -> None:
     flow.feed([message(2)])  # with it the request is over, though there are bytes left
     again = body(flow.request())
     assert (again["batch"], again["max_bytes"]) == (2, 1000)
-    flow = Flow(max_messages=500, threshold=300, most=10)
+    flow = PullFlow(max_messages=500, threshold=300, max_batch=10)
     assert body(flow.request())["batch"] == 10
     flow.feed([message(n) for n in range(1, 5)])
     assert flow.request() == b""
@@ -217,7 +217,7 @@ def test_a_flow_asks_for_no_more_than_a_consumer_allows() -> None:
 
 
 def test_a_flow_ends_with_an_error_behind_its_messages() -> None:
-    flow = Flow()
+    flow = PullFlow()
     flow.request()
     mixed: list[Msg] = [message(1), heartbeat(0), message(2), status(409, "Consumer Deleted")]
     messages, error = flow.feed(mixed)
@@ -230,4 +230,4 @@ def test_a_flow_ends_with_an_error_behind_its_messages() -> None:
 )
 def test_a_flow_that_cannot_work_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="allowed"):
-        Flow(**wrong)
+        PullFlow(**wrong)

@@ -11,7 +11,7 @@ from slipstream.errors import (
     PullRefusedError,
     StatusError,
 )
-from slipstream.jetstream.consume.status import ControlReply, HeartbeatMonitor, Meaning, PushWatch, judge, pieces_of
+from slipstream.jetstream.consume.status import ControlReply, HeartbeatMonitor, Meaning, PushState, judge, pieces_of
 from slipstream.wire import Headers, Msg
 from tests.jetstream.frames import flow_control, heartbeat, message, message_v2, status
 
@@ -59,7 +59,7 @@ def test_statuses_split_the_messages_around_them() -> None:
 
 @pytest.mark.spec("SW-15", on="C")
 def test_flow_control_is_answered_behind_the_messages_before_it_and_once() -> None:
-    watch = PushWatch("C", gaps=True)
+    watch = PushState("C", gaps=True)
     watch.feed([message(1), message(2), flow_control("$JS.FC.1"), message(3)])
     assert watch.take() == [message(1), message(2)]
     assert watch.take() == ControlReply("$JS.FC.1")
@@ -72,7 +72,7 @@ def test_flow_control_is_answered_behind_the_messages_before_it_and_once() -> No
 
 
 def test_a_gap_is_told_where_it_is_and_what_follows_is_good() -> None:
-    watch = PushWatch("C", gaps=True)
+    watch = PushState("C", gaps=True)
     watch.feed([message(10, cseq=5)])  # bound to a consumer that was used before
     watch.feed([message(11, cseq=6), message(12, cseq=8)])
     watch.feed([message(13, cseq=9)])
@@ -92,7 +92,7 @@ def test_a_gap_is_told_where_it_is_and_what_follows_is_good() -> None:
 
 
 def test_duplicates_and_a_consumer_made_anew_are_no_gaps() -> None:
-    watch = PushWatch("C", gaps=True)
+    watch = PushState("C", gaps=True)
     watch.feed([message(1), message(2), message(2), message(3)])
     watch.feed([message(9, cseq=1), message(10, cseq=2)])
     found = [watch.take() for _ in range(3)]
@@ -100,20 +100,20 @@ def test_duplicates_and_a_consumer_made_anew_are_no_gaps() -> None:
 
 
 def test_members_of_a_queue_follow_no_sequences() -> None:
-    watch = PushWatch("C", gaps=False)
+    watch = PushState("C", gaps=False)
     watch.feed([message(1), message(7), heartbeat(20)])
     assert watch.take() == [message(1), message(7)]
     assert watch.take() is None
 
 
 def test_gaps_are_seen_in_the_longer_format_too() -> None:
-    watch = PushWatch("C", gaps=True)
+    watch = PushState("C", gaps=True)
     watch.feed([message_v2(1), message_v2(3, extra=".more")])
     assert isinstance(watch.take(), MessageGapError)
 
 
 def test_an_error_comes_behind_the_messages_before_it() -> None:
-    watch = PushWatch("C", gaps=True)
+    watch = PushState("C", gaps=True)
     watch.feed([message(1), status(409, "Consumer Deleted"), status(408, "Request Timeout"), status(555, "New")])
     assert watch.take() == [message(1)]
     assert isinstance(watch.take(), ConsumerDeletedError)
@@ -121,25 +121,16 @@ def test_an_error_comes_behind_the_messages_before_it() -> None:
     assert watch.take() is None
 
 
-def test_what_was_not_handed_over_is_given_back() -> None:
-    watch = PushWatch("C", gaps=True)
-    watch.feed([message(1), message(2)])
-    taken = watch.take()
-    assert isinstance(taken, list)
-    watch.give_back(taken[1:])
-    watch.give_back([])
-    assert watch.waiting == 1
-    assert watch.take() == [message(2)]
-
-
-def test_three_missed_heartbeats_are_an_alarm_and_an_absent_reader_hears_nothing() -> None:
-    pulse = HeartbeatMonitor(5.0, now=100.0)
-    assert pulse.left(100.0) == 15.0
-    assert pulse.left(115.0) == 0.0
-    pulse.hear(110.0)
-    assert pulse.left(115.0) == 10.0
-    pulse.pause(7.0)
-    assert pulse.left(115.0) == 17.0
+def test_three_missed_heartbeats_are_an_error_and_only_time_spent_reading_counts() -> None:
+    monitor = HeartbeatMonitor(5.0, now=100.0)
+    monitor.resume(100.0)
+    assert monitor.left(100.0) == 15.0
+    assert monitor.left(115.0) == 0.0
+    monitor.hear(110.0)
+    assert monitor.left(115.0) == 10.0
+    monitor.suspend(116.0)
+    monitor.resume(123.0)
+    assert monitor.left(123.0) == 9.0
     assert HeartbeatMonitor(0.0, now=0.0).left(1e9) == float("inf")
 
 

@@ -150,6 +150,6 @@ def test_what_fits(wanted: Wanted, info: ConsumerInfo) -> None:
 
 def test_a_mismatch_names_every_field() -> None:
     wanted = Wanted("a", durable="d", config=ConsumerConfig(max_deliver=3, ack_wait=BEAT))
-    with pytest.raises(ConfigMismatchError, match="max_deliver: wanted 3, it has 0") as caught:
+    with pytest.raises(ConfigMismatchError, match="max_deliver is 0, not 3") as caught:
         check_existing(wanted, existing())
     assert caught.value.fields == ("ack_wait", "max_deliver")

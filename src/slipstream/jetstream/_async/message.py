@@ -1,4 +1,4 @@
-"""A consumer's message as asyncio programs hold it: to be acknowledged in one of five ways.
+"""A consumer's message over the asyncio client, with its five kinds of acknowledgement.
 
 The blocking twin is generated from this file (`tools/unasync.py`).
 """
@@ -16,17 +16,17 @@ from slipstream.wire import parse_status
 
 
 class JsMessage(BaseJsMessage[Client]):
-    """One message of a consumer. Once it is settled (acked, refused, terminated) further acks do nothing."""
+    """One message of a consumer. Once it is settled (`ack`, `nak` or `term` was sent) further acks do nothing."""
 
     async def ack(self) -> None:
-        """It was handled. Sent at once, not waited for: a message whose ack is lost comes again."""
+        """Acknowledge it. Sent at once, not waited for: a message whose ack is lost is redelivered."""
         if not self.is_settled:
             self._settle(ACK)
             if self._client.is_full:
                 await self._client.ready()
 
     async def ack_sync(self, *, timeout: float = 5.0) -> None:
-        """It was handled, and the server knows: returns when it has said so."""
+        """Acknowledge it, and return when the server has confirmed that."""
         if self.is_settled:
             return
         split_reply(self.reply)
@@ -38,27 +38,27 @@ class JsMessage(BaseJsMessage[Client]):
             self._client.cancel(token)
         status = parse_status(answer.take().header)
         if status is not None and status.code == 503:
-            raise NoRespondersError(self.reply, "the consumer of the message is gone")
+            raise NoRespondersError(self.reply, "the consumer of the message does not exist any more")
         self.is_settled = True
 
     async def nak(self, delay: float | timedelta | None = None) -> None:
-        """It was not handled and shall come again, at once or after `delay` (seconds)."""
+        """Negatively acknowledge it: the server redelivers it, at once or after `delay` (seconds)."""
         if not self.is_settled:
             self._settle(nak_body(delay))
 
     async def term(self, reason: str = "") -> None:
-        """It cannot be handled and shall not come again."""
+        """Terminate it: it cannot be handled, and the server does not redeliver it."""
         if not self.is_settled:
             self._settle(term_body(reason))
 
     async def in_progress(self) -> None:
-        """It is still being handled: the time until it comes again begins anew."""
+        """Report progress: `ack_wait` starts over, and with it the time until redelivery."""
         if not self.is_settled:
             split_reply(self.reply)
             self._client.answer(self.reply, IN_PROGRESS)
 
     def _settle(self, body: bytes) -> None:
-        """Send a terminal ack. Settled is what was sent: an error leaves it open."""
+        """Send a terminal ack. An error leaves the message unsettled."""
         reply = self._msg[2]
         if reply[:8] != "$JS.ACK.":
             split_reply(reply)  # raises, and says what is wrong with it

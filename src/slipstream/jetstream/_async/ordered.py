@@ -1,7 +1,8 @@
-"""An ordered consumer over the asyncio client: each message once and in order, whatever happens on the way.
+"""An ordered consumer over the asyncio client: each message once and in order, across any failure.
 
-Thin: what to create, hand over and repair is decided in `ordered`; here it is carried out, by whoever reads. The
-blocking twin is generated from this file (`tools/unasync.py`).
+Thin: what to create, return and repair is decided in `consume.ordered`; here it is carried out, by the task that reads.
+There is no background task: while the program does not read, nothing is repaired. The blocking twin is generated from
+this file (`tools/unasync.py`).
 """
 
 from __future__ import annotations
@@ -26,37 +27,36 @@ from slipstream.errors import (
 from slipstream.jetstream._async.context import JetStreamContext
 from slipstream.jetstream._async.message import JsMessage
 from slipstream.jetstream.consume.ack_subject import ACK_PREFIX
-from slipstream.jetstream.consume.ordered import Ordered, Run, backoff
-from slipstream.jetstream.consume.sinks import MAX_BYTES, MAX_MSGS, Ignored, consumer_name
+from slipstream.jetstream.consume.inbox import MAX_BYTES, MAX_MSGS, Ignored, consumer_name, retry_pause
+from slipstream.jetstream.consume.ordered import MessageRun, OrderedState
 from slipstream.jetstream.consume.status import ControlReply, HeartbeatMonitor
 from slipstream.jetstream.consumer_requests import Action
 
 CREATE_TIMEOUT = 5.0
-LOOK = 0.5  # seconds without a message of the initial ones before the server is asked whether there is one
-CREATE_LEAST = 1.0  # a try that has begun is not given up before that, whatever the caller's deadline
+IDLE_CHECK = 0.5  # seconds to wait for one of the initial messages before asking the server whether there is one
+MIN_CREATE_TIMEOUT = 1.0  # a creation that has begun is not given up before that, whatever the caller's deadline
 
 
 class OrderedConsumer:
     """Messages of a stream in order, each once: `async for message in ordered`, or `chunks()` for lists.
 
-    It begins with `start`, which `async with` and the first read do as well; from then on `initial_pending` says how
-    many messages there were to read. Gaps, lost heartbeats, reconnects and restarts of the server are repaired by
-    whoever reads next: a new consumer goes on behind the last message that was handed over.
+    The consumer is created by `start`, which `async with` and the first read call as well; from then on
+    `initial_pending` says how many messages there were to read. Gaps, lost heartbeats, reconnects and restarts of the
+    server are repaired by the next read: a new consumer continues behind the last message that was returned.
     """
 
     def __init__(self, context: JetStreamContext, stream: str, config: ConsumerConfig, *, heartbeat: float) -> None:
         self._context = context
         self._client = context.client
         self._api = context.consumer_api
-        self._state = Ordered(config, heartbeat=heartbeat)
+        self._state = OrderedState(config, heartbeat=heartbeat)
         self._subscription: Subscription | None = None
-        self._pulse = HeartbeatMonitor(heartbeat, self._client.now())
+        self._heartbeats = HeartbeatMonitor(heartbeat, self._client.now())
         self._epoch = self._client.epoch
-        self._attempts = 0  # to create a consumer, without success
-        self._not_before = 0.0  # when the next of them may begin
-        self._left: list[JsMessage] = []  # of a chunk, in reverse: for those who read one by one
+        self._attempts = 0  # to create a consumer, in a row without success
+        self._not_before = 0.0  # when the next attempt may begin
+        self._left: list[JsMessage] = []  # of a chunk, in reverse: not taken by a reader of single messages
         self._is_closed = False
-        self._away_since = self._client.now()
         self.stream = stream
 
     @property
@@ -76,7 +76,7 @@ class OrderedConsumer:
 
     @property
     def resets(self) -> int:
-        """How often a new consumer had to be made."""
+        """How often a new consumer had to be created."""
         return self._state.resets
 
     @property
@@ -85,22 +85,22 @@ class OrderedConsumer:
         return self._state.name
 
     async def start(self, *, timeout: float = CREATE_TIMEOUT) -> Self:
-        """Create the consumer, if there is none yet. Raises what the server says against it."""
+        """Create the consumer, if there is none yet. Raises the server's error if it rejects it."""
         if self._state.is_broken and not self._is_closed:
             await self._create(self._client.now() + timeout)
         return self
 
     async def next(self, *, timeout: float = 5.0) -> JsMessage:
-        """The next message; raises RequestTimeoutError if none comes in time."""
+        """The next message; raises RequestTimeoutError if none arrives in time."""
         if not self._left:
             chunk = await self.next_chunk(timeout=timeout)
             self._left = chunk[::-1]
         return self._left.pop()
 
     async def next_chunk(self, *, timeout: float = 5.0) -> list[JsMessage]:
-        """Every message that is here, at least one; raises RequestTimeoutError if none comes in time."""
+        """All messages that have arrived, at least one; raises RequestTimeoutError if none arrives in time."""
         try:
-            chunk = await self._next(self._client.now() + timeout)
+            chunk = await self._read_chunk(self._client.now() + timeout)
         except RequestTimeoutError as error:
             raise RequestTimeoutError(f"ordered consumer of {self.stream}: no message within {timeout:g} s") from error
         if chunk is None:
@@ -108,20 +108,20 @@ class OrderedConsumer:
         return chunk
 
     async def chunks(self) -> AsyncIterator[list[JsMessage]]:
-        """Lists of messages, as they arrive, without end. Leaving the loop closes what the loop started."""
+        """Lists of messages, as they arrive, without end. A consumer that the loop created is deleted with it."""
         is_ours = self._state.is_broken
         try:
-            while (chunk := await self._next(self._client.now() + FOREVER)) is not None:
+            while (chunk := await self._read_chunk(self._client.now() + FOREVER)) is not None:
                 yield chunk
         finally:
             if is_ours:
                 self._end()
 
     async def messages(self) -> AsyncIterator[JsMessage]:
-        """The messages one by one, without end. Leaving the loop closes what the loop started."""
+        """The messages one by one, without end. A consumer that the loop created is deleted with it."""
         is_ours = self._state.is_broken
         try:
-            while (chunk := await self._next(self._client.now() + FOREVER)) is not None:
+            while (chunk := await self._read_chunk(self._client.now() + FOREVER)) is not None:
                 self._left = left = chunk[::-1]
                 while left:
                     yield left.pop()
@@ -133,25 +133,25 @@ class OrderedConsumer:
         return self.messages()
 
     async def is_drained(self) -> bool:
-        """Whether the server has nothing left that was not received: some of the initial messages may be removed before
-        they were delivered. False where that cannot be told: ask again later."""
+        """Whether the server has nothing left to deliver: some of the initial messages may have been removed before
+        they were delivered. False where that is not known: ask again later."""
         name = self._state.name
         if not name:
             return False
         try:
             info = await self._context.run(self._api.info(self.stream, name))
-        except Error:  # it is being made anew, or there is no connection
+        except Error:  # it is being replaced, or there is no connection
             return False
         return not info.num_pending and info.delivered.consumer_seq <= self._state.consumer_seq
 
     async def close(self) -> None:
-        """Read no more; the consumer is deleted."""
+        """End the reading and delete the consumer."""
         name = self._state.name
         self._end(delete=False)
         if name and self._client.is_connected:
             try:
                 await self._context.run(self._api.delete(self.stream, name), timeout=CREATE_TIMEOUT)
-            except Error:  # it goes by itself when nobody listens
+            except Error:  # the server removes it when its inbox is not listened to
                 return
 
     async def __aenter__(self) -> Self:
@@ -164,89 +164,92 @@ class OrderedConsumer:
 
     # Reading
 
-    async def _next(self, deadline: float) -> list[JsMessage] | None:
-        """The next chunk; None when it is closed."""
+    async def _read_chunk(self, deadline: float) -> list[JsMessage] | None:
+        """The next messages; None when it is closed."""
         if self._left:
             chunk, self._left = self._left[::-1], []
             return chunk
-        run = await self._next_run(deadline)
+        run = await self._receive_run(deadline)
         client = self._client
         return run and [JsMessage(msg, client, True) for msg in run.each()]
 
-    async def next_run(self, *, timeout: float = 5.0) -> Run | None:
-        """The same as `next_chunk` for the rooms above, without an object per message; None when it is closed."""
-        return await self._next_run(self._client.now() + timeout)
+    async def receive_run(self, *, timeout: float = 5.0) -> MessageRun | None:
+        """As `next_chunk`, for the layers above: in columns, without an object per message; None when it is closed."""
+        return await self._receive_run(self._client.now() + timeout)
 
-    async def _next_run(self, deadline: float) -> Run | None:
-        """What is next; None when it is closed. Nothing is taken while it waits, so a cancelled reader loses none."""
+    async def _receive_run(self, deadline: float) -> MessageRun | None:
+        """The next messages in columns; None when it is closed.
+
+        Nothing is taken while it waits, so a cancelled reader loses none.
+        """
         state, client = self._state, self._client
-        self._pulse.pause(client.now() - self._away_since)  # while nobody listened nothing could be heard
+        self._heartbeats.resume(client.now())
         try:
             while not self._is_closed:
                 found = state.take()
-                if isinstance(found, Run):
+                if isinstance(found, MessageRun):
                     return found
                 if isinstance(found, ControlReply):
                     client.answer(found.subject)
                 elif isinstance(found, Error):
-                    self._break()
+                    self._discard_consumer()
                 elif state.is_broken:
                     await self._create(deadline)
-                elif not await self._receive(deadline):
+                elif not await self._receive_frames(deadline):
                     break
         finally:
-            self._away_since = client.now()
+            self._heartbeats.suspend(client.now())
         return None
 
-    async def _receive(self, deadline: float) -> bool:
-        """Wait for what comes next; False when the subscription has ended, by whoever closed the client."""
+    async def _receive_frames(self, deadline: float) -> bool:
+        """Wait for messages and statuses; False when the subscription has ended with the client."""
         subscription, client = self._subscription, self._client
         assert subscription is not None
         now = client.now()
-        silence = self._pulse.left(now)
+        silence = self._heartbeats.left(now)
         try:
             pieces = await subscription.next_pieces(timeout=max(min(deadline - now, silence), 0.0), epoch=self._epoch)
         except RequestTimeoutError:
-            if self._pulse.left(client.now()) > 0:
+            if self._heartbeats.left(client.now()) > 0:
                 raise
-            lost = HeartbeatLostError(f"ordered consumer {self._state.name}: no sign of life for {silence:.3g} s")
+            lost = HeartbeatLostError(f"ordered consumer {self._state.name}: no heartbeat for {silence:.3g} s")
             client.report(lost)
-            self._break()
+            self._discard_consumer()
         except ConnectionLostError:
             if client.is_closed:
                 return False
-            self._break()
+            self._discard_consumer()
         except SlowConsumerError:
-            self._break()
+            self._discard_consumer()
         except Error:
             if subscription.is_over:
                 return False
             raise
         else:
-            self._pulse.hear(client.now())
+            self._heartbeats.hear(client.now())
             for piece in pieces:
                 self._state.feed(piece)
         return True
 
     # Repairing
 
-    def _break(self) -> None:
-        """The consumer in use is of no use any more; `_create` makes another."""
+    def _discard_consumer(self) -> None:
+        """Give up the consumer in use; `_create` replaces it."""
         if self._subscription is not None:
             self._subscription.end()
             self._subscription = None
-        self._delete(self._state.broken())
+        self._delete(self._state.discard())
 
     async def _create(self, deadline: float) -> None:
-        """Make a consumer; tries again, with pauses, what may pass by itself. Raises what does not, or at the end."""
+        """Create a consumer, with retries of transient failures. Raises permanent ones, and any at the deadline."""
         client = self._client
         while not self._is_closed:
-            await self._rest(deadline)
+            await self._pause_before_retry(deadline)
             try:
                 await self._create_once(deadline)
             except (ConnectionLostError, RequestTimeoutError, NoRespondersError, ApiError) as error:
-                hopeless = isinstance(error, ApiError) and error.code < 500
-                if client.is_closed or hopeless or client.now() >= deadline:
+                is_permanent = isinstance(error, ApiError) and error.code < 500
+                if client.is_closed or is_permanent or client.now() >= deadline:
                     raise
             else:
                 self._attempts = 0
@@ -257,41 +260,41 @@ class OrderedConsumer:
         left = max(deadline - client.now(), 0.0)
         await client.wait(lambda: client.is_connected, timeout=left, what="a connection for an ordered consumer")
         inbox, epoch = client.new_inbox(), client.epoch
-        self._not_before = client.now() + backoff(self._attempts, inbox)
-        self._attempts += 1  # waiting for a connection is none
+        self._not_before = client.now() + retry_pause(self._attempts, inbox)
+        self._attempts += 1  # only now: waiting for a connection is no attempt
         name = consumer_name(inbox)
         subscription = await client.subscribe(inbox, max_pending_msgs=MAX_MSGS, max_pending_bytes=MAX_BYTES)
         subscription.pack(ACK_PREFIX)
         try:
             call = self._api.create(self.stream, self._state.config(name, inbox), Action.CREATE)
-            left = max(deadline - client.now(), CREATE_LEAST)
+            left = max(deadline - client.now(), MIN_CREATE_TIMEOUT)
             info = await self._context.run(call, timeout=min(left, CREATE_TIMEOUT))
         except BaseException as error:
             subscription.end()
             if not isinstance(error, ApiError):
-                self._delete(name)  # it may have been made all the same
+                self._delete(name)  # it may have been created all the same
             raise
         self._subscription, self._epoch = subscription, epoch
-        self._pulse.hear(client.now())
+        self._heartbeats.hear(client.now())
         self._state.created(info)
 
-    async def _rest(self, deadline: float) -> None:
+    async def _pause_before_retry(self, deadline: float) -> None:
         client = self._client
         if not self._attempts or (pause := self._not_before - client.now()) <= 0:
             return
         left = max(deadline - client.now(), 0.0)
         with suppress(ConnectionLostError):
             try:
-                await client.wait(lambda: self._is_closed, timeout=min(pause, left), what="the next try")
+                await client.wait(lambda: self._is_closed, timeout=min(pause, left), what="the next attempt")
             except RequestTimeoutError:
                 if left < pause:
                     raise
 
     def _delete(self, name: str) -> None:
-        """Have a consumer deleted, without waiting: what is not is gone when nobody has listened for a while."""
+        """Delete a consumer without waiting for the reply; if that fails it is removed as inactive."""
         if name and not self._client.is_closed:
             call = self._api.delete(self.stream, name)
-            with suppress(ConnectionLostError):  # no room for it to wait in: it goes by itself
+            with suppress(ConnectionLostError):  # the buffer for the next connection is full
                 self._client.start(call.subject, call.payload, Ignored())
 
     def _end(self, *, delete: bool = True) -> None:
@@ -299,6 +302,6 @@ class OrderedConsumer:
         if self._subscription is not None:
             self._subscription.end()
             self._subscription = None
-        name = self._state.broken()
+        name = self._state.discard()
         if delete:
             self._delete(name)

@@ -1,12 +1,13 @@
-"""A push subscription over the asyncio client: messages as the server sends them, with statuses taken care of.
+"""A push subscription over the asyncio client: messages as the server sends them, with its statuses handled.
 
-Thin: statuses, gaps and answers are decided in `asm`; here they are carried out, by whoever reads or by the worker that
-calls back. The blocking twin is generated from this file (`tools/unasync.py`).
+Thin: statuses, gaps and flow control replies are decided in `consume.status`; here they are carried out, by the task
+that reads or by the worker that calls back. The blocking twin is generated from this file (`tools/unasync.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -25,44 +26,51 @@ from slipstream.errors import (
 )
 from slipstream.jetstream._async.context import JetStreamContext
 from slipstream.jetstream._async.message import Callback, JsMessage
-from slipstream.jetstream.consume.status import ControlReply, HeartbeatMonitor, PushWatch
-
-DRAIN_TIMEOUT = 30.0
+from slipstream.jetstream.consume.inbox import DRAIN_TIMEOUT
+from slipstream.jetstream.consume.status import ControlReply, HeartbeatMonitor, PushState
 
 
 class PushSubscription:
-    """Messages of a push consumer: `async for message in subscription`, `next`, or `next_chunk` for all that is there.
+    """Messages of a push consumer: `async for message in subscription`, `next`, or `next_chunk` for all that arrived.
 
-    Heartbeats and flow control are seen to. Three missed heartbeats, and gaps, are told to on_event; other statuses are
-    raised. `is_owner`: the consumer was created by this subscription, and goes with it.
+    Heartbeats and flow control are handled. Three missed heartbeats, and gaps, are reported to on_event; other statuses
+    are raised. `is_owner`: the consumer was created by this subscription, and is deleted with it.
     """
 
     def __init__(
-        self, context: JetStreamContext, info: ConsumerInfo, subscription: Subscription, *, is_owner: bool
+        self,
+        context: JetStreamContext,
+        info: ConsumerInfo,
+        subscription: Subscription,
+        *,
+        is_owner: bool,
+        callback: Callback | None = None,
     ) -> None:
         self._context = context
         self._client = context.client
         self._subscription = subscription
         self._is_settled = info.config.ack_policy == AckPolicy.NONE
-        self._watch = PushWatch(info.name, gaps=not info.config.deliver_group)
-        self._pulse = HeartbeatMonitor(info.config.idle_heartbeat.total_seconds(), self._client.now())
-        self._away_since = self._client.now()
+        self._state = PushState(info.name, gaps=not info.config.deliver_group)
+        self._heartbeats = HeartbeatMonitor(info.config.idle_heartbeat.total_seconds(), self._client.now())
         self._worker: Worker | None = None
-        self._left: list[JsMessage] = []  # of a chunk, in reverse: for those who read one by one
+        self._left: list[JsMessage] = []  # of a chunk, in reverse: not taken by a reader of single messages
         self.is_owner = is_owner
         self.stream = info.stream_name
         self.consumer_name = info.name
         self.cached_info = info
+        if callback is not None:
+            name = f"callback of consumer {self.consumer_name}"
+            self._worker = self._client.spawn(partial(self._call_back, callback), name)
 
     @property
     def subject(self) -> str:
-        """Where the server delivers."""
+        """The subject that the server delivers to."""
         return self._subscription.subject
 
     @property
     def pending(self) -> int:
-        """Messages that arrived and were not taken yet."""
-        return self._subscription.pending + self._watch.waiting + len(self._left)
+        """How many messages have arrived and were not taken yet."""
+        return self._subscription.pending + self._state.waiting + len(self._left)
 
     async def info(self, *, timeout: float | None = None) -> ConsumerInfo:
         """Configuration and state of the consumer, as they are now."""
@@ -71,15 +79,15 @@ class PushSubscription:
         return self.cached_info
 
     async def next(self, *, timeout: float = 5.0) -> JsMessage:
-        """The next message; raises RequestTimeoutError if none comes in time, and what a status says."""
+        """The next message; raises RequestTimeoutError if none arrives in time, and a status that is an error."""
         if not self._left:
             self._left = (await self.next_chunk(timeout=timeout))[::-1]
         return self._left.pop()
 
     async def next_chunk(self, *, timeout: float = 5.0) -> list[JsMessage]:
-        """Every message that is here, at least one; raises as `next` does."""
+        """All messages that have arrived, at least one; raises as `next` does."""
         try:
-            chunk = await self._next(self._client.now() + timeout)
+            chunk = await self._read_chunk(self._client.now() + timeout)
         except RequestTimeoutError as error:
             raise RequestTimeoutError(f"consumer {self.consumer_name}: no message within {timeout:g} s") from error
         if chunk is None:
@@ -88,12 +96,12 @@ class PushSubscription:
 
     async def chunks(self) -> AsyncIterator[list[JsMessage]]:
         """Lists of messages, as they arrive, until the subscription ends."""
-        while (chunk := await self._next(self._client.now() + FOREVER)) is not None:
+        while (chunk := await self._read_chunk(self._client.now() + FOREVER)) is not None:
             yield chunk
 
     async def messages(self) -> AsyncIterator[JsMessage]:
         """The messages one by one, until the subscription ends."""
-        while (chunk := await self._next(self._client.now() + FOREVER)) is not None:
+        while (chunk := await self._read_chunk(self._client.now() + FOREVER)) is not None:
             self._left = left = chunk[::-1]
             while left:
                 yield left.pop()
@@ -102,18 +110,20 @@ class PushSubscription:
         return self.messages()
 
     async def unsubscribe(self, *, timeout: float | None = None) -> None:
-        """End it at once; what is here can still be read. Deletes the consumer if it is its owner, and raises if that
-        fails."""
+        """End the subscription at once; what has arrived can still be read.
+
+        Deletes the consumer if this is its owner, and raises if that fails.
+        """
         self._subscription.end()
         if self.is_owner:
             self.is_owner = False
             await self._context.run(self._context.consumer_api.delete(self.stream, self.consumer_name), timeout=timeout)
 
     async def drain(self, *, timeout: float = DRAIN_TIMEOUT) -> None:
-        """End it after everything that the server has sent.
+        """End the subscription when everything that the server has sent has arrived.
 
-        Returns when all of it is here and, with a callback, handled. Then, or when the last message was read, the
-        consumer is deleted if this is its owner; on_event is told if that fails.
+        With a callback it returns when all of it was handled. Then, or when the last message was read, the consumer is
+        deleted if this is its owner; a failure of that is reported to on_event.
         """
         deadline = self._client.now() + timeout
         await self._subscription.drain(timeout=timeout)
@@ -133,16 +143,16 @@ class PushSubscription:
 
     # Reading
 
-    async def _next(self, deadline: float) -> list[JsMessage] | None:
-        """The next chunk; None at the end. Nothing is taken while it waits, so a cancelled reader loses none."""
+    async def _read_chunk(self, deadline: float) -> list[JsMessage] | None:
+        """The next messages; None at the end. Nothing is taken while it waits, so a cancelled reader loses none."""
         if self._left:
             chunk, self._left = self._left[::-1], []
             return chunk
-        client, watch = self._client, self._watch
-        self._pulse.pause(client.now() - self._away_since)  # while nobody listened nothing could be heard
+        client, state = self._client, self._state
+        self._heartbeats.resume(client.now())
         try:
             while True:
-                found = watch.take()
+                found = state.take()
                 if isinstance(found, list):
                     is_settled = self._is_settled
                     return [JsMessage(msg, client, is_settled) for msg in found]
@@ -156,63 +166,63 @@ class PushSubscription:
                     await self._delete_owned()
                     return None
                 else:
-                    await self._receive(deadline)
+                    await self._receive_frames(deadline)
         finally:
-            self._away_since = client.now()
+            self._heartbeats.suspend(client.now())
 
-    async def _receive(self, deadline: float) -> None:
+    async def _receive_frames(self, deadline: float) -> None:
         client, now = self._client, self._client.now()
-        silence = self._pulse.left(now)
+        silence = self._heartbeats.left(now)
         try:
             msgs = await self._subscription.next_msgs(
                 timeout=max(min(deadline - now, silence), 0.0), epoch=client.epoch
             )
         except RequestTimeoutError:
-            if self._pulse.left(client.now()) > 0:
+            if self._heartbeats.left(client.now()) > 0:
                 raise
-            client.report(HeartbeatLostError(f"consumer {self.consumer_name}: no sign of life for {silence:.3g} s"))
-            self._pulse.hear(client.now())
+            client.report(HeartbeatLostError(f"consumer {self.consumer_name}: no heartbeat for {silence:.3g} s"))
+            self._heartbeats.hear(client.now())
         except ConnectionLostError:
             if self._subscription.is_ended:
-                return  # what is left to read, and then the end
+                return  # the reader takes what is left, and then sees the end
         except SlowConsumerError:
-            return  # told already; what was dropped is told as a gap, or comes again
+            return  # reported already; what was dropped is reported as a gap, or redelivered
         except Error:
             if not self._subscription.is_over:
                 raise
         else:
-            self._pulse.hear(client.now())
-            self._watch.feed(msgs)
+            self._heartbeats.hear(client.now())
+            self._state.feed(msgs)
 
     async def _delete_owned(self) -> None:
-        """The end of a drain, where nobody is there to catch an error."""
-        if not self.is_owner or self._client.is_closed:
-            return
-        self.is_owner = False
-        try:
-            await self._context.run(self._context.consumer_api.delete(self.stream, self.consumer_name))
-        except Error as error:
-            error.add_note(f"while the consumer {self.consumer_name} was deleted at the end of its subscription")
-            self._client.report(error)
+        """At the end of a drain, where no caller can catch an error."""
+        if self.is_owner and not self._client.is_closed:
+            self.is_owner = False
+            await delete_and_report(self._context, self.stream, self.consumer_name)
 
-    # Calling back
-
-    def _call_back(self, callback: Callback) -> None:
-        async def work() -> None:
-            while True:
+    async def _call_back(self, callback: Callback) -> None:
+        """Call back with each message until the subscription ends."""
+        while True:
+            try:
+                chunk = await self._read_chunk(self._client.now() + FOREVER)
+            except ConnectionLostError:
+                return  # the client is closed
+            except Error as error:
+                self._client.report(error)
+                continue
+            if chunk is None:
+                return
+            for message in chunk:
                 try:
-                    chunk = await self._next(self._client.now() + FOREVER)
-                except ConnectionLostError:
-                    return  # the client is closed
-                except Error as error:
-                    self._client.report(error)
-                    continue
-                if chunk is None:
-                    return
-                for message in chunk:
-                    try:
-                        await finish(callback(message))
-                    except Exception as exc:  # the top of the user's code
-                        self._client.report(exc)
+                    await finish(callback(message))
+                except Exception as exc:  # the top of the user's code
+                    self._client.report(exc)
 
-        self._worker = self._client.spawn(work, f"callback of consumer {self.consumer_name}")
+
+async def delete_and_report(context: JetStreamContext, stream: str, name: str, *, timeout: float | None = None) -> None:
+    """Delete a consumer at the end of its subscription; a failure is reported to on_event."""
+    try:
+        await context.run(context.consumer_api.delete(stream, name), timeout=timeout)
+    except Error as error:
+        error.add_note(f"while the consumer {name} was deleted at the end of its subscription")
+        context.client.report(error)

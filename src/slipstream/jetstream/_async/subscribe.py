@@ -1,7 +1,8 @@
-"""Subscribing by subject over the asyncio client: the stream is looked up, the consumer bound or created.
+"""Subscriptions by subject over the asyncio client: the stream is looked up, the consumer bound or created.
 
-What is checked, and what is created, is decided in `workflow`. What a subscription created it deletes when it ends;
-what it was only bound to it leaves alone. The blocking twin is generated from this file (`tools/unasync.py`).
+What is checked, and what is created, is decided in `consume.subscribe`. A subscription deletes the consumer that it
+created when it ends, and leaves alone one that it was only bound to. The blocking twin is generated from this file
+(`tools/unasync.py`).
 """
 
 from __future__ import annotations
@@ -19,14 +20,15 @@ from slipstream.errors import (
 from slipstream.jetstream._async.consumer import Consumer
 from slipstream.jetstream._async.context import JetStreamContext
 from slipstream.jetstream._async.message import Callback
-from slipstream.jetstream._async.push import DRAIN_TIMEOUT, PushSubscription
+from slipstream.jetstream._async.push import PushSubscription, delete_and_report
+from slipstream.jetstream.consume.inbox import DRAIN_TIMEOUT
 from slipstream.jetstream.consume.subscribe import Wanted, check_existing
 
 
 class PullSubscription(Consumer):
-    """A pull consumer that was found or made for a subject: `fetch`, `next`, `messages`, `chunks`, `consume`.
+    """A pull consumer that was found or created for a subject: `fetch`, `next`, `messages`, `chunks`, `consume`.
 
-    `is_owner`: the consumer was created by this subscription, and goes with it.
+    `is_owner`: the consumer was created by this subscription, and is deleted with it.
     """
 
     def __init__(
@@ -42,25 +44,21 @@ class PullSubscription(Consumer):
         self.is_owner = is_owner
 
     async def unsubscribe(self, *, timeout: float | None = None) -> None:
-        """End it. Deletes the consumer if it is its owner, and raises if that fails."""
-        self._give_up_inbox()
+        """End the subscription. Deletes the consumer if this is its owner, and raises if that fails."""
+        self._single.give_up()
         if self.is_owner:
             self.is_owner = False
             await self.delete(timeout=timeout)
 
     async def drain(self, *, timeout: float = DRAIN_TIMEOUT) -> None:
-        """End it, after which nothing more comes. Deletes the consumer if it is its owner; on_event is told if that
-        fails."""
-        if self._inbox is not None:
-            await self._inbox[1].drain(timeout=timeout)
-        if not self.is_owner:
-            return
-        self.is_owner = False
-        try:
-            await self.delete(timeout=timeout)
-        except Error as error:
-            error.add_note(f"while the consumer {self.name} was deleted at the end of its subscription")
-            self._client.report(error)
+        """End the subscription when everything that the server has sent has arrived.
+
+        Deletes the consumer if this is its owner; a failure of that is reported to on_event.
+        """
+        await self._single.drain(timeout=timeout)
+        if self.is_owner:
+            self.is_owner = False
+            await delete_and_report(self._context, self.stream, self.name, timeout=timeout)
 
 
 async def push_subscribe(
@@ -72,7 +70,7 @@ async def push_subscribe(
     max_pending_bytes: int = MAX_PENDING_BYTES,
     timeout: float | None = None,
 ) -> PushSubscription:
-    """Bind to the consumer that is wanted, or create it; the NATS subscription comes first."""
+    """Bind to the wanted push consumer, or create it. It is subscribed to first: nothing that is pushed is missed."""
     client, api = context.client, context.consumer_api
     stream = wanted.stream or await context.stream_name_of(wanted.subject, timeout=timeout)
     info = await _look_up(context, wanted, stream, timeout)
@@ -103,22 +101,19 @@ async def push_subscribe(
         except BaseException:
             subscription.end()
             raise
-    found = PushSubscription(context, info, subscription, is_owner=is_owner)
-    if callback is not None:
-        found._call_back(callback)
-    return found
+    return PushSubscription(context, info, subscription, is_owner=is_owner, callback=callback)
 
 
 async def pull_subscribe(
     context: JetStreamContext, wanted: Wanted, *, timeout: float | None = None
 ) -> PullSubscription:
-    """Bind to the consumer that is wanted, or create it."""
+    """Bind to the wanted pull consumer, or create it."""
     api = context.consumer_api
     stream = wanted.stream or await context.stream_name_of(wanted.subject, timeout=timeout)
     if wanted.must_exist:
         try:
             info = await context.run(api.info(stream, wanted.name), timeout=timeout)
-        except Error:  # it may be that only the info is not ours to see: the first pull tells
+        except Error:  # perhaps only its info is forbidden: the first pull request will tell
             return PullSubscription(context, stream, wanted.name)
         check_existing(wanted, info)
         return PullSubscription(context, stream, wanted.name, info)
@@ -136,7 +131,7 @@ async def pull_subscribe(
 async def _look_up(
     context: JetStreamContext, wanted: Wanted, stream: str, timeout: float | None
 ) -> ConsumerInfo | None:
-    """The consumer that is wanted; None if it is to be created."""
+    """The wanted consumer; None if it is to be created."""
     if not wanted.name:
         return None
     try:

@@ -15,7 +15,7 @@ from slipstream.api import PubAck, names
 from slipstream.errors import UsageError
 from slipstream.jetstream import requests
 from slipstream.jetstream._sync.context import JetStreamContext
-from slipstream.jetstream.consume.sinks import consumer_name
+from slipstream.jetstream.consume.inbox import consumer_name
 from slipstream.wire import Headers
 from slipstream.wire.headers import HeaderValues
 

@@ -1,6 +1,7 @@
-"""The reply subject of a consumer's message becomes what it says: stream, consumer, sequences, time, pending.
+"""Ack subjects: the reply subject of a consumer's message, its metadata and the bodies that acknowledge it.
 
-It is read when somebody asks. Both formats are known: 9 tokens, and 11 or more with domain and account in front.
+It is parsed only when a program reads the metadata. Both formats are known: 9 tokens, and 11 or more with domain and
+account hash in front.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ NO_DOMAIN = "_"
 
 
 class Metadata(NamedTuple):
-    """What the server says of a message. `time` is nanoseconds since the epoch; an empty `domain` is none."""
+    """The server's metadata of a message. `time` is nanoseconds since the epoch; an empty `domain` is none."""
 
     stream: str
     consumer: str
@@ -44,18 +45,18 @@ def split_reply(reply: str) -> list[str]:
     tokens = reply.split(".")
     if len(tokens) != 9:
         if len(tokens) < 11:
-            raise _not_an_ack(reply, f"{len(tokens)} tokens, 9 or at least 11 are expected")
+            raise _not_an_ack(reply, f"it must have 9 or at least 11 tokens, got {len(tokens)}")
         tokens = [*tokens[:2], *tokens[4:11]]
     if tokens[0] != "$JS" or tokens[1] != "ACK":
         raise _not_an_ack(reply, f"it must begin with {ACK_PREFIX}")
     numbers = "".join(tokens[4:])
     if not (numbers.isascii() and numbers.isdigit()) or not all(tokens[4:]):
-        raise _not_an_ack(reply, "five numbers must follow the names")
+        raise _not_an_ack(reply, "it must end with five numbers")
     return tokens
 
 
 def parse_reply(reply: str) -> Metadata:
-    """Everything that the reply subject says; raises NotJetStreamMessageError."""
+    """All metadata in a reply subject; raises NotJetStreamMessageError."""
     _, _, stream, consumer, delivered, stream_seq, consumer_seq, time, pending = split_reply(reply)
     parts = reply.split(".", 3)
     domain = "" if reply.count(".") == 8 or parts[2] == NO_DOMAIN else parts[2]
@@ -65,38 +66,38 @@ def parse_reply(reply: str) -> Metadata:
 
 
 def _not_an_ack(reply: str, why: str) -> NotJetStreamMessageError:
-    return NotJetStreamMessageError(f"the reply subject {reply[:80]!r} is not that of a consumer's message: {why}")
+    return NotJetStreamMessageError(f"reply subject {reply[:80]!r} is not that of a consumer's message: {why}")
 
 
 def nak_body(delay: float | timedelta | None) -> bytes:
-    """What is published for a message that shall come again, not before `delay` (seconds) has passed."""
+    """The body that asks for redelivery, not before `delay` (seconds) has passed."""
     if delay is None:
         return NAK
     nanos = nanoseconds(delay)
     if nanos < 0:
-        raise UsageError(f"bad delay {delay!r}: 0 or more seconds are allowed")
+        raise UsageError(f"delay must be at least 0 seconds, got {delay!r}")
     return b"%b %b" % (NAK, encode_json({"delay": nanos})) if nanos else NAK
 
 
 def term_body(reason: str) -> bytes:
-    """What is published for a message that shall not come again; the reason goes into the server's advisory."""
+    """The body that ends redelivery; the reason goes into the server's advisory."""
     if "\r" in reason or "\n" in reason:
-        raise UsageError(f"bad reason {reason!r}: one line is allowed")
+        raise UsageError(f"reason must be a single line, got {reason!r}")
     return b"%b %b" % (TERM, reason.encode()) if reason else TERM
 
 
 class BaseJsMessage(BaseMessage[C], Generic[C], gc=False):
-    """A message of a consumer: beside its content, what the server says of it, and whether it was settled here.
+    """A message of a consumer: its content, the server's metadata, and whether it was settled here.
 
-    `is_settled`: a terminal ack was sent, or none is wanted; acks are ignored from then on. Nothing refers back to it,
-    so the collector of cycles leaves it alone: looking at each took as long as making it.
+    `is_settled`: a terminal ack was sent, or none is wanted; acks are ignored from then on. It cannot be part of a
+    cycle, so the cyclic garbage collector does not track it: tracking took as long as making it.
     """
 
     is_settled: bool = False
 
     @property
     def metadata(self) -> Metadata:
-        """Sequences, time, deliveries and what is pending."""
+        """Sequences, time, number of deliveries and of pending messages."""
         return parse_reply(self._msg[2])
 
     @property

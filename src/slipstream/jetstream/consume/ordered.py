@@ -1,8 +1,32 @@
-"""A consumer's messages in order and without gaps: what to create, what to hand over, when to begin anew.
+"""The state of an ordered consumer: which consumer to create, which messages to return, when to start over.
 
-Pure. Invariants: stream sequences only grow, and none that the consumer has is left out: a message whose consumer
-sequence is not the next one is either one that was here already, and dropped, or the sign of a gap, and then nothing
-behind it is handed over before a new consumer has delivered what is missing.
+Theory of operation. An ordered consumer reads a stream by a sequence of throw-away push consumers. Each is ephemeral,
+in memory, without acks (`ack_policy` none, `max_deliver` 1) and with flow control and idle heartbeats. The server keeps
+no state for it that matters: the position is ours, the stream sequence of the last message returned (`last_seq`).
+
+Every message carries two sequences in its reply subject. The *consumer sequence* counts the deliveries of one consumer
+from 1 without gaps; the *stream sequence* grows, with gaps where messages were removed or do not match the filter. So
+loss is seen in the consumer sequence alone:
+
+    consumer sequence is the next one       return the message, advance both positions
+    consumer sequence was seen before       a duplicate frame: drop it
+    consumer sequence skips one or more     a gap: discard the consumer
+    a heartbeat's Nats-Last-Consumer is ahead of us     a gap at the end: discard the consumer
+
+A consumer is also discarded when three heartbeats are missed, the connection is lost, messages were dropped for want of
+memory, or a status says that it is gone. A discarded consumer is deleted without waiting for it, and a new one is
+created with `deliver_policy` by_start_sequence at `last_seq + 1`. Its consumer sequence begins at 1 again, so a late
+frame of the old one must not be mistaken for one of its own: every consumer has a new inbox.
+
+    BROKEN --created()--> READING --gap, error, silence: discard()--> BROKEN
+
+Where to continue before the first message was returned is the subtle part. A consumer that starts at `new`, at `last`
+or at a time would start somewhere else when it is created again, and skip what was stored in between. So the first
+creation fixes a *floor*: the info of a new consumer says which stream sequence it starts behind. The last messages per
+subject have no such position: what they were at the first creation may not be what they are now, and both are right.
+
+Pure: no I/O, no clock. Invariants: stream sequences only grow; no message that a consumer of this configuration would
+have delivered is left out; nothing behind a gap is returned before the gap is filled.
 """
 
 from __future__ import annotations
@@ -11,7 +35,6 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import NamedTuple
-from zlib import crc32
 
 import msgspec
 
@@ -32,15 +55,13 @@ from slipstream.jetstream.requests import check_seq
 from slipstream.wire import Msg, check_filter
 
 HEARTBEAT = 5.0
-INACTIVE = 5.0  # a consumer that nobody listens to is gone after that many seconds
-FIRST_PAUSE = 0.05
-LONGEST_PAUSE = 5.0
+INACTIVE = 5.0  # seconds after which the server removes a consumer whose inbox is not listened to
 
 _decode_numbers = msgspec.json.Decoder(list[int]).decode
 
 
-class Run(NamedTuple):
-    """Messages to hand over, with what their reply subjects say of each: stream sequence, time, how many follow."""
+class MessageRun(NamedTuple):
+    """Consecutive messages in columns, with the metadata of each: stream sequence, time, number pending behind it."""
 
     messages: Packed | list[Msg]
     seqs: list[int]
@@ -49,17 +70,17 @@ class Run(NamedTuple):
     stream: str
 
     def subjects(self) -> list[str]:
-        """Where they were published."""
+        """The subject of each."""
         if isinstance(self.messages, Packed):
             return b"\n".join(self.messages.subjects).decode(errors="replace").split("\n")
         return [msg[0] for msg in self.messages]
 
     def payloads(self) -> list[bytes]:
-        """What they hold."""
+        """The payload of each."""
         return self.messages.payloads if isinstance(self.messages, Packed) else [msg[4] for msg in self.messages]
 
     def headers(self) -> list[bytes]:
-        """Their header blocks, some of which may be empty; an empty list if all are."""
+        """The header block of each, perhaps empty; an empty list if all are."""
         return self.messages.headers if isinstance(self.messages, Packed) else [msg[3] for msg in self.messages]
 
     def each(self) -> list[Msg]:
@@ -67,15 +88,8 @@ class Run(NamedTuple):
         return self.messages.messages() if isinstance(self.messages, Packed) else self.messages
 
 
-def backoff(attempt: int, name: str) -> float:
-    """How long to rest before the try after `attempt` failures; different for each consumer, or all come at once."""
-    jitter = crc32(f"{name}.{attempt}".encode()) / 2**32
-    pause: float = min(FIRST_PAUSE * 2 ** min(attempt, 16), LONGEST_PAUSE)
-    return pause * (0.5 + jitter / 2)
-
-
 def check_template(config: ConsumerConfig) -> None:
-    """Refuse what cannot be part of an ordered consumer."""
+    """Reject what an ordered consumer sets itself."""
     fixed = {
         "durable_name": config.durable_name,
         "deliver_subject": config.deliver_subject,
@@ -86,7 +100,7 @@ def check_template(config: ConsumerConfig) -> None:
     }
     for name, value in fixed.items():
         if value:
-            raise UsageError(f"{name}={value!r}: an ordered consumer chooses that itself")
+            raise UsageError(f"{name} of an ordered consumer must not be set, got {value!r}")
 
 
 def template(
@@ -99,24 +113,24 @@ def template(
     replay_policy: str = ReplayPolicy.INSTANT.value,
     metadata: Mapping[str, str] | None = None,
 ) -> ConsumerConfig:
-    """What an ordered consumer reads: the subjects (none: all), and where it begins."""
+    """The configuration of an ordered consumer: its subjects (none: all), and where it starts."""
     filters = (subjects,) if isinstance(subjects, str) else tuple(subjects)
     filters = tuple(check_filter(one) for one in filters if one)
     starts = {
         DeliverPolicy.BY_START_SEQUENCE: bool(start_seq),
         DeliverPolicy.BY_START_TIME: start_time is not None,
     }
-    given = [policy.value for policy, is_given in starts.items() if is_given] + [deliver_policy] * bool(deliver_policy)
-    if len(set(given)) > 1:
+    wanted = [policy.value for policy, is_set in starts.items() if is_set] + [deliver_policy] * bool(deliver_policy)
+    if len(set(wanted)) > 1:
         raise UsageError(
-            f"start_seq={start_seq}, start_time={start_time}, deliver_policy={deliver_policy!r}: one is allowed"
+            "start_seq, start_time and deliver_policy are mutually exclusive, "
+            f"got {start_seq}, {start_time} and {deliver_policy!r}"
         )
     try:
-        policy = DeliverPolicy(given[0] if given else DeliverPolicy.ALL)
+        policy = DeliverPolicy(wanted[0] if wanted else DeliverPolicy.ALL)
     except ValueError:
-        allowed = ", ".join(DeliverPolicy)
-        raise UsageError(f"bad deliver_policy {deliver_policy!r}: one of {allowed} is allowed") from None
-    if policy is DeliverPolicy.LAST_PER_SUBJECT and not filters:  # servers want to be told of which subjects
+        raise UsageError(f"deliver_policy must be one of {', '.join(DeliverPolicy)}, got {deliver_policy!r}") from None
+    if policy is DeliverPolicy.LAST_PER_SUBJECT and not filters:  # servers require a filter for it
         filters = (">",)
     return ConsumerConfig(
         filter_subject=filters[0] if len(filters) == 1 else "",
@@ -130,7 +144,7 @@ def template(
     )
 
 
-class Ordered:
+class OrderedState:
     """One ordered reader over any number of consumers, one after the other.
 
     `initial_pending` is how many messages the first consumer had to deliver; None before it was created.
@@ -139,20 +153,20 @@ class Ordered:
     def __init__(self, template: ConsumerConfig, *, heartbeat: float = HEARTBEAT) -> None:
         check_template(template)
         if heartbeat < 0.1:
-            raise UsageError(f"bad heartbeat {heartbeat}: 0.1 seconds or more are allowed")
+            raise UsageError(f"heartbeat must be at least 0.1 seconds, got {heartbeat}")
         self._template = template
         self.heartbeat = heartbeat
         self.initial_pending: int | None = None
-        self.last_seq = 0  # of the last message handed over
+        self.last_seq = 0  # of the last message returned
         self.resets = 0
         self.name = ""  # of the consumer in use; empty while there is none
-        self._floor: int | None = None  # every message of interest has a greater sequence
+        self._floor: int | None = None  # every message to read has a greater stream sequence
         self._cseq = 0  # the last consumer sequence
-        self._stream = ""  # the stream, as the ack subjects have it
-        self._prefix = "$"  # what the ack subjects of the consumer in use begin with, once it is known
+        self._stream = ""  # the name of the stream in ack subjects
+        self._prefix = "$"  # of the ack subjects of the consumer in use, once its first message was seen
         self._flow = FlowControl()
         self._queue: deque[list[Msg] | Msg | Packed] = deque()
-        self.is_broken = True  # a consumer must be created before anything can be handed over
+        self.is_broken = True  # a consumer must be created before anything can be returned
 
     @property
     def consumer_seq(self) -> int:
@@ -160,7 +174,7 @@ class Ordered:
         return self._cseq
 
     def config(self, name: str, deliver_subject: str) -> ConsumerConfig:
-        """What to create: the first time as the user wants it, later from where we are."""
+        """The consumer to create: the first time from the template's start, later from our position."""
         start: dict[str, object] = {}
         if self.last_seq or self._floor is not None:
             start = {
@@ -183,7 +197,7 @@ class Ordered:
         )
 
     def created(self, info: ConsumerInfo) -> None:
-        """A consumer was made: its messages come next."""
+        """A consumer was created: its messages are next."""
         self.name = info.name
         self._cseq = 0
         self._prefix = "$"
@@ -192,13 +206,12 @@ class Ordered:
         self.is_broken = False
         if self.initial_pending is None:
             self.initial_pending = info.num_pending + info.delivered.consumer_seq
-        # Should it be lost before its first message, the next one must begin at the same place. The last messages per
-        # subject have no such place: what they were then may not be what they are now, and both are right.
+        # Should it be lost before its first message, the next one must start at the same position (see the header).
         if not info.delivered.consumer_seq and self._template.deliver_policy != DeliverPolicy.LAST_PER_SUBJECT:
             self._floor = max(info.delivered.stream_seq, self._floor or 0)
 
-    def broken(self) -> str:
-        """The consumer is of no use any more; returns its name, to be deleted."""
+    def discard(self) -> str:
+        """Give up the consumer in use; returns its name, to be deleted."""
         name, self.name = self.name, ""
         self.is_broken = True
         self.resets += bool(name)
@@ -206,32 +219,35 @@ class Ordered:
         return name
 
     def feed(self, piece: list[Msg] | Packed) -> None:
-        """Take what arrived for the consumer in use."""
+        """Add frames that arrived for the consumer in use."""
         if isinstance(piece, Packed):
             self._queue.append(piece)
         else:
             self._queue.extend(pieces_of(piece))
 
-    def take(self) -> Run | ControlReply | Error | None:
-        """What is next: messages, an answer that is due now, the reason to begin anew; None if there is nothing."""
+    def take(self) -> MessageRun | ControlReply | Error | None:
+        """What is next: messages, a reply that is due now, the reason to start over; None if there is nothing."""
         while self._queue:
             piece = self._queue.popleft()
             if isinstance(piece, Packed):
-                found: Run | ControlReply | Error | None = self._quick(piece, b".".join(piece.replies).decode())
-                if found is None:  # not usual: one by one, then
+                found: MessageRun | ControlReply | Error | None = self._accept_run(
+                    piece, b".".join(piece.replies).decode()
+                )
+                if found is None:  # something is unusual: one by one
                     self._queue.extendleft(reversed(pieces_of(piece.messages())))
             elif isinstance(piece, list):
-                found = self._quick(piece, ".".join([msg[2] for msg in piece])) or self._carefully(piece)
+                found = self._accept_run(piece, ".".join([msg[2] for msg in piece])) or self._accept_each(piece)
             else:
                 found = self._status(piece)
             if found is not None:
                 return found
         return None
 
-    def _quick(self, msgs: list[Msg] | Packed, replies: str) -> Run | None:
-        """All in one step where, as is usual, nothing is amiss: the reply subjects as one text, 0.25 µs a message.
+    def _accept_run(self, msgs: list[Msg] | Packed, replies: str) -> MessageRun | None:
+        """All messages in one step; None unless each is the next one: no duplicate, no gap, no other format.
 
-        Without what they all begin with, four numbers of each are left, or else it is not usual.
+        The reply subjects are parsed as one text, 0.25 µs a message: without their common prefix four numbers of each
+        are left, which make a JSON array.
         """
         text = replies.replace(self._prefix, "").replace(".", ",")
         try:
@@ -245,12 +261,12 @@ class Ordered:
             return None
         self._cseq += count
         self.last_seq = seqs[-1]
-        return Run(msgs, seqs, numbers[2::4], numbers[3::4], self._stream)
+        return MessageRun(msgs, seqs, numbers[2::4], numbers[3::4], self._stream)
 
-    def _carefully(self, msgs: list[Msg]) -> Run | Error | None:
+    def _accept_each(self, msgs: list[Msg]) -> MessageRun | Error | None:
         """The same message by message: with duplicates, a gap, or another format of the reply subject."""
         kept: list[Msg] = []
-        run = Run(kept, [], [], [], self._stream)
+        run = MessageRun(kept, [], [], [], self._stream)
         for index, msg in enumerate(msgs):
             try:
                 tokens = split_reply(msg[2])
@@ -258,7 +274,7 @@ class Ordered:
                 return error
             stream_seq, seq = int(tokens[5]), int(tokens[6])
             if seq <= self._cseq:
-                continue  # a frame that came twice
+                continue  # a duplicate frame
             if seq > self._cseq + 1:
                 if not kept:
                     return MessageGapError(self.name, self._cseq + 1, seq)

@@ -1,7 +1,35 @@
-"""Pull requests and what they bring: how many messages to ask for, when to ask again, when a fetch is over.
+"""Pull requests in flight: how many messages to ask for, when to send the next request, when a fetch is over.
 
-Pure; the time is an argument. Three readers: `Fetch` (a number of messages), `Singles` (one at a time, over one inbox)
-and `Flow` (endless, with requests that overlap). Statuses end requests or raise errors; they are never messages.
+Theory of operation. A pull request is a message to `$JS.API.CONSUMER.MSG.NEXT.<stream>.<consumer>` whose reply subject
+is an inbox of ours. The server delivers up to `batch` messages to that inbox and then forgets the request, without a
+word where the batch is full. A request that ends before that ends with a status:
+
+    404 No Messages         `no_wait`: nothing was available. Sent behind the messages that were.
+    408 Request Timeout     the request has expired; says how many messages and bytes it had left.
+    409 Batch Completed, Message Size Exceeds MaxBytes      ended early: the rest of the batch will not come.
+    409 Leadership Change, Server Shutdown                  ended by a move: send it again.
+    409 Consumer Deleted, Exceeded Max…, 400, 423           an error of the request or of the consumer.
+    503 no responders       no such consumer, or its leader is changing.
+    100 Idle Heartbeat      not an end: the server still has the request.
+
+There is no other sign, and a message does not say which request it belongs to. So requests are counted, not named: what
+was requested and neither arrived nor was given back by a status is *pending*. A count that is too high stalls the
+reader, one that is too low only requests too early; hence heartbeats, and `reset` whenever requests may have been lost
+(reconnect, missed heartbeats, a change of the leader). The last token of the reply subject is the generation since the
+last `reset`: a late status of an earlier one must not be counted. There is no way to cancel a request but to
+unsubscribe its inbox; what the server had sent by then still arrives and belongs to the next reader.
+
+Three kinds of readers:
+
+- `Fetch` wants a number of messages once. It first asks with `no_wait` for what is available and, where that is
+  nothing, with `expires` for what arrives in time. A consumer at its `max_ack_pending` does not answer `no_wait` at
+  all, so after `NO_WAIT_TIMEOUT` the second request is sent without an answer to the first.
+- `SingleRequests` serves any number of readers that want one message each over one shared inbox: as many requests as
+  readers are in flight, and a message is for the first reader that takes it.
+- `PullFlow` reads without end. Requests overlap: the next one is sent when no more than `threshold` messages are
+  pending, so that the server always has one to fill.
+
+Pure; the time is an argument. Invariant: statuses end requests or become errors; they are never messages.
 """
 
 from __future__ import annotations
@@ -15,27 +43,27 @@ from slipstream.errors import Error, UsageError
 from slipstream.jetstream.consume.status import Meaning, is_status, judge, pending_of, pieces_of
 from slipstream.wire import Msg
 
-NO_WAIT_PATIENCE = 1.0  # a consumer with too many messages unacknowledged does not answer a `no_wait` at all
-MARGIN = 0.1  # a request expires that much before the caller's patience ends, so that the server tells how it ended
-SMALLEST = 0.001
-GRACE = 1.0  # an answer that is that late will not come any more
+NO_WAIT_TIMEOUT = 1.0  # seconds for the answer to a `no_wait`: a consumer at its max_ack_pending sends none
+MARGIN = 0.1  # a request expires that many seconds before the caller's deadline, so that its status arrives in time
+MIN_EXPIRES = 0.001
+GRACE = 1.0  # seconds after which a late answer is not expected any more
 MAX_MESSAGES = 500
 MAX_EXPIRES = 30.0
-MANY = 1_000_000  # messages, where bytes are the bound
+UNBOUNDED_BATCH = 1_000_000  # messages, where bytes are the limit
 
 
 def expires_within(timeout: float) -> float:
-    """How long a request may linger for a caller who waits `timeout` seconds."""
-    return max(timeout - min(MARGIN, timeout / 10), SMALLEST)
+    """How long a request may last for a caller that waits `timeout` seconds."""
+    return max(timeout - min(MARGIN, timeout / 10), MIN_EXPIRES)
 
 
 def no_wait_body(batch: int, *, max_bytes: int = 0) -> bytes:
-    """What is there, now."""
+    """A request for what is available now."""
     return encode_json({"batch": batch, "no_wait": True} | _bytes(max_bytes))
 
 
 def lingering_body(batch: int, expires: float, *, max_bytes: int = 0, heartbeat: float = 0.0) -> bytes:
-    """What is there and what comes until the request expires."""
+    """A request for what is available and what arrives until it expires."""
     beat: dict[str, int] = {"idle_heartbeat": nanoseconds(heartbeat)} if heartbeat > 0 else {}
     return encode_json({"expires": nanoseconds(expires), "batch": batch} | _bytes(max_bytes) | beat)
 
@@ -45,71 +73,71 @@ def _bytes(max_bytes: int) -> dict[str, int]:
 
 
 def check_batch(batch: int, max_bytes: int) -> None:
-    """Refuse what no server can give."""
+    """Reject a batch that no server can fill."""
     if not isinstance(batch, int) or isinstance(batch, bool) or batch < 1:
-        raise UsageError(f"bad number of messages {batch!r}: 1 or more are allowed")
+        raise UsageError(f"the number of messages must be an integer of at least 1, got {batch!r}")
     if max_bytes < 0:
-        raise UsageError(f"bad max_bytes {max_bytes}: 0 (no bound) or more are allowed")
+        raise UsageError(f"max_bytes must be at least 0 (0: no limit), got {max_bytes}")
 
 
 class PullState(enum.Enum):
-    """Where a fetch stands."""
+    """The state of a fetch."""
 
-    ASKING = "asked for what is there"
-    LINGERING = "nothing was there: asked for what comes"
+    NO_WAIT = "asked for what is available"
+    LINGERING = "nothing was available: asked for what arrives"
     DONE = "over"
 
 
 class Fetch:
-    """Up to `batch` messages: those that are there, or else those that come in time."""
+    """Up to `batch` messages: those that are available, or else those that arrive in time."""
 
     def __init__(self, batch: int, *, max_bytes: int = 0, max_expires: float = math.inf) -> None:
         check_batch(batch, max_bytes)
         self.batch = batch
         self.messages: list[Msg] = []
-        self.statuses = 0  # so many frames were no messages
-        self.state = PullState.ASKING
-        self.open = 0  # requests under way: messages may come for them
-        self._asked = 0
+        self.statuses = 0  # frames that were no messages
+        self.state = PullState.NO_WAIT
+        self.open = 0  # requests in flight: messages may arrive for them
+        self._requested = 0  # requests sent
         self._max_bytes = max_bytes
         self._max_expires = max_expires
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing more is to be waited for."""
+        """Whether there is nothing more to wait for."""
         return self.state is PullState.DONE
 
     @property
     def limit(self) -> int:
-        """How many frames may still come in all: the messages, and the status of each request before the last."""
-        return self.batch + max(1, self._asked - 1)
+        """How many frames may arrive in all: the messages, and the status of each request before the last."""
+        return self.batch + max(1, self._requested - 1)
 
-    def ask(self, left: float) -> bytes:
+    def request(self, left: float) -> bytes:
         """The body of the next request, when `left` seconds remain."""
         self.open += 1
-        self._asked += 1
-        if self.state is PullState.ASKING:
+        self._requested += 1
+        if self.state is PullState.NO_WAIT:
             return no_wait_body(self.batch, max_bytes=self._max_bytes)
         expires = min(expires_within(left), self._max_expires)
         return lingering_body(self.batch, expires, max_bytes=self._max_bytes)
 
-    def patience(self, left: float) -> float:
-        """How long to wait for the next frame: an answer to `no_wait` comes at once, or not at all."""
+    def frame_timeout(self, left: float) -> float:
+        """How long to wait for the next frame: the answer to a `no_wait` arrives at once, or not at all."""
         left = max(left, 0.0)
-        return min(left / 2, NO_WAIT_PATIENCE) if self.state is PullState.ASKING and not self.messages else left
+        return min(left / 2, NO_WAIT_TIMEOUT) if self.state is PullState.NO_WAIT and not self.messages else left
 
-    def silence(self) -> bool:
-        """Nothing came for as long as `patience` said; whether the next request is due. False: the time is up."""
-        was_asking = self.state is PullState.ASKING and not self.messages
+    def timed_out(self) -> bool:
+        """Nothing arrived within `frame_timeout`; whether the next request is due. False: the deadline has passed."""
+        was_no_wait = self.state is PullState.NO_WAIT and not self.messages
         self.state = PullState.LINGERING
-        return was_asking
+        return was_no_wait
 
-    def lost(self) -> None:
-        """The connection is gone, and the requests with it."""
+    def connection_lost(self) -> None:
+        """The connection is lost, and the requests with it."""
         self.open = 0
 
     def feed(self, msgs: list[Msg], left: float) -> bool:
-        """Take what arrived; whether the next request is due. Raises what a status says."""
+        """Take what arrived; whether the next request is due. Raises a status that is an error."""
         statuses = [msg for msg in msgs if is_status(msg)]
         self.messages += [msg for msg in msgs if not is_status(msg)] if statuses else msgs
         self.statuses += len(statuses)
@@ -118,18 +146,18 @@ class Fetch:
             again = self._ended(status, left)
         if len(self.messages) >= self.batch:
             self.state = PullState.DONE
-            self.open = max(0, self.open - 1)  # filled; a request that ends so says nothing
+            self.open = max(0, self.open - 1)  # a request that was filled ends without a status
         return again and self.state is not PullState.DONE
 
     def _ended(self, msg: Msg, left: float) -> bool:
-        """A status came; whether to ask again."""
+        """A status arrived; whether the next request is due."""
         meaning, error = judge(msg)
         if meaning in (Meaning.ALIVE, Meaning.FLOW):
             return False
         self.open = max(0, self.open - 1)
         if self.open and meaning is Meaning.ENDED:
-            return False  # the late answer to a `no_wait` that was not waited for
-        if self.messages:  # an error will be told by the next fetch, if it lasts
+            return False  # the late answer to a `no_wait` that was given up
+        if self.messages:  # an error that persists will be raised by the next fetch
             self.state = PullState.DONE
             return False
         if meaning is Meaning.ENDED and error is not None:  # the first message is too large for `max_bytes`
@@ -143,24 +171,23 @@ class Fetch:
         return True
 
 
-class Singles:
-    """Requests for one message each, whose answers arrive in one place: whoever waits takes what comes first.
+class SingleRequests:
+    """Requests for one message each, whose answers arrive in one inbox: the first reader takes what arrives first.
 
-    A message does not say which request it answers, so requests are counted, not named. One that got no answer in its
-    time is forgotten.
+    A request that got no answer in its time is forgotten.
     """
 
     def __init__(self) -> None:
         self.waiters = 0
-        self._open: list[float] = []  # until when the answers to the requests under way may come
+        self._open: list[float] = []  # until when the answers to the requests in flight may arrive
 
     def is_due(self, now: float) -> bool:
-        """Whether fewer requests than readers are under way."""
+        """Whether fewer requests than readers are in flight."""
         self._open = [until for until in self._open if until > now]
         return len(self._open) < self.waiters
 
     def asked(self, until: float) -> None:
-        """A request went out."""
+        """A request was sent; its answer may arrive until then, and `GRACE` later."""
         self._open.append(until + GRACE)
         self._open.sort()
 
@@ -170,11 +197,11 @@ class Singles:
         return bool(self._open)
 
     def forget(self) -> None:
-        """The connection is gone, or the inbox, and the requests with it."""
+        """The connection or the inbox is gone, and the requests with it."""
         self._open = []
 
     def feed(self, msg: Msg) -> Msg | None:
-        """The message, or None for a status that ended a request. Raises what a status says."""
+        """The message, or None for a status that ended a request. Raises a status that is an error."""
         if not is_status(msg):
             self._answered()
             return msg
@@ -191,12 +218,12 @@ class Singles:
             self._open.pop(0)
 
 
-class Flow:
+class PullFlow:
     """Messages without end: requests overlap, so that the server always has one to fill.
 
-    At most `max_messages` (or, if given, `max_bytes`) are asked for and not here; when no more than `threshold` of them
-    are left, as many are asked for as are missing. A single request is for no more than `most` messages and lasts no
-    longer than `longest` seconds, which the consumer may say. Statuses of requests from before a `reset` are old news.
+    At most `max_messages` (or, if set, `max_bytes`) are pending; when no more than `threshold` of them are left, the
+    difference is requested. A single request is for no more than `max_batch` messages and lasts no longer than
+    `max_expires` seconds: the limits of the consumer. Statuses of requests from before a `reset` are ignored.
     """
 
     def __init__(
@@ -207,30 +234,30 @@ class Flow:
         threshold: int | None = None,
         expires: float = MAX_EXPIRES,
         heartbeat: float | None = None,
-        most: int = 0,
-        longest: float = math.inf,
+        max_batch: int = 0,
+        max_expires: float = math.inf,
     ) -> None:
         check_batch(max_messages, max_bytes)
         if expires < 1:
-            raise UsageError(f"bad expires {expires}: 1 second or more is allowed")
-        expires = min(expires, longest)
+            raise UsageError(f"expires must be at least 1 second, got {expires}")
+        expires = min(expires, max_expires)
         self.heartbeat = min(expires / 6, 5.0) if heartbeat is None else heartbeat
         if self.heartbeat < 0 or self.heartbeat * 2 >= expires:
             raise UsageError(
-                f"bad heartbeat {heartbeat}: less than half of expires ({expires:g} s) is allowed, 0 is none"
+                f"heartbeat must be less than half of expires ({expires:g} s), or 0 for none, got {heartbeat}"
             )
         limit = max_bytes or max_messages
         self._threshold = limit // 2 if threshold is None else threshold
         if not 0 <= self._threshold < limit:
-            raise UsageError(f"bad threshold {threshold}: 0 to {limit - 1} is allowed")
-        wanted = MANY if max_bytes else max_messages
-        self._batch = min(wanted, most or wanted)
+            raise UsageError(f"threshold must be from 0 to {limit - 1}, got {threshold}")
+        wanted = UNBOUNDED_BATCH if max_bytes else max_messages
+        self._batch = min(wanted, max_batch or wanted)
         if self._batch < max_messages and not max_bytes:
             self._threshold = min(self._threshold, self._batch // 2)
         self._max_bytes = max_bytes
         self._expires = expires
         self._generation = 0
-        self._pending = 0  # messages asked for and not here, nor given up by the server,
+        self._pending = 0  # messages requested that neither arrived nor were given back by a status,
         self._pending_bytes = 0  # and bytes
 
     @property
@@ -253,14 +280,14 @@ class Flow:
         return lingering_body(batch, self._expires, max_bytes=size, heartbeat=self.heartbeat)
 
     def reset(self) -> None:
-        """What was asked for will not come: the connection, the server or the leader is another."""
+        """The requests are void: the connection, the server or the leader is another one."""
         self._generation += 1
         self._pending = self._pending_bytes = 0
 
     def feed(self, msgs: list[Msg]) -> tuple[list[Msg], Error | None]:
         """Take what arrived: the messages, and the error behind them.
 
-        A `StatusError` of class ConsumerGoneError may pass by itself; all others are final.
+        A ConsumerGoneError may be transient; all others are final.
         """
         error: Error | None = None
         pieces = pieces_of(msgs)
@@ -280,7 +307,7 @@ class Flow:
         self._pending = max(0, self._pending - len(msgs))
         if self._max_bytes:
             size = sum(len(msg[0]) + len(msg[2]) + len(msg[3]) + len(msg[4]) for msg in msgs)
-            # A request is over with its last message, whatever bytes are left of it.
+            # A request ends with its last message, even if it has bytes left.
             self._pending_bytes = max(0, self._pending_bytes - size) if self._pending else 0
 
     def _status(self, msg: Msg) -> Error | None:
@@ -289,7 +316,7 @@ class Flow:
         meaning, error = judge(msg)
         if meaning is Meaning.ENDED:
             left, size = pending_of(msg)
-            if error is not None and size == self._max_bytes > 0:  # the next message is larger than all we ask for
+            if error is not None and size == self._max_bytes > 0:  # larger than a whole request
                 return error
             self._pending = max(0, self._pending - left) if left >= 0 else 0
             self._pending_bytes = max(0, self._pending_bytes - size) if size >= 0 else 0

@@ -1,7 +1,8 @@
-"""What a consumer's subscription receives becomes messages, answers that are due, and errors: status management.
+"""Status messages of consumers: heartbeats, flow control, the ends of pull requests, and errors.
 
-Pure; the time is an argument. Invariants: a status never counts as a message; the answer to a flow control request is
-due when everything before it was taken, and once per subject.
+A status arrives on the same subject as the messages, told apart by its reply subject: only a message has one that
+begins with `$JS.ACK.`. Pure; the time is an argument. Invariants: a status never counts as a message; the reply to a
+flow control request is due when everything before it was taken, and once per subject.
 """
 
 from __future__ import annotations
@@ -23,23 +24,23 @@ from slipstream.errors import (
 from slipstream.jetstream.consume.ack_subject import ACK_PREFIX, split_reply
 from slipstream.wire import Headers, Msg, parse_status
 
-MISSED_HEARTBEATS = 3  # that many intervals without a sign of life, and there is an alarm
+MISSED_HEARTBEATS = 3  # intervals without message or heartbeat before it is an error
 _PREFIX_SIZE = len(ACK_PREFIX)
 
 
 class Meaning(enum.Enum):
-    """What a status says to whoever reads messages."""
+    """What a status says to a reader of messages."""
 
     ALIVE = "an idle heartbeat"
-    FLOW = "the server waits for a sign that the messages before it were taken"
-    ENDED = "a pull request is over: 404, 408, or it has got all it may"
-    MOVED = "a pull request is over because the server or the leader changes: ask again"
-    ABSENT = "503: nobody is there"
+    FLOW = "the server waits for a reply that the messages before it were taken"
+    ENDED = "a pull request is over: 404, 408, or its batch or max_bytes is reached"
+    MOVED = "a pull request is over because the server or the leader changes: send it again"
+    ABSENT = "503: no responders"
     ERROR = "anything else"
 
 
 class Judgement(NamedTuple):
-    """A status as it was understood; `error` is what to raise where the meaning is a matter of concern."""
+    """The meaning of a status, and the error to raise where the meaning is one."""
 
     meaning: Meaning
     error: Error | None = None
@@ -50,10 +51,10 @@ _MOVED_409 = ("leadership change", "server shutdown")
 
 
 def judge(msg: Msg) -> Judgement:
-    """The meaning of what is no JetStream message: a status, or something that does not belong here."""
+    """The meaning of a frame that is no JetStream message: a status, or a message of another publisher."""
     status = parse_status(msg[3])
     if status is None:
-        return Judgement(Meaning.ERROR, StatusError(0, f"a message of {msg[0]!r} that no consumer sent"))
+        return Judgement(Meaning.ERROR, StatusError(0, f"a message on {msg[0]!r} that was not sent by a consumer"))
     code, text = status
     lower = text.lower()
     if code == 100:
@@ -62,7 +63,8 @@ def judge(msg: Msg) -> Judgement:
         return Judgement(Meaning.ENDED)
     if code == 503:
         return Judgement(
-            Meaning.ABSENT, ConsumerGoneError(code, text or "No Responders", "no such consumer, or it moves")
+            Meaning.ABSENT,
+            ConsumerGoneError(code, text or "No Responders", "no such consumer, or its leader is changing"),
         )
     if code == 409 and lower.startswith(_ENDED_409):
         return Judgement(Meaning.ENDED, PullRefusedError(code, text))
@@ -76,7 +78,7 @@ def judge(msg: Msg) -> Judgement:
 
 
 def is_status(msg: Msg) -> bool:
-    """Whether it is not a message of a consumer: those have an ack subject, whatever their headers say."""
+    """Whether a frame is no message of a consumer: those have an ack subject, whatever their headers say."""
     return msg[2][:_PREFIX_SIZE] != ACK_PREFIX
 
 
@@ -100,29 +102,38 @@ def pieces_of(msgs: list[Msg]) -> list[list[Msg] | Msg]:
 
 
 class HeartbeatMonitor:
-    """When something was heard last, and how long to wait for more before it is an alarm. Interval 0: no alarm."""
+    """How long a reader may wait before missed heartbeats are an error. Interval 0: for ever.
 
-    __slots__ = ("_heard", "patience")
+    Only time spent reading counts: while the program does something else, between `suspend` and `resume`, heartbeats
+    arrive and are not seen. A new monitor is suspended.
+    """
+
+    __slots__ = ("_heard", "_suspended", "timeout")
 
     def __init__(self, interval: float, now: float) -> None:
-        self.patience = interval * MISSED_HEARTBEATS if interval > 0 else math.inf
+        self.timeout = interval * MISSED_HEARTBEATS if interval > 0 else math.inf
         self._heard = now
+        self._suspended = now
 
     def hear(self, now: float) -> None:
-        """A message or a status came, or somebody begins to listen."""
+        """A message or a status arrived, or a new subscription begins."""
         self._heard = now
 
-    def pause(self, seconds: float) -> None:
-        """Nobody listened for so long: that time does not count."""
-        self._heard += seconds
+    def resume(self, now: float) -> None:
+        """A reader waits from now on."""
+        self._heard += now - self._suspended
+
+    def suspend(self, now: float) -> None:
+        """The reader does something else from now on."""
+        self._suspended = now
 
     def left(self, now: float) -> float:
-        """Seconds until the alarm; not positive when it is due."""
-        return self._heard + self.patience - now
+        """Seconds until missed heartbeats are an error; not positive when they are."""
+        return self._heard + self.timeout - now
 
 
 class FlowControl:
-    """Answers to flow control requests, each given once although requests and heartbeats repeat them."""
+    """Replies to flow control requests, each sent once although requests and heartbeats repeat their subject."""
 
     __slots__ = ("_answered",)
 
@@ -130,7 +141,7 @@ class FlowControl:
         self._answered = ""
 
     def answer(self, subject: str) -> str:
-        """The subject to answer on; empty if it was answered already."""
+        """The subject to reply to; empty if that was done already."""
         if not subject or subject == self._answered:
             return ""
         self._answered = subject
@@ -138,18 +149,18 @@ class FlowControl:
 
 
 def stalled(msg: Msg) -> str:
-    """The flow control subject in the heartbeat of a consumer that waits for an answer; empty if it does not."""
+    """The flow control subject in the heartbeat of a consumer that waits for a reply; empty if it does not."""
     return Headers.parse(msg[3]).get(names.CONSUMER_STALLED) or ""
 
 
 def last_delivered(msg: Msg) -> tuple[int, int]:
-    """Consumer and stream sequence of the last message before a heartbeat; -1 for what it does not say."""
+    """Consumer and stream sequence of the last message before a heartbeat; -1 where it does not say."""
     headers = Headers.parse(msg[3])
     return _number(headers.get(names.LAST_CONSUMER)), _number(headers.get(names.LAST_STREAM))
 
 
 def pending_of(msg: Msg) -> tuple[int, int]:
-    """Messages and bytes that a pull request which ended had left; -1 for what it does not say."""
+    """Messages and bytes that were left of a pull request when it ended; -1 where it does not say."""
     headers = Headers.parse(msg[3])
     return _number(headers.get(names.PENDING_MESSAGES)), _number(headers.get(names.PENDING_BYTES))
 
@@ -159,16 +170,16 @@ def _number(text: str | None) -> int:
 
 
 class ControlReply(NamedTuple):
-    """Publish nothing to this subject: the server may go on."""
+    """A subject to which an empty message is due: the server may send more."""
 
     subject: str
 
 
-class PushWatch:
-    """One push subscription: chunks in order, with answers and errors at the places where they are due.
+class PushState:
+    """One push subscription: messages, flow control replies and errors, in the order in which they are due.
 
-    `gaps`: consumer sequences are followed, and a missing message is an error to be told (not to be raised: what comes
-    behind it is good). Queue members see only their share, so there is nothing to follow.
+    `gaps`: consumer sequences are followed, and a missing message is an error to be reported (not raised: the messages
+    behind it are good). A member of a queue group sees only its share, so there is nothing to follow.
     """
 
     def __init__(self, consumer: str, *, gaps: bool) -> None:
@@ -189,20 +200,15 @@ class PushWatch:
                 self._status(piece)
 
     def take(self) -> list[Msg] | ControlReply | Error | None:
-        """What is next: messages, an answer that is due now, an error; None if there is nothing.
+        """What is next: messages, a reply that is due now, an error; None if there is nothing.
 
-        A `MessageGapError` is for the error event, any other is to be raised.
+        A `MessageGapError` is to be reported, any other to be raised.
         """
         return self._queue.popleft() if self._queue else None
 
-    def give_back(self, msgs: list[Msg]) -> None:
-        """Messages that were taken and not handed over."""
-        if msgs:
-            self._queue.appendleft(msgs)
-
     @property
     def waiting(self) -> int:
-        """How many messages are here."""
+        """How many messages were not taken yet."""
         return sum(len(item) for item in self._queue if isinstance(item, list))
 
     def _status(self, msg: Msg) -> None:
@@ -212,7 +218,7 @@ class PushWatch:
         elif meaning is Meaning.ALIVE:
             self._due(stalled(msg))
             if self._gaps and self._expected:
-                self._came(last_delivered(msg)[0] + 1)
+                self._check_gap(last_delivered(msg)[0] + 1)
         elif error is not None:
             self._queue.append(error)
 
@@ -226,12 +232,12 @@ class PushWatch:
             self._expected += len(seqs)
             return
         for seq in seqs:
-            if self._expected and seq != 1:  # 1: somebody made the consumer anew
-                self._came(seq)
+            if self._expected and seq != 1:  # 1: the consumer was deleted and created again
+                self._check_gap(seq)
             self._expected = max(self._expected, seq + 1) if seq != 1 else 2
 
-    def _came(self, seq: int) -> None:
-        """`seq` is the next one that the server has sent, or will send."""
+    def _check_gap(self, seq: int) -> None:
+        """`seq` is the next sequence that the server has sent, or will send: those before it are missing."""
         if seq > self._expected:
             self._queue.append(MessageGapError(self.consumer, self._expected, seq))
             self._expected = seq

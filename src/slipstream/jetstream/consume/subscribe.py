@@ -1,6 +1,6 @@
-"""What a program wants to subscribe to becomes checks against what is there, and the consumer to create if it is not.
+"""The subscribe workflow: checks of a wanted subscription against an existing consumer, or the consumer to create.
 
-Pure. Every mistake that can be seen has an error of its own, and is seen before anything is changed on the server.
+Pure. Every mistake that can be detected has an error of its own, raised before anything is changed on the server.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from slipstream.errors import (
 from slipstream.jetstream.requests import check_name
 from slipstream.wire import check_filter, check_subject
 
-# What is not compared with an existing consumer: names and subjects have checks of their own, and a deliver subject is
-# the one thing that may change.
+# Not compared with an existing consumer: names and subjects have checks of their own; the deliver subject may differ.
 _NOT_COMPARED = frozenset((
     "unknown", "durable_name", "name", "deliver_subject", "deliver_group", "filter_subject", "filter_subjects",
 ))  # fmt: skip
@@ -35,7 +34,7 @@ _NOT_COMPARED = frozenset((
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Wanted:
-    """A subscription as the program asked for it."""
+    """A subscription as the program requested it."""
 
     subject: str = ""
     stream: str = ""
@@ -58,43 +57,51 @@ class Wanted:
     def _check_consistent(self) -> None:
         config = self.config or ConsumerConfig()
         if not self.subject and not self.stream:
-            raise NothingToSubscribeError("neither a subject nor a stream is given: one of them is needed")
+            raise NothingToSubscribeError("subject or stream must be set")
         if self.consumer and self.durable and self.consumer != self.durable:
-            raise SubscribeError(f"consumer {self.consumer!r} and durable {self.durable!r}: one of them is allowed")
+            raise SubscribeError(
+                f"consumer and durable are mutually exclusive, got {self.consumer!r} and {self.durable!r}"
+            )
         named = config.durable_name or config.name
         if self.durable and named and named != self.durable:
-            raise SubscribeError(f"durable {self.durable!r} and the configuration's {named!r} differ")
+            raise SubscribeError(f"durable and the name in config must be equal, got {self.durable!r} and {named!r}")
         if self.queue:
-            _refuse_status_over_queue(config, f"queue {self.queue!r}")
+            _reject_status_over_queue(config, f"queue {self.queue!r}")
             if config.deliver_group and config.deliver_group != self.queue:
-                raise QueueMismatchError(f"queue {self.queue!r} and deliver_group {config.deliver_group!r} differ")
+                raise QueueMismatchError(
+                    f"queue and deliver_group must be equal, got {self.queue!r} and {config.deliver_group!r}"
+                )
         if self.is_pull:
             if config.ack_policy != AckPolicy.EXPLICIT:
                 raise PullAckPolicyError(
-                    f"ack_policy {config.ack_policy!r}: a pull subscription needs {AckPolicy.EXPLICIT}"
+                    f"ack_policy of a pull subscription must be {AckPolicy.EXPLICIT}, got {config.ack_policy!r}"
                 )
             if config.deliver_subject:
-                raise PushConsumerError(f"deliver_subject {config.deliver_subject!r}: a pull subscription has none")
+                raise PushConsumerError(
+                    f"deliver_subject of a pull subscription must be empty, got {config.deliver_subject!r}"
+                )
         if self.subject and config.filter_subject and config.filter_subject != self.subject:
-            raise FilterMismatchError(f"subject {self.subject!r} and filter_subject {config.filter_subject!r} differ")
+            raise FilterMismatchError(
+                f"subject and filter_subject must be equal, got {self.subject!r} and {config.filter_subject!r}"
+            )
 
     @property
     def name(self) -> str:
-        """The consumer to look for; empty if a nameless one is to be created.
+        """The name of the consumer to look up; empty if an ephemeral one is to be created.
 
-        A queue without one is its own durable: members that each made an ephemeral consumer would all get everything.
+        A queue without a durable is its own: members that each created an ephemeral consumer would all get everything.
         """
         config = self.config or ConsumerConfig()
         return self.consumer or self.durable or config.durable_name or config.name or self.group
 
     @property
     def must_exist(self) -> bool:
-        """Whether nothing may be created."""
+        """Whether the consumer may not be created."""
         return bool(self.consumer)
 
     @property
     def group(self) -> str:
-        """The queue group, however it was given."""
+        """The queue group, from `queue` or from `config`."""
         return self.queue or (self.config.deliver_group if self.config is not None else "")
 
     def new_config(self, deliver_subject: str) -> ConsumerConfig:
@@ -109,17 +116,17 @@ class Wanted:
 
 
 def check_existing(wanted: Wanted, info: ConsumerInfo) -> None:
-    """Raise the error for whatever keeps the subscription from being bound to a consumer that exists."""
+    """Raise the error that keeps the subscription from being bound to an existing consumer."""
     config = info.config
     what = f"consumer {info.name!r}"
     if wanted.is_pull and config.deliver_subject:
-        raise PushConsumerError(f"{what} is a push consumer, to {config.deliver_subject!r}: it cannot be pulled from")
+        raise PushConsumerError(f"{what} is a push consumer to {config.deliver_subject!r}: use `subscribe`")
     if not wanted.is_pull and not config.deliver_subject:
-        raise PullConsumerError(f"{what} is a pull consumer: `pull_subscribe` is required")
+        raise PullConsumerError(f"{what} is a pull consumer: use `pull_subscribe`")
     filters = {config.filter_subject} if config.filter_subject else set(config.filter_subjects)
     if wanted.subject and filters and filters != {wanted.subject}:
         listed = ", ".join(sorted(filters))
-        raise FilterMismatchError(f"subject {wanted.subject!r} does not match the filter of {what}: {listed}")
+        raise FilterMismatchError(f"subject must be equal to the filter of {what} ({listed}), got {wanted.subject!r}")
     if not wanted.is_pull:
         _check_group(wanted, info, what)
     _check_config(wanted, config, what)
@@ -128,19 +135,19 @@ def check_existing(wanted: Wanted, info: ConsumerInfo) -> None:
 def _check_group(wanted: Wanted, info: ConsumerInfo, what: str) -> None:
     queue, group = wanted.group, info.config.deliver_group
     if not queue and group:
-        raise QueueRequiredError(f"{what} was created for the queue group {group!r}: subscribe as a member of it")
+        raise QueueRequiredError(f"{what} has the deliver group {group!r}: subscribe with queue={group!r}")
     if queue and not group:
-        raise NoDeliverGroupError(f"{what} was created without a deliver group: queue {queue!r} cannot share it")
+        raise NoDeliverGroupError(f"{what} has no deliver group: it cannot be shared by queue {queue!r}")
     if queue and queue != group:
-        raise QueueMismatchError(f"{what} was created for another queue group, {group!r}, not for {queue!r}")
+        raise QueueMismatchError(f"queue must be the deliver group of {what}, {group!r}, got {queue!r}")
     if queue:
-        _refuse_status_over_queue(info.config, what)
+        _reject_status_over_queue(info.config, what)
     elif info.push_bound:
-        raise DuplicateSubscriptionError(f"{what} is bound to a subscription already")
+        raise DuplicateSubscriptionError(f"{what} is already bound to a subscription")
 
 
-def _refuse_status_over_queue(config: ConsumerConfig, what: str) -> None:
-    """The members of a group get messages in turn: statuses would go to any one of them."""
+def _reject_status_over_queue(config: ConsumerConfig, what: str) -> None:
+    """Reject statuses for a queue group: each would go to one member at random."""
     if config.idle_heartbeat:
         raise QueueHeartbeatError(f"{what}: idle heartbeats are not supported over queues")
     if config.flow_control:
@@ -148,7 +155,7 @@ def _refuse_status_over_queue(config: ConsumerConfig, what: str) -> None:
 
 
 def _check_config(wanted: Wanted, existing: ConsumerConfig, what: str) -> None:
-    """What the program set and the consumer has not is not applied, and must not be thought to be."""
+    """Reject settings that differ from the existing consumer: it is not updated, so they would be ignored."""
     if wanted.config is None:
         return
     default = ConsumerConfig()
@@ -163,8 +170,8 @@ def _check_config(wanted: Wanted, existing: ConsumerConfig, what: str) -> None:
         differing.append("filter_subjects")
     if differing:
         shown = ", ".join(
-            f"{name}: wanted {getattr(wanted.config, name)!r}, it has {getattr(existing, name)!r}" for name in differing
+            f"{name} is {getattr(existing, name)!r}, not {getattr(wanted.config, name)!r}" for name in differing
         )
         raise ConfigMismatchError(
-            f"{what} is configured otherwise, and is not changed: {shown}", fields=tuple(differing)
+            f"{what} is configured differently and was not updated: {shown}", fields=tuple(differing)
         )

@@ -31,9 +31,9 @@ from slipstream.errors import (
     StreamNotFoundError,
 )
 from slipstream.jetstream._sync.jetstream import JetStream
-from slipstream.jetstream._sync.ordered import LOOK, OrderedConsumer
+from slipstream.jetstream._sync.ordered import IDLE_CHECK, OrderedConsumer
 from slipstream.jetstream._sync.publisher import Publisher
-from slipstream.jetstream.consume.ordered import Run
+from slipstream.jetstream.consume.ordered import MessageRun
 from slipstream.jetstream.reads.columns import Columns
 from slipstream.jetstream.reads.direct_get import StoredMessage
 from slipstream.jetstream.reads.retry import RetryPolicy
@@ -535,16 +535,16 @@ class StreamFeed:
             return Listing([key for key, is_live in live.items() if is_live], [key for key in live if not live[key]])
         return Listing(keys, [])
 
-    def _await_run(self, deadline: float | None) -> Run | None:
+    def _await_run(self, deadline: float | None) -> MessageRun | None:
         """The next messages; None when the initial data turned out to be complete.
 
         Messages of the initial data may be removed before they are delivered. So while some are expected, a silence of
-        `LOOK` seconds makes it ask the server whether any are left.
+        `IDLE_CHECK` seconds makes it ask the server whether any are left.
         """
         while True:
             left = FOREVER if deadline is None else max(deadline - clock(), 0.0)
             try:
-                run = self._consumer.next_run(timeout=min(left, LOOK) if self.pending else left)
+                run = self._consumer.receive_run(timeout=min(left, IDLE_CHECK) if self.pending else left)
             except StreamNotFoundError as error:
                 raise BucketNotFoundError(f"bucket {self.bucket!r} was deleted") from error
             except RequestTimeoutError:
@@ -564,7 +564,7 @@ class StreamFeed:
         self.revision = max(self.revision, entries[-1].revision)
         return entries
 
-    def _entries(self, run: Run) -> list[Entry[bytes]]:
+    def _entries(self, run: MessageRun) -> list[Entry[bytes]]:
         """The entries of a run. A hot path: 10,000 keys are read at once, and most of them have no header."""
         deltas = run.left if self.pending and self._counts_delta else _ZEROS
         keys = self._received(run)
@@ -578,7 +578,7 @@ class StreamFeed:
             return [entry for entry in entries if self._is_wanted(entry.key)]
         return entries
 
-    def _received(self, run: Run) -> list[str]:
+    def _received(self, run: MessageRun) -> list[str]:
         """Count the messages of a run, and note the newest; returns their keys."""
         if self.pending:
             self._to_come -= len(run.seqs)

@@ -11,7 +11,7 @@ from typing import Self
 from slipstream.client.base import FOREVER
 from slipstream.errors import ConnectionLostError, RequestTimeoutError
 from slipstream.jetstream._async.message import JsMessage
-from slipstream.jetstream._async.ordered import LOOK, OrderedConsumer
+from slipstream.jetstream._async.ordered import IDLE_CHECK, OrderedConsumer
 from slipstream.objects.info import ObjectInfo, read_record
 
 
@@ -67,7 +67,7 @@ class ObjectWatch:
         while True:
             left = max(deadline - self._now(), 0.0)
             try:
-                return await self._records.next(timeout=min(left, LOOK) if self._left else left)
+                return await self._records.next(timeout=min(left, IDLE_CHECK) if self._left else left)
             except RequestTimeoutError:
                 if self._left and await self._records.is_drained():
                     return None

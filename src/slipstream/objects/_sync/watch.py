@@ -12,7 +12,7 @@ from typing import Self
 from slipstream.client.base import FOREVER
 from slipstream.errors import ConnectionLostError, RequestTimeoutError
 from slipstream.jetstream._sync.message import JsMessage
-from slipstream.jetstream._sync.ordered import LOOK, OrderedConsumer
+from slipstream.jetstream._sync.ordered import IDLE_CHECK, OrderedConsumer
 from slipstream.objects.info import ObjectInfo, read_record
 
 
@@ -68,7 +68,7 @@ class ObjectWatch:
         while True:
             left = max(deadline - self._now(), 0.0)
             try:
-                return self._records.next(timeout=min(left, LOOK) if self._left else left)
+                return self._records.next(timeout=min(left, IDLE_CHECK) if self._left else left)
             except RequestTimeoutError:
                 if self._left and self._records.is_drained():
                     return None

@@ -1,0 +1,62 @@
+"""The identity and the known configuration of one consumer, shared by everything that reads from it.
+
+`cached_info` is as old as the last request for it, and None where it was never asked for: a program may be allowed to
+pull from a consumer and not to see its info. Every limit that is derived from it has a default for that case. The
+blocking twin is generated from this file (`tools/unasync.py`).
+"""
+
+from __future__ import annotations
+
+import math
+
+from slipstream.api import AckPolicy, ConsumerInfo
+from slipstream.jetstream._async.context import JetStreamContext
+
+
+class ConsumerHandle:
+    """One consumer: where its pull requests go, and what its configuration allows."""
+
+    __slots__ = ("cached_info", "client", "context", "name", "next_subject", "stream")
+
+    def __init__(self, context: JetStreamContext, stream: str, name: str, info: ConsumerInfo | None) -> None:
+        self.context = context
+        self.client = context.client
+        self.stream = stream
+        self.name = name
+        self.next_subject = context.consumer_api.next_subject(stream, name)
+        self.cached_info = info
+
+    async def info(self, *, timeout: float | None = None) -> ConsumerInfo:
+        """Ask the server for configuration and state."""
+        call = self.context.consumer_api.info(self.stream, self.name)
+        self.cached_info = await self.context.run(call, timeout=timeout)
+        return self.cached_info
+
+    @property
+    def max_batch(self) -> int:
+        """How many messages one pull request may ask for; 0 for any number."""
+        return self.cached_info.config.max_batch if self.cached_info is not None else 0
+
+    @property
+    def max_bytes(self) -> int:
+        """How many bytes one pull request may ask for; 0 for any number."""
+        return self.cached_info.config.max_bytes if self.cached_info is not None else 0
+
+    @property
+    def max_expires(self) -> float:
+        """How many seconds a pull request may last."""
+        seconds = self.cached_info.config.max_expires.total_seconds() if self.cached_info is not None else 0.0
+        return seconds or math.inf
+
+    @property
+    def wants_acks(self) -> bool:
+        """Whether messages are to be acknowledged; assumed where the configuration is not known."""
+        return self.cached_info is None or self.cached_info.config.ack_policy != AckPolicy.NONE
+
+    @property
+    def ack_wait(self) -> float:
+        """After how many seconds the server redelivers a message that was not acknowledged; infinite if not known."""
+        if self.cached_info is None or not self.wants_acks:
+            return math.inf
+        config = self.cached_info.config
+        return min((wait.total_seconds() for wait in (config.ack_wait, *config.backoff[:1]) if wait), default=math.inf)
