@@ -119,9 +119,9 @@ def test_an_error_is_raised_by_an_empty_fetch_and_ends_one_that_has_messages() -
 
 @pytest.mark.parametrize(("batch", "max_bytes"), [(0, 0), (-1, 0), (1, -1), (True, 0)])
 def test_what_no_server_can_give_is_refused(batch: int, max_bytes: int) -> None:
-    with pytest.raises(UsageError, match="allowed"):
+    with pytest.raises(UsageError, match="must be"):
         Fetch(batch, max_bytes=max_bytes)
-    with pytest.raises(UsageError, match="allowed"):
+    with pytest.raises(UsageError, match="must be"):
         PullFlow(max_messages=batch, max_bytes=max_bytes)
 
 
@@ -229,5 +229,5 @@ def test_a_flow_ends_with_an_error_behind_its_messages() -> None:
     "wrong", [{"threshold": 500}, {"threshold": -1}, {"expires": 0.5}, {"heartbeat": 15.0}, {"heartbeat": -1.0}]
 )
 def test_a_flow_that_cannot_work_is_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="allowed"):
+    with pytest.raises(UsageError, match="must be"):
         PullFlow(**wrong)
