@@ -105,75 +105,80 @@ Verdict = Identity | Hashed | Refused
 
 
 class Authenticator:
-    """Decides who a client is; without configured users every client is accepted."""
+    """Decides who a client is: by the configured users, or by JWTs; without either every client is accepted."""
 
     def __init__(
         self, users: Iterable[User], verify: Verify, *, accounts: Sequence[AccountOptions] = (), no_auth_user: str = "",
         operators: Sequence[str] = (), account_tokens: Sequence[str] = (),
     ) -> None:  # fmt: skip
         """`verify` checks signatures; `operators` and `account_tokens` are JWTs, and exclude configured users."""
-        self._verify = verify
-        self._operators = [jwt.operator(token, verify) for token in operators]
-        self._claims = self._trusted([jwt.account(token, verify) for token in account_tokens])
-        configured = {account.name: account for account in (*accounts, *(c.options for c in self._claims.values()))}
+        self._tokens = TokenAuthenticator(operators, account_tokens, verify)
+        configured = {account.name: account for account in (*accounts, *self._tokens.accounts)}
         identities = [Identity(user, configured.get(user.account)) for user in check_users(users)]
-        if self._operators and identities:
+        if operators and identities:
             raise UsageError("users must not be configured for a server with an operator: they come from JWTs")
-        self.required = bool(identities) or bool(self._operators)
+        self._users = UserAuthenticator(identities, no_auth_user, verify)
+        self._anyone = Identity(None, configured.get(DEFAULT_ACCOUNT))
+        self._by_jwt = bool(operators)
+        self.required = bool(identities) or self._by_jwt
+        self.nonces = self._users.has_nkeys or self._by_jwt  # clients must get a nonce to sign
+        self.default = self._users.default  # of clients without credentials
         names = (DEFAULT_ACCOUNT, *(identity.account for identity in identities), *configured)
         self.accounts = {name: configured.get(name, AccountOptions(name=name)) for name in dict.fromkeys(names)}
-        self.system_account = next((op.system_account for op in self._operators if op.system_account), "")
-        self._anyone = Identity(None, configured.get(DEFAULT_ACCOUNT))
-        self._named = {m.user.name: m for m in identities if m.user is not None and m.user.name}
-        self._keys = {m.user.nkey: m for m in identities if m.user is not None and m.user.nkey}
-        self._tokens = [m for m in identities if m.user is not None and m.user.token]
-        if len(self._tokens) > 1 and any(m.user is not None and is_hash(m.user.token) for m in self._tokens):
-            raise UsageError("a token that is stored as a hash must be the only token")
-        self._subjects = {subject: m for name, m in self._named.items() if (subject := _parse_subject(name))}
-        self._decoy = next((m.password for m in self._named.values() if is_hash(m.password)), "")
-        self.nonces = bool(self._keys or self._operators)  # clients must get a nonce to sign
-        self.default = self._find_default(no_auth_user)
-
-    def _trusted(self, claims: list[AccountClaims]) -> dict[str, AccountClaims]:
-        for one in claims:
-            if not any(one.claims.issuer in operator.keys for operator in self._operators):
-                raise UsageError(
-                    f"account {one.claims.name or one.claims.subject!r} is not signed by a trusted operator"
-                )
-        return {one.claims.subject: one for one in claims}
-
-    def _find_default(self, name: str) -> Identity | None:
-        if not name:
-            return None
-        identity = self._named.get(name) or self._keys.get(name)
-        if identity is None:
-            raise UsageError(f"no_auth_user {name!r} is not among the users")
-        return identity
+        self.system_account = self._tokens.system_account
 
     def expiry_of(self, account: str) -> int:
         """When an account's JWT expires, in nanoseconds; 0 is never."""
-        claims = self._claims.get(account)
-        return claims.claims.expires * SECOND if claims is not None else 0
+        return self._tokens.expiry_of(account)
 
     def admit(self, shown: Credentials) -> Verdict:
         """Identify the client. The time it takes reveals nothing about what was wrong."""
         if not self.required:
             return self._anyone
-        if self._operators:
-            return self._bearer(shown)
-        verdict = self._known(shown)
+        return self._tokens.admit(shown) if self._by_jwt else self._users.admit(shown)
+
+
+class UserAuthenticator:
+    """Authentication by the configured users: nkey, certificate, password or token, in this order."""
+
+    def __init__(self, identities: Sequence[Identity], no_auth_user: str, verify: Verify) -> None:
+        self._verify = verify
+        self._named = {m.user.name: m for m in identities if m.user is not None and m.user.name}
+        self._nkeys = {m.user.nkey: m for m in identities if m.user is not None and m.user.nkey}
+        self._tokens = [m for m in identities if m.user is not None and m.user.token]
+        if len(self._tokens) > 1 and any(m.user is not None and is_hash(m.user.token) for m in self._tokens):
+            raise UsageError("a token that is stored as a hash must be the only token")
+        self._subjects = {subject: m for name, m in self._named.items() if (subject := _parse_subject(name))}
+        # Compared in place of an unknown user's password, so that the time does not tell which names exist.
+        self._decoy = next((m.password for m in self._named.values() if is_hash(m.password)), "")
+        self.default = self._find_default(no_auth_user)
+
+    @property
+    def has_nkeys(self) -> bool:
+        return bool(self._nkeys)
+
+    def _find_default(self, name: str) -> Identity | None:
+        if not name:
+            return None
+        identity = self._named.get(name) or self._nkeys.get(name)
+        if identity is None:
+            raise UsageError(f"no_auth_user {name!r} is not among the users")
+        return identity
+
+    def admit(self, shown: Credentials) -> Verdict:
+        verdict = self._identify(shown)
         identity = verdict.identity if isinstance(verdict, Hashed) else verdict
         if isinstance(identity, Identity) and not _fits(identity.connection_types, shown):
             return Refused(f"user {identity.name!r} may not use a connection of type {shown.connection_type}")
         return verdict
 
-    def _known(self, shown: Credentials) -> Verdict:
+    def _identify(self, shown: Credentials) -> Verdict:
         options = shown.options
-        shows = options.user or options.password or options.auth_token or options.nkey
-        if self.default is not None and not shows and not shown.by_certificate:
+        has_credentials = options.user or options.password or options.auth_token or options.nkey
+        if self.default is not None and not has_credentials and not shown.by_certificate:
             return self.default
-        if options.nkey and self._keys:
-            return self._signer(options.nkey, options.sig or "", shown.nonce)
+        if options.nkey and self._nkeys:
+            return self._by_nkey(options.nkey, options.sig or "", shown.nonce)
         if shown.by_certificate and self._named:
             found = self._by_certificate(shown.certificate)
             if found is None:
@@ -183,16 +188,30 @@ class Authenticator:
             return self._by_password(self._named.get(options.user), options)
         return self._by_token(options)
 
+    def _by_nkey(self, nkey: str, sig: str, nonce: str) -> Verdict:
+        identity = self._nkeys.get(nkey)
+        if identity is None or not _is_signed(nkey, sig, nonce, self._verify):
+            return Refused(f"nkey {nkey[:8]}… is unknown, or did not sign the nonce")
+        return identity
+
+    def _by_certificate(self, certificate: Certificate | None) -> Identity | None:
+        if certificate is None:
+            return None
+        for name in certificate.names:
+            if name in self._named:
+                return self._named[name]
+        return self._subjects.get(tuple(sorted(certificate.subject))) if certificate.subject else None
+
     def _by_password(self, identity: Identity | None, options: ConnectOptions) -> Verdict:
         secret = options.password or ""
         wanted = identity.password if identity is not None else self._decoy
         if is_hash(wanted):
             return Hashed(secret, wanted, identity)
         right = _same(secret, wanted)
-        open_to_all = (
+        needs_none = (
             identity is not None and identity is self.default and identity.user is not None and identity.user.anyone
         )
-        if identity is None or not (wanted or open_to_all) or not right:
+        if identity is None or not (wanted or needs_none) or not right:
             return Refused(f"wrong name or password for user {(options.user or '')[:64]!r}")
         return identity
 
@@ -207,30 +226,37 @@ class Authenticator:
                 found = identity
         return found
 
-    def _signer(self, nkey: str, sig: str, nonce: str) -> Verdict:
-        identity = self._keys.get(nkey)
-        signed = decode_signature(sig)
-        if identity is None or not nonce or not signed or not self._verify(public_key(nkey), signed, nonce.encode()):
-            return Refused(f"nkey {nkey[:8]}… is unknown, or did not sign the nonce")
-        return identity
 
-    def _by_certificate(self, certificate: Certificate | None) -> Identity | None:
-        if certificate is None:
-            return None
-        for name in certificate.names:
-            if name in self._named:
-                return self._named[name]
-        return self._subjects.get(tuple(sorted(certificate.subject))) if certificate.subject else None
+class TokenAuthenticator:
+    """Authentication by JWTs: a user's, signed by an account, which is signed by a trusted operator."""
 
-    # JWTs.
+    def __init__(self, operators: Sequence[str], account_tokens: Sequence[str], verify: Verify) -> None:
+        self._verify = verify
+        trusted = [jwt.operator(token, verify) for token in operators]
+        self._claims: dict[str, AccountClaims] = {}
+        for token in account_tokens:
+            account = jwt.account(token, verify)
+            if not any(account.claims.issuer in operator.keys for operator in trusted):
+                name = account.claims.name or account.claims.subject
+                raise UsageError(f"account {name!r} is not signed by a trusted operator")
+            self._claims[account.claims.subject] = account
+        self.system_account = next((operator.system_account for operator in trusted if operator.system_account), "")
 
-    def _bearer(self, shown: Credentials) -> Verdict:
+    @property
+    def accounts(self) -> Iterable[AccountOptions]:
+        return [account.options for account in self._claims.values()]
+
+    def expiry_of(self, account: str) -> int:
+        claims = self._claims.get(account)
+        return claims.claims.expires * SECOND if claims is not None else 0
+
+    def admit(self, shown: Credentials) -> Verdict:
         try:
-            return self._from_token(shown)
+            return self._identify(shown)
         except UsageError as exc:
             return Refused(str(exc))
 
-    def _from_token(self, shown: Credentials) -> Verdict:
+    def _identify(self, shown: Credentials) -> Verdict:
         if not shown.options.jwt:
             return Refused("no JWT of a user")
         claims = jwt.decode(shown.options.jwt, "user", self._verify)
@@ -242,14 +268,8 @@ class Authenticator:
         user = jwt.user(claims, account)
         if user.bearer and not account.bearer:
             return Refused("the account does not allow bearer tokens")
-        if not user.bearer:
-            signed = decode_signature(shown.options.sig or "")
-            if (
-                not shown.nonce
-                or not signed
-                or not self._verify(public_key(claims.subject), signed, shown.nonce.encode())
-            ):
-                return Refused("the nonce is not signed by the user of the JWT")
+        if not user.bearer and not _is_signed(claims.subject, shown.options.sig or "", shown.nonce, self._verify):
+            return Refused("the nonce is not signed by the user of the JWT")
         if account.is_revoked(claims.subject, claims.issued):
             return Refused("the user was revoked")
         if not user.may_come_from(shown.address):
@@ -263,6 +283,12 @@ class Authenticator:
         if not _fits(user.connection_types, shown):
             return Refused(f"the user may not use a connection of type {shown.connection_type}")
         return identity
+
+
+def _is_signed(nkey: str, sig: str, nonce: str, verify: Verify) -> bool:
+    """Whether the owner of an nkey signed the nonce of its connection."""
+    signed = decode_signature(sig)
+    return bool(nonce and signed) and verify(public_key(nkey), signed, nonce.encode())
 
 
 def _rules(permissions: Permissions | None) -> Rules | None:
