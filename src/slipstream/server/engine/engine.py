@@ -49,11 +49,9 @@ from slipstream.server.engine.monitoring.health import Health, examine
 from slipstream.server.engine.ports import Store
 from slipstream.server.engine.reads.direct_get import QUEUE
 from slipstream.server.engine.replication.ingest import RemoteIngests
-from slipstream.server.engine.services import CommitWaiters, Jobs, SharedServices
+from slipstream.server.engine.services import SharedServices
 from slipstream.server.engine.settings import Check, Settings, Totals
-from slipstream.server.engine.streams.atomic_batches import BatchUsage
 from slipstream.server.engine.streams.stream import Stream
-from slipstream.server.engine.timers import Timers
 from slipstream.wire import Connect, Event, Ping, Pong, Pub, Sub, Unsub, Violation, err, has_wildcard, is_valid_filter
 from slipstream.wire.encode import OK, PONG
 
@@ -81,14 +79,21 @@ class Engine:
         """`file` and `memory` keep the streams of that storage; they may be the same store. `verify` is for nkeys."""
         self.settings = settings
         self.started = now
-        self.timers = Timers()
-        self.jobs = Jobs()
-        self.batch_usage = BatchUsage()
-        self.remote_ingests = RemoteIngests()  # what the driver reads from other servers
-        self._commit_waiters = CommitWaiters()
         file_journal = Journal(file)
         memory_journal = file_journal if memory is file else Journal(memory)
         self.journals = tuple(dict.fromkeys((file_journal, memory_journal)))
+        shared = SharedServices(
+            server_name=settings.server_name,
+            version=settings.version,
+            domain=settings.domain,
+            max_pending=settings.max_pending_bytes,
+            max_payload=settings.max_payload,
+            advisories=Advisories(settings.server_id, settings.domain),
+            journals={Storage.FILE.value: file_journal, Storage.MEMORY.value: memory_journal},
+        )
+        self.timers, self.jobs, self.batch_usage = shared.timers, shared.jobs, shared.batch_usage
+        self._commit_waiters = shared.commit_waiters
+        self.remote_ingests = RemoteIngests()  # what the driver reads from other servers
         self._authenticator = Authenticator(
             settings.users,
             verify,
@@ -101,20 +106,7 @@ class Engine:
         self.listener = Listener(
             settings.host, settings.port, tls_required=settings.tls_required, tls_verify=settings.tls_verify
         )
-        self._dirty: list[Session] = []
-        shared = SharedServices(
-            server_name=settings.server_name,
-            version=settings.version,
-            domain=settings.domain,
-            max_pending=settings.max_pending_bytes,
-            max_payload=settings.max_payload,
-            timers=self.timers,
-            jobs=self.jobs,
-            commit_waiters=self._commit_waiters,
-            advisories=Advisories(settings.server_id, settings.domain),
-            batch_usage=self.batch_usage,
-            journals={Storage.FILE.value: file_journal, Storage.MEMORY.value: memory_journal},
-        )
+        self._dirty: list[Session] = []  # sessions with output; shared with the routers
         self._accounts = {name: self._make_account(shared, name, rng, now) for name in self._authenticator.accounts}
         self._default = self._accounts[DEFAULT_ACCOUNT]
         self.streams = self._default.streams

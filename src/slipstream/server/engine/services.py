@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from collections import deque
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from slipstream.server.engine.api.advisories import Advisories
@@ -150,12 +150,12 @@ class SharedServices:
     domain: str  # of JetStream; empty: none
     max_pending: int
     max_payload: int
-    timers: Timers
-    jobs: Jobs
-    commit_waiters: CommitWaiters
     advisories: Advisories
-    batch_usage: BatchUsage
     journals: Mapping[str, Journal]  # by storage; both may be the same
+    timers: Timers = field(default_factory=Timers)
+    jobs: Jobs = field(default_factory=Jobs)
+    commit_waiters: CommitWaiters = field(default_factory=CommitWaiters)
+    batch_usage: BatchUsage = field(default_factory=BatchUsage)
 
     @property
     def uncommitted_catalog(self) -> Journal | None:

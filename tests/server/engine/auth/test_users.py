@@ -32,13 +32,13 @@ def rig_with(users: Iterable[User] = (), /, **settings: Any) -> Rig:
 
 
 def test_every_user_comes_in_with_its_own_secret_only() -> None:
-    gate = Authenticator(
+    authenticator = Authenticator(
         [User(name="a", password="pa"), User(name="b", password="pb"), User(token="t"), User(token="u")],
         reject_signatures,
     )
 
     def admitted(**options: str) -> bool:
-        return isinstance(gate.admit(Credentials(ConnectOptions(**options))), Identity)  # type: ignore[arg-type]
+        return isinstance(authenticator.admit(Credentials(ConnectOptions(**options))), Identity)  # type: ignore[arg-type]
 
     assert admitted(user="a", password="pa")
     assert admitted(user="b", password="pb")
