@@ -110,7 +110,7 @@ def test_bodies_that_are_no_json_are_refused(client: Client) -> None:
     assert client.api("STREAM.PURGE.S", b'{"foo":1}')["error"]["err_code"] == 10025
 
 
-def test_update_changes_what_may_change(client: Client) -> None:
+def test_update_changes_the_fields_that_may_change(client: Client) -> None:
     client.create("S")
     for n in range(6):
         client.publish(f"s.{n % 2}")
@@ -127,7 +127,7 @@ def test_update_changes_what_may_change(client: Client) -> None:
     assert nobody.header.startswith(b"NATS/1.0 503")
 
 
-def test_update_refuses_what_may_not_change(client: Client) -> None:
+def test_update_rejects_changes_of_fixed_fields(client: Client) -> None:
     client.create("S", deny_delete=True)
     client.create("T")
     base = {"name": "S", "subjects": ["s.>"], "storage": "memory", "allow_direct": True, "deny_delete": True}
@@ -295,7 +295,7 @@ def test_unknown_api_subjects_are_taken_and_not_answered(client: Client) -> None
         assert client.ask(f"$JS.API.{subject}", b"") == []
 
 
-def test_what_is_not_there_gets_a_clear_no(client: Client) -> None:
+def test_unknown_streams_and_messages_are_not_found_errors(client: Client) -> None:
     client.create("S")
     assert client.api("CONSUMER.INFO.S.c")["error"]["err_code"] == 10014
     assert client.api("CONSUMER.NAMES.S")["consumers"] == []
@@ -313,7 +313,7 @@ def test_a_required_api_level_that_is_not_there_is_refused(client: Client) -> No
     assert b'"error"' not in answer.payload
 
 
-def test_without_jetstream_nobody_answers() -> None:
+def test_without_jetstream_the_api_has_no_responders() -> None:
     plain = Rig(jetstream=False).client()
     (nobody,) = plain.ask("$JS.API.INFO", b"")
     assert nobody.header.startswith(b"NATS/1.0 503")
@@ -376,7 +376,7 @@ def test_in_a_stream_in_memory_every_missing_sequence_is_named(client: Client) -
         assert (error["code"], error["err_code"], error["description"]) == (400, 10043, f"sequence {seq} not found")
 
 
-def test_what_is_null_in_a_request_is_not_there(client: Client) -> None:
+def test_null_fields_of_a_request_count_as_missing(client: Client) -> None:
     """As Go reads it: clients write every field that they know, with null for those that they do not use."""
     assert "error" not in client.create("S", mirror=None, subject_transform=None, max_age=None)
     client.publish("s.1")

@@ -109,7 +109,7 @@ def test_streams_are_announced_once_they_are_durable() -> None:
 
 
 @pytest.mark.parametrize("lost", [True, False])
-def test_what_was_lost_is_not_told(lost: bool) -> None:
+def test_messages_of_a_lost_group_are_not_republished(lost: bool) -> None:
     client = Rig().client()
     client.create("S", republish={"src": ">", "dest": "again.>"})
     client.send(b"SUB again.> 5\r\n")

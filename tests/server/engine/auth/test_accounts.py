@@ -85,7 +85,7 @@ def test_acks_of_one_group_go_to_their_own_accounts_though_the_inboxes_are_named
     assert [m.payload for m in two.messages()] == [b'{"stream":"S","seq":1}']
 
 
-def test_a_group_that_is_lost_is_told_in_each_account_and_taken_back() -> None:
+def test_a_lost_group_is_rolled_back_and_answered_with_errors_in_each_account() -> None:
     rig = Rig(users=EVERYONE)
     one, two = login(rig, "one"), login(rig, "two")
     for client in (one, two):

@@ -45,7 +45,7 @@ def answer(rig: Rig, line: bytes) -> list[Event]:
     return client.take()
 
 
-def test_the_owner_of_the_key_comes_in_and_nobody_else() -> None:
+def test_only_the_owner_of_an_nkey_is_authenticated() -> None:
     users = (User(nkey=NKEY, permissions=Permissions(publish=("a",))), User(name="joe", password="pw"))
     rig = Rig(users=users, verify=verify)
     assert answer(rig, hello("nonce-1")) == [Pong()]
@@ -77,7 +77,7 @@ def test_a_signature_is_read_in_either_alphabet() -> None:
 
 
 @pytest.mark.parametrize("nkey", ["U", NKEY[:-1] + "A", "é" * 56, encode(0, bytes(32)), NKEY.lower()])
-def test_what_is_no_users_public_key_is_refused(nkey: str) -> None:
+def test_an_invalid_public_key_of_a_user_is_rejected(nkey: str) -> None:
     with pytest.raises(UsageError, match="nkey"):
         User(nkey=nkey)
     with pytest.raises(UsageError, match="2 of them"):

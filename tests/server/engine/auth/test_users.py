@@ -31,7 +31,7 @@ def rig_with(users: Iterable[User] = (), /, **settings: Any) -> Rig:
     return Rig(users=(User(name="root", password="pw"), joe, *users))
 
 
-def test_every_user_comes_in_with_its_own_secret_only() -> None:
+def test_each_user_is_authenticated_by_its_own_secret_only() -> None:
     authenticator = Authenticator(
         [User(name="a", password="pa"), User(name="b", password="pb"), User(token="t"), User(token="u")],
         reject_signatures,
@@ -67,7 +67,7 @@ def test_every_user_comes_in_with_its_own_secret_only() -> None:
         {"token": "$2b$11$abc"},
     ],
 )
-def test_a_user_that_could_not_come_in_safely_is_refused(fields: dict[str, str]) -> None:
+def test_a_user_with_unsafe_credentials_is_rejected(fields: dict[str, str]) -> None:
     with pytest.raises(UsageError):
         User(**fields)  # type: ignore[arg-type]
 
@@ -121,7 +121,7 @@ def test_publishing_follows_allow_and_deny_and_a_violation_leaves_the_connection
     assert joe.take() == [Pong()]
 
 
-def test_a_publish_that_goes_straight_to_a_stream_is_judged_as_well() -> None:
+def test_permissions_apply_to_publishes_that_could_take_the_shortcut() -> None:
     rig = rig_with(publish=("s.mine", "$JS.API.>"), subscribe=("_INBOX.>",))
     root, joe = login(rig, "root"), login(rig, "joe")
     root.send(b"SUB _INBOX.> 1\r\n")
@@ -158,7 +158,7 @@ def test_subscribing_follows_allow_and_deny_with_wildcards() -> None:
     assert not joe.closed
 
 
-def test_what_is_denied_is_not_delivered_to_a_wider_subscription() -> None:
+def test_denied_subjects_are_not_delivered_to_a_wider_subscription() -> None:
     rig = rig_with(subscribe_deny=("a.secret.>", "a.*.key"))
     root, joe = login(rig, "root"), login(rig, "joe")
     joe.send(b"SUB > 1\r\nSUB a.* 2\r\nSUB a.secret 3\r\nSUB > group 4\r\n")
@@ -197,7 +197,7 @@ def test_permissions_may_name_queue_groups() -> None:
     assert joe.take() == [Err('Permissions Violation for Subscription to "a"')]
 
 
-def test_a_denied_queue_group_is_not_given_what_a_wider_subscription_covers() -> None:
+def test_a_denied_queue_group_receives_nothing_through_a_wider_subscription() -> None:
     rig = rig_with(subscribe_deny=("a.x dev",))
     root, joe = login(rig, "root"), login(rig, "joe")
     joe.send(b"SUB a.* dev 1\r\nSUB a.* prod 2\r\n")
@@ -205,7 +205,7 @@ def test_a_denied_queue_group_is_not_given_what_a_wider_subscription_covers() ->
     assert sorted((m.sid, m.subject) for m in joe.messages()) == [(b"1", "a.y"), (b"2", "a.x"), (b"2", "a.y")]
 
 
-def test_a_service_may_answer_what_it_was_asked_so_often_and_so_long() -> None:
+def test_allow_responses_is_limited_in_number_and_time() -> None:
     rig = rig_with(responses=Responses(max_msgs=2, expires=timedelta(seconds=10)))
     root, joe = login(rig, "root"), login(rig, "joe")
     root.send(b"SUB r.* 1\r\n")

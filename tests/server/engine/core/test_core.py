@@ -14,7 +14,7 @@ from tests.server.support import HELLO, Rig
 BARE = b'CONNECT {"verbose":false,"pedantic":false}\r\n'
 
 
-def test_a_client_is_greeted_with_what_it_needs_to_know() -> None:
+def test_a_client_is_greeted_with_info() -> None:
     rig = Rig(port=4223, slipstream="9.9.9")
     client = rig.client(b"")
     (greeting,) = client.take()
@@ -43,7 +43,7 @@ def test_verbose_clients_get_an_ok_for_every_line_but_ping() -> None:
     assert client.raw.partition(b"\r\n")[2] == b"+OK\r\n+OK\r\n+OK\r\nMSG a 1 1\r\nx\r\n+OK\r\nPONG\r\n"
 
 
-def test_subscribers_get_what_they_asked_for_with_reply_and_headers() -> None:
+def test_subscribers_receive_messages_with_reply_and_headers() -> None:
     rig = Rig()
     one, two = rig.client(), rig.client()
     one.send(b"SUB a.* 1\r\nSUB a.> 2\r\n")
@@ -111,7 +111,7 @@ def test_a_queue_member_that_may_not_hear_itself_leaves_the_message_to_another()
     assert len(other.messages()) == 20
 
 
-def test_a_request_that_nobody_hears_is_answered_with_503() -> None:
+def test_a_request_without_responders_is_answered_with_503() -> None:
     client = Rig().client()
     client.send(b"SUB mine 5\r\nPUB nobody mine 2\r\nhi\r\n")
     assert client.raw.endswith(b"HMSG mine 5 38 38\r\nNATS/1.0 503\r\nNats-Subject: nobody\r\n\r\n\r\n")
@@ -164,7 +164,7 @@ def test_a_bad_subject_is_refused_and_the_connection_lives(subject: str) -> None
     assert pedantic.take() == [Pong()]
 
 
-def test_a_violation_of_the_protocol_is_told_and_the_connection_closed() -> None:
+def test_a_protocol_violation_is_reported_and_closes_the_connection() -> None:
     rig = Rig(max_payload=1000)
     for line, text in (
         (b"FOO bar\r\n", "Unknown Protocol Operation"),
@@ -178,7 +178,7 @@ def test_a_violation_of_the_protocol_is_told_and_the_connection_closed() -> None
         assert client.closed
 
 
-def test_credentials_are_asked_for_before_anything_else() -> None:
+def test_authentication_is_required_before_any_command() -> None:
     rig = Rig(users=(User(name="joe", password="secret"),))
     client = rig.client(b"")
     (greeting,) = client.take()
@@ -212,7 +212,7 @@ def test_no_responders_needs_headers() -> None:
     assert client.closed
 
 
-def test_a_pedantic_client_is_told_of_a_wildcard_in_a_publish() -> None:
+def test_a_pedantic_client_gets_an_error_for_a_wildcard_in_a_publish() -> None:
     client = Rig().client(b'CONNECT {"verbose":false,"pedantic":true}\r\n')
     client.send(b"PUB a.* 1\r\nx\r\n")
     assert client.take() == [Err("Invalid Publish Subject")]
@@ -239,7 +239,7 @@ def test_a_client_that_does_not_introduce_itself_in_time_is_cut_off() -> None:
     assert not quick.closed
 
 
-def test_a_silent_client_is_pinged_and_then_given_up() -> None:
+def test_a_silent_client_is_pinged_and_then_closed() -> None:
     rig = Rig(ping_interval=10_000_000_000)
     silent, alive = rig.client(), rig.client()
     for _ in range(2):
@@ -274,7 +274,7 @@ def test_subscriptions_of_a_client_are_bounded() -> None:
     assert len(client.messages()) == 2
 
 
-def test_a_client_that_is_gone_gets_nothing_and_leaves_nothing() -> None:
+def test_a_disconnected_client_leaves_no_subscription() -> None:
     rig = Rig()
     gone, other = rig.client(), rig.client()
     gone.send(b"SUB a 1\r\nSUB b q 2\r\n")
@@ -286,7 +286,7 @@ def test_a_client_that_is_gone_gets_nothing_and_leaves_nothing() -> None:
     rig.engine.close(gone.cid)
 
 
-def test_acks_reach_every_listener_of_the_reply_whatever_comes_and_goes() -> None:
+def test_acks_reach_every_subscriber_of_the_reply_as_subscriptions_change() -> None:
     """The shortcuts past the router never outlive the subscriptions they stand for."""
     rig = Rig()
     client, other = rig.client(), rig.client()
@@ -342,7 +342,7 @@ def test_a_session_moves_only_along_its_table() -> None:
     assert session.state.value == "closed"
 
 
-def test_ok_is_not_sent_to_those_who_did_not_ask() -> None:
+def test_ok_is_sent_to_verbose_clients_only() -> None:
     client = Rig().client()
     client.send(b"SUB a 1\r\nUNSUB 1\r\n")
     assert Ok() not in client.take()

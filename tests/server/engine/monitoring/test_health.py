@@ -36,7 +36,9 @@ def flip(folder: Path, needle: bytes) -> None:
     path.write_bytes(data)
 
 
-async def test_flipped_bytes_are_told_and_the_rest_is_served(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_flipped_bytes_are_reported_and_the_rest_is_served(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async with Server(data_dir=tmp_path) as server, await nats.connect(server.url) as nc:
         js = nc.jetstream()
         await js.add_stream(name="S", subjects=["s"], allow_direct=True)
@@ -68,7 +70,7 @@ async def js_ack(nc: NatsClient, subject: str) -> dict[str, int]:
     return decoded
 
 
-def test_a_batch_says_where_it_ends_and_goes_on_behind(tmp_path: Path) -> None:
+def test_a_batch_ends_at_a_damaged_message_and_can_be_resumed_after_it(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path, map_size=1 << 26)
     client = Rig(store=store).client()
     client.create("S", storage="file")
@@ -88,7 +90,7 @@ def test_a_batch_says_where_it_ends_and_goes_on_behind(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_store_that_is_full_says_so_and_goes_on_when_there_is_room(tmp_path: Path) -> None:
+def test_a_full_store_rejects_publishes_until_there_is_space(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path, map_size=1 << 20)
     rig = Rig(store=store)
     client = rig.client()
@@ -154,7 +156,7 @@ asyncio.run(main())
 """
 
 
-async def test_a_full_disk_refuses_and_takes_again_when_there_is_room(tmp_path: Path) -> None:
+async def test_a_full_disk_rejects_publishes_until_there_is_space(tmp_path: Path) -> None:
     """The limit on the size of a file stands for a disk: raised from outside while the server runs."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     process = subprocess.Popen(
@@ -197,7 +199,7 @@ async def fill_up(nc: NatsClient) -> int:
     raise AssertionError("the disk never became full")
 
 
-def test_details_of_what_is_gone_pass_over_what_is_damaged(tmp_path: Path) -> None:
+def test_deleted_details_do_not_include_damaged_messages(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path, map_size=1 << 26)
     client = Rig(store=store).client()
     client.create("S", storage="file")

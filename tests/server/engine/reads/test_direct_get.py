@@ -52,7 +52,7 @@ def test_a_limit_per_subject_turns_direct_get_on_even_against_an_explicit_false(
 
 
 @pytest.mark.spec("DG-04")
-def test_without_allow_direct_nobody_answers_and_the_requester_is_told_so() -> None:
+def test_without_allow_direct_there_are_no_responders() -> None:
     client = Rig().client()
     client.create("A", allow_direct=False)
     client.publish("a.1")
@@ -195,7 +195,7 @@ def test_appended_subject_with_a_payload_is_a_bad_request(client: Client) -> Non
 
 
 @pytest.mark.spec("DG-19")
-def test_every_message_of_a_batch_says_how_many_follow_and_what_came_before(client: Client) -> None:
+def test_every_message_of_a_batch_has_the_pending_count_and_the_last_sequence(client: Client) -> None:
     answers = client.direct("S", {"seq": 1, "batch": 2, "next_by_subj": "s.2"})
     assert [headers(a).get("Nats-Sequence") for a in answers] == ["2", "5", None]
     assert [headers(a)["Nats-Num-Pending"] for a in answers] == ["1", "0", "0"]
@@ -213,7 +213,7 @@ def test_a_batch_ends_with_an_empty_message_that_counts_what_is_left_in_both_hea
 
 
 @pytest.mark.spec("DG-20")
-def test_the_end_of_a_batch_counts_what_was_published_meanwhile() -> None:
+def test_the_end_of_a_batch_counts_messages_published_during_it() -> None:
     rig = Rig()
     client, other = rig.client(), rig.client()
     client.create("S")
@@ -252,9 +252,7 @@ def test_the_end_of_a_batch_counts_what_was_published_meanwhile() -> None:
         (b'{"multi_last":["s.9"]}', (404, "No Results")),
     ],
 )
-def test_what_cannot_be_answered_gets_a_status_line_and_no_body(
-    client: Client, body: bytes, expected: tuple[int, str]
-) -> None:
+def test_failed_requests_get_a_status_line_without_body(client: Client, body: bytes, expected: tuple[int, str]) -> None:
     answer = one(client.direct("S", body))
     assert status(answer) == expected
     assert answer.header == f"NATS/1.0 {expected[0]} {expected[1]}\r\n\r\n".encode()
@@ -336,7 +334,7 @@ def test_a_batch_waits_while_its_reader_does_not_keep_up_and_others_go_on() -> N
     assert len(slow.messages()) == 1001
 
 
-def test_a_batch_whose_reader_went_away_is_dropped() -> None:
+def test_a_batch_ends_when_its_reader_unsubscribes() -> None:
     rig = Rig()
     client = rig.client()
     client.create("S")

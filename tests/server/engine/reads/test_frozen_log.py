@@ -120,7 +120,7 @@ def client() -> Client:
     return client
 
 
-def test_what_was_damaged_stays_damaged_in_a_held_replica(client: Client, damaged: set[int]) -> None:
+def test_damaged_messages_stay_damaged_in_a_held_replica(client: Client, damaged: set[int]) -> None:
     damaged.update((4, 9))
     group = client.rig.engine.streams["S"].replicas
     for peer in group.peers[1:]:
@@ -136,7 +136,7 @@ def test_what_was_damaged_stays_damaged_in_a_held_replica(client: Client, damage
     assert held.time_to_seq(client.rig.now + 1) == 11
 
 
-def test_a_mirror_steps_over_what_is_damaged_upstream(client: Client, damaged: set[int]) -> None:
+def test_a_mirror_skips_damaged_messages_of_its_upstream(client: Client, damaged: set[int]) -> None:
     damaged.update((1, 4, 5, 10))
     client.api("STREAM.CREATE.M", {"name": "M", "storage": "memory", "mirror": {"name": "S"}})
     mirror = client.rig.engine.streams["M"]

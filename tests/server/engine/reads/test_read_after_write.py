@@ -183,7 +183,7 @@ def test_a_consumer_of_a_mirror_that_lags_waits_for_the_sequence_it_asks_for() -
 
 @pytest.mark.spec("RW-11")
 @pytest.mark.parametrize("replicas", [1, 3])
-def test_a_satisfied_minimum_costs_nothing(replicas: int) -> None:
+def test_a_satisfied_min_last_seq_costs_nothing(replicas: int) -> None:
     """Within 3 % of the same read without it: alternating rounds, the best of each, until noise has no part in it."""
     rig = Rig()
     client = rig.client()

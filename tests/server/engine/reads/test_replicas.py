@@ -96,7 +96,7 @@ def test_the_appended_subject_is_spread_over_all_replicas_too(client: Client) ->
 
 
 @pytest.mark.parametrize("replica_count", [1, 2, 3, 4, 5])
-def test_without_orders_every_replica_has_what_was_acknowledged(replica_count: int) -> None:
+def test_without_faults_every_replica_has_all_acknowledged_messages(replica_count: int) -> None:
     client = Rig().client()
     assert client.create("S", num_replicas=replica_count)["config"]["num_replicas"] == replica_count
     for n in range(20):
@@ -163,7 +163,7 @@ def test_a_follower_that_lags_redirects_and_the_client_sees_one_good_answer(clie
 
 
 @pytest.mark.spec("RW-07", "RW-05")
-def test_what_a_follower_redirects_waits_at_the_leader(client: Client) -> None:
+def test_requests_redirected_by_a_follower_wait_at_the_leader(client: Client) -> None:
     hold(client, follower(client, 1), follower(client, 2))
     asked = [f"{client.inbox}{n}" for n in range(1000, 1010)]
     for reply in asked:
@@ -233,7 +233,7 @@ def test_the_real_leader_is_heard_first_whenever_it_catches_up(client: Client, m
 
 
 @pytest.mark.spec("RW-06")
-def test_when_nobody_has_the_sequence_the_real_leader_says_so_first(client: Client) -> None:
+def test_the_real_leader_rejects_an_unreached_sequence_before_a_deposed_one(client: Client) -> None:
     replicas(client).depose(client.rig.now, unaware=True)
     client.ask(MESSAGE_GET, LAST | {"min_last_seq": 2})
     client.rig.wait(DELAY)

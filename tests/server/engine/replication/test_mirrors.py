@@ -88,7 +88,7 @@ def test_a_mirror_made_later_has_the_gaps_of_its_upstream(client: Client) -> Non
     assert client.api("STREAM.INFO.LATE")["state"]["last_seq"] == 2000
 
 
-def test_a_mirror_begins_where_it_is_told(client: Client) -> None:
+def test_a_mirror_begins_at_its_start_sequence_or_time(client: Client) -> None:
     for n in range(2, 6):
         client.rig.wait(1)
         client.publish("s.1", b"%d" % n)
@@ -149,7 +149,7 @@ def test_a_mirror_rolls_up_if_it_may(client: Client, allowed: bool) -> None:
     assert [record.payload for record in contents(client, "MR")] == ([b"all"] if allowed else [*kept, b"all"])
 
 
-def test_nobody_can_publish_to_a_mirror(client: Client) -> None:
+def test_publishing_to_a_mirror_is_not_possible(client: Client) -> None:
     (answer,) = client.ask("M", b"x")
     assert status(answer)[0] == 503
 
@@ -169,7 +169,7 @@ def test_a_mirror_waits_for_an_upstream_that_is_not_there_yet(client: Client) ->
     assert [record.payload for record in contents(client, "EARLY")] == [b"1", b"more"]
 
 
-def test_an_upstream_that_was_made_anew_is_reported(client: Client) -> None:
+def test_a_recreated_upstream_is_reported(client: Client) -> None:
     for _ in range(5):
         client.publish("s.1")
     client.api("STREAM.DELETE.S")
@@ -253,7 +253,7 @@ def test_a_mirror_answers_under_its_own_name_when_it_allows_direct_gets(client: 
 
 
 @pytest.mark.spec("DG-06", on="E")
-def test_a_held_mirror_answers_from_what_it_has(client: Client) -> None:
+def test_a_held_mirror_answers_from_its_own_messages(client: Client) -> None:
     ingest(client).pause(HELD)
     client.publish("s.1", b"2")
     assert set(answers(client)) == {("S", b"2"), ("M", b"1")}
@@ -298,7 +298,7 @@ def test_a_mirror_answers_for_its_upstream_only_once_it_has_caught_up(
     assert seen[-1] == (40, {"S", "COLD"})
 
 
-def test_a_filtered_mirror_leaves_what_it_cannot_know_to_the_upstream(client: Client) -> None:
+def test_a_filtered_mirror_leaves_requests_beyond_its_filter_to_the_upstream(client: Client) -> None:
     client.api("STREAM.DELETE.M")
     client.publish("s.2", b"two")
     mirror(client, "ONLY2", filter_subject="s.2")
@@ -362,7 +362,7 @@ def test_a_mirror_that_catches_up_in_time_answers_after_all(client: Client) -> N
 
 
 @pytest.mark.spec("RW-08")
-def test_a_replica_of_a_mirror_that_lags_rejects_by_itself(client: Client) -> None:
+def test_a_lagging_replica_of_a_mirror_rejects_without_redirecting(client: Client) -> None:
     client.api("STREAM.DELETE.M")
     client.api("STREAM.DELETE.S")
     client.create("S")
@@ -427,7 +427,7 @@ def test_an_external_of_the_own_domain_is_this_server() -> None:
 # What survives.
 
 
-def test_a_mirror_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def test_a_mirror_resumes_after_a_restart(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path)
     client = Rig(store=store).client()
     client.create("S", storage="file")

@@ -79,7 +79,7 @@ def test_subjects_are_mapped_and_the_original_is_named(client: Client) -> None:
     ]
 
 
-def test_what_was_meant_for_the_upstream_is_dropped_from_the_headers() -> None:
+def test_headers_meant_for_the_upstream_are_removed() -> None:
     block = (
         b"NATS/1.0\r\nNats-Msg-Id: 1\r\nNats-Expected-Last-Sequence: 4\r\nX: y\r\n"
         b"Nats-Stream-Source: OLD 1 > > s\r\nNats-Batch-Id: b\r\n\r\n"
@@ -92,7 +92,7 @@ def test_what_was_meant_for_the_upstream_is_dropped_from_the_headers() -> None:
     assert with_origin(b"junk", "A 1 > > s") == b"NATS/1.0\r\nNats-Stream-Source: A 1 > > s\r\n\r\n"
 
 
-def test_a_source_is_an_interest_in_what_it_wants(client: Client) -> None:
+def test_a_source_counts_as_interest_in_the_subjects_of_its_filter(client: Client) -> None:
     client.create("I", retention="interest")
     client.publish("i.1", b"nobody's")
     gather(client, {"name": "I", "filter_subject": "i.1"})
@@ -126,7 +126,7 @@ def test_a_chain_of_sources_names_the_nearest_origin(client: Client) -> None:
     assert origins(client, "CHAIN") == ["ALL 1 > > a.1"]
 
 
-def test_sources_begin_where_they_are_told(client: Client) -> None:
+def test_sources_begin_at_their_start_sequence_or_time(client: Client) -> None:
     for n in range(4):
         client.rig.wait(1)
         client.publish("a.1", b"%d" % n)
@@ -137,7 +137,7 @@ def test_sources_begin_where_they_are_told(client: Client) -> None:
     assert [record.payload for record in contents(client, "TIME")] == [b"3"]
 
 
-def test_a_full_stream_takes_the_rest_when_there_is_room_again(client: Client) -> None:
+def test_a_full_stream_resumes_its_sources_when_there_is_space(client: Client) -> None:
     gather(client, {"name": "A"}, max_msgs=3, discard="new")
     for n in range(6):
         client.publish("a.1", b"%d" % n)
@@ -163,7 +163,7 @@ def test_sources_can_be_added_and_taken_away_and_go_on_where_they_were(client: C
     assert [record.payload for record in contents(client)] == [b"a1", b"b1", b"a2"]
 
 
-def test_sources_go_on_where_they_stopped_even_when_nothing_is_left_of_what_they_took(tmp_path: Path) -> None:
+def test_sources_resume_even_if_the_sourced_messages_are_gone(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path)
     client = Rig(store=store).client()
     client.create("A", storage="file")
@@ -182,7 +182,7 @@ def test_sources_go_on_where_they_stopped_even_when_nothing_is_left_of_what_they
     store.close()
 
 
-def test_an_upstream_that_was_made_anew_is_taken_in_from_its_beginning(client: Client) -> None:
+def test_a_recreated_upstream_is_read_from_its_beginning(client: Client) -> None:
     gather(client, {"name": "A"})
     for n in range(5):
         client.publish("a.1", b"old %d" % n)
@@ -232,7 +232,7 @@ def test_a_circle_of_sources_is_refused(client: Client) -> None:
     assert answer["error"] == {"code": 500, "err_code": 10052, "description": "detected cycle"}
 
 
-def test_an_upstream_that_was_made_anew_at_the_same_moment_is_another(client: Client) -> None:
+def test_an_upstream_recreated_at_the_same_time_is_recognised(client: Client) -> None:
     client.create("UP", subjects=["up.>"])
     client.create("Q", subjects=[], sources=[{"name": "UP"}])
     for n in range(3):

@@ -88,7 +88,7 @@ def everything(client: Client) -> list[tuple[bytes, bytes]]:
 
 
 @pytest.mark.parametrize("chunk_size", [0, 1024])
-def test_what_was_restored_is_what_was_saved(client: Client, chunk_size: int) -> None:
+def test_a_restored_stream_equals_the_saved_one(client: Client, chunk_size: int) -> None:
     fill(client)
     before, state = everything(client), client.api("STREAM.INFO.S")["state"]
     answer, chunks = snapshot(client, chunk_size=chunk_size)
@@ -158,7 +158,7 @@ def test_a_stream_that_is_deleted_ends_its_snapshot(client: Client) -> None:
     assert status(end) == (500, "the stream was deleted")
 
 
-def test_messages_that_come_meanwhile_are_not_in_it(client: Client) -> None:
+def test_messages_published_during_a_snapshot_are_not_in_it(client: Client) -> None:
     fill(client)
     client.api("STREAM.SNAPSHOT.S", {"deliver_subject": "deliver", "chunk_size": 1024, "window_size": 1024})
     chunks = seen(client)
@@ -238,7 +238,7 @@ def test_gaps_ends_and_lifetimes_come_back(client: Client) -> None:
     assert sequences(client.direct("S", {"seq": 1, "batch": 10})) == [12]
 
 
-def test_an_empty_stream_comes_back_where_it_was(client: Client) -> None:
+def test_a_restored_empty_stream_keeps_its_sequence(client: Client) -> None:
     config = {"name": "S", "subjects": ["s.>"], "storage": "memory"}
     restore(client, {"config": config, "state": {}}, archive(state(first_seq=6, last_seq=5), END))
     assert client.publish("s.1")["seq"] == 6
@@ -315,7 +315,7 @@ def send_at_once(client: Client, subject: str, data: bytes) -> None:
     client.send(b"".join(frames), settle=False)
 
 
-def test_a_restore_whose_chunks_nobody_waits_for_forgets_nothing(client: Client) -> None:
+def test_a_restore_without_flow_control_loses_nothing(client: Client) -> None:
     fill(client, duplicate_window=120 * SECOND)
     config = {"durable_name": "dur", "ack_policy": "explicit"}
     client.api("CONSUMER.CREATE.S.dur", {"stream_name": "S", "config": config})

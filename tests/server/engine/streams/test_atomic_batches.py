@@ -62,7 +62,7 @@ def test_a_batch_is_one_group(client: Client) -> None:
     assert send(client, 1, commit="1")["seq"] == 1
 
 
-def test_a_batch_that_waits_too_long_is_given_up_and_that_is_told(client: Client) -> None:
+def test_a_batch_that_times_out_is_abandoned_with_an_advisory(client: Client) -> None:
     client.send(b"SUB $JS.EVENT.ADVISORY.> 8\r\n")
     send(client, 1)
     client.rig.wait(9)
@@ -78,7 +78,7 @@ def test_a_batch_that_waits_too_long_is_given_up_and_that_is_told(client: Client
     assert client.rig.engine.batch_usage.batches == client.rig.engine.batch_usage.bytes == 0
 
 
-def test_what_waits_is_bounded_for_the_server_too(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_staged_messages_are_bounded_for_the_whole_server(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(atomic_batches, "MAX_OPEN_TOTAL", 2)
     client.create("T", allow_atomic=True)
     assert send(client, 1, name="one") is None
@@ -133,7 +133,7 @@ def test_a_sealed_stream_takes_no_batches(client: Client) -> None:
     assert send(client, 1)["error"]["err_code"] == 10109
 
 
-def test_a_fast_batch_is_refused_in_words(client: Client) -> None:
+def test_a_fast_batch_on_a_stream_without_them_is_rejected(client: Client) -> None:
     client.send(b"SUB fast.> 7\r\n")
     client.take()
     client.send(b"PUB s.1 fast.b.10.fail.1.0.$FI 1\r\nx\r\n")

@@ -41,13 +41,13 @@ def test_a_lost_group_takes_its_increments_back(client: Client) -> None:
     assert client.publish("s.1", b"", Nats_Incr="1")["val"] == "2"
 
 
-def test_a_purged_counter_begins_anew(client: Client) -> None:
+def test_a_purged_counter_starts_from_zero(client: Client) -> None:
     client.publish("s.1", b"", Nats_Incr="7")
     client.api("STREAM.PURGE.S")
     assert client.publish("s.1", b"", Nats_Incr="1")["val"] == "1"
 
 
-def test_a_restart_goes_on_counting(client: Client) -> None:
+def test_counters_survive_a_restart(client: Client) -> None:
     client.publish("s.1", b"", Nats_Incr="7")
     rig = Rig(store=client.rig.store)
     assert rig.client().publish("s.1", b"", Nats_Incr="1")["val"] == "8"

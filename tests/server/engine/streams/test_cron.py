@@ -42,7 +42,7 @@ def test_the_next_moment(pattern: str, after: str, expected: str) -> None:
     assert following(pattern, after) == expected
 
 
-def test_what_was_missed_is_not_made_up_for() -> None:
+def test_missed_times_are_skipped() -> None:
     late = "2024-03-01T10:20:30.2Z"
     assert following("@every 10m", "2024-03-01T09:00:00Z", now=late) == "2024-03-01T10:30:30Z"
     assert following("0 */7 * * * *", "2024-03-01T09:00:00Z", now=late) == "2024-03-01T10:21:00Z"
@@ -68,7 +68,7 @@ def test_a_calendar_follows_the_clocks_of_its_zone() -> None:
         "* * * * foo *", "1_0 * * * * *",
     ],
 )  # fmt: skip
-def test_what_is_no_pattern(pattern: str) -> None:
+def test_invalid_patterns_are_rejected(pattern: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         following(pattern, "2024-03-01T10:00:00Z")
 

@@ -64,7 +64,7 @@ def test_the_age_of_the_stream_counts_for_all_but_those_that_never_end(client: C
     assert left(client) == [1, 4]
 
 
-def test_what_never_ends_is_looked_at_once(client: Client) -> None:
+def test_messages_without_expiry_are_checked_once(client: Client) -> None:
     client.create("S", allow_msg_ttl=True, max_age=SECOND)
     for _ in range(600):
         client.publish("s.1", Nats_TTL="never")
@@ -91,7 +91,7 @@ def test_many_that_are_too_old_leave_in_slices(monkeypatch: pytest.MonkeyPatch, 
 
 
 @pytest.mark.spec("KV-18", on="E")
-def test_a_marker_takes_the_place_of_the_last_message_of_a_subject(client: Client) -> None:
+def test_a_marker_replaces_the_last_message_of_a_subject(client: Client) -> None:
     client.create("S", subject_delete_marker_ttl=5 * SECOND, max_msgs_per_subject=3)
     client.publish("s.1", b"old", Nats_TTL="5s")
     client.publish("s.1", b"new", Nats_TTL="10s")
@@ -120,7 +120,7 @@ def test_a_message_lives_no_shorter_than_a_marker(client: Client) -> None:
     assert headers(marker)["Nats-TTL"] == "1m0s"
 
 
-def test_a_marker_is_told_to_whoever_listens(client: Client) -> None:
+def test_a_marker_is_delivered_to_subscribers(client: Client) -> None:
     client.create("S", subject_delete_marker_ttl=SECOND, republish={"src": ">", "dest": "again.>"})
     client.publish("s.1", Nats_TTL="1s")
     client.send(b"SUB again.> 9\r\n")

@@ -62,7 +62,7 @@ def test_a_message_is_there_before_its_batch_ends(client: Client) -> None:
     assert client.rig.engine.batch_usage.fast == 0
 
 
-def test_what_is_reported_is_durable(client: Client) -> None:
+def test_acknowledged_numbers_are_durable(client: Client) -> None:
     send(client, 1, START)
     send(client, 2, APPEND)
     assert send(client, 3, APPEND, settle=False) == []
@@ -73,7 +73,7 @@ def test_what_is_reported_is_durable(client: Client) -> None:
     assert msgspec.json.decode(report.payload)["seq"] == 3
 
 
-def test_a_group_that_is_lost_is_told_and_ends_the_batch(client: Client) -> None:
+def test_a_lost_group_is_reported_and_ends_the_batch(client: Client) -> None:
     send(client, 1, START)
     send(client, 2, APPEND)
     send(client, 3, APPEND, settle=False)
@@ -115,7 +115,7 @@ def test_how_many_may_be_open_is_bounded(client: Client, monkeypatch: pytest.Mon
     assert send(client, 1, COMMIT, name="three")[0]["count"] == 1
 
 
-def test_a_stream_that_is_deleted_or_takes_no_batches_any_more_ends_them(client: Client) -> None:
+def test_deleting_the_stream_or_disabling_batches_ends_them(client: Client) -> None:
     send(client, 1, START)
     config = {"name": "S", "subjects": ["s.>"], "storage": "memory", "allow_direct": True}
     client.api("STREAM.UPDATE.S", config)
@@ -143,7 +143,7 @@ def test_counters_count_in_a_batch() -> None:
     assert msgspec.json.decode(message.payload) == {"val": "5"}
 
 
-def test_what_a_batch_holds_is_found_again_after_a_start(client: Client) -> None:
+def test_the_messages_of_a_batch_survive_a_restart(client: Client) -> None:
     """The batch itself is not: nothing waits in it."""
     send(client, 1, START, Nats_Msg_Id="a")
     send(client, 2, APPEND, Nats_Msg_Id="b")
@@ -172,11 +172,11 @@ def test_a_reply_subject_gives_its_parts_or_nothing(name: str, number: int, oper
 
 
 @given(st.text(max_size=60))
-def test_any_reply_subject_can_be_looked_at(reply: str) -> None:
+def test_any_reply_subject_can_be_parsed(reply: str) -> None:
     fast_batches.parse(reply + fast_batches.SUFFIX)
 
 
-def test_a_damaged_record_in_the_way_is_told_and_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_record_is_reported_and_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     client = connected(discard="new", max_msgs_per_subject=1, max_bytes=300)
     for subject in ("s.k", "s.z"):
         client.publish(subject, b"o" * 100)

@@ -56,7 +56,7 @@ def refusal(answer: dict[str, Any]) -> tuple[int, str]:
         ({"max_consumers": -9, "pedantic": True}, 10157, "pedantic mode: max_consumers must be set to -1"),
     ],
 )  # fmt: skip
-def test_what_does_not_go_together_is_refused(client: Client, config: dict[str, Any], err_code: int, text: str) -> None:
+def test_incompatible_features_are_rejected(client: Client, config: dict[str, Any], err_code: int, text: str) -> None:
     assert refusal(client.create("S", **config)) == (err_code, text)
 
 
@@ -81,7 +81,9 @@ def test_a_republish_of_everything_follows_the_transform(client: Client) -> None
          "stream configuration update can not change persist mode"),
     ],
 )  # fmt: skip
-def test_what_an_update_may_not_change(client: Client, first: dict[str, Any], then: dict[str, Any], text: str) -> None:
+def test_updates_of_fixed_features_are_rejected(
+    client: Client, first: dict[str, Any], then: dict[str, Any], text: str
+) -> None:
     client.create("S", **first)
     config = {"name": "S", "subjects": ["s.>"], "allow_direct": True, "storage": "memory"} | then
     assert refusal(client.api("STREAM.UPDATE.S", config)) == (10052, text)
@@ -163,9 +165,7 @@ def test_a_batch_of_counters_adds_up_and_needs_increments(client: Client) -> Non
         ({"max_msgs_per_subject": 1, "discard_new_per_subject": True}, 2, "maximum messages per subject exceeded"),
     ],
 )
-def test_a_stream_without_room_refuses_the_whole_batch(
-    client: Client, config: dict[str, Any], count: int, text: str
-) -> None:
+def test_a_full_stream_rejects_the_whole_batch(client: Client, config: dict[str, Any], count: int, text: str) -> None:
     client.create("S", allow_atomic=True, discard="new", **config)
     assert batch(client, *[{}] * count)["error"]["description"] == text
     assert batch(client, {})["seq"] == 1

@@ -71,7 +71,7 @@ def test_a_group_that_is_full_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> 
     assert counts(client) == {1}
 
 
-def test_another_limit_meanwhile_counts() -> None:
+def test_a_limit_changed_during_the_trim_applies() -> None:
     client = Rig().client()
     fill(client, 50)
     limit(client, 2, settle=False)
@@ -79,14 +79,14 @@ def test_another_limit_meanwhile_counts() -> None:
     assert counts(client) == {1}
 
 
-def test_a_stream_that_is_deleted_meanwhile_is_gone() -> None:
+def test_a_stream_can_be_deleted_during_the_trim() -> None:
     client = Rig().client()
     fill(client, 50)
     limit(client, 1, settle=False)
     assert client.api("STREAM.DELETE.S")["success"]
 
 
-def test_a_restart_in_the_middle_goes_on(tmp_path: Path) -> None:
+def test_a_restart_resumes_the_trim(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path, map_size=1 << 27, tuning=TINY)
     rig = Rig(store=store)
     client = rig.client()

@@ -47,14 +47,14 @@ def test_a_publish_without_reply_is_stored_without_ack(client: Client) -> None:
     assert left(client) == [1]
 
 
-def test_a_stream_without_acks_stores_and_says_nothing(client: Client) -> None:
+def test_a_stream_with_no_ack_stores_without_answering(client: Client) -> None:
     client.create("S", no_ack=True)
     assert client.ask("s.1", b"x") == []
     assert client.ask("s.1", b"x", Headers({"Nats-Expected-Last-Sequence": "9"})) == []
     assert left(client) == [1]
 
 
-def test_subscribers_get_what_a_stream_stores(client: Client) -> None:
+def test_subscribers_receive_the_messages_that_a_stream_stores(client: Client) -> None:
     client.create("S")
     client.send(b"SUB s.* 9\r\n")
     client.take()
@@ -64,7 +64,7 @@ def test_subscribers_get_what_a_stream_stores(client: Client) -> None:
     assert left(client) == [1]
 
 
-def test_expectations_are_checked_against_what_came_before(client: Client) -> None:
+def test_expected_sequences_are_checked_against_earlier_publishes(client: Client) -> None:
     client.create("S")
     publish = client.publish
     assert refused(publish("s.1", Nats_Expected_Stream="Z"), 400, 10060, "expected stream does not match")
@@ -87,7 +87,7 @@ def test_expectations_are_checked_against_what_came_before(client: Client) -> No
     assert refused(publish("s.3", **other), 400, 10193, text)
 
 
-def test_expectations_hold_within_one_group(client: Client) -> None:
+def test_expected_sequences_hold_within_one_group(client: Client) -> None:
     """The second of two publishes in one turn is judged by the first, though nothing is committed yet."""
     client.create("S")
     block = b"NATS/1.0\r\nNats-Expected-Last-Subject-Sequence: 0\r\n\r\n"
@@ -153,7 +153,7 @@ def test_a_message_over_the_streams_size_is_refused(client: Client) -> None:
     assert refused(client.publish("s.1", b"x" * 20, A="b" * 20), 400, 10054, text)
 
 
-def test_what_the_stream_is_not_configured_for_is_refused(client: Client) -> None:
+def test_headers_of_disabled_features_are_rejected(client: Client) -> None:
     client.create("S")
     assert refused(client.publish("s.1", Nats_TTL="5s"), 400, 10166, "per-message TTL is disabled")
     assert refused(client.publish("s.1", Nats_TTL="x"), 400, 10165, "invalid per-message TTL")
@@ -200,7 +200,7 @@ def test_max_msgs_per_subject_drops_the_oldest_of_that_subject(client: Client) -
     assert client.publish("n.2")["seq"] == 2
 
 
-def test_a_full_stream_takes_a_message_that_replaces_one_of_its_subject(client: Client) -> None:
+def test_a_full_stream_accepts_a_message_that_replaces_one_on_its_subject(client: Client) -> None:
     client.create("S", max_msgs=2, max_msgs_per_subject=1, discard="new")
     client.publish("s.1")
     client.publish("s.2")
@@ -224,7 +224,7 @@ def test_messages_leave_when_they_are_too_old(client: Client) -> None:
     assert client.publish("s.1")["seq"] == 3
 
 
-def test_age_goes_on_counting_after_a_restart(client: Client) -> None:
+def test_messages_expire_by_age_after_a_restart(client: Client) -> None:
     client.create("S", max_age=10_000_000_000)
     client.publish("s.1")
     again = Rig(store=client.rig.store, now=client.rig.now + 9_000_000_000).client()

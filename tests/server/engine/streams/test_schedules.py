@@ -93,7 +93,7 @@ def test_a_moment_that_is_past_is_now(client: Client) -> None:
     assert [subject for subject, _, _ in stored(client)] == ["s.target"]
 
 
-def test_an_interval_goes_on_until_the_schedule_is_replaced(client: Client) -> None:
+def test_an_interval_repeats_until_the_schedule_is_replaced(client: Client) -> None:
     client.rig.wait(0.3)
     plan(client, "s.many", "@every 10s", b"a")
     client.rig.wait(35)
@@ -107,7 +107,7 @@ def test_an_interval_goes_on_until_the_schedule_is_replaced(client: Client) -> N
     assert len(stored(client, "s.target")) == 3
 
 
-def test_a_new_schedule_takes_the_place_of_the_old_one(client: Client) -> None:
+def test_a_new_schedule_replaces_the_old_one(client: Client) -> None:
     plan(client, "s.one", after(client, 10), b"old")
     plan(client, "s.one", after(client, 20), b"new")
     client.rig.wait(15)
@@ -117,7 +117,7 @@ def test_a_new_schedule_takes_the_place_of_the_old_one(client: Client) -> None:
 
 
 @pytest.mark.parametrize("how", ["purge", "delete", "header"])
-def test_a_schedule_that_is_gone_does_not_fire(client: Client, how: str) -> None:
+def test_a_deleted_schedule_does_not_fire(client: Client, how: str) -> None:
     plan(client, "s.one", after(client, 10))
     if how == "purge":
         client.api("STREAM.PURGE.S", {"filter": "s.one"})
@@ -130,7 +130,7 @@ def test_a_schedule_that_is_gone_does_not_fire(client: Client, how: str) -> None
     assert stored(client, "s.target") == []
 
 
-def test_a_source_gives_what_it_has_last(client: Client) -> None:
+def test_a_schedule_publishes_the_last_message_of_its_source(client: Client) -> None:
     plan(client, "s.sample", "@every 5s", b"nothing yet", Nats_Schedule_Source="s.sensor", Nats_Schedule_Rollup="sub")
     client.rig.wait(6)
     assert [payload for _, payload, _ in stored(client, "s.target")] == [b"nothing yet"]
@@ -148,7 +148,7 @@ def test_a_calendar_in_a_time_zone(client: Client) -> None:
     assert fields["Nats-Schedule-Next"] == "2023-11-16T07:30:00+01:00"
 
 
-def test_schedules_survive_a_restart_and_what_was_missed_fires_once(store: Store) -> None:
+def test_schedules_survive_a_restart_and_missed_ones_fire_once(store: Store) -> None:
     client = Rig(store=store).client()
     client.create("S", allow_msg_schedules=True, storage="file")
     plan(client, "s.one", after(client, 10), b"one", Nats_Schedule_Target="s.t1")
@@ -163,7 +163,7 @@ def test_schedules_survive_a_restart_and_what_was_missed_fires_once(store: Store
     assert len(stored(later, "s.t2")) == 4
 
 
-def test_a_stream_that_begins_to_allow_schedules_finds_what_is_there(store: Store) -> None:
+def test_enabling_schedules_finds_existing_ones(store: Store) -> None:
     """A snapshot that is put back has messages, and nothing beside them, as well."""
     client = Rig(store=store).client()
     client.create("UP", subjects=["s.>"], allow_msg_schedules=True)

@@ -50,7 +50,7 @@ def consumer(client: Client, name: str, subject: str) -> None:
 
 
 @pytest.mark.parametrize("before", [0, 3])
-def test_what_nobody_wants_goes_with_the_last_consumer_of_it(client: Client, before: int) -> None:
+def test_messages_without_interest_are_removed_with_their_last_consumer(client: Client, before: int) -> None:
     client.create("I", retention="interest")
     consumer(client, "a", "i.a")
     consumer(client, "b", "i.b")
@@ -67,7 +67,7 @@ def test_what_nobody_wants_goes_with_the_last_consumer_of_it(client: Client, bef
     assert messages_of(client, "I") == 2
 
 
-def test_a_message_takes_the_place_of_one_that_is_not_committed_yet(client: Client) -> None:
+def test_a_message_may_replace_an_uncommitted_one(client: Client) -> None:
     client.create("B", discard="new", max_msgs_per_subject=1, max_bytes=400)
     for n in range(3):
         client.publish(f"b.{n}", b"x" * 80)
@@ -76,7 +76,7 @@ def test_a_message_takes_the_place_of_one_that_is_not_committed_yet(client: Clie
     assert messages_of(client, "B") == 3
 
 
-def test_a_smaller_limit_per_subject_is_for_what_is_not_committed_yet_too(client: Client) -> None:
+def test_a_reduced_limit_per_subject_applies_to_uncommitted_messages(client: Client) -> None:
     client.create("T")
     client.publish("t.x")
     smaller = {"name": "T", "subjects": ["t.>"], "allow_direct": True, "storage": "memory", "max_msgs_per_subject": 2}
@@ -86,7 +86,7 @@ def test_a_smaller_limit_per_subject_is_for_what_is_not_committed_yet_too(client
     assert info["state"]["subjects"] == {"t.x": 2, "t.new": 2}
 
 
-def test_a_counter_goes_on_from_a_total_that_is_not_committed_yet(client: Client) -> None:
+def test_a_counter_adds_to_an_uncommitted_total(client: Client) -> None:
     client.create("C", allow_msg_counter=True)
     increment = b"NATS/1.0\r\nNats-Incr: 1\r\n\r\n"
     commands: list[tuple[str, Any]] = [("c.x", b""), ("c.x", b""), ("STREAM.MSG.DELETE.C", {"seq": 2}), ("c.x", b"")]

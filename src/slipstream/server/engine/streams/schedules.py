@@ -33,14 +33,14 @@ PAUSE = 1_000_000
 RECHECK = 50_000_000  # while a schedule is not committed yet
 RETRY = 1_000_000_000  # after a publish that failed
 _LEAD = b"\r\nNats-Schedule"
-_KEPT = "\0schedule\0"  # + sequence; the name of no consumer begins like that
+_RECORD = "\0schedule\0"  # + sequence; the name of no consumer begins like that
 _COMPLETE = "\0schedules"  # if present, every schedule of the log is indexed
 _NOT_FOR_TARGETS = (
     "Nats-Schedule", "Nats-Expected-", f"{names.MSG_ID}:", f"{names.TTL}:", f"{names.ROLLUP}:",
 )  # fmt: skip
 
 
-class Plan(NamedTuple):
+class Schedule(NamedTuple):
     """The schedule in the headers of a message; empty fields are not set."""
 
     pattern: str = ""
@@ -60,7 +60,7 @@ class Plan(NamedTuple):
         return next_moment(self.pattern, self.time_zone(), after, now)
 
 
-NO_PLAN = Plan()
+NO_SCHEDULE = Schedule()
 _FIELDS = {
     names.SCHEDULE: "pattern", names.SCHEDULE_ZONE: "zone", names.SCHEDULE_TTL: "ttl", names.SCHEDULE_TARGET: "target",
     names.SCHEDULE_SOURCE: "source", names.SCHEDULE_ROLLUP: "rollup", names.SCHEDULE_NEXT: "next",
@@ -68,72 +68,72 @@ _FIELDS = {
 }  # fmt: skip
 
 
-def plan_of(header: bytes) -> Plan:
+def parse_schedule(header: bytes) -> Schedule:
     if _LEAD not in header:
-        return NO_PLAN
+        return NO_SCHEDULE
     found: dict[str, str] = {}
     for line in header.decode(errors="replace").split("\r\n")[1:]:
         name, _, value = line.partition(":")
         if name in _FIELDS:
             found.setdefault(_FIELDS[name], value.strip())
-    return Plan(**found)
+    return Schedule(**found)
 
 
 # Checks of a publish.
 
 
-def check(config: StreamConfig, plan: Plan, subject: str, now: int, *, is_plain: Callable[[str], bool]) -> bool:
+def check(config: StreamConfig, schedule: Schedule, subject: str, now: int, *, is_plain: Callable[[str], bool]) -> bool:
     """Whether a message is a schedule; raises ApiError if it is invalid or the stream does not allow it.
 
-    `is_plain` says whether the last message of a subject is there and no schedule.
+    `is_plain` says whether a subject has messages, but no schedule.
     """
-    if plan is NO_PLAN:
+    if schedule is NO_SCHEDULE:
         return False
-    planned = _check_pattern(config, plan, now)
-    if planned:
-        _check_fields(config, plan, subject)
-    if plan.next:
-        if plan.next != PURGE or plan.scheduler in ("", subject) or not is_valid_subject(plan.scheduler):
+    is_schedule = _check_pattern(config, schedule, now)
+    if is_schedule:
+        _check_fields(config, schedule, subject)
+    if schedule.next:
+        if schedule.next != PURGE or schedule.scheduler in ("", subject) or not is_valid_subject(schedule.scheduler):
             raise ErrorCode.MESSAGE_SCHEDULES_SCHEDULER_INVALID.error()
         if not config.allow_msg_schedules:
             raise ErrorCode.MESSAGE_SCHEDULES_DISABLED.error()
-        if is_plain(plan.scheduler):
+        if is_plain(schedule.scheduler):
             raise ErrorCode.MESSAGE_SCHEDULES_SCHEDULER_INVALID.error()
-    elif plan.scheduler:
+    elif schedule.scheduler:
         raise ErrorCode.MESSAGE_SCHEDULES_SCHEDULER_INVALID.error()
-    return planned
+    return is_schedule
 
 
-def _check_pattern(config: StreamConfig, plan: Plan, now: int) -> bool:
+def _check_pattern(config: StreamConfig, schedule: Schedule, now: int) -> bool:
     reason = None
     try:
-        plan.time_zone()
+        schedule.time_zone()
     except ValueError:
         reason = ErrorCode.MESSAGE_SCHEDULES_TIME_ZONE_INVALID
-    if reason is None and plan.pattern:
+    if reason is None and schedule.pattern:
         try:
-            plan.moment(now, now)
+            schedule.moment(now, now)
         except ValueError:
             reason = ErrorCode.MESSAGE_SCHEDULES_PATTERN_INVALID
-    if (reason or plan.pattern) and not config.allow_msg_schedules:
+    if (reason or schedule.pattern) and not config.allow_msg_schedules:
         raise ErrorCode.MESSAGE_SCHEDULES_DISABLED.error()
     if reason:
         raise reason.error()
-    return bool(plan.pattern)
+    return bool(schedule.pattern)
 
 
-def _check_fields(config: StreamConfig, plan: Plan, subject: str) -> None:
+def _check_fields(config: StreamConfig, schedule: Schedule, subject: str) -> None:
     try:
-        parse_ttl(plan.ttl)
+        parse_ttl(schedule.ttl)
     except ValueError as exc:
         raise ErrorCode.MESSAGE_SCHEDULES_TTL_INVALID.error() from exc
-    if plan.rollup not in ("", names.ROLLUP_SUBJECT):
+    if schedule.rollup not in ("", names.ROLLUP_SUBJECT):
         raise ErrorCode.MESSAGE_SCHEDULES_ROLLUP_INVALID.error()
-    if plan.ttl and not config.allow_msg_ttl:
+    if schedule.ttl and not config.allow_msg_ttl:
         raise ErrorCode.MESSAGE_TTL_DISABLED.error()
-    if plan.target == subject or not _belongs(config, plan.target):
+    if schedule.target == subject or not _belongs(config, schedule.target):
         raise ErrorCode.MESSAGE_SCHEDULES_TARGET_INVALID.error()
-    if plan.source and (plan.source in (plan.target, subject) or not _belongs(config, plan.source)):
+    if schedule.source and (schedule.source in (schedule.target, subject) or not _belongs(config, schedule.source)):
         raise ErrorCode.MESSAGE_SCHEDULES_SOURCE_INVALID.error()
 
 
@@ -190,9 +190,9 @@ class Schedules:
             return
         kept = self._log.kept()
         for key, value in kept.items():
-            if key.startswith(_KEPT):
+            if key.startswith(_RECORD):
                 entry = msgspec.json.decode(value, type=StoredSchedule)
-                self._set(entry.subject, int(key[len(_KEPT) :]), entry.when)
+                self._set(entry.subject, int(key[len(_RECORD) :]), entry.when)
         if _COMPLETE not in kept and not self._log.state.last_seq:
             self.complete()
         elif _COMPLETE not in kept:
@@ -214,9 +214,9 @@ class Schedules:
     def found(self, records: list[Record], now: int) -> None:
         """Schedules found in a log without index."""
         for record in records:
-            plan = plan_of(record.header)
-            if plan.pattern and record.subject not in self._due and self._is_there(record.subject, record.seq):
-                self._plan(record.subject, record.seq, plan, record.time, now)
+            schedule = parse_schedule(record.header)
+            if schedule.pattern and record.subject not in self._due and self._is_there(record.subject, record.seq):
+                self._set_due(record.subject, record.seq, schedule, record.time, now)
         self._arm(now)
 
     def complete(self) -> None:
@@ -225,27 +225,27 @@ class Schedules:
 
     def stored(self, seq: int, subject: str, header: bytes, now: int) -> None:
         """The stream has a new message."""
-        plan = plan_of(header)
-        if not (plan.pattern and self._plan(subject, seq, plan, now, now)) and not plan.scheduler:
+        schedule = parse_schedule(header)
+        if not (schedule.pattern and self._set_due(subject, seq, schedule, now, now)) and not schedule.scheduler:
             self._forget(subject)
-        if plan.next == PURGE:
-            self._forget(plan.scheduler)
-        elif plan.next and plan.scheduler in self._due:
-            self._keep(plan.scheduler, self._due[plan.scheduler][0], parse_time(plan.next))
+        if schedule.next == PURGE:
+            self._forget(schedule.scheduler)
+        elif schedule.next and schedule.scheduler in self._due:
+            self._store(schedule.scheduler, self._due[schedule.scheduler][0], parse_time(schedule.next))
         self._arm(now)
 
-    def _plan(self, subject: str, seq: int, plan: Plan, after: int, now: int) -> bool:
+    def _set_due(self, subject: str, seq: int, schedule: Schedule, after: int, now: int) -> bool:
         try:
-            moment = plan.moment(after, now)
+            moment = schedule.moment(after, now)
         except ValueError:
             return False
-        self._keep(subject, seq, moment.when)
+        self._store(subject, seq, moment.when)
         return True
 
-    def _keep(self, subject: str, seq: int, when: int) -> None:
+    def _store(self, subject: str, seq: int, when: int) -> None:
         self._forget(subject, but=seq)
         self._set(subject, seq, when)
-        self._log.keep(f"{_KEPT}{seq}", msgspec.json.encode(StoredSchedule(when, subject)))
+        self._log.keep(f"{_RECORD}{seq}", msgspec.json.encode(StoredSchedule(when, subject)))
 
     def _set(self, subject: str, seq: int, when: int) -> None:
         self._due[subject] = (seq, when)
@@ -254,7 +254,7 @@ class Schedules:
     def _forget(self, subject: str, *, but: int = 0) -> None:
         known = self._due.pop(subject, None)
         if known is not None and known[0] != but:
-            self._log.keep(f"{_KEPT}{known[0]}", None)
+            self._log.keep(f"{_RECORD}{known[0]}", None)
 
     # The timer.
 
@@ -297,27 +297,28 @@ class Schedules:
             return
         try:
             record = self._log.get(seq)
-            plan = plan_of(record.header) if record is not None else NO_PLAN
-            moment = plan.moment(when, now)
-            content = (self._log.last(plan.source) if plan.source else None) or record
+            schedule = parse_schedule(record.header) if record is not None else NO_SCHEDULE
+            moment = schedule.moment(when, now)
+            content = (self._log.last(schedule.source) if schedule.source else None) or record
         except (CorruptRecordError, ValueError):
             self._forget(subject)
             return
         assert content is not None
         try:
-            self._publish(plan.target, _target_header(content.header, plan, subject, moment), content.payload, now)
+            header = _target_header(content.header, schedule, subject, moment)
+            self._publish(schedule.target, header, content.payload, now)
         except ApiError:  # e.g. a full stream: skip to the next time, or retry
-            self._keep(subject, seq, moment.when if moment.repeats else now + RETRY)
+            self._store(subject, seq, moment.when if moment.repeats else now + RETRY)
 
 
-def _target_header(header: bytes, plan: Plan, subject: str, moment: Moment) -> bytes:
+def _target_header(header: bytes, schedule: Schedule, subject: str, moment: Moment) -> bytes:
     """The headers of the published message, made from those of the schedule (or of its source)."""
     header = remove_lines(header, _NOT_FOR_TARGETS)
     lines: Mapping[str, str] = {
         names.SCHEDULER: subject,
         names.SCHEDULE_NEXT: moment.text if moment.repeats else PURGE,
-        names.TTL: plan.ttl,
-        names.ROLLUP: plan.rollup,
+        names.TTL: schedule.ttl,
+        names.ROLLUP: schedule.rollup,
     }
     for name, value in lines.items():
         if value:

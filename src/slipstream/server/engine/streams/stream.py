@@ -298,12 +298,12 @@ class Stream:
         """Store a message: its sequence, whether that is the one of an older message with its id, and its total."""
         config, log = self.config, self.log
         subject, header, payload, wanted = message
-        amount, plan = None, schedules.plan_of(header)
-        if wanted is not NO_HEADERS or plan is not schedules.NO_PLAN:
+        amount, schedule = None, schedules.parse_schedule(header)
+        if wanted is not NO_HEADERS or schedule is not schedules.NO_SCHEDULE:
             amount = publish_checks.increment(config, wanted, payload)
             publish_checks.check_target(config, wanted)
             publish_checks.check_expected(log, wanted, subject)
-            if schedules.check(config, plan, subject, now, is_plain=self.schedules.is_plain):
+            if schedules.check(config, schedule, subject, now, is_plain=self.schedules.is_plain):
                 header, wanted = schedules.with_rollup(header, wanted)
             publish_checks.check_origin(wanted)
             if wanted.msg_id and (seq := self.duplicates.find(wanted.msg_id, now)):
@@ -446,10 +446,10 @@ class Stream:
         config = self.config
         rules = publish_checks.BatchChecks(config, self.journal.store, self.log, self.duplicates)
         totals: dict[str, Total] = {}
-        planned: dict[str, bool] = {}  # subjects that the batch writes to -> whether they then have a schedule
+        scheduled: dict[str, bool] = {}  # subjects that the batch writes to -> whether they then have a schedule
 
         def is_plain(subject: str) -> bool:
-            return not planned[subject] if subject in planned else self.schedules.is_plain(subject)
+            return not scheduled[subject] if subject in scheduled else self.schedules.is_plain(subject)
 
         checked: list[tuple[Staged, Total | None]] = []
         for subject, header, payload, wanted in messages:
@@ -466,9 +466,9 @@ class Stream:
                 totals[subject] = total
                 publish_checks.check_size(self._max_size, header, payload)
             rules.sequences(wanted, subject)
-            plan = schedules.plan_of(header)
-            planned[subject] = schedules.check(config, plan, subject, now, is_plain=is_plain)
-            if planned[subject]:
+            schedule = schedules.parse_schedule(header)
+            scheduled[subject] = schedules.check(config, schedule, subject, now, is_plain=is_plain)
+            if scheduled[subject]:
                 header, wanted = schedules.with_rollup(header, wanted)
             rules.rollup(wanted, subject)
             header = publish_checks.check_lifetime(config, wanted, header)
