@@ -33,8 +33,8 @@ def test_a_claim_whose_answer_was_lost_counts_from_the_earliest_it_can_be() -> N
 def test_a_rejected_claim_is_not_the_one_in_force() -> None:
     claim = Claim(10.0)
     claim.sending(50.0)
-    claim.refused(50.0)
-    claim.refused(50.0)  # idempotent
+    claim.rejected(50.0)
+    claim.rejected(50.0)  # idempotent
     claim.sending(104.0)
     claim.found(9, 105.0)
     assert claim.remaining(105.0) == pytest.approx(8.0)

@@ -114,7 +114,7 @@ class Listing(NamedTuple):
     """Some keys of a bucket: those that have a value, and those that were deleted."""
 
     live: list[str]
-    gone: list[str]
+    deleted: list[str]
 
 
 def listing_of(entries: Iterable[Entry[V]]) -> Listing:

@@ -78,7 +78,7 @@ class Claim:
         """A claim or renewal is being sent."""
         self._unsure.append(now)
 
-    def refused(self, sent: float) -> None:
+    def rejected(self, sent: float) -> None:
         """The claim sent at `sent` was rejected. (A later one, stored meanwhile, may have cleared it already.)"""
         if sent in self._unsure:
             self._unsure.remove(sent)

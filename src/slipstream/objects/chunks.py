@@ -80,7 +80,7 @@ class Checker:
         if self.count != info.chunks or self.total != info.size:
             raise ObjectDamagedError(
                 f"object {info.name!r} of bucket {info.bucket!r}: {self.count} chunks with {self.total} bytes found,"
-                f" its record says {info.chunks} with {info.size}; was it replaced or deleted meanwhile?"
+                f" its record says {info.chunks} with {info.size}; it may have been replaced or deleted during the read"
             )
         if info.digest and not same_digest(info.digest, self._hash.digest()):
             raise ObjectDamagedError(

@@ -73,11 +73,6 @@ class CachedStorage(WrappedStorage, Generic[V]):
         """Hits and misses, entries and bytes."""
         return self._cache.stats
 
-    @property
-    def revision(self) -> int:
-        """The newest revision applied to the cache."""
-        return self._cache.revision
-
     async def close(self) -> None:
         """End the feed; the wrapped handle stays open."""
         self._is_dead = True

@@ -91,8 +91,8 @@ class CodecStorage(WrappedStorage, Generic[V]):
     ) -> AsyncIterator[Listing]:
         """Like `latest`, but keys only."""
         decode = self.codec.decode_key
-        async for live, gone in self.inner.keys(patterns, min_last_revision=min_last_revision, timeout=timeout):
-            yield Listing([decode(key) for key in live], [decode(key) for key in gone])
+        async for live, deleted in self.inner.keys(patterns, min_last_revision=min_last_revision, timeout=timeout):
+            yield Listing([decode(key) for key in live], [decode(key) for key in deleted])
 
     async def follow(
         self,

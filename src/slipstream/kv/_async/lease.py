@@ -191,7 +191,7 @@ class Lease:
                 self.key, encode_record(record), last=last, ttl=ttl, timeout=self._request_timeout()
             )
         except WrongLastSequenceError:
-            self._claim.refused(sent)
+            self._claim.rejected(sent)
             raise
         if self._owner != record.owner:  # released while the request was in flight
             raise LeaseLostError(self.key, self._why)
@@ -258,7 +258,7 @@ class Lease:
         if entry is not None and not entry.is_deleted and decode_record(self.key, entry.value).owner == self._owner:
             self._claim.found(entry.revision, self._now())
             return
-        self._give_up("another one has it" if entry and not entry.is_deleted else "it was removed")
+        self._give_up("another holder has it" if entry and not entry.is_deleted else "it was removed")
         raise LeaseLostError(self.key, self._why)
 
     def _abandon(self) -> None:
@@ -283,7 +283,7 @@ class Lease:
         revision = self._claim.revision
         owner, self._owner = self._owner, ""
         self._claim.lose()
-        self._why = "it was given back"
+        self._why = "it was released"
         self._lost.set()
         return bool(revision) and await self._remove(revision, owner)
 

@@ -179,7 +179,7 @@ class StreamStorage:
     async def _read_each_pattern(
         self, patterns: Sequence[str], *, start: int = 1, end: int = 0, min_last: int = 0, timeout: float | None
     ) -> AsyncIterator[list[Entry[bytes]]]:
-        """One pattern after the other, so not one moment: a write meanwhile may be seen by one and not by another."""
+        """One pattern after the other: not a consistent view, as writes during the read may be seen by some only."""
         for index, pattern in enumerate(patterns):
             seen = [matcher(each) for each in patterns[:index]]  # patterns may overlap; each key is returned once
             chunks = self.stream.read_columns(
@@ -439,7 +439,7 @@ _WRITER_HEADERS = {
 
 
 def not_found(bucket: str) -> BucketNotFoundError:
-    return BucketNotFoundError(f"no bucket is called {bucket!r}")
+    return BucketNotFoundError(f"bucket {bucket!r} does not exist")
 
 
 class StreamWriter:
@@ -531,8 +531,8 @@ class StreamFeed:
         if run is None:
             return Listing([], [])
         keys = self._received(run)
-        if gone := {at for at, mark in marks_of(run.headers()) if mark.operation is not Operation.PUT}:
-            live = {key: at not in gone for at, key in enumerate(keys)}  # the last message of a key counts
+        if deleted := {at for at, mark in marks_of(run.headers()) if mark.operation is not Operation.PUT}:
+            live = {key: at not in deleted for at, key in enumerate(keys)}  # the last message of a key counts
             return Listing([key for key, is_live in live.items() if is_live], [key for key in live if not live[key]])
         return Listing(keys, [])
 

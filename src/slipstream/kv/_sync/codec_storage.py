@@ -92,8 +92,8 @@ class CodecStorage(WrappedStorage, Generic[V]):
     ) -> Iterator[Listing]:
         """Like `latest`, but keys only."""
         decode = self.codec.decode_key
-        for live, gone in self.inner.keys(patterns, min_last_revision=min_last_revision, timeout=timeout):
-            yield Listing([decode(key) for key in live], [decode(key) for key in gone])
+        for live, deleted in self.inner.keys(patterns, min_last_revision=min_last_revision, timeout=timeout):
+            yield Listing([decode(key) for key in live], [decode(key) for key in deleted])
 
     def follow(
         self,

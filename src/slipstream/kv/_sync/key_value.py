@@ -170,7 +170,7 @@ class KeyValue(Generic[V]):
         live: dict[str, None] = {}
         patterns = self.storage.patterns(filters)
         for part in self.storage.keys(patterns, min_last_revision=min_last_revision, timeout=timeout):
-            for key in (*part.gone, *part.live) if live else ():  # a key listed before may have changed since
+            for key in (*part.deleted, *part.live) if live else ():  # a key listed before may have changed since
                 live.pop(key, None)
             live.update(dict.fromkeys(part.live))
         return list(live)

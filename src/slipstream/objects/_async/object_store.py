@@ -137,8 +137,8 @@ class ObjectStore:
     async def delete(self, name: str, *, timeout: float | None = None) -> ObjectInfo:
         """Delete an object; its record stays, marked as deleted. Raises ObjectNotFoundError if there is none."""
         info = await self.info(name, timeout=timeout)
-        gone = replace(info, deleted=True, size=0, chunks=0, digest="")
-        stored, replaced = await self._put_record(gone, timeout)
+        deleted = replace(info, deleted=True, size=0, chunks=0, digest="")
+        stored, replaced = await self._put_record(deleted, timeout)
         await self._drop_chunks(replaced, timeout)
         if replaced != info.nuid:
             await self._drop_chunks(info.nuid, timeout)
@@ -201,7 +201,7 @@ class ObjectStore:
         try:
             await self._stream.delete(timeout=timeout)
         except StreamNotFoundError as error:
-            raise BucketNotFoundError(f"no object bucket {self.bucket!r}") from error
+            raise BucketNotFoundError(f"object bucket {self.bucket!r} does not exist") from error
 
     # Reading
 
@@ -281,7 +281,7 @@ class ObjectStore:
         try:
             return ObjectStoreStatus(self.bucket, await self._stream.info(timeout=timeout))
         except StreamNotFoundError as error:
-            raise BucketNotFoundError(f"no object bucket {self.bucket!r}") from error
+            raise BucketNotFoundError(f"object bucket {self.bucket!r} does not exist") from error
 
     # Chunks and records
 

@@ -136,8 +136,8 @@ class ObjectStore:
     def delete(self, name: str, *, timeout: float | None = None) -> ObjectInfo:
         """Delete an object; its record stays, marked as deleted. Raises ObjectNotFoundError if there is none."""
         info = self.info(name, timeout=timeout)
-        gone = replace(info, deleted=True, size=0, chunks=0, digest="")
-        stored, replaced = self._put_record(gone, timeout)
+        deleted = replace(info, deleted=True, size=0, chunks=0, digest="")
+        stored, replaced = self._put_record(deleted, timeout)
         self._drop_chunks(replaced, timeout)
         if replaced != info.nuid:
             self._drop_chunks(info.nuid, timeout)
@@ -198,7 +198,7 @@ class ObjectStore:
         try:
             self._stream.delete(timeout=timeout)
         except StreamNotFoundError as error:
-            raise BucketNotFoundError(f"no object bucket {self.bucket!r}") from error
+            raise BucketNotFoundError(f"object bucket {self.bucket!r} does not exist") from error
 
     # Reading
 
@@ -278,7 +278,7 @@ class ObjectStore:
         try:
             return ObjectStoreStatus(self.bucket, self._stream.info(timeout=timeout))
         except StreamNotFoundError as error:
-            raise BucketNotFoundError(f"no object bucket {self.bucket!r}") from error
+            raise BucketNotFoundError(f"object bucket {self.bucket!r} does not exist") from error
 
     # Chunks and records
 
