@@ -7,7 +7,8 @@ use asyncio itself, which has no blocking twin.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import inspect
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
@@ -22,6 +23,11 @@ class Task(Generic[T]):
     def __init__(self, main: Callable[[], Coroutine[Any, Any, T]]) -> None:
         self._task = asyncio.create_task(main())
 
+    @property
+    def is_done(self) -> bool:
+        """Whether it has ended."""
+        return self._task.done()
+
     async def result(self, *, timeout: float = TIMEOUT) -> T:
         """Wait for its end; returns or raises as it did."""
         return await asyncio.wait_for(self._task, timeout)
@@ -32,8 +38,11 @@ def spawn(main: Callable[[], Coroutine[Any, Any, T]]) -> Task[T]:
     return Task(main)
 
 
-async def until(check: Callable[[], bool], *, timeout: float = TIMEOUT) -> None:
-    """Wait until a condition holds."""
+async def until(check: Callable[[], bool | Awaitable[bool]], *, timeout: float = TIMEOUT) -> None:
+    """Wait until a condition holds; `check` is a function or a coroutine function."""
     async with asyncio.timeout(timeout):
-        while not check():
+        while True:
+            result = check()
+            if await result if inspect.isawaitable(result) else result:
+                return
             await asyncio.sleep(0.005)

@@ -30,6 +30,11 @@ class Task(Generic[T]):
         except BaseException as error:
             self._future.set_exception(error)
 
+    @property
+    def is_done(self) -> bool:
+        """Whether it has ended."""
+        return self._future.done()
+
     def result(self, *, timeout: float = TIMEOUT) -> T:
         """Wait for its end; returns or raises as it did."""
         return self._future.result(timeout)

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from slipstream.api import StreamConfig
+from slipstream.api import ExternalStream, StreamConfig, StreamSource, SubjectTransform
 from slipstream.errors import UsageError
 from slipstream.kv.bucket import Address, BucketConfig, check_bucket
 
@@ -43,3 +43,20 @@ def test_the_key_prefix_is_found_among_other_subjects_of_a_stream() -> None:
     assert Address.found(own, api_prefix="$JS.API").prefix == "keys.of.b."
     with pytest.raises(UsageError, match="does not say which subjects are keys"):
         Address.found(own.replace(subjects=("a.>", "b.>")), api_prefix="$JS.API")
+
+
+def test_the_address_follows_from_the_stream_configuration() -> None:
+    usual = StreamConfig(name="KV_b", subjects=("$KV.b.>",), allow_direct=True)
+    assert Address.found(usual, api_prefix="$JS.API") == Address("KV_b", "$KV.b.", "$KV.b.", True)
+    assert Address.usual("b", api_prefix="$JS.hub.API").put_prefix == "$JS.hub.API.$KV.b."
+    mirror = StreamConfig(
+        name="KV_edge",
+        mirror=StreamSource(name="KV_b", external=ExternalStream(api="$JS.hub.API")),
+        mirror_direct=True,
+    )
+    assert Address.found(mirror, api_prefix="$JS.API") == Address("KV_edge", "$KV.b.", "$JS.hub.API.$KV.b.", True)
+    moved = StreamConfig(
+        name="KV_edge",
+        mirror=StreamSource(name="KV_b", subject_transforms=(SubjectTransform(src="$KV.b.>", dest="$KV.edge.>"),)),
+    )
+    assert Address.found(moved, api_prefix="$JS.API") == Address("KV_edge", "$KV.edge.", "$KV.b.", False)

@@ -1,13 +1,12 @@
-"""Buckets under other names: custom streams and subjects, domains, and accounts that import them."""
+"""Buckets at other addresses: custom streams and subjects, domains, and accounts that import them."""
 
 from __future__ import annotations
 
 import pytest
 
 from slipstream import BucketConfig, StreamConfig, connect
-from slipstream.api import ExternalStream, StreamSource, SubjectTransform
 from slipstream.errors import BucketNotFoundError, UsageError
-from slipstream.kv.bucket import Address, BucketSource
+from slipstream.kv.bucket import BucketSource
 from tests.servers import real_server
 
 ACCOUNTS = """
@@ -82,7 +81,7 @@ async def test_a_mirror_of_a_bucket_with_its_own_stream_and_subjects(any_server:
             assert await mirror.keys(min_last_revision=revision) == ["a.b"]
 
 
-async def test_a_stream_that_does_not_say_where_its_keys_are(any_server: str, fresh: str) -> None:
+async def test_a_stream_with_several_subjects_needs_a_subject_prefix(any_server: str, fresh: str) -> None:
     async with connect(any_server) as nc:
         js = nc.jetstream()
         await js.create_stream(StreamConfig(name=fresh, subjects=(f"{fresh}.a.>", f"{fresh}.b.>"), allow_direct=True))
@@ -91,20 +90,3 @@ async def test_a_stream_that_does_not_say_where_its_keys_are(any_server: str, fr
         kv = await js.key_value("b", stream=fresh, subject_prefix=f"{fresh}.b")
         await kv.put("k", b"1")
         assert await kv.keys() == ["k"]
-
-
-def test_where_writes_go_is_found_in_the_configuration() -> None:
-    usual = StreamConfig(name="KV_b", subjects=("$KV.b.>",), allow_direct=True)
-    assert Address.found(usual, api_prefix="$JS.API") == Address("KV_b", "$KV.b.", "$KV.b.", True)
-    assert Address.usual("b", api_prefix="$JS.hub.API").put_prefix == "$JS.hub.API.$KV.b."
-    mirror = StreamConfig(
-        name="KV_edge",
-        mirror=StreamSource(name="KV_b", external=ExternalStream(api="$JS.hub.API")),
-        mirror_direct=True,
-    )
-    assert Address.found(mirror, api_prefix="$JS.API") == Address("KV_edge", "$KV.b.", "$JS.hub.API.$KV.b.", True)
-    moved = StreamConfig(
-        name="KV_edge",
-        mirror=StreamSource(name="KV_b", subject_transforms=(SubjectTransform(src="$KV.b.>", dest="$KV.edge.>"),)),
-    )
-    assert Address.found(moved, api_prefix="$JS.API") == Address("KV_edge", "$KV.edge.", "$KV.b.", False)

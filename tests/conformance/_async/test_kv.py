@@ -1,4 +1,4 @@
-"""Key-Value through our client, on our server and on the real one."""
+"""Key-Value 1.0 through our client, on our server and on nats-server."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from slipstream import BucketConfig, connect, connect_blocking
+from slipstream import BucketConfig, connect
 from slipstream.errors import (
     BucketNotFoundError,
     KeyExistsError,
@@ -18,7 +18,7 @@ from slipstream.kv import Operation
 
 
 @pytest.mark.spec("KV-01")
-async def test_a_bucket_is_a_stream_as_the_document_configures_it(any_server: str, fresh: str) -> None:
+async def test_a_bucket_has_the_stream_configuration_of_the_specification(any_server: str, fresh: str) -> None:
     async with connect(any_server) as nc:
         js = nc.jetstream()
         await js.create_key_value(
@@ -110,7 +110,7 @@ async def test_a_revision_is_only_found_under_its_own_key(any_server: str, fresh
             await kv.get("a", revision=two)
 
 
-async def test_keys_lists_what_has_a_value(any_server: str, fresh: str) -> None:
+async def test_keys_lists_the_keys_that_have_a_value(any_server: str, fresh: str) -> None:
     async with connect(any_server) as nc:
         kv = await nc.jetstream().create_key_value(BucketConfig(bucket=fresh, history=3))
         assert await kv.keys() == []
@@ -140,13 +140,3 @@ async def test_status_and_destroy(any_server: str, fresh: str) -> None:
         await kv.destroy()
         with pytest.raises(BucketNotFoundError):
             await js.key_value(fresh)
-
-
-def test_the_blocking_bucket_does_the_same(any_server: str, fresh: str) -> None:
-    with connect_blocking(any_server) as nc:
-        kv = nc.jetstream().create_key_value(BucketConfig(bucket=fresh))
-        revision = kv.put("a", b"1")
-        assert kv.get("a", min_last_revision=revision).value == b"1"
-        with kv.writer() as writer:
-            writer.put("b", b"2")
-        assert sorted(kv.keys()) == ["a", "b"]
