@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from slipstream.errors import UsageError
-from slipstream.kv.entry import Entry, Operation, listing_of, mark_of, marks_of, operation_of, payload_of
+from slipstream.errors import MessageNotFoundError, UsageError
+from slipstream.kv.entry import Entry, Operation, decode_entry, listing_of, mark_of, marks_of, operation_of, payload_of
+from slipstream.wire import Msg
 
 
 @pytest.mark.parametrize(
@@ -50,3 +51,39 @@ def test_a_listing_counts_the_last_entry_of_each_key() -> None:
         Entry("b", "c", b"", 4, 0, 0, Operation.PURGE),
     ]
     assert listing_of(entries) == (["a"], ["c"])
+
+
+SIGNED = (
+    b"Nats-Stream: KV_b\r\nNats-Subject: $KV.b.k\r\nNats-Sequence: 7\r\nNats-Time-Stamp: 1970-01-01T00:00:01Z\r\n\r\n"
+)
+
+
+def decoded(header: bytes, payload: bytes = b"") -> Entry[bytes]:
+    msg = Msg("_INBOX.1", b"1", "", header, payload)
+    return decode_entry(msg, bucket="b", key="k", subject="$KV.b.k")
+
+
+@pytest.mark.parametrize(
+    ("own", "mark"),
+    [
+        (b"", (Operation.PUT, "")),
+        (b"A: b\r\n", (Operation.PUT, "")),
+        (b"KV-Operation: DEL\r\n", (Operation.DELETE, "")),
+        (b"Nats-Marker-Reason: MaxAge\r\n", (Operation.EXPIRED, "MaxAge")),
+        (b"Nats-Stream: forged\r\n", (Operation.PUT, "")),  # only the server's headers, which stand last, count
+    ],
+)
+def test_the_reply_to_a_direct_get_is_an_entry(own: bytes, mark: tuple[Operation, str]) -> None:
+    assert decoded(b"NATS/1.0\r\n" + own + SIGNED, b"v") == Entry("b", "k", b"v", 7, 10**9, 0, *mark, "KV_b")
+
+
+def test_a_reply_with_headers_in_another_order_gives_the_same_entry() -> None:
+    lines = SIGNED.split(b"\r\n")
+    other_order = b"\r\n".join([lines[2], lines[0], lines[3], lines[1], b"", b""])
+    own = b"NATS/1.0\r\nKV-Operation: DEL\r\n"
+    assert decoded(own + other_order) == decoded(own + SIGNED)
+
+
+def test_an_error_in_the_reply_to_a_direct_get_is_raised() -> None:
+    with pytest.raises(MessageNotFoundError):
+        decoded(b"NATS/1.0 404 Message Not Found\r\n\r\n")

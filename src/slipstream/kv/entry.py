@@ -13,7 +13,8 @@ from typing import Generic, NamedTuple, TypeVar
 
 from slipstream.api import names
 from slipstream.errors import UsageError
-from slipstream.wire import Headers
+from slipstream.jetstream.reads.direct_get import StoredMessage, decode_one, match_tail, own_headers, time_of
+from slipstream.wire import Headers, Msg
 
 V = TypeVar("V")
 
@@ -108,6 +109,31 @@ def marks_of(headers: list[bytes]) -> list[tuple[int, Mark]]:
 def operation_of(header: bytes) -> Operation:
     """The operation alone."""
     return mark_of(header).operation
+
+
+def entry_of(message: StoredMessage, bucket: str, cut: int) -> Entry[bytes]:
+    """The entry that a message of the bucket's stream is; the key is its subject without the first `cut` characters."""
+    operation, marker = mark_of(message.header)
+    key = message.subject[cut:]
+    return Entry(bucket, key, message.data, message.seq, message.time, 0, operation, marker, message.stream)
+
+
+def decode_entry(msg: Msg, *, bucket: str, key: str, subject: str) -> Entry[bytes]:
+    """The entry in the reply to a Direct Get of one key. Raises the error that the server sent instead.
+
+    The hot path of `get`: the usual reply (the server's headers in their order, for that subject) becomes an entry in
+    one step. Every other form, and every error, is left to `decode_one`.
+    """
+    header = msg.header
+    tail = match_tail(header)
+    if tail is None or tail[2] != subject.encode():
+        return entry_of(decode_one(msg, asked=subject), bucket, len(subject) - len(key))
+    stream, _, seq, time, _, _ = tail.groups()
+    operation, marker = Operation.PUT, ""
+    if tail.start() > len("NATS/1.0") and has_mark(header):  # it was stored with headers, and they may be a mark
+        operation, marker = mark_of(own_headers(header, tail))
+    created = time_of(time, subject)
+    return Entry(bucket, key, msg.payload, int(seq), created, 0, operation, marker, stream.decode(errors="replace"))
 
 
 class Listing(NamedTuple):

@@ -40,13 +40,14 @@ from slipstream.jetstream.reads.retry import RetryPolicy
 from slipstream.jetstream.requests import Call
 from slipstream.kv._sync.runtime import clock
 from slipstream.kv.bucket import Address, BucketStatus
-from slipstream.kv.decode import entry_or_message
 from slipstream.kv.entry import (
     Entry,
     From,
     Listing,
     Operation,
     Start,
+    decode_entry,
+    entry_of,
     listing_of,
     mark_of,
     marks_of,
@@ -138,7 +139,7 @@ class StreamStorage:
     def _last_of_any_replica(self, key: str, timeout: float | None) -> Entry[bytes] | None:
         """The same from the first replica that answers: the hot path of `get`, one request and nothing else."""
         context, subject = self._context, self._prefix + key
-        call = Call(self._direct + key, b"", partial(entry_or_message, bucket=self.bucket, key=key, subject=subject))
+        call = Call(self._direct + key, b"", partial(decode_entry, bucket=self.bucket, key=key, subject=subject))
         try:
             found = context.run(call, timeout=timeout)
         except MessageNotFoundError:
@@ -148,8 +149,6 @@ class StreamStorage:
             context.read_state.failed += 1
             raise
         context.read_state.at_once += 1
-        if isinstance(found, StoredMessage):
-            found = self._entry(found)
         self.note(found.revision)
         return found
 
@@ -386,9 +385,7 @@ class StreamStorage:
         )
 
     def _entry(self, message: StoredMessage) -> Entry[bytes]:
-        operation, marker = mark_of(message.header)
-        key = message.subject[len(self._prefix) :]
-        return Entry(self.bucket, key, message.data, message.seq, message.time, 0, operation, marker, message.stream)
+        return entry_of(message, self.bucket, len(self._prefix))
 
     def _entries(self, columns: Columns) -> list[Entry[bytes]]:
         bucket, cut, stream, put = self.bucket, len(self._prefix), columns.stream, Operation.PUT
