@@ -215,7 +215,7 @@ def test_fields_at_their_default_are_left_out_unless_the_server_needs_them() -> 
         ({"name": "S", "sources": ""}, "StreamConfig.sources"),
         ({"name": "S", "sources": 0}, "StreamConfig.sources"),
         ({"name": "S", "sources": [5]}, "StreamConfig.sources: expected an object for StreamSource"),
-        ({"name": "S", "sources": [{"opt_start_time": 5}]}, "bad value for StreamSource.opt_start_time: bad time"),
+        ({"name": "S", "sources": [{"opt_start_time": 5}]}, "bad value for StreamSource.opt_start_time: time must be"),
         ({"name": "S", "mirror": {"external": {"api": []}}}, "ExternalStream.api"),
         ({}, "bad StreamConfig: .*name"),
     ],

@@ -14,7 +14,7 @@ from slipstream.kv.bucket import Address, BucketConfig, check_bucket
 @pytest.mark.spec("KV-02")
 @pytest.mark.parametrize("bucket", ["", "a.b", "a b", "a/b", "ä", "a\n", "*"])
 def test_bad_bucket_names_are_rejected(bucket: str) -> None:
-    with pytest.raises(UsageError, match="bad bucket"):
+    with pytest.raises(UsageError, match="bucket name must"):
         check_bucket(bucket)
 
 

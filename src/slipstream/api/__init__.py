@@ -1,4 +1,4 @@
-"""JetStream's vocabulary, for both sides: configurations, reports, subjects, header names; dataclasses <-> JSON."""
+"""The JetStream API's values, shared by client and server: configurations, infos, requests, subjects, headers."""
 
 from slipstream.api.account import AccountInfo, AccountLimits, ApiUse
 from slipstream.api.consumer import (

@@ -1,4 +1,4 @@
-"""An account in the API's words: what it uses of JetStream and what it may use."""
+"""Account info of the API: an account's use of JetStream, and its limits."""
 
 # ruff: noqa: RUF009 -- `via` and `always` return a dataclasses.field
 
@@ -27,7 +27,7 @@ class AccountLimits(JsonModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiUse(JsonModel):
-    """How often the administrative API was asked."""
+    """How many API requests an account made."""
 
     level: int = always(0)
     total: int = always(0)

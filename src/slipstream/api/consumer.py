@@ -1,4 +1,4 @@
-"""Consumers in the API's words: configuration, delivery state and info, and the body of a pull request."""
+"""Consumers of the API: configuration, delivery state and info, and the body of a pull request."""
 
 # ruff: noqa: RUF009 -- `via` and `always` return a dataclasses.field
 
@@ -15,7 +15,7 @@ from slipstream.api.times import ZERO
 
 
 class AckPolicy(StrEnum):
-    """Which messages a consumer waits to hear of: none, each one, or one for all before it."""
+    """Which messages must be acknowledged: none, each one, or one for all before it."""
 
     NONE = "none"
     ALL = "all"
@@ -23,7 +23,7 @@ class AckPolicy(StrEnum):
 
 
 class DeliverPolicy(StrEnum):
-    """Where in the stream a consumer begins."""
+    """Where in the stream a consumer starts."""
 
     ALL = "all"
     LAST = "last"

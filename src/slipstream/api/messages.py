@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class PubAck(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The stream has the message, as its `seq`; `duplicate`: it had it already, by its message id."""
+    """The ack of a stored message; `duplicate`: the stream had it already, by its message id."""
 
     stream: str
     seq: int
@@ -40,14 +40,14 @@ class GetRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ErrorBody(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Why the API said no."""
+    """The error object of an API response."""
 
     code: int = 0
     err_code: int = 0
     description: str = ""
 
     def exception(self) -> ApiError:
-        """The exception it stands for."""
+        """The exception for it."""
         return ApiError.of(self.code, self.err_code, self.description)
 
 
@@ -84,7 +84,7 @@ encode_json = msgspec.json.Encoder().encode
 
 
 def read_json(data: bytes, kind: type[T]) -> T:
-    """JSON as Go reads it: a field that is null is not there. Raises what is in NOT_JSON."""
+    """JSON as Go reads it: a null is an absent field. Raises what is in NOT_JSON."""
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError:
@@ -110,7 +110,7 @@ def decode_get_request(data: bytes) -> GetRequest:
 def decode_pub_ack(data: bytes) -> PubAck:
     """The ack in a stream's reply; an error in it is raised.
 
-    Raises RemoteProtocolError for anything else: who answers on the subject need not be a stream.
+    Raises RemoteProtocolError for anything else: the responder on the subject need not be a stream.
     """
     try:
         reply = _decode_pub_reply(data)

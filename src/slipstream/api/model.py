@@ -1,7 +1,7 @@
-"""JSON objects of the JetStream API become frozen dataclasses and back, without losing what we do not know.
+"""The codec of the JetStream API's JSON objects: frozen dataclasses that keep the fields they do not know.
 
-Three rules: attribute names are the JSON names; units change in a codec (`via`); fields this version does not know are
-kept in `unknown` and written out again, so that a read-modify-write by an older client never strips a newer server's
+Three rules: attribute names are the JSON names; units change in a codec (`via`); fields that this version does not know
+are kept in `unknown` and encoded again, so that a read-modify-write by an older client never strips a newer server's
 configuration. A value of the wrong type is a ValueError that names the field; a null is an absent field, as in Go.
 """
 
@@ -20,7 +20,7 @@ M = TypeVar("M", bound="JsonModel")
 
 
 class Codec(NamedTuple):
-    """How a field's JSON value becomes the attribute, and back."""
+    """The conversions between a field's JSON value and the attribute."""
 
     decode: Callable[[Any], Any]
     encode: Callable[[Any], Any]
@@ -60,17 +60,17 @@ def nested_list(model: type[M]) -> Codec:
 
 
 def via(codec: Codec, *, default: Any, always: bool = False) -> Any:
-    """A field whose JSON form differs from the attribute; `always`: written out even when it has its default."""
+    """A field whose JSON form differs from the attribute; `always`: encoded even when it has its default."""
     return dataclasses.field(default=default, metadata={"codec": codec, "always": always})
 
 
 def always(default: Any) -> Any:
-    """A plain field that is written out even when it has its default."""
+    """A plain field that is encoded even when it has its default."""
     return dataclasses.field(default=default, metadata={"always": True})
 
 
 def unknown_fields() -> Any:
-    """The field that keeps what we do not know."""
+    """The field that keeps the fields this version does not know."""
     return dataclasses.field(default_factory=dict, repr=False)
 
 

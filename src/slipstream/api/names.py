@@ -1,11 +1,11 @@
-"""Names of the JetStream API: its subjects, its headers, its response types. Both sides take them from here."""
+"""Names of the JetStream API: subjects, headers and response types, shared by client and server."""
 
 from __future__ import annotations
 
 API_PREFIX = "$JS.API"
 RESPONSE_TYPE = "io.nats.jetstream.api.v1."
 
-# What a publisher may ask of the stream.
+# Headers of a publish.
 MSG_ID = "Nats-Msg-Id"
 EXPECTED_STREAM = "Nats-Expected-Stream"
 EXPECTED_LAST_SEQ = "Nats-Expected-Last-Sequence"
@@ -32,7 +32,7 @@ STREAM_SOURCE = "Nats-Stream-Source"
 MARKER_REASON = "Nats-Marker-Reason"
 REQUIRED_API_LEVEL = "Nats-Required-Api-Level"
 
-# What a Direct Get reply carries.
+# Headers of a Direct Get reply.
 STREAM = "Nats-Stream"
 SUBJECT = "Nats-Subject"
 SEQUENCE = "Nats-Sequence"
@@ -42,7 +42,7 @@ PENDING_MESSAGES = "Nats-Pending-Messages"
 LAST_SEQUENCE = "Nats-Last-Sequence"
 UP_TO_SEQUENCE = "Nats-UpTo-Sequence"
 
-# What the messages and statuses of a consumer carry.
+# Headers of a consumer's messages and statuses.
 PENDING_BYTES = "Nats-Pending-Bytes"
 LAST_CONSUMER = "Nats-Last-Consumer"
 LAST_STREAM = "Nats-Last-Stream"

@@ -1,4 +1,4 @@
-"""Streams in the API's words: configuration, state and info, as both sides exchange them."""
+"""Streams of the API: configuration, state and info, as client and server exchange them."""
 
 # ruff: noqa: RUF009 -- `via` and `always` return a dataclasses.field
 
@@ -23,7 +23,7 @@ class Retention(StrEnum):
 
 
 class Discard(StrEnum):
-    """What a full stream does: drop its oldest message, or refuse the new one."""
+    """What a full stream does: drop its oldest message, or reject the new one."""
 
     OLD = "old"
     NEW = "new"

@@ -31,7 +31,7 @@ _LONGEST = 2**63 - 1
 
 
 class ExactDuration(timedelta):
-    """A duration that is finer than a timedelta can tell: shown in microseconds, written out as it was read.
+    """A duration that is finer than a timedelta can hold: shown in microseconds, encoded as it was decoded.
 
     It is rounded away from zero, because 0 has a meaning of its own ("forever", "the default").
     """
@@ -75,7 +75,7 @@ def parse_time(text: str) -> int:
     """Nanoseconds since the epoch; raises ValueError for anything that is not a time."""
     found = _TIME.fullmatch(text) if isinstance(text, str) else None
     if found is None:
-        raise ValueError(f"bad time {text!r}, expected RFC 3339 such as 2022-08-06T00:29:27.587861324Z")
+        raise ValueError(f"time must be RFC 3339 such as 2022-08-06T00:29:27.587861324Z, got {text!r}")
     date, clock, fraction, zone = found.groups()
     return _seconds(date, clock, zone) * SECOND + (int(fraction.ljust(9, "0")) if fraction else 0)
 
@@ -113,7 +113,7 @@ def parse_duration(text: str) -> int:
             total += int(found[2]) * unit // 10 ** len(found[2])
         at = found.end()
     if not rest or at < len(rest) or total > _LONGEST:
-        raise ValueError(f"bad duration {text!r}, expected one such as 1h30m, 90s or 1.5s")
+        raise ValueError(f"duration must be one such as 1h30m, 90s or 1.5s, got {text!r}")
     return sign * total
 
 

@@ -1,8 +1,8 @@
-"""Messages of one subscription become columns, right off the wire: for those who take many at once.
+"""The raw scanner of one subscription: received frames to columns, for readers that take many messages at once.
 
-Only frames with a certain kind of reply subject are taken, written as servers write them; what else comes for the
-subscription goes through the parser and stands in the mailbox behind what came before it. This is a hot path: 0.9 µs a
-message, where parser and mailbox take 1.5; 0.5 where many of one size come in a row.
+Only frames whose reply subject has a certain prefix are taken, in the form that servers write; other frames of the
+subscription go through the parser, and into the mailbox behind those that came before. This is a hot path: 0.9 µs a
+message, where parser and mailbox take 1.5; 0.5 in runs of one size.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Packed(NamedTuple):
     size: int  # of all headers and payloads
 
     def messages(self) -> list[Msg]:
-        """The same, one by one."""
+        """The messages one by one."""
         headers = self.headers or [b""] * len(self.subjects)
         rows = zip(self.subjects, self.replies, headers, self.payloads, strict=True)
         return [
@@ -41,7 +41,7 @@ class Packed(NamedTuple):
 
 
 class Packer:
-    """Takes the frames of one subscription out of received bytes, and hands them on in packs."""
+    """Takes the frames of one subscription out of received bytes, and passes them on in packs."""
 
     def __init__(self, sid: bytes, reply_prefix: str, hand_over: Callable[[Packed], None]) -> None:
         self._sid = sid
@@ -98,8 +98,7 @@ class Packer:
             self._run = re.compile(_RUN % (*self._known, size, size), re.DOTALL)
 
     def _scan_run(self, data: bytes, pos: int, run: re.Pattern[bytes], pack: Packed) -> int:
-        """Each match begins where the one before ended, and is as long as its frame: nothing in a payload can be taken
-        for a frame."""
+        """Take the run of frames at `pos`. A match is as long as its frame: no payload is taken for one."""
         frames = scan_run(run, data, pos)
         if frames is None:
             return pos

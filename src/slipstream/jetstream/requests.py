@@ -1,4 +1,4 @@
-"""What a caller asks of JetStream becomes a request and a decoder for its answer. Pure: drivers only send and wait."""
+"""Requests of the JetStream API: subject, body and decoder of each. Pure: the drivers only send them and wait."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ class Page(NamedTuple, Generic[T]):
     total: int
 
 
-AskPage = Callable[..., Call[Page[T]]]  # takes `offset`, the number of items that were had before
+AskPage = Callable[..., Call[Page[T]]]  # takes `offset`, the number of items of the pages before
 
 
 class SubjectsPage(NamedTuple):
-    """Some of a stream's subjects, how many there are in all, and the last sequence of whoever answered."""
+    """Some of a stream's subjects, how many there are in all, and the last sequence of the responder."""
 
     subjects: tuple[str, ...]
     total: int
@@ -97,30 +97,28 @@ class Answer:
     def take(self) -> Msg:
         """The reply; raises if the connection was lost instead."""
         if self._msg is None:
-            raise self._error or RemoteProtocolError("there is no answer yet")
+            raise self._error or RemoteProtocolError("the answer was taken before it arrived")
         return self._msg
 
 
 def check_seq(seq: int, what: str, *, least: int = 0) -> int:
-    """Return `seq`, or raise a UsageError that says what a sequence may be."""
+    """Return `seq`; raises UsageError if it is not a sequence of at least `least`."""
     if not isinstance(seq, int) or isinstance(seq, bool) or not least <= seq <= MAX_SEQ:
-        raise UsageError(f"bad {what} {seq!r}: {least} to {MAX_SEQ} is allowed")
+        raise UsageError(f"{what} must be an integer from {least} to {MAX_SEQ}, got {seq!r}")
     return seq
 
 
 def check_bucket(bucket: str) -> str:
-    """Return `bucket`, or raise a UsageError that says what a bucket may be called."""
+    """Return `bucket`; raises UsageError if it is not a name for a bucket."""
     if not isinstance(bucket, str) or not _BUCKET.fullmatch(bucket):
-        raise UsageError(f"bad bucket name {bucket!r}: letters, digits, '_' and '-' are allowed")
+        raise UsageError(f"bucket name must consist of letters, digits, '_' and '-', got {bucket!r}")
     return bucket
 
 
 def check_name(name: str, what: str = "stream") -> str:
-    """Return `name`, or raise: names of streams and consumers are single tokens of a subject and of a path."""
+    """Return `name`; raises UsageError if it is not a single token of a subject and of a path, as servers demand."""
     if not isinstance(name, str) or not name or len(name) > 255 or not _BAD_NAME.isdisjoint(name):
-        raise UsageError(
-            f"bad {what} name {name!r}: 1 to 255 characters are allowed, without white space and . * > / \\"
-        )
+        raise UsageError(f"{what} name must be 1 to 255 characters without white space and . * > / \\, got {name!r}")
     return name
 
 
@@ -131,7 +129,7 @@ class Api:
     prefix: str = names.API_PREFIX
 
     def create_stream(self, config: StreamConfig) -> Call[StreamInfo]:
-        """Make a stream, or find it made with the same configuration."""
+        """Create a stream; one with the same configuration may exist."""
         return self._stream_call("CREATE", check_name(config.name), config.to_json(), decode_stream_info)
 
     def update_stream(self, config: StreamConfig) -> Call[StreamInfo]:
@@ -153,7 +151,7 @@ class Api:
         return self._stream_call("INFO", check_name(name), encode_json(body), _subjects)
 
     def subject_names(self, name: str, pattern: str, *, offset: int = 0) -> Call[Page[str]]:
-        """The same as any other list."""
+        """The same as a page of a list."""
         call = self.subjects(name, pattern, offset=offset)
 
         def decode(msg: Msg) -> Page[str]:
@@ -174,7 +172,7 @@ class Api:
         None where no message can be below: there is nothing to ask for, and a server would take 0 for no bound.
         """
         if below is not None and keep:
-            raise UsageError(f"purge with below={below} and keep={keep}: one of them is allowed, not both")
+            raise UsageError(f"below and keep are mutually exclusive, got below={below} and keep={keep}")
         body: dict[str, Any] = {"filter": check_filter(subject)} if subject else {}
         if below is not None:
             body["seq"] = check_seq(below, "below")
@@ -234,7 +232,7 @@ class Api:
         return f"{base}.{check_subject(subject)}" if subject else base
 
     def probe_min_last_seq(self, name: str) -> Call[bool]:
-        """Whether servers here know `min_last_seq`: one that does refuses a value that is no number, others ignore it.
+        """Whether servers here know `min_last_seq`: those that do reject a value that is not a number.
 
         (The document's way, a sequence far beyond the last, is answered only after the delay of a rejection.)
         """
@@ -248,7 +246,7 @@ class Api:
 
 
 def is_bad_request(msg: Msg, asked: str) -> bool:
-    """Whether a Direct Get was refused as one that cannot be read; a message, or none, is no refusal."""
+    """Whether a Direct Get was rejected as malformed; a message, or "not found", is no rejection."""
     try:
         decode_one(msg, asked=asked)
     except BadRequestError:
@@ -271,7 +269,7 @@ def publish(
     ttl: timedelta | None = None,
     rollup: str | None = None,
 ) -> Call[PubAck]:
-    """Store one message. What is expected of the stream, and the message id, travel as headers."""
+    """Store one message. Expectations of the stream, and the message id, travel as headers."""
     wanted = {
         names.MSG_ID: _not_empty(msg_id, "msg_id"),
         names.EXPECTED_STREAM: expected_stream,
@@ -285,16 +283,16 @@ def publish(
 
 
 def decode_publish(msg: Msg) -> PubAck:
-    """The ack of a publish; raises what the stream or the server said instead."""
+    """The ack of a publish; an error that the stream or the server answered with is raised."""
     if msg.header:
-        _refuse_status(msg, NoStreamError, "no stream listens on it")
+        _raise_status(msg, NoStreamError, "no stream listens on it")
     return decode_pub_ack(msg.payload)
 
 
 def decode_batch_start(msg: Msg) -> None:
-    """The answer to the first message of an atomic batch: nothing, or what the stream said against it."""
+    """The answer to the first message of an atomic batch: empty, or an error, which is raised."""
     if msg.header:
-        _refuse_status(msg, NoStreamError, "no stream listens on it")
+        _raise_status(msg, NoStreamError, "no stream listens on it")
     if msg.payload:
         decode_pub_ack(msg.payload)
         raise RemoteProtocolError(
@@ -303,24 +301,24 @@ def decode_batch_start(msg: Msg) -> None:
 
 
 def api_body(msg: Msg) -> dict[str, Any]:
-    """The JSON object of an API answer; raises what the server said instead."""
+    """The JSON object of an API answer; an error that the server answered with is raised."""
     if msg.header:
-        _refuse_status(msg, NoRespondersError, "JetStream is not enabled there, or the API prefix is wrong")
+        _raise_status(msg, NoRespondersError, "JetStream is not enabled there, or the API prefix is wrong")
     return decode_response(msg.payload)
 
 
-def _refuse_status(msg: Msg, nobody: type[NoRespondersError], hint: str) -> None:
-    """An answer is a message; a status line is the server's, most often that nobody is there to answer."""
+def _raise_status(msg: Msg, no_responders: type[NoRespondersError], hint: str) -> None:
+    """Raise if the answer is a status line of the server, most often 503: no responders."""
     status = parse_status(msg.header)
     if status is None:
         return
     if status.code == 503:
-        raise nobody(_asked_subject(msg), hint)
+        raise no_responders(_asked_subject(msg), hint)
     raise RemoteProtocolError(f"the request was answered with status {status.code} {status.description}")
 
 
 def _asked_subject(msg: Msg) -> str:
-    """What was asked: newer servers name it in the 503 itself."""
+    """The subject of the request: newer servers name it in the 503 itself."""
     return Headers.parse(msg.header).get(names.SUBJECT) or msg.subject
 
 
@@ -328,8 +326,8 @@ def _header(headers: Headers | HeaderValues | None, wanted: Mapping[str, str | i
     extra = [(name, str(value)) for name, value in wanted.items() if value is not None]
     if headers is None and not extra:
         return b""
-    given = headers if isinstance(headers, Headers) else Headers(headers)
-    return Headers([*given.items(), *extra]).encode()
+    own = headers if isinstance(headers, Headers) else Headers(headers)
+    return Headers([*own.items(), *extra]).encode()
 
 
 def _seq_or_none(seq: int | None, what: str) -> int | None:
@@ -338,18 +336,18 @@ def _seq_or_none(seq: int | None, what: str) -> int | None:
 
 def _not_empty(value: str | None, what: str) -> str | None:
     if value == "":
-        raise UsageError(f"bad {what} '': a text that is not empty is allowed, or None")
+        raise UsageError(f"{what} must not be empty; pass None for no {what}")
     return value
 
 
 def _ttl(ttl: timedelta) -> str:
     if ttl < timedelta(seconds=1):
-        raise UsageError(f"bad ttl {ttl!r}: at least one second is allowed")
+        raise UsageError(f"ttl must be at least 1 second, got {ttl}")
     return f"{ttl // timedelta(milliseconds=1)}ms"
 
 
 def decode_stream_info(msg: Msg) -> StreamInfo:
-    """The info of a stream that was made, changed or asked for."""
+    """The stream info in the answer to a create, an update or an info request."""
     body = api_body(msg)
     for name in ("type", "did_create", "total", "offset", "limit"):  # of the response, not of the stream
         body.pop(name, None)
@@ -387,7 +385,7 @@ def _subjects(msg: Msg) -> SubjectsPage:
 
 
 def decode_success(msg: Msg) -> None:
-    """Nothing, if the server says that it was done."""
+    """Check that the server reports success."""
     if not api_body(msg).get("success"):
         raise RemoteProtocolError(f"the API answered {msg.payload[:64]!r}, expected success")
 

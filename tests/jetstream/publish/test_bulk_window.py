@@ -70,7 +70,7 @@ def test_every_item_is_acknowledged_or_refused_however_the_answers_are_cut(data:
     for begin, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
         session.received(stream[begin:end], 0)
     assert window.in_flight == 0
-    assert [item for item, _ in window.refused] == refused
+    assert [item for item, _ in window.rejected] == refused
     assert window.acked == sum(map(len, kinds)) - lost_count
     assert window.duplicates == sum(kind.startswith("duplicate") for block in kinds for kind in block)
     send(session, window, ["last"])
@@ -81,7 +81,7 @@ def test_a_refusal_says_why() -> None:
     session, window = connected(), BlockWindow[str](10)
     pubs = send(session, window, ["a", "b"])
     session.received(answer(pubs[1], "refused", 1) + answer(pubs[0], "nobody", 1), 0)
-    assert [(item, type(error)) for item, error in window.refused] == [
+    assert [(item, type(error)) for item, error in window.rejected] == [
         ("b", StreamMessageTooLargeError),
         ("a", NoStreamError),
     ]
@@ -128,14 +128,14 @@ def test_what_the_server_would_cut_us_off_for_is_not_sent() -> None:
 
 def test_room_is_for_whole_blocks() -> None:
     session, window = connected(), BlockWindow[str](3)
-    assert window.has_room(3)
-    assert not window.has_room(4)
+    assert window.has_capacity(3)
+    assert not window.has_capacity(4)
     pubs = send(session, window, ["a", "b"])
-    assert (window.has_room(1), window.has_room(2), window.fewer_than(2), window.fewer_than(3)) == (
+    assert (window.has_capacity(1), window.has_capacity(2), window.fewer_than(2), window.fewer_than(3)) == (
         True, False, False, True,
     )  # fmt: skip
     session.received(answer(pubs[0], "server", 1), 0)
-    assert window.has_room(2)
+    assert window.has_capacity(2)
 
 
 def test_an_answer_that_does_not_come_keeps_its_own_block_only() -> None:
@@ -147,4 +147,4 @@ def test_an_answer_that_does_not_come_keeps_its_own_block_only() -> None:
         session.received(answer(pubs[0], "server", seq) + answer(pubs[1], "server", seq + 1), 0)
     assert len(window._blocks) == 2
     session.received(answer(stuck[0], "refused", 0), 0)
-    assert [item for item, _ in window.refused] == ["a"]
+    assert [item for item, _ in window.rejected] == ["a"]

@@ -133,7 +133,7 @@ def test_a_subject_that_is_not_utf_8_does_not_stop_the_reader() -> None:
 
 
 def test_a_time_that_is_none_is_a_protocol_error() -> None:
-    with pytest.raises(RemoteProtocolError, match="bad time"):
+    with pytest.raises(RemoteProtocolError, match="time must be RFC 3339"):
         decode_one(reply(batched(5, time=b"tomorrow")), asked="x")
 
 

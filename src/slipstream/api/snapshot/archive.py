@@ -1,4 +1,4 @@
-"""The archive in a snapshot: entries (a name, a moment, a sequence, header and payload) become bytes and back.
+"""Codec of the archive in a snapshot: entries of name, time, sequence, header and payload, to bytes and back.
 
 It is nats-server's format `NATSARC1`: the state of the stream as `state.json`, its consumers as `consumers/<name>`,
 its messages with their subjects as names, and an empty entry at the end, so that a cut is noticed.
@@ -46,7 +46,7 @@ def _uvarint(value: int) -> bytes:
 
 
 class ArchiveReader:
-    """Bytes become entries; raises ValueError where they are none."""
+    """The decoder: bytes in, entries out; raises ValueError for bytes that are no archive."""
 
     def __init__(self) -> None:
         self._buffer = b""

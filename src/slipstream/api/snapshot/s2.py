@@ -104,7 +104,7 @@ class S2Writer:
 
 
 class S2Reader:
-    """Frames become bytes; raises ValueError where they are none."""
+    """The decoder: frames in, bytes out; raises ValueError for bytes that are no frames."""
 
     def __init__(self) -> None:
         self._buffer = b""

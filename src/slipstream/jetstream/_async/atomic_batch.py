@@ -1,7 +1,7 @@
 """An atomic batch over the asyncio client: messages for one stream, all stored or none.
 
-Each message carries the batch's id and its number; the last one, held back until then, commits. What is not committed
-the server forgets. The blocking twin is generated from this file (`tools/unasync.py`).
+Each message carries the batch's id and its number; the last one, held back until then, commits. The server drops a
+batch that is not committed. The blocking twin is generated from this file (`tools/unasync.py`).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from slipstream.wire.headers import HeaderValues
 
 
 class AtomicBatch:
-    """Messages on their way. Leaving `async with` commits; an error in the block leaves them all unstored.
+    """A batch that is being sent. Leaving `async with` commits it; an error in the block discards it.
 
-    What is expected of the stream is checked when the batch is committed, for all messages together.
+    Expectations of the stream are checked when the batch is committed, for all messages together.
     """
 
     def __init__(self, context: JetStreamContext, *, timeout: float) -> None:
@@ -55,7 +55,7 @@ class AtomicBatch:
         expected_last_subject_seq: int | None = None,
         ttl: timedelta | None = None,
     ) -> None:
-        """Add a message. The first one asks whether the stream takes batches at all, and raises if not."""
+        """Add a message. The first one is a request, which raises if the stream does not take batches."""
         self._check_open()
         call = requests.publish(
             subject,
@@ -72,10 +72,10 @@ class AtomicBatch:
         self._held = (call.subject, payload, Headers.parse(call.header))
 
     async def commit(self) -> PubAck:
-        """Have all messages stored; the ack is that of the last one, with the batch's id and size."""
+        """Store all messages; the ack is that of the last one, with the batch's id and size."""
         self._check_open()
         if self._held is None:
-            raise UsageError("an atomic batch of no messages cannot be committed: one or more are needed")
+            raise UsageError("atomic batch must have at least one message to be committed, got none")
         self._is_over = True
         subject, payload, headers = self._held
         call = requests.Call(subject, payload, requests.decode_publish, self._header(headers, commit=True))
@@ -84,7 +84,7 @@ class AtomicBatch:
         return self.ack
 
     def discard(self) -> None:
-        """Have none of them stored."""
+        """Store none of the messages."""
         self._is_over = True
 
     async def _send_held(self) -> None:
@@ -107,7 +107,7 @@ class AtomicBatch:
 
     def _check_open(self) -> None:
         if self._is_over:
-            raise UsageError("the atomic batch is committed or discarded already: begin another")
+            raise UsageError("atomic batch is already committed or discarded; begin another")
 
     async def __aenter__(self) -> Self:
         return self

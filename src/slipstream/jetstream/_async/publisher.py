@@ -39,9 +39,9 @@ class Publisher:
         retry_wait: float = RETRY_WAIT,
     ) -> None:
         if max_in_flight < 1:
-            raise UsageError(f"bad max_in_flight {max_in_flight}: at least 1 is allowed")
+            raise UsageError(f"max_in_flight must be at least 1, got {max_in_flight}")
         if retries < 0 or retry_wait < 0:
-            raise UsageError(f"bad retries {retries} or retry_wait {retry_wait}: 0 or more are allowed")
+            raise UsageError(f"retries and retry_wait must not be negative, got {retries} and {retry_wait}")
         self._client = context.client
         self._retries = retries
         self._retry_wait = retry_wait
@@ -55,17 +55,17 @@ class Publisher:
 
     @property
     def duplicates(self) -> int:
-        """How many of them the stream already had."""
+        """How many of them the stream had already, by their message ids."""
         return self._window.duplicates
 
     @property
     def failures(self) -> list[FailedPublish]:
-        """The messages that were refused, in the order of their answers."""
+        """The messages that were rejected, in the order of their answers."""
         return self._window.failures
 
     @property
     def last_ack(self) -> PubAck | None:
-        """The newest ack; its `seq` is what a read may ask for with `min_last_seq`."""
+        """The newest ack; pass its `seq` to a read as `min_last_seq` to see the message."""
         return self._window.last_ack
 
     async def publish(
@@ -108,15 +108,15 @@ class Publisher:
                 rollup=rollup,
             ).header
         window = self._window
-        if not window.has_room():
-            await self._wait(window.has_room, "room in the window of publishes")
+        if not window.has_capacity():
+            await self._wait(window.has_capacity, "a free slot in the publish window")
         if window.failures:
             raise self._failure()
         if self._retries:
-            await self._try_again()
+            await self._resend()
             sent = Sent(window.sent, subject, None, payload, header, self._retries)
             window.sent += 1
-            window.sending_once_more(self._client.start(subject, payload, window, header=header), sent)
+            window.resending(self._client.start(subject, payload, window, header=header), sent)
         else:
             window.sending(self._client.start(subject, payload, window, header=header), subject)
 
@@ -132,7 +132,7 @@ class Publisher:
         expected_last_subject_seq: int | None = None,
         ttl: timedelta | None = None,
     ) -> PendingAck:
-        """As `publish` for a message whose own ack matters: `result(pending)` waits for it, and raises its failure."""
+        """As `publish`, for a message whose own ack matters: `result(pending)` waits for it and raises its failure."""
         header = requests.publish(
             subject,
             b"",
@@ -144,8 +144,8 @@ class Publisher:
             ttl=ttl,
         ).header
         window, pending = self._window, PendingAck()
-        if not window.has_room():
-            await self._wait(window.has_room, "room in the window of publishes")
+        if not window.has_capacity():
+            await self._wait(window.has_capacity, "a free slot in the publish window")
         window.sending(self._client.start(subject, payload, window, header=header), subject, pending)
         return pending
 
@@ -154,25 +154,25 @@ class Publisher:
         await self._wait(pending.is_done, "the ack of a publish")
         return pending.result()
 
-    async def _try_again(self) -> None:
-        """Send once more what nobody was there to take, after a pause that grows."""
+    async def _resend(self) -> None:
+        """Resend messages that no stream took (503), after a pause that grows."""
         window = self._window
-        while window.again:
-            tries = window.again[0].tries
+        while window.to_resend:
+            tries = window.to_resend[0].tries
             await self._client.sleep(self._retry_wait * 2 ** (self._retries - 1 - tries))
-            for _ in range(len(window.again)):
-                sent = window.again.popleft()
+            for _ in range(len(window.to_resend)):
+                sent = window.to_resend.popleft()
                 token = self._client.start(sent.subject, sent.payload, window, header=sent.header)
-                window.sending_once_more(token, sent)
+                window.resending(token, sent)
 
     async def flush(self) -> None:
         """Wait until every message sent so far was answered; raises the first failure.
 
-        The timeout is for the next ack, not for all of them: a slow server is no silent one.
+        The timeout is for the next ack, not for all of them: a slow server is not a silent one.
         """
         while waiting := self._window.in_flight:
-            if self._window.again:
-                await self._try_again()
+            if self._window.to_resend:
+                await self._resend()
                 continue
             await self._wait(partial(self._window.fewer_than, waiting), "the acks of the publishes in flight")
         if self._window.failures:
@@ -182,18 +182,18 @@ class Publisher:
         try:
             await self._client.wait(ready, timeout=self._timeout, what=what)
         except BaseException as error:
-            self._forget(error if isinstance(error, Error) else Error(f"given up while waiting for {what}"))
+            self._forget(error if isinstance(error, Error) else Error(f"abandoned while waiting for {what}"))
             raise
 
     def _forget(self, error: Error) -> None:
-        """Whether what is in flight was stored is not known; nobody waits for it any more."""
+        """Stop waiting for the publishes in flight; whether they were stored is unknown."""
         for token in self._window.forget(error):
             self._client.cancel(token)
 
     def _failure(self) -> Error:
         first = self._window.failures[0]
         first.error.add_note(
-            f"message {first.place} on {first.subject!r}; {len(self._window.failures)} of {self._window.sent} failed"
+            f"message {first.position} on {first.subject!r}; {len(self._window.failures)} of {self._window.sent} failed"
         )
         return first.error
 
@@ -206,4 +206,4 @@ class Publisher:
         if kind is None:
             await self.flush()
         else:
-            self._forget(Error("given up: the block that published it raised"))
+            self._forget(Error("abandoned: the block that published it raised"))

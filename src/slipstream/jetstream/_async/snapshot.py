@@ -1,7 +1,7 @@
-"""A stream becomes a sequence of bytes and back: the server's own snapshot and restore, over asyncio.
+"""Snapshot and restore of a stream over the asyncio client: the server's own archive, in chunks.
 
-The bytes are the server's: what one kind of server made, the same kind can restore. They come in chunks that are
-acknowledged one by one, so that neither side runs ahead of the other. The blocking twin is generated from this file
+Only the kind of server that made an archive can restore it. Chunks are acknowledged one by one, so that neither side
+runs ahead of the other. The blocking twin is generated from this file
 (`tools/unasync.py`).
 """
 
@@ -25,9 +25,9 @@ OK_STATUS = 204
 
 
 class Snapshot:
-    """A stream on its way out: iterate over its bytes once, then `info` says what they are.
+    """A snapshot of a stream: iterate over its bytes once; then `config` and `state` describe them.
 
-    What was written is a whole snapshot only if the iteration ends without an error.
+    The bytes are a whole snapshot only if the iteration ends without an error.
     """
 
     def __init__(self, js: JetStream, name: str, *, consumers: bool, chunk_size: int, timeout: float | None) -> None:
@@ -76,14 +76,14 @@ async def restore(
     *,
     timeout: float | None = None,
 ) -> StreamInfo:
-    """Make a stream out of a snapshot's bytes; raises what the server says if it cannot be made."""
-    given = config.to_dict() if isinstance(config, StreamConfig) else config
-    name = requests.check_name(str(given.get("name", "")))
+    """Create a stream from a snapshot's bytes; raises the server's error if it cannot be created."""
+    wanted = config.to_dict() if isinstance(config, StreamConfig) else config
+    name = requests.check_name(str(wanted.get("name", "")))
 
     def target(msg: Msg) -> str:
         return msgspec.convert(requests.api_body(msg).get("deliver_subject"), str)
 
-    request = Call(f"{js.prefix}.STREAM.RESTORE.{name}", encode_json({"config": given, "state": state}), target)
+    request = Call(f"{js.prefix}.STREAM.RESTORE.{name}", encode_json({"config": wanted, "state": state}), target)
     subject = await js.run(request, timeout=timeout)
     async for piece in _pieces(data):
         for at in range(0, len(piece), CHUNK_SIZE):
@@ -93,7 +93,7 @@ async def restore(
 
 def _check_chunk(msg: Msg) -> None:
     if msg.payload:
-        requests.api_body(msg)  # raises what the server said
+        requests.api_body(msg)  # raises the server's error
 
 
 async def _pieces(data: Iterable[bytes] | AsyncIterable[bytes]) -> AsyncIterator[bytes]:

@@ -1,8 +1,8 @@
-"""Publishes in flight become a count and a list of failures: the bounded window behind a pipelined publisher.
+"""The ack window of a publisher: how many publishes are in flight, were acknowledged or failed.
 
-One object for all of them: an ack costs a dictionary look-up and a scan of its bytes, no future and no task. Whoever
-wants to hear of one message in particular adds a `PendingAck` to it. Messages that nobody was there to take (a stream
-whose leader changes) can be tried again.
+One object for all of them: an ack costs a dictionary look-up and a scan of its bytes, no future and no task. A message
+whose own ack matters has a `PendingAck`. Messages that no stream took (503, as while its leader changes) can be resent.
+Invariant: every publish is answered once, in `failures`, in its `PendingAck`, or in the counts.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from slipstream.wire import Msg
 
 
 class FailedPublish(NamedTuple):
-    """A message that the stream did not take: its place among those sent (from 0), its subject, and why."""
+    """A message that was not stored: its position among those sent (from 0), its subject, and the error."""
 
-    place: int
+    position: int
     subject: str
     error: Error
 
 
 class PendingAck:
-    """The answer to one publish, when it is here."""
+    """The answer to one publish, once it has arrived."""
 
     __slots__ = ("_ack", "_error")
 
@@ -35,26 +35,26 @@ class PendingAck:
         self._error: Error | None = None
 
     def is_done(self) -> bool:
-        """Whether the answer is here."""
+        """Whether the answer has arrived."""
         return self._ack is not None or self._error is not None
 
     def settle(self, ack: PubAck | None, error: Error | None) -> None:
-        """It came."""
+        """Take the answer."""
         self._ack, self._error = ack, error
 
     def result(self) -> PubAck:
-        """The ack; raises what the stream or the connection said instead."""
+        """The ack; raises the error that came instead."""
         if self._error is not None:
             raise self._error
         if self._ack is None:
-            raise RemoteProtocolError("there is no answer yet")
+            raise RemoteProtocolError("the answer was taken before it arrived")
         return self._ack
 
 
 class Sent(NamedTuple):
-    """A publish in flight: its place, and what is needed to send it again (`tries` times at most)."""
+    """A publish in flight: its position, and what is needed to resend it (`tries` times at most)."""
 
-    place: int
+    position: int
     subject: str
     pending: PendingAck | None = None
     payload: bytes = b""
@@ -63,46 +63,57 @@ class Sent(NamedTuple):
 
 
 class AckWindow:
-    """A `ReplySink` for any number of publishes. `again` holds those that nobody took and that may be tried again."""
+    """A `ReplySink` for any number of publishes. `to_resend` holds those that no stream took."""
 
-    __slots__ = ("_early", "_note", "_waiting", "acked", "again", "duplicates", "failures", "last_ack", "limit", "sent")
+    __slots__ = (
+        "_early",
+        "_note",
+        "_waiting",
+        "acked",
+        "duplicates",
+        "failures",
+        "last_ack",
+        "limit",
+        "sent",
+        "to_resend",
+    )
 
     def __init__(self, limit: int, note: Callable[[PubAck], None] | None = None) -> None:
         self.limit = limit
-        self._note = note  # is told of every ack
+        self._note = note  # called with every ack
         self.sent = 0
         self.acked = 0
         self.duplicates = 0
         self.last_ack: PubAck | None = None
         self.failures: list[FailedPublish] = []
-        self.again: deque[Sent] = deque()
+        self.to_resend: deque[Sent] = deque()
         self._waiting: dict[str, Sent] = {}
-        self._early: dict[str, Msg] = {}  # answers whose publish is not noted yet: another thread may be that quick
+        self._early: dict[str, Msg] = {}  # answers to publishes that are not registered yet
 
     @property
     def in_flight(self) -> int:
         """How many publishes have no answer yet."""
-        return len(self._waiting) + len(self.again)
+        return len(self._waiting) + len(self.to_resend)
 
-    def has_room(self) -> bool:
+    def has_capacity(self) -> bool:
         """Whether one more may be sent."""
-        return len(self._waiting) + len(self.again) < self.limit
+        return len(self._waiting) + len(self.to_resend) < self.limit
 
     def is_empty(self) -> bool:
         """Whether every publish was answered."""
-        return not self._waiting and not self.again
+        return not self._waiting and not self.to_resend
 
     def fewer_than(self, count: int) -> bool:
-        """Whether fewer publishes than that wait for their answer, or one must be tried again."""
-        return len(self._waiting) + len(self.again) < count or bool(self.again)
+        """Whether fewer publishes than that wait for their answer, or one must be resent."""
+        return len(self._waiting) + len(self.to_resend) < count or bool(self.to_resend)
 
     def sending(self, token: str, subject: str, pending: PendingAck | None = None) -> None:
-        """A publish went out."""
+        """Register a publish that was sent."""
         self._remember(token, Sent(self.sent, subject, pending))
         self.sent += 1
 
-    def sending_once_more(self, token: str, sent: Sent) -> None:
-        """One that may be tried again went out; it has its place since the first time."""
+    def resending(self, token: str, sent: Sent) -> None:
+        """Register a publish that may be resent, or was; its position is that of the first time."""
         self._remember(token, sent)
 
     def _remember(self, token: str, sent: Sent) -> None:
@@ -121,7 +132,7 @@ class AckWindow:
         return True
 
     def _settle(self, token: str, msg: Msg) -> bool:
-        """Count an answer, once: whoever gets the place out of the dictionary does it."""
+        """Count an answer, once: the thread that gets the entry out of the dictionary does it."""
         sent = self._waiting.pop(token, None)
         if sent is None:
             return False
@@ -129,7 +140,7 @@ class AckWindow:
             ack = decode_publish(msg)
         except Error as error:
             if sent.tries and isinstance(error, NoRespondersError):
-                self.again.append(sent._replace(tries=sent.tries - 1))
+                self.to_resend.append(sent._replace(tries=sent.tries - 1))
             else:
                 self._failed(sent, error)
         else:
@@ -143,22 +154,22 @@ class AckWindow:
         return True
 
     def _failed(self, sent: Sent, error: Error) -> None:
-        """Told by the publisher to whoever comes next, or to the one who asked to hear of this message."""
+        """Keep a failure for the publisher's next call, or for the owner of the `PendingAck`."""
         if sent.pending is None:
-            self.failures.append(FailedPublish(sent.place, sent.subject, error))
+            self.failures.append(FailedPublish(sent.position, sent.subject, error))
         else:
             sent.pending.settle(None, error)
 
     def fail(self, error: Error) -> None:
         """The connection is gone: whether the messages in flight were stored is not known."""
         waiting, self._waiting = self._waiting, {}
-        for sent in (*waiting.values(), *self.again):
+        for sent in (*waiting.values(), *self.to_resend):
             self._failed(sent, error)
-        self.again.clear()
+        self.to_resend.clear()
         self._early.clear()
 
     def forget(self, error: Error) -> list[str]:
-        """Give up on what is in flight; returns the tokens, to be cancelled."""
+        """Abandon the publishes in flight; returns their tokens, to be cancelled."""
         tokens = list(self._waiting)
         self.fail(error)
         return tokens

@@ -1,7 +1,7 @@
-"""Publishes that go out in blocks become counts and the items that a stream refused: the window of bulk writers.
+"""The ack window of bulk writers: publishes that are sent in blocks, and the items that a stream rejected.
 
 An item costs a number in a set, its ack one match in the received bytes (0.5 µs), no message and no object. Answers of
-another form than an ordinary ack (errors, nobody there, counters) come through `deliver`, as those of any request do.
+another form than an ordinary ack (errors, no responders, counters) come through `deliver`, as for any request.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from slipstream.jetstream.requests import decode_publish
 from slipstream.wire import Msg
 from slipstream.wire.frame_runs import matches_in_row
 
-__all__ = ["Block", "BlockWindow", "Draft", "Refused", "too_large"]
+__all__ = ["Block", "BlockWindow", "Draft", "Rejected", "too_large"]
 
 T = TypeVar("T")
 
@@ -27,15 +27,15 @@ _ACK = (
 )
 
 
-class Refused(NamedTuple, Generic[T]):
-    """An item that the stream did not take, and why."""
+class Rejected(NamedTuple, Generic[T]):
+    """An item that the stream did not store, and the error."""
 
     item: T
     error: Error
 
 
 class Block(NamedTuple, Generic[T]):
-    """Messages that went out together, and what each is for."""
+    """Messages that were sent together, and the item that each is for."""
 
     messages: Sequence[Draft]
     items: Sequence[T]
@@ -44,7 +44,8 @@ class Block(NamedTuple, Generic[T]):
 class BlockWindow(Generic[T]):
     """A `BulkSink` for any number of publishes, which are told apart by their tokens: numbers, in a row for a block.
 
-    `refused` holds what was refused and is not taken out yet. Once it has failed (`error`), it takes no more.
+    `rejected` holds the items that were rejected and are not taken out yet. Once it has failed (`error`), it takes no
+    more.
     """
 
     def __init__(self, limit: int) -> None:
@@ -54,7 +55,7 @@ class BlockWindow(Generic[T]):
         self.duplicates = 0
         self.last_seq = 0  # in the newest ack
         self.error: Error | None = None
-        self.refused: list[Refused[T]] = []
+        self.rejected: list[Rejected[T]] = []
         self._waiting: set[int] = set()
         self._firsts: list[int] = []  # the first tokens of the blocks,
         self._blocks: list[Block[T]] = []  # in the same order
@@ -66,7 +67,7 @@ class BlockWindow(Generic[T]):
         """How many publishes have no answer yet."""
         return len(self._waiting)
 
-    def has_room(self, count: int) -> bool:
+    def has_capacity(self, count: int) -> bool:
         """Whether so many more may be sent."""
         return len(self._waiting) + count <= self.limit
 
@@ -75,13 +76,13 @@ class BlockWindow(Generic[T]):
         return len(self._waiting) < count
 
     def stage(self, items: Sequence[T]) -> None:
-        """The next block is of these: one for each of its messages."""
+        """Set the items of the next block: one for each of its messages."""
         self._staged = items
 
     # As a sink
 
     def sending(self, first: int, messages: Sequence[Draft]) -> None:
-        """The staged block goes out now, with the tokens from `first` on."""
+        """Register the staged block, which is sent with the tokens from `first` on."""
         assert len(messages) == len(self._staged), f"{len(messages)} messages for {len(self._staged)} items"
         self._forget_finished()
         self._waiting.update(range(first, first + len(messages)))
@@ -89,7 +90,7 @@ class BlockWindow(Generic[T]):
         self._blocks.append(Block(messages, self._staged))
 
     def _forget_finished(self) -> None:
-        """Blocks of which every answer is here: an answer that does not come keeps no block but its own."""
+        """Drop the blocks whose answers have all arrived: an answer that is missing keeps its own block only."""
         waiting = self._waiting
         kept = [
             (first, block)
@@ -100,7 +101,7 @@ class BlockWindow(Generic[T]):
         self._blocks = [block for _, block in kept]
 
     def awaits(self, token: int) -> bool:
-        """Whether that one has no answer yet."""
+        """Whether a publish has no answer yet."""
         return token in self._waiting
 
     def asks(self, subject: str) -> bool:
@@ -135,15 +136,15 @@ class BlockWindow(Generic[T]):
             ack = decode_publish(msg)
         except Error as error:
             at = bisect_right(self._firsts, token) - 1
-            self.refused.append(Refused(self._blocks[at].items[token - self._firsts[at]], error))
+            self.rejected.append(Rejected(self._blocks[at].items[token - self._firsts[at]], error))
         else:
             self.acked += 1
             self.duplicates += ack.duplicate
             self.last_seq = ack.seq
-        self._waiting.discard(token)  # last: whoever waits for it may look at once
+        self._waiting.discard(token)  # last: a waiting thread may look at once
         return True
 
     def fail(self, error: Error) -> None:
-        """No answer comes any more: whether what is in flight was stored is not known."""
+        """The connection is gone: whether the publishes in flight were stored is unknown."""
         self.error = self.error or error
         self._waiting.clear()

@@ -1,9 +1,9 @@
-"""Blocks of publishes become fast batches: one ack for a block, for streams with `allow_batched`.
+"""Fast batches: blocks of publishes with one ack for each block, for streams with `allow_batched`.
 
-The place of a message in its batch is told by its reply subject. A batch ends at the first message that is missing or
-refused (`fail`), so that its ack says how many of the block are in the stream, duplicates included. What an ack does
-not cover comes back to be published one by one: that names what is wrong with a message, and its id keeps it from being
-stored twice. Invariant: a block is acknowledged as a whole, in `again`, or in flight.
+The reply subject of a message carries its number in the batch. A batch ends at the first message that is missing or
+rejected (`fail`), so that its ack says how many of the block are in the stream, duplicates included. Messages that an
+ack does not cover are returned to be published one by one: that shows which message is wrong, and its id keeps it from
+being stored twice. Invariant: a block is acknowledged as a whole, in `again`, or in flight.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from slipstream.wire import Msg
 
 T = TypeVar("T")
 
-MOST_FLOW = 500  # messages between two reports, which nobody needs here: the most that nats-server allows
+MOST_FLOW = 500  # messages between two progress reports, which are not used here: the most that nats-server allows
 START, APPEND, COMMIT = range(3)
 _REPORT = b'{"type":'
 
@@ -33,7 +33,7 @@ def _ends(count: int) -> list[bytes]:
 
 
 class FastBatchWindow(Generic[T]):
-    """The blocks of one writer. `inbox` is a subject that nobody else has; answers come somewhere below it."""
+    """The blocks of one writer. `inbox` is a subject of its own; answers arrive below it."""
 
     def __init__(self, inbox: str) -> None:
         self.acked = 0
@@ -47,7 +47,7 @@ class FastBatchWindow(Generic[T]):
         self._blocks: dict[str, Block[T]] = {}
 
     def sending(self, messages: Sequence[Draft], items: Sequence[T]) -> list[bytes]:
-        """A block goes out, each message for the item at its place: their reply subjects."""
+        """Register a block, one item for each message; returns the reply subjects to send them with."""
         self._count += 1
         name = f"{self._name}-{self._count}"
         self._blocks[name] = Block(messages, items)
@@ -56,7 +56,7 @@ class FastBatchWindow(Generic[T]):
         return [head + end for end in _ends(len(messages))]
 
     def deliver(self, msg: Msg) -> None:
-        """Take an answer. Many are of no interest: reports on the way, and what is said of a batch that has ended."""
+        """Take an answer. Many are of no interest: progress reports, and answers about a batch that has ended."""
         if msg.payload.startswith(_REPORT):
             return
         block = self._blocks.pop(msg.subject[self._cut :].partition(".")[0], None)
@@ -74,5 +74,5 @@ class FastBatchWindow(Generic[T]):
 def _ack_of(msg: Msg) -> PubAck | None:
     try:
         return decode_publish(msg)
-    except Error:  # told again, for the message it is about, when that is published by itself
+    except Error:  # the message it is about is published again by itself, and answered with it
         return None

@@ -1,7 +1,7 @@
 """The grammar of Direct Get replies, and their decoder: stored messages, ends of a batch, or errors.
 
 The server's own headers are the last ones of a reply: a stored message may carry the same names in front of them, and
-even `Status: 204`. Only an inline status line is a status (DG-22), only what stands last is the server's word.
+even `Status: 204`. Only an inline status line is a status (DG-22), only the last headers are the server's.
 
 Whole batches have a quicker way, `columns.py`, which leaves to this module whatever is unusual. Servers write their
 headers in one order; replies with another order are read by name (`_unusual`).
@@ -42,8 +42,7 @@ _UNKNOWN = -1
 
 
 class StoredMessage(NamedTuple):
-    """A message as its stream keeps it. `time` is nanoseconds since the epoch; `stream` is who answered (a mirror names
-    itself)."""
+    """A stored message. `time` is nanoseconds since the epoch; `stream` names the responder (a mirror names itself)."""
 
     subject: str
     seq: int
@@ -68,7 +67,7 @@ class BatchItem(NamedTuple):
 class EndOfBatch(NamedTuple):
     """The batch is over: how many messages are left, the last sequence sent, and the responder's own last sequence.
 
-    The last one comes with a multi-subject get only; a figure the server did not send is -1.
+    The last one comes with a multi-subject get only; a number that the server did not send is -1.
     """
 
     pending: int
@@ -77,7 +76,7 @@ class EndOfBatch(NamedTuple):
 
 
 def decode(msg: Msg, *, asked: str, min_last_seq: int = 0) -> BatchItem | EndOfBatch:
-    """What a reply means; `asked` names the request in errors."""
+    """Decode a reply; `asked` names the request in errors."""
     header = msg.header
     tail = match_tail(header)
     if tail is None and (end := _END.fullmatch(header)) is not None:
@@ -116,9 +115,9 @@ def decode_one(msg: Msg, *, asked: str, min_last_seq: int = 0) -> StoredMessage:
 
 
 class Replies:
-    """The few replies to one request, message by message; a `ReplySink` of the client.
+    """The replies to one request, message by message; a `ReplySink` of the client.
 
-    For a handful of messages: whole batches have `columns.py`. A 404 is an answer like others: `is_missing`.
+    For a handful of messages: whole batches have `columns.py`. A 404 is an answer too: `is_missing`.
     """
 
     __slots__ = ("_asked", "_min_last_seq", "end", "error", "is_missing", "items")
@@ -155,7 +154,7 @@ class Replies:
         self.error = error
 
     def ready(self) -> bool:
-        """Whether nothing more will come."""
+        """Whether all replies have arrived."""
         return self.end is not None or self.is_missing or self.error is not None
 
 
@@ -200,18 +199,18 @@ def _unusual(msg: Msg, asked: str) -> BatchItem:
 
 
 def _text(raw: bytes) -> str:
-    """A server passes any bytes on, so a subject need not be UTF-8; it must not cost the reader the rest."""
+    """A server passes any bytes on, so a subject need not be UTF-8; that must not cost the other messages."""
     return raw.decode(errors="replace")
 
 
 @lru_cache(maxsize=256)
 def _second(text: bytes) -> int:
-    """A stream's messages share their seconds."""
+    """Nanoseconds of a whole second; cached, because the messages of a stream share their seconds."""
     return parse_time(f"{text.decode()}Z")
 
 
 def time_of(raw: bytes, asked: str) -> int:
-    """The time of a message; today's format is read without a look at its parts."""
+    """The time of a message; the usual format is read without looking at its parts."""
     fraction = raw[20:-1]
     if raw[-1:] == b"Z" and raw[19:20] == b"." and len(fraction) <= 9 and fraction.isdigit():
         try:

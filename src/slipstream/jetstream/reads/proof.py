@@ -26,12 +26,12 @@ MOST_DELETED = 50_000  # deleted sequences that are worth listing for one proof
 
 
 class Verdict(enum.Enum):
-    """What an answer is worth."""
+    """What an answer proves."""
 
-    PRESENT = "it is there, at or after the wanted sequence"
-    ABSENT = "it is not there, at or after the wanted sequence"
+    PRESENT = "it exists, at or after the wanted sequence"
+    ABSENT = "it does not exist, at or after the wanted sequence"
     BEHIND = "the responder had not reached the wanted sequence"
-    UNPROVEN = "the answer does not tell"
+    UNPROVEN = "the answer does not say"
 
 
 class Judged(NamedTuple):
@@ -45,7 +45,7 @@ class Judged(NamedTuple):
 def judge_last(answer: Replies, subject: str, wanted: int) -> Judged:
     """The answer to a multi-subject get of a literal `subject`, or of a wildcard: its newest message, or none."""
     if answer.end is None:
-        return Judged(Verdict.UNPROVEN)  # 404: no end, so nothing says how far the responder is
+        return Judged(Verdict.UNPROVEN)  # 404: without an end the responder's last sequence is unknown
     newest = _newest(answer.items, subject)
     reached = max(answer.end.up_to_seq, newest.seq if newest is not None else 0)
     if reached < wanted:
@@ -58,7 +58,7 @@ def judge_last(answer: Replies, subject: str, wanted: int) -> Judged:
 
 
 def judge_seq(answer: Replies, seq: int, wanted: int) -> Judged:
-    """The answer to a batch of one from `seq` on, of any subject: is the message with that sequence there?
+    """The answer to a batch of one from `seq` on, of any subject: does the message with that sequence exist?
 
     One that exists on an old copy may be gone on a newer one: then the verdict is `UNPROVEN`, with the message.
     """

@@ -1,8 +1,8 @@
-"""A range of a stream becomes batched Direct Gets and the messages they bring, page after page.
+"""The state of a range read: which batched Direct Get comes next, and whether the range is complete.
 
-Invariants: sequences only grow; memory is bounded by one page (`page_bytes`) plus the one under way; a page that ends
-before `end` proves nothing by itself (a lagging replica ends early too), so the reader says `doubtful` and its driver
-must find out before it may call the range complete.
+Invariants: sequences only grow; memory is bounded by one page (`PAGE_BYTES`) plus the one in flight; a page that ends
+before `end` proves nothing by itself (a lagging replica ends early too), so the state is `DOUBTFUL` until the driver
+has found out which it was.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PAGE_BYTES = 16 * 1024 * 1024
 
 
 class RangeState(enum.Enum):
-    """Where a range read stands."""
+    """The states of a range read."""
 
     READING = "reading"  # ask for the next page
     DOUBTFUL = "doubtful"  # the responder has no more, but the end was not seen
@@ -66,7 +66,7 @@ class RangeReader:
     def request(self) -> GetRequest:
         """The next page's body. `next_by_subj` also without a filter: a server then skips deleted messages.
 
-        A range asks for no more than it can hold: what comes beyond it would only delay the next request.
+        A range asks for no more messages than it can hold: more would only delay the next request.
         """
         by_time = bool(self.since) and self.next_seq == 1
         return GetRequest(
@@ -79,7 +79,7 @@ class RangeReader:
         )
 
     def page(self, asked: str) -> ColumnPage:
-        """Where the replies to `request` go."""
+        """The sink for the replies to `request`."""
         return ColumnPage(asked, after=self.next_seq - 1, min_last_seq=self.goal, parts=self._parts)
 
     def accept(self, columns: Columns, page_end: EndOfBatch | None) -> Columns:
@@ -95,18 +95,18 @@ class RangeReader:
             self.state = RangeState.DONE if self._trusting or last >= self.goal else RangeState.DOUBTFUL
         return columns if self._is_wanted is None else columns.keep(self._is_wanted)
 
-    # What became of a doubtful range
+    # The outcomes of a doubt
 
     def finish(self) -> None:
-        """Nothing is left: it was complete."""
+        """The range was complete."""
         self.state = RangeState.DONE
 
     def resume(self) -> None:
-        """There is more: read on."""
+        """There is more to read."""
         self.state = RangeState.READING
 
     def widen(self) -> None:
-        """Nobody can tell for so many subjects: read all of them, which shows the end, and leave out the others."""
+        """There are too many subjects for a proof: read all of them, which shows the end, and filter here."""
         self.state = RangeState.READING
         self._wire_pattern = ">"
         if self.filter != ">":

@@ -1,7 +1,7 @@
-"""What a connection learned about its servers and streams, and how its reads went: figures and notes, kept together.
+"""The read state of a connection: read statistics, and a cache of facts about servers and streams.
 
-One ledger per connection, whatever the number of JetStream contexts on it. Nothing in it is needed for a right answer:
-it saves asking again. The figures may be read at any time.
+One per connection, whatever the number of JetStream contexts on it. Nothing in the cache is needed for a right answer:
+it saves requests. The statistics may be read at any time.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import NamedTuple
 from slipstream.api import StreamConfig, StreamInfo
 from slipstream.api.times import ZERO
 
-GENERATION_AGE = 10.0  # seconds until a stream is asked again when it was made
-ASK_AGAIN = 1.0  # and the least between two such questions, also when something is suspicious
+GENERATION_AGE = 10.0  # seconds until the leader is asked again when the stream was created
+ASK_AGAIN = 1.0  # and the least between two such requests, also after a suspicious answer
 
 
 class ReadStats(NamedTuple):
@@ -29,7 +29,7 @@ class ReadStats(NamedTuple):
 
 
 class StreamCache:
-    """One stream: since when it exists, a subject that has a message, and which of its mirrors are whole copies."""
+    """Facts about one stream: since when it exists, a subject with a message, which of its mirrors are whole copies."""
 
     __slots__ = ("anchor", "asked_at", "config", "created", "floor", "mirrors")
 
@@ -42,15 +42,17 @@ class StreamCache:
         self.mirrors: dict[str, bool] = {}
 
     def is_known(self, now: float) -> bool:
-        """Whether it was asked lately when the stream was made."""
+        """Whether the leader said lately when the stream was created."""
         return self.asked_at is not None and now - self.asked_at < GENERATION_AGE
 
     def may_ask(self, now: float) -> bool:
-        """Whether a suspicious answer is reason enough to ask once more."""
+        """Whether a suspicious answer is reason enough to ask the leader again."""
         return self.asked_at is None or now - self.asked_at >= ASK_AGAIN
 
     def made(self, info: StreamInfo, now: float) -> None:
-        """Its leader told when it was made. One that was deposed tells of a stream that is gone: the latest counts.
+        """Take the leader's word for when it was created; of several words the latest counts.
+
+        A deposed leader may speak of a stream that is gone.
 
         Clocks of servers differ: a stream's first messages may be older than the stream. The leader's first is not.
         """
@@ -73,7 +75,7 @@ class StreamCache:
         return all(limit <= 0 or limit == upstream for limit, upstream in limits)
 
     def know(self, created: int) -> None:
-        """A session knew when the stream was made."""
+        """Take a session's word for when the stream was created."""
         if created > self.created:
             self.created = self.floor = created
 
@@ -84,7 +86,7 @@ def _limits(config: StreamConfig) -> tuple[float, ...]:
 
 
 class ReadState:
-    """The notes and figures of one connection."""
+    """The statistics and the stream caches of one connection."""
 
     __slots__ = (
         "_streams",
@@ -98,17 +100,17 @@ class ReadState:
     )
 
     def __init__(self) -> None:
-        self.keeps_min: dict[tuple[str, str], bool] = {}  # by server and API prefix: what they did when asked
+        self.keeps_min: dict[tuple[str, str], bool] = {}  # by server and API prefix: whether they keep `min_last_seq`
         self.moved_at: float | None = None
         self.at_once = self.retried = self.from_leader = self.failed = self.moves = 0
         self._streams: dict[tuple[str, str], StreamCache] = {}
 
     def stream(self, prefix: str, name: str) -> StreamCache:
-        """The notes on a stream, below the API prefix it is reached by."""
-        notes = self._streams.get((prefix, name))
-        if notes is None:
-            notes = self._streams[prefix, name] = StreamCache()
-        return notes
+        """The cache for a stream below an API prefix."""
+        cache = self._streams.get((prefix, name))
+        if cache is None:
+            cache = self._streams[prefix, name] = StreamCache()
+        return cache
 
     @property
     def stats(self) -> ReadStats:
@@ -116,7 +118,7 @@ class ReadState:
         return ReadStats(self.at_once, self.retried, self.from_leader, self.failed, self.moves)
 
     def count(self, *, tries: int, with_leader: bool) -> None:
-        """A read was answered, after so many tries that did not."""
+        """Count a read that was answered after `tries` attempts in vain."""
         if with_leader:
             self.from_leader += 1
         elif tries:

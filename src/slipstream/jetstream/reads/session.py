@@ -1,8 +1,8 @@
-"""Sequences written and read become the least that the next read must have seen: read-your-writes, monotonic reads.
+"""Session state: the highest sequence seen per stream, for read-your-writes and monotonic reads.
 
-A session knows, for each stream, the highest sequence that it has seen, and when that stream was made: a stream that
-was deleted and made again counts from one, and what was seen of the old one says nothing about it. A session becomes a
-small text and back, to be continued by another process.
+A session also knows when each stream was created: one that was deleted and created again counts from one, and the
+sequences seen of the old one say nothing about it. A session can be written as a small text and continued by another
+process.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class SessionState:
         known = _read(token) if token else {}
         self._seqs = {name: [seq] for name, (seq, _) in known.items()}
         self._created = {name: created for name, (_, created) in known.items()}
-        self._turn = [True]  # whoever gets it out may shorten a list
+        self._turn = [True]  # the thread that pops it may shorten a list: a lock that is never waited for
 
     def seen(self, stream: str) -> int:
         """The highest sequence seen of a stream; 0 for none."""
@@ -44,7 +44,7 @@ class SessionState:
         return max(seqs[:]) if seqs else 0
 
     def created(self, stream: str) -> int:
-        """When the stream was made that those sequences belong to, in nanoseconds; 0 if that is not known."""
+        """When the stream of those sequences was created, in nanoseconds; 0 if unknown."""
         return self._created.get(stream, 0)
 
     def note(self, stream: str, seq: int) -> None:
@@ -61,13 +61,13 @@ class SessionState:
             return
         count = len(seqs)
         seqs[0] = max(seqs[:count])
-        del seqs[1:count]  # what others appended meanwhile lies behind
+        del seqs[1:count]  # what other threads append lies behind
         self._turn.append(turn)
 
     def made(self, stream: str, created: int, last_seq: int) -> None:
-        """The stream is known to be made at `created`, and to have reached `last_seq`.
+        """Learn that the stream was created at `created`, and has reached `last_seq`.
 
-        Later than the one we knew: it is another stream, of which nobody can have seen more than that.
+        Later than known: it is another stream, of which the session cannot have seen more than that.
         """
         known = self._created.get(stream, 0)
         if created > known:
@@ -76,7 +76,7 @@ class SessionState:
             self._created[stream] = created
 
     def token(self) -> str:
-        """All of it as a text of letters, digits, `-` and `_`."""
+        """The state as a text of letters, digits, `-` and `_`."""
         names = sorted({*self._seqs, *self._created})
         body = msgspec.json.encode(_Token(_VERSION, {name: (self.seen(name), self.created(name)) for name in names}))
         return base64.urlsafe_b64encode(body).decode().rstrip("=")
@@ -85,13 +85,13 @@ class SessionState:
 def _read(token: str) -> dict[str, tuple[int, int]]:
     try:
         if not isinstance(token, str) or len(token) > _MAX_TOKEN:
-            raise ValueError("too long, or no text")
+            raise ValueError("too long, or not a str")
         body = base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True)
         read = msgspec.json.decode(body, type=_Token)
     except (ValueError, binascii.Error, msgspec.MsgspecError, RecursionError) as exc:
-        raise UsageError(f"bad session token {str(token)[:24]!r}: what `token()` of a session gave is allowed") from exc
+        raise UsageError(f"session token must come from `token()` of a session, got {str(token)[:24]!r}") from exc
     if read.version != _VERSION:
-        raise UsageError(f"bad session token of version {read.version}: version {_VERSION} is allowed")
+        raise UsageError(f"session token must be of version {_VERSION}, got version {read.version}")
     if any(seq < 0 or created < 0 for seq, created in read.streams.values()):
-        raise UsageError("bad session token: a sequence in it is negative")
+        raise UsageError("session token must not hold negative numbers")
     return read.streams

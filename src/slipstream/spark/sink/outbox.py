@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 from slipstream.errors import Error, UsageError
 from slipstream.facade._sync.client import JetStream
-from slipstream.jetstream.publish.bulk_window import BlockWindow, Draft, Refused, too_large
+from slipstream.jetstream.publish.bulk_window import BlockWindow, Draft, Rejected, too_large
 from slipstream.jetstream.publish.fast_batches import FastBatchWindow
 from slipstream.jetstream.requests import Ready
 
@@ -69,8 +69,8 @@ class Outbox(Generic[T]):
         """Wait until so many messages, at most a `block`, fit into the window."""
         self._raise_failure()
         window = self._window
-        if not window.has_room(count):
-            self._wait(partial(window.has_room, count), "the window of publishes")
+        if not window.has_capacity(count):
+            self._wait(partial(window.has_capacity, count), "the window of publishes")
         if self._client.is_full:
             self._client.ready()
 
@@ -80,9 +80,9 @@ class Outbox(Generic[T]):
             self._wait(partial(self._window.fewer_than, waiting), "the acks of the publishes in flight")
         self._raise_failure()
 
-    def refused(self) -> list[Refused[T]]:
+    def refused(self) -> list[Rejected[T]]:
         """The publishes that were rejected since the last call."""
-        found, self._window.refused = self._window.refused, []
+        found, self._window.rejected = self._window.rejected, []
         return found
 
     def _wait(self, ready: Ready, what: str) -> None:
