@@ -320,7 +320,7 @@ async def test_acks_of_all_kinds_have_the_same_effects(urls: tuple[str, str], fr
     async def scenario(wire: Wire) -> None:
         await wire.create()
         work = Work(wire)
-        await work.create(ack_wait=SECOND, max_ack_pending=10)
+        await work.create(ack_wait=10 * SECOND, max_ack_pending=10)  # no redelivery but those that are asked for
         await work.fill(*"abcdefgh")
         messages = await work.pull({"batch": 6}, 6)
         await work.ack(messages[1])
@@ -361,12 +361,12 @@ async def test_giving_up_is_told_alike(urls: tuple[str, str], fresh: str) -> Non
         await wire.create()
         work = Work(wire)
         events = await wire.listen(f"$JS.EVENT.ADVISORY.CONSUMER.*.{wire.name}.>")
-        await work.create(ack_wait=SECOND // 4, max_deliver=2)
+        await work.create(ack_wait=SECOND, max_deliver=2)
         await wire.heard(events)
         await work.fill("a")
         await work.pull({"batch": 1}, 1)
+        await work.pull({"batch": 1, "expires": 4 * SECOND}, 1)
         await work.pull({"batch": 1, "expires": 2 * SECOND}, 1)
-        await work.pull({"batch": 1, "expires": SECOND}, 1)
         await wire.heard(events)
         await work.info()
         for answer in wire.record:  # nats-server moves the floor past such a message with the next ack only

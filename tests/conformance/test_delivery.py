@@ -85,20 +85,21 @@ async def test_redelivery_limits_and_starts(any_server: str, fresh: str) -> None
         again = await wait.fetch(3, timeout=5)
         assert loop.time() - begin > 0.2
         assert {message.num_delivered for message in again} == {2}
-        assert await wait.fetch(3, timeout=0.8) == []
+        assert await wait.fetch(3, timeout=1) == []
         # With backoff each time after another pause.
-        back = await made("back", backoff=(seconds(0.2), seconds(1.5)), max_deliver=3, filter_subject=f"{fresh}.0")
-        pauses: list[float] = []
-        for _ in range(3):
-            pauses.append(loop.time())
-            assert (await back.next(timeout=5)).num_delivered == len(pauses)
-        assert 0.15 < pauses[2] - pauses[1] < 1.4
-        assert loop.time() - pauses[2] > 0.9
+        back = await made("back", backoff=(seconds(0.2), seconds(3)), max_deliver=3, filter_subject=f"{fresh}.0")
+        begin = loop.time()
+        times: list[float] = []  # since before the first delivery: what this machine delays only makes them longer
+        for count in range(1, 4):
+            assert (await back.next(timeout=10)).num_delivered == count
+            times.append(loop.time() - begin)
+        assert 0.19 < times[1] < 2.9
+        assert times[2] > 3.1
         # No more than so many may be unacknowledged.
         full = await made("full", max_ack_pending=2)
         two = await full.fetch(3)
         assert numbers(two) == [0, 1]
-        assert await full.fetch(3, timeout=0.3) == []
+        assert await full.fetch(3, timeout=1) == []
         await two[0].ack_sync()
         assert numbers(await full.fetch(3)) == [2]
         # A share of the acks is reported.
@@ -122,7 +123,7 @@ async def test_redelivery_limits_and_starts(any_server: str, fresh: str) -> None
         assert third == 4
         for name, (fields, expected) in starts.items():
             consumer = await made(f"start-{name}", **fields)
-            assert numbers(await consumer.fetch(10, timeout=0.2)) == expected
+            assert numbers(await consumer.fetch(10, timeout=1)) == expected
 
 
 @pytest.mark.spec("SW-18")
@@ -135,18 +136,16 @@ async def test_messages_are_pushed_at_the_speed_that_was_asked_for(any_server: s
             await js.publish(f"{fresh}.slow", b"%d" % n)
             await asyncio.sleep(0.25)
         original = ConsumerConfig(replay_policy=ReplayPolicy.ORIGINAL)
+        begin = loop.time()
         async with await js.subscribe(f"{fresh}.slow", config=original) as subscription:
-            times: list[float] = []
-            for _ in range(3):
+            for earliest in (0.0, 0.24, 0.49):
                 await subscription.next()
-                times.append(loop.time())
-            assert times[1] - times[0] > 0.15
-            assert times[2] - times[1] > 0.15
+                assert loop.time() - begin > earliest
         for _ in range(10):
             await js.publish(f"{fresh}.big", b"x" * 1_000)
         limited = ConsumerConfig(rate_limit_bps=80_000, ack_policy="none")  # 10,000 bytes a second
+        begin = time.monotonic()
         async with await js.subscribe(f"{fresh}.big", config=limited) as subscription:
-            begin = time.monotonic()
             for _ in range(10):
                 await subscription.next()
             assert time.monotonic() - begin > 0.4

@@ -108,10 +108,10 @@ async def test_the_fields_of_a_pull(any_server: str, fresh: str, is_real: bool) 
         (nothing,) = await raw_pull(at, b'{"batch":1,"no_wait":true}', count=1)
         assert nothing.header.startswith(b"NATS/1.0 404 No Messages\r\n")
         # Our client never sends a `no_wait` with an `expires`, nor a batch under 1.
-        assert await at.consumer.fetch(5, timeout=0.3) == []
+        assert await at.consumer.fetch(5, timeout=2) == []
         bodies = [line for line in at.frames() if line.startswith("{")]
         assert bodies[0] == '{"batch":5,"no_wait":true}'
-        assert re.fullmatch(r'\{"expires":2[0-9]{8},"batch":5\}', bodies[1])
+        assert re.fullmatch(r'\{"expires":1[0-9]{9},"batch":5\}', bodies[1])
 
 
 @pytest.mark.spec("PS-07")
@@ -123,17 +123,18 @@ async def test_no_wait_answers_at_once(any_server: str, fresh: str) -> None:
         (end,) = await raw_pull(at, b'{"batch":1,"no_wait":true}', count=1)
         assert end.header == b"NATS/1.0 404 No Messages\r\n\r\n"  # 28 bytes, as in the document
         assert len(end.header) == 28
-        assert await at.consumer.fetch(3, timeout=0.2) == []
+        assert await at.consumer.fetch(3, timeout=1) == []
 
 
 @pytest.mark.spec("PS-08", "PS-09")
 async def test_pull_n_as_in_the_listing(any_server: str, fresh: str) -> None:
     """No wait, 404, UNSUB after batch + 1, the long request; one of five messages, and the early UNSUB."""
     async with bench(any_server, fresh) as at:
+        begin = at.nc.now()
         task = asyncio.create_task(at.consumer.fetch(5, timeout=2.0))
         while (await at.stream.consumer("dur")).cached_info.num_waiting == 0:  # type: ignore[union-attr]
             await asyncio.sleep(0.01)
-        frames = at.frames()
+        frames, spent = at.frames(), at.nc.now() - begin
         assert frames[:5] == [
             "SUB _INBOX.1 2",
             "PUB $JS.API.CONSUMER.MSG.NEXT.bar.dur _INBOX.1 26",
@@ -143,7 +144,7 @@ async def test_pull_n_as_in_the_listing(any_server: str, fresh: str) -> None:
         ]
         linger = re.fullmatch(r'\{"expires":(\d+),"batch":5\}', frames[5])
         assert linger is not None
-        assert 1.7e9 < int(linger[1]) <= 1.9e9  # 100 ms before the caller's patience ends
+        assert 1.9 - spent <= int(linger[1]) / 1e9 <= 1.9  # 100 ms before the caller's deadline
         await at.direct.jetstream().publish(fresh, b"helo")
         (only,) = await task
         assert only.data == b"helo"
@@ -184,14 +185,14 @@ async def test_a_fetch_given_up_leaves_no_interest_behind(any_server: str, fresh
 async def test_statuses_end_a_fetch_or_are_errors_never_messages(any_server: str, fresh: str) -> None:
     async with bench(any_server, fresh, 1, max_waiting=1) as at:
         assert [m.data for m in await at.consumer.fetch(5, timeout=2)] == [b"0"]  # ended by a 404 behind it
-        assert await at.consumer.fetch(5, timeout=0.3) == []  # 404, 408
+        assert await at.consumer.fetch(5, timeout=1) == []  # 404, 408
         with pytest.raises(RequestTimeoutError):
             await at.consumer.next(timeout=0.3)
-        task = asyncio.create_task(at.consumer.fetch(5, timeout=5))
+        task = asyncio.create_task(at.consumer.fetch(5, timeout=20))
         while (await at.stream.consumer("dur")).cached_info.num_waiting == 0:  # type: ignore[union-attr]
             await asyncio.sleep(0.01)
         with pytest.raises(PullRefusedError):  # 409
-            await at.consumer.fetch(5, timeout=1)
+            await at.consumer.fetch(5, timeout=5)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         at.proxy.fault = lambda frame: [] if b"404 No Messages" in frame or b"408 " in frame[:80] else [frame]
@@ -222,13 +223,13 @@ async def test_pull_one_has_one_inbox_for_all(any_server: str, fresh: str) -> No
         pull = "PUB $JS.API.CONSUMER.MSG.NEXT.bar.dur _INBOX.1"
         body = '{"batch":1,"no_wait":true}'
         assert at.frames() == ["SUB _INBOX.1.* 2", f"{pull}.1 26", body, f"{pull}.2 26", body, f"{pull}.3 26", body]
-        assert await at.consumer.fetch(1, timeout=0.5) == []  # then a longer request, on the same inbox
+        assert await at.consumer.fetch(1, timeout=2) == []  # then a longer request, on the same inbox
         await at.direct.jetstream().publish(fresh, b"3")
         assert (await at.consumer.next()).data == b"3"
         later = at.frames()
         assert later[0] == f"{pull}.4 26"
         assert later[2].startswith(f"{pull}.5 ")
-        assert re.fullmatch(r'\{"expires":4[0-9]{8},"batch":1\}', later[3])
+        assert re.fullmatch(r'\{"expires":1[0-9]{9},"batch":1\}', later[3])
         assert not [line for line in later if line.startswith(("SUB", "UNSUB"))]
         other = await at.nc.jetstream().stream(fresh).consumer("dur")
         at.frames()
@@ -252,9 +253,7 @@ async def test_continuous_pulls_overlap_with_bytes_heartbeats_and_what_is_left(a
         assert set(asked[1:]) <= set(range(5, 11))
         assert 40 <= sum(asked) <= 50  # never more than ten are asked for and not here
         at.proxy.received.clear()
-        assert [
-            m async for m in at.consumer.messages(max_messages=10, expires=1, heartbeat=0.2, idle_timeout=1.5)
-        ] == []
+        assert [m async for m in at.consumer.messages(max_messages=10, expires=1, heartbeat=0.2, idle_timeout=3)] == []
         frames = received(at.proxy)
         assert [f for f in frames if f.header.startswith(b"NATS/1.0 100 Idle Heartbeat")]
         ended = [f.header for f in frames if f.header.startswith(b"NATS/1.0 408 Request Timeout")]
@@ -264,7 +263,7 @@ async def test_continuous_pulls_overlap_with_bytes_heartbeats_and_what_is_left(a
             await at.direct.jetstream().publish(fresh, b"x" * 400)
         first = await at.consumer.fetch(4, max_bytes=1_000)
         assert len(first) == 2
-        stream = at.consumer.chunks(max_bytes=1_200, idle_timeout=1)
+        stream = at.consumer.chunks(max_bytes=1_200, idle_timeout=2)
         assert sum([len(chunk) async for chunk in stream]) == 2
 
 
