@@ -267,9 +267,11 @@ def test_a_batch_reader_that_stops_reading_holds_nobody_up_and_gets_everything_l
         request = b'{"seq":1,"batch":100}'
         quick.send(b"SUB quick 1\r\nPUB $JS.API.DIRECT.GET.B quick %d\r\n%b\r\n" % (len(request), request))
         assert quick.until(b"NATS/1.0 204 EOB").count(b"Nats-Sequence: ") == 100
-        time.sleep(0.2)
         session = server._running.engine._sessions[lazy_cid(server)]
-        assert session.congested
+        deadline = time.monotonic() + 20
+        while not session.congested:  # the server is still filling the socket of the one that does not read
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
         assert lazy.until(b"NATS/1.0 204 EOB").count(b"Nats-Sequence: ") == count
         for raw in (writer, lazy, quick):
             raw.close()

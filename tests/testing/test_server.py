@@ -1,4 +1,4 @@
-"""Orders to a running server, through real sockets: what a test of somebody's application would do."""
+"""Fault commands on a running server, through real sockets, as the test of an application uses them."""
 
 from __future__ import annotations
 
@@ -81,11 +81,11 @@ async def test_async_code_uses_the_same_server_and_the_same_calls(slipstream_ser
         assert {(await stream.get_last("s.1")).data for _ in range(30)} == {b"2"}
 
 
-async def test_a_server_on_the_tests_own_loop_takes_orders_too() -> None:
+async def test_a_server_on_the_tests_own_loop_runs_fault_commands_too() -> None:
     async with Server(faults=True) as server, connect(server.url) as client:
         await client.jetstream().create_stream(S)
-        await server.order("hold", {"stream": "S"})
-        found = await server.order("replicas", {"stream": "S"})
+        await server.fault_command("hold", {"stream": "S"})
+        found = await server.fault_command("replicas", {"stream": "S"})
         assert [replica["held"] for replica in found["replicas"]] == [False, True, True]
 
 
@@ -402,16 +402,16 @@ def test_a_disk_that_refuses_writes_loses_nothing_that_was_acknowledged(tmp_path
         assert stream.get_last("s.1").data == b"3"
 
 
-# Orders as messages.
+# Fault commands as messages.
 
 
-def ask(client: BlockingClient, order: str, /, **body: Any) -> dict[str, Any]:
-    reply = client.request(f"$SLIPSTREAM.FAULTS.{order}", msgspec.json.encode(body) if body else b"", timeout=5)
+def ask(client: BlockingClient, command: str, /, **body: Any) -> dict[str, Any]:
+    reply = client.request(f"$SLIPSTREAM.FAULTS.{command}", msgspec.json.encode(body) if body else b"", timeout=5)
     answer: dict[str, Any] = msgspec.json.decode(reply.data)
     return answer
 
 
-def test_the_same_orders_come_as_messages(slipstream_server_virtual: TestServer) -> None:
+def test_fault_commands_are_accepted_as_messages(slipstream_server_virtual: TestServer) -> None:
     with connect_blocking(slipstream_server_virtual.url, name="me") as client:
         js = client.jetstream()
         js.create_stream(S)
@@ -427,58 +427,58 @@ def test_the_same_orders_come_as_messages(slipstream_server_virtual: TestServer)
 
 
 @pytest.mark.parametrize(
-    ("order", "body", "text"),
+    ("command", "body", "text"),
     [
         ("hold", {"stream": "NONE"}, "there is no stream 'NONE'"),
         ("hold", {"stream": "S", "replica": "nobody"}, "has no replica 'nobody'"),
         ("hold", {"stream": "ONE"}, "one replica only"),
         ("hold", {}, "needs the field 'stream'"),
-        ("hold", {"stream": 7}, "bad stream 7"),
-        ("hold", {"stream": "S", "what": 1}, "no field 'what'; allowed: stream, replica"),
-        ("nothing", {}, "there is no order 'nothing'; there are advance"),
-        ("__init__", {}, "there is no order '__init__'"),
+        ("hold", {"stream": 7}, "stream of hold must be of type str, got 7"),
+        ("hold", {"stream": "S", "what": 1}, "hold has no field 'what'; its fields are stream, replica"),
+        ("nothing", {}, "unknown fault command 'nothing'; commands are advance"),
+        ("__init__", {}, "unknown fault command '__init__'"),
         ("hold_mirror", {"stream": "S"}, "has no mirror or source"),
         ("advance", {"seconds": 1}, "virtual_time=True"),
-        ("fault", {"action": "explode"}, "drop, duplicate and delay are allowed"),
-        ("fault", {"action": "drop", "direction": "up"}, "to_server and to_client"),
-        ("fault", {"action": "drop", "count": 0}, "at least 1"),
-        ("fault", {"action": "drop", "subject": "a..b"}, "a filter of subjects"),
+        ("fault", {"action": "explode"}, "action must be drop, duplicate or delay, got 'explode'"),
+        ("fault", {"action": "drop", "direction": "up"}, "direction must be to_server or to_client, got 'up'"),
+        ("fault", {"action": "drop", "count": 0}, "count must be at least 1, got 0"),
+        ("fault", {"action": "drop", "subject": "a..b"}, "subject must be a subject or a filter, got 'a..b'"),
         ("cut", {"client": "nobody"}, "no client is named 'nobody'"),
-        ("cut", {"after": -1}, "at least 0"),
+        ("cut", {"after": -1}, "after must be at least 0 bytes, got -1"),
         ("depose", {"stream": "ONE"}, "can lead"),
     ],
 )
-def test_a_bad_order_is_answered_with_what_is_wrong(
-    slipstream_session_server: TestServer, order: str, body: dict[str, Any], text: str
+def test_a_rejected_fault_command_is_answered_with_the_reason(
+    slipstream_session_server: TestServer, command: str, body: dict[str, Any], text: str
 ) -> None:
     with connect_blocking(slipstream_session_server.url) as client:
         client.jetstream().create_stream(S)
         client.jetstream().create_stream(StreamConfig(name="ONE"))
-        assert text in ask(client, order, **body)["error"]
+        assert text in ask(client, command, **body)["error"]
         with pytest.raises(UsageError) as caught:
-            slipstream_session_server.order(order, body)
+            slipstream_session_server.fault_command(command, body)
         assert text in str(caught.value)
 
 
-def test_a_body_that_is_no_object_is_answered(slipstream_session_server: TestServer) -> None:
+def test_a_body_that_is_not_an_object_is_answered_with_an_error(slipstream_session_server: TestServer) -> None:
     with connect_blocking(slipstream_session_server.url) as client:
         for body in (b"[]", b"{", b"\xff"):
             reply = client.request("$SLIPSTREAM.FAULTS.hold", body, timeout=5)
             assert "error" in msgspec.json.decode(reply.data)
 
 
-def test_a_server_without_faults_refuses_orders() -> None:
+def test_a_server_without_faults_rejects_fault_commands() -> None:
     with Server() as server, connect_blocking(server.url) as client:
         assert "faults=True" in ask(client, "hold", stream="S")["error"]
-        with pytest.raises(UsageError, match="takes no orders"):
-            TestServer(server=server).order("now")
-    with pytest.raises(UsageError, match="does not run"):
-        TestServer(server=server).order("now")
-    with pytest.raises(UsageError, match="not both"):
+        with pytest.raises(UsageError, match="fault commands need a running server with faults=True"):
+            TestServer(server=server).fault_command("now")
+    with pytest.raises(UsageError, match="the server is not running"):
+        TestServer(server=server).fault_command("now")
+    with pytest.raises(UsageError, match="must not be combined"):
         TestServer(server=server, virtual_time=True)
 
 
-def test_orders_may_come_from_many_threads(slipstream_server: TestServer) -> None:
+def test_fault_commands_may_come_from_many_threads(slipstream_server: TestServer) -> None:
     server = slipstream_server
     with connect_blocking(server.url) as client:
         client.jetstream().create_stream(S)
@@ -501,7 +501,7 @@ def test_orders_may_come_from_many_threads(slipstream_server: TestServer) -> Non
     assert not any(replica.held for replica in server.replicas("S"))
 
 
-async def test_orders_do_not_block_clients_of_the_server(slipstream_server: TestServer) -> None:
+async def test_fault_commands_do_not_block_clients_of_the_server(slipstream_server: TestServer) -> None:
     async def publishes(client: Client) -> int:
         for _ in range(200):
             await client.jetstream().publish("s.1", b"x")

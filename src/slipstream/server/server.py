@@ -1,4 +1,4 @@
-"""`Server`: the engine with its stores on a TCP port, for programs and tests.
+"""`Server`: an engine with its stores on a TCP port, embedded in a program or a test.
 
     async with Server() as server:            # in a running loop
         client = await connect(server.url)
@@ -7,7 +7,7 @@
         ...
 
 Streams with `storage: file` are kept in LMDB below `data_dir`; without a `data_dir` they are kept in memory like the
-others, and end with the server.
+others, and are gone when the server stops.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ from slipstream.server.engine.core.session import Listener
 from slipstream.server.engine.engine import Engine, Settings
 from slipstream.server.engine.monitoring.health import Health
 from slipstream.server.engine.ports import Store, memory_size
-from slipstream.server.faults.api import PREFIX, FaultApi, FaultCommands
+from slipstream.server.faults.api import PREFIX, FaultApi, FaultRunner
+from slipstream.server.faults.network import NetworkFaults
 from slipstream.server.loop.clock import Clock, VirtualClock
-from slipstream.server.loop.committer import Committer, Worker
-from slipstream.server.loop.connection import Connection
+from slipstream.server.loop.committer import Worker
+from slipstream.server.loop.connection import Connection, ConnectionLimits
 from slipstream.server.loop.driver import Driver
-from slipstream.server.loop.monitoring import Monitor
+from slipstream.server.loop.monitoring import ListenPorts, Monitor
 from slipstream.server.loop.tls import Tls
 from slipstream.server.loop.upstream import Upstreams, named
 from slipstream.server.loop.websocket import Origins, WebSocketConnection
@@ -50,7 +51,7 @@ from slipstream.wire.nkeys import verify
 log = logging.getLogger("slipstream.server")
 
 STOP_TIMEOUT = 10.0
-NEVER = 1e9  # seconds
+NEVER = 1e9  # seconds: some thirty years
 
 
 _P = ParamSpec("_P")
@@ -103,19 +104,18 @@ class Server:
         self.websocket_port = 0
         self.http_port = 0
         self._settings = engine_settings(options, self._tls)
-        self._sites: list[asyncio.Server] = []
-        self._readers: Upstreams | None = None
+        self._sockets: list[asyncio.Server] = []
+        self._upstreams: Upstreams | None = None
         self._driver: Driver | None = None
         self._worker: Worker | None = None
         self._stores: list[Store] = []
-        self._committers: list[Committer] = []
         self._thread: _Thread | None = None
-        self._orders: FaultCommands | None = None
+        self._faults: FaultRunner | None = None
         self.loop: asyncio.AbstractEventLoop | None = None  # the loop it runs on
 
     @property
     def settings(self) -> Settings:
-        """What the engine is told; the name and the id of the server are there."""
+        """The engine's settings, the name and the id of the server included."""
         return self._settings
 
     @property
@@ -125,9 +125,9 @@ class Server:
         return f"{'nats' if self._tls is None else 'tls'}://{host}:{self.port}"
 
     def health(self) -> Health:
-        """What is wrong with the server; callable from any thread while it runs."""
+        """Known problems of the server; callable from any thread while it runs."""
         if self._driver is None:
-            return Health(problems=("the server does not run",))
+            return Health(problems=("the server is not running",))
         return self._driver.engine.health()
 
     @property
@@ -152,7 +152,7 @@ class Server:
     async def start(self) -> None:
         """Open the stores and listen."""
         if self._driver is not None:
-            raise UsageError("the server runs already")
+            raise UsageError("the server is already running")
         self.loop = loop = asyncio.get_running_loop()
         clock = VirtualClock() if self.options.virtual_time else Clock()
         memory = MemoryStore(size_of=memory_size)
@@ -167,52 +167,48 @@ class Server:
             raise
 
     async def _listen(self, loop: asyncio.AbstractEventLoop, clock: Clock, file: Store, memory: Store) -> None:
+        """Put the parts together. The port is bound first, since INFO names it, and served last."""
         tls, options = self._tls, self.options
-        first = tls if tls is not None and tls.first else None
-        listener = await self._open_site(loop, lambda: Connection(self._running, door), self.host, self.port, first)
-        self.port = _port_of(listener)
+        limits = ConnectionLimits(options.max_control_line, options.write_deadline)
+        socket = await self._bind(
+            loop,
+            lambda: Connection(self._running, engine, engine.listener, limits, tls),
+            self.host,
+            self.port,
+            tls if tls is not None and tls.first else None,
+        )
+        self.port = _port_of(socket)
         settings = dataclasses.replace(self._settings, port=self.port)
         engine = Engine(settings, file=file, memory=memory, rng=random.Random(), now=clock(), verify=verify)
-        engine.listener = door = engine.listener._replace(by_certificate=tls is not None and tls.map_users)
+        engine.listener = engine.listener._replace(by_certificate=tls is not None and tls.map_users)
+        network = NetworkFaults(engine, clock) if options.faults else None
+        self._worker = Worker(loop, file) if self._data_dir is not None else None
         self._driver = driver = Driver(
             engine,
             clock=clock,
+            worker=self._worker,
             max_connections=options.max_connections,
-            max_control_line=options.max_control_line,
-            write_deadline=options.write_deadline,
-            tls=tls,
             trace=Trace() if options.trace else None,
+            faults=network,
         )
-        if self._data_dir is not None:
-            self._worker = Worker(loop)
-        self._committers = [
-            Committer(
-                engine,
-                journal,
-                worker=self._worker if journal.store is file else None,
-                clock=clock,
-                wake=driver.wake,
-            )
-            for journal in engine.journals
-        ]
-        driver.use(self._committers)
-        self._orders = FaultCommands(driver, self._committers, clock) if options.faults else None
+        self._faults = FaultRunner(driver, network) if network is not None else None
         for account in engine.accounts:
-            account.router.add(f"{PREFIX}>", FaultApi(driver, self._orders, account))
+            account.router.add(f"{PREFIX}>", FaultApi(driver, self._faults, account))
         if options.http_port is not None:
-            await self._open_monitor(loop, driver, options.http_host or self.host, options.http_port)
+            monitor = Monitor(engine, clock, options, lambda: ListenPorts(self.http_port, self.websocket_port))
+            await self._open_monitor(loop, monitor, options.http_host or self.host, options.http_port)
         if options.websocket is not None:
-            await self._open_websocket(loop, options.websocket)
-        self._readers = Upstreams(driver, named(options.upstreams or {}))
-        self._readers.start()
-        await listener.start_serving()
+            await self._open_websocket(loop, engine, options.websocket, limits)
+        self._upstreams = Upstreams(driver, named(options.upstreams or {}))
+        self._upstreams.start()
+        await socket.start_serving()
         log.info("Listening for client connections on %s", _address(self.host, self.port))
 
-    async def _open_site(
+    async def _bind(
         self, loop: asyncio.AbstractEventLoop, protocol: Callable[[], asyncio.Protocol], host: str, port: int,
         tls: Tls | None,
     ) -> asyncio.Server:  # fmt: skip
-        site = await loop.create_server(
+        socket = await loop.create_server(
             protocol,
             host,
             bindable(port),
@@ -220,89 +216,101 @@ class Server:
             ssl=tls.context if tls is not None else None,
             ssl_handshake_timeout=tls.timeout if tls is not None else None,
         )
-        self._sites.append(site)
-        return site
+        self._sockets.append(socket)
+        return socket
 
-    async def _open_websocket(self, loop: asyncio.AbstractEventLoop, options: WebSocketOptions) -> None:
+    async def _open_websocket(
+        self, loop: asyncio.AbstractEventLoop, engine: Engine, options: WebSocketOptions, limits: ConnectionLimits
+    ) -> None:
         tls = options.load_tls()
         origins = Origins(options.same_origin, frozenset(options.allowed_origins), tls is not None)
 
         def connect() -> WebSocketConnection:
             return WebSocketConnection(
-                self._running, door, origins=origins, headers=options.headers, timeout=options.handshake_timeout
+                self._running,
+                engine,
+                listener,
+                limits,
+                origins=origins,
+                headers=options.headers,
+                timeout=options.handshake_timeout,
             )
 
-        site = await self._open_site(loop, connect, options.host, options.port, tls)
-        self.websocket_port = _port_of(site)
+        socket = await self._bind(loop, connect, options.host, options.port, tls)
+        self.websocket_port = _port_of(socket)
         secured = tls is not None
-        door = Listener(
+        listener = Listener(
             options.host, self.websocket_port, WEBSOCKET, tls_required=secured, tls_available=secured,
             by_certificate=tls is not None and tls.map_users,
         )  # fmt: skip
-        await site.start_serving()
+        await socket.start_serving()
         log.info("Listening for websocket clients on %s", self.websocket_url)
 
-    async def _open_monitor(self, loop: asyncio.AbstractEventLoop, driver: Driver, host: str, port: int) -> None:
-        monitor = Monitor(driver, self)
-        site = await self._open_site(loop, monitor.connection, host, port, None)
-        self.http_port = _port_of(site)
-        await site.start_serving()
+    async def _open_monitor(self, loop: asyncio.AbstractEventLoop, monitor: Monitor, host: str, port: int) -> None:
+        socket = await self._bind(loop, monitor.connection, host, port, None)
+        self.http_port = _port_of(socket)
+        await socket.start_serving()
         log.info("Starting http monitor on %s", _address(host, self.http_port))
 
-    async def order(self, name: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Carry out an order of a test (see `slipstream.testing`) in the default account; its answer."""
-        if self._orders is None:
-            raise UsageError("the server takes no orders: it does not run, or not with faults=True")
-        return await self._orders.carry_out(name, body or {})
+    async def fault_command(self, name: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Run a fault command (see `slipstream.testing`) in the default account; returns its answer."""
+        if self._faults is None:
+            raise UsageError("fault commands need a running server with faults=True")
+        return await self._faults.run(name, body or {})
 
-    async def lame_duck(self, *, duration: float = 120.0, grace: float = 10.0) -> None:
-        """Take nobody new, tell clients to go elsewhere, and see them off: after `grace` seconds those who stayed are
-        cut off, spread over the rest of `duration`, so that they do not all reconnect at once. Then stop the server."""
+    async def lame_duck(self, *, duration: float | None = None, grace: float | None = None) -> None:
+        """Accept no new clients and ask the others to reconnect elsewhere. After `grace` seconds those that stayed are
+        disconnected, spread over the rest of `duration`, so that they do not all reconnect at once. Returns when no
+        client is left; `stop` the server then. Without arguments the options `lame_duck_…` hold."""
+        duration = self.options.lame_duck_duration if duration is None else duration
+        grace = self.options.lame_duck_grace if grace is None else grace
         if self._driver is None:
-            raise UsageError("the server does not run")
+            raise UsageError("the server is not running")
         if not 0 <= grace <= duration:
-            raise UsageError(f"a grace of {grace:g} s in a duration of {duration:g} s, 0 up to the duration is allowed")
-        self._close_sites()
-        await self._driver.retire(grace=grace, duration=duration)
+            raise UsageError(f"grace must be between 0 and the duration ({duration:g} s), got {grace:g} s")
+        self._close_sockets()
+        await self._driver.lame_duck(grace=grace, duration=duration)
 
     async def stop(self) -> None:
-        """Stop listening, carry through what is under way, close."""
-        self._close_sites()
-        if self._readers is not None:
-            await self._readers.stop()
+        """Stop listening, commit and answer what was received, close."""
+        self._close_sockets()
+        if self._upstreams is not None:
+            await self._upstreams.stop()
+        unfinished: set[int] = set()
         if self._driver is not None:
-            await self._settle()
+            await self._settle(self._driver)
             self._driver.close_all()
             await asyncio.sleep(0)
             self._driver.stop()
+            journals = [committer.journal for committer in self._driver.committers]
+            unfinished = {id(journal.store) for journal in journals if journal.unfinished}
         if self._worker is not None:
             await asyncio.get_running_loop().run_in_executor(None, self._worker.stop)
-        stuck = {id(committer.journal.store) for committer in self._committers if committer.journal.unfinished}
         for store in self._stores:
-            if (
-                id(store) in stuck
-            ):  # its transaction belongs to a thread that does not come back; nothing of it was told
-                log.error("a group was still on its way to the disk after %g s; it is given up", STOP_TIMEOUT)
-            else:
+            if id(store) not in unfinished:
                 store.close()
-        self._driver = self._worker = self._orders = self._readers = self.loop = None
-        self._stores, self._committers = [], []
+            else:  # its transaction belongs to a thread that is stuck
+                log.error(
+                    "commit still running %g s after shutdown began; abandoning it (none of it was acknowledged)",
+                    STOP_TIMEOUT,
+                )
+        self._driver = self._worker = self._faults = self._upstreams = self.loop = None
+        self._stores = []
 
-    def _close_sites(self) -> None:
-        for site in self._sites:
-            site.close()
-        self._sites = []
+    def _close_sockets(self) -> None:
+        for socket in self._sockets:
+            socket.close()
+        self._sockets = []
 
-    async def _settle(self) -> None:
-        """No new work; what was taken in becomes durable and is answered."""
-        assert self._driver is not None
-        self._driver.quiet()
-        for committer in self._committers:
+    async def _settle(self, driver: Driver) -> None:
+        """Take nothing more; what was received becomes durable and is answered."""
+        driver.stop_reading()
+        for committer in driver.committers:
             committer.stop()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STOP_TIMEOUT):
-                while not all(committer.journal.settled for committer in self._committers):
-                    self._driver.wake()
+                while not all(committer.journal.settled for committer in driver.committers):
+                    driver.wake()
                     await asyncio.sleep(0.001)
         await asyncio.sleep(0)
 
@@ -336,7 +344,7 @@ class Server:
 
 
 class _Thread:
-    """A server on a loop of its own."""
+    """A thread with a loop, for a server in blocking code."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -376,7 +384,7 @@ class _Thread:
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
-    """uvloop's, where there is one: about twice as fast."""
+    """An event loop: uvloop's where it is installed, which is about twice as fast."""
     try:
         import uvloop
     except ImportError:
@@ -417,8 +425,8 @@ def engine_settings(options: ServerOptions, tls: Tls | None) -> Settings:
     )
 
 
-def _port_of(site: asyncio.Server) -> int:
-    return int(site.sockets[0].getsockname()[1])
+def _port_of(socket: asyncio.Server) -> int:
+    return int(socket.sockets[0].getsockname()[1])
 
 
 def _address(host: str, port: int) -> str:

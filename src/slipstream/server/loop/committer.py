@@ -1,6 +1,16 @@
-"""Sealed groups become durable ones: begun and committed in one thread of their own, written in slices on the loop.
+"""Commits of one journal: its sealed groups, carried through the store one at a time.
 
-One group at a time; the next one fills meanwhile. A store that keeps nothing on the disk is carried through at once.
+A store on disk has a `Worker`, the one thread that may block: `begin` and `commit` run there. `write_some` runs on the
+loop in slices, so that reads get in between; a small group goes through all three steps in the worker at once, which
+saves a lone publisher a round trip between the threads. A store in memory has no worker: its groups are committed
+within the turn that seals them.
+
+    turn ──seal──> (worker) begin ──> _begun ──> _write, _write, ... ──> (worker) commit ──> _committed
+         ──seal──> (worker) begin, write, commit: small group ─────────────────────────────> _committed
+         ──seal──> _commit_now: no worker ─────────────────────────────────────────────────> engine.committed
+    any step that raises ──> _fail ──> engine.failed
+
+All methods but `_store_small` run on the loop's thread.
 """
 
 from __future__ import annotations
@@ -14,48 +24,50 @@ from queue import SimpleQueue
 from slipstream.errors import StoreError
 from slipstream.server.engine.engine import Engine
 from slipstream.server.engine.journal import CommitBatch, Journal
-from slipstream.server.engine.ports import Group
+from slipstream.server.engine.ports import Group, Store
 
 log = logging.getLogger("slipstream.server")
 
 SMALL = 64  # changes: some tenths of a millisecond to write
-FIRST_REST, LONGEST_REST = 0.25, 8.0  # seconds, after a group that could not be stored
-LOG_EVERY = 10.0  # seconds between two lines about it
+FIRST_PAUSE, LONGEST_PAUSE = 0.25, 8.0  # seconds, after a group that could not be stored
+LOG_INTERVAL = 10.0  # seconds between two lines about the same failure
 
 Step = Callable[[Group], None]
-Then = Callable[[BaseException | None], None]
+Done = Callable[[BaseException | None], None]
 
 
 class Worker:
-    """The one thread that may block on the disk. LMDB ties a write transaction to its thread."""
+    """The thread that may block on the disk of one store. LMDB ties a write transaction to its thread."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, store: Store) -> None:
+        self.store = store
         self._loop = loop
-        self._queue: SimpleQueue[tuple[Step, Group, Then] | None] = SimpleQueue()
+        self._queue: SimpleQueue[tuple[Step, Group, Done] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="slipstream-commit", daemon=True)
         self._thread.start()
 
-    def submit(self, step: Step, group: Group, then: Then) -> None:
-        """Run `step(group)` there, then `then(error)` on the loop."""
-        self._queue.put((step, group, then))
+    def submit(self, step: Step, group: Group, done: Done) -> None:
+        """Run `step(group)` in the thread, then `done(error)` on the loop."""
+        self._queue.put((step, group, done))
 
     def stop(self) -> None:
+        """End the thread once its queue is empty."""
         self._queue.put(None)
         self._thread.join()
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
-            step, group, then = item
+            step, group, done = item
             error: BaseException | None = None
             try:
                 step(group)
             except BaseException as exc:
                 error = exc
-            self._loop.call_soon_threadsafe(then, error)
+            self._loop.call_soon_threadsafe(done, error)
 
 
 class Committer:
-    """Carries the groups of one journal through its store."""
+    """Commits the groups of one journal."""
 
     def __init__(
         self,
@@ -65,70 +77,64 @@ class Committer:
         worker: Worker | None,
         clock: Callable[[], int],
         wake: Callable[[], None],
+        group_sealed: Callable[[], None],
     ) -> None:
-        """Without a worker, groups are carried through at once. `wake` asks for a turn of the driver."""
+        """Without a worker, groups are committed at once. `wake` asks for a turn of the driver; `group_sealed` is
+        called whenever the open group is empty again."""
         self.journal = journal
-        self.sealed: Callable[[], None] = lambda: None  # called whenever the open group is empty again
-        self._engine, self._worker, self._clock, self._wake = engine, worker, clock, wake
+        self.write_error = ""  # a fault of a test: why nothing can be stored
+        self._engine, self._worker, self._clock = engine, worker, clock
+        self._wake, self._group_sealed = wake, group_sealed
         self._loop = asyncio.get_running_loop()
-        self._batch: CommitBatch | None = None
-        self._stopping = False
-        self.refusal = ""  # why nothing can be stored, by order of a test
-        self._rest = self._rests_until = 0.0
-        self._told, self._told_at, self._untold = "", 0.0, 0
+        self._batch: CommitBatch | None = None  # in the worker, or being written
+        self._is_stopping = False
+        self._pause = self._paused_until = 0.0
+        self._logged, self._logged_at, self._not_logged = "", 0.0, 0
 
     def stop(self) -> None:
-        """Carry through what waits, and start on nothing else: what the store has left to do, it finds again."""
-        self._stopping = True
+        """Commit what waits, the state of consumers included, and start nothing else: a store finds its unfinished jobs
+        again when it is opened."""
+        self._is_stopping = True
         self.journal.hurried = True
 
     def turn(self) -> None:
-        """Start on the open group, if it is time. After one that was lost, a group that nobody waits for rests a while:
-        what it holds (books of consumers, old jobs) is there again at once, and a full disk stays full for some time.
-        """
-        idle = self.journal.settled if self._stopping else not self.journal.unfinished
-        is_resting = bool(self._rest) and self._loop.time() < self._rests_until
-        if not self.journal.ready or ((self._stopping or self.refusal or is_resting) and idle):
+        """Seal and commit the open group, if it is time. After a failure a group without waiting clients pauses: what
+        it holds (delivery state, the store's jobs) is there again at once, and a full disk stays full for a while."""
+        idle = self.journal.settled if self._is_stopping else not self.journal.unfinished
+        is_paused = bool(self._pause) and self._loop.time() < self._paused_until
+        if not self.journal.ready or ((self._is_stopping or self.write_error or is_paused) and idle):
             return
         batch = self.journal.seal()
-        self.sealed()
-        if self.refusal and batch.group is not None:
-            self._fail(StoreError(f"the disk failed or is full while beginning a group: {self.refusal}"))
-            return
-        if batch.group is None or self._worker is None:
-            if batch.group is None:
+        self._group_sealed()
+        group = batch.group
+        if self.write_error and group is not None:
+            self._fail(StoreError(f"the disk failed or is full while beginning a group: {self.write_error}"))
+        elif group is None or self._worker is None:
+            if group is None:
                 self._engine.committed(batch, self._clock())
             else:
-                self._carry_through(batch, batch.group)
-            if self.journal.ready or self._engine.has_new_jobs:  # what was committed made others go on
+                self._commit_now(batch, group)
+            if self.journal.ready or self._engine.has_new_jobs:  # the commit made others go on
                 self._wake()
-        elif batch.group.size <= SMALL and not self.journal.store.backlog:
-            self._batch = batch  # one way there and back instead of two: what a lone publisher waits for
-            self._worker.submit(self._store, batch.group, self._committed)
+        elif group.size <= SMALL and not self.journal.store.backlog:
+            self._batch = batch
+            self._worker.submit(self._store_small, group, self._committed)
         else:
             self._batch = batch
-            self._worker.submit(self.journal.store.begin, batch.group, self._begun)
+            self._worker.submit(self.journal.store.begin, group, self._begun)
 
-    def _store(self, group: Group) -> None:
-        """Begin, write and commit a small group, in the worker's thread. Nothing of the store changes meanwhile but
-        its open group: a group without jobs is written from what it holds itself."""
-        store = self.journal.store
-        store.begin(group)
-        while not store.write_some(group):
-            pass
-        store.commit(group)
+    def _store_small(self, group: Group) -> None:
+        """Begin, write and commit, in the worker's thread. This is safe beside the loop: a group without jobs is
+        written from what it holds itself, and the loop changes nothing of the store but its open group."""
+        _store(self.journal.store, group)
 
-    def _carry_through(self, batch: CommitBatch, group: Group) -> None:
-        store = self.journal.store
+    def _commit_now(self, batch: CommitBatch, group: Group) -> None:
         try:
-            store.begin(group)
-            while not store.write_some(group):
-                pass
-            store.commit(group)
+            _store(self.journal.store, group)
         except Exception as exc:
             self._fail(exc)
         else:
-            self._rest = 0.0
+            self._pause = 0.0
             self._engine.committed(batch, self._clock())
 
     def _begun(self, error: BaseException | None) -> None:
@@ -149,7 +155,7 @@ class Committer:
         if done:
             self._worker.submit(self.journal.store.commit, self._batch.group, self._committed)
         else:
-            self._loop.call_soon(self._write)  # whoever waits for a read gets in between
+            self._loop.call_soon(self._write)  # reads get in between
 
     def _committed(self, error: BaseException | None) -> None:
         if error is not None:
@@ -157,30 +163,37 @@ class Committer:
             return
         batch, self._batch = self._batch, None
         assert batch is not None
-        self._rest = 0.0
+        self._pause = 0.0
         try:
             self._engine.committed(batch, self._clock())
         finally:
             self._wake()
 
     def _fail(self, error: BaseException) -> None:
-        self._tell(error)
-        self._rest = min(max(self._rest * 2, FIRST_REST), LONGEST_REST)
-        self._rests_until = self._loop.time() + self._rest
-        self._loop.call_later(self._rest, self._wake)
+        self._log_failure(error)
+        self._pause = min(max(self._pause * 2, FIRST_PAUSE), LONGEST_PAUSE)
+        self._paused_until = self._loop.time() + self._pause
+        self._loop.call_later(self._pause, self._wake)
         self._batch = None
         self._engine.failed(
             self.journal, error if isinstance(error, Exception) else RuntimeError(str(error)), self._clock()
         )
-        self.sealed()
+        self._group_sealed()  # the engine has dropped the open group too
         self._wake()
 
-    def _tell(self, error: BaseException) -> None:
-        """In the log: whole the first time, then a line now and then. It may lie on the disk that is full."""
-        now, is_known = self._loop.time(), self._rest and str(error) == self._told
-        if is_known and now - self._told_at < LOG_EVERY:
-            self._untold += 1
+    def _log_failure(self, error: BaseException) -> None:
+        """With a traceback the first time, then a line now and then: the log may be on the disk that is full."""
+        now, is_known = self._loop.time(), self._pause and str(error) == self._logged
+        if is_known and now - self._logged_at < LOG_INTERVAL:
+            self._not_logged += 1
             return
-        more = f" (and {self._untold} times since that was said last)" if self._untold else ""
+        more = f" ({self._not_logged} more times since the last line)" if self._not_logged else ""
         log.error("a group of changes could not be stored: %s%s", error, more, exc_info=None if is_known else error)
-        self._told, self._told_at, self._untold = str(error), now, 0
+        self._logged, self._logged_at, self._not_logged = str(error), now, 0
+
+
+def _store(store: Store, group: Group) -> None:
+    store.begin(group)
+    while not store.write_some(group):
+        pass
+    store.commit(group)

@@ -1,85 +1,129 @@
-"""A socket becomes a client of the engine: bytes in slices, TLS after INFO, backpressure both ways.
+"""One client's socket: bytes in slices, TLS after INFO, backpressure in both directions.
 
-Whatever lies between the NATS protocol and the socket (TLS, a WebSocket) ends here: the driver hands over bytes.
+Everything between the NATS protocol and the socket (TLS, WebSocket frames) ends here; the driver sees parsed events
+and writes protocol bytes.
+
+Reading stops for two reasons, and goes on when neither holds: the open group is full (`pause` and `resume`, so that a
+flood of publishes neither starves readers nor grows memory), or the client's secret is being compared with a hash
+(`authenticating`: what it sends before the result must not be carried out). Output that a client does not read makes
+the engine hold its batches back; after `write_deadline` without any progress the client is disconnected.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import ssl
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable, Coroutine, Sequence
+from typing import NamedTuple, Protocol, cast
 
-from slipstream.server.engine.auth.authenticator import Certificate
 from slipstream.server.engine.core.session import Listener
+from slipstream.server.engine.engine import Engine
 from slipstream.server.loop.tls import Tls, certificate_of
-from slipstream.wire import Parser, Side
-
-if TYPE_CHECKING:
-    from slipstream.server.loop.driver import Driver
+from slipstream.wire import Event, Parser, Side
 
 log = logging.getLogger("slipstream.server")
 
 SLICE = 48 * 1024  # bytes of one client per turn: about a millisecond of publishes, then others get in
-WRITE_HIGH = 512 * 1024  # bytes unsent at which batches for a client wait
-LINGER = 2.0  # seconds a client that is cut off has to read why
+WRITE_HIGH = 512 * 1024  # unsent bytes at which batches for a client wait
+LINGER = 2.0  # seconds for a client that is disconnected to read the reason
+
+
+class ConnectionHandler(Protocol):
+    """What a connection reports to: the driver."""
+
+    def accept(self, connection: Connection) -> bool:
+        """A client has connected; False if there are too many."""
+
+    def data(self, connection: Connection, events: Sequence[Event], size: int) -> None:
+        """A client has sent `size` bytes with these events."""
+
+    def upgraded(self, connection: Connection) -> None:
+        """The TLS handshake is complete."""
+
+    def lost(self, connection: Connection) -> None:
+        """The connection is closed."""
+
+    def wake(self) -> None:
+        """The engine has something to do: have a turn soon."""
+
+    def spawn(self, work: Coroutine[object, object, None]) -> None:
+        """Run a coroutine that ends with the server."""
+
+
+class ConnectionLimits(NamedTuple):
+    """Limits of each connection."""
+
+    max_control_line: int
+    write_deadline: float  # seconds; 0 for none
 
 
 class Connection(asyncio.Protocol):
     """One client's socket."""
 
-    def __init__(self, driver: Driver, door: Listener) -> None:
-        self._driver = driver
-        self.door = door
+    def __init__(
+        self,
+        handler: ConnectionHandler,
+        engine: Engine,
+        listener: Listener,
+        limits: ConnectionLimits,
+        tls: Tls | None = None,
+    ) -> None:
+        self._handler = handler
+        self._engine = engine
+        self.listener = listener
+        self._tls = tls
+        self._write_deadline = limits.write_deadline
         self._parser = Parser(
-            Side.CLIENT, max_payload=driver.engine.settings.max_payload, max_control_line=driver.max_control_line
+            Side.CLIENT, max_payload=engine.settings.max_payload, max_control_line=limits.max_control_line
         )
         self.cid = 0
-        self.transport: asyncio.Transport | None = None  # None while TLS is being agreed on
-        self._plain: asyncio.Transport | None = None  # what is below TLS
-        self._flowing = True  # whether the transport reads; not all transports can be asked
-        self._full = False  # the group that it fills is full
-        self._waiting = False  # it is not known yet who it is
-        self._stuck = 0  # bytes unsent when writing stopped
+        self.transport: asyncio.Transport | None = None  # None during the TLS handshake
+        self.inbound_filter: Callable[[bytes], bytes] | None = None  # a fault of a test: what arrives of some bytes
+        self._plain: asyncio.Transport | None = None  # the transport below TLS
+        self._is_reading = True  # not all transports can be asked
+        self._is_paused = False
+        self._is_authenticating = False
+        self._stuck_bytes = 0  # unsent when the write deadline was set
         self._deadline: asyncio.TimerHandle | None = None
-        self._rest = b""  # bytes that were read and wait for their turn
-        self._at = 0
+        self._backlog = b""  # bytes that were read and wait for their turn
+        self._backlog_at = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._use(cast(asyncio.Transport, transport))  # uvloop's is none by inheritance
-        tls = self._driver.tls
-        if tls is None or tls.first:
+        self._use(cast(asyncio.Transport, transport))  # uvloop's does not inherit from it
+        if self._tls is None or self._tls.first:
             self.accept()
         else:
-            self._driver.spawn(self._upgrade(tls))
+            self._handler.spawn(self._upgrade(self._tls))
 
     def accept(self) -> bool:
-        """The client is there; False if it is one too many."""
-        if not self._driver.accept(self):
+        """The client may speak NATS now; False if there are too many."""
+        if not self._handler.accept(self):
             return False
-        self._tell_secured()
+        self._report_tls()
         return True
 
-    def _tell_secured(self) -> None:
-        """What TLS knows of the client, if it is spoken."""
+    def _report_tls(self) -> None:
+        """Tell the engine the TLS version and the client's certificate."""
         transport = self.transport
         tunnel = transport.get_extra_info("ssl_object") if transport is not None else None
         if tunnel is None:
             return
-        certificate: Certificate | None = certificate_of(tunnel.getpeercert())
         cipher = tunnel.cipher()
-        self._driver.engine.secured(self.cid, certificate, tunnel.version() or "", cipher[0] if cipher else "")
+        self._engine.secured(
+            self.cid, certificate_of(tunnel.getpeercert()), tunnel.version() or "", cipher[0] if cipher else ""
+        )
 
     def _use(self, transport: asyncio.Transport) -> None:
         self.transport = transport
-        self._flowing = True
-        high = min(WRITE_HIGH, self._driver.engine.settings.max_pending_bytes // 4)
+        self._is_reading = True
+        high = min(WRITE_HIGH, self._engine.settings.max_pending_bytes // 4)
         transport.set_write_buffer_limits(high=high, low=high // 4)
 
     async def _upgrade(self, tls: Tls) -> None:
-        """INFO in plain text, everything else through TLS. No wait is between the two: whatever the client answers to
-        INFO is read by TLS and not by us. (To stop reading in `connection_made` has no effect on uvloop.)"""
-        if self.transport is None or self.transport.is_closing() or not self._driver.accept(self):
+        """INFO in plain text, everything else through TLS. There is no await between the two: bytes that the client
+        sends after INFO must be read by TLS and not by us. (`pause_reading` in `connection_made` has no effect on
+        uvloop, so this runs in a task.)"""
+        if self.transport is None or self.transport.is_closing() or not self._handler.accept(self):
             return
         self._plain, self.transport = self.transport, None
         assert self._plain is not None
@@ -87,18 +131,23 @@ class Connection(asyncio.Protocol):
             upgraded = await asyncio.get_running_loop().start_tls(
                 self._plain, self, tls.context, server_side=True, ssl_handshake_timeout=tls.timeout
             )
-        except (OSError, ssl.SSLError, Exception) as exc:  # no TLS, no certificate, too slow, gone: the client's affair
+        except Exception as exc:  # no TLS, a bad certificate, too slow, gone: it concerns this client only
             log.error("%s - TLS handshake error: %s", self.label, exc)
             upgraded = None
         if upgraded is None:
             self._plain.abort()
-            self._driver.lost(self)
+            self._handler.lost(self)
             return
         self._use(upgraded)
-        self._tell_secured()
-        if self._full or self._waiting:
-            self._reading(False)
-        self._driver.upgraded(self)
+        self._report_tls()
+        if self._is_paused or self._is_authenticating:
+            self._set_reading(False)
+        self._handler.upgraded(self)
+
+    @property
+    def upgrades_to_tls(self) -> bool:
+        """Whether INFO must be written in plain text, before the TLS handshake."""
+        return self._tls is not None and not self._tls.first
 
     @property
     def label(self) -> str:
@@ -107,138 +156,144 @@ class Connection(asyncio.Protocol):
         peer = transport.get_extra_info("peername") if transport is not None else None
         return f"{peer[0]}:{peer[1]} - cid:{self.cid}" if isinstance(peer, tuple) else f"cid:{self.cid}"
 
-    def data_received(self, data: bytes) -> None:
-        self.take(data)
+    @property
+    def name(self) -> str:
+        """The client's name, as its CONNECT had it."""
+        return self._engine.client_name(self.cid)
 
-    def take(self, data: bytes) -> None:
-        """Bytes of the protocol, out of whatever wrapped them."""
+    # Reading.
+
+    def data_received(self, data: bytes) -> None:
+        self.receive(data)
+
+    def receive(self, data: bytes) -> None:
+        """Handle bytes of the NATS protocol."""
         if not self.cid:
             return
-        if self._driver.faults is not None:
-            data = self._driver.faults.received(self, data)
-        if len(data) <= SLICE and not self._rest:
-            self._driver.data(self, self._parser.feed(data), len(data))
+        if self.inbound_filter is not None:
+            data = self.inbound_filter(data)
+        if len(data) <= SLICE and not self._backlog:
+            self._handler.data(self, self._parser.feed(data), len(data))
             return
-        self._rest = self._rest[self._at :] + data
-        self._at = 0
-        self._reading(False)
-        self._go_on()
+        self._backlog = self._backlog[self._backlog_at :] + data
+        self._backlog_at = 0
+        self._set_reading(False)
+        self._next_slice()
 
-    def _go_on(self) -> None:
-        """Handle the next slice of what was read."""
-        if self._full or self._waiting or not self._rest:
+    def _next_slice(self) -> None:
+        """Handle a slice of the backlog; the rest in later turns, after other clients."""
+        if self._is_paused or self._is_authenticating or not self._backlog:
             return
-        piece = self._rest[self._at : self._at + SLICE]
-        self._at += len(piece)
-        self._driver.data(self, self._parser.feed(piece), len(piece))
-        if self._at < len(self._rest):
-            self._driver.soon(self._go_on)
+        piece = self._backlog[self._backlog_at : self._backlog_at + SLICE]
+        self._backlog_at += len(piece)
+        self._handler.data(self, self._parser.feed(piece), len(piece))
+        if self._backlog_at < len(self._backlog):
+            asyncio.get_running_loop().call_soon(self._next_slice)
         else:
-            self._rest, self._at = b"", 0
-            self._reading(not self._full and not self._waiting)
+            self._backlog, self._backlog_at = b"", 0
+            self._set_reading(not self._is_paused and not self._is_authenticating)
 
-    def hold(self) -> bool:
-        """Take nothing more from the client until `resume`; False if that is so already."""
-        if self._full:
+    def pause(self) -> bool:
+        """Read nothing more until `resume`; False if it is paused already."""
+        if self._is_paused:
             return False
-        self._full = True
-        self._reading(False)
+        self._is_paused = True
+        self._set_reading(False)
         return True
 
     def resume(self) -> None:
-        self._full = False
-        self._resume()
+        """Read again."""
+        self._is_paused = False
+        self._go_on()
 
-    def wait(self, yes: bool) -> None:
-        """Take nothing more until it is known who this is (or go on)."""
-        self._waiting = yes
+    def authenticating(self, yes: bool) -> None:
+        """Read nothing more until it is known who this is (or go on)."""
+        self._is_authenticating = yes
         if yes:
-            self._reading(False)
+            self._set_reading(False)
         else:
-            self._resume()
+            self._go_on()
 
-    def _resume(self) -> None:
-        if self._full or self._waiting:
+    def _go_on(self) -> None:
+        if self._is_paused or self._is_authenticating:
             return
-        if self._rest:
-            self._driver.soon(self._go_on)
+        if self._backlog:
+            asyncio.get_running_loop().call_soon(self._next_slice)
         else:
-            self._reading(True)
+            self._set_reading(True)
 
-    def _reading(self, yes: bool) -> None:
+    def _set_reading(self, yes: bool) -> None:
         transport = self.transport
-        if transport is None or transport.is_closing() or self._flowing == yes:
+        if transport is None or transport.is_closing() or self._is_reading == yes:
             return
-        self._flowing = yes
+        self._is_reading = yes
         if yes:
             transport.resume_reading()
         else:
             transport.pause_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
-        self._rest = b""
-        self._stop_clock()
-        self._driver.lost(self)
+        self._backlog = b""
+        self._cancel_deadline()
+        self._handler.lost(self)
 
-    @property
-    def name(self) -> str:
-        """What the client calls itself."""
-        return self._driver.engine.client_name(self.cid)
+    # Writing.
 
     def send(self, data: bytes) -> None:
-        """Write, past the engine."""
+        """Write bytes that the engine does not know of, if the client is still there."""
         if self.transport is not None and not self.transport.is_closing():
             self.write(data)
 
-    def abort(self) -> None:
-        """End at once, without a word."""
-        transport = self.transport if self.transport is not None else self._plain
-        if transport is not None:
-            transport.abort()
-
     def write(self, data: bytes) -> int:
-        """Send bytes of the protocol; how many are unsent now."""
+        """Write bytes of the NATS protocol; returns how many bytes are unsent."""
         transport = self.transport
         assert transport is not None
         transport.write(data)
         return transport.get_write_buffer_size()
 
     def pause_writing(self) -> None:
-        self._driver.engine.congested(self.cid, True)
-        self._watch()
+        self._engine.congested(self.cid, True)
+        self._set_deadline()
 
     def resume_writing(self) -> None:
-        self._stop_clock()
-        self._driver.engine.congested(self.cid, False)
-        self._driver.wake()
+        self._cancel_deadline()
+        self._engine.congested(self.cid, False)
+        self._handler.wake()
 
-    def _watch(self) -> None:
-        """Nothing at all may be stuck for longer than the write deadline."""
-        if self.transport is not None and self._driver.write_deadline:
-            self._stuck = self.transport.get_write_buffer_size()
-            self._deadline = asyncio.get_running_loop().call_later(self._driver.write_deadline, self._overdue)
+    def _set_deadline(self) -> None:
+        if self.transport is not None and self._write_deadline:
+            self._stuck_bytes = self.transport.get_write_buffer_size()
+            self._deadline = asyncio.get_running_loop().call_later(self._write_deadline, self._overdue)
 
     def _overdue(self) -> None:
         self._deadline = None
         if self.transport is None or self.transport.is_closing():
             return
-        if self.transport.get_write_buffer_size() < self._stuck:
-            self._watch()
+        if self.transport.get_write_buffer_size() < self._stuck_bytes:  # slow, but it reads
+            self._set_deadline()
             return
-        log.info("%s - slow consumer detected: write deadline of %gs exceeded", self.label, self._driver.write_deadline)
-        self._driver.engine.close(self.cid, "Slow Consumer")
+        log.info("%s - slow consumer detected: write deadline of %gs exceeded", self.label, self._write_deadline)
+        self._engine.close(self.cid, "Slow Consumer")
         self.transport.abort()
 
-    def _stop_clock(self) -> None:
+    def _cancel_deadline(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
 
+    # The end.
+
+    def abort(self) -> None:
+        """Close at once; unsent bytes are lost."""
+        transport = self.transport if self.transport is not None else self._plain
+        if transport is not None:
+            transport.abort()
+
     def close(self) -> None:
-        """Send what is queued, but do not wait for it for long."""
+        """Close once the unsent bytes are written, within `LINGER` seconds."""
         transport = self.transport
         if transport is None and self._plain is not None:
-            self._plain.abort()  # in plain text it can be told nothing
+            self._plain.abort()  # during the handshake: nothing may be sent in plain text
             return
         if transport is None or transport.is_closing():
             return

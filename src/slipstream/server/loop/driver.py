@@ -1,33 +1,59 @@
-"""Sockets and the clock around the engine: bytes of clients go in, once per turn of the loop output goes out.
+"""The driver: runs an engine on an asyncio loop, with sockets, a clock and a thread for the disk.
 
-A turn does what has come due, lets batch jobs send a chunk, starts a commit, and writes to each client once. Reading
-from a client stops while the group it fills is full, so that a flood of publishes neither starves readers nor grows
-memory.
+Theory of operation
+===================
+
+**Threads.** The engine, all connections and all callbacks below run on the loop's thread. Two kinds of work leave it:
+the blocking steps of a commit (`committer.Worker`, one thread) and the comparison of a secret with a bcrypt hash (a
+small pool). Both report back to the loop.
+
+**Input.** A connection parses what its socket received and calls `data`, which feeds the engine at once and asks for a
+turn (`wake`). Nothing is written and nothing is committed there: output and changes collect until the turn.
+
+**A turn** (`_turn`) runs once per round of the loop, however many clients sent something:
+
+    1. engine.tick        timers that are due
+    2. engine.step        every job (a batch of a Direct Get, a consumer's delivery) sends a chunk
+    3. committer.turn     seals the open group of each journal, unless one is being committed
+    4. _flush             writes to each client once
+    5. _arm               sets the timer for the engine's next deadline
+
+**A commit** is what a `Committer` does with a sealed group, between two turns:
+
+    committer.turn        journal.seal(); `group_sealed` lets paused connections read on: the next group is open
+    (worker thread)       store.begin, store.write_some, store.commit
+    committer._committed  engine.committed(): views move, acks are queued (its order is written down there); `wake`
+    _turn, _flush         the acks go out
+
+A group that cannot be stored goes `committer._fail` -> engine.failed() instead: the engine returns to its last commit,
+and the errors go out with the next turn.
+
+**Backpressure.** A client whose publishes fill the open group is paused until the group is sealed, so a flood neither
+starves readers nor grows memory. A client that does not read is the business of its connection and of the engine.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from slipstream.server.engine.core.session import Session
 from slipstream.server.engine.engine import Check, Engine
-from slipstream.server.faults.network import Faults
+from slipstream.server.faults.network import NetworkFaults
 from slipstream.server.loop.clock import Clock
-from slipstream.server.loop.committer import Committer
+from slipstream.server.loop.committer import Committer, Worker
 from slipstream.server.loop.connection import Connection
 from slipstream.server.loop.signatures import fits_hash, make_nonce
-from slipstream.server.loop.tls import Tls
 from slipstream.server.process.trace import Trace
 from slipstream.wire import Event
 
 log = logging.getLogger("slipstream.server")
 
-GROUP_CHANGES = 4096
+GROUP_CHANGES = 4096  # at which a group is full
 GROUP_BYTES = 8 * 1024 * 1024
-HASHES = 2  # secrets that are compared with hashes at a time
+HASH_THREADS = 2
 
 
 class Driver:
@@ -38,43 +64,45 @@ class Driver:
         engine: Engine,
         *,
         clock: Clock,
-        max_connections: int = 65536,
-        max_control_line: int = 4096,
-        write_deadline: float = 0.0,
-        tls: Tls | None = None,
+        worker: Worker | None,
+        max_connections: int,
         trace: Trace | None = None,
+        faults: NetworkFaults | None = None,
     ) -> None:
+        """`worker` commits the groups of its store; those of other stores are committed on the loop."""
         self.engine = engine
-        self.write_deadline = write_deadline
-        self.max_connections = max_connections
+        self.clock = clock
+        self.faults = faults
+        self._max_connections = max_connections
         self._trace = trace
-        self._hashes: ThreadPoolExecutor | None = None
-        self._hash_slots = asyncio.Semaphore(HASHES)
-        self.max_control_line = max_control_line
-        self.tls = tls
-        self.faults: Faults | None = None  # by order of a test
-        self.now = clock
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._unsent: dict[int, Session] = {}  # output of clients that are agreeing on TLS
-        self._clock = clock
         self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._hash_pool: ThreadPoolExecutor | None = None
+        self._hash_slots = asyncio.Semaphore(HASH_THREADS)
+        # Connections.
         self._connections: dict[int, Connection] = {}
-        self._committers: Sequence[Committer] = ()
-        self._held: list[Connection] = []
-        self._group_bytes = 0
         self._last_cid = 0
-        self._scheduled = False
-        self._quiet = False
-        self._damage_met = 0
-        self._damage_told: set[tuple[str, int]] = set()
+        self._in_handshake: dict[int, Session] = {}  # output that waits for the end of a TLS handshake
+        self._paused: list[Connection] = []  # by a full group
+        self._group_bytes = 0  # in the open groups
+        self._is_stopping = False
+        # Turns.
+        self._is_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0
-
-    def use(self, committers: Sequence[Committer]) -> None:
-        """The carriers of the engine's journals."""
-        self._committers = committers
-        for committer in committers:
-            committer.sealed = self._resume
+        self._damage_seen = 0
+        self._damage_logged: set[tuple[str, int]] = set()
+        self.committers: Sequence[Committer] = [
+            Committer(
+                engine,
+                journal,
+                worker=worker if worker is not None and worker.store is journal.store else None,
+                clock=clock,
+                wake=self.wake,
+                group_sealed=self._group_sealed,
+            )
+            for journal in engine.journals
+        ]
         self.wake()
 
     # Connections.
@@ -84,10 +112,10 @@ class Driver:
         return list(self._connections.values())
 
     def accept(self, connection: Connection) -> bool:
-        """Greet a client; False if it is one too many."""
+        """Greet a client; False if there are too many."""
         transport = connection.transport
         assert transport is not None
-        full = 0 <= self.max_connections <= len(self._connections)
+        full = 0 <= self._max_connections <= len(self._connections)
         self._last_cid += 1
         connection.cid = self._last_cid
         self._connections[connection.cid] = connection
@@ -95,62 +123,65 @@ class Driver:
         address, port = (str(peer[0]), int(peer[1])) if isinstance(peer, tuple) else ("", 0)
         nonce = make_nonce() if self.engine.wants_nonces else ""
         self.engine.connect(
-            connection.cid, address, self._clock(), client_port=port, nonce=nonce, listener=connection.door
+            connection.cid, address, self.clock(), client_port=port, nonce=nonce, listener=connection.listener
         )
         log.debug("%s - Client connection created", connection.label)
         if full:
             self.engine.close(connection.cid, "maximum connections exceeded")
-        if full or self.tls is not None:  # in plain text, before TLS takes over
+        if full or connection.upgrades_to_tls:
             self._flush()
         self.wake()
         return not full
 
     def spawn(self, work: Coroutine[object, object, None]) -> None:
+        """Run a coroutine that ends with the server."""
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def upgraded(self, connection: Connection) -> None:
-        """A client speaks TLS now: it gets what was waiting for that."""
-        session = self._unsent.pop(connection.cid, None)
+        """The TLS handshake is complete: write what waited for it."""
+        session = self._in_handshake.pop(connection.cid, None)
         if session is not None:
             self._write(connection, session)
 
     def data(self, connection: Connection, events: Sequence[Event], size: int) -> None:
-        before = self._pending()
+        """A client has sent `size` bytes with these events."""
+        before = self._pending_changes()
         if self.faults is not None:
             events = self.faults.events(connection, events)
         if self._trace is not None:
             self._trace.received(connection, events)
         try:
-            self.engine.receive(connection.cid, events, self._clock())
-        except Exception:  # whatever one client sends, the others go on
-            log.exception("an error in handling what client %d sent", connection.cid)
+            self.engine.receive(connection.cid, events, self.clock())
+        except Exception:  # a defect that one client meets must not stop the others
+            log.exception("%s - internal error", connection.label)
             self.engine.close(connection.cid, "Internal Server Error")
         for check in self.engine.take_checks():
-            connection.wait(True)
-            self.spawn(self._check(connection, check))
-        after = self._pending()
+            connection.authenticating(True)
+            self.spawn(self._check_secret(connection, check))
+        after = self._pending_changes()
         if after > before:
             self._group_bytes += size
-            if (after >= GROUP_CHANGES or self._group_bytes >= GROUP_BYTES) and connection.hold():
-                self._held.append(connection)
+            if (after >= GROUP_CHANGES or self._group_bytes >= GROUP_BYTES) and connection.pause():
+                self._paused.append(connection)
         self.wake()
 
-    async def _check(self, connection: Connection, check: Check) -> None:
+    async def _check_secret(self, connection: Connection, check: Check) -> None:
         """Compare a secret with its hash, on a thread: it takes a good part of a second."""
         async with self._hash_slots:
-            if check.cid not in self._connections:  # it did not wait, or its time is over: no work for nobody
+            if check.cid not in self._connections:  # it has left, or timed out: save the work
                 return
-            if self._hashes is None:
-                self._hashes = ThreadPoolExecutor(HASHES, "slipstream-hash")
-            right = await self._loop.run_in_executor(self._hashes, fits_hash, check.secret, check.hash)
-        self.engine.checked(check.cid, right, self._clock())
-        connection.wait(False)
+            if self._hash_pool is None:
+                self._hash_pool = ThreadPoolExecutor(HASH_THREADS, "slipstream-hash")
+            right = await self._loop.run_in_executor(self._hash_pool, fits_hash, check.secret, check.hash)
+        self.engine.checked(check.cid, right, self.clock())
+        connection.authenticating(False)
         self.wake()
 
     def lost(self, connection: Connection) -> None:
-        self._unsent.pop(connection.cid, None)
+        """A connection is closed."""
+        self._in_handshake.pop(connection.cid, None)
         if self.faults is not None:
             self.faults.forget(connection)
         if self._connections.pop(connection.cid, None) is not None:
@@ -169,84 +200,54 @@ class Driver:
             log.warning("%s - Slow Consumer Detected", connection.label)
         log.debug("%s - Client connection closed: %s", connection.label, session.reason or "Client Closed")
 
-    def quiet(self) -> None:
-        """Take nothing more from anybody; what was taken is carried out and answered."""
-        self._quiet = True
-        self.engine.retire()
-        for connection in self._connections.values():
-            connection.hold()
-        self._flush()  # nothing else may be left to do that would send what waiting clients are told
+    def _pending_changes(self) -> int:
+        return sum(committer.journal.store.pending for committer in self.committers)
 
-    def close_all(self) -> None:
-        """Cut every client off."""
-        for connection in list(self._connections.values()):
-            connection.close()
-
-    async def retire(self, *, grace: float, duration: float) -> None:
-        """Tell clients to go elsewhere, give them time, then cut off those who stayed, one after the other."""
-        self.engine.announce_end()
-        self.wake()
-        end = self._loop.time() + grace
-        while self._connections and self._loop.time() < end:
-            await asyncio.sleep(min(0.05, grace))
-        stayed = list(self._connections.values())
-        for connection in stayed:
-            if connection.cid in self._connections:
-                connection.close()
-                await asyncio.sleep(max(0.0, duration - grace) / len(stayed))
-
-    def _pending(self) -> int:
-        return sum(committer.journal.store.pending for committer in self._committers)
-
-    def _resume(self) -> None:
-        """The open group is empty again."""
+    def _group_sealed(self) -> None:
+        """A committer has sealed (or lost) its group: there is space in the open one."""
         self._group_bytes = 0
-        if self._quiet:
+        if self._is_stopping:
             return
-        held, self._held = self._held, []
-        for connection in held:
+        paused, self._paused = self._paused, []
+        for connection in paused:
             connection.resume()
 
     # Turns.
 
     def wake(self) -> None:
         """Have a turn soon."""
-        if not self._scheduled:
-            self._scheduled = True
+        if not self._is_scheduled:
+            self._is_scheduled = True
             self._loop.call_soon(self._turn)
 
-    def soon(self, callback: Callable[[], None]) -> None:
-        """Call back in the loop's next round."""
-        self._loop.call_soon(callback)
-
     def _turn(self) -> None:
-        self._scheduled = False
-        now = self._clock()
+        self._is_scheduled = False
+        now = self.clock()
         try:
             deadline = self.engine.next_deadline()
             if deadline is not None and deadline <= now:
                 self.engine.tick(now)
             if self.engine.step(now):
                 self.wake()
-            for committer in self._committers:
+            for committer in self.committers:
                 committer.turn()
         except Exception:  # the timer or job that failed is gone; everything else goes on
-            log.exception("an error in the server's own work")
+            log.exception("internal error in a turn of the server")
             self.wake()
-        self._tell_damage()
+        self._log_damage()
         self._flush()
         self._arm()
 
-    def _tell_damage(self) -> None:
-        """Messages that were found damaged since the last turn, for the log."""
-        met = sum(committer.journal.store.corrupt_records for committer in self._committers)
-        if met == self._damage_met:
+    def _log_damage(self) -> None:
+        """Log the damaged messages that were found since the last turn."""
+        seen = sum(committer.journal.store.corrupt_records for committer in self.committers)
+        if seen == self._damage_seen:
             return
-        self._damage_met = met
-        for committer in self._committers:
+        self._damage_seen = seen
+        for committer in self.committers:
             for stream, seq in committer.journal.store.damaged():
-                if (stream, seq) not in self._damage_told:
-                    self._damage_told.add((stream, seq))
+                if (stream, seq) not in self._damage_logged:
+                    self._damage_logged.add((stream, seq))
                     log.error("message %d of stream %r is damaged: it is not served", seq, stream)
 
     def _flush(self) -> None:
@@ -258,7 +259,7 @@ class Driver:
     def _write(self, connection: Connection, session: Session) -> None:
         transport = connection.transport
         if transport is None:
-            self._unsent[session.cid] = session
+            self._in_handshake[session.cid] = session
         elif session.out:
             data = b"".join(session.out)
             if self._trace is not None:
@@ -271,28 +272,58 @@ class Driver:
             connection.close()
 
     def _arm(self) -> None:
+        """Set the timer for the engine's next deadline; a virtual clock is moved by `FaultCommands` instead."""
         deadline = self.engine.next_deadline()
-        if deadline is None or self._clock.is_virtual or (self._timer is not None and self._timer_at <= deadline):
+        if deadline is None or self.clock.is_virtual or (self._timer is not None and self._timer_at <= deadline):
             return
         if self._timer is not None:
             self._timer.cancel()
         self._timer_at = deadline
-        self._timer = self._loop.call_later(max(0.0, (deadline - self._clock()) / 1e9), self._ring)
+        self._timer = self._loop.call_later(max(0.0, (deadline - self.clock()) / 1e9), self._timer_fired)
+
+    def _timer_fired(self) -> None:
+        self._timer = None
+        self._turn()
 
     async def settle(self, *, timeout: float = 10.0) -> None:
-        """Wait until everything that was taken in is carried out, durable and handed to the sockets."""
+        """Wait until everything that was received is carried out, durable and handed to the sockets."""
         async with asyncio.timeout(timeout):
             await asyncio.sleep(0)
             while (
-                self._scheduled
+                self._is_scheduled
                 or self.engine.has_new_jobs
-                or any(committer.journal.unfinished for committer in self._committers)
+                or any(committer.journal.unfinished for committer in self.committers)
             ):
-                await asyncio.sleep(0 if self._scheduled else 0.0005)
+                await asyncio.sleep(0 if self._is_scheduled else 0.0005)
 
-    def _ring(self) -> None:
-        self._timer = None
-        self._turn()
+    # The end.
+
+    async def lame_duck(self, *, grace: float, duration: float) -> None:
+        """Ask clients to reconnect elsewhere; after `grace` seconds disconnect those that stayed, one after the other,
+        over the rest of `duration`."""
+        self.engine.announce_end()
+        self.wake()
+        end = self._loop.time() + grace
+        while self._connections and self._loop.time() < end:
+            await asyncio.sleep(min(0.05, grace))
+        stayed = list(self._connections.values())
+        for connection in stayed:
+            if connection.cid in self._connections:
+                connection.close()
+                await asyncio.sleep(max(0.0, duration - grace) / len(stayed))
+
+    def stop_reading(self) -> None:
+        """Take nothing more from clients; what was received is still carried out and answered."""
+        self._is_stopping = True
+        self.engine.retire()
+        for connection in self._connections.values():
+            connection.pause()
+        self._flush()  # the status replies to waiting pulls: there may be no later turn
+
+    def close_all(self) -> None:
+        """Disconnect every client."""
+        for connection in list(self._connections.values()):
+            connection.close()
 
     def stop(self) -> None:
         """No more turns by the clock, no more handshakes."""
@@ -300,5 +331,5 @@ class Driver:
             task.cancel()
         if self._timer is not None:
             self._timer.cancel()
-        if self._hashes is not None:
-            self._hashes.shutdown(wait=False, cancel_futures=True)
+        if self._hash_pool is not None:
+            self._hash_pool.shutdown(wait=False, cancel_futures=True)

@@ -1,7 +1,7 @@
-"""Requests by HTTP become the engine's figures as JSON: nats-server's monitoring endpoints, on the server's own loop.
+"""HTTP server of the monitoring endpoints: nats-server's JSON, served on the server's own loop.
 
-A tiny HTTP/1.1 of our own: GET and HEAD, answers with a length, connections kept open. Everything that a client sends
-is bounded, in bytes and in time; nothing that it sends can change the server.
+A minimal HTTP/1.1: GET and HEAD, responses with a length, connections kept open. Everything that a client sends is
+bounded, in bytes and in time; nothing that it sends can change the server.
 """
 
 from __future__ import annotations
@@ -14,62 +14,60 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, NamedTuple, cast
 from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
 
 from slipstream.errors import UsageError
+from slipstream.server.engine.engine import Engine
 from slipstream.server.engine.monitoring import endpoints
-
-if TYPE_CHECKING:
-    from slipstream.server.engine.engine import Engine
-    from slipstream.server.loop.driver import Driver
-    from slipstream.server.server import Server
+from slipstream.server.options import ServerOptions
 
 log = logging.getLogger("slipstream.server")
 
 MAX_HEAD = 8 * 1024
 MAX_CONNECTIONS = 100
 IDLE = 30.0  # seconds between requests, and for one to arrive
-UNREAD = 64 * 1024  # bytes of answers at which no more are given
+UNREAD = 64 * 1024  # unsent bytes at which no more requests are answered
 JSON, HTML, TEXT = "application/json", "text/html; charset=utf-8", "text/plain; charset=utf-8"
 
 Answer = tuple[int, str, bytes]  # status, type, body
 _REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
 
 
+class ListenPorts(NamedTuple):
+    """The ports that a server listens on beside the one for clients; 0 for none."""
+
+    http: int
+    websocket: int
+
+
 class Monitor:
     """The endpoints of one server."""
 
-    def __init__(self, driver: Driver, server: Server) -> None:
-        self._driver = driver
-        self._server = server
-        self._base = server.options.http_base_path.rstrip("/")
+    def __init__(
+        self, engine: Engine, clock: Callable[[], int], options: ServerOptions, ports: Callable[[], ListenPorts]
+    ) -> None:
+        """`ports` are known only once all listeners are open."""
+        self._engine, self._clock, self._options, self._ports = engine, clock, options, ports
+        self._base = options.http_base_path.rstrip("/")
         self.open = 0
         self._requests: dict[str, int] = {}
         self._endpoints: dict[str, Callable[[endpoints.Query], Answer]] = {
             "/": self._index,
             "/varz": self._varz,
-            "/connz": lambda query: _json(endpoints.connz(self._engine, self._now, query)),
-            "/subsz": lambda query: _json(endpoints.subsz(self._engine, self._now, query)),
-            "/subscriptionsz": lambda query: _json(endpoints.subsz(self._engine, self._now, query)),
-            "/accountz": lambda query: _json(endpoints.accountz(self._engine, self._now, query)),
-            "/jsz": lambda query: _json(endpoints.jsz(self._engine, self._now, query)),
+            "/connz": lambda query: _json(endpoints.connz(self._engine, self._clock(), query)),
+            "/subsz": lambda query: _json(endpoints.subsz(self._engine, self._clock(), query)),
+            "/subscriptionsz": lambda query: _json(endpoints.subsz(self._engine, self._clock(), query)),
+            "/accountz": lambda query: _json(endpoints.accountz(self._engine, self._clock(), query)),
+            "/jsz": lambda query: _json(endpoints.jsz(self._engine, self._clock(), query)),
             "/healthz": self._healthz,
         }
         self._last_cpu = (time.monotonic(), time.process_time())
 
     def connection(self) -> asyncio.Protocol:
-        return _Visit(self)
-
-    @property
-    def _engine(self) -> Engine:
-        return self._driver.engine
-
-    @property
-    def _now(self) -> int:
-        return self._driver.now()
+        return _HttpConnection(self)
 
     def answer(self, target: str) -> Answer:
         """The answer to a GET."""
@@ -96,8 +94,8 @@ class Monitor:
         return 200, HTML, page.encode()
 
     def _varz(self, _: endpoints.Query) -> Answer:
-        options = self._server.options
-        seen = endpoints.varz(self._engine, self._now)
+        options, ports = self._options, self._ports()
+        seen = endpoints.varz(self._engine, self._clock())
         seen |= {
             "max_connections": options.max_connections,
             "max_control_line": options.max_control_line,
@@ -105,7 +103,7 @@ class Monitor:
             "tls_timeout": options.tls_timeout if options.has_tls else 0,
             "write_deadline": round(options.write_deadline * 1e9),
             "http_host": options.http_host or options.host,
-            "http_port": self._server.http_port,
+            "http_port": ports.http,
             "http_base_path": options.http_base_path,
             "https_port": 0,
             "mem": _memory(),
@@ -114,7 +112,7 @@ class Monitor:
             "cpu": self._cpu(),
             "http_req_stats": self._requests,
             "cluster": {}, "gateway": {}, "leaf": {}, "mqtt": {},
-            "websocket": {"port": self._server.websocket_port} if options.websocket is not None else {},
+            "websocket": {"port": ports.websocket} if options.websocket is not None else {},
         }  # fmt: skip
         return _json(seen)
 
@@ -123,7 +121,7 @@ class Monitor:
         return status, JSON, msgspec.json.encode(body)
 
     def _cpu(self) -> float:
-        """Percent of one core since the last look."""
+        """Percent of one core since the last request."""
         now, used = time.monotonic(), time.process_time()
         (then, before), self._last_cpu = self._last_cpu, (now, used)
         return round(100 * (used - before) / max(now - then, 1e-3), 1)
@@ -134,25 +132,25 @@ def _json(body: dict[str, Any]) -> Answer:
 
 
 def _memory() -> int:
-    """Bytes of this process in memory now; where that is not known, the most there ever were."""
+    """Resident bytes of this process; where that is not known, their peak."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
-        import resource  # not everywhere
+        import resource  # not on every platform
 
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak if sys.platform == "darwin" else peak * 1024
 
 
-class _Visit(asyncio.Protocol):
+class _HttpConnection(asyncio.Protocol):
     """One connection of an HTTP client."""
 
     def __init__(self, monitor: Monitor) -> None:
         self._monitor = monitor
         self._transport: asyncio.Transport | None = None
-        self._held = b""
+        self._buffer = b""
         self._is_stuck = False
-        self._clock: asyncio.TimerHandle | None = None
+        self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
@@ -160,22 +158,22 @@ class _Visit(asyncio.Protocol):
         self._monitor.open += 1
         if self._monitor.open > MAX_CONNECTIONS:
             transport.close()
-        self._wait()
+        self._set_deadline()
 
-    def _wait(self) -> None:
-        if self._clock is not None:
-            self._clock.cancel()
+    def _set_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
         if self._transport is not None:
-            self._clock = asyncio.get_running_loop().call_later(IDLE, self._transport.abort)
+            self._deadline = asyncio.get_running_loop().call_later(IDLE, self._transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         self._monitor.open -= 1
-        if self._clock is not None:
-            self._clock.cancel()
+        if self._deadline is not None:
+            self._deadline.cancel()
         self._transport = None
 
     def pause_writing(self) -> None:
-        """It does not read its answers: it gets no more."""
+        """The client does not read its responses: answer no more requests until it does."""
         self._is_stuck = True
         if self._transport is not None:
             self._transport.pause_reading()
@@ -187,17 +185,17 @@ class _Visit(asyncio.Protocol):
             self.data_received(b"")
 
     def data_received(self, data: bytes) -> None:
-        self._held += data
+        self._buffer += data
         while self._transport is not None and not self._transport.is_closing() and not self._is_stuck:
-            end = self._held.find(b"\r\n\r\n", 0, MAX_HEAD)
+            end = self._buffer.find(b"\r\n\r\n", 0, MAX_HEAD)
             if end < 0:
-                if len(self._held) >= MAX_HEAD:
+                if len(self._buffer) >= MAX_HEAD:
                     self._send(400, TEXT, b"the request is too long\n", close=True)
                 return
-            head, self._held = self._held[:end], self._held[end + 4 :]
+            head, self._buffer = self._buffer[:end], self._buffer[end + 4 :]
             self._request(head.decode("latin-1"))
             if self._transport is not None and self._transport.get_write_buffer_size() > UNREAD:
-                asyncio.get_running_loop().call_soon(self.data_received, b"")  # uvloop tells of a full buffer later
+                asyncio.get_running_loop().call_soon(self.data_received, b"")  # uvloop calls pause_writing later
                 return
 
     def _request(self, head: str) -> None:
@@ -207,18 +205,18 @@ class _Visit(asyncio.Protocol):
         names = {name.strip().lower(): value.strip().lower() for name, _, value in (f.partition(":") for f in fields)}
         close = version != "HTTP/1.1" or "close" in names.get("connection", "")
         if method not in ("GET", "HEAD"):
-            self._send(405, TEXT, b"only GET and HEAD are allowed\n", close=True)  # there may be a body
+            self._send(405, TEXT, b"only GET and HEAD are allowed\n", close=True)  # a body may follow
             return
         if not version.startswith("HTTP/1.") or names.get("content-length", "0") != "0" or "transfer-encoding" in names:
-            self._send(400, TEXT, b"a request by HTTP/1 without a body is needed\n", close=True)
+            self._send(400, TEXT, b"the request must be HTTP/1 without a body\n", close=True)
             return
         try:
             status, kind, body = self._monitor.answer(target)
         except Exception:
-            log.exception("an error in the answer to %r", target[:200])
+            log.exception("internal error in the response to %r", target[:200])
             status, kind, body = 503, TEXT, b"internal error\n"
         self._send(status, kind, body, close=close, bare=method == "HEAD")
-        self._wait()
+        self._set_deadline()
 
     def _send(self, status: int, kind: str, body: bytes, *, close: bool, bare: bool = False) -> None:
         assert self._transport is not None

@@ -108,7 +108,7 @@ class Upstreams:
         if upstream is None:
             known = ", ".join(self._upstreams) or "none"
             text = f"no upstream is configured for {api!r}; configured: {known}"
-            remote.fail(ErrorCode.MIRROR_CONSUMER_SETUP_FAILED.error(err=text), self._driver.now())
+            remote.fail(ErrorCode.MIRROR_CONSUMER_SETUP_FAILED.error(err=text), self._driver.clock())
             return
         from slipstream.jetstream._async.jetstream import (
             JetStream,  # a server that mirrors nobody starts without a client
@@ -120,12 +120,12 @@ class Upstreams:
                 js = JetStream(client, prefix=upstream.prefix, timeout=TIMEOUT)
                 await Reader(self._driver, remote, js, names.api_prefix(prefix=upstream.prefix)).run()
             except ApiError as exc:
-                remote.fail(exc, self._driver.now())
+                remote.fail(exc, self._driver.clock())
             except (Error, OSError, TimeoutError) as exc:
-                remote.fail(ErrorCode.MIRROR_CONSUMER_SETUP_FAILED.error(err=exc, status=503), self._driver.now())
+                remote.fail(ErrorCode.MIRROR_CONSUMER_SETUP_FAILED.error(err=exc, status=503), self._driver.clock())
             except Exception as exc:  # whatever it is, the next try may be better
                 log.exception("an error in reading stream %s of %r", remote.source.name, upstream)
-                remote.fail(ErrorCode.MIRROR_CONSUMER_SETUP_FAILED.error(err=exc), self._driver.now())
+                remote.fail(ErrorCode.MIRROR_CONSUMER_SETUP_FAILED.error(err=exc), self._driver.clock())
             await asyncio.sleep(RETRY)
 
     async def _client(self, api: str, upstream: Upstream) -> Client:
@@ -283,7 +283,7 @@ class Reader:
             await asyncio.sleep(FULL_WAIT)
         if remote.next_seq != expected:
             return False
-        done = remote.offer(records, up_to, last, self._driver.now())
+        done = remote.offer(records, up_to, last, self._driver.clock())
         self._driver.wake()
         await asyncio.sleep(0 if done else RETRY)
         return done

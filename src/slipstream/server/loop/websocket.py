@@ -1,7 +1,7 @@
-"""A WebSocket becomes a client of the engine: the upgrade by HTTP, then frames around the NATS protocol.
+"""Client connections over WebSocket: the HTTP upgrade, then frames around the NATS protocol.
 
-Invariant: nothing is held back but the request of the upgrade and a frame's header, both bounded. Compression is not
-agreed to: payloads are mostly small or compressed already.
+Only the upgrade request and a frame's header are ever buffered, and both are bounded. Compression is never negotiated:
+payloads are mostly small or compressed already.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import base64
 import binascii
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import NamedTuple, cast
 from urllib.parse import urlsplit
 
 from slipstream.errors import RemoteProtocolError
 from slipstream.server.engine.core.session import Listener
-from slipstream.server.loop.connection import WRITE_HIGH, Connection
+from slipstream.server.engine.engine import Engine
+from slipstream.server.loop.connection import WRITE_HIGH, Connection, ConnectionHandler, ConnectionLimits
 from slipstream.wire.websocket import (
     BINARY,
     CLOSE,
@@ -28,9 +29,6 @@ from slipstream.wire.websocket import (
     accept_key,
     encode_frame,
 )
-
-if TYPE_CHECKING:
-    from slipstream.server.loop.driver import Driver
 
 log = logging.getLogger("slipstream.server")
 
@@ -45,14 +43,15 @@ class Origins(NamedTuple):
     is_tls: bool = False
 
     def permit(self, origin: str, host: str) -> bool:
-        if not origin or not (self.same or self.allowed):  # no browser
+        if not origin or not (self.same or self.allowed):  # only browsers send an origin
             return True
-        return (not self.same or _place(origin) == _place(f"{'https' if self.is_tls else 'http'}://{host}")) and (
-            not self.allowed or _place(origin) in {_place(one) for one in self.allowed}
+        own = f"{'https' if self.is_tls else 'http'}://{host}"
+        return (not self.same or _address(origin) == _address(own)) and (
+            not self.allowed or _address(origin) in {_address(one) for one in self.allowed}
         )
 
 
-def _place(url: str) -> tuple[str, str, int]:
+def _address(url: str) -> tuple[str, str, int]:
     try:
         parts = urlsplit(url.lower())
         return parts.scheme, parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
@@ -61,7 +60,7 @@ def _place(url: str) -> tuple[str, str, int]:
 
 
 class RefusalError(Exception):
-    """Not a WebSocket for us: the status to answer with, and why."""
+    """The upgrade is rejected, with this HTTP status."""
 
     def __init__(self, status: str, text: str) -> None:
         super().__init__(text)
@@ -76,7 +75,7 @@ class RefusalError(Exception):
 
 
 def answer_upgrade(head: str, origins: Origins, headers: Mapping[str, str]) -> bytes:
-    """The answer to the request for an upgrade, without its last empty line; a RefusalError if it cannot be granted."""
+    """The response to an upgrade request; raises RefusalError if it is rejected."""
     request, *lines = head.split("\r\n")
     method, _, rest = request.partition(" ")
     path, _, version = rest.partition(" ")
@@ -84,18 +83,18 @@ def answer_upgrade(head: str, origins: Origins, headers: Mapping[str, str]) -> b
     for line in lines:
         name, colon, value = line.partition(":")
         if not colon or not name or name != name.strip():
-            raise RefusalError("400 Bad Request", "a bad header line")
+            raise RefusalError("400 Bad Request", "malformed header line")
         name = name.lower()
         fields[name] = f"{fields[name]}, {value.strip()}" if name in fields else value.strip()
     if method != "GET":
         raise RefusalError("405 Method Not Allowed", "request method must be GET")
     if version != "HTTP/1.1" or not path.startswith("/") or not fields.get("host"):
-        raise RefusalError("400 Bad Request", "HTTP/1.1 with a Host is needed")
+        raise RefusalError("400 Bad Request", "the request must be HTTP/1.1 with a Host header")
     tokens = [token.strip().lower() for token in fields.get("connection", "").split(",")]
     if fields.get("upgrade", "").lower() != "websocket" or "upgrade" not in tokens:
-        raise RefusalError("400 Bad Request", "this port is for WebSockets: Upgrade and Connection must say so")
+        raise RefusalError("400 Bad Request", "the request must be an upgrade to websocket")
     if fields.get("sec-websocket-version") != "13":
-        raise RefusalError("426 Upgrade Required", "version 13 of WebSocket is needed")
+        raise RefusalError("426 Upgrade Required", "Sec-WebSocket-Version must be 13")
     key = fields.get("sec-websocket-key", "")
     try:
         if len(base64.b64decode(key, validate=True)) != 16:
@@ -112,27 +111,35 @@ def answer_upgrade(head: str, origins: Origins, headers: Mapping[str, str]) -> b
 
 
 class WebSocketConnection(Connection):
-    """One client behind a WebSocket."""
+    """One client's WebSocket."""
 
     def __init__(
-        self, driver: Driver, door: Listener, *, origins: Origins, headers: Mapping[str, str], timeout: float
+        self,
+        handler: ConnectionHandler,
+        engine: Engine,
+        listener: Listener,
+        limits: ConnectionLimits,
+        *,
+        origins: Origins,
+        headers: Mapping[str, str],
+        timeout: float,
     ) -> None:
-        super().__init__(driver, door)
+        super().__init__(handler, engine, listener, limits)  # the listener's TLS begins before the upgrade
         self._origins = origins
         self._headers = headers
         self._timeout = timeout
         self._request = b""
         self._frames: FrameReader | None = None  # once the upgrade is done
-        self._said_goodbye = False
-        self._clock: asyncio.TimerHandle | None = None
+        self._sent_close = False
+        self._upgrade_deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._use(cast(asyncio.Transport, transport))
-        self._clock = asyncio.get_running_loop().call_later(self._timeout, transport.close)
+        self._upgrade_deadline = asyncio.get_running_loop().call_later(self._timeout, transport.close)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._clock is not None:
-            self._clock.cancel()
+        if self._upgrade_deadline is not None:
+            self._upgrade_deadline.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -143,14 +150,16 @@ class WebSocketConnection(Connection):
             self._unwrap(data)
 
     def _answer(self) -> bytes:
-        """Answer the request once it is complete; what came behind it."""
+        """Answer the upgrade request once it is complete; returns the bytes behind it."""
         assert self.transport is not None
         end = self._request.find(b"\r\n\r\n", 0, MAX_REQUEST)
         if end < 0 and len(self._request) < MAX_REQUEST:
             return b""
         try:
             if end < 0:
-                raise RefusalError("431 Request Header Fields Too Large", f"at most {MAX_REQUEST} bytes are allowed")
+                raise RefusalError(
+                    "431 Request Header Fields Too Large", f"the request must be at most {MAX_REQUEST} bytes"
+                )
             answer = answer_upgrade(self._request[:end].decode("latin-1"), self._origins, self._headers)
         except RefusalError as refusal:
             log.error("%s - websocket handshake error: %s", self.label, refusal)
@@ -159,8 +168,8 @@ class WebSocketConnection(Connection):
             self._request = b""
             return b""
         rest, self._request = self._request[end + 4 :], b""
-        if self._clock is not None:
-            self._clock.cancel()
+        if self._upgrade_deadline is not None:
+            self._upgrade_deadline.cancel()
         self.transport.write(answer)
         self._frames = FrameReader(masked=True, text=True)
         self.accept()
@@ -174,22 +183,22 @@ class WebSocketConnection(Connection):
             pieces = self._frames.feed(data)
         except RemoteProtocolError as exc:
             log.error("%s - websocket: %s", self.label, exc)
-            self._goodbye(PROTOCOL_ERROR.to_bytes(2, "big"))
-            self._driver.engine.close(self.cid, "Parser Error")
-            self._driver.wake()
+            self._send_close(PROTOCOL_ERROR.to_bytes(2, "big"))
+            self._engine.close(self.cid, "Parser Error")
+            self._handler.wake()
             return
         for opcode, part in pieces:
             if opcode == BINARY:
                 payload.append(part)
             elif opcode == PING:
-                ping = part  # the last one stands for all before it
+                ping = part  # one PONG answers all PINGs before it
             elif opcode == CLOSE:
-                self._goodbye(part[:2])
+                self._send_close(part[:2])
         if ping is not None and self.transport is not None and self.transport.get_write_buffer_size() < WRITE_HIGH:
-            self._send(PONG, ping)  # whoever does not read its answers gets no more of them
+            self._send(PONG, ping)  # a client that does not read gets no more
         if payload:
-            self.take(b"".join(payload))
-        if self._said_goodbye:
+            self.receive(b"".join(payload))
+        if self._sent_close:
             self.close()
 
     def write(self, data: bytes) -> int:
@@ -200,13 +209,13 @@ class WebSocketConnection(Connection):
 
     def close(self) -> None:
         if self._frames is not None:
-            self._goodbye(NORMAL.to_bytes(2, "big"))
+            self._send_close(NORMAL.to_bytes(2, "big"))
         super().close()
 
-    def _goodbye(self, payload: bytes) -> None:
+    def _send_close(self, payload: bytes) -> None:
         self._send(CLOSE, payload)
-        self._said_goodbye = True
+        self._sent_close = True
 
     def _send(self, opcode: int, payload: bytes) -> None:
-        if self.transport is not None and not self.transport.is_closing() and not self._said_goodbye:
+        if self.transport is not None and not self.transport.is_closing() and not self._sent_close:
             self.transport.write(encode_frame(opcode, payload))
