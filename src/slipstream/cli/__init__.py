@@ -1,1 +1,1 @@
-"""The command line: arguments in, text out. `slipstream.cli.main` is the entry point."""
+"""The `slipstream` command line; `slipstream.cli.main` is its entry point."""

@@ -1,4 +1,4 @@
-"""`slipstream bench …`: how quick the server in front of us is, by our client."""
+"""`slipstream bench …`: throughput and latency of a server, measured with this client."""
 
 from __future__ import annotations
 
@@ -15,23 +15,27 @@ from slipstream.cli.values import show_size
 
 def add(commands: Commands) -> None:
     """Declare the commands."""
-    group = commands.group("bench", "measure the server in front of us")
+    group = commands.group("bench", "measure the throughput of a server")
     for name, run, text in (
-        ("pub", _publish, "core publishes"),
-        ("sub", _subscribe, "core publishes and one subscriber"),
-        ("req", _request, "requests and replies, one at a time"),
-        ("js", _jetstream, "acknowledged publishes into a stream, then a read of all of it by batched Direct Get"),
+        ("pub", _publish, "publish core messages"),
+        ("sub", _subscribe, "publish core messages to one subscriber"),
+        ("req", _request, "send requests to one responder, one at a time"),
+        ("js", _jetstream, "publish to a stream with acks, then read all of it by batched Direct Get"),
     ):
         parser = group.add(name, run, text, examples=f"  slipstream bench {name} --msgs 100000 --size 128")
         _options(parser, 10_000 if name == "req" else 100_000)
         if name == "js":
-            parser.add_argument("--storage", choices=("file", "memory"), default="file")
-            parser.add_argument("--in-flight", type=values.count, default=4096, help="acks that may be missing (4096)")
+            parser.add_argument(
+                "--storage", choices=("file", "memory"), default="file", help="storage of the stream (default: file)"
+            )
+            parser.add_argument(
+                "--in-flight", type=values.count, default=4096, help="maximum unacknowledged publishes (default: 4096)"
+            )
 
 
 def _options(parser: Parser, messages: int) -> None:
-    parser.add_argument("--msgs", type=values.count, default=messages, help=f"how many ({messages:,})")
-    parser.add_argument("--size", type=values.payload, default=128, help="of each, in bytes (128)")
+    parser.add_argument("--msgs", type=values.count, default=messages, help=f"number of messages (default: {messages})")
+    parser.add_argument("--size", type=values.payload, default=128, help="payload size in bytes (default: 128)")
 
 
 def _report(shell: Shell, what: str, seconds: float, messages: int) -> None:
@@ -46,9 +50,9 @@ def _report(shell: Shell, what: str, seconds: float, messages: int) -> None:
 
 
 def _timed(work: Callable[[], object]) -> float:
-    begun = time.perf_counter()
+    begin = time.perf_counter()
     work()
-    return time.perf_counter() - begun
+    return time.perf_counter() - begin
 
 
 def _subject() -> str:
@@ -70,8 +74,8 @@ def _publish(shell: Shell) -> None:
 def _subscribe(shell: Shell) -> None:
     wanted, subject = shell.options.msgs, _subject()
     with shell.connect() as reader, shell.connect() as writer:
-        room = 1 << 40  # nothing is dropped: all of it is to be counted
-        subscription = reader.subscribe(subject, max_pending_msgs=room, max_pending_bytes=room)
+        unlimited = 1 << 40  # no message may be dropped, since all of them are counted
+        subscription = reader.subscribe(subject, max_pending_msgs=unlimited, max_pending_bytes=unlimited)
         reader.flush(timeout=shell.timeout)
 
         def read() -> None:
@@ -88,15 +92,15 @@ def _subscribe(shell: Shell) -> None:
 
 def _request(shell: Shell) -> None:
     subject, payload = _subject(), os.urandom(shell.options.size)
-    with shell.connect() as asking, shell.connect() as answering:
-        answering.subscribe(subject, callback=lambda message: message.respond(message.data))
-        answering.flush(timeout=shell.timeout)
+    with shell.connect() as requester, shell.connect() as responder:
+        responder.subscribe(subject, callback=lambda message: message.respond(message.data))
+        responder.flush(timeout=shell.timeout)
 
-        def ask() -> None:
+        def request() -> None:
             for _ in range(shell.options.msgs):
-                asking.request(subject, payload, timeout=shell.timeout)
+                requester.request(subject, payload, timeout=shell.timeout)
 
-        _report(shell, "requests answered", _timed(ask), shell.options.msgs)
+        _report(shell, "requests answered", _timed(request), shell.options.msgs)
 
 
 def _jetstream(shell: Shell) -> None:

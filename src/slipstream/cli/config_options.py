@@ -1,4 +1,4 @@
-"""A table of options becomes arguments of a command, and what was given of them changes to a configuration."""
+"""Options that set fields of a configuration: their declaration as arguments, and the values of a command line."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from slipstream.errors import UsageError
 T = TypeVar("T")
 
 Fields = Mapping[str, tuple[str, Callable[[str], Any], str]]
-"""Option -> (field of the configuration, how its text is read, help)."""
+"""Option -> (field of the configuration, parser of its value, help)."""
 
 
 def add_fields(parser: Parser, fields: Fields) -> None:
     """Declare `--config`, the options of the table and `--metadata`."""
-    parser.add_argument("--config", metavar="FILE", help="a configuration as JSON; options go before it")
+    parser.add_argument("--config", metavar="FILE", help="configuration as JSON; options take precedence")
     for option, (_, read, text) in fields.items():
         parser.add_argument(option, type=read, default=None, metavar="VALUE", help=text)
-    parser.add_argument("--metadata", type=values.pair, action="append", metavar="KEY=VALUE", help="again for more")
+    parser.add_argument("--metadata", type=values.pair, action="append", metavar="KEY=VALUE", help="may be repeated")
 
 
-def given_fields(options: argparse.Namespace, fields: Fields) -> dict[str, Any]:
-    """What was given: field -> value."""
-    given = {field: getattr(options, option[2:].replace("-", "_")) for option, (field, _, _) in fields.items()}
-    given["metadata"] = dict(options.metadata) if options.metadata else None
-    return {field: value for field, value in given.items() if value is not None}
+def changed_fields(options: argparse.Namespace, fields: Fields) -> dict[str, Any]:
+    """The fields that the options set, with their values."""
+    found = {field: getattr(options, option[2:].replace("-", "_")) for option, (field, _, _) in fields.items()}
+    found["metadata"] = dict(options.metadata) if options.metadata else None
+    return {field: value for field, value in found.items() if value is not None}
 
 
 def read_config(file: str | None, read: Callable[[bytes], T], otherwise: T) -> T:
-    """The configuration in a file, or `otherwise` where none is named."""
+    """The configuration in a file, or `otherwise` without one."""
     if not file:
         return otherwise
     try:

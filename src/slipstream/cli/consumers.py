@@ -1,4 +1,4 @@
-"""`slipstream consumer …`: consumers made, looked at, read from and paused."""
+"""`slipstream consumer …`: management of consumers, and reading from them."""
 
 from __future__ import annotations
 
@@ -9,38 +9,38 @@ from typing import Any
 from slipstream import ConsumerConfig, ConsumerInfo
 from slipstream.cli import values
 from slipstream.cli.common import Commands, Parser, Shell
-from slipstream.cli.config_options import Fields, add_fields, given_fields, read_config
+from slipstream.cli.config_options import Fields, add_fields, changed_fields, read_config
 from slipstream.cli.pubsub import show
 from slipstream.cli.values import show_duration, show_time
 from slipstream.errors import RequestTimeoutError
 
 _FIELDS: Fields = {
-    "--description": ("description", str, "what it is for"),
+    "--description": ("description", str, "description"),
     "--ack": ("ack_policy", str, "explicit, all or none"),
-    "--wait": ("ack_wait", values.duration, "how long an ack may take before the message comes again"),
-    "--max-deliver": ("max_deliver", int, "how often a message comes at most; -1: any number of times"),
-    "--max-pending": ("max_ack_pending", int, "how many messages may be without an ack"),
+    "--wait": ("ack_wait", values.duration, "time without an ack after which a message is redelivered"),
+    "--max-deliver": ("max_deliver", int, "maximum deliveries of a message; -1: unlimited"),
+    "--max-pending": ("max_ack_pending", int, "maximum unacknowledged messages"),
     "--replay": ("replay_policy", str, "instant or original"),
-    "--target": ("deliver_subject", str, "where a push consumer delivers; without it: a pull consumer"),
-    "--deliver-group": ("deliver_group", str, "the queue group of a push consumer"),
-    "--heartbeat": ("idle_heartbeat", values.duration, "of a push consumer with nothing to deliver"),
-    "--inactive-threshold": ("inactive_threshold", values.duration, "it goes when nobody uses it for so long"),
-    "--sample": ("sample_freq", str, "share of acks to report, in percent"),
-    "--max-waiting": ("max_waiting", int, "how many pull requests may wait"),
+    "--target": ("deliver_subject", str, "deliver subject of a push consumer (default: a pull consumer)"),
+    "--deliver-group": ("deliver_group", str, "queue group of a push consumer"),
+    "--heartbeat": ("idle_heartbeat", values.duration, "idle heartbeat of a push consumer"),
+    "--inactive-threshold": ("inactive_threshold", values.duration, "remove it after this time without use"),
+    "--sample": ("sample_freq", str, "percentage of acks to sample"),
+    "--max-waiting": ("max_waiting", int, "maximum waiting pull requests"),
 }
 _FLAGS: dict[str, tuple[str, str]] = {
     "--memory": ("mem_storage", "keep its state in memory"),
-    "--headers-only": ("headers_only", "deliver no bodies"),
-    "--flow-control": ("flow_control", "of a push consumer"),
+    "--headers-only": ("headers_only", "deliver headers only"),
+    "--flow-control": ("flow_control", "enable flow control of a push consumer"),
 }
 
 
 def add(commands: Commands) -> None:
     """Declare the commands."""
-    group = commands.group("consumer", "consumers of a stream", aliases=("con",))
+    group = commands.group("consumer", "manage consumers and read from them", aliases=("con",))
     for name, run, text, aliases in (
-        ("add", _add, "make a consumer", ("create", "new")),
-        ("edit", _edit, "change a consumer: only what is named", ("update",)),
+        ("add", _add, "create a consumer", ("create", "new")),
+        ("edit", _edit, "change the named settings of a consumer", ("update",)),
     ):
         parser = group.add(
             name,
@@ -53,22 +53,22 @@ def add(commands: Commands) -> None:
         _config_options(parser)
     listing = group.add("ls", _list, "list the consumers of a stream", aliases=("list",))
     listing.add_argument("stream", metavar="STREAM")
-    listing.add_argument("-n", "--names", action="store_true", help="names only")
-    _named(group.add("info", _info, "show configuration and state of a consumer"))
+    listing.add_argument("-n", "--names", action="store_true", help="print names only")
+    _named(group.add("info", _info, "show the configuration and state of a consumer"))
     removing = _named(group.add("rm", _delete, "remove a consumer", aliases=("delete", "del")))
-    removing.add_argument("-f", "--force", action="store_true", help="do not ask")
-    taking = _named(group.add("next", _next, "take messages from a pull consumer, and acknowledge them"))
-    taking.add_argument("--count", type=values.count, default=1, metavar="N", help="how many (1)")
-    reading = _named(group.add("sub", _read, "take messages from a pull consumer as they come"))
-    reading.add_argument("--count", type=values.count, metavar="N", help="end after that many")
+    removing.add_argument("-f", "--force", action="store_true", help="skip the confirmation")
+    taking = _named(group.add("next", _next, "fetch messages from a pull consumer and acknowledge them"))
+    taking.add_argument("--count", type=values.count, default=1, metavar="N", help="number of messages (default: 1)")
+    reading = _named(group.add("sub", _read, "read messages from a pull consumer as they arrive"))
+    reading.add_argument("--count", type=values.count, metavar="N", help="exit after this number of messages")
     for parser in (taking, reading):
-        parser.add_argument("--no-ack", action="store_true", help="do not acknowledge them")
-        parser.add_argument("--raw", action="store_true", help="show the bodies only")
+        parser.add_argument("--no-ack", action="store_true", help="do not acknowledge messages")
+        parser.add_argument("--raw", action="store_true", help="print payloads only")
         parser.add_argument(
-            "--wait", type=values.seconds, default=None, metavar="TIME", help="how long for the next one"
+            "--wait", type=values.seconds, default=None, metavar="TIME", help="maximum wait for the next message"
         )
-    pausing = _named(group.add("pause", _pause, "deliver nothing for a while"))
-    pausing.add_argument("time", type=values.duration, metavar="TIME", help="for how long, such as 10m")
+    pausing = _named(group.add("pause", _pause, "pause delivery for a time"))
+    pausing.add_argument("time", type=values.duration, metavar="TIME", help="duration of the pause, such as 10m")
     _named(group.add("resume", _resume, "end a pause"))
 
 
@@ -80,20 +80,22 @@ def _named(parser: Parser) -> Parser:
 
 def _config_options(parser: Parser) -> None:
     add_fields(parser, _FIELDS)
-    parser.add_argument("--filter", action="append", metavar="SUBJECT", help="only these messages; again for more")
     parser.add_argument(
-        "--deliver", metavar="WHERE", help="all, new, last, subject (last of each), a sequence or a time"
+        "--filter", action="append", metavar="SUBJECT", help="only messages that match; may be repeated"
     )
-    parser.add_argument("--ephemeral", action="store_true", help="it goes when nobody uses it")
+    parser.add_argument(
+        "--deliver", metavar="START", help="all, new, last, subject (the last of each), a sequence or a time"
+    )
+    parser.add_argument("--ephemeral", action="store_true", help="remove it when it is no longer used")
     for option, (field, text) in _FLAGS.items():
         parser.add_argument(option, dest=field, action="store_true", default=None, help=text)
-    parser.add_argument("--backoff", metavar="TIMES", help="pauses before it comes again, such as 1s,10s,1m")
+    parser.add_argument("--backoff", metavar="TIMES", help="redelivery delays, such as 1s,10s,1m")
 
 
 def _changed(shell: Shell, config: ConsumerConfig) -> ConsumerConfig:
     options = shell.options
     config = read_config(options.config, ConsumerConfig.from_json, config)
-    changes = given_fields(options, _FIELDS)
+    changes = changed_fields(options, _FIELDS)
     changes |= {field: True for field, _ in _FLAGS.values() if getattr(options, field)}
     if options.filter:
         one = len(options.filter) == 1
@@ -106,14 +108,14 @@ def _changed(shell: Shell, config: ConsumerConfig) -> ConsumerConfig:
     return replace(config, **changes)
 
 
-def _start(where: str) -> dict[str, Any]:
-    if where in ("all", "new", "last"):
-        return {"deliver_policy": where}
-    if where == "subject":
+def _start(start: str) -> dict[str, Any]:
+    if start in ("all", "new", "last"):
+        return {"deliver_policy": start}
+    if start == "subject":
         return {"deliver_policy": "last_per_subject"}
-    if where.isdigit():
-        return {"deliver_policy": "by_start_sequence", "opt_start_seq": int(where)}
-    return {"deliver_policy": "by_start_time", "opt_start_time": values.moment(where)}
+    if start.isdigit():
+        return {"deliver_policy": "by_start_sequence", "opt_start_seq": int(start)}
+    return {"deliver_policy": "by_start_time", "opt_start_time": values.moment(start)}
 
 
 def _add(shell: Shell) -> None:
@@ -201,7 +203,7 @@ def _next(shell: Shell) -> None:
             if not options.no_ack:
                 message.ack_sync(timeout=shell.timeout)
     if not messages:
-        raise RequestTimeoutError(f"consumer {options.name}: no message came in time")
+        raise RequestTimeoutError(f"consumer {options.name}: no message arrived in time")
 
 
 def _read(shell: Shell) -> None:

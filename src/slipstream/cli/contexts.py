@@ -25,26 +25,26 @@ def add(commands: Commands) -> None:
     saving = group.add(
         "add",
         _save,
-        "make a context, or change one: the connection options are its settings",
+        "create or change a context from the connection options",
         aliases=("save", "edit"),
         examples="  slipstream context add prod -s tls://nats.example.com --creds ~/prod.creds --select",
     )
     _name(saving)
-    saving.add_argument("--description", default=None, help="what it is for")
-    saving.add_argument("--select", action="store_true", help="use it from now on")
+    saving.add_argument("--description", default=None, help="description")
+    saving.add_argument("--select", action="store_true", help="select it as well")
     for name, run, text in (
         ("select", _select, "use a context when none is named"),
-        ("info", _info, "show a context; secrets are not shown"),
+        ("info", _info, "show a context, without secrets"),
         ("rm", _delete, "remove a context"),
     ):
         parser = group.add(name, run, text, aliases=("show",) if name == "info" else ())
         _name(parser, optional=name == "info")
         if name == "rm":
-            parser.add_argument("-f", "--force", action="store_true", help="do not ask")
+            parser.add_argument("-f", "--force", action="store_true", help="skip the confirmation")
 
 
 def _name(parser: Parser, *, optional: bool = False) -> None:
-    parser.add_argument("name", nargs="?" if optional else None, default="", help="of the context")
+    parser.add_argument("name", nargs="?" if optional else None, default="", help="name of the context")
 
 
 def _list(shell: Shell) -> None:
@@ -59,15 +59,15 @@ def _list(shell: Shell) -> None:
 
 
 def _servers(context: Context) -> str:
-    """Its addresses without user info, which may be a password."""
+    """The URLs of a context without user info, which may be a password."""
     return ",".join(_USER_INFO.sub(r"\1", each.strip()) for each in context.url.split(","))
 
 
 def _save(shell: Shell) -> None:
     contexts, options = Contexts(), shell.options
     known = contexts.load(options.name) if options.name in contexts.names() else Context(name=options.name)
-    given = {field: getattr(options, option, None) for option, field in _OPTIONS.items()}
-    path = contexts.save(replace(known, **{field: value for field, value in given.items() if value is not None}))
+    settings = {field: getattr(options, option, None) for option, field in _OPTIONS.items()}
+    path = contexts.save(replace(known, **{field: value for field, value in settings.items() if value is not None}))
     shell.out.note(f"saved {path}")
     if options.select:
         contexts.select(options.name)
@@ -91,7 +91,7 @@ def _info(shell: Shell) -> None:
 def _delete(shell: Shell) -> None:
     name = shell.options.name
     if name == Contexts().selected and not shell.options.force:
-        raise UsageError(f"context {name!r} is the selected one: select another first, or say --force")
+        raise UsageError(f"context {name!r} is selected; select another one first, or pass --force")
     shell.confirm(f"Remove the context {name}?")
     Contexts().delete(name)
     shell.out.note(f"removed {name}")

@@ -1,4 +1,4 @@
-"""`slipstream get`: Direct Get in all its forms, with read-after-write."""
+"""`slipstream get`: Direct Get in all its forms, with read-your-writes."""
 
 from __future__ import annotations
 
@@ -32,32 +32,42 @@ def add(commands: Commands) -> None:
     parser = commands.add(
         "get",
         _get,
-        "read messages of a stream by Direct Get",
+        "read messages from a stream by Direct Get",
         examples=(
             "  slipstream get ORDERS 17                      # by sequence\n"
-            "  slipstream get ORDERS --last orders.7         # the newest of a subject\n"
+            "  slipstream get ORDERS --last orders.7         # the last of a subject\n"
             "  slipstream get ORDERS --next 'orders.*' --seq 100\n"
-            "  slipstream get ORDERS --from 1 --to 1000      # a range, complete\n"
-            "  slipstream get ORDERS --last orders.7 --min-last-seq 4711   # at least as new as that write"
+            "  slipstream get ORDERS --from 1 --to 1000      # a complete range\n"
+            "  slipstream get ORDERS --last orders.7 --min-last-seq 4711   # not older than that write"
         ),
     )
     parser.add_argument("stream", metavar="STREAM")
-    parser.add_argument("seq", nargs="?", type=values.count, help="the message with that sequence")
-    parser.add_argument("--last", metavar="SUBJECT", help="the newest message of a subject or filter")
-    parser.add_argument("--next", metavar="SUBJECT", help="the first of a subject or filter, from --seq on")
-    parser.add_argument("--seq", dest="start_seq", type=values.count, default=1, help="with --next (1)")
-    parser.add_argument("--from", dest="start", type=values.count, help="a range, from this sequence on")
-    parser.add_argument("--to", dest="end", type=values.count, default=0, help="to this one; without it: to the last")
-    parser.add_argument("--subject", default="", metavar="FILTER", help="of the range only those")
-    parser.add_argument("--min-last-seq", type=values.whole, default=0, metavar="SEQ", help="read after this write")
-    parser.add_argument("--raw", action="store_true", help="show the bodies only")
+    parser.add_argument("seq", nargs="?", type=values.count, help="sequence of the message")
+    parser.add_argument("--last", metavar="SUBJECT", help="the last message of a subject or filter")
+    parser.add_argument("--next", metavar="SUBJECT", help="the first message of a subject or filter at or after --seq")
+    parser.add_argument(
+        "--seq", dest="start_seq", type=values.count, default=1, help="with --next: first sequence (default: 1)"
+    )
+    parser.add_argument("--from", dest="start", type=values.count, help="read a range that starts at this sequence")
+    parser.add_argument(
+        "--to", dest="end", type=values.count, default=0, help="end of the range (default: the last message)"
+    )
+    parser.add_argument("--subject", default="", metavar="FILTER", help="only messages of the range that match")
+    parser.add_argument(
+        "--min-last-seq",
+        type=values.whole,
+        default=0,
+        metavar="SEQ",
+        help="require a read at least as new as this sequence",
+    )
+    parser.add_argument("--raw", action="store_true", help="print payloads only")
 
 
 def _get(shell: Shell) -> None:
     options = shell.options
     ways = [way for way in ("seq", "last", "next", "start") if getattr(options, way) is not None]
     if len(ways) != 1:
-        raise UsageError("one of a sequence, --last, --next and --from is needed")
+        raise UsageError("exactly one of a sequence, --last, --next and --from is required")
     fresh = options.min_last_seq
     with shell.connect() as client:
         stream = shell.jetstream(client).stream(options.stream)
@@ -76,7 +86,7 @@ def _get(shell: Shell) -> None:
 
 
 def show_stored(shell: Shell, message: _Stored) -> None:
-    """One message of a stream, in the form that was asked for."""
+    """Print a stored message in the form that the options choose."""
     out = shell.out
     if shell.options.raw:
         out.data(message.data + b"\n")

@@ -16,31 +16,31 @@ from slipstream.cli.output import payload, readable
 from slipstream.cli.values import show_duration, show_size, show_time
 from slipstream.errors import RequestTimeoutError, StreamNotFoundError
 
-STOP_TIMEOUT = 10.0  # for a command to end after it was asked to
+STOP_TIMEOUT = 10.0  # seconds for a command to exit after SIGTERM
 
-# Option -> (field of the configuration, how its text is read, help).
+# Option -> (field of the configuration, parser of its value, help).
 _FIELDS: dict[str, tuple[str, Callable[[str], Any], str]] = {
-    "--description": ("description", str, "what it is for"),
-    "--history": ("history", values.count, "values kept per key, 1 to 64"),
-    "--ttl": ("ttl", values.duration, "how long values are kept"),
-    "--max-value-size": ("max_value_size", values.size, "largest value"),
-    "--max-bucket-size": ("max_bytes", values.size, "how much it may hold"),
+    "--description": ("description", str, "description"),
+    "--history": ("history", values.count, "values kept per key, 1 to 64 (default: 1)"),
+    "--ttl": ("ttl", values.duration, "time to live of values"),
+    "--max-value-size": ("max_value_size", values.size, "maximum size of a value"),
+    "--max-bucket-size": ("max_bytes", values.size, "maximum size of the bucket"),
     "--storage": ("storage", str, "file or memory"),
-    "--replicas": ("replicas", values.count, "how many servers have it"),
-    "--marker-ttl": ("limit_marker_ttl", values.duration, "how long markers of removed values are kept; allows --ttl"),
-    "--mirror": ("mirror", str, "make it a read replica of that bucket"),
-    "--source": ("sources", lambda text: tuple(values.names(text)), "make it an aggregate of those buckets"),
+    "--replicas": ("replicas", values.count, "number of replicas"),
+    "--marker-ttl": ("limit_marker_ttl", values.duration, "time to live of delete markers; enables --ttl of put"),
+    "--mirror": ("mirror", str, "create it as a read replica of this bucket"),
+    "--source": ("sources", lambda text: tuple(values.names(text)), "create it as an aggregate of these buckets"),
 }
 
 
 def add(commands: Commands) -> None:
     """Declare the commands."""
-    group = commands.group("kv", "Key-Value buckets")
+    group = commands.group("kv", "manage and use Key-Value buckets")
     making = _bucket(
         group.add(
             "add",
             _add,
-            "make a bucket",
+            "create a bucket",
             aliases=("create-bucket", "new"),
             examples="  slipstream kv add SETTINGS --history 5 --ttl 24h",
         )
@@ -54,28 +54,32 @@ def add(commands: Commands) -> None:
 
 def _add_writing(group: Commands) -> None:
     for name, run, text in (
-        ("put", _put, "store a value; without one it comes from stdin"),
-        ("create", _create, "store a value only if the key has none"),
-        ("update", _update, "store a value only if the key has that revision"),
+        ("put", _put, "store a value; without one, from stdin"),
+        ("create", _create, "store a value if the key has none"),
+        ("update", _update, "store a value if the key has this revision"),
     ):
         parser = _key(group.add(name, run, text, examples=f"  slipstream kv {name} SETTINGS theme dark"))
         parser.add_argument("value", nargs="?")
         if name == "update":
             parser.add_argument("revision", type=values.whole)
         else:
-            parser.add_argument("--ttl", type=values.duration, default=None, metavar="TIME", help="for this value only")
+            parser.add_argument(
+                "--ttl", type=values.duration, default=None, metavar="TIME", help="time to live of this value"
+            )
     for name, run, text in (
-        ("del", _delete, "delete a key, keeping its history; without a key: the whole bucket"),
+        ("del", _delete, "delete a key but keep its history; without a key, the whole bucket"),
         ("purge", _purge, "delete a key and its history"),
     ):
         parser = _bucket(group.add(name, run, text, aliases=("rm",) if name == "del" else ()))
         parser.add_argument("key", nargs="?" if name == "del" else None, default="")
-        parser.add_argument("-f", "--force", action="store_true", help="do not ask")
+        parser.add_argument("-f", "--force", action="store_true", help="skip the confirmation")
     revert = _key(group.add("revert", _revert, "store an older value of a key again"))
     revert.add_argument("revision", type=values.count)
-    compact = _bucket(group.add("compact", _compact, "remove the marks of deleted keys"))
-    compact.add_argument("--older-than", type=values.duration, default=None, metavar="TIME", help="only those (30m)")
-    compact.add_argument("-f", "--force", action="store_true", help="do not ask")
+    compact = _bucket(group.add("compact", _compact, "remove delete markers"))
+    compact.add_argument(
+        "--older-than", type=values.duration, default=None, metavar="TIME", help="only older markers (default: 30m)"
+    )
+    compact.add_argument("-f", "--force", action="store_true", help="skip the confirmation")
 
 
 def _add_reading(group: Commands) -> None:
@@ -83,33 +87,39 @@ def _add_reading(group: Commands) -> None:
         group.add(
             "get",
             _get,
-            "show the value of a key",
+            "print the value of a key",
             examples="  slipstream kv get SETTINGS theme --raw --min-last-revision 17",
         )
     )
-    getting.add_argument("--revision", type=values.count, default=0, help="that one, not the newest")
-    getting.add_argument("--raw", action="store_true", help="show the value only")
-    history = _key(group.add("history", _history, "show all kept values of a key"))
+    getting.add_argument("--revision", type=values.count, default=0, help="this revision instead of the last")
+    getting.add_argument("--raw", action="store_true", help="print the value only")
+    history = _key(group.add("history", _history, "show the history of a key"))
     listing = group.add("ls", _list, "list the keys of a bucket, or all buckets", aliases=("list",))
     listing.add_argument("bucket", nargs="?", default="", metavar="BUCKET")
-    listing.add_argument("--filter", action="append", default=None, metavar="FILTER", help="only those; again for more")
-    listing.add_argument("-v", "--values", action="store_true", help="with their values")
+    listing.add_argument(
+        "--filter", action="append", default=None, metavar="FILTER", help="only keys that match; may be repeated"
+    )
+    listing.add_argument("-v", "--values", action="store_true", help="show values as well")
     for parser in (getting, history, listing):
         parser.add_argument(
-            "--min-last-revision", type=values.whole, default=0, metavar="N", help="read after this write"
+            "--min-last-revision",
+            type=values.whole,
+            default=0,
+            metavar="N",
+            help="require a read at least as new as this revision",
         )
-    watching = _bucket(group.add("watch", _watch, "show what happens to a bucket, until interrupted"))
-    watching.add_argument("filters", nargs="*", default=[], metavar="FILTER", help="only those keys")
-    watching.add_argument("--history", dest="include_history", action="store_true", help="begin with all kept values")
-    watching.add_argument("--new", dest="updates_only", action="store_true", help="begin with what happens from now on")
-    watching.add_argument("--count", type=values.count, metavar="N", help="end after that many")
+    watching = _bucket(group.add("watch", _watch, "print changes of a bucket as they happen"))
+    watching.add_argument("filters", nargs="*", default=[], metavar="FILTER", help="only keys that match")
+    watching.add_argument("--history", dest="include_history", action="store_true", help="start with the whole history")
+    watching.add_argument("--new", dest="updates_only", action="store_true", help="only changes from now on")
+    watching.add_argument("--count", type=values.count, metavar="N", help="exit after this number of changes")
     _bucket(group.add("info", _info, "show a bucket", aliases=("status",)))
 
 
 def _add_coordination(group: Commands) -> None:
     for name, run, text in (
         ("lock", _lock, "hold a lock while a command runs"),
-        ("elect", _elect, "run a command while being the leader"),
+        ("elect", _elect, "run a command while elected leader"),
     ):
         parser = _key(
             group.add(
@@ -120,10 +130,14 @@ def _add_coordination(group: Commands) -> None:
             )
         )
         parser.add_argument(
-            "--ttl", type=values.duration, default=None, metavar="TIME", help="it lapses so long after us"
+            "--ttl",
+            type=values.duration,
+            default=None,
+            metavar="TIME",
+            help="lease duration: it expires so long after this process ends",
         )
-        parser.add_argument("--wait", type=values.seconds, default=None, metavar="TIME", help="give up after so long")
-        parser.add_argument("program", nargs="+", metavar="COMMAND", help="behind --")
+        parser.add_argument("--wait", type=values.seconds, default=None, metavar="TIME", help="maximum wait")
+        parser.add_argument("program", nargs="+", metavar="COMMAND", help="the command, after --")
 
 
 def _bucket(parser: Parser) -> Parser:
@@ -158,13 +172,13 @@ def _open(shell: Shell) -> _Opened:
 
 def _add(shell: Shell) -> None:
     options = shell.options
-    given = {field: getattr(options, option[2:].replace("-", "_")) for option, (field, _, _) in _FIELDS.items()}
+    settings = {field: getattr(options, option[2:].replace("-", "_")) for option, (field, _, _) in _FIELDS.items()}
     config = BucketConfig(
-        bucket=options.bucket, **{field: value for field, value in given.items() if value is not None}
+        bucket=options.bucket, **{field: value for field, value in settings.items() if value is not None}
     )
     with shell.connect() as client:
         shell.jetstream(client).create_key_value(config)
-    shell.out.note(f"made bucket {options.bucket}")
+    shell.out.note(f"created bucket {options.bucket}")
 
 
 def _stored(shell: Shell, revision: int) -> None:
@@ -218,11 +232,11 @@ def _revert(shell: Shell) -> None:
 
 
 def _compact(shell: Shell) -> None:
-    shell.confirm(f"Remove the marks of deleted keys from {shell.options.bucket}?")
+    shell.confirm(f"Remove the delete markers from {shell.options.bucket}?")
     older = shell.options.older_than
     with _open(shell) as kv:
-        gone = kv.purge_deletes() if older is None else kv.purge_deletes(older_than=older)
-    shell.out.note(f"removed {gone:,} marks")
+        removed = kv.purge_deletes() if older is None else kv.purge_deletes(older_than=older)
+    shell.out.note(f"removed {removed:,} markers")
 
 
 def _fields(entry: Entry[bytes]) -> dict[str, object]:
@@ -287,7 +301,7 @@ def _list_buckets(shell: Shell) -> None:
     with shell.connect() as client:
         js = shell.jetstream(client)
         found = []
-        for name in sorted(js.key_values()):  # by their streams: one that is set up oddly must not hide the others
+        for name in sorted(js.key_values()):  # by their streams: one with an odd configuration must not hide the others
             with contextlib.suppress(StreamNotFoundError):  # deleted meanwhile
                 found.append((name, js.stream(f"KV_{name}").info().state))
     if shell.out.is_json:
@@ -309,7 +323,7 @@ def _info(shell: Shell) -> None:
     else:
         shell.out.facts(f"Bucket {status.bucket}", [
             ("Values", f"{status.values:,}"), ("History", status.history), ("Size", show_size(status.bytes)),
-            ("TTL", show_duration(status.ttl) if status.ttl else "unlimited"), ("Kept by", status.backing_store),
+            ("TTL", show_duration(status.ttl) if status.ttl else "unlimited"), ("Backing store", status.backing_store),
         ])  # fmt: skip
 
 
@@ -347,7 +361,9 @@ def _lock(shell: Shell) -> None:
         try:
             lock.acquire(timeout=options.wait)
         except RequestTimeoutError as exc:
-            raise RequestTimeoutError(f"somebody else holds {options.key}, and did not let it go in time") from exc
+            raise RequestTimeoutError(
+                f"{options.key} is held by another process, and was not released in time"
+            ) from exc
         try:
             _run(shell, lock, "the lock")
         finally:
@@ -368,7 +384,7 @@ def _elect(shell: Shell) -> None:
 
 
 def _run(shell: Shell, held: _Held, what: str) -> None:
-    """Run the command for as long as we hold it: when it is lost the command is told to stop."""
+    """Run the command while the lock or leadership is held; terminate it if that is lost."""
     token = held.check()
     shell.out.note(f"got {what}, token {token}")
     process = subprocess.Popen(shell.options.program, env=os.environ | {"SLIPSTREAM_TOKEN": str(token)})
@@ -381,9 +397,9 @@ def _run(shell: Shell, held: _Held, what: str) -> None:
         process.terminate()
         try:
             process.wait(timeout=STOP_TIMEOUT)
-        except subprocess.TimeoutExpired:  # it must not go on with what somebody else may hold by now
+        except subprocess.TimeoutExpired:  # it must not go on: another process may hold the lock by now
             process.kill()
             process.wait(timeout=STOP_TIMEOUT)
         raise
     if process.returncode:
-        raise SystemExit(process.returncode)  # as if it had been run without us
+        raise SystemExit(process.returncode)  # that of the command

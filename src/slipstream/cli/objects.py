@@ -1,4 +1,4 @@
-"""`slipstream object …`: buckets of objects, and files in and out of them."""
+"""`slipstream object …`: object buckets, and their objects as files."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from slipstream.errors import UsageError
 
 def add(commands: Commands) -> None:
     """Declare the commands."""
-    group = commands.group("object", "buckets of objects", aliases=("obj",))
-    making = _bucket(group.add("add", _add, "make a bucket", aliases=("create",)))
-    making.add_argument("--description", default="", help="what it is for")
-    making.add_argument("--ttl", type=values.duration, default=None, metavar="TIME", help="how long objects are kept")
-    making.add_argument("--max-bytes", type=values.size, default=-1, metavar="SIZE", help="how much it may hold")
-    making.add_argument("--storage", default="file", choices=("file", "memory"))
-    making.add_argument("--replicas", type=values.count, default=1, help="how many servers have it")
+    group = commands.group("object", "manage and use object buckets", aliases=("obj",))
+    making = _bucket(group.add("add", _add, "create a bucket", aliases=("create",)))
+    making.add_argument("--description", default="", help="description")
+    making.add_argument("--ttl", type=values.duration, default=None, metavar="TIME", help="time to live of objects")
+    making.add_argument("--max-bytes", type=values.size, default=-1, metavar="SIZE", help="maximum size of the bucket")
+    making.add_argument("--storage", default="file", choices=("file", "memory"), help="storage (default: file)")
+    making.add_argument("--replicas", type=values.count, default=1, help="number of replicas")
     putting = _bucket(
         group.add(
             "put",
@@ -33,25 +33,35 @@ def add(commands: Commands) -> None:
             ),
         )
     )
-    putting.add_argument("file", nargs="?", help="without it, or with '-': stdin")
-    putting.add_argument("--name", default="", help="of the object; else the file's")
-    putting.add_argument("--description", default="", help="what it is")
-    putting.add_argument("-H", "--header", type=values.header, action="append", metavar="NAME:VALUE")
-    getting = _bucket(group.add("get", _get, "read an object into a file"))
+    putting.add_argument("file", nargs="?", help="file to store (default, or '-': stdin)")
+    putting.add_argument("--name", default="", help="name of the object (default: that of the file)")
+    putting.add_argument("--description", default="", help="description")
+    putting.add_argument(
+        "-H", "--header", type=values.header, action="append", metavar="NAME:VALUE", help="may be repeated"
+    )
+    getting = _bucket(group.add("get", _get, "write an object to a file"))
     getting.add_argument("name")
-    getting.add_argument("-O", "--output", default="", metavar="FILE", help="'-' for stdout; else the object's name")
-    getting.add_argument("-f", "--force", action="store_true", help="write over a file that is there")
-    getting.add_argument("--min-last-seq", type=values.whole, default=0, metavar="SEQ", help="read after this write")
+    getting.add_argument(
+        "-O", "--output", default="", metavar="FILE", help="'-' is stdout (default: the name of the object)"
+    )
+    getting.add_argument("-f", "--force", action="store_true", help="overwrite an existing file")
+    getting.add_argument(
+        "--min-last-seq",
+        type=values.whole,
+        default=0,
+        metavar="SEQ",
+        help="require a read at least as new as this sequence",
+    )
     listing = group.add("ls", _list, "list the objects of a bucket, or all buckets", aliases=("list",))
     listing.add_argument("bucket", nargs="?", default="", metavar="BUCKET")
-    _bucket(group.add("watch", _watch, "show what happens to the objects of a bucket, until interrupted"))
+    _bucket(group.add("watch", _watch, "print changes of a bucket as they happen"))
     info = _bucket(group.add("info", _info, "show a bucket or an object", aliases=("show",)))
     info.add_argument("name", nargs="?", default="")
     removing = _bucket(group.add("rm", _delete, "remove an object, or a whole bucket", aliases=("del",)))
     removing.add_argument("name", nargs="?", default="")
-    sealing = _bucket(group.add("seal", _seal, "allow no further change of a bucket, ever"))
+    sealing = _bucket(group.add("seal", _seal, "make a bucket read-only for ever"))
     for parser in (removing, sealing):
-        parser.add_argument("-f", "--force", action="store_true", help="do not ask")
+        parser.add_argument("-f", "--force", action="store_true", help="skip the confirmation")
 
 
 def _bucket(parser: Parser) -> Parser:
@@ -67,7 +77,7 @@ def _add(shell: Shell) -> None:
     )  # fmt: skip
     with shell.connect() as client:
         shell.jetstream(client).create_object_store(config)
-    shell.out.note(f"made bucket {options.bucket}")
+    shell.out.note(f"created bucket {options.bucket}")
 
 
 def _put(shell: Shell) -> None:
@@ -75,7 +85,7 @@ def _put(shell: Shell) -> None:
     piped = options.file in (None, "-")
     name = options.name or ("" if piped else Path(options.file).name)
     if not name:
-        raise UsageError("what comes from stdin needs a --name")
+        raise UsageError("an object from stdin needs --name")
     file = sys.stdin.buffer if piped else Path(options.file).open("rb")  # noqa: SIM115 -- closed below
     try:
         total = None if piped else os.fstat(file.fileno()).st_size
@@ -98,17 +108,17 @@ def _get(shell: Shell) -> None:
             for piece in reader:
                 shell.out.data(piece)
             return
-        # A name is another program's word: its last part is the file's, so that none lands elsewhere.
+        # The name is untrusted: only its last part is used, so that no file is written elsewhere.
         target = Path(options.output or Path(options.name).name or "object")
         if target.exists() and not options.force:
-            raise UsageError(f"{target} is there already: say --force to write over it")
+            raise UsageError(f"{target} exists already; pass --force to overwrite it")
         info = store.info(options.name, min_last_seq=options.min_last_seq)
         with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
             try:
                 with shell.out.progress(options.name, info.size) as meter:
                     store.get_into(options.name, file, min_last_seq=options.min_last_seq, progress=meter)
                 file.close()
-                Path(file.name).replace(target)  # complete or not there at all
+                Path(file.name).replace(target)  # atomically: the file is complete, or does not exist
             except BaseException:
                 Path(file.name).unlink(missing_ok=True)
                 raise

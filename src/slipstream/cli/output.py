@@ -1,4 +1,4 @@
-"""What a command has to say becomes tables for people, JSON for programs: data on stdout, everything else on stderr."""
+"""Output of a command: tables for users or JSON for programs on stdout, everything else on stderr."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from rich.table import Table
 
 
 class Meter(Protocol):
-    """Where long work tells how far it is."""
+    """Callback of a long operation: the bytes done so far."""
 
     def __call__(self, done: int, /) -> object: ...
 
 
 def _console(**options: Any) -> Console:
-    """What is shown is data: brackets and `:x:` in it mean nothing."""
+    """A console that prints data as it is: brackets and `:x:` in it are not markup."""
     return Console(highlight=False, markup=False, emoji=False, **options)
 
 
@@ -35,25 +35,25 @@ class Output:
         self._notes = _console(stderr=True, soft_wrap=True)
 
     def data(self, data: bytes) -> None:
-        """Bytes as they are."""
+        """Write bytes unchanged."""
         sys.stdout.flush()
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
 
     def text(self, text: str) -> None:
-        """A line of data."""
+        """Print a line of data."""
         self._console.print(text, markup=False)
 
     def json(self, value: Any) -> None:
-        """A value for programs: one line, so that many make JSON Lines."""
+        """Print a value as JSON on one line, so that several make JSON Lines."""
         self.data(json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n")
 
     def note(self, text: str) -> None:
-        """A line for people: not part of the data."""
+        """Print a message for the user on stderr."""
         self._notes.print(text, markup=False)
 
     def facts(self, title: str, facts: Iterable[tuple[str, object]]) -> None:
-        """Names and values, one per line; what is None is left out."""
+        """Print names and values, one per line; a value of None is left out."""
         rows = [(name, str(value)) for name, value in facts if value is not None]
         width = max((len(name) for name, _ in rows), default=0)
         if title:
@@ -63,7 +63,7 @@ class Output:
             self._console.print(f"{name:>{width + 2}}: {value}", markup=False)
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "") -> None:
-        """Rows; framed in a terminal, plain columns elsewhere. Columns that end in `#` are numbers."""
+        """Print rows; framed in a terminal, plain columns elsewhere. Columns that end in `#` are numbers."""
         framed = self._console.is_terminal
         table = Table(box=box.ROUNDED if framed else None, title=title if framed else None, pad_edge=framed)
         for column in columns:
@@ -79,7 +79,7 @@ class Output:
 
     @contextmanager
     def progress(self, what: str, total: int | None) -> Iterator[Meter | None]:
-        """A bar on stderr while something long goes on; nothing where nobody would see it move."""
+        """Show a progress bar on stderr during a long operation; none if stderr is not a terminal."""
         if not self._notes.is_terminal:
             yield None
             return
@@ -93,14 +93,14 @@ class Output:
         with Progress(*parts, console=self._notes, transient=True) as bar:
             task = bar.add_task(what, total=total)
 
-            def tell(done: int, /) -> None:
+            def update(done: int, /) -> None:
                 bar.update(task, completed=done)
 
-            yield tell
+            yield update
 
 
 def payload(data: bytes) -> dict[str, str]:
-    """A payload in JSON: as text where it is text, in base64 where it is not."""
+    """A payload for JSON: as text if it is UTF-8, else in base64."""
     try:
         return {"data": data.decode()}
     except UnicodeDecodeError:
@@ -108,7 +108,7 @@ def payload(data: bytes) -> dict[str, str]:
 
 
 def readable(data: bytes) -> str:
-    """A payload for people."""
+    """A payload for users."""
     try:
         text = data.decode()
     except UnicodeDecodeError:

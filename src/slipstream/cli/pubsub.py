@@ -1,4 +1,4 @@
-"""`slipstream pub`, `sub`, `req`, `reply`, `rtt`: core NATS by hand."""
+"""`slipstream pub`, `sub`, `req`, `reply`, `rtt`: core NATS."""
 
 from __future__ import annotations
 
@@ -39,25 +39,37 @@ def add(commands: Commands) -> None:
     parser = commands.add(
         "req",
         _request,
-        "send a request and show the replies",
+        "send a request and print the replies",
         aliases=("request",),
         examples="  slipstream req service.time ''\n  slipstream req --replies 0 --wait 500ms who.is.there",
     )
     parser.add_argument("subject")
     _body_and_headers(parser)
-    parser.add_argument("--replies", type=values.whole, default=1, metavar="N", help="how many to wait for; 0: all")
-    parser.add_argument("--wait", type=values.seconds, default=0.3, metavar="TIME", help="for one more reply (300ms)")
-    parser.add_argument("--raw", action="store_true", help="show the bodies only")
+    parser.add_argument(
+        "--replies",
+        type=values.whole,
+        default=1,
+        metavar="N",
+        help="number of replies to wait for; 0: all (default: 1)",
+    )
+    parser.add_argument(
+        "--wait",
+        type=values.seconds,
+        default=0.3,
+        metavar="TIME",
+        help="maximum wait for another reply (default: 300ms)",
+    )
+    parser.add_argument("--raw", action="store_true", help="print payloads only")
     _add_reply(commands)
-    rtt = commands.add("rtt", _rtt, "measure the round trip to the server")
-    rtt.add_argument("--count", type=values.count, default=5, metavar="N", help="how often (5)")
+    rtt = commands.add("rtt", _rtt, "measure the round-trip time to the server")
+    rtt.add_argument("--count", type=values.count, default=5, metavar="N", help="number of round trips (default: 5)")
 
 
 def _add_pub(commands: Commands) -> None:
     parser = commands.add(
         "pub",
         _publish,
-        "publish messages; the body may come from stdin",
+        "publish messages; without a body, from stdin",
         aliases=("publish",),
         examples=(
             "  slipstream pub orders.new '{\"id\": 1}'\n"
@@ -68,20 +80,20 @@ def _add_pub(commands: Commands) -> None:
     )
     parser.add_argument("subject")
     _body_and_headers(parser)
-    parser.add_argument("--reply", default="", metavar="SUBJECT", help="where answers go")
-    parser.add_argument("--count", type=values.count, default=1, metavar="N", help="how many (1)")
-    parser.add_argument("--sleep", type=values.seconds, default=0.0, metavar="TIME", help="between two of them")
-    parser.add_argument("-J", "--jetstream", action="store_true", help="wait until a stream has it")
-    parser.add_argument("--msg-id", metavar="ID", help="with -J: a stream takes it once")
-    parser.add_argument("--ttl", type=values.duration, metavar="TIME", help="with -J: how long it is kept")
-    parser.add_argument("--no-templates", action="store_true", help="leave {{Count}} and the like as they are")
+    parser.add_argument("--reply", default="", metavar="SUBJECT", help="reply subject")
+    parser.add_argument("--count", type=values.count, default=1, metavar="N", help="number of messages (default: 1)")
+    parser.add_argument("--sleep", type=values.seconds, default=0.0, metavar="TIME", help="pause between messages")
+    parser.add_argument("-J", "--jetstream", action="store_true", help="wait for the ack of a stream")
+    parser.add_argument("--msg-id", metavar="ID", help="with -J: message id for deduplication")
+    parser.add_argument("--ttl", type=values.duration, metavar="TIME", help="with -J: time to live of the message")
+    parser.add_argument("--no-templates", action="store_true", help="do not expand {{Count}} and other templates")
 
 
 def _add_sub(commands: Commands) -> None:
     parser = commands.add(
         "sub",
         _subscribe,
-        "show messages as they come",
+        "print messages as they arrive",
         aliases=("subscribe",),
         examples=(
             "  slipstream sub 'orders.>'\n"
@@ -90,9 +102,9 @@ def _add_sub(commands: Commands) -> None:
         ),
     )
     parser.add_argument("subject")
-    parser.add_argument("--queue", default="", metavar="NAME", help="share the messages with others of that group")
-    parser.add_argument("--count", type=values.count, metavar="N", help="end after that many")
-    parser.add_argument("--wait", type=values.seconds, metavar="TIME", help="end when none came for so long")
+    parser.add_argument("--queue", default="", metavar="NAME", help="queue group to join")
+    parser.add_argument("--count", type=values.count, metavar="N", help="exit after this number of messages")
+    parser.add_argument("--wait", type=values.seconds, metavar="TIME", help="exit after this time without a message")
     _show_options(parser)
 
 
@@ -108,31 +120,33 @@ def _add_reply(commands: Commands) -> None:
         ),
     )
     parser.add_argument("subject")
-    parser.add_argument("body", nargs="?", default="", help="of the answer; {{Request}} is what was sent")
-    parser.add_argument("--echo", action="store_true", help="answer with what was sent")
-    parser.add_argument("--command", metavar="COMMAND", help="answer with its output; {{0}}, {{1}} are subject tokens")
-    parser.add_argument("--queue", default="NATS-RPLY-22", metavar="NAME", help="one of the group answers")
-    parser.add_argument("--count", type=values.count, metavar="N", help="end after that many")
+    parser.add_argument("body", nargs="?", default="", help="body of the reply; {{Request}} is the request's")
+    parser.add_argument("--echo", action="store_true", help="reply with the body of the request")
+    parser.add_argument("--command", metavar="COMMAND", help="reply with its output; {{0}}, {{1}} are subject tokens")
+    parser.add_argument("--queue", default="NATS-RPLY-22", metavar="NAME", help="queue group (default: NATS-RPLY-22)")
+    parser.add_argument("--count", type=values.count, metavar="N", help="exit after this number of messages")
 
 
 def _body_and_headers(parser: Parser) -> None:
-    parser.add_argument("body", nargs="?", help="of the message; without it: stdin, if something is piped in")
+    parser.add_argument("body", nargs="?", help="body of the message (default: stdin, if it is piped)")
     parser.add_argument(
-        "-H", "--header", type=values.header, action="append", metavar="NAME:VALUE", help="again for more"
+        "-H", "--header", type=values.header, action="append", metavar="NAME:VALUE", help="may be repeated"
     )
 
 
 def _show_options(parser: Parser) -> None:
-    parser.add_argument("--raw", action="store_true", help="show the bodies only")
-    parser.add_argument("--headers-only", action="store_true", help="leave the bodies out")
+    parser.add_argument("--raw", action="store_true", help="print payloads only")
+    parser.add_argument("--headers-only", action="store_true", help="without payloads")
 
 
 def fill(text: str, facts: dict[str, str]) -> str:
-    """Put values in place of `{{Name}}`; one that is not known is an error."""
+    """Expand `{{Name}}` templates; raises UsageError for an unknown name."""
 
     def value(found: re.Match[str]) -> str:
         if found[1] not in facts:
-            raise UsageError(f"{found[0]} is not known: {', '.join(facts)} are; --no-templates leaves them alone")
+            raise UsageError(
+                f"unknown template {found[0]}; known: {', '.join(facts)}; --no-templates leaves them unchanged"
+            )
         return facts[found[1]]
 
     return _PLACEHOLDER.sub(value, text)
@@ -151,7 +165,7 @@ def _publish(shell: Shell) -> None:
     data, templates = body(options.body), options.body is not None and not options.no_templates
     headers = values.headers(options.header) or None
     if (options.msg_id or options.ttl) and not options.jetstream:
-        raise UsageError("--msg-id and --ttl are a stream's business: say -J")
+        raise UsageError("--msg-id and --ttl need -J")
     with shell.connect() as client:
         js = shell.jetstream(client)
         for number in range(1, options.count + 1):
@@ -163,8 +177,8 @@ def _publish(shell: Shell) -> None:
                 if shell.out.is_json:
                     shell.out.json({"stream": ack.stream, "seq": ack.seq, "duplicate": ack.duplicate})
                 else:
-                    twice = ", a duplicate" if ack.duplicate else ""
-                    shell.out.note(f"stored in {ack.stream} as sequence {ack.seq}{twice}")
+                    duplicate = ", a duplicate" if ack.duplicate else ""
+                    shell.out.note(f"stored in {ack.stream} as sequence {ack.seq}{duplicate}")
             else:
                 client.publish(options.subject, message, reply=options.reply, headers=headers)
             if options.sleep and number < options.count:
@@ -176,7 +190,7 @@ def _publish(shell: Shell) -> None:
 
 
 def show(shell: Shell, message: _Message, number: int) -> None:
-    """One message, in the form that was asked for."""
+    """Print a message in the form that the options choose."""
     options, out = shell.options, shell.out
     if getattr(options, "raw", False):
         out.data(message.data + b"\n")
@@ -239,7 +253,7 @@ def _request(shell: Shell) -> None:
         for number, message in enumerate(replies, 1):
             show(shell, message, number)
         if number < options.replies:
-            raise RequestTimeoutError(f"{number} of {options.replies} replies came in time")
+            raise RequestTimeoutError(f"{number} of {options.replies} replies arrived in time")
 
 
 def _reply(shell: Shell) -> None:
@@ -267,8 +281,8 @@ def _answer(shell: Shell, message: _Message, number: int) -> bytes:
     facts = _facts(number) | {"Request": message.data.decode(errors="replace")}
     if not options.command:
         return fill(options.body, facts).encode()
-    tokens = {str(place): token for place, token in enumerate(message.subject.split("."))}
-    # The words are split before values are put in: what a requester sends cannot become a word of its own.
+    tokens = {str(index): token for index, token in enumerate(message.subject.split("."))}
+    # Words are split before templates are expanded: a request cannot add arguments to the command.
     words = [fill(word, facts | tokens) for word in shlex.split(options.command)]
     env = os.environ | {"NATS_REQUEST_SUBJECT": message.subject, "NATS_REQUEST_BODY": facts["Request"]}
     try:
@@ -277,7 +291,7 @@ def _answer(shell: Shell, message: _Message, number: int) -> bytes:
         shell.out.note(f"the command failed: {exc}")
         return b""
     if done.returncode:
-        shell.out.note(f"the command ended with {done.returncode}: {done.stderr.decode(errors='replace').strip()}")
+        shell.out.note(f"the command exited with {done.returncode}: {done.stderr.decode(errors='replace').strip()}")
     return done.stdout
 
 
@@ -286,9 +300,9 @@ def _rtt(shell: Shell) -> None:
         client.flush(timeout=shell.timeout)
         times = []
         for _ in range(shell.options.count):
-            begun = time.perf_counter()
+            begin = time.perf_counter()
             client.flush(timeout=shell.timeout)
-            times.append(time.perf_counter() - begun)
+            times.append(time.perf_counter() - begin)
         server = client.server_info
     if shell.out.is_json:
         shell.out.json({"server": server.server_name, "rtt_ms": [round(each * 1000, 3) for each in times]})

@@ -1,4 +1,4 @@
-"""`slipstream stream …` and `slipstream account`: streams made, changed, looked at and emptied."""
+"""`slipstream stream …` and `slipstream account`: management of streams."""
 
 from __future__ import annotations
 
@@ -9,44 +9,44 @@ from typing import Any
 from slipstream import BlockingJetStream, StreamConfig
 from slipstream.cli import backup, values
 from slipstream.cli.common import Commands, Parser, Shell
-from slipstream.cli.config_options import Fields, add_fields, given_fields, read_config
+from slipstream.cli.config_options import Fields, add_fields, changed_fields, read_config
 from slipstream.cli.get import show_stored
 from slipstream.cli.values import show_duration, show_limit, show_size, show_time
 from slipstream.errors import UsageError
 
 _FIELDS: Fields = {
-    "--subjects": ("subjects", lambda text: tuple(values.names(text)), "what it listens on, several with commas"),
-    "--description": ("description", str, "what it is for"),
+    "--subjects": ("subjects", lambda text: tuple(values.names(text)), "subjects, separated by commas"),
+    "--description": ("description", str, "description"),
     "--storage": ("storage", str, "file or memory"),
     "--retention": ("retention", str, "limits, interest or workqueue"),
-    "--discard": ("discard", str, "old or new: what goes when it is full"),
-    "--max-msgs": ("max_msgs", int, "how many messages; -1: any number"),
-    "--max-bytes": ("max_bytes", values.size, "how many bytes, such as 1GB"),
-    "--max-age": ("max_age", values.duration, "how long messages are kept, such as 24h; 0: forever"),
-    "--max-msgs-per-subject": ("max_msgs_per_subject", int, "how many of one subject"),
-    "--max-msg-size": ("max_msg_size", values.size, "largest message"),
-    "--max-consumers": ("max_consumers", int, "how many consumers"),
-    "--replicas": ("num_replicas", int, "how many servers have it, 1 to 5"),
-    "--dupe-window": ("duplicate_window", values.duration, "how long message ids are remembered"),
+    "--discard": ("discard", str, "old or new: which messages to discard when it is full"),
+    "--max-msgs": ("max_msgs", int, "maximum number of messages; -1: unlimited"),
+    "--max-bytes": ("max_bytes", values.size, "maximum size, such as 1GB"),
+    "--max-age": ("max_age", values.duration, "maximum age of messages, such as 24h; 0: unlimited"),
+    "--max-msgs-per-subject": ("max_msgs_per_subject", int, "maximum number of messages per subject"),
+    "--max-msg-size": ("max_msg_size", values.size, "maximum size of a message"),
+    "--max-consumers": ("max_consumers", int, "maximum number of consumers"),
+    "--replicas": ("num_replicas", int, "number of replicas, 1 to 5"),
+    "--dupe-window": ("duplicate_window", values.duration, "duplicate window"),
     "--compression": ("compression", str, "none or s2"),
 }
 _FLAGS: dict[str, tuple[str, bool, str]] = {
-    "--allow-direct": ("allow_direct", True, "let any replica answer gets"),
-    "--no-allow-direct": ("allow_direct", False, "let only the leader answer gets"),
-    "--allow-rollup": ("allow_rollup_hdrs", True, "let messages replace older ones"),
-    "--deny-delete": ("deny_delete", True, "messages cannot be deleted"),
-    "--deny-purge": ("deny_purge", True, "the stream cannot be purged"),
-    "--no-ack": ("no_ack", True, "publishes are not acknowledged"),
-    "--allow-msg-ttl": ("allow_msg_ttl", True, "messages may say how long they are kept"),
+    "--allow-direct": ("allow_direct", True, "allow Direct Get, from any replica"),
+    "--no-allow-direct": ("allow_direct", False, "disable Direct Get"),
+    "--allow-rollup": ("allow_rollup_hdrs", True, "allow the rollup header"),
+    "--deny-delete": ("deny_delete", True, "deny deleting messages"),
+    "--deny-purge": ("deny_purge", True, "deny purging the stream"),
+    "--no-ack": ("no_ack", True, "do not acknowledge publishes"),
+    "--allow-msg-ttl": ("allow_msg_ttl", True, "allow a TTL per message"),
 }
 
 
 def add(commands: Commands) -> None:
     """Declare the commands."""
-    group = commands.group("stream", "streams", aliases=("str",))
+    group = commands.group("stream", "manage streams", aliases=("str",))
     for name, run, text, aliases in (
-        ("add", _add, "make a stream", ("create", "new")),
-        ("edit", _edit, "change a stream: only what is named", ("update",)),
+        ("add", _add, "create a stream", ("create", "new")),
+        ("edit", _edit, "change the named settings of a stream", ("update",)),
     ):
         parser = group.add(
             name,
@@ -58,30 +58,30 @@ def add(commands: Commands) -> None:
         parser.add_argument("name", metavar="STREAM")
         _config_options(parser)
     listing = group.add("ls", _list, "list streams", aliases=("list",))
-    listing.add_argument("--subject", default="", help="only those that listen on it")
-    listing.add_argument("-n", "--names", action="store_true", help="names only")
-    info = _named(group.add("info", _info, "show configuration and state of a stream"))
+    listing.add_argument("--subject", default="", help="only streams with this subject")
+    listing.add_argument("-n", "--names", action="store_true", help="print names only")
+    info = _named(group.add("info", _info, "show the configuration and state of a stream"))
     info.add_argument(
         "--subjects", dest="subjects_filter", default="", metavar="FILTER", help="count messages by subject"
     )
     _destructive(_named(group.add("rm", _delete, "remove a stream and all its messages", aliases=("delete", "del"))))
-    purge = _destructive(_named(group.add("purge", _purge, "remove messages of a stream")))
-    purge.add_argument("--subject", default="", metavar="FILTER", help="only those")
-    purge.add_argument("--seq", type=values.count, help="only those below this sequence")
-    purge.add_argument("--keep", type=values.count, default=0, help="all but the newest so many")
-    drop = _destructive(_named(group.add("rmm", _delete_message, "remove one message of a stream")))
-    drop.add_argument("seq", type=values.count, help="its sequence")
-    view = _named(group.add("view", _view, "show the messages of a stream, from the first on"))
-    view.add_argument("count", nargs="?", type=values.count, default=25, help="how many (25)")
-    view.add_argument("--seq", type=values.count, default=1, help="from this sequence on")
-    view.add_argument("--subject", default="", metavar="FILTER", help="only those")
-    view.add_argument("--raw", action="store_true", help="show the bodies only")
-    get = _named(group.add("get", _get, "show one message of a stream"))
-    get.add_argument("seq", nargs="?", type=values.count, help="its sequence")
-    get.add_argument("-S", "--last-for", metavar="SUBJECT", help="the newest on that subject")
-    get.add_argument("--raw", action="store_true", help="show the body only")
+    purge = _destructive(_named(group.add("purge", _purge, "remove messages from a stream")))
+    purge.add_argument("--subject", default="", metavar="FILTER", help="only messages that match")
+    purge.add_argument("--seq", type=values.count, help="only messages below this sequence")
+    purge.add_argument("--keep", type=values.count, default=0, help="keep this number of newest messages")
+    drop = _destructive(_named(group.add("rmm", _delete_message, "remove one message from a stream")))
+    drop.add_argument("seq", type=values.count, help="sequence of the message")
+    view = _named(group.add("view", _view, "print messages of a stream"))
+    view.add_argument("count", nargs="?", type=values.count, default=25, help="number of messages (default: 25)")
+    view.add_argument("--seq", type=values.count, default=1, help="first sequence (default: 1)")
+    view.add_argument("--subject", default="", metavar="FILTER", help="only messages that match")
+    view.add_argument("--raw", action="store_true", help="print payloads only")
+    get = _named(group.add("get", _get, "print one message of a stream"))
+    get.add_argument("seq", nargs="?", type=values.count, help="sequence of the message")
+    get.add_argument("-S", "--last-for", metavar="SUBJECT", help="the last message of a subject")
+    get.add_argument("--raw", action="store_true", help="print the payload only")
     backup.add(group)
-    commands.add("account", _account, "show what the account uses of JetStream")
+    commands.add("account", _account, "show the JetStream usage of the account")
 
 
 def _named(parser: Parser) -> Parser:
@@ -90,7 +90,7 @@ def _named(parser: Parser) -> Parser:
 
 
 def _destructive(parser: Parser) -> Parser:
-    parser.add_argument("-f", "--force", action="store_true", help="do not ask")
+    parser.add_argument("-f", "--force", action="store_true", help="skip the confirmation")
     return parser
 
 
@@ -103,7 +103,7 @@ def _config_options(parser: Parser) -> None:
 def _changes(shell: Shell) -> dict[str, Any]:
     options = shell.options
     flags = {field: getattr(options, field) for field, _, _ in _FLAGS.values() if getattr(options, field) is not None}
-    return given_fields(options, _FIELDS) | flags
+    return changed_fields(options, _FIELDS) | flags
 
 
 def _from_file(shell: Shell, base: StreamConfig) -> StreamConfig:
@@ -111,7 +111,7 @@ def _from_file(shell: Shell, base: StreamConfig) -> StreamConfig:
 
 
 def _add(shell: Shell) -> None:
-    # Direct gets are what most of this command line reads with: allowed unless told otherwise.
+    # Most commands read by Direct Get, so it is allowed by default.
     config = replace(_from_file(shell, StreamConfig(name=shell.options.name, allow_direct=True)), **_changes(shell))
     if not config.subjects and not config.mirror and not config.sources:
         config = replace(config, subjects=(config.name,))
@@ -208,11 +208,11 @@ def _purge(shell: Shell) -> None:
     shell.confirm(f"Remove messages of the stream {options.name}?")
     with shell.connect() as client:
         stream = shell.jetstream(client).stream(options.name)
-        gone = stream.purge(subject=options.subject, below=options.seq, keep=options.keep)
+        removed = stream.purge(subject=options.subject, below=options.seq, keep=options.keep)
     if shell.out.is_json:
-        shell.out.json({"purged": gone})
+        shell.out.json({"purged": removed})
     else:
-        shell.out.note(f"removed {gone:,} messages")
+        shell.out.note(f"removed {removed:,} messages")
 
 
 def _delete_message(shell: Shell) -> None:
@@ -240,7 +240,7 @@ def _show_first(shell: Shell, messages: Iterable[Any], count: int) -> None:
 def _get(shell: Shell) -> None:
     options = shell.options
     if (options.seq is None) == (options.last_for is None):
-        raise UsageError("one of a sequence and --last-for is needed")
+        raise UsageError("exactly one of a sequence and --last-for is required")
     with shell.connect() as client:
         stream = shell.jetstream(client).stream(options.name)
         found = stream.get(options.seq) if options.seq is not None else stream.get_last(options.last_for)

@@ -1,4 +1,7 @@
-"""Texts of the command line become values: durations, sizes, headers, times. A bad one is told with what is allowed."""
+"""Parsers and formatters of command-line values: durations, sizes, headers, times.
+
+A parser raises ArgumentTypeError, which argparse reports with the name of the argument.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,8 @@ from datetime import UTC, datetime, timedelta
 _UNITS = {"ns": 1, "us": 10**3, "µs": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9}
 _UNITS |= {"d": 86400 * 10**9, "w": 7 * 86400 * 10**9, "y": 365 * 86400 * 10**9}
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h|d|w|y)")
-_MOST = 2**63 - 1  # what the API has for durations in nanoseconds, and for sizes: 292 years, 8 EiB
-_MOST_PAYLOAD = 64 * 1024 * 1024  # no server takes larger messages
+_MAX = 2**63 - 1  # of durations in nanoseconds and of sizes in the API: 292 years, 8 EiB
+_MAX_PAYLOAD = 64 * 1024 * 1024  # no server accepts larger messages
 _SIZE = re.compile(r"(-?\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 
 
@@ -19,9 +22,9 @@ def nanoseconds(text: str) -> int:
     whole = f"{text}s" if re.fullmatch(r"\d+(\.\d+)?", text) else text
     parts = _PART.findall(whole)
     if not parts or "".join(number + unit for number, unit in parts) != whole:
-        raise argparse.ArgumentTypeError(f"bad duration {text!r}: such as 30s, 1h30m, 500ms or 2d is allowed")
-    if sum(float(number) * _UNITS[unit] for number, unit in parts) >= _MOST:
-        raise argparse.ArgumentTypeError(f"bad duration {text!r}: up to 292y is allowed")
+        raise argparse.ArgumentTypeError(f"duration must be such as 30s, 1h30m, 500ms or 2d, got {text!r}")
+    if sum(float(number) * _UNITS[unit] for number, unit in parts) >= _MAX:
+        raise argparse.ArgumentTypeError(f"duration must be less than 292y, got {text!r}")
     return sum(round(float(number) * _UNITS[unit]) for number, unit in parts)
 
 
@@ -31,29 +34,29 @@ def duration(text: str) -> timedelta:
 
 
 def seconds(text: str) -> float:
-    """A duration, for a timeout: more than nothing."""
+    """A duration above 0, in seconds."""
     value = nanoseconds(text) / 10**9
     if value <= 0:
-        raise argparse.ArgumentTypeError(f"bad duration {text!r}: more than 0 is allowed")
+        raise argparse.ArgumentTypeError(f"duration must be more than 0, got {text!r}")
     return value
 
 
 def size(text: str) -> int:
-    """`1024`, `10KB`, `1MiB`, `2G`: in bytes, a thousand being 1024 as everywhere in NATS; -1 is no limit."""
+    """`1024`, `10KB`, `1MiB`, `2G`: in bytes, with K = 1024 as everywhere in NATS; -1 is no limit."""
     found = _SIZE.fullmatch(text.strip())
     if found is None:
-        raise argparse.ArgumentTypeError(f"bad size {text!r}: such as 1024, 10KB, 1MiB or -1 is allowed")
+        raise argparse.ArgumentTypeError(f"size must be such as 1024, 10KB, 1MiB or -1, got {text!r}")
     amount = float(found[1]) * 1024 ** ["", "k", "m", "g", "t"].index(found[2].lower())
-    if abs(amount) >= _MOST:
-        raise argparse.ArgumentTypeError(f"bad size {text!r}: less than 8388608T is allowed")
+    if abs(amount) >= _MAX:
+        raise argparse.ArgumentTypeError(f"size must be less than 8388608T, got {text!r}")
     return int(amount)
 
 
 def payload(text: str) -> int:
-    """The size of a message's body."""
+    """The size of a payload."""
     value = size(text)
-    if not 0 <= value <= _MOST_PAYLOAD:
-        raise argparse.ArgumentTypeError(f"bad size {text!r}: 0 to 64MB is allowed")
+    if not 0 <= value <= _MAX_PAYLOAD:
+        raise argparse.ArgumentTypeError(f"size must be between 0 and 64MB, got {text!r}")
     return value
 
 
@@ -69,7 +72,7 @@ def whole(text: str) -> int:
 
 def _whole(text: str, least: int) -> int:
     if not text.isdigit() or int(text) < least:
-        raise argparse.ArgumentTypeError(f"bad number {text!r}: a whole number from {least} on is allowed")
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least {least}, got {text!r}")
     return int(text)
 
 
@@ -77,7 +80,7 @@ def header(text: str) -> tuple[str, str]:
     """`Name:value`."""
     name, colon, value = text.partition(":")
     if not colon or not name.strip():
-        raise argparse.ArgumentTypeError(f"bad header {text!r}: Name:value is allowed")
+        raise argparse.ArgumentTypeError(f"header must be Name:value, got {text!r}")
     return name.strip(), value.strip()
 
 
@@ -93,7 +96,7 @@ def pair(text: str) -> tuple[str, str]:
     """`key=value`."""
     name, found, value = text.partition("=")
     if not found or not name:
-        raise argparse.ArgumentTypeError(f"bad pair {text!r}: key=value is allowed")
+        raise argparse.ArgumentTypeError(f"must be key=value, got {text!r}")
     return name, value
 
 
@@ -102,7 +105,7 @@ def moment(text: str) -> int:
     try:
         when = datetime.fromisoformat(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"bad time {text!r}: such as 2026-01-31T10:00:00Z is allowed") from None
+        raise argparse.ArgumentTypeError(f"time must be such as 2026-01-31T10:00:00Z, got {text!r}") from None
     when = when.astimezone(UTC) if when.tzinfo else when.replace(tzinfo=UTC)
     return ((when - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)) * 1000
 
@@ -113,7 +116,7 @@ def names(text: str) -> list[str]:
 
 
 def show_time(nanos: int) -> str:
-    """Nanoseconds since the epoch, for people."""
+    """Nanoseconds since the epoch, formatted for users."""
     if nanos <= 0:
         return "never"
     when = datetime.fromtimestamp(nanos // 10**9, UTC)
@@ -121,7 +124,7 @@ def show_time(nanos: int) -> str:
 
 
 def show_duration(value: timedelta) -> str:
-    """A duration, for people."""
+    """A duration, formatted for users."""
     total = value // timedelta(milliseconds=1)
     if total == 0:
         return "0s"
@@ -134,7 +137,7 @@ def show_duration(value: timedelta) -> str:
 
 
 def show_size(value: int) -> str:
-    """A size, for people."""
+    """A size, formatted for users."""
     if value < 0:
         return "unlimited"
     amount, units = float(value), ["B", "KiB", "MiB", "GiB", "TiB"]
@@ -144,5 +147,5 @@ def show_size(value: int) -> str:
 
 
 def show_limit(value: int) -> str:
-    """A number that may stand for no limit."""
+    """A limit, formatted for users; negative is unlimited."""
     return "unlimited" if value < 0 else f"{value:,}"
