@@ -88,7 +88,7 @@ def test_requests_are_answered_by_reply(cli: Cli, fresh: str) -> None:
         assert cli.ok("req", f"{fresh}.x", "a b; c", "--raw").out == "x a b; c\n\n"
         assert [each["data"] for each in cli.ok("req", f"{fresh}.y", "", "--replies", "0", "--json").lines] == ["y \n"]
     nobody = cli.run("req", f"{fresh}.z", "x")
-    assert (nobody.code, "nobody" in nobody.err) == (5, True)
+    assert (nobody.code, "no responders" in nobody.err) == (5, True)
 
 
 def test_contexts_are_those_of_the_nats_tool(cli: Cli, fresh: str, tmp_path: Path) -> None:
