@@ -191,7 +191,7 @@ def test_hostile_clients_leave_the_server_up_and_nothing_behind() -> None:
         witness.sendall(b'CONNECT {"verbose":false}\r\nPING\r\n')
         until_pong(witness)
         engine = server._running.engine
-        before = len(engine._default.router.router)
+        before = len(engine._default.router.matcher)
 
         @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), database=None)
         @given(
@@ -218,7 +218,7 @@ def test_hostile_clients_leave_the_server_up_and_nothing_behind() -> None:
         while len(engine._sessions) > 1 and time.monotonic() < deadline:
             time.sleep(0.01)
         assert len(engine._sessions) == 1
-        assert len(engine._default.router.router) == before
+        assert len(engine._default.router.matcher) == before
 
 
 def test_subscriptions_beyond_the_limit_are_refused_and_the_others_stay() -> None:

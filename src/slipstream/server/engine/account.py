@@ -181,12 +181,14 @@ class Account:
             for key, data in journal.store.streams()
             if account_of(key) == self.name
         }
+        # 1. Restores do not survive: their chunks were lost with the group, or with the server.
         for restore in [each for each in self.restores.values() if self.journals[each.config.storage] is journal]:
             restore.lost(begun=self._key(restore.config.name) in stored)
         for key in [key for key, entry in stored.items() if entry.restoring]:
             del stored[key]
             if any(name == key for name, _ in journal.store.streams()):
                 journal.store.delete(key)
+        # 2. After a lost group: streams that the store still has go back to their committed state, others are stopped.
         for stream in [stream for stream in self.streams.values() if stream.journal is journal]:
             self._detach(stream)
             entry = stored.get(stream.key)
@@ -202,6 +204,7 @@ class Account:
                 self._attach(stream)
                 if entry.trimming:
                     stream.trim_subjects()
+        # 3. All others are opened: every stream at the start, deleted ones whose deletion was lost.
         for key, entry in stored.items():
             config = with_level(StreamConfig.from_dict(entry.config))
             stream = Stream(self, journal, config, key=key, created=entry.created, now=now)

@@ -496,9 +496,9 @@ class Engine:
             return
         # A reply inbox is used once: in the matcher's cache it would only displace others.
         if subject.startswith((INBOX, ACK_PREFIX)):
-            found = router.router.match_once(subject)
+            found = router.matcher.match_once(subject)
         else:
-            found = router.router.match(subject)
+            found = router.matcher.match(subject)
             if len(found.plain) == 1 and not found.queues and isinstance(found.plain[0], Stream):
                 router.remember_sole_stream(subject, found.plain[0])
         delivered = router.route(found, subject, reply, header, payload, session)

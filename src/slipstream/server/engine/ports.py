@@ -52,7 +52,7 @@ class LogState(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """What groups did to a log: sequences with their subjects. A message that a group added and took out again is in
+    """The changes of groups to a log: sequences with their subjects. A message that a group added and removed is in
     both lists."""
 
     added: list[tuple[int, str]]

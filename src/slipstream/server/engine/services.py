@@ -1,4 +1,4 @@
-"""What the parts of an account (streams, consumers, reads, mirrors, snapshots) may use besides their own state.
+"""Services of an account for its parts: streams, consumers, reads, mirrors, snapshots.
 
 `Services` is the account as its parts see it; `account.Account` implements it. `SharedServices` are the server-wide
 parts of it, made once by the engine: timers, jobs, and the reads and mirrors that wait for commits.
@@ -25,7 +25,7 @@ STEP_MESSAGES = 1024  # sent per turn by all jobs together
 
 
 class Progress(enum.Enum):
-    """How a job stands after a chunk."""
+    """The state of a job after a chunk."""
 
     DONE = "done"
     MORE = "more"
@@ -143,7 +143,7 @@ class UpstreamState(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedServices:
-    """What all accounts of a server share."""
+    """The parts of `Services` that all accounts of a server share."""
 
     server_name: str
     version: str

@@ -52,7 +52,7 @@ class AccountRouter:
     def __init__(self, random: Random, now: int, dirty: list[Session]) -> None:
         """`dirty` collects the sessions with output; the routers of all accounts share it."""
         self.now = now  # the time of the event that is being handled
-        self.router: Router[ClientSub | Subscriber] = Router()
+        self.matcher: Router[ClientSub | Subscriber] = Router()
         self.sole_streams: dict[str, Subscriber] = {}  # literal subject -> the stream that is its only subscriber
         self._inboxes: dict[str, ClientSub | None] = {}  # `a.b` -> the only subscriber of every `a.b.<token>`, if any
         self._literals: dict[str, int] = {}  # `a.b` -> number of subscriptions on literal subjects `a.b.<token>`
@@ -71,7 +71,7 @@ class AccountRouter:
 
     def count_subscribers(self, subject: str) -> int:
         """The number of subscriptions that match a subject, with every member of a queue group."""
-        found = self.router.match_once(subject)
+        found = self.matcher.match_once(subject)
         return len(found.plain) + sum(len(members) for _, members in found.queues)
 
     def token(self, size: int) -> str:
@@ -81,12 +81,12 @@ class AccountRouter:
     # Subscriptions.
 
     def add(self, pattern: str, target: ClientSub | Subscriber, queue: str = "") -> None:
-        self.router.add(pattern, target, queue)
+        self.matcher.add(pattern, target, queue)
         self.inserts += 1
         self._invalidate(pattern, 1)
 
     def discard(self, pattern: str, target: ClientSub | Subscriber, queue: str = "") -> None:
-        if self.router.remove(pattern, target, queue):
+        if self.matcher.remove(pattern, target, queue):
             self.removes += 1
             self._invalidate(pattern, -1)
 
@@ -109,7 +109,7 @@ class AccountRouter:
 
     def subscribers(self, subject: str, queue: str) -> list[ClientSub]:
         """The clients that subscribed to exactly this subject, in that queue group (or in none, if it is empty)."""
-        found = self.router.match_once(subject)
+        found = self.matcher.match_once(subject)
         subs = found.plain if not queue else next((group for name, group in found.queues if name == queue), ())
         return [sub for sub in subs if isinstance(sub, ClientSub) and sub.subject == subject]
 
@@ -122,6 +122,7 @@ class AccountRouter:
             for listener in list(self._interest[pattern]):
                 listener.interest_changed(self.now)
         if has_wildcard(pattern):
+            # A wildcard may match many subjects: drop all. Those of inboxes are never in `sole_streams`.
             self._inboxes.clear()
             if not pattern.startswith(INBOX):
                 self.sole_streams.clear()
@@ -161,14 +162,14 @@ class AccountRouter:
 
     def interest(self, subject: str) -> tuple[bool, bool]:
         """Whether a subject has subscribers, and whether one of them is congested."""
-        found = self.router.match_once(subject)
+        found = self.matcher.match_once(subject)
         every = (*found.plain, *(member for _, members in found.queues for member in members))
         return bool(every), any(isinstance(sub, ClientSub) and sub.session.congested for sub in every)
 
     def sole_client(self, subject: str, *, limited: bool = False) -> ClientSub | None:
         """The client subscription that is the only subscriber of a subject and takes any number of messages; with
         `limited` also one that ends after some (the caller must call `remove` then)."""
-        found = self.router.match_once(subject)
+        found = self.matcher.match_once(subject)
         if found.queues or len(found.plain) != 1:
             return None
         sub = found.plain[0]
@@ -185,15 +186,15 @@ class AccountRouter:
 
     def send(self, subject: str, header: bytes, payload: bytes) -> bool:
         """Publish from within the server on a subject that is used once; whether it was delivered."""
-        return self.route(self.router.match_once(subject), subject, "", header, payload, None)
+        return self.route(self.matcher.match_once(subject), subject, "", header, payload, None)
 
     def request(self, subject: str, reply: str, header: bytes, payload: bytes) -> bool:
         """As `send`, with a reply subject."""
-        return self.route(self.router.match_once(subject), subject, reply, header, payload, None)
+        return self.route(self.matcher.match_once(subject), subject, reply, header, payload, None)
 
     def forward(self, to: str, subject: str, reply: str, header: bytes, payload: bytes) -> bool:
         """Deliver to the subscribers of `to` a message that shows another subject; whether it was delivered."""
-        return self.route(self.router.match_once(to), subject, reply, header, payload, None, to=to)
+        return self.route(self.matcher.match_once(to), subject, reply, header, payload, None, to=to)
 
     def route(
         self, found: Match[ClientSub | Subscriber], subject: str, reply: str, header: bytes, payload: bytes,
@@ -264,7 +265,7 @@ class AccountRouter:
 
     def send_no_responders(self, session: Session, subject: str, reply: str) -> None:
         """Answer a request that had no subscriber with status 503."""
-        found = self.router.match_once(reply)
+        found = self.matcher.match_once(reply)
         for sub in (*found.plain, *(member for _, members in found.queues for member in members)):
             if isinstance(sub, ClientSub) and sub.session is session:
                 block = f"NATS/1.0 503\r\nNats-Subject: {subject}\r\n\r\n".encode()
@@ -289,6 +290,7 @@ class AccountRouter:
         sid = ""
         total = 0
         texts: list[str] = []
+        # Consecutive acks for one inbox are collected as text and encoded once: that is most of the cost of an ack.
         for reply, seq, source, payload in answers:
             sub = None
             if seq:

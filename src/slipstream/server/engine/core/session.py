@@ -17,7 +17,7 @@ from slipstream.wire import ConnectOptions, Event, err
 
 
 class SessionState(enum.Enum):
-    """Where a connection is in its life."""
+    """The lifecycle of a connection."""
 
     GREETED = "greeted"
     READY = "ready"

@@ -263,7 +263,7 @@ def subsz(engine: Engine, now: int, query: Query) -> dict[str, Any]:
         "server_id": engine.settings.server_id,
         "now": format_time(now),
         "num_subscriptions": len(chosen),
-        "num_cache": sum(account.router.router.cached for account in engine.accounts),
+        "num_cache": sum(account.router.matcher.cached for account in engine.accounts),
         "num_inserts": sum(account.router.inserts for account in engine.accounts),
         "num_removes": sum(account.router.removes for account in engine.accounts),
         "num_matches": 0,

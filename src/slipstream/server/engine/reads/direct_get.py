@@ -228,7 +228,7 @@ class DirectBatch:
             return Progress.DONE, 0  # the reader went away
         if congested:
             return Progress.BLOCKED, 0
-        if self._pending < 0:
+        if self._pending < 0:  # counting is not free: once, and with the first chunk, not while requests queue up
             self._counted = self._log.committed.last_seq
             self._pending = self._log.count(self._pattern, self._seq) if self._seqs is None else len(self._seqs)
         try:

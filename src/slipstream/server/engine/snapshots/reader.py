@@ -159,6 +159,7 @@ class SnapshotReader:
         self._catalog.router.discard(self._subject, self)
         if self._timer is not None:
             self._timer.cancel()
+        # A consumer's state refers to messages: the stream is opened after all of them are durable.
         self._journal.after.append(lambda: self._complete_at(now))
 
     def _complete_at(self, now: int) -> None:

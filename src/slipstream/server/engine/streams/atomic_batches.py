@@ -69,10 +69,11 @@ class AtomicBatches:
             raise ErrorCode.ATOMIC_PUBLISH_INVALID_BATCH_ID.error()
         if not (seq.isascii() and seq.isdigit()) or len(seq) > 19:
             raise ErrorCode.ATOMIC_PUBLISH_MISSING_SEQ.error()
-        number, ends = int(seq), wanted.batch_commit == "eob"
+        number, ends = int(seq), wanted.batch_commit == "eob"  # a message that only ends the batch is not stored
         batch = self._open.get(name)
         if batch is None:
             batch = self._begin(name, number, ends=ends)
+        # From here on a violation ends the batch: its sender must begin again. The order is nats-server's.
         if wanted.batch_commit not in ("", "1", "eob"):
             self._end(name)
             raise ErrorCode.ATOMIC_PUBLISH_INVALID_BATCH_COMMIT.error()
@@ -110,7 +111,7 @@ class AtomicBatches:
         return batch
 
     def _add(self, name: str, batch: AtomicBatch, message: Staged, now: int) -> None:
-        size = len(message.subject) + len(message.header) + len(message.payload) + 256
+        size = len(message.subject) + len(message.header) + len(message.payload) + 256  # and the objects around them
         if self._usage.bytes + size > MAX_WAITING_BYTES:
             raise self._given_up(name, "large", _too_many(), now)
         if message.wanted.api_level:  # it is for the server, not for readers

@@ -105,7 +105,7 @@ def check_create(config: StreamConfig) -> None:
 
 
 def updated(old: StreamConfig, new: StreamConfig) -> StreamConfig:
-    """What an update makes of a stream's configuration; `new` is normalised."""
+    """The configuration after an update; `new` is normalised."""
     if new.name != old.name:
         raise _invalid("stream configuration name must match original")
     if new.storage != old.storage:

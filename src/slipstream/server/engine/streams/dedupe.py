@@ -41,6 +41,7 @@ class DuplicateWindow:
         self._seen.clear()
         if self.window and log.committed.messages:
             self._rebuild(log, now)
+        # A scan sees committed messages only.
         for seq in range(log.committed.last_seq + 1, log.state.last_seq + 1):
             self._add_record(log.peek(seq))
 
@@ -51,7 +52,7 @@ class DuplicateWindow:
         while seq <= last:
             try:
                 records = log.scan("", seq, limit=limit)
-            except CorruptRecordError:  # skip it; its id is lost with it
+            except CorruptRecordError:  # halve the chunk until the damaged record is alone; its id is lost with it
                 seq, limit = (seq, limit // 2) if limit > 1 else (seq + 1, _CHUNK)
                 continue
             for record in records:

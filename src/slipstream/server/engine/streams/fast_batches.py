@@ -157,7 +157,7 @@ class FastBatches:
     def _store(self, part: Part, batch: FastBatch, reply: str, store: Callable[[], FastOutcome]) -> None:
         commits = part.operation == COMMIT
         if part.number == 1 and not commits and self._owner.acks:
-            self._report(batch, reply)
+            self._report(batch, reply)  # the sender learns the interval of acknowledgements before it sends more
         try:
             outcome = store()
         except (ApiError, StoreError) as exc:
@@ -211,6 +211,7 @@ class FastBatches:
             return False
         batch.reported += steps * batch.every
         most = min(max(MOST_FLOW // len(self._open), 1), batch.flow)
+        # As a congestion window: the interval doubles up to the fair share, and is halved above it.
         batch.every = min(batch.every * 2, most) if batch.every <= most else max(batch.every // 2, most)
         self._report(batch, reply)
         return True

@@ -160,5 +160,5 @@ def with_level(config: StreamConfig) -> StreamConfig:
 
 
 def server_metadata(version: str) -> dict[str, str]:
-    """What a report about a stream adds to its metadata."""
+    """The metadata that the server adds in reports about a stream."""
     return {SERVER_VERSION: version, SERVER_LEVEL: str(API_LEVEL)}

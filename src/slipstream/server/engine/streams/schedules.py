@@ -280,19 +280,19 @@ class Schedules:
         due: list[tuple[int, int, str]] = []
         while len(due) < SLICE and (first := self._first()) is not None and first[0] <= now:
             due.append(heappop(self._heap))
-        for when, seq, subject in sorted(due, key=lambda entry: entry[1]):
+        for when, seq, subject in sorted(due, key=lambda entry: entry[1]):  # in the order of their messages
             if self._due.get(subject) == (seq, when):
                 self._fire(subject, seq, when, now)
         self._arm(now)
 
     def _is_there(self, subject: str, seq: int) -> bool:
-        return self._log.first_seq_of(subject) == seq
+        return self._log.first_seq_of(subject) == seq  # a schedule replaces all earlier messages on its subject
 
     def _fire(self, subject: str, seq: int, when: int, now: int) -> None:
         if not self._is_there(subject, seq):
             self._forget(subject)
             return
-        if seq > self._log.committed.last_seq:
+        if seq > self._log.committed.last_seq:  # a schedule must not fire before it is durable
             self._set(subject, seq, now + RECHECK)
             return
         try:
@@ -305,6 +305,8 @@ class Schedules:
             return
         assert content is not None
         try:
+            # The headers name the schedule and its next time: when the stream has stored the message, it calls
+            # `stored`, which sets the next due time (or removes the schedule) in the same group.
             header = _target_header(content.header, schedule, subject, moment)
             self._publish(schedule.target, header, content.payload, now)
         except ApiError:  # e.g. a full stream: skip to the next time, or retry

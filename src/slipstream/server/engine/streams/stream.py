@@ -195,7 +195,7 @@ class Stream:
         try:
             if header or self._needs_checks or len(payload) > self._max_size or reply.endswith(fast_batches.SUFFIX):
                 seq, answer = self._store_checked(subject, reply, header, payload, now)
-            else:
+            else:  # the fast path: nothing can speak against the message, so nothing is looked up
                 seq = self.log.append(now, subject, header, payload)
                 self._last_msg_id = ""
                 if self._limited:
@@ -207,6 +207,7 @@ class Stream:
             seq, answer = 0, self.failure(exc)
         except StoreError as exc:
             seq, answer = 0, self.failure(StreamStoreFailedError(str(exc)))
+        # Not sent here: the ack waits until the group is durable. Errors wait as well, behind the acks before them.
         if reply and self.acks and answer is not None:
             self.journal.answers.append((reply, seq, self, answer))
         return True
