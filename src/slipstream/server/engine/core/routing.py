@@ -202,8 +202,8 @@ class AccountRouter:
     ) -> bool:  # fmt: skip
         """Deliver a message to every plain subscriber and to one member of each queue group; whether any took it.
         With `to`, the subscribers are those of `to`, and `subject` is what they see: permissions apply to `to`."""
-        # The choice by kind of subscriber is written out twice: this is the hottest code of core NATS, and one more call
-        # per subscriber would be felt.
+        # The choice by kind of subscriber is written out twice: this is the hottest code of core NATS, where one more
+        # call per subscriber would be felt.
         taken = False
         lead = tail = b""
         size = len(header) + len(payload)
