@@ -133,7 +133,7 @@ def nothing() -> Any:
         ({"token": from_env("NO_SUCH_VARIABLE")}, "environment variable NO_SUCH_VARIABLE is not set"),
         ({"token": from_env("EMPTY_VARIABLE")}, "environment variable EMPTY_VARIABLE is empty"),
         ({"password": failing}, "the function for password failed: RuntimeError"),
-        ({"nkey": nothing}, "the function for nkey returned NoneType"),
+        ({"nkey": nothing}, "the function for nkey must return str, not NoneType"),
         ({"nkey": "hunter2"}, "^nkey: an nkey seed must"),
     ],
 )
@@ -146,7 +146,7 @@ def test_a_source_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, given: di
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"", "is empty"), (b"\xff\xfe", "not a text"), (b"x" * (MAX_SIZE + 1), "more than 65536 bytes")],
+    [(b"", "is empty"), (b"\xff\xfe", "must be text"), (b"x" * (MAX_SIZE + 1), "at most 65536 bytes")],
 )
 def test_a_file_that_holds_no_secret_is_named(tmp_path: Path, content: bytes, message: str) -> None:
     file = tmp_path / "secret"

@@ -44,7 +44,7 @@ def test_a_request_is_checked_as_a_publish_is() -> None:
     for payload, text in bad:
         with pytest.raises(UsageError, match=text):
             session.requests.start("a", payload, Sink())
-    with pytest.raises(UsageError, match="bad subject"):
+    with pytest.raises(UsageError, match="subject must be"):
         session.requests.start("a b", b"", Sink())
     assert session.requests.sinks == {}
     connect_again = connected()

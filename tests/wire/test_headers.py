@@ -91,13 +91,13 @@ def test_setting_replaces_every_value() -> None:
 
 @pytest.mark.parametrize("name", ["", " ", "a b", "a:", ":", "a\r\nb", "a\n", "ä", "a\0", "\t", 5, None, b"a"])
 def test_a_bad_name_is_refused(name: Any) -> None:
-    with pytest.raises(UsageError, match="bad header name"):
+    with pytest.raises(UsageError, match="header name must be"):
         Headers([(name, "x")])
 
 
 @pytest.mark.parametrize("value", ["\r", "\n", "x\r\nEvil: 1", "\0", "x\n", "\ud800", 5, None, b"x", ["a", "b\n"], [5]])
 def test_a_bad_value_is_refused(value: Any) -> None:
-    with pytest.raises(UsageError, match="bad value for header 'A'"):
+    with pytest.raises(UsageError, match="value of header 'A' must be"):
         Headers({"A": value})
 
 

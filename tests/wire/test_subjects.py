@@ -103,15 +103,15 @@ NEVER = [
 
 @pytest.mark.parametrize("subject", [*NEVER, "*", ">", "a.*", "a.>", "*.a", ">.a"])
 def test_bad_subjects(subject: Any) -> None:
-    with pytest.raises(UsageError, match="bad subject") as caught:
+    with pytest.raises(UsageError, match="subject must be") as caught:
         check_subject(subject)
     assert repr(subject) in str(caught.value)
-    assert "without wildcards" in str(caught.value)
+    assert "and wildcards" in str(caught.value)
 
 
 @pytest.mark.parametrize("subject", [*NEVER, ">.a", "a.>.b", ">.>", "*.>.*"])
 def test_bad_filters(subject: Any) -> None:
-    with pytest.raises(UsageError, match="bad subject filter") as caught:
+    with pytest.raises(UsageError, match="subject filter must be") as caught:
         check_filter(subject)
     assert repr(subject) in str(caught.value)
     assert "'>'" in str(caught.value)
@@ -126,13 +126,11 @@ def test_inboxes_are_unique_and_below_their_wildcard() -> None:
     assert len(set(subjects)) == 2000
     assert all(matches(inbox.wildcard, subject) for subject in subjects[::2])
     assert not any(matches(inbox.wildcard, subject) for subject in subjects[1::2])
-    assert len({inbox.token(subject) for subject in subjects[::2]}) == 1000
-    assert inbox.base + inbox.token(subjects[0]) == subjects[0]
     assert check_subject(subjects[0]).startswith("_INBOX.n1.")
 
 
 def test_an_inbox_has_the_users_prefix() -> None:
     assert Inbox("x", prefix="_my.box").wildcard == "_my.box.x.*"
     for nonce, prefix in (("a b", "ok"), ("", "ok"), ("*", "ok"), ("x", "bad."), ("x", ">")):
-        with pytest.raises(UsageError, match="bad subject"):
+        with pytest.raises(UsageError, match="subject must be"):
             Inbox(nonce, prefix=prefix)

@@ -23,7 +23,7 @@ Servers = str | Sequence[str]
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a server listens, how it is spoken to, and the credentials that its URL carried."""
+    """The host, port and scheme of a server, and the credentials of its URL."""
 
     host: str
     port: int = DEFAULT_PORT
@@ -42,7 +42,7 @@ class Address:
 
     @property
     def is_websocket(self) -> bool:
-        """Whether NATS goes through a WebSocket there."""
+        """Whether the connection is a WebSocket."""
         return self.scheme in ("ws", "wss")
 
     def __str__(self) -> str:
@@ -64,15 +64,15 @@ def parse_address(url: str, *, like: Address | None = None) -> Address:
     # The URL may hold a password, also one that broke the parsing: no message repeats it.
     if scheme not in PORTS:
         seen = scheme if scheme.isalpha() else "..."
-        raise UsageError(f"bad server URL {seen}://...: nats://, tls://, ws:// and wss:// are allowed")
+        raise UsageError(f"server URL must begin with nats://, tls://, ws:// or wss://, got {seen}://...")
     try:
         parts = urlsplit(url if mark else f"nats://{url}")
         host, port = parts.hostname, parts.port
     except ValueError:
-        raise UsageError("bad server URL: the part behind the host is not a port number 0..65535") from None
+        raise UsageError("server URL must have a port number 0..65535 behind its host") from None
     path = parts.path if scheme in ("ws", "wss") else parts.path.strip("/")
     if not host or parts.query or parts.fragment or (path and not _PATH.fullmatch(path)):
-        raise UsageError("bad server URL: scheme://[user:password@]host[:port] is allowed, with a path for ws and wss")
+        raise UsageError("server URL must be scheme://[user:password@]host[:port], with a path for ws and wss only")
     user, password = unquote(parts.username or ""), unquote(parts.password or "")
     token, tls_name = "", ""
     if user and parts.password is None:
@@ -103,9 +103,9 @@ def _is_ip(host: str) -> bool:
 
 
 def learned_addresses(info: ServerInfo, *, like: Address) -> list[Address]:
-    """The addresses a server told us of; what we cannot read is left out, it is not our caller's mistake.
+    """The addresses that a server listed; those that cannot be parsed are left out, the caller did not write them.
 
-    They are mostly numbers, which certificates seldom hold: the name we know the cluster by is checked instead.
+    They are mostly IP addresses, which certificates seldom hold: the name we know the cluster by is checked instead.
     """
     found = []
     for url in info.ws_connect_urls if like.is_websocket else info.connect_urls:

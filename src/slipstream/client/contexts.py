@@ -1,7 +1,7 @@
 """Contexts: named connection settings of the `nats` command line tool, as arguments of `connect`.
 
-The files are that tool's: `nats/context/<name>.json` below the configuration directory, the selected name in
-`nats/context.txt`. Fields that are not known here stay in a file that is saved again. An error names the file and the
+The file format is that tool's: `nats/context/<name>.json` below the configuration directory, the selected name in
+`nats/context.txt`. Unknown fields are kept when a file is saved again. An error names the file and the
 field, never a secret.
 """
 
@@ -64,7 +64,7 @@ class Context:
 
     @classmethod
     def from_json(cls, name: str, data: bytes) -> Context:
-        """What a file holds."""
+        """A context, from the file's contents."""
         try:
             body = msgspec.json.decode(data, type=dict[str, Any])
         except msgspec.MsgspecError as exc:
@@ -75,7 +75,7 @@ class Context:
             if value is None:
                 continue
             if not isinstance(value, bool if each == "tls_first" else str):
-                raise UsageError(f"context {name!r}: {each} is a {type(value).__name__}, a string is allowed")
+                raise UsageError(f"context {name!r}: {each} must be a string, not {type(value).__name__}")
             known[each] = value
         return cls(name=name, unknown=body, **known)
 
@@ -87,32 +87,32 @@ class Contexts:
     """The contexts of a user."""
 
     def __init__(self, directory: str | Path | None = None) -> None:
-        """Below `directory`; without it where the tool keeps them: $XDG_CONFIG_HOME/nats or ~/.config/nats."""
+        """In `directory`; without it where the tool keeps them: $XDG_CONFIG_HOME/nats or ~/.config/nats."""
         home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "nats"
         self._directory = Path(directory) if directory is not None else home
 
     def names(self) -> list[str]:
-        """All of them, sorted."""
+        """All names, sorted."""
         return sorted(path.stem for path in (self._directory / "context").glob("*.json"))
 
     @property
     def selected(self) -> str:
-        """The name of the one that is used when none is asked for; empty if there is none."""
+        """The name of the selected context; empty if there is none."""
         try:
             return (self._directory / "context.txt").read_text().strip()
         except FileNotFoundError:
             return ""
 
     def load(self, name: str = "") -> Context:
-        """The context of that name, or the selected one. A path to a file is taken as well."""
+        """The context of that name, or the selected one. An absolute path of a file is possible, too."""
         name = name or self.selected
         if not name:
-            raise UsageError("no context is selected, and none was named")
+            raise UsageError("no context is selected; name one")
         path = Path(name) if name.endswith(".json") and Path(name).is_absolute() else self._file(name)
         try:
             return Context.from_json(path.stem, path.read_bytes())
         except FileNotFoundError:
-            known = ", ".join(self.names()) or "there are none"
+            known = ", ".join(self.names()) or "none"
             raise UsageError(f"no context {name!r}; known: {known}") from None
         except OSError as exc:
             raise CredentialsError(f"the context file of {name!r} cannot be read: {exc.strerror}") from exc
@@ -129,25 +129,23 @@ class Contexts:
         return path
 
     def delete(self, name: str) -> None:
-        """Remove a context; the selected one is not selected any more."""
+        """Remove a context; if it is the selected one, none is selected afterwards."""
         self.load(name)
         self._file(name).unlink()
         if self.selected == name:
             (self._directory / "context.txt").unlink()
 
     def select(self, name: str) -> None:
-        """Use this one when none is asked for."""
+        """Use this context by default."""
         self.load(name)
         (self._directory / "context.txt").write_text(name)
 
     def _file(self, name: str) -> Path:
         if not _NAME.fullmatch(name):
-            raise UsageError(
-                f"bad context name {name!r}: a file name without '/', '\\', ':' or a leading '.' is allowed"
-            )
+            raise UsageError(f"context name must be a file name without '/', '\\', ':' and a leading '.', got {name!r}")
         return self._directory / "context" / f"{name}.json"
 
 
 def _path(text: str) -> Path:
-    """As the tool reads it: `~` and variables stand for what they stand for in a shell."""
+    """As the tool reads it: with `~` and variables expanded."""
     return Path(os.path.expandvars(text)).expanduser()

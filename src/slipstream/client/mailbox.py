@@ -1,7 +1,7 @@
-"""Messages of one subscription wait here between the reader of the socket and the reader of the messages.
+"""Mailboxes: the queue of one subscription, between the socket and the reader of its messages.
 
-Invariant: bounded, and never a silent loss. What does not fit is counted in a gap that stands in the queue where the
-messages would have stood; whoever reads gets everything before it, then a `SlowConsumerError`, then what came after.
+Invariant: bounded, and no silent loss. Messages that do not fit are counted in a gap, which is queued in their place;
+a reader gets everything before it, then a `SlowConsumerError`, then what arrived after it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from slipstream.wire import Msg
 
 
 class _Gap:
-    """Messages that were dropped at one place of the queue."""
+    """Messages dropped in a row."""
 
     __slots__ = ("dropped",)
 
@@ -23,12 +23,12 @@ class _Gap:
         self.dropped = 0
 
 
-def _nobody() -> None:
-    """Nobody waits."""
+def _no_reader() -> None:
+    """No reader waits."""
 
 
 class Mailbox:
-    """One subscription: what it is for the server (`sid`, `subject`, `queue`) and what arrived for it."""
+    """One subscription: the server's view of it (`sid`, `subject`, `queue`) and what arrived."""
 
     __slots__ = (
         "_gaps", "_in_packs", "_packs", "_size", "_wake", "before", "closing", "dropped", "error", "is_ended", "items",
@@ -37,7 +37,9 @@ class Mailbox:
 
     def __init__(self, sid: bytes, subject: str, *, queue: str, max_msgs: int, max_bytes: int) -> None:
         if max_msgs < 1 or max_bytes < 1:
-            raise UsageError(f"max_pending_msgs {max_msgs} and max_pending_bytes {max_bytes}: at least 1 is allowed")
+            raise UsageError(
+                f"max_pending_msgs and max_pending_bytes must be at least 1, got {max_msgs} and {max_bytes}"
+            )
         self.sid = sid
         self.subject = subject
         self.queue = queue
@@ -46,21 +48,21 @@ class Mailbox:
         self.limit = 0  # auto-unsubscribe after that many messages in all; 0 for never
         self.received = 0
         self.before = 0  # of these, those of earlier connections
-        self.dropped = 0  # for want of room
+        self.dropped = 0  # because too many were pending
         self.is_ended = False
-        self.error: Error | None = None  # why it ended, if not by order
-        self.closing: Error | None = None  # what ended with it, by order: iteration stops, `next` raises this
+        self.error: Error | None = None  # why it ended, if not by the user's order
+        self.closing: Error | None = None  # the client was closed: iteration stops, `next` raises this
         self.on_gap: Callable[[SlowConsumerError], None] | None = None
-        self.items: deque[Msg | Packed | _Gap] = deque()  # outside, only whether it is empty is of interest
+        self.items: deque[Msg | Packed | _Gap] = deque()  # others may test whether it is empty, and no more
         self._size = 0
         self._gaps = 0
         self._packs = 0
         self._in_packs = 0  # messages, all in all
-        self._wake: Callable[[], None] = _nobody
+        self._wake: Callable[[], None] = _no_reader
 
     @property
     def pending(self) -> int:
-        """Messages that wait to be taken."""
+        """Messages to be taken."""
         return len(self.items) - self._gaps + self._in_packs - self._packs
 
     @property
@@ -70,7 +72,7 @@ class Mailbox:
 
     @property
     def is_over(self) -> bool:
-        """Whether it ended by order and everything was taken: iteration stops. (An error is raised by `take`.)"""
+        """Whether it ended by the user's order and everything was taken: iteration stops. (`take` raises an error.)"""
         return self.is_ended and not self.items and self.error is None
 
     def wake_with(self, wake: Callable[[], None]) -> None:
@@ -78,7 +80,7 @@ class Mailbox:
         self._wake = wake
 
     def add(self, msg: Msg) -> bool:
-        """Keep a message or count it as dropped; True when it was the last of the subscription."""
+        """Add a message or count it as dropped; True when it was the last of the subscription."""
         items = self.items
         size = self._size + len(msg[4]) + len(msg[3])
         if size > self.max_bytes or self.pending + self._gaps >= self.max_msgs:
@@ -86,7 +88,7 @@ class Mailbox:
         else:
             items.append(msg)
             self._size = size
-        if self._wake is not _nobody:
+        if self._wake is not _no_reader:
             self._call_wake()
         self.received += 1
         if self.received == self.limit:
@@ -95,19 +97,19 @@ class Mailbox:
         return False
 
     def add_all(self, msgs: list[Msg]) -> bool:
-        """As `add` for each: what fits as a whole is taken over as a whole."""
+        """As `add` for each; faster if all of them fit."""
         size = self._size + sum([len(msg[4]) + len(msg[3]) for msg in msgs])
         if size > self.max_bytes or self.pending + self._gaps + len(msgs) > self.max_msgs or self.limit:
             return any(self.add(msg) for msg in msgs)
         self.items.extend(msgs)
         self._size = size
         self.received += len(msgs)
-        if self._wake is not _nobody:
+        if self._wake is not _no_reader:
             self._call_wake()
         return False
 
     def add_packed(self, packed: Packed) -> bool:
-        """As `add` for each message of a pack, which stays one where all of it fits."""
+        """As `add` for each message of a pack, which is kept whole if all of it fits."""
         size, count = self._size + packed.size, len(packed.subjects)
         if size > self.max_bytes or self.pending + self._gaps + count > self.max_msgs or self.limit:
             return any(self.add(msg) for msg in packed.messages())
@@ -116,12 +118,12 @@ class Mailbox:
         self._packs += 1
         self._in_packs += count
         self.received += count
-        if self._wake is not _nobody:
+        if self._wake is not _no_reader:
             self._call_wake()
         return False
 
     def take_pieces(self) -> list[list[Msg] | Packed]:
-        """As `take_all`: packs as they are, and what stands between them. One list or pack at least."""
+        """As `take_all`, with packs as they are and lists between them; at least one of them."""
         if self._gaps:
             return [self.take_all()]
         if not self.items:
@@ -139,7 +141,7 @@ class Mailbox:
         return pieces
 
     def _unpack(self) -> None:
-        """Whoever takes messages one by one gets them so."""
+        """Replace packs by their messages, for readers that take messages one by one."""
         items = list(self.items)
         self.items.clear()
         for item in items:
@@ -150,7 +152,7 @@ class Mailbox:
         self._packs = self._in_packs = 0
 
     def take(self) -> Msg:
-        """The oldest message; only when there is one (`is_ready`). Raises the gap or the end that stands there."""
+        """The oldest message; only when there is one (`is_ready`). Raises the gap or the end instead."""
         if self._packs:
             self._unpack()
         try:
@@ -164,7 +166,7 @@ class Mailbox:
         raise self._gap_error(item.dropped)  # type: ignore[union-attr]
 
     def take_all(self) -> list[Msg]:
-        """Every message up to the next gap, at least one. Raises the gap or the end that stands there."""
+        """Every message up to the next gap, at least one. Raises the gap or the end instead."""
         if self._packs:
             self._unpack()
         if self._gaps:
@@ -180,12 +182,12 @@ class Mailbox:
         return chunk
 
     def stir(self) -> None:
-        """Wake whoever waits although there is nothing to take: the connection is gone, which some want to know."""
-        if self._wake is not _nobody:
+        """Wake the reader although there is nothing to take: the connection is lost, on which it may depend."""
+        if self._wake is not _no_reader:
             self._call_wake()
 
     def end(self, error: Error | None = None, *, closing: Error | None = None) -> None:
-        """Nothing comes any more; what is here can still be taken."""
+        """End the subscription; what is pending can still be taken."""
         if not self.is_ended:
             self.is_ended = True
             self.error = error
@@ -193,12 +195,12 @@ class Mailbox:
             self._call_wake()
 
     def ending(self) -> Error:
-        """What a reader gets that wants a message after the end."""
+        """The error of a read after the end."""
         text = f"the subscription of {self.subject!r} ended after {self.received} messages"
         return self.error or self.closing or UsageError(text)
 
     def _call_wake(self) -> None:
-        wake, self._wake = self._wake, _nobody
+        wake, self._wake = self._wake, _no_reader
         wake()
 
     def _drop(self) -> None:
@@ -215,6 +217,6 @@ class Mailbox:
 
     def _gap_error(self, dropped: int) -> SlowConsumerError:
         return SlowConsumerError(
-            f"subscription of {self.subject!r}: {dropped} message(s) or more dropped, {self.max_msgs} messages and "
-            f"{self.max_bytes} bytes may wait to be taken"
+            f"subscription of {self.subject!r}: {dropped} message(s) or more dropped, as more than {self.max_msgs} "
+            f"messages or {self.max_bytes} bytes were pending"
         )

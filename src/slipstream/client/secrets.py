@@ -1,6 +1,6 @@
-"""Where secrets come from (arguments, files, functions, the environment) is read here, once per connection tried.
+"""Reader of secrets from arguments, files, functions and the environment, once per connection attempt.
 
-Invariant: an error names the argument, the file or the variable, never what was in it.
+Invariant: an error names the argument, the file or the variable, never its contents.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MAX_SIZE = 64 * 1024  # of a file; credentials are 1 to 2 KiB
 
 
 def from_env(name: str) -> Callable[[], str]:
-    """A secret that the environment variable `name` holds, for `password`, `token`, `nkey` or `credentials`."""
+    """The secret in the environment variable `name`, for `password`, `token`, `nkey` or `credentials`."""
 
     def read() -> str:
         value = os.environ.get(name)
@@ -29,7 +29,7 @@ def from_env(name: str) -> Callable[[], str]:
 
 
 def read_login(options: ClientOptions) -> Login:
-    """Who we are, as the sources say now. Raises CredentialsError."""
+    """The login of the next connection. Raises CredentialsError."""
     if options.credentials is not None:
         source = options.credentials
         if isinstance(source, str):
@@ -57,12 +57,12 @@ def _read(source: Secret, what: str) -> str:
         with Path(source).open("rb") as file:
             data = file.read(MAX_SIZE + 1)
         if len(data) > MAX_SIZE:
-            raise CredentialsError(f"{_name(source, what)}: more than {MAX_SIZE} bytes, which no such file has")
+            raise CredentialsError(f"{_name(source, what)}: must have at most {MAX_SIZE} bytes")
         text = data.decode().rstrip("\r\n")
     except OSError as exc:
         raise CredentialsError(f"{_name(source, what)}: {exc.strerror}") from exc
     except UnicodeDecodeError:
-        raise CredentialsError(f"{_name(source, what)}: not a text in UTF-8") from None
+        raise CredentialsError(f"{_name(source, what)}: must be text in UTF-8") from None
     if not text:
         raise CredentialsError(f"{_name(source, what)}: the file is empty")
     return text
@@ -73,8 +73,8 @@ def _call(source: Callable[[], str], what: str) -> str:
         text = source()
     except CredentialsError:
         raise
-    except Exception as exc:  # the top of the user's code
+    except Exception as exc:  # the user's code
         raise CredentialsError(f"the function for {what} failed: {type(exc).__name__}") from exc
     if not isinstance(text, str):
-        raise CredentialsError(f"the function for {what} returned {type(text).__name__}: a str is allowed")
+        raise CredentialsError(f"the function for {what} must return str, not {type(text).__name__}")
     return text

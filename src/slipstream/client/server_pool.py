@@ -9,16 +9,16 @@ from collections.abc import Sequence
 
 from slipstream.client.address import Address
 
-MAX_REFUSALS = 2
+MAX_REJECTIONS = 2
 
 
 class ServerPool:
-    """The servers of one cluster in the order they are tried, round and round."""
+    """The servers of one cluster in the order in which they are tried, round robin."""
 
-    def __init__(self, given: Sequence[Address]) -> None:
-        self._given = list(dict.fromkeys(given))
+    def __init__(self, configured: Sequence[Address]) -> None:
+        self._configured = list(dict.fromkeys(configured))
         self._learned: list[Address] = []
-        self._refusals: dict[Address, int] = {}
+        self._rejections: dict[Address, int] = {}
         self._last: Address | None = None
 
     def __len__(self) -> int:
@@ -27,26 +27,26 @@ class ServerPool:
     @property
     def servers(self) -> list[Address]:
         """Every server that may be tried."""
-        known = [*self._given, *(server for server in self._learned if server not in self._given)]
-        return [server for server in known if self._refusals.get(server, 0) < MAX_REFUSALS]
+        known = [*self._configured, *(server for server in self._learned if server not in self._configured)]
+        return [server for server in known if self._rejections.get(server, 0) < MAX_REJECTIONS]
 
     def next(self) -> Address:
-        """The server after the one given out last."""
+        """The server after the one returned last."""
         servers = self.servers
         index = servers.index(self._last) + 1 if self._last in servers else 0
         self._last = servers[index % len(servers)]
         return self._last
 
     def learn(self, addresses: Sequence[Address]) -> bool:
-        """A server listed its cluster; the list replaces the one before. Whether there is anything new in it."""
-        known = {*self._given, *self._learned}
+        """Replace the servers learned before by a new list; whether it has any that were unknown."""
+        known = {*self._configured, *self._learned}
         self._learned = list(dict.fromkeys(addresses))
         return not known.issuperset(self._learned)
 
-    def refused(self, server: Address) -> None:
-        """The server did not accept our credentials."""
-        self._refusals[server] = self._refusals.get(server, 0) + 1
+    def rejected(self, server: Address) -> None:
+        """The server rejected our credentials."""
+        self._rejections[server] = self._rejections.get(server, 0) + 1
 
     def accepted(self, server: Address) -> None:
-        """The server let us in."""
-        self._refusals.pop(server, None)
+        """The server accepted the connection."""
+        self._rejections.pop(server, None)

@@ -198,7 +198,7 @@ class Session:
             self.subscriptions.wake_all()
             self.effects.report(EventKind.DISCONNECTED, reason)
         if isinstance(reason, AuthorizationError) and not was_open:  # accepted and expired later is not rejected
-            self._pool.refused(self.server)
+            self._pool.rejected(self.server)
         if self._may_retry():
             # One pause for each round over all servers: within a round the next server may be fine.
             rounds = (self._failed - 1) // len(self._pool)

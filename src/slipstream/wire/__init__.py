@@ -1,4 +1,4 @@
-"""The NATS wire protocol as values: bytes become events and back; headers, subjects, routing. No I/O, no clock."""
+"""The NATS wire protocol: parser, encoder, headers, subjects, routing. No I/O, no clock."""
 
 from slipstream.wire.encode import (
     connect,

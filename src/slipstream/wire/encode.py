@@ -1,6 +1,6 @@
-"""Commands become bytes: the inverse of the parser, one function per operation.
+"""Encoder of protocol lines: the inverse of the parser, one function per operation.
 
-Arguments are trusted: subjects and headers were checked where they came in (`subjects.check_subject`, `Headers`). These
+Arguments are trusted: subjects and headers were checked where they entered (`subjects.check_subject`, `Headers`). These
 are hot paths; `header` is an encoded block (`Headers.encode`), empty for none.
 """
 

@@ -1,7 +1,7 @@
-"""What the parser makes of a peer's bytes: one small tuple per protocol line, with its payload where it has one.
+"""Events of the parser: one small tuple per protocol line, with its payload where it has one.
 
-Per-message values stay as they came: `header` is the raw block (`NATS/1.0…\\r\\n\\r\\n`, empty when there is none), to
-be read by `Headers.parse` only by those who want it. `sid` is the token as the subscriber chose it.
+Per-message values are not decoded: `header` is the raw block (`NATS/1.0…\\r\\n\\r\\n`, empty when there is none), which
+`Headers.parse` decodes for those who want it. `sid` is the token that the subscriber chose.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from slipstream.wire.handshake import ConnectOptions, ServerInfo
 
 
 class Msg(NamedTuple):
-    """MSG or HMSG: a message for one subscription. `reply` is empty when nobody waits for an answer."""
+    """MSG or HMSG: a message for one subscription. `reply` is empty when no answer is expected."""
 
     subject: str
     sid: bytes
@@ -31,7 +31,7 @@ class Pub(NamedTuple):
 
 
 class Sub(NamedTuple):
-    """SUB: a client subscribes, as a member of `queue` if that is not empty."""
+    """SUB: a client subscribes, in the queue group `queue` if that is not empty."""
 
     subject: str
     queue: str
@@ -70,13 +70,13 @@ class Ok(NamedTuple):
 
 
 class Err(NamedTuple):
-    """-ERR: the server's complaint, without its quotes."""
+    """-ERR: the text of the server's error, without its quotes."""
 
     text: str
 
 
 class Violation(NamedTuple):
-    """The peer broke the protocol: `reason` says how, `err` is the text for its `-ERR`. Nothing comes after it."""
+    """The peer broke the protocol: `reason` says how, `err` is the text for its `-ERR`. No event follows it."""
 
     reason: str
     err: str = "Parser Error"

@@ -1,4 +1,4 @@
-"""INFO and CONNECT: the two JSON bodies of the handshake, typed, tolerant of fields we do not know."""
+"""INFO and CONNECT: the two JSON bodies of the handshake, typed; unknown fields are ignored."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class ServerInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a server says of itself in INFO."""
+    """INFO: a server's description of itself."""
 
     server_id: str = ""
     server_name: str = ""
@@ -35,7 +35,7 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ConnectOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a client says of itself in CONNECT. The defaults are what nats-server assumes for absent fields."""
+    """CONNECT: a client's description of itself. The defaults are what nats-server assumes for absent fields."""
 
     verbose: bool = True
     pedantic: bool = True

@@ -1,7 +1,7 @@
-"""A message's header block as an ordered multi-map, and the inline status line that servers use instead of a message.
+"""Header blocks: an ordered multi-map of names and values, and the inline status of messages that servers make.
 
 Names are case-sensitive and keep their case; a name may occur several times and every value is kept, in order. What the
-caller puts in is checked (no line can be smuggled in); what a peer sent is read leniently: only a block without the
+caller adds is checked (no line can be smuggled in); what a peer sent is read leniently: only a block without the
 `NATS/1.0` line is an error. Spaces and tabs around a value do not survive the wire.
 """
 
@@ -47,7 +47,7 @@ class Headers:
 
     @classmethod
     def received(cls, items: Iterable[tuple[str, str]]) -> Headers:
-        """Headers that came from a peer (`parse`, `items`), as they are: a reader cannot refuse what is stored."""
+        """Headers that a peer sent (`parse`, `items`), unchecked: a reader cannot reject what is stored."""
         headers = cls()
         headers._items.extend(items)
         return headers
@@ -55,9 +55,9 @@ class Headers:
     def add(self, name: str, value: str) -> None:
         """Add a value after those the name already has."""
         if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise UsageError(f"bad header name {name!r}: printable ASCII without space and colon is allowed")
+            raise UsageError(f"header name must be printable ASCII without space and colon, got {name!r}")
         if not isinstance(value, str) or _BREAK.search(value):
-            raise UsageError(f"bad value for header {name!r}: {value!r}: a string without line breaks is allowed")
+            raise UsageError(f"value of header {name!r} must be a string without line breaks, got {value!r}")
         self._items.append((name, value))
 
     def set(self, name: str, value: str) -> None:

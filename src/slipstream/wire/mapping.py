@@ -1,4 +1,4 @@
-"""A mapping of subjects: a literal subject becomes another one, by a source filter and a destination with functions.
+"""Subject mappings: a literal subject is rewritten by a source filter and a destination with functions.
 
 `SubjectMapping("in.*.>", "out.{{partition(4,1)}}.{{wildcard(1)}}.>")` is compiled once and applied to many subjects.
 Functions, texts of errors and results are those of nats-server 2.15; three things are ours. What cuts a token counts

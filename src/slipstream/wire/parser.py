@@ -1,12 +1,12 @@
-"""A peer's bytes become events, whichever way the bytes were cut.
+"""Incremental parser of the protocol: any split of the bytes gives the same events.
 
 Invariants: total (never raises for any input), linear in the bytes received, and nothing is buffered beyond one control
 line plus one payload, both bounded before anything is kept. A `Violation` is always the last event: what follows it is
-ignored. One class serves both ends; `Side` says whose bytes these are, and so which operations are allowed.
+ignored. One class serves both ends; `Side` says which end sent the bytes, and so which operations are allowed.
 
 This is a hot loop (STYLE.md): the flat code is about 1 µs per message, see `benchmarks/wire.py`. A message whose line
-is written as every client and server writes it is read in passing; anything else (lower case, tabs, bare line feeds,
-errors) takes the careful way, with the same result.
+is written as every client and server writes it takes the fast path; anything else (lower case, tabs, bare line feeds,
+errors) takes the slow one, with the same result.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _OPERATION_ROOM = 16  # the limit is for the arguments, as in nats-server: `CONN
 
 _TAB, _LF, _CR, _H = b"\t\n\rH"
 
-# Sizes below 4 KiB as they end a line and as they stand within it, learnt as they come: a lookup for three checks.
+# Sizes below 4 KiB as they end a line and as they stand within it, remembered: one look-up instead of three checks.
 _TOTALS: dict[bytes, int] = {}
 _HEADS: dict[bytes, int] = {}
 _LEARN_BELOW = 4096
@@ -53,18 +53,18 @@ _decode_object = msgspec.json.Decoder(dict[str, Any]).decode
 _Handshake = TypeVar("_Handshake", ServerInfo, ConnectOptions)
 
 
-Scan = Callable[[bytes], int]
+Scan = Callable[[bytes], int]  # takes frames from the front of a chunk; returns where they end
 
 
 class Side(enum.Enum):
-    """Who sent the bytes."""
+    """The end that sent the bytes."""
 
     SERVER = "server"
     CLIENT = "client"
 
 
 class Parser:
-    """Bytes from one peer become events; a `Violation` is always the last one.
+    """Parses the bytes of one peer; a `Violation` is always the last event.
 
     `max_payload` may be changed at any time (INFO names it). From a server somewhat more is taken, for the headers that
     it adds. `max_control_line` bounds the arguments of a line. `scan`, if set, may take whole frames from the front of

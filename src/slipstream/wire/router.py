@@ -1,7 +1,7 @@
-"""A subject becomes the subscribers that want it: a tree of tokens with a cache in front.
+"""Subject router: finds the subscribers of a subject, by a tree of tokens with a cache in front.
 
 The tree holds any number of subscriptions; a lookup costs one step per token and matching branch. Answers for literal
-subjects are cached: a literal subscription that comes or goes forgets one entry, a wildcard forgets all. Reply
+subjects are cached: adding or removing a literal subscription drops one entry, a wildcard drops all. Reply
 subjects, each used once, are looked up with `match_once`, which leaves the cache alone.
 """
 
@@ -19,7 +19,7 @@ CACHE_MEMBERS = 1024 * 1024  # subscribers in all cached answers: subjects times
 
 
 class Match(NamedTuple, Generic[T]):
-    """Who gets a message: all of `plain`, and one member of each group in `queues`."""
+    """The receivers of a message: all of `plain`, and one member of each group in `queues`."""
 
     plain: tuple[T, ...]
     queues: tuple[tuple[str, tuple[T, ...]], ...]
@@ -45,7 +45,7 @@ class Router(Generic[T]):
     def __init__(self) -> None:
         self._root: _Node[T] = _Node()
         self._cache: dict[str, Match[T]] = {}
-        self._cached_members = 0  # at least as many as there are: what is forgotten singly is not taken off
+        self._cached_members = 0  # an upper bound: entries dropped one by one are not subtracted
         self._size = 0
 
     def __len__(self) -> int:
@@ -53,7 +53,7 @@ class Router(Generic[T]):
 
     @property
     def cached(self) -> int:
-        """How many answers are remembered."""
+        """The number of cached subjects."""
         return len(self._cache)
 
     def add(self, pattern: str, value: T, queue: str = "") -> None:
@@ -90,7 +90,7 @@ class Router(Generic[T]):
         return True
 
     def match(self, subject: str) -> Match[T]:
-        """Everyone who wants `subject`; remembered for the next time."""
+        """The subscribers of `subject`, cached."""
         found = self._cache.get(subject)
         if found is None:
             found = self.match_once(subject)
@@ -102,7 +102,7 @@ class Router(Generic[T]):
         return found
 
     def match_once(self, subject: str) -> Match[T]:
-        """Everyone who wants `subject`, which will not be asked again soon."""
+        """The subscribers of `subject`, which is used once: they are not cached."""
         level: list[_Node[T]] = [self._root]
         hits: list[_Node[T]] = []
         for token in subject.split("."):
@@ -143,7 +143,7 @@ class Router(Generic[T]):
         return child
 
     def _prune(self, path: list[tuple[_Node[T], str]], node: _Node[T]) -> None:
-        """Drop the nodes that hold nothing any more, so that inboxes that came and went leave no memory behind."""
+        """Drop empty nodes: inboxes are subscribed to and given up all the time, and must not fill memory."""
         for parent, token in reversed(path):
             if not node.is_empty():
                 return

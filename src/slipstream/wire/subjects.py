@@ -1,7 +1,8 @@
 """Subject rules: which names are subjects, which are filters, and which filter matches which subject.
 
-A subject is tokens joined by dots; a token is not empty and holds no white space (of ASCII: others are characters like
-any other to a server) and no NUL. In a filter a token may be `*` (one token) and the last may be `>` (one or more).
+A subject is tokens joined by dots; a token is not empty and holds no white space (of ASCII; to a server, other white
+space is a character like any other) and no NUL. In a filter a token may be `*` (one token) and the last may be `>` (one
+or more).
 """
 
 from __future__ import annotations
@@ -35,20 +36,18 @@ def has_wildcard(subject: str) -> bool:
 
 
 def check_subject(subject: str) -> str:
-    """Return `subject`, or raise a UsageError that says what is wrong with it."""
+    """Return `subject`; raise a UsageError if it cannot be published to."""
     if not isinstance(subject, str) or not is_valid_subject(subject):
-        raise UsageError(
-            f"bad subject {subject!r}: tokens joined by dots are allowed, without white space and without wildcards"
-        )
+        raise UsageError(f"subject must be tokens joined by dots, without white space and wildcards, got {subject!r}")
     return subject
 
 
 def check_filter(subject: str) -> str:
-    """Return `subject`, or raise a UsageError that says why it cannot be subscribed to."""
+    """Return `subject`; raise a UsageError if it cannot be subscribed to."""
     if not isinstance(subject, str) or not is_valid_filter(subject):
         raise UsageError(
-            f"bad subject filter {subject!r}: tokens joined by dots are allowed, without white space, a whole token "
-            "may be '*', the last one may be '>'"
+            "subject filter must be tokens joined by dots, without white space, where a whole token may be '*' and the "
+            f"last one '>', got {subject!r}"
         )
     return subject
 

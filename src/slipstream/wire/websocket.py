@@ -1,6 +1,6 @@
-"""WebSocket frames (RFC 6455) as values, for both ends: bytes become pieces of payload and control frames, and back.
+"""WebSocket frames (RFC 6455) for both ends: a reader of payload and control frames, and an encoder.
 
-Invariants: whatever the peer sends, either its payload comes out or a RemoteProtocolError is raised; nothing but a
+Invariants: whatever the peer sends, its payload is returned or a RemoteProtocolError is raised; nothing but a
 frame header or a control frame is ever held back, both bounded: payload passes through as it arrives.
 """
 
@@ -17,7 +17,7 @@ _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # RFC 6455, 1.3
 CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0x0, 0x1, 0x2, 0x8, 0x9, 0xA
 FIN = 0x80
 MASKED = 0x80
-NORMAL = 1000  # the code of a close that nothing led to
+NORMAL = 1000  # the code of a close without an error
 PROTOCOL_ERROR = 1002
 
 
@@ -95,9 +95,11 @@ class FrameReader:
             raise RemoteProtocolError(f"a WebSocket frame with reserved bits, or {wrong}")
         if opcode >= CLOSE:
             if opcode > PONG or not first & FIN or second & 0x7F > MAX_CONTROL:
-                raise RemoteProtocolError(f"a bad WebSocket control frame (opcode {opcode})")
+                raise RemoteProtocolError(
+                    f"WebSocket control frames must be short, whole and known, got opcode {opcode}"
+                )
         elif opcode not in ((CONTINUATION,) if self._is_fragmented else self._first):
-            raise RemoteProtocolError(f"a WebSocket frame with opcode {opcode}, binary frames are allowed")
+            raise RemoteProtocolError(f"WebSocket frames must be binary, got opcode {opcode}")
 
 
 def encode_frame(opcode: int, payload: bytes, mask: bytes = b"") -> bytes:

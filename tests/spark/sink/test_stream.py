@@ -78,7 +78,7 @@ class TestIds:
         ("row", "said"),
         [
             ({"subject": None, "data": b""}, r"row 1: column 'subject' must be a subject, got null"),
-            ({"subject": "a.*", "data": b""}, r"row 1: bad subject 'a\.\*'"),
+            ({"subject": "a.*", "data": b""}, r"row 1: subject must be .* got 'a\.\*'"),
             ({"subject": "a", "data": None}, r"row 1 \(subject 'a'\): column 'data' must be bytes, got null"),
             (
                 {"subject": "a", "data": b"", "msg_id": " "},
@@ -308,7 +308,7 @@ class TestAttempts:
         assert len(letters) == 2 * len(bad)
         reasons = [str(letter.headers.get("Slipstream-Reason")) for letter in letters[: len(bad)]]
         for said in (
-            "bad subject",
+            "subject must be",
             "'subject' must be a subject",
             "'data' must be bytes",
             f"has the subjects {fresh}.>",

@@ -1,8 +1,8 @@
 """TLS as a layer: bytes in and out through memory, so that both drivers and every event loop use the same code.
 
 Invariants: certificates are checked unless the caller brings a context that does not; every error of TLS is
-a `TlsError` that says what to look at. All methods of one layer are called under one lock: OpenSSL's objects are not
-for two threads at once.
+a `TlsError` that names the option to look at. All methods of one layer are called under one lock: OpenSSL's objects
+are not thread-safe.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ class Tls:
         try:
             context = ssl.create_default_context(cafile=self.ca)
         except ssl.SSLError as exc:
-            raise CredentialsError(f"tls_ca {self.ca}: no certificates in PEM form: {exc.reason or exc}") from exc
+            raise CredentialsError(
+                f"tls_ca {self.ca}: must hold certificates in PEM form: {exc.reason or exc}"
+            ) from exc
         if self.cert is not None:
             for name, file in (("tls_cert", self.cert), ("tls_key", self.key)):
                 if file is not None:
@@ -73,7 +75,7 @@ class TlsLayer:
         try:
             self._object = context.wrap_bio(self._incoming, self._outgoing, server_hostname=hostname)
         except ValueError as exc:
-            raise CredentialsError(f"{server}: {hostname!r} cannot be the name in a certificate: {exc}") from exc
+            raise CredentialsError(f"{server}: {hostname!r} cannot be a certificate's name: {exc}") from exc
         self._hostname = hostname
         self._server = server
         self._is_ready = False
@@ -84,7 +86,7 @@ class TlsLayer:
         return self._is_ready
 
     def begin(self) -> None:
-        """Say hello."""
+        """Send the ClientHello."""
         self._shake_hands()
 
     def received(self, data: bytes) -> bytes:
@@ -102,9 +104,9 @@ class TlsLayer:
             raise self._error(exc) from exc
 
     def finish(self) -> None:
-        """Say that nothing follows (close_notify)."""
+        """Announce the end of the data (close_notify)."""
         if self._is_ready:
-            with suppress(ssl.SSLError):  # the peer's own close_notify is not waited for
+            with suppress(ssl.SSLError):  # the peer's own close_notify is not awaited
                 self._object.unwrap()
 
     def take(self) -> bytes:
@@ -137,21 +139,21 @@ class TlsLayer:
 
     def _error(self, exc: ssl.SSLError) -> TlsError:
         if isinstance(exc, ssl.SSLCertVerificationError):
-            text = f"{self._server}: the certificate of the server is not accepted: {exc.verify_message}"
+            text = f"{self._server}: the server's certificate was rejected: {exc.verify_message}"
             # 62 and 64: the name, the address; X509_V_ERR_HOSTNAME_MISMATCH and X509_V_ERR_IP_ADDRESS_MISMATCH
             hint = "tls_hostname" if exc.verify_code in (62, 64) else "tls_ca"
-            return TlsError(f"{text} (expected {self._hostname!r}; {hint} can be given)")
+            return TlsError(f"{text} (expected {self._hostname!r}; see {hint})")
         reason = exc.reason or str(exc)
         text = f"{self._server}: TLS failed: {reason}"
         if "ALERT" in reason and ("CERTIFICATE" in reason or "UNKNOWN_CA" in reason):
-            text += " (the server does not accept our certificate, or wants one: tls_cert, tls_key)"
+            text += " (the server requires a client certificate, or rejected it: see tls_cert and tls_key)"
         elif reason in ("WRONG_VERSION_NUMBER", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE"):
-            text += " (the server does not speak TLS at this point: is tls_first or the port right?)"
+            text += " (the server does not use TLS at this point: check tls_first and the port)"
         return TlsError(text)
 
 
 def _no_password() -> str:
-    raise CredentialsError("the key has a password: give a context as tls")
+    raise CredentialsError("tls_key must have no password; pass an ssl.SSLContext as tls for one that has")
 
 
 def _check_readable(name: str, file: str | Path) -> None:

@@ -1,6 +1,6 @@
 """The client's end of a WebSocket (RFC 6455): bytes in and out, no socket. NATS uses it as a stream of binary frames.
 
-Invariants: whatever the peer sends, either its payload comes out or an Error is raised; nothing but a handshake, a
+Invariants: whatever the peer sends, its payload is returned or an Error is raised; nothing but a handshake, a
 frame header or a control frame is ever held back, all of them bounded: payload passes through as it arrives. The frames
 themselves are read and written by `wire.websocket`.
 """
@@ -103,11 +103,13 @@ class WebSocket:
             fields[name.strip().lower()] = value.strip()
         tokens = [token.strip().lower() for token in fields.get("connection", "").split(",")]
         if fields.get("upgrade", "").lower() != "websocket" or "upgrade" not in tokens:
-            raise RemoteProtocolError("the answer to the WebSocket upgrade is for no WebSocket")
+            raise RemoteProtocolError("the answer to the WebSocket upgrade must upgrade to a WebSocket")
         if fields.get("sec-websocket-accept") != accept_key(self._key):
             raise RemoteProtocolError("the answer to the WebSocket upgrade has the wrong Sec-WebSocket-Accept")
         if "sec-websocket-extensions" in fields or "sec-websocket-protocol" in fields:
-            raise RemoteProtocolError("the answer to the WebSocket upgrade has an extension or protocol not asked for")
+            raise RemoteProtocolError(
+                "the answer to the WebSocket upgrade has an extension or protocol that was not requested"
+            )
 
     # Frames
 
@@ -127,7 +129,7 @@ class WebSocket:
 
 def _not_upgraded(seen: bytes | bytearray) -> RemoteProtocolError:
     text = bytes(seen[:80]).decode("latin-1")
-    return RemoteProtocolError(f"the server answers {text!r} to the WebSocket upgrade, HTTP/1.1 101 is needed")
+    return RemoteProtocolError(f"the answer to the WebSocket upgrade must be HTTP/1.1 101, got {text!r}")
 
 
 def _closed(payload: bytes) -> ConnectionLostError:
