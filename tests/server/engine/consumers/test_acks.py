@@ -1,4 +1,4 @@
-"""Acks of all kinds, redelivery, and what is told of them."""
+"""Acks of all kinds, redelivery, and their advisories."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def again(messages: list[Msg]) -> list[tuple[int, int]]:
     return [(ack_of(message).seq, ack_of(message).times) for message in messages if not status(message)[0]]
 
 
-def test_the_floor_is_below_the_oldest_message_without_an_ack(bench: Bench) -> None:
+def test_the_ack_floor_is_below_the_oldest_unacked_message(bench: Bench) -> None:
     bench.create()
     messages = bench.pull(4)
     bench.ack(messages[1])
@@ -66,7 +66,7 @@ def test_what_counts_as_an_ack(bench: Bench, body: bytes) -> None:
     assert floor(bench) == (1, 1)
 
 
-def test_an_ack_that_is_waited_for_is_answered_when_it_is_durable(bench: Bench) -> None:
+def test_an_ack_with_a_reply_is_answered_when_it_is_durable(bench: Bench) -> None:
     bench.create()
     (message,) = bench.pull()
     bench.client.take()
@@ -87,7 +87,7 @@ def test_a_second_ack_is_answered_and_changes_nothing(bench: Bench) -> None:
     assert floor(bench) == (1, 1)
 
 
-def test_an_ack_of_what_was_not_delivered_is_overlooked(bench: Bench) -> None:
+def test_an_ack_of_an_undelivered_message_is_ignored(bench: Bench) -> None:
     bench.create()
     bench.pull()
     assert bench.client.ask("$JS.ACK.S.c.1.4.4.1.0", b"+ACK") == []
@@ -103,7 +103,7 @@ def test_the_longer_form_of_ack_subjects_is_understood(bench: Bench) -> None:
     assert floor(bench) == (1, 1)
 
 
-def test_one_ack_for_all_before(bench: Bench) -> None:
+def test_a_cumulative_ack_settles_all_before(bench: Bench) -> None:
     bench.create(ack_policy="all")
     messages = bench.pull(4)
     bench.ack(messages[2])
@@ -115,7 +115,7 @@ def test_one_ack_for_all_before(bench: Bench) -> None:
     assert bench.info()["num_ack_pending"] == 0
 
 
-def test_what_is_not_acked_in_time_comes_again(bench: Bench) -> None:
+def test_messages_not_acked_in_time_are_redelivered(bench: Bench) -> None:
     bench.create(ack_wait=SECOND)
     bench.ack(bench.pull(2, expires=20 * SECOND)[0])
     bench.ask_for(5, expires=60 * SECOND)
@@ -156,7 +156,7 @@ def test_backoff_sets_the_pace_of_redeliveries(bench: Bench) -> None:
     assert times == [1, 4, 7]
 
 
-def test_after_so_many_deliveries_a_message_is_given_up_and_told(bench: Bench) -> None:
+def test_a_message_is_given_up_after_max_deliver_with_an_advisory(bench: Bench) -> None:
     listener = events(bench)
     bench.create(ack_wait=SECOND, max_deliver=2, filter_subject="s.a")
     listener.take()
@@ -187,7 +187,7 @@ def test_one_delivery_only(bench: Bench) -> None:
     assert floor(bench) == (1, 1)
 
 
-def test_a_nak_brings_the_message_back_at_once(bench: Bench) -> None:
+def test_a_nak_redelivers_the_message_at_once(bench: Bench) -> None:
     listener = events(bench)
     bench.create()
     listener.take()
@@ -203,7 +203,7 @@ def test_a_nak_brings_the_message_back_at_once(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("delay", [b'{"delay": 2000000000}', b"2s", b"1.5s500ms"])
-def test_a_nak_may_ask_for_a_pause(bench: Bench, delay: bytes) -> None:
+def test_a_nak_may_ask_for_a_delay(bench: Bench, delay: bytes) -> None:
     bench.create()
     (message,) = bench.pull()
     bench.ack(message, b"-NAK " + delay)
@@ -215,14 +215,14 @@ def test_a_nak_may_ask_for_a_pause(bench: Bench, delay: bytes) -> None:
     assert again(bench.client.messages()) == [(1, 2)]
 
 
-def test_a_pause_that_cannot_be_read_is_none(bench: Bench) -> None:
+def test_a_malformed_nak_delay_is_ignored(bench: Bench) -> None:
     bench.create()
     (message,) = bench.pull()
     bench.ack(message, b"-NAK soon")
     assert again(bench.pull()) == [(1, 2)]
 
 
-def test_a_nak_with_a_pause_also_keeps_it_with_backoff(bench: Bench) -> None:
+def test_a_nak_delay_also_holds_with_backoff(bench: Bench) -> None:
     bench.create(backoff=[SECOND, 30 * SECOND])
     bench.pull()
     bench.rig.wait(1.1)
@@ -232,7 +232,7 @@ def test_a_nak_with_a_pause_also_keeps_it_with_backoff(bench: Bench) -> None:
     assert again(bench.pull()) == [(1, 3)]
 
 
-def test_work_in_progress_puts_the_redelivery_off(bench: Bench) -> None:
+def test_work_in_progress_postpones_the_redelivery(bench: Bench) -> None:
     bench.create(ack_wait=SECOND)
     (message,) = bench.pull()
     for _ in range(3):
@@ -259,7 +259,7 @@ def test_a_term_ends_a_message_with_its_reason(bench: Bench) -> None:
     }  # fmt: skip
 
 
-def test_a_pending_message_that_is_deleted_needs_no_ack_any_more(bench: Bench) -> None:
+def test_a_deleted_pending_message_needs_no_ack(bench: Bench) -> None:
     listener = events(bench)
     bench.create()
     listener.take()
@@ -297,7 +297,7 @@ def test_an_ack_is_sampled(bench: Bench) -> None:
     }  # fmt: skip
 
 
-def test_creation_deletion_and_pauses_are_told(bench: Bench) -> None:
+def test_creation_deletion_and_pauses_send_advisories(bench: Bench) -> None:
     listener = events(bench)
     bench.create()
     bench.client.api("CONSUMER.PAUSE.S.c", {"pause_until": "2030-01-01T00:00:00Z"})
@@ -311,7 +311,7 @@ def test_creation_deletion_and_pauses_are_told(bench: Bench) -> None:
     ]
 
 
-def test_an_ack_frees_a_place_for_the_next_message(bench: Bench) -> None:
+def test_an_ack_below_max_ack_pending_releases_the_next_message(bench: Bench) -> None:
     bench.create(max_ack_pending=2)
     bench.ask_for(5)
     first, second = bench.client.messages()
@@ -321,7 +321,7 @@ def test_an_ack_frees_a_place_for_the_next_message(bench: Bench) -> None:
     assert seqs(bench.client.messages()) == [4]
 
 
-def test_a_redelivery_does_not_wait_for_a_place(bench: Bench) -> None:
+def test_a_redelivery_ignores_max_ack_pending(bench: Bench) -> None:
     bench.create(max_ack_pending=2, ack_wait=SECOND)
     bench.pull(2)
     bench.ask_for(2)
@@ -330,7 +330,7 @@ def test_a_redelivery_does_not_wait_for_a_place(bench: Bench) -> None:
     assert again(bench.client.messages()) == [(1, 2), (2, 2)]
 
 
-def test_a_message_that_nobody_acks_does_not_let_the_books_grow() -> None:
+def test_delivery_state_stays_bounded_behind_an_unacked_message() -> None:
     bench = Bench(Rig())
     bench.create()
     bench.fill(*["s.a"] * 4000)
@@ -360,8 +360,8 @@ def test_a_message_that_nobody_acks_does_not_let_the_books_grow() -> None:
     ],
 )
 @pytest.mark.parametrize("ack_wait", [SECOND, 2**63 - 1])
-def test_a_nak_with_any_delay_can_be_kept(delay: bytes, ack_wait: int) -> None:
-    """The books are written with everything else: what does not fit into them would stop all commits."""
+def test_a_nak_with_any_delay_can_be_stored(delay: bytes, ack_wait: int) -> None:
+    """Delivery state is part of a group: a value that does not fit its record would stop all commits."""
     bench = Bench(Rig())
     bench.create(ack_wait=ack_wait)
     bench.fill("s.a")

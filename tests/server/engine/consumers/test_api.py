@@ -1,4 +1,4 @@
-"""The API of consumers: making, changing, reporting, and every refusal with its code."""
+"""The consumer API: create, update, info, and every error with its code."""
 
 # ruff: noqa: E501 -- tables of texts
 
@@ -25,7 +25,7 @@ def refused(answer: dict[str, Any]) -> tuple[int, int, str]:
     return error["code"], error["err_code"], error["description"]
 
 
-def test_a_consumer_of_the_old_way_is_named_by_the_server(bench: Bench) -> None:
+def test_an_unnamed_ephemeral_is_named_by_the_server(bench: Bench) -> None:
     info = bench.request("CREATE.S", {})
     assert info["type"] == "io.nats.jetstream.api.v1.consumer_create_response"
     assert (info["config"]["ack_policy"], info["config"]["inactive_threshold"]) == ("none", 5 * SECOND)
@@ -53,7 +53,7 @@ MISMATCHES: list[tuple[str, dict[str, Any], tuple[int, int, str]]] = [
 
 
 @pytest.mark.parametrize(("subject", "config", "wanted"), MISMATCHES, ids=str)
-def test_subject_and_body_must_say_the_same(
+def test_subject_and_body_must_agree(
     bench: Bench, subject: str, config: dict[str, Any], wanted: tuple[int, int, str]
 ) -> None:
     assert refused(bench.request(subject, config)) == wanted
@@ -97,7 +97,7 @@ BAD: list[tuple[dict[str, Any], int, str]] = [
 
 
 @pytest.mark.parametrize(("config", "code", "text"), BAD, ids=str)
-def test_a_configuration_that_cannot_be_is_refused(bench: Bench, config: dict[str, Any], code: int, text: str) -> None:
+def test_an_invalid_configuration_is_rejected(bench: Bench, config: dict[str, Any], code: int, text: str) -> None:
     assert refused(bench.create(**config)) == (400, code, text)
     assert bench.client.api("CONSUMER.NAMES.S")["total"] == 0
 
@@ -111,11 +111,11 @@ def test_a_configuration_that_cannot_be_is_refused(bench: Bench, config: dict[st
         (b'{"stream_name":"S","action":"make"}', 'invalid JSON: unknown consumer action: "make"'),
     ],
 )
-def test_a_body_that_is_not_understood_is_refused(bench: Bench, body: bytes, text: str) -> None:
+def test_a_malformed_create_body_is_rejected(bench: Bench, body: bytes, text: str) -> None:
     assert refused(bench.client.api("CONSUMER.CREATE.S.c", body)) == (400, 10025, text)
 
 
-def test_create_and_update_mean_what_they_say(bench: Bench) -> None:
+def test_create_rejects_changes_and_update_requires_a_consumer(bench: Bench) -> None:
     config = {"durable_name": "c", "ack_policy": "explicit"}
     assert refused(bench.request("CREATE.S.c", config, action="update")) == (400, 10149, "consumer does not exist")
     assert "error" not in bench.request("CREATE.S.c", config, action="create")
@@ -138,12 +138,12 @@ def test_create_and_update_mean_what_they_say(bench: Bench) -> None:
     ],
     ids=str,
 )
-def test_what_a_consumer_is_cannot_be_changed(bench: Bench, change: dict[str, Any], text: str) -> None:
+def test_fixed_settings_cannot_be_updated(bench: Bench, change: dict[str, Any], text: str) -> None:
     bench.create()
     assert refused(bench.create(**change)) == (500, 10012, text)
 
 
-def test_filters_can_be_changed_and_what_is_left_is_counted_again(bench: Bench) -> None:
+def test_changed_filters_recount_num_pending(bench: Bench) -> None:
     bench.fill("s.a", "s.b", "s.b")
     assert bench.create(filter_subject="s.a")["num_pending"] == 1
     assert bench.create(filter_subject="s.b")["num_pending"] == 2
@@ -193,7 +193,7 @@ def test_names_and_lists_come_in_pages(bench: Bench) -> None:
     assert bench.client.api("CONSUMER.NAMES.X")["error"]["err_code"] == 10059
 
 
-def test_what_does_not_exist_is_said_to_be_missing(bench: Bench) -> None:
+def test_a_missing_consumer_or_stream_is_not_found(bench: Bench) -> None:
     for verb in ("INFO", "DELETE", "PAUSE"):
         assert refused(bench.client.api(f"CONSUMER.{verb}.S.nobody")) == (404, 10014, "consumer not found")
         assert refused(bench.client.api(f"CONSUMER.{verb}.X.nobody")) == (404, 10059, "stream not found")
@@ -215,7 +215,7 @@ def test_consumers_are_counted(bench: Bench) -> None:
     assert bench.client.api("STREAM.INFO.S")["state"]["consumer_count"] == 1
 
 
-def test_a_deleted_stream_takes_its_consumers_along(bench: Bench) -> None:
+def test_a_deleted_stream_deletes_its_consumers(bench: Bench) -> None:
     bench.create()
     bench.fill("s.a")
     (message,) = bench.pull()
@@ -225,7 +225,7 @@ def test_a_deleted_stream_takes_its_consumers_along(bench: Bench) -> None:
     assert bench.client.api("CONSUMER.NAMES.S")["total"] == 0
 
 
-def test_an_unused_pull_consumer_goes_after_its_threshold(bench: Bench) -> None:
+def test_an_unused_pull_consumer_is_deleted_after_its_threshold(bench: Bench) -> None:
     bench.create(inactive_threshold=10 * SECOND)
     bench.rig.wait(9)
     bench.pull(1, no_wait=True)
@@ -235,14 +235,14 @@ def test_an_unused_pull_consumer_goes_after_its_threshold(bench: Bench) -> None:
     assert bench.client.api("CONSUMER.NAMES.S")["total"] == 0
 
 
-def test_a_pull_that_waits_is_use(bench: Bench) -> None:
+def test_a_waiting_pull_keeps_a_consumer_in_use(bench: Bench) -> None:
     bench.create("e", durable_name="", inactive_threshold=SECOND)
     bench.ask_for(1, "e")
     bench.rig.wait(60)
     assert bench.client.api("CONSUMER.NAMES.S")["total"] == 1
 
 
-def test_a_required_api_level_that_is_not_there_is_refused_to_pulls_too(bench: Bench) -> None:
+def test_a_pull_that_requires_a_higher_api_level_is_rejected(bench: Bench) -> None:
     bench.create()
     header = Headers({"Nats-Required-Api-Level": "99"}).encode()
     bench.client.take()

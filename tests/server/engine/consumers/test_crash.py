@@ -1,4 +1,4 @@
-"""`kill -9` while consumers work: what was acknowledged does not come again, and nothing is lost."""
+"""`kill -9` while consumers work: acknowledged messages are not redelivered, and none is lost."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def _drain(line: Line, stream: str) -> list[int]:
 
 
 @pytest.mark.parametrize("rounds", [4, pytest.param(60, marks=[pytest.mark.soak, pytest.mark.timeout(900)])])
-def test_what_was_acked_does_not_come_again_and_nothing_is_lost_after_kill_9(tmp_path: Path, rounds: int) -> None:
+def test_acked_messages_are_not_redelivered_and_none_is_lost_after_kill_9(tmp_path: Path, rounds: int) -> None:
     chance = random.Random(5)
     server = OurProcess(tmp_path)
     stored: dict[str, set[int]] = {name: set() for name in STREAMS}

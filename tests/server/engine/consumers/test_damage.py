@@ -1,4 +1,4 @@
-"""A message that fails its checksum: the consumers go on behind it, and nobody gets it."""
+"""A message that fails its checksum: consumers pass over it, and it is never delivered."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_damaged_message_is_passed_over(tmp_path: Path, config: dict[str, Any]
     store.close()
 
 
-def test_a_message_that_is_damaged_after_its_delivery_does_not_come_again(tmp_path: Path) -> None:
+def test_a_message_damaged_after_its_delivery_is_not_redelivered(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path / "store")
     bench = Bench(Rig(store=store), storage="file")
     bench.fill("s.a", "s.b")

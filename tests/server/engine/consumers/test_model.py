@@ -1,4 +1,4 @@
-"""Consumers against a model: whatever happens, what is left is counted right and nobody loses a message."""
+"""Consumers against a model: whatever happens, `num_pending` is exact and no consumer misses a message."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class Model:
             assert set(state.queue) <= set(state.pending), name
 
     def drain(self) -> None:
-        """In the end everybody has had every message that is still there."""
+        """In the end every consumer has had every message that is still in the stream."""
         for name in CONSUMERS:
             for _ in range(12):
                 self.ask(name, 500)
@@ -150,7 +150,7 @@ class Model:
 @pytest.mark.parametrize("retention", ["limits", "interest"])
 @pytest.mark.parametrize("kind", ["memory", "lmdb"])
 @pytest.mark.parametrize("seed", range(3))
-def test_whatever_happens_what_is_left_is_counted_right(tmp_path: Path, kind: str, seed: int, retention: str) -> None:
+def test_num_pending_is_exact_whatever_happens(tmp_path: Path, kind: str, seed: int, retention: str) -> None:
     model = Model(tmp_path / "store" if kind == "lmdb" else None, seed, retention)
     steps: list[Callable[[], None]] = [
         model.publish, model.publish, model.pull, model.pull, model.pull, model.ack, model.ack, model.ack, model.remove,

@@ -100,12 +100,12 @@ def test_lower_priorities_come_first(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("body", "err_code"), [({}, 10025), ({"group": "x y"}, 10162), ({"group": "h"}, 10160)], ids=str
 )
-def test_a_wrong_unpin_is_refused(bench: Bench, body: dict[str, str], err_code: int) -> None:
+def test_a_wrong_unpin_is_rejected(bench: Bench, body: dict[str, str], err_code: int) -> None:
     bench.create(priority_policy="pinned_client", priority_groups=["g"])
     assert bench.client.api("CONSUMER.UNPIN.S.c", body)["error"]["err_code"] == err_code
 
 
-def test_a_request_without_a_group_pins_nobody(bench: Bench) -> None:
+def test_a_request_without_a_group_pins_no_client(bench: Bench) -> None:
     bench.create(priority_policy="pinned_client", priority_groups=["g"])
     bench.create("plain")
     bench.fill("s.a", "s.b")

@@ -41,7 +41,7 @@ def test_the_body_may_be_a_number_or_left_open(bench: Bench, body: bytes, count:
     assert len(bench.client.messages()) == count
 
 
-def test_a_body_that_is_no_request_is_refused(bench: Bench) -> None:
+def test_a_malformed_body_is_rejected(bench: Bench) -> None:
     bench.client.take()
     bench.client.send(pub(NEXT, b'{"batch":"x"}', "_INBOX.c1.pull"))
     (message,) = bench.client.messages()
@@ -49,7 +49,7 @@ def test_a_body_that_is_no_request_is_refused(bench: Bench) -> None:
     assert status(message)[1].startswith("Bad Request - ")
 
 
-def test_a_request_lingers_until_it_is_filled(bench: Bench) -> None:
+def test_a_request_waits_until_it_is_filled(bench: Bench) -> None:
     assert bench.pull(2) == []
     assert bench.info()["num_waiting"] == 1
     bench.fill("s.a")
@@ -59,7 +59,7 @@ def test_a_request_lingers_until_it_is_filled(bench: Bench) -> None:
     assert bench.info()["num_ack_pending"] == 2
 
 
-def test_a_request_ends_at_its_time_with_what_it_did_not_get(bench: Bench) -> None:
+def test_an_expired_request_reports_pending_messages_and_bytes(bench: Bench) -> None:
     bench.fill("s.a")
     assert seqs(bench.pull(3, expires=SECOND)) == [1]
     bench.rig.wait(0.9)
@@ -70,7 +70,7 @@ def test_a_request_ends_at_its_time_with_what_it_did_not_get(bench: Bench) -> No
     assert headers(end) == {"Nats-Pending-Messages": "2", "Nats-Pending-Bytes": "0"}
 
 
-def test_no_wait_gets_what_is_there_and_then_no_messages(bench: Bench) -> None:
+def test_no_wait_gets_the_available_messages_and_then_no_messages(bench: Bench) -> None:
     bench.fill("s.a", "s.b")
     answers = bench.pull(5, no_wait=True)
     assert seqs(answers) == [1, 2]
@@ -109,7 +109,7 @@ def test_no_wait_with_heartbeats_does_not_wait_for_acks(bench: Bench) -> None:
     assert statuses(bench.client.messages()) == [(404, "No Messages")]
 
 
-def test_no_wait_does_not_get_before_those_who_wait_already(bench: Bench) -> None:
+def test_no_wait_does_not_overtake_waiting_requests(bench: Bench) -> None:
     other = bench.rig.client()
     bench.create(max_ack_pending=1)
     bench.fill("s.a", "s.b", "s.c")
@@ -143,7 +143,7 @@ def test_a_filled_request_says_how_many_bytes_are_left_of_its_bound(bench: Bench
     assert headers(end) == {"Nats-Pending-Messages": "0", "Nats-Pending-Bytes": str(1000 - used)}
 
 
-def test_a_request_hears_heartbeats_while_nothing_comes(bench: Bench) -> None:
+def test_an_idle_request_gets_heartbeats(bench: Bench) -> None:
     bench.fill("s.a")
     bench.pull(2, expires=10 * SECOND, idle_heartbeat=SECOND)
     bench.rig.wait(2.5)
@@ -152,12 +152,12 @@ def test_a_request_hears_heartbeats_while_nothing_comes(bench: Bench) -> None:
     assert headers(beats[0]) == {"Nats-Last-Consumer": "1", "Nats-Last-Stream": "1"}
 
 
-def test_a_heartbeat_that_is_too_slow_for_the_request_is_refused(bench: Bench) -> None:
+def test_a_heartbeat_longer_than_half_the_expiry_is_rejected(bench: Bench) -> None:
     (answer,) = bench.pull(1, expires=SECOND, idle_heartbeat=SECOND)
     assert status(answer) == (400, "Bad Request - heartbeat value too large")
 
 
-def test_a_lost_inbox_ends_its_requests(bench: Bench) -> None:
+def test_a_request_ends_with_its_inbox_subscription(bench: Bench) -> None:
     other = bench.rig.client()
     bench.ask_for(1, client=other)
     other.send(b"UNSUB inbox\r\n")
@@ -166,7 +166,7 @@ def test_a_lost_inbox_ends_its_requests(bench: Bench) -> None:
     assert seqs(bench.pull(1)) == [1]
 
 
-def test_a_client_that_is_gone_takes_its_requests_along(bench: Bench) -> None:
+def test_the_requests_of_a_disconnected_client_end(bench: Bench) -> None:
     other = bench.rig.client()
     bench.ask_for(1, client=other)
     assert bench.info()["num_waiting"] == 1
@@ -176,7 +176,7 @@ def test_a_client_that_is_gone_takes_its_requests_along(bench: Bench) -> None:
     assert seqs(bench.pull(1)) == [1]
 
 
-def test_one_request_too_many_is_refused(bench: Bench) -> None:
+def test_a_request_beyond_max_waiting_is_rejected(bench: Bench) -> None:
     bench.create("few", max_waiting=2)
     for _ in range(2):
         assert bench.pull(1, "few") == []
@@ -185,7 +185,7 @@ def test_one_request_too_many_is_refused(bench: Bench) -> None:
     assert bench.info()["config"]["max_waiting"] == 512
 
 
-def test_one_request_too_many_that_waits_for_heartbeats_hears_nothing(bench: Bench) -> None:
+def test_a_request_with_heartbeats_beyond_max_waiting_gets_no_status(bench: Bench) -> None:
     bench.create("few", max_waiting=1)
     bench.pull(1, "few")
     assert bench.pull(1, "few", expires=10 * SECOND, idle_heartbeat=SECOND) == []
@@ -201,7 +201,7 @@ def test_requests_share_the_messages(bench: Bench) -> None:
     assert len(one) == len(two) == 5
 
 
-def test_limits_of_requests_are_kept(bench: Bench) -> None:
+def test_request_limits_are_enforced(bench: Bench) -> None:
     bench.create("small", max_batch=2, max_expires=SECOND, max_bytes=100)
     refusals = [
         statuses(bench.pull(3, "small")),
@@ -215,17 +215,17 @@ def test_limits_of_requests_are_kept(bench: Bench) -> None:
     ]
 
 
-def test_a_deleted_consumer_tells_those_who_wait(bench: Bench) -> None:
+def test_a_deleted_consumer_ends_waiting_requests(bench: Bench) -> None:
     waiting = bench.rig.client()
     bench.ask_for(1, client=waiting, expires=SECOND)
     assert bench.client.api("CONSUMER.DELETE.S.c")["success"] is True
     assert statuses(waiting.messages()) == [(409, "Consumer Deleted")]
     bench.ask_for(1, client=waiting)
-    (nobody,) = waiting.messages()
-    assert status(nobody)[0] == 503
+    (no_responders,) = waiting.messages()
+    assert status(no_responders)[0] == 503
 
 
-def test_a_server_that_stops_tells_those_who_wait(bench: Bench) -> None:
+def test_a_server_shutdown_ends_waiting_requests(bench: Bench) -> None:
     bench.ask_for(3, expires=10 * SECOND)
     bench.rig.engine.retire()
     bench.rig.settle()
@@ -234,12 +234,12 @@ def test_a_server_that_stops_tells_those_who_wait(bench: Bench) -> None:
     assert headers(end)["Nats-Pending-Messages"] == "3"
 
 
-def test_a_pull_from_a_push_consumer_is_refused(bench: Bench) -> None:
+def test_a_pull_from_a_push_consumer_is_rejected(bench: Bench) -> None:
     bench.create("p", deliver_subject="d")
     assert statuses(bench.pull(1, "p")) == [(409, "Consumer is push based")]
 
 
-def test_filters_choose_and_count(bench: Bench) -> None:
+def test_filters_select_and_count_messages(bench: Bench) -> None:
     bench.fill("s.a.1", "s.b.1", "s.c.1", "s.a.2", "s.b.2")
     bench.create("one", filter_subject="s.a.*")
     bench.create("two", filter_subjects=["s.b.>", "s.c.1"])
@@ -256,7 +256,7 @@ def test_filters_that_share_subjects_deliver_and_count_once(bench: Bench) -> Non
     assert seqs(bench.pull(9, "both")) == [1, 2, 3]
 
 
-def test_headers_only_says_how_large_the_payload_is(bench: Bench) -> None:
+def test_headers_only_reports_the_payload_size(bench: Bench) -> None:
     bench.create("bare", headers_only=True)
     bench.client.publish("s.a", b"12345", Own="yes")
     bench.fill("s.b", payload=b"123")
@@ -265,7 +265,7 @@ def test_headers_only_says_how_large_the_payload_is(bench: Bench) -> None:
     assert (second.payload, headers(second)) == (b"", {"Nats-Msg-Size": "3"})
 
 
-def test_the_number_of_pending_messages_is_right_through_removals(bench: Bench) -> None:
+def test_num_pending_is_exact_through_removals(bench: Bench) -> None:
     bench.fill("s.a", "s.b", "s.a", "s.b", "s.a")
     bench.create("some", filter_subject="s.a")
     bench.client.api("STREAM.MSG.DELETE.S", {"seq": 3})
@@ -343,7 +343,7 @@ def test_a_subscription_that_ends_after_some_messages_gets_those_and_no_more(ben
     assert (info["num_waiting"], info["num_ack_pending"], info["num_pending"]) == (0, 3, 2)
 
 
-def test_two_who_listen_on_one_inbox_both_get_the_message(bench: Bench) -> None:
+def test_two_subscribers_of_one_inbox_both_get_the_message(bench: Bench) -> None:
     one, two = bench.rig.client(), bench.rig.client()
     for client in (one, two):
         client.send(b"SUB _INBOX.shared 7\r\n")
@@ -352,7 +352,7 @@ def test_two_who_listen_on_one_inbox_both_get_the_message(bench: Bench) -> None:
     assert seqs(one.messages()) == seqs(two.messages()) == [1, 2]
 
 
-def test_a_listener_that_ends_while_messages_go_out_is_not_sent_more() -> None:
+def test_a_subscription_that_ends_during_a_chunk_gets_no_more() -> None:
     """Through the router: two listeners, and both are to end after one message."""
     bench = Bench(Rig())
     bench.create()
@@ -365,7 +365,7 @@ def test_a_listener_that_ends_while_messages_go_out_is_not_sent_more() -> None:
     assert (bench.info()["num_ack_pending"], bench.info()["num_pending"]) == (1, 1)
 
 
-def test_permissions_are_asked_about_the_inbox_and_not_about_the_message() -> None:
+def test_permissions_apply_to_the_inbox_and_not_to_the_message() -> None:
     may = Permissions(subscribe=("_INBOX.>",), subscribe_deny=("s.>", "_INBOX.no"))
     users = (User(name="all", password="p"), User(name="joe", password="p", permissions=may))
     rig = Rig(users=users)
@@ -388,7 +388,7 @@ def test_permissions_are_asked_about_the_inbox_and_not_about_the_message() -> No
 
 
 @pytest.mark.parametrize("how", ["delete", "purge"])
-def test_the_last_of_each_subject_stay_the_last_when_some_of_them_go(bench: Bench, how: str) -> None:
+def test_last_per_subject_stays_exact_when_some_messages_are_removed(bench: Bench, how: str) -> None:
     """What came before them does not come in their place, and nothing is counted twice."""
     bench.fill("s.x", "s.y", "s.y", "s.y")
     last = bench.client.api("STREAM.INFO.S")["state"]["last_seq"]
@@ -406,7 +406,7 @@ def test_the_last_of_each_subject_stay_the_last_when_some_of_them_go(bench: Benc
     assert status(end) == (404, "No Messages")
 
 
-def test_no_wait_ends_at_its_time_where_it_must_wait_for_acks(bench: Bench) -> None:
+def test_no_wait_expires_where_it_must_wait_for_acks(bench: Bench) -> None:
     bench.fill("s.a", "s.b")
     bench.create("few", max_ack_pending=1)
     bench.pull(1, "few")
@@ -417,7 +417,7 @@ def test_no_wait_ends_at_its_time_where_it_must_wait_for_acks(bench: Bench) -> N
     assert bench.info("few")["num_waiting"] == 0
 
 
-def test_other_filters_hold_for_what_is_left_of_the_last_of_each_subject(bench: Bench) -> None:
+def test_changed_filters_apply_to_the_rest_of_last_per_subject(bench: Bench) -> None:
     bench.fill("s.a", "s.b", "s.c")
     bench.create("last", deliver_policy="last_per_subject", filter_subjects=["s.a", "s.b", "s.c"])
     assert seqs(bench.pull(1, "last")) == [1]
@@ -428,7 +428,7 @@ def test_other_filters_hold_for_what_is_left_of_the_last_of_each_subject(bench: 
 
 
 def test_a_consumer_is_in_use_while_messages_wait_for_their_acks() -> None:
-    """Whoever has a message may be at work on it until its ack wait is over; nobody has asked in the meantime."""
+    """A client may be at work on a message until its ack wait is over, without any request."""
     bench = Bench(Rig())
     bench.fill("s.1")
     bench.create("e", durable_name="", inactive_threshold=SECOND, ack_wait=30 * SECOND)
@@ -446,7 +446,7 @@ def test_a_consumer_is_in_use_while_messages_wait_for_their_acks() -> None:
     assert bench.info("e")["error"]["err_code"] == 10014
 
 
-def test_a_body_that_is_nested_without_end_is_refused() -> None:
+def test_a_deeply_nested_body_is_rejected() -> None:
     bench = Bench(Rig())
     bench.fill("s.1")
     bench.create()

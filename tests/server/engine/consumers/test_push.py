@@ -1,4 +1,4 @@
-"""Push consumers: who listens, flow control, heartbeats, deliver groups, pace."""
+"""Push consumers: subscribers, flow control, heartbeats, deliver groups, rate limits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def push(bench: Bench, name: str = "c", **config: Any) -> dict[str, Any]:
     return bench.create(name, **({"deliver_subject": "d"} | config))
 
 
-def test_messages_come_by_themselves_with_their_own_subject(bench: Bench) -> None:
+def test_messages_are_pushed_with_their_own_subject(bench: Bench) -> None:
     listener = listen(bench)
     bench.fill("s.a")
     info = push(bench)
@@ -37,7 +37,7 @@ def test_messages_come_by_themselves_with_their_own_subject(bench: Bench) -> Non
     assert ack_of(first)[:5] == ("S", "c", 1, 1, 1)
 
 
-def test_nothing_is_delivered_while_nobody_listens(bench: Bench) -> None:
+def test_nothing_is_delivered_without_a_subscriber(bench: Bench) -> None:
     bench.fill("s.a", "s.b")
     assert "push_bound" not in push(bench)
     assert bench.info()["num_pending"] == 2
@@ -67,12 +67,12 @@ def test_without_acks_the_floor_follows_the_deliveries(bench: Bench) -> None:
     info = bench.info()
     assert info["ack_floor"] == {"consumer_seq": 2, "stream_seq": 2}
     assert info["num_ack_pending"] == 0
-    (nobody,) = bench.client.ask("$JS.ACK.S.c.1.1.1.1.0", b"+ACK")
-    assert status(nobody)[0] == 503
+    (no_responders,) = bench.client.ask("$JS.ACK.S.c.1.1.1.1.0", b"+ACK")
+    assert status(no_responders)[0] == 503
 
 
 @pytest.mark.spec("SW-12", on="E")
-def test_idle_heartbeats_say_how_far_it_is(bench: Bench) -> None:
+def test_idle_heartbeats_report_the_position(bench: Bench) -> None:
     listener = listen(bench)
     push(bench, idle_heartbeat=SECOND)
     bench.fill("s.a")
@@ -84,7 +84,7 @@ def test_idle_heartbeats_say_how_far_it_is(bench: Bench) -> None:
     assert beats[0].reply == ""
 
 
-def test_a_delivery_puts_the_heartbeat_off(bench: Bench) -> None:
+def test_a_delivery_postpones_the_heartbeat(bench: Bench) -> None:
     listener = listen(bench)
     push(bench, idle_heartbeat=SECOND)
     bench.rig.wait(0.7)
@@ -152,7 +152,7 @@ def test_only_its_own_group_makes_a_consumer_active(bench: Bench) -> None:
     assert seqs(member.messages()) == [1]
 
 
-def test_a_congested_listener_holds_its_consumer_back(bench: Bench) -> None:
+def test_a_congested_subscriber_blocks_its_consumer(bench: Bench) -> None:
     listener = listen(bench)
     push(bench)
     bench.rig.engine.congested(listener.cid, True)
@@ -217,7 +217,7 @@ START = [
 
 
 @pytest.mark.parametrize(("config", "wanted"), START, ids=str)
-def test_where_a_consumer_begins(bench: Bench, config: dict[str, Any], wanted: list[int]) -> None:
+def test_deliver_policies_choose_the_first_message(bench: Bench, config: dict[str, Any], wanted: list[int]) -> None:
     for subject in ("s.a", "s.b", "s.c", "s.a", "s.b"):
         bench.fill(subject)
         bench.rig.wait(1)
@@ -231,7 +231,7 @@ def test_where_a_consumer_begins(bench: Bench, config: dict[str, Any], wanted: l
     assert bench.info()["num_pending"] == 0
 
 
-def test_the_last_of_each_subject_is_counted_through_removals(bench: Bench) -> None:
+def test_last_per_subject_is_counted_through_removals(bench: Bench) -> None:
     bench.fill("s.a", "s.b", "s.c", "s.a", "s.b")
     push(bench, deliver_policy="last_per_subject", filter_subject="s.>")
     bench.client.api("STREAM.MSG.DELETE.S", {"seq": 1})
@@ -245,7 +245,7 @@ def test_the_last_of_each_subject_is_counted_through_removals(bench: Bench) -> N
     assert [ack_of(message).pending for message in messages] == [2, 1, 0]
 
 
-def test_what_was_published_before_in_the_same_turn_is_not_new(bench: Bench) -> None:
+def test_messages_published_before_in_the_same_turn_are_not_new(bench: Bench) -> None:
     listener = listen(bench)
     body = b'{"stream_name":"S","config":{"durable_name":"c","deliver_subject":"d","deliver_policy":"new"}}'
     bench.client.send(
@@ -255,7 +255,7 @@ def test_what_was_published_before_in_the_same_turn_is_not_new(bench: Bench) -> 
 
 
 @pytest.mark.spec("RW-12", on="E")
-def test_a_consumer_waits_for_the_sequence_it_asks_for(bench: Bench) -> None:
+def test_a_consumer_waits_for_min_last_seq(bench: Bench) -> None:
     listener = listen(bench)
     bench.fill("s.a", "s.b")
     assert "error" not in push(bench, min_last_seq=4, filter_subject="s.a")
@@ -273,7 +273,7 @@ def test_a_consumer_waits_for_the_sequence_it_asks_for(bench: Bench) -> None:
     assert [(ack_of(m).seq, ack_of(m).pending) for m in pulled] == [(1, 3), (2, 2), (3, 1), (4, 0)]
 
 
-def test_the_last_of_each_subject_is_looked_up_when_the_wanted_sequence_is_there(bench: Bench) -> None:
+def test_last_per_subject_is_looked_up_once_min_last_seq_is_reached(bench: Bench) -> None:
     listener = listen(bench)
     bench.fill("s.a", "s.b")
     push(bench, min_last_seq=3, deliver_policy="last_per_subject", filter_subject="s.>")
@@ -281,7 +281,7 @@ def test_the_last_of_each_subject_is_looked_up_when_the_wanted_sequence_is_there
     assert seqs(listener.messages()) == [2, 3]
 
 
-def test_an_ephemeral_that_nobody_listens_to_goes(bench: Bench) -> None:
+def test_an_ephemeral_without_subscriber_is_deleted(bench: Bench) -> None:
     listener = listen(bench)
     name = bench.request("CREATE.S", {"deliver_subject": "d"})["name"]
     assert len(name) == 8
@@ -294,7 +294,7 @@ def test_an_ephemeral_that_nobody_listens_to_goes(bench: Bench) -> None:
     assert bench.client.api("CONSUMER.NAMES.S")["consumers"] == []
 
 
-def test_a_listener_that_comes_back_keeps_its_ephemeral(bench: Bench) -> None:
+def test_a_returning_subscriber_keeps_its_ephemeral(bench: Bench) -> None:
     listener = listen(bench)
     bench.request("CREATE.S", {"deliver_subject": "d", "inactive_threshold": 2 * SECOND})
     listener.send(b"UNSUB 9\r\n")
@@ -304,7 +304,7 @@ def test_a_listener_that_comes_back_keeps_its_ephemeral(bench: Bench) -> None:
     assert bench.client.api("CONSUMER.NAMES.S")["total"] == 1
 
 
-def test_another_deliver_subject_gets_all_that_is_pending_again(bench: Bench) -> None:
+def test_a_changed_deliver_subject_redelivers_all_pending(bench: Bench) -> None:
     listener = listen(bench)
     push(bench)
     bench.fill("s.a", "s.b")
@@ -316,8 +316,8 @@ def test_another_deliver_subject_gets_all_that_is_pending_again(bench: Bench) ->
     assert [(ack_of(m).seq, ack_of(m).times) for m in second.messages()] == [(1, 2), (2, 2)]
 
 
-def test_acks_may_be_waited_for_by_somebody_else_too(bench: Bench) -> None:
-    """Whoever listens to acks gets them, and the consumer does as well."""
+def test_another_subscriber_of_ack_subjects_gets_them_too(bench: Bench) -> None:
+    """Another subscriber of the ack subjects gets the acks, and so does the consumer."""
     listener, watcher = listen(bench), bench.rig.client()
     push(bench)
     bench.fill("s.a")
@@ -346,7 +346,7 @@ def test_a_pause_is_not_longer_than_it_was_asked_to_be(bench: Bench) -> None:
     assert "paused" not in bench.info()
 
 
-def test_a_listener_that_wants_some_gets_those_and_the_next_one_the_rest() -> None:
+def test_a_limited_subscription_gets_its_messages_and_the_next_one_the_rest() -> None:
     bench = Bench(Rig())
     bench.fill(*["s.a"] * 5)
     first, second = bench.rig.client(), bench.rig.client()
@@ -357,7 +357,7 @@ def test_a_listener_that_wants_some_gets_those_and_the_next_one_the_rest() -> No
     assert seqs([message for message in second.messages() if message.sid == b"5"]) == [4, 5]
 
 
-def test_a_threshold_of_next_to_nothing_costs_nothing_while_somebody_listens() -> None:
+def test_a_tiny_inactive_threshold_costs_nothing_while_subscribed() -> None:
     bench = Bench(Rig())
     bench.client.send(b"SUB d 7\r\n")
     bench.request("CREATE.S.p", {"name": "p", "deliver_subject": "d", "inactive_threshold": 1_000})

@@ -1,4 +1,4 @@
-"""What of consumers survives: a restart, a crash, a group that could not be stored. Both stores."""
+"""Consumers over a restart, a crash, and a group that could not be stored, with both stores."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def without_times(info: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in info.items() if name != "ts"}
 
 
-def test_a_consumer_is_as_it_was(machine: Machine) -> None:
+def test_a_consumer_is_unchanged_after_a_restart(machine: Machine) -> None:
     bench = machine.bench
     bench.fill(*["s.a"] * 200)
     bench.create(filter_subject="s.>", metadata={"k": "v"})
@@ -62,7 +62,7 @@ def test_a_consumer_is_as_it_was(machine: Machine) -> None:
     assert seqs(bench.pull(10)) == list(range(151, 161))
 
 
-def test_what_was_acked_does_not_come_again_and_the_rest_does(machine: Machine) -> None:
+def test_acked_messages_are_not_redelivered_and_the_others_are(machine: Machine) -> None:
     bench = machine.bench
     bench.fill(*["s.a"] * 10)
     bench.create(ack_wait=SECOND)
@@ -88,7 +88,7 @@ def test_plain_acks_are_durable_soon(machine: Machine) -> None:
     assert bench.info()["num_ack_pending"] == 0
 
 
-def test_an_ack_that_was_not_committed_is_as_if_it_had_not_been(machine: Machine) -> None:
+def test_an_uncommitted_ack_has_no_effect(machine: Machine) -> None:
     bench = machine.bench
     bench.fill("s.a")
     bench.create()
@@ -101,7 +101,7 @@ def test_an_ack_that_was_not_committed_is_as_if_it_had_not_been(machine: Machine
     assert bench.info()["num_ack_pending"] == 0
 
 
-def test_a_consumer_that_was_deleted_stays_away(machine: Machine) -> None:
+def test_a_deleted_consumer_stays_deleted(machine: Machine) -> None:
     bench = machine.bench
     bench.fill(*["s.a"] * 5)
     bench.create("a")
@@ -114,7 +114,7 @@ def test_a_consumer_that_was_deleted_stays_away(machine: Machine) -> None:
     assert all(not key.startswith("a\0b") for key in machine.store.log("S").kept())
 
 
-def test_counts_of_deliveries_and_given_up_messages_are_kept(machine: Machine) -> None:
+def test_delivery_counts_and_given_up_messages_are_durable(machine: Machine) -> None:
     bench = machine.bench
     bench.fill("s.a", "s.b")
     bench.create(ack_wait=SECOND, max_deliver=2)
@@ -130,7 +130,7 @@ def test_counts_of_deliveries_and_given_up_messages_are_kept(machine: Machine) -
     assert 1 not in seqs(bench.pull(5, no_wait=True))
 
 
-def test_the_last_of_each_subject_goes_on_where_it_was(machine: Machine) -> None:
+def test_last_per_subject_resumes_after_a_restart(machine: Machine) -> None:
     bench = machine.bench
     bench.fill("s.a", "s.b", "s.c", "s.a", "s.d")
     bench.create(deliver_policy="last_per_subject", filter_subject="s.>")
@@ -147,7 +147,7 @@ def test_a_consumer_in_memory_ends_with_the_server(machine: Machine) -> None:
     assert machine.restart().client.api("CONSUMER.NAMES.S")["total"] == 0
 
 
-def test_an_update_and_a_pause_are_kept(machine: Machine) -> None:
+def test_an_update_and_a_pause_are_durable(machine: Machine) -> None:
     bench = machine.bench
     bench.create()
     bench.create(description="later", max_ack_pending=7)
@@ -157,7 +157,7 @@ def test_an_update_and_a_pause_are_kept(machine: Machine) -> None:
     assert config["pause_until"] == "2040-01-01T00:00:00Z"
 
 
-def test_a_purge_of_everything_leaves_the_consumers(machine: Machine) -> None:
+def test_a_purge_of_everything_keeps_the_consumers(machine: Machine) -> None:
     bench = machine.bench
     bench.fill(*["s.a"] * 5)
     bench.create()
@@ -170,7 +170,7 @@ def test_a_purge_of_everything_leaves_the_consumers(machine: Machine) -> None:
     assert seqs(bench.pull()) == [6]
 
 
-def test_a_group_that_is_lost_takes_back_what_it_made(machine: Machine) -> None:
+def test_a_lost_group_takes_back_the_consumers_it_created(machine: Machine) -> None:
     """A consumer that could not be stored is gone; one that could not be deleted is back; acks count again later."""
     bench = machine.bench
     rig = bench.rig
@@ -197,7 +197,7 @@ def test_a_group_that_is_lost_takes_back_what_it_made(machine: Machine) -> None:
     assert seqs(bench.pull(5, "stays", no_wait=True)) == [2]
 
 
-def test_a_deletion_that_is_lost_gives_the_consumer_back(machine: Machine) -> None:
+def test_a_lost_deletion_restores_the_consumer(machine: Machine) -> None:
     bench = machine.bench
     rig = bench.rig
     bench.fill("s.a", "s.b")
@@ -213,7 +213,7 @@ def test_a_deletion_that_is_lost_gives_the_consumer_back(machine: Machine) -> No
     assert seqs(bench.pull()) == [2]
 
 
-def test_a_consumer_that_began_again_does_so_after_a_restart(machine: Machine) -> None:
+def test_a_reset_consumer_is_still_reset_after_a_restart(machine: Machine) -> None:
     bench = machine.bench
     bench.fill(*["s.a"] * 100)
     bench.create()
@@ -226,7 +226,7 @@ def test_a_consumer_that_began_again_does_so_after_a_restart(machine: Machine) -
     assert seqs(bench.pull(2)) == [40, 41]
 
 
-def test_a_consumer_in_memory_outlives_a_group_that_is_lost(machine: Machine) -> None:
+def test_a_consumer_in_memory_outlives_a_lost_group(machine: Machine) -> None:
     bench = machine.bench
     rig = bench.rig
     bench.fill("s.a")
@@ -240,7 +240,7 @@ def test_a_consumer_in_memory_outlives_a_group_that_is_lost(machine: Machine) ->
     assert seqs(bench.pull(5, "m", no_wait=True)) == [1]
 
 
-def test_an_ack_that_was_lost_with_its_group_and_answered_later_is_kept(machine: Machine) -> None:
+def test_an_ack_lost_with_its_group_and_answered_later_is_durable(machine: Machine) -> None:
     bench = machine.bench
     rig = bench.rig
     bench.fill(*["s.a"] * 3)
@@ -257,7 +257,7 @@ def test_an_ack_that_was_lost_with_its_group_and_answered_later_is_kept(machine:
     assert machine.restart().info()["num_ack_pending"] == 0
 
 
-def test_a_reset_that_is_lost_with_its_group_leaves_nothing_behind(machine: Machine) -> None:
+def test_a_reset_lost_with_its_group_leaves_no_records(machine: Machine) -> None:
     bench = machine.bench
     rig = bench.rig
     bench.fill(*["s.a"] * 3)

@@ -1,4 +1,4 @@
-"""Streams that keep messages only as long as somebody needs them: by interest, and work queues."""
+"""Streams that keep messages only as long as a consumer needs them: interest retention and work queues."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_an_acked_message_leaves_the_queue(queue: Bench) -> None:
     assert queue.info()["num_pending"] == 1
 
 
-def test_a_message_that_was_naked_stays(queue: Bench) -> None:
+def test_a_negatively_acked_message_stays(queue: Bench) -> None:
     queue.fill("s.a")
     queue.create()
     queue.ack(queue.pull()[0], b"-NAK")
@@ -74,7 +74,7 @@ def test_a_message_that_was_given_up_stays(queue: Bench) -> None:
     assert kept(queue) == [1]
 
 
-def test_a_late_ack_of_a_message_that_was_given_up_still_takes_it_out(rig: Rig) -> None:
+def test_a_late_ack_of_a_given_up_message_removes_it(rig: Rig) -> None:
     queue = Bench(rig, retention="workqueue")
     queue.fill("s.a", "s.a")
     queue.create(max_deliver=1, ack_wait=SECOND)
@@ -93,7 +93,7 @@ def test_a_work_queue_wants_explicit_acks_and_all_messages(queue: Bench) -> None
     assert code(queue.create(deliver_policy="new")) == 10101
 
 
-def test_nobody_shares_a_message_of_a_work_queue(queue: Bench) -> None:
+def test_consumers_of_a_work_queue_must_not_overlap(queue: Bench) -> None:
     queue.create("a", filter_subject="s.a.>")
     assert code(queue.create("b")) == 10099
     assert code(queue.create("b", filter_subject="s.*.1")) == 10100
@@ -123,7 +123,7 @@ def test_a_message_without_interest_counts_and_is_not_kept(interest: Bench) -> N
     assert interest.info("a")["num_pending"] == 1
 
 
-def test_a_message_leaves_when_all_who_want_it_have_acked(interest: Bench) -> None:
+def test_a_message_is_removed_when_all_interested_consumers_acked(interest: Bench) -> None:
     interest.create("a")
     interest.create("b", filter_subject="s.b")
     interest.fill("s.a", "s.b", "s.b")
@@ -149,14 +149,14 @@ def test_without_acks_a_delivery_settles_a_message(interest: Bench) -> None:
     assert kept(interest) == []
 
 
-def test_one_ack_for_all_settles_all(interest: Bench) -> None:
+def test_a_cumulative_ack_removes_all_messages_before(interest: Bench) -> None:
     interest.create(ack_policy="all")
     interest.fill(*["s.a"] * 4)
     interest.ack(interest.pull(4)[2])
     assert kept(interest) == [4]
 
 
-def test_a_consumer_that_goes_takes_its_interest_along(interest: Bench) -> None:
+def test_a_deleted_consumer_drops_its_interest(interest: Bench) -> None:
     interest.create("a", filter_subject="s.a")
     interest.create("b", filter_subjects=["s.a", "s.b"])
     interest.fill("s.a", "s.b", "s.a")
@@ -168,14 +168,14 @@ def test_a_consumer_that_goes_takes_its_interest_along(interest: Bench) -> None:
     assert interest.client.publish("s.a")["seq"] == 4
 
 
-def test_a_consumer_that_wants_less_gives_up_the_rest(interest: Bench) -> None:
+def test_a_narrower_filter_drops_interest(interest: Bench) -> None:
     interest.create(filter_subjects=["s.a", "s.b"])
     interest.fill("s.a", "s.b", "s.a")
     interest.create(filter_subject="s.a")
     assert kept(interest) == [1, 3]
 
 
-def test_an_ack_and_the_removal_it_causes_are_one(tmp_path: Path) -> None:
+def test_an_ack_and_its_removal_are_atomic(tmp_path: Path) -> None:
     """Neither is there after a crash without the other."""
     store = LmdbStore(tmp_path / "store")
     bench = Bench(Rig(store=store), retention="workqueue")
@@ -192,7 +192,7 @@ def test_an_ack_and_the_removal_it_causes_are_one(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_stream_that_goes_by_interest_from_now_on_drops_what_nobody_needs(rig: Rig) -> None:
+def test_a_stream_updated_to_interest_drops_unneeded_messages(rig: Rig) -> None:
     bench = Bench(rig)
     bench.fill(*["s.a"] * 3)
     bench.create(filter_subject="s.a")
@@ -204,7 +204,7 @@ def test_a_stream_that_goes_by_interest_from_now_on_drops_what_nobody_needs(rig:
     assert kept(bench) == [3, 5]
 
 
-def test_a_large_stream_is_looked_through_in_pieces(rig: Rig) -> None:
+def test_a_large_stream_is_swept_in_pieces(rig: Rig) -> None:
     bench = Bench(rig, retention="interest")
     bench.create("a")
     bench.create("b", filter_subject="s.b")
@@ -214,7 +214,7 @@ def test_a_large_stream_is_looked_through_in_pieces(rig: Rig) -> None:
     assert bench.client.api("STREAM.INFO.S")["state"]["messages"] == 1500
 
 
-def test_an_acked_message_whose_removal_was_lost_leaves_with_the_next_group(rig: Rig) -> None:
+def test_an_acked_message_whose_removal_was_lost_is_removed_with_the_next_group(rig: Rig) -> None:
     queue = Bench(rig, retention="workqueue", storage="file")
     queue.fill("s.a", "s.a")
     queue.create()

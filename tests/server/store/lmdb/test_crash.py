@@ -83,7 +83,7 @@ def agrees_with_itself(log: StreamLog) -> None:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_a_killed_process_loses_nothing_that_it_acknowledged(tmp_path: Path, seed: int) -> None:
+def test_a_killed_process_loses_no_acknowledged_message(tmp_path: Path, seed: int) -> None:
     path = tmp_path / "store"
     root = Path(__file__).resolve().parents[4]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), *filter(None, sys.path)])}

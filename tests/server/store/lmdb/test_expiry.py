@@ -1,4 +1,4 @@
-"""Times to live in the stores: what is over is told once, in order, over restarts, and costs what it takes out."""
+"""Times to live in the stores: expired messages are reported once, in order, over restarts, at their own cost."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def test_a_time_to_live_is_read_as_nats_server_reads_it(text: str, seconds: int)
 
 
 @pytest.mark.parametrize("text", ["0", "0s", "500ms", "-1", "-5s", "abc", "1x", "9" * 30, "9999999h"])
-def test_a_time_to_live_that_is_none_is_refused_and_keeps_a_message_for_ever(text: str) -> None:
+def test_an_invalid_time_to_live_is_rejected_and_never_expires(text: str) -> None:
     with pytest.raises(ValueError, match="bad"):
         parse_ttl(text)
     assert expires_at(5, block(text)) == 0
 
 
-def test_what_is_over_is_told_once_and_in_order(store: Store, log: StreamLog) -> None:
+def test_expired_messages_are_reported_once_and_in_order(store: Store, log: StreamLog) -> None:
     for ttl in ("5", "1", "never", "2s", "1"):
         log.append(SECOND, "a", block(ttl), b"")
     log.append(SECOND, "a", b"", b"")
@@ -79,7 +79,7 @@ def test_a_removed_message_does_not_expire(store: Store, log: StreamLog) -> None
     assert log.take_expired(9 * SECOND, 10) == [3]
 
 
-def test_an_abandoned_group_brings_the_moments_back(store: Store, log: StreamLog) -> None:
+def test_an_abandoned_group_restores_the_expiries(store: Store, log: StreamLog) -> None:
     log.append(SECOND, "a", block("1"), b"")
     commit(store)
     log.append(SECOND, "a", block("1"), b"")
@@ -89,7 +89,7 @@ def test_an_abandoned_group_brings_the_moments_back(store: Store, log: StreamLog
     assert log.take_expired(9 * SECOND, 10) == [1]
 
 
-def test_moments_survive_a_restart_and_go_with_their_stream(tmp_path: Path) -> None:
+def test_expiries_survive_a_restart_and_are_deleted_with_their_stream(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path)
     for name in ("S", "T"):
         store.create(name, b"").append(SECOND, "a", block("1"), b"")
@@ -108,7 +108,7 @@ def test_moments_survive_a_restart_and_go_with_their_stream(tmp_path: Path) -> N
     store.close()
 
 
-def test_what_is_over_is_found_without_a_look_at_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expired_messages_are_found_without_reading_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = LmdbStore(tmp_path)
     log = store.create("S", b"")
     for n in range(2_000):
@@ -129,7 +129,7 @@ def test_what_is_over_is_found_without_a_look_at_what_is_kept(tmp_path: Path, mo
     store.close()
 
 
-def test_memory_does_not_grow_with_messages_that_are_gone() -> None:
+def test_memory_does_not_grow_with_removed_messages() -> None:
     store = MemoryStore()
     log = store.create("S", b"")
     for n in range(10_000):
@@ -141,7 +141,7 @@ def test_memory_does_not_grow_with_messages_that_are_gone() -> None:
     assert len(log._moments) < 3_000  # type: ignore[attr-defined]
 
 
-def test_streams_in_memory_have_a_formula_of_their_own() -> None:
+def test_streams_in_memory_have_their_own_size_formula() -> None:
     store = MemoryStore(size_of=memory_size)
     log = store.create("S", b"")
     log.append(1, "ü", b"NATS/1.0\r\n\r\n", b"12345")

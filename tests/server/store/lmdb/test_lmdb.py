@@ -1,4 +1,4 @@
-"""What only a store on the disk can get wrong: damage, a full disk, other processes, threads, what is left behind."""
+"""What only a store on the disk can get wrong: damage, a full disk, other processes, threads, leftovers."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_a_damaged_message_can_be_removed_and_purged(path: Path, at: int) -> Non
     store.close()
 
 
-def test_a_damaged_index_entry_is_made_good_from_the_messages(path: Path) -> None:
+def test_a_damaged_index_entry_is_rebuilt_from_the_messages(path: Path) -> None:
     filled(path)
     damage(path, b"index", lambda key: key.endswith(b"s.1"))
     store = LmdbStore(path)
@@ -180,7 +180,7 @@ def test_a_store_whose_own_records_are_damaged_is_not_opened(path: Path, kind: b
 # A full disk.
 
 
-def test_a_full_map_drops_the_groups_and_the_store_goes_on(path: Path) -> None:
+def test_a_full_map_drops_the_groups_and_the_store_recovers(path: Path) -> None:
     store = LmdbStore(path, map_size=1 << 20)
     log = store.create("S", b"")
     log.append(1, "a", b"", b"first")
@@ -228,7 +228,7 @@ def test_a_group_that_cannot_be_written_is_dropped_again_and_again(path: Path) -
     store.close()
 
 
-def test_a_commit_that_the_disk_refuses_is_dropped_and_the_store_goes_on(path: Path) -> None:
+def test_a_failed_commit_is_dropped_and_the_store_recovers(path: Path) -> None:
     store = LmdbStore(path)
     log = store.create("S", b"")
     fill(log, 50)
@@ -316,7 +316,7 @@ def test_groups_are_carried_through_one_at_a_time(store: LmdbStore) -> None:
 # Other processes.
 
 
-def test_a_second_process_is_told_who_holds_the_store(store: LmdbStore, path: Path) -> None:
+def test_a_second_process_learns_the_pid_of_the_lock_holder(store: LmdbStore, path: Path) -> None:
     code = "import sys; from slipstream.server.store.lmdb.store import LmdbStore; LmdbStore(sys.argv[1])"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
     other = subprocess.run([sys.executable, "-c", code, str(path)], env=environment, capture_output=True, text=True)
@@ -377,7 +377,7 @@ def test_streams_and_their_configurations_are_there_after_reopening(store: LmdbS
     again.close()
 
 
-def test_the_log_of_a_deleted_stream_is_empty_and_refuses_changes(store: LmdbStore) -> None:
+def test_the_log_of_a_deleted_stream_is_empty_and_rejects_changes(store: LmdbStore) -> None:
     log = store.create("S", b"")
     fill(log, 9)
     carry(store)
@@ -392,7 +392,7 @@ def test_the_log_of_a_deleted_stream_is_empty_and_refuses_changes(store: LmdbSto
 
 
 @pytest.mark.parametrize("how", ["delete", "purge", "recreate"])
-def test_nothing_is_left_of_what_is_gone(store: LmdbStore, path: Path, how: str) -> None:
+def test_nothing_is_left_of_deleted_streams(store: LmdbStore, path: Path, how: str) -> None:
     other = store.create("OTHER", b"")
     fill(other, 20)
     log = store.create("S", b"")
@@ -484,7 +484,7 @@ def test_a_sequence_far_ahead_costs_nothing(store: LmdbStore) -> None:
     assert log.last("*") is not None
 
 
-def test_many_streams_together_do_not_keep_their_rows_in_memory_for_ever(path: Path) -> None:
+def test_rows_of_many_streams_are_evicted_from_memory(path: Path) -> None:
     tuning = Tuning(segment=8, slice=50, dirty=1_000, journal=20, cache=2)
     store = LmdbStore(path, tuning=tuning)
     names = [f"S{n}" for n in range(10)]
@@ -520,7 +520,7 @@ def test_a_stream_of_one_subject_is_read_by_it_from_anywhere(store: LmdbStore) -
     assert log.committed.first_seq == expected[-10]
 
 
-def test_a_store_of_another_format_or_with_odd_options_is_refused(path: Path) -> None:
+def test_another_format_and_invalid_options_are_rejected(path: Path) -> None:
     with pytest.raises(UsageError, match="sync"):
         LmdbStore(path, sync="never")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="segment"):

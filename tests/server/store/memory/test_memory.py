@@ -56,7 +56,7 @@ def test_the_string_of_a_subject_is_kept_once() -> None:
     assert len({id(record.subject) for record in log.scan("", 1, limit=9)}) == 1
 
 
-def test_the_oldest_of_many_leave_one_by_one() -> None:
+def test_the_oldest_messages_are_removed_one_by_one() -> None:
     store = MemoryStore()
     log = store.create("S", b"")
     for n in range(300):

@@ -16,10 +16,9 @@ from slipstream.api.times import nanoseconds, parse_duration
 from slipstream.server.engine.consumers.advisories import ConsumerAdvisories
 from slipstream.server.engine.consumers.config import sample_frequency
 from slipstream.server.engine.consumers.delivery_state import DeliveryState, due
-from slipstream.server.engine.consumers.job import MILLISECOND
 from slipstream.server.engine.consumers.persistence import StateWriter
+from slipstream.server.engine.consumers.timing import MILLISECOND, EarliestTimer
 from slipstream.server.engine.services import Services
-from slipstream.server.engine.timers import Timer
 
 LONGEST_DELAY = 2**63 - 1
 REMOVED = "Unacknowledged message was deleted"
@@ -72,7 +71,7 @@ class AckHandling:
         self._waits: tuple[int, ...] = (0,)  # for the ack of the first, second, … delivery
         self._max_deliver = 0  # 0: no bound
         self._sampled = 0  # percent of acks that are reported
-        self._timer: Timer | None = None
+        self._timer = EarliestTimer(services.timers, self._look)
         self._stopped = False
 
     def configure(self, config: ConsumerConfig) -> None:
@@ -207,12 +206,7 @@ class AckHandling:
 
     def arm(self, when: int) -> None:
         """Look for overdue acks at that time, or earlier."""
-        timer = self._timer
-        if timer is not None and timer.action is not None:
-            if timer.when <= when:
-                return
-            timer.cancel()
-        self._timer = self._services.timers.at(when, self._look)
+        self._timer.arm(when)
 
     def waits_changed(self, old: ConsumerConfig, now: int) -> None:
         """An update may have made acks overdue: look soon."""
@@ -241,5 +235,4 @@ class AckHandling:
     def stop(self) -> None:
         """Take no more acks."""
         self._stopped = True
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.cancel()

@@ -81,9 +81,9 @@ def complete(config: ConsumerConfig, stream: StreamConfig, *, pedantic: bool, mo
     account's bound of pending acks (-1: none)."""
     changes: dict[str, Any] = {}
 
-    def fill(name: str, value: Any, complaint: str = "") -> None:
-        if pedantic and complaint:
-            raise pedantic_error(complaint)
+    def fill(name: str, value: Any, reason: str = "") -> None:
+        if pedantic and reason:
+            raise pedantic_error(reason)
         changes[name] = value
 
     if config.max_deliver == 0 or config.max_deliver < -1:

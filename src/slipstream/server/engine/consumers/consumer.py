@@ -40,11 +40,12 @@ from slipstream.server.engine.consumers.advisories import ConsumerAdvisories
 from slipstream.server.engine.consumers.config import filters_of
 from slipstream.server.engine.consumers.cursor import Cursor
 from slipstream.server.engine.consumers.delivery_state import DeliveryState
-from slipstream.server.engine.consumers.job import DeliveryJob, IdleTimer
+from slipstream.server.engine.consumers.job import DeliveryJob
 from slipstream.server.engine.consumers.parent import ParentStream
 from slipstream.server.engine.consumers.persistence import LazyCommit, StateWriter, config_record
 from slipstream.server.engine.consumers.pull import PullDelivery
 from slipstream.server.engine.consumers.push import PushDelivery
+from slipstream.server.engine.consumers.timing import IdleTimer
 from slipstream.server.engine.ports import Changes
 from slipstream.server.engine.services import Services
 
@@ -93,7 +94,7 @@ class Consumer:
             stream.log, self.state, self.writer, self._acks, settled=settled, started=state is not None
         )
         self._idle = IdleTimer(
-            services, used_until=lambda now: self.delivery.used_until(now), expire=lambda: expire(self)
+            services.timers, used_until=lambda now: self.delivery.used_until(now), expire=lambda: expire(self)
         )
         self._configure(config)
         self.delivery: PullDelivery | PushDelivery

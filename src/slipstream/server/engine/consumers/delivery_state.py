@@ -32,7 +32,7 @@ class DeliveryState:
     def __init__(self, start: int) -> None:
         """`start` is the first stream sequence of interest."""
         self.next_seq = start  # where the search for the next new message begins
-        self.dseq = 0  # the consumer sequence given last
+        self.dseq = 0  # the consumer sequence that was assigned last
         self.delivered = start - 1  # the highest stream sequence delivered
         self.floor_dseq = 0
         self.floor_seq = start - 1

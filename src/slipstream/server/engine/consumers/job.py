@@ -12,11 +12,11 @@ from collections.abc import Callable
 
 from slipstream.errors import StoreError
 from slipstream.server.engine.consumers.advisories import ConsumerAdvisories
+from slipstream.server.engine.consumers.timing import MILLISECOND
 from slipstream.server.engine.ports import Record
 from slipstream.server.engine.services import Progress, Services
 from slipstream.server.engine.timers import Timer
 
-MILLISECOND = 1_000_000
 RETRY = 10 * MILLISECOND  # when the engine has too many jobs
 FAILED = 1000 * MILLISECOND  # when a chunk failed
 
@@ -140,37 +140,3 @@ class DeliveryJob:
         self._pause_timer = None
         self._advisories.paused(self._pause_until)
         self.wake()
-
-
-class IdleTimer:
-    """Expires a consumer that has not been used for a threshold (0: never)."""
-
-    def __init__(
-        self, services: Services, *, used_until: Callable[[int], int | None], expire: Callable[[], None]
-    ) -> None:
-        """`used_until` says when the consumer was in use last; None: it is, and arms the timer when that ends."""
-        self.threshold = 0
-        self._services = services
-        self._used_until = used_until
-        self._expire = expire
-        self._timer: Timer | None = None
-
-    def arm(self, now: int) -> None:
-        """Look after the threshold whether the consumer is in use."""
-        self.cancel()
-        if self.threshold:
-            self._timer = self._services.timers.at(now + self.threshold, self._check)
-
-    def _check(self, now: int) -> None:
-        used = self._used_until(now)
-        if used is None:
-            self._timer = None
-        elif used + self.threshold <= now:
-            self._expire()
-        else:
-            self._timer = self._services.timers.at(used + self.threshold, self._check)
-
-    def cancel(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None

@@ -19,7 +19,7 @@ from slipstream.server.engine.api.requests import level_suffices
 from slipstream.server.engine.consumers.ack_handling import AckHandling
 from slipstream.server.engine.consumers.advisories import ConsumerAdvisories
 from slipstream.server.engine.consumers.cursor import CHUNK, Cursor
-from slipstream.server.engine.consumers.job import MILLISECOND, DeliveryJob, IdleTimer
+from slipstream.server.engine.consumers.job import DeliveryJob
 from slipstream.server.engine.consumers.outbound import Outbound, Recipient, add_header, headers_only
 from slipstream.server.engine.consumers.requests import (
     CONSUMER_DELETED,
@@ -33,6 +33,7 @@ from slipstream.server.engine.consumers.requests import (
     parse,
     refusal,
 )
+from slipstream.server.engine.consumers.timing import MILLISECOND, EarliestTimer, IdleTimer
 from slipstream.server.engine.ports import Record
 from slipstream.server.engine.services import Progress, Services
 from slipstream.server.engine.timers import Timer
@@ -63,7 +64,7 @@ class PullDelivery:
         self._advisories = advisories
         self._config = config
         self._queue = RequestQueue()
-        self._timer: Timer | None = None
+        self._timer = EarliestTimer(services.timers, self._look)  # for expiries and heartbeats of requests
         self._pin = ""  # the id of the pinned client
         self._pinned_at = 0
         self._pin_timer: Timer | None = None
@@ -169,15 +170,9 @@ class PullDelivery:
         return status_block(100, "Idle Heartbeat", last)
 
     def _arm(self, when: int) -> None:
-        """Look at the requests at that time, or earlier."""
-        if not when:
-            return
-        timer = self._timer
-        if timer is not None and timer.action is not None:
-            if timer.when <= when:
-                return
-            timer.cancel()
-        self._timer = self._services.timers.at(when, self._look)
+        """Look at the requests at that time (0: none), or earlier."""
+        if when:
+            self._timer.arm(when)
 
     def _look(self, now: int) -> None:
         self._review(now, at_end=self._acks.full)  # a request with `no_wait` does not wait for acks either
@@ -403,9 +398,9 @@ class PullDelivery:
 
     def stop(self) -> None:
         """The consumer is deleted: end all requests with that status."""
-        for timer in (self._timer, self._pin_timer):
-            if timer is not None:
-                timer.cancel()
+        self._timer.cancel()
+        if self._pin_timer is not None:
+            self._pin_timer.cancel()
         for request in self._queue:
             self._services.router.send(request.reply, CONSUMER_DELETED, b"")
         self._queue.replace([])

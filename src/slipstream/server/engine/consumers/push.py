@@ -16,10 +16,11 @@ from slipstream.api.times import nanoseconds
 from slipstream.server.engine.consumers.ack_handling import AckHandling
 from slipstream.server.engine.consumers.ack_router import FLOW_PREFIX
 from slipstream.server.engine.consumers.cursor import CHUNK, Cursor
-from slipstream.server.engine.consumers.job import DeliveryJob, IdleTimer
+from slipstream.server.engine.consumers.job import DeliveryJob
 from slipstream.server.engine.consumers.outbound import Outbound, Recipient, headers_only
 from slipstream.server.engine.consumers.parent import ParentStream
 from slipstream.server.engine.consumers.requests import PUSH_BASED
+from slipstream.server.engine.consumers.timing import IdleTimer
 from slipstream.server.engine.core.session import ClientSub
 from slipstream.server.engine.ports import Record
 from slipstream.server.engine.services import Progress, Services
