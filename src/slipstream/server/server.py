@@ -31,7 +31,7 @@ from slipstream.server.engine.auth.authenticator import WEBSOCKET
 from slipstream.server.engine.core.session import Listener
 from slipstream.server.engine.engine import Engine, Settings
 from slipstream.server.engine.monitoring.health import Health
-from slipstream.server.engine.ports import Store, memory_size
+from slipstream.server.engine.ports import Store
 from slipstream.server.faults.api import PREFIX, FaultApi, FaultRunner
 from slipstream.server.faults.network import NetworkFaults
 from slipstream.server.loop.clock import Clock, VirtualClock
@@ -44,7 +44,7 @@ from slipstream.server.loop.upstream import Upstreams, named
 from slipstream.server.loop.websocket import Origins, WebSocketConnection
 from slipstream.server.options import ServerOptions, WebSocketOptions, bindable
 from slipstream.server.process.trace import Trace
-from slipstream.server.store.memory.store import MemoryStore
+from slipstream.server.store.opening import open_file_store, open_memory_store
 from slipstream.version import VERSION
 from slipstream.wire.nkeys import verify
 
@@ -155,10 +155,9 @@ class Server:
             raise UsageError("the server is already running")
         self.loop = loop = asyncio.get_running_loop()
         clock = VirtualClock() if self.options.virtual_time else Clock()
-        memory = MemoryStore(size_of=memory_size)
-        file: Store = MemoryStore()
-        if self._data_dir is not None:
-            file = await loop.run_in_executor(None, _open, self._data_dir)
+        memory = open_memory_store()
+        path = self._data_dir
+        file = open_file_store() if path is None else await loop.run_in_executor(None, open_file_store, str(path))
         self._stores = [memory, file]
         try:
             await self._listen(loop, clock, file, memory)
@@ -431,9 +430,3 @@ def _port_of(socket: asyncio.Server) -> int:
 
 def _address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _open(path: Path) -> Store:
-    from slipstream.server.store.lmdb.store import LmdbStore
-
-    return LmdbStore(path)

@@ -1,1 +1,1 @@
-"""Where streams are kept: `memory.py` is the model, `lmdb.py` the durable store; both behind `engine/ports.py`."""
+"""Stores of streams, behind the port `engine/ports.py`: `memory/` (the model) and `lmdb/` (durable)."""
