@@ -47,7 +47,7 @@ def test_a_time_to_live_is_read_as_nats_server_reads_it(text: str, seconds: int)
 
 @pytest.mark.parametrize("text", ["0", "0s", "500ms", "-1", "-5s", "abc", "1x", "9" * 30, "9999999h"])
 def test_an_invalid_time_to_live_is_rejected_and_never_expires(text: str) -> None:
-    with pytest.raises(ValueError, match="time to live must|duration"):
+    with pytest.raises(ValueError, match=r"time to live must|duration"):
         parse_ttl(text)
     assert expires_at(5, block(text)) == 0
 
