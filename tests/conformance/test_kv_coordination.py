@@ -68,14 +68,14 @@ async def contend(
             for _ in range(chance.randrange(1, 6)):
                 token = lock.check()
                 checker.look()
-                if chance.random() < 0.15:  # it stalls between looking and acting, longer than its lease
+                if chance.random() < 0.15:  # it stalls between the check and the write, longer than its lease
                     lock._stop.set()
                     await asyncio.sleep(chance.uniform(1.2, 1.8))
                 resource.write(token, lock.name)
                 await asyncio.sleep(chance.uniform(0, 0.05))
         if chance.random() < 0.7:
             await lock.release()
-        else:  # it dies without a word, and is another one from here on
+        else:  # it dies without a release; from here on it is another holder
             lock._stop.set()
             lock._claim.lose()
             lock._owner = ""
@@ -132,7 +132,7 @@ def check_history(resource: Resource) -> None:
 
 
 @pytest.mark.parametrize("value_ttl", [False, True], ids=["observed", "ttl"])
-async def test_locks_under_faults(any_server: str, fresh: str, value_ttl: bool) -> None:
+async def test_locks_are_safe_under_faults(any_server: str, fresh: str, value_ttl: bool) -> None:
     resource = await fault_run(any_server, fresh, seed=11, seconds=8, value_ttl=value_ttl)
     check_history(resource)
     assert len({token for token, _ in resource.accepted}) >= 3
@@ -141,11 +141,11 @@ async def test_locks_under_faults(any_server: str, fresh: str, value_ttl: bool) 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(10))
-async def test_locks_under_faults_for_longer(any_server: str, fresh: str, seed: int) -> None:
+async def test_locks_are_safe_under_faults_for_longer(any_server: str, fresh: str, seed: int) -> None:
     check_history(await fault_run(any_server, fresh, seed=seed, seconds=30, value_ttl=bool(seed % 2)))
 
 
-async def test_a_claim_whose_answer_is_lost_is_found_again(any_server: str, fresh: str) -> None:
+async def test_a_claim_whose_ack_is_lost_is_recognized(any_server: str, fresh: str) -> None:
     async with connect(any_server) as direct, proxy_to(any_server) as proxy:
         kv = await direct.jetstream().create_key_value(BucketConfig(bucket=fresh))
         async with connect(proxy.url) as nc:
@@ -165,7 +165,7 @@ async def test_a_claim_whose_answer_is_lost_is_found_again(any_server: str, fres
             assert await lock.release()
 
 
-async def test_a_holder_without_a_connection_knows_that_it_lost(any_server: str, fresh: str) -> None:
+async def test_a_holder_without_a_connection_loses_its_lease(any_server: str, fresh: str) -> None:
     async with connect(any_server) as direct, proxy_to(any_server) as proxy:
         kv = await direct.jetstream().create_key_value(BucketConfig(bucket=fresh))
         async with connect(proxy.url, reconnect_wait=0.02, reconnect_max_wait=0.1) as nc:
@@ -186,7 +186,7 @@ async def test_a_holder_without_a_connection_knows_that_it_lost(any_server: str,
             await other.release()
 
 
-async def test_an_acquisition_that_is_cancelled_holds_nothing(any_server: str, fresh: str) -> None:
+async def test_a_cancelled_acquisition_holds_no_lease(any_server: str, fresh: str) -> None:
     async with connect(any_server) as nc:
         kv = await nc.jetstream().create_key_value(BucketConfig(bucket=fresh))
         one, other = kv.lock("l", ttl=TTL), kv.lock("l", ttl=TTL)
@@ -213,7 +213,7 @@ async def test_an_acquisition_that_is_cancelled_holds_nothing(any_server: str, f
         assert len(nc._session.subscriptions) <= before
 
 
-async def test_renewals_side_by_side(any_server: str, fresh: str) -> None:
+async def test_concurrent_renewals_keep_the_lease(any_server: str, fresh: str) -> None:
     async with connect(any_server) as nc:
         kv = await nc.jetstream().create_key_value(BucketConfig(bucket=fresh))
         lock = kv.lock("l", ttl=TTL)

@@ -49,7 +49,7 @@ async def no_consumers(kv: KeyValue[bytes]) -> bool:
 
 
 @pytest.mark.spec("KV-10")
-async def test_a_watch_survives_cuts_losses_and_doubles(any_server: str, fresh: str) -> None:
+async def test_a_watch_survives_lost_connections_lost_and_duplicated_messages(any_server: str, fresh: str) -> None:
     chance = random.Random(7)
 
     def fault(frame: bytes) -> list[bytes]:
@@ -82,7 +82,7 @@ async def test_a_watch_survives_cuts_losses_and_doubles(any_server: str, fresh: 
         assert await no_consumers(kv)
 
 
-async def test_an_idle_watch_goes_on_after_a_reconnect(any_server: str, fresh: str) -> None:
+async def test_an_idle_watch_continues_after_a_reconnect(any_server: str, fresh: str) -> None:
     async with connect(any_server) as direct, proxy_to(any_server) as proxy:
         kv = await direct.jetstream().create_key_value(BucketConfig(bucket=fresh, history=HISTORY))
         async with connect(proxy.url, **FAST) as nc:  # type: ignore[arg-type]
@@ -101,7 +101,7 @@ async def test_an_idle_watch_goes_on_after_a_reconnect(any_server: str, fresh: s
         assert await no_consumers(kv)
 
 
-async def test_a_lost_heartbeat_is_noticed_and_repaired(any_server: str, fresh: str) -> None:
+async def test_a_watch_recovers_from_lost_heartbeats(any_server: str, fresh: str) -> None:
     async with connect(any_server) as direct, proxy_to(any_server) as proxy:
         kv = await direct.jetstream().create_key_value(BucketConfig(bucket=fresh, history=HISTORY))
         await put_all(kv, 0, 3)
@@ -115,7 +115,7 @@ async def test_a_lost_heartbeat_is_noticed_and_repaired(any_server: str, fresh: 
                 assert await read(watch, 3) == [3, 4, 5]
 
 
-async def test_a_watch_of_a_bucket_that_is_destroyed_says_so(any_server: str, fresh: str) -> None:
+async def test_a_watch_of_a_destroyed_bucket_raises(any_server: str, fresh: str) -> None:
     async with connect(any_server) as nc:
         kv = await nc.jetstream().create_key_value(BucketConfig(bucket=fresh))
         async with await kv.watch() as watch:
@@ -127,7 +127,7 @@ async def test_a_watch_of_a_bucket_that_is_destroyed_says_so(any_server: str, fr
             await kv.watch()
 
 
-async def test_a_watch_that_is_closed_ends_its_iteration(any_server: str, fresh: str) -> None:
+async def test_closing_a_watch_ends_its_iteration(any_server: str, fresh: str) -> None:
     async with connect(any_server) as nc:
         kv = await nc.jetstream().create_key_value(BucketConfig(bucket=fresh))
         await kv.put("a", b"1")
@@ -188,7 +188,7 @@ async def test_a_watch_survives_restarts_of_our_server(tmp_path: Path) -> None:
         await _through_restarts(server)
 
 
-async def test_a_watch_survives_restarts_of_the_real_server(tmp_path: Path) -> None:
+async def test_a_watch_survives_restarts_of_nats_server(tmp_path: Path) -> None:
     with RealProcess(tmp_path) as server:
         await _through_restarts(server)
 
@@ -224,6 +224,6 @@ def test_a_blocking_watch_survives_a_restart_of_our_server(tmp_path: Path) -> No
         _blocking_through_a_restart(server)
 
 
-def test_a_blocking_watch_survives_a_restart_of_the_real_server(tmp_path: Path) -> None:
+def test_a_blocking_watch_survives_a_restart_of_nats_server(tmp_path: Path) -> None:
     with RealProcess(tmp_path) as server:
         _blocking_through_a_restart(server)

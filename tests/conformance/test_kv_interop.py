@@ -45,7 +45,7 @@ def maker(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-async def test_what_one_writes_the_other_reads(any_server: str, fresh: str, maker: str) -> None:
+async def test_each_client_reads_the_values_of_the_other(any_server: str, fresh: str, maker: str) -> None:
     async with both(any_server, fresh, maker, history=5) as (ours, theirs):
         one = await ours.put("a.b", b"1")
         entry = await theirs.get("a.b")
@@ -59,7 +59,9 @@ async def test_what_one_writes_the_other_reads(any_server: str, fresh: str, make
             await ours.get("nope")
 
 
-async def test_what_one_creates_updates_and_deletes_the_other_sees(any_server: str, fresh: str, maker: str) -> None:
+async def test_each_client_sees_creates_updates_and_deletes_of_the_other(
+    any_server: str, fresh: str, maker: str
+) -> None:
     async with both(any_server, fresh, maker, history=5) as (ours, theirs):
         revision = await theirs.create("k", b"1")
         with pytest.raises(KeyExistsError):
@@ -84,7 +86,7 @@ async def test_what_one_creates_updates_and_deletes_the_other_sees(any_server: s
         await ours.create("k", b"6")
 
 
-async def test_both_list_the_same_keys_and_history(any_server: str, fresh: str, maker: str) -> None:
+async def test_both_clients_list_the_same_keys_and_history(any_server: str, fresh: str, maker: str) -> None:
     async with both(any_server, fresh, maker, history=3) as (ours, theirs):
         for n in range(5):
             await ours.put("a", b"%d" % n)
@@ -102,7 +104,7 @@ async def test_both_list_the_same_keys_and_history(any_server: str, fresh: str, 
         assert (await ours.status()).values == (await theirs.status()).values
 
 
-async def test_both_watch_what_the_other_does(any_server: str, fresh: str, maker: str) -> None:
+async def test_each_client_watches_changes_of_the_other(any_server: str, fresh: str, maker: str) -> None:
     async with both(any_server, fresh, maker, history=2) as (ours, theirs):
         await ours.put("a", b"1")
         watcher = await theirs.watch("*")
@@ -123,7 +125,9 @@ async def test_both_watch_what_the_other_does(any_server: str, fresh: str, maker
         await watcher.stop()
 
 
-async def test_both_find_the_same_status_and_the_bucket_gone(any_server: str, fresh: str, maker: str) -> None:
+async def test_both_clients_see_the_status_and_the_deletion_of_a_bucket(
+    any_server: str, fresh: str, maker: str
+) -> None:
     async with both(any_server, fresh, maker, history=7, ttl=timedelta(minutes=1)) as (ours, theirs):
         await ours.put("a", b"1")
         mine, his = await ours.status(), await theirs.status()
@@ -134,7 +138,7 @@ async def test_both_find_the_same_status_and_the_bucket_gone(any_server: str, fr
             await theirs.status()
 
 
-async def test_writers_of_both_kinds_at_once_do_not_lose_each_other(any_server: str, fresh: str, maker: str) -> None:
+async def test_concurrent_updates_of_both_clients_are_all_kept(any_server: str, fresh: str, maker: str) -> None:
     async with both(any_server, fresh, maker) as (ours, theirs):
         await ours.put("n", b"0")
 

@@ -298,7 +298,7 @@ async def on_server(url: str, **options: Any) -> AsyncIterator[KeyValue[bytes]]:
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=STEPS)
-def test_a_bucket_does_what_the_model_does(any_server: str, steps: list[tuple[str, Any]]) -> None:
+def test_a_bucket_behaves_like_the_model(any_server: str, steps: list[tuple[str, Any]]) -> None:
     async def run() -> None:
         async with on_server(any_server, history=HISTORY) as kv:
             await Run(kv).all(steps)
@@ -308,7 +308,7 @@ def test_a_bucket_does_what_the_model_does(any_server: str, steps: list[tuple[st
 
 @settings(max_examples=100, deadline=None)
 @given(steps=STEPS)
-def test_the_embedded_bucket_does_what_the_model_does(steps: list[tuple[str, Any]]) -> None:
+def test_a_sqlite_bucket_behaves_like_the_model(steps: list[tuple[str, Any]]) -> None:
     async def run() -> None:
         kv = KeyValue(await open_sqlite(config=BucketConfig(bucket="b", history=HISTORY)))
         await Run(kv).all(steps)
@@ -319,7 +319,7 @@ def test_the_embedded_bucket_does_what_the_model_does(steps: list[tuple[str, Any
 
 @settings(max_examples=60, deadline=None)
 @given(steps=STEPS_IN_TIME)
-def test_values_of_the_embedded_bucket_go_when_the_model_says(steps: list[tuple[str, Any]]) -> None:
+def test_values_of_a_sqlite_bucket_expire_like_the_model(steps: list[tuple[str, Any]]) -> None:
     async def run() -> None:
         now = [10**18]
         storage = await open_sqlite(
@@ -342,7 +342,7 @@ def virtual_server() -> Iterator[TestServer]:
 
 @settings(max_examples=30, deadline=None)
 @given(steps=STEPS_IN_TIME)
-def test_values_on_our_server_go_when_the_model_says(virtual_server: TestServer, steps: list[tuple[str, Any]]) -> None:
+def test_values_on_our_server_expire_like_the_model(virtual_server: TestServer, steps: list[tuple[str, Any]]) -> None:
     async def run() -> None:
         async with on_server(virtual_server.url, history=HISTORY, value_ttl=True) as kv:
             await Run(kv, virtual_server.advance).all(steps)

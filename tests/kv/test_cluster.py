@@ -1,4 +1,4 @@
-"""Buckets on a real cluster of three whose replicas lag at will: what is asked to be new is new, however it is read."""
+"""Buckets on a nats-server cluster of three with lagging replicas: reads are as new as they must be, however made."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.cluster import Cluster
 
 
 async def replicated(cluster: Cluster, name: str) -> str:
-    """A bucket on all three servers; gives its stream."""
+    """A bucket on all three servers; returns the name of its stream."""
     async with connect(cluster.urls) as nc:
         await nc.jetstream(timeout=15).create_key_value(BucketConfig(bucket=name, history=3, replicas=3))
     await asyncio.to_thread(cluster.wait_for_direct, f"KV_{name}")
@@ -24,7 +24,7 @@ async def replicated(cluster: Cluster, name: str) -> str:
 
 @contextmanager
 def lagging(cluster: Cluster, stream: str) -> Iterator[None]:
-    """One follower gets nothing of its leader; not the one that says where consumers are made."""
+    """One follower gets nothing from its leader; not the meta leader, which places consumers."""
     leader = cluster.leader(stream)
     follower = cluster.expendable(leader)
     cluster.hold_replica(leader, follower)
@@ -34,7 +34,7 @@ def lagging(cluster: Cluster, stream: str) -> Iterator[None]:
         cluster.release_replica(leader, follower)
 
 
-async def test_no_read_of_a_bucket_is_stale_when_asked_not_to_be(cluster: Cluster, fresh: str) -> None:
+async def test_a_read_with_min_last_revision_is_never_stale(cluster: Cluster, fresh: str) -> None:
     stream = await replicated(cluster, fresh)
     async with connect(cluster.url(cluster.leader(stream))) as nc:
         kv = await nc.jetstream(timeout=15).key_value(fresh)
@@ -46,7 +46,7 @@ async def test_no_read_of_a_bucket_is_stale_when_asked_not_to_be(cluster: Cluste
             await kv.delete("gone")
             last = await kv.put("b", b"new")
             plain = {(await kv.get("a")).value for _ in range(60)}
-            assert plain == {b"old", b"new"}  # what others suffer from: it depends on who answers
+            assert plain == {b"old", b"new"}  # without a minimum it depends on the replica that answers
             for _ in range(20):
                 assert (await kv.get("a", min_last_revision=last)).value == b"new"
                 with pytest.raises(KeyNotFoundError):
@@ -61,7 +61,7 @@ async def test_no_read_of_a_bucket_is_stale_when_asked_not_to_be(cluster: Cluste
                 assert sorted(entry.key for entry in await watch.initial()) == ["a", "b"]
 
 
-async def test_a_session_sees_what_it_wrote_and_read(cluster: Cluster, fresh: str) -> None:
+async def test_a_session_reads_its_writes(cluster: Cluster, fresh: str) -> None:
     stream = await replicated(cluster, fresh)
     async with connect(cluster.url(cluster.leader(stream))) as nc:
         js = nc.jetstream(timeout=15)
@@ -78,7 +78,7 @@ async def test_a_session_sees_what_it_wrote_and_read(cluster: Cluster, fresh: st
                     assert await kv.keys() == []
 
 
-async def test_a_watch_goes_on_when_a_server_of_the_cluster_dies(cluster: Cluster, fresh: str) -> None:
+async def test_a_watch_continues_when_a_server_dies(cluster: Cluster, fresh: str) -> None:
     stream = await replicated(cluster, fresh)
     async with connect(cluster.urls, reconnect_wait=0.05, reconnect_max_wait=0.3) as nc:
         kv = await nc.jetstream(timeout=15).key_value(fresh)
@@ -105,7 +105,7 @@ async def test_a_watch_goes_on_when_a_server_of_the_cluster_dies(cluster: Cluste
 
 
 async def _surely(kv: KeyValue[bytes], key: str, value: bytes) -> None:
-    """Once, whatever becomes of the answer."""
+    """Write a key once, also if acks are lost."""
     async with asyncio.timeout(60):
         while True:
             try:

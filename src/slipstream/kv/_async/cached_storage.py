@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import timedelta
-from typing import Generic, Self, TypeVar, cast
+from typing import Generic, Self, TypeVar
 
 from slipstream.errors import Error, UsageError
 from slipstream.kv._async.runtime import Guard, Worker, spawn
 from slipstream.kv._async.storage import Feed, Storage, StorageWriter, WrappedStorage
 from slipstream.kv.bucket import BucketStatus
 from slipstream.kv.cache import CacheStats, EntryCache
-from slipstream.kv.entry import LATEST, Entry, Listing, Operation, Start
+from slipstream.kv.entry import LATEST, Entry, Listing, Operation
 from slipstream.kv.keys import any_of
 
 V = TypeVar("V")
@@ -24,12 +24,11 @@ CACHE_BYTES = 256 * 1024 * 1024
 CLOSE_TIMEOUT = 2.0
 
 
-class CachedStorage(WrappedStorage, Generic[V]):
+class CachedStorage(WrappedStorage[V]):
     """Reads of newest entries are answered from memory while the feed lives; all else goes to the bucket."""
 
     def __init__(self, inner: Storage[V], patterns: Sequence[str], feed: Feed[V], cache: EntryCache[V]) -> None:
-        super().__init__(cast("Storage[bytes]", inner))
-        self._storage = inner
+        super().__init__(inner)
         self._patterns = patterns
         self._is_covered = any_of(patterns)
         self._feed = feed
@@ -96,16 +95,16 @@ class CachedStorage(WrappedStorage, Generic[V]):
                 else:
                     stats.behind += 1
             stats.misses += 1
-        entry = await self._storage.last(key, min_last_revision=max(need, as_of), timeout=timeout)
+        entry = await self.inner.last(key, min_last_revision=max(need, as_of), timeout=timeout)
         if entry is not None and self._covers(key):
             async with self._guard:
                 self._cache.learn(entry, as_of)
         return entry
 
     def _covers(self, key: str) -> bool:
-        return self._patterns == (">",) or self._is_covered(self._storage.patterns((key,), exact=True)[0])
+        return self._patterns == (">",) or self._is_covered(self.inner.patterns((key,), exact=True)[0])
 
-    # Forwarded to the bucket
+    # Writes, and reads of the bucket that must see them
 
     async def append(
         self,
@@ -118,7 +117,7 @@ class CachedStorage(WrappedStorage, Generic[V]):
         timeout: float | None = None,
     ) -> int:
         """Record an entry; later reads of this handle are at least as new."""
-        revision = await self._storage.append(key, value, operation=operation, last=last, ttl=ttl, timeout=timeout)
+        revision = await self.inner.append(key, value, operation=operation, last=last, ttl=ttl, timeout=timeout)
         self._note_own(revision)
         return revision
 
@@ -127,17 +126,13 @@ class CachedStorage(WrappedStorage, Generic[V]):
 
     def writer(self, *, max_in_flight: int, timeout: float | None = None) -> CacheWriter[V]:
         """Append entries in a pipeline, each acknowledged."""
-        return CacheWriter(self._storage.writer(max_in_flight=max_in_flight, timeout=timeout), self._note_own)
-
-    async def at(self, revision: int, *, min_last_revision: int = 0, timeout: float | None = None) -> Entry[V] | None:
-        """The entry of a revision."""
-        return await self._storage.at(revision, min_last_revision=min_last_revision, timeout=timeout)
+        return CacheWriter(self.inner.writer(max_in_flight=max_in_flight, timeout=timeout), self._note_own)
 
     def read(
         self, patterns: Sequence[str], *, min_last_revision: int = 0, timeout: float | None = None
     ) -> AsyncIterator[list[Entry[V]]]:
         """Every entry kept."""
-        return self._storage.read(patterns, min_last_revision=max(min_last_revision, self._own), timeout=timeout)
+        return self.inner.read(patterns, min_last_revision=max(min_last_revision, self._own), timeout=timeout)
 
     def latest(
         self,
@@ -149,41 +144,19 @@ class CachedStorage(WrappedStorage, Generic[V]):
     ) -> AsyncIterator[list[Entry[V]]]:
         """The newest entry of each key."""
         least = max(min_last_revision, self._own)
-        return self._storage.latest(patterns, meta_only=meta_only, min_last_revision=least, timeout=timeout)
+        return self.inner.latest(patterns, meta_only=meta_only, min_last_revision=least, timeout=timeout)
 
     def keys(
         self, patterns: Sequence[str], *, min_last_revision: int = 0, timeout: float | None = None
     ) -> AsyncIterator[Listing]:
         """Like `latest`, but keys only."""
-        return self._storage.keys(patterns, min_last_revision=max(min_last_revision, self._own), timeout=timeout)
-
-    async def follow(
-        self,
-        patterns: Sequence[str],
-        start: Start,
-        *,
-        meta_only: bool = False,
-        min_last_revision: int = 0,
-        timeout: float | None = None,
-    ) -> Feed[V]:
-        """Open a feed."""
-        return await self._storage.follow(
-            patterns, start, meta_only=meta_only, min_last_revision=min_last_revision, timeout=timeout
-        )
+        return self.inner.keys(patterns, min_last_revision=max(min_last_revision, self._own), timeout=timeout)
 
     async def forget(self, key: str, *, below: int, timeout: float | None = None) -> None:
         """Remove a key's entries for good. No mark reaches the feed, so the cache drops them here."""
-        await self._storage.forget(key, below=below, timeout=timeout)
+        await self.inner.forget(key, below=below, timeout=timeout)
         async with self._guard:
             self._cache.drop(key, below)
-
-    async def record_forgotten(self, revision: int, *, timeout: float | None = None) -> None:
-        """Record that deleted keys are removed for good."""
-        await self._storage.record_forgotten(revision, timeout=timeout)
-
-    async def destroy(self, *, timeout: float | None = None) -> None:
-        """Remove the bucket."""
-        await self._storage.destroy(timeout=timeout)
 
 
 def check_cacheable(status: BucketStatus) -> None:

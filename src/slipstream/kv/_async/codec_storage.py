@@ -11,18 +11,20 @@ from datetime import timedelta
 from typing import Generic, TypeVar, cast
 
 from slipstream.errors import Error
-from slipstream.kv._async.storage import Feed, Storage, StorageWriter, WrappedStorage
+from slipstream.kv._async.storage import Feed, Storage, StorageWriter
+from slipstream.kv.bucket import BucketStatus
 from slipstream.kv.codecs.base import Codec
 from slipstream.kv.entry import Entry, Listing, Operation, Start
 
 V = TypeVar("V")
 
 
-class CodecStorage(WrappedStorage, Generic[V]):
+class CodecStorage(Generic[V]):
     """The entries of another storage through a codec. Marks have no value to decode."""
 
     def __init__(self, inner: Storage[bytes], codec: Codec[V]) -> None:
-        super().__init__(inner)
+        self.bucket = inner.bucket
+        self.inner = inner
         self.codec = codec
 
     def check_key(self, key: str) -> str:
@@ -117,9 +119,17 @@ class CodecStorage(WrappedStorage, Generic[V]):
         """Record that deleted keys are removed for good."""
         await self.inner.record_forgotten(revision, timeout=timeout)
 
+    async def status(self, *, timeout: float | None = None) -> BucketStatus:
+        """The bucket's configuration and state."""
+        return await self.inner.status(timeout=timeout)
+
     async def destroy(self, *, timeout: float | None = None) -> None:
-        """Remove the bucket."""
+        """Remove the bucket with everything in it."""
         await self.inner.destroy(timeout=timeout)
+
+    async def close(self) -> None:
+        """Release what the handle holds."""
+        await self.inner.close()
 
 
 def encoded(codec: Codec[V], key: str, value: V | None, operation: Operation) -> tuple[str, bytes | None]:

@@ -305,7 +305,7 @@ class KeyValue(Generic[V]):
 
     def read_only(self) -> KeyValue[V]:
         """A handle that rejects every write before anything is sent."""
-        return KeyValue(cast("Storage[V]", ReadOnlyStorage(cast("Storage[bytes]", self.storage))))
+        return KeyValue(ReadOnlyStorage(self.storage))
 
     async def cached(
         self,

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from datetime import timedelta
-from typing import NoReturn, Protocol, TypeVar
+from typing import Generic, NoReturn, Protocol, TypeVar
 
 from slipstream.errors import ReadOnlyError
 from slipstream.kv.bucket import BucketStatus
@@ -163,7 +163,7 @@ class Storage(Protocol[V]):
         ...
 
     async def status(self, *, timeout: float | None = None) -> BucketStatus:
-        """How the bucket is set up, and what it holds."""
+        """The bucket's configuration and state."""
         ...
 
     async def destroy(self, *, timeout: float | None = None) -> None:
@@ -189,10 +189,10 @@ async def read_live(
     return live
 
 
-class WrappedStorage:
-    """Base of wrappers: forwards what does not concern entries to another storage."""
+class WrappedStorage(Generic[V]):
+    """Base of wrappers: forwards every call to another storage."""
 
-    def __init__(self, inner: Storage[bytes]) -> None:
+    def __init__(self, inner: Storage[V]) -> None:
         self.inner = inner
         self.bucket = inner.bucket
 
@@ -204,16 +204,90 @@ class WrappedStorage:
         """Patterns for filters."""
         return self.inner.patterns(filters, exact=exact)
 
+    async def append(
+        self,
+        key: str,
+        value: V | None,
+        *,
+        operation: Operation = Operation.PUT,
+        last: int | None = None,
+        ttl: timedelta | None = None,
+        timeout: float | None = None,
+    ) -> int:
+        """Record an entry; returns its revision."""
+        return await self.inner.append(key, value, operation=operation, last=last, ttl=ttl, timeout=timeout)
+
+    def writer(self, *, max_in_flight: int, timeout: float | None = None) -> StorageWriter[V]:
+        """Append entries in a pipeline, each acknowledged."""
+        return self.inner.writer(max_in_flight=max_in_flight, timeout=timeout)
+
+    async def last(self, key: str, *, min_last_revision: int = 0, timeout: float | None = None) -> Entry[V] | None:
+        """The newest entry of a key, a mark or not."""
+        return await self.inner.last(key, min_last_revision=min_last_revision, timeout=timeout)
+
+    async def at(self, revision: int, *, min_last_revision: int = 0, timeout: float | None = None) -> Entry[V] | None:
+        """The entry of a revision."""
+        return await self.inner.at(revision, min_last_revision=min_last_revision, timeout=timeout)
+
+    def read(
+        self, patterns: Sequence[str], *, min_last_revision: int = 0, timeout: float | None = None
+    ) -> AsyncIterator[list[Entry[V]]]:
+        """Every entry kept."""
+        return self.inner.read(patterns, min_last_revision=min_last_revision, timeout=timeout)
+
+    def latest(
+        self,
+        patterns: Sequence[str],
+        *,
+        meta_only: bool = False,
+        min_last_revision: int = 0,
+        timeout: float | None = None,
+    ) -> AsyncIterator[list[Entry[V]]]:
+        """The newest entry of each key."""
+        return self.inner.latest(patterns, meta_only=meta_only, min_last_revision=min_last_revision, timeout=timeout)
+
+    def keys(
+        self, patterns: Sequence[str], *, min_last_revision: int = 0, timeout: float | None = None
+    ) -> AsyncIterator[Listing]:
+        """Like `latest`, but keys only."""
+        return self.inner.keys(patterns, min_last_revision=min_last_revision, timeout=timeout)
+
+    async def follow(
+        self,
+        patterns: Sequence[str],
+        start: Start,
+        *,
+        meta_only: bool = False,
+        min_last_revision: int = 0,
+        timeout: float | None = None,
+    ) -> Feed[V]:
+        """Open a feed."""
+        return await self.inner.follow(
+            patterns, start, meta_only=meta_only, min_last_revision=min_last_revision, timeout=timeout
+        )
+
+    async def forget(self, key: str, *, below: int, timeout: float | None = None) -> None:
+        """Remove the key's entries below a revision for good."""
+        await self.inner.forget(key, below=below, timeout=timeout)
+
+    async def record_forgotten(self, revision: int, *, timeout: float | None = None) -> None:
+        """Record that deleted keys are removed for good."""
+        await self.inner.record_forgotten(revision, timeout=timeout)
+
     async def status(self, *, timeout: float | None = None) -> BucketStatus:
-        """How the bucket is set up, and what it holds."""
+        """The bucket's configuration and state."""
         return await self.inner.status(timeout=timeout)
+
+    async def destroy(self, *, timeout: float | None = None) -> None:
+        """Remove the bucket with everything in it."""
+        await self.inner.destroy(timeout=timeout)
 
     async def close(self) -> None:
         """Release what the handle holds."""
         await self.inner.close()
 
 
-class ReadOnlyStorage(WrappedStorage):
+class ReadOnlyStorage(WrappedStorage[V]):
     """A bucket that can only be read; every write is rejected before anything is sent."""
 
     def _reject(self, what: str) -> NoReturn:
@@ -222,7 +296,7 @@ class ReadOnlyStorage(WrappedStorage):
     async def append(
         self,
         key: str,
-        value: bytes | None,
+        value: V | None,
         *,
         operation: Operation = Operation.PUT,
         last: int | None = None,
@@ -233,7 +307,7 @@ class ReadOnlyStorage(WrappedStorage):
         del value, last, ttl, timeout
         self._reject(f"{operation} of key {key!r}")
 
-    def writer(self, *, max_in_flight: int, timeout: float | None = None) -> StorageWriter[bytes]:
+    def writer(self, *, max_in_flight: int, timeout: float | None = None) -> StorageWriter[V]:
         """Rejected."""
         del max_in_flight, timeout
         self._reject("a writer")
@@ -252,50 +326,3 @@ class ReadOnlyStorage(WrappedStorage):
         """Rejected."""
         del timeout
         self._reject("destruction")
-
-    async def last(self, key: str, *, min_last_revision: int = 0, timeout: float | None = None) -> Entry[bytes] | None:
-        """The newest entry of a key, a mark or not."""
-        return await self.inner.last(key, min_last_revision=min_last_revision, timeout=timeout)
-
-    async def at(
-        self, revision: int, *, min_last_revision: int = 0, timeout: float | None = None
-    ) -> Entry[bytes] | None:
-        """The entry of a revision."""
-        return await self.inner.at(revision, min_last_revision=min_last_revision, timeout=timeout)
-
-    def read(
-        self, patterns: Sequence[str], *, min_last_revision: int = 0, timeout: float | None = None
-    ) -> AsyncIterator[list[Entry[bytes]]]:
-        """Every entry kept."""
-        return self.inner.read(patterns, min_last_revision=min_last_revision, timeout=timeout)
-
-    def latest(
-        self,
-        patterns: Sequence[str],
-        *,
-        meta_only: bool = False,
-        min_last_revision: int = 0,
-        timeout: float | None = None,
-    ) -> AsyncIterator[list[Entry[bytes]]]:
-        """The newest entry of each key."""
-        return self.inner.latest(patterns, meta_only=meta_only, min_last_revision=min_last_revision, timeout=timeout)
-
-    def keys(
-        self, patterns: Sequence[str], *, min_last_revision: int = 0, timeout: float | None = None
-    ) -> AsyncIterator[Listing]:
-        """Like `latest`, but keys only."""
-        return self.inner.keys(patterns, min_last_revision=min_last_revision, timeout=timeout)
-
-    async def follow(
-        self,
-        patterns: Sequence[str],
-        start: Start,
-        *,
-        meta_only: bool = False,
-        min_last_revision: int = 0,
-        timeout: float | None = None,
-    ) -> Feed[bytes]:
-        """Open a feed."""
-        return await self.inner.follow(
-            patterns, start, meta_only=meta_only, min_last_revision=min_last_revision, timeout=timeout
-        )

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from typing import Generic, Self, TypeVar, cast
+from typing import Generic, Self, TypeVar
 
 from slipstream.errors import Error, UsageError
 from slipstream.kv._sync.runtime import Guard, Worker, spawn
 from slipstream.kv._sync.storage import Feed, Storage, StorageWriter, WrappedStorage
 from slipstream.kv.bucket import BucketStatus
 from slipstream.kv.cache import CacheStats, EntryCache
-from slipstream.kv.entry import LATEST, Entry, Listing, Operation, Start
+from slipstream.kv.entry import LATEST, Entry, Listing, Operation
 from slipstream.kv.keys import any_of
 
 V = TypeVar("V")
@@ -25,12 +25,11 @@ CACHE_BYTES = 256 * 1024 * 1024
 CLOSE_TIMEOUT = 2.0
 
 
-class CachedStorage(WrappedStorage, Generic[V]):
+class CachedStorage(WrappedStorage[V]):
     """Reads of newest entries are answered from memory while the feed lives; all else goes to the bucket."""
 
     def __init__(self, inner: Storage[V], patterns: Sequence[str], feed: Feed[V], cache: EntryCache[V]) -> None:
-        super().__init__(cast("Storage[bytes]", inner))
-        self._storage = inner
+        super().__init__(inner)
         self._patterns = patterns
         self._is_covered = any_of(patterns)
         self._feed = feed
@@ -97,16 +96,16 @@ class CachedStorage(WrappedStorage, Generic[V]):
                 else:
                     stats.behind += 1
             stats.misses += 1
-        entry = self._storage.last(key, min_last_revision=max(need, as_of), timeout=timeout)
+        entry = self.inner.last(key, min_last_revision=max(need, as_of), timeout=timeout)
         if entry is not None and self._covers(key):
             with self._guard:
                 self._cache.learn(entry, as_of)
         return entry
 
     def _covers(self, key: str) -> bool:
-        return self._patterns == (">",) or self._is_covered(self._storage.patterns((key,), exact=True)[0])
+        return self._patterns == (">",) or self._is_covered(self.inner.patterns((key,), exact=True)[0])
 
-    # Forwarded to the bucket
+    # Writes, and reads of the bucket that must see them
 
     def append(
         self,
@@ -119,7 +118,7 @@ class CachedStorage(WrappedStorage, Generic[V]):
         timeout: float | None = None,
     ) -> int:
         """Record an entry; later reads of this handle are at least as new."""
-        revision = self._storage.append(key, value, operation=operation, last=last, ttl=ttl, timeout=timeout)
+        revision = self.inner.append(key, value, operation=operation, last=last, ttl=ttl, timeout=timeout)
         self._note_own(revision)
         return revision
 
@@ -128,17 +127,13 @@ class CachedStorage(WrappedStorage, Generic[V]):
 
     def writer(self, *, max_in_flight: int, timeout: float | None = None) -> CacheWriter[V]:
         """Append entries in a pipeline, each acknowledged."""
-        return CacheWriter(self._storage.writer(max_in_flight=max_in_flight, timeout=timeout), self._note_own)
-
-    def at(self, revision: int, *, min_last_revision: int = 0, timeout: float | None = None) -> Entry[V] | None:
-        """The entry of a revision."""
-        return self._storage.at(revision, min_last_revision=min_last_revision, timeout=timeout)
+        return CacheWriter(self.inner.writer(max_in_flight=max_in_flight, timeout=timeout), self._note_own)
 
     def read(
         self, patterns: Sequence[str], *, min_last_revision: int = 0, timeout: float | None = None
     ) -> Iterator[list[Entry[V]]]:
         """Every entry kept."""
-        return self._storage.read(patterns, min_last_revision=max(min_last_revision, self._own), timeout=timeout)
+        return self.inner.read(patterns, min_last_revision=max(min_last_revision, self._own), timeout=timeout)
 
     def latest(
         self,
@@ -150,41 +145,19 @@ class CachedStorage(WrappedStorage, Generic[V]):
     ) -> Iterator[list[Entry[V]]]:
         """The newest entry of each key."""
         least = max(min_last_revision, self._own)
-        return self._storage.latest(patterns, meta_only=meta_only, min_last_revision=least, timeout=timeout)
+        return self.inner.latest(patterns, meta_only=meta_only, min_last_revision=least, timeout=timeout)
 
     def keys(
         self, patterns: Sequence[str], *, min_last_revision: int = 0, timeout: float | None = None
     ) -> Iterator[Listing]:
         """Like `latest`, but keys only."""
-        return self._storage.keys(patterns, min_last_revision=max(min_last_revision, self._own), timeout=timeout)
-
-    def follow(
-        self,
-        patterns: Sequence[str],
-        start: Start,
-        *,
-        meta_only: bool = False,
-        min_last_revision: int = 0,
-        timeout: float | None = None,
-    ) -> Feed[V]:
-        """Open a feed."""
-        return self._storage.follow(
-            patterns, start, meta_only=meta_only, min_last_revision=min_last_revision, timeout=timeout
-        )
+        return self.inner.keys(patterns, min_last_revision=max(min_last_revision, self._own), timeout=timeout)
 
     def forget(self, key: str, *, below: int, timeout: float | None = None) -> None:
         """Remove a key's entries for good. No mark reaches the feed, so the cache drops them here."""
-        self._storage.forget(key, below=below, timeout=timeout)
+        self.inner.forget(key, below=below, timeout=timeout)
         with self._guard:
             self._cache.drop(key, below)
-
-    def record_forgotten(self, revision: int, *, timeout: float | None = None) -> None:
-        """Record that deleted keys are removed for good."""
-        self._storage.record_forgotten(revision, timeout=timeout)
-
-    def destroy(self, *, timeout: float | None = None) -> None:
-        """Remove the bucket."""
-        self._storage.destroy(timeout=timeout)
 
 
 def check_cacheable(status: BucketStatus) -> None:

@@ -12,18 +12,20 @@ from datetime import timedelta
 from typing import Generic, TypeVar, cast
 
 from slipstream.errors import Error
-from slipstream.kv._sync.storage import Feed, Storage, StorageWriter, WrappedStorage
+from slipstream.kv._sync.storage import Feed, Storage, StorageWriter
+from slipstream.kv.bucket import BucketStatus
 from slipstream.kv.codecs.base import Codec
 from slipstream.kv.entry import Entry, Listing, Operation, Start
 
 V = TypeVar("V")
 
 
-class CodecStorage(WrappedStorage, Generic[V]):
+class CodecStorage(Generic[V]):
     """The entries of another storage through a codec. Marks have no value to decode."""
 
     def __init__(self, inner: Storage[bytes], codec: Codec[V]) -> None:
-        super().__init__(inner)
+        self.bucket = inner.bucket
+        self.inner = inner
         self.codec = codec
 
     def check_key(self, key: str) -> str:
@@ -118,9 +120,17 @@ class CodecStorage(WrappedStorage, Generic[V]):
         """Record that deleted keys are removed for good."""
         self.inner.record_forgotten(revision, timeout=timeout)
 
+    def status(self, *, timeout: float | None = None) -> BucketStatus:
+        """The bucket's configuration and state."""
+        return self.inner.status(timeout=timeout)
+
     def destroy(self, *, timeout: float | None = None) -> None:
-        """Remove the bucket."""
+        """Remove the bucket with everything in it."""
         self.inner.destroy(timeout=timeout)
+
+    def close(self) -> None:
+        """Release what the handle holds."""
+        self.inner.close()
 
 
 def encoded(codec: Codec[V], key: str, value: V | None, operation: Operation) -> tuple[str, bytes | None]:
