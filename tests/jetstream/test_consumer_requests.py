@@ -39,7 +39,7 @@ def test_the_documented_subjects_tell_durable_from_ephemeral() -> None:
     assert API.create_as_documented("S", ConsumerConfig(filter_subject="a")).subject == "$JS.API.CONSUMER.CREATE.S"
 
 
-def test_all_other_requests() -> None:
+def test_subjects_and_bodies_of_all_other_requests() -> None:
     assert API.info("S", "c").subject == "$JS.API.CONSUMER.INFO.S.c"
     assert API.delete("S", "c").subject == "$JS.API.CONSUMER.DELETE.S.c"
     assert API.next_subject("S", "c") == "$JS.API.CONSUMER.MSG.NEXT.S.c"
@@ -51,7 +51,7 @@ def test_all_other_requests() -> None:
     assert API.pause("S", "c", 0).payload == b""
 
 
-def test_answers_are_read() -> None:
+def test_answers_are_decoded() -> None:
     found = API.info("S", "c").decode(answer({"type": "x", "name": "c", "num_pending": 5, "config": {"ack_wait": 10}}))
     assert (found.name, found.num_pending) == ("c", 5)
     assert API.names("S").decode(answer({"consumers": ["a", "b"], "total": 7})) == Page(["a", "b"], 7)
@@ -65,7 +65,7 @@ def test_answers_are_read() -> None:
     assert API.pause("S", "c", 0).decode(answer({"paused": False})) == Pause(False, 0)
 
 
-def test_answers_that_say_no_are_raised() -> None:
+def test_error_answers_are_raised() -> None:
     error = {"error": {"code": 404, "err_code": 10014, "description": "consumer not found"}}
     with pytest.raises(ConsumerNotFoundError):
         API.info("S", "c").decode(answer(error))
@@ -91,7 +91,7 @@ def test_answers_that_say_no_are_raised() -> None:
         ConsumerConfig(filter_subjects=("a", "b c")),
     ],
 )
-def test_what_cannot_be_sent_is_refused_before(config: ConsumerConfig) -> None:
+def test_configuration_that_cannot_be_sent_is_rejected_before_it_is_sent(config: ConsumerConfig) -> None:
     with pytest.raises(UsageError):
         API.create("S", config, Action.CREATE)
     with pytest.raises(UsageError):

@@ -13,7 +13,7 @@ V1 = "$JS.ACK.bar.dur.2.29034.29041.1626845015078897000.7"
 
 
 @pytest.mark.spec("SW-10")
-def test_both_formats_of_the_ack_subject_are_read_and_all_else_is_an_error() -> None:
+def test_both_formats_of_the_ack_subject_are_parsed_and_anything_else_is_rejected() -> None:
     expected = Metadata("bar", "dur", 2, 29034, 29041, 1626845015078897000, 7)
     assert parse_reply(V1) == expected
     for tail in ("", ".random", ".one.two"):
@@ -38,7 +38,7 @@ def test_both_formats_of_the_ack_subject_are_read_and_all_else_is_an_error() -> 
             split_reply(bad)
 
 
-def test_a_delay_and_a_reason_travel_with_the_ack() -> None:
+def test_nak_delay_and_term_reason_are_part_of_the_ack_body() -> None:
     assert nak_body(None) == nak_body(0) == b"-NAK"
     assert nak_body(1.5) == nak_body(timedelta(seconds=1.5)) == b'-NAK {"delay":1500000000}'
     assert term_body("") == b"+TERM"

@@ -1,3 +1,5 @@
+"""Inboxes of consumers: retry pauses and consumer names derived from them."""
+
 from __future__ import annotations
 
 from slipstream.jetstream.consume.inbox import consumer_name, retry_pause

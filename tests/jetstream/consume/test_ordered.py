@@ -30,7 +30,7 @@ def seqs(found: object) -> list[int]:
     return [int(msg.reply.split(".")[5]) for msg in found.each()]
 
 
-def test_it_hands_over_what_comes_in_order() -> None:
+def test_messages_in_order_are_returned_in_runs() -> None:
     ordered = started()
     assert ordered.initial_pending == 3
     ordered.feed([message(4, cseq=1), message(9, cseq=2)])
@@ -41,7 +41,7 @@ def test_it_hands_over_what_comes_in_order() -> None:
     assert ordered.last_seq == 10
 
 
-def test_a_run_tells_what_the_reply_subjects_say_in_all_formats() -> None:
+def test_a_run_has_the_metadata_of_the_reply_subjects_in_all_formats() -> None:
     ordered = started()
     ordered.feed([message(4, cseq=1, pending=9)])
     ordered.feed([message(5, cseq=2, pending=8), message(7, cseq=3, pending=7)])
@@ -60,7 +60,7 @@ def test_a_run_tells_what_the_reply_subjects_say_in_all_formats() -> None:
 
 
 @given(st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=4), max_size=6))
-def test_packs_give_what_single_messages_give(chunks: list[list[int]]) -> None:
+def test_packed_frames_give_the_same_runs_as_single_messages(chunks: list[list[int]]) -> None:
     """In order, doubled, with gaps: all the same."""
     one, other = started(), started()
     for chunk in chunks:
@@ -84,7 +84,7 @@ def test_packs_give_what_single_messages_give(chunks: list[list[int]]) -> None:
         assert (one.last_seq, one.consumer_seq) == (other.last_seq, other.consumer_seq)
 
 
-def test_what_came_twice_is_handed_over_once() -> None:
+def test_duplicate_frames_are_dropped() -> None:
     ordered = started()
     ordered.feed([message(1), message(1), message(2), message(1), message(3)])
     ordered.feed([message(3), message(2)])
@@ -94,7 +94,7 @@ def test_what_came_twice_is_handed_over_once() -> None:
     assert ordered.take() is None
 
 
-def test_a_gap_ends_it_and_the_next_consumer_begins_behind_the_last_message() -> None:
+def test_a_gap_discards_the_consumer_and_the_next_one_starts_behind_the_last_message() -> None:
     ordered = started(template("a.>"))
     ordered.feed([message(1), message(2), message(9, cseq=4), message(10, cseq=5)])
     assert seqs(ordered.take()) == [1, 2]
@@ -121,7 +121,7 @@ def test_a_heartbeat_shows_a_gap_at_the_end() -> None:
     assert isinstance(ordered.take(), MessageGapError)
 
 
-def test_flow_control_is_answered_when_all_before_it_was_taken() -> None:
+def test_flow_control_is_replied_to_when_all_before_it_was_taken() -> None:
     ordered = started()
     ordered.feed([message(1), flow_control("fc.1"), message(2), heartbeat(2, stalled="fc.1"), flow_control("fc.2")])
     assert seqs(ordered.take()) == [1]
@@ -131,7 +131,7 @@ def test_flow_control_is_answered_when_all_before_it_was_taken() -> None:
     assert ordered.take() is None
 
 
-def test_errors_and_foreign_messages_end_it() -> None:
+def test_error_statuses_and_foreign_messages_discard_the_consumer() -> None:
     ordered = started()
     ordered.feed([message(1), status(409, "Consumer Deleted")])
     assert seqs(ordered.take()) == [1]
@@ -141,7 +141,7 @@ def test_errors_and_foreign_messages_end_it() -> None:
     assert isinstance(ordered.take(), Error)
 
 
-def test_the_longer_ack_subject_is_as_good() -> None:
+def test_the_longer_format_of_the_ack_subject_is_accepted() -> None:
     ordered = started()
     ordered.feed([message_v2(1), message_v2(2, extra=".x")])
     assert seqs_v2(ordered.take()) == [1, 2]
@@ -153,16 +153,14 @@ def seqs_v2(found: object) -> list[int]:
 
 
 @pytest.mark.parametrize(("policy", "begin"), [("new", 8), ("last", 8), ("all", 8)])
-def test_a_consumer_lost_before_its_first_message_is_followed_by_one_with_the_same_beginning(
-    policy: str, begin: int
-) -> None:
+def test_a_consumer_lost_before_its_first_message_is_replaced_at_the_same_position(policy: str, begin: int) -> None:
     ordered = started(template(deliver_policy=policy), before=7)
     ordered.discard()
     config = ordered.config("two", "_INBOX.2")
     assert (config.deliver_policy, config.opt_start_seq) == ("by_start_sequence", begin)
 
 
-def test_last_per_subject_is_asked_for_again_only_before_the_first_message() -> None:
+def test_last_per_subject_is_requested_again_only_before_the_first_message() -> None:
     ordered = started(template(deliver_policy="last_per_subject"), before=7)
     ordered.discard()
     assert ordered.config("two", "x").deliver_policy == "last_per_subject"
@@ -174,7 +172,7 @@ def test_last_per_subject_is_asked_for_again_only_before_the_first_message() -> 
     assert (config.deliver_policy, config.opt_start_seq) == ("by_start_sequence", 21)
 
 
-def test_templates_say_where_to_begin() -> None:
+def test_templates_set_deliver_policy_and_filters() -> None:
     assert template().deliver_policy == "all"
     assert template("a", start_seq=5).opt_start_seq == 5
     assert template(start_seq=5).deliver_policy == "by_start_sequence"
@@ -205,7 +203,9 @@ class Source:
 
 
 @given(st.lists(st.tuples(st.integers(0, 12), st.sampled_from(["drop", "double", "cut", "swap"])), max_size=12))
-def test_whatever_is_lost_or_doubled_each_message_comes_once_and_in_order(faults: list[tuple[int, str]]) -> None:
+def test_each_message_is_returned_once_and_in_order_under_any_loss_and_duplication(
+    faults: list[tuple[int, str]],
+) -> None:
     source, ordered, got = Source(20), OrderedState(template()), list[int]()
     plan = list(faults)
     for _ in range(60):

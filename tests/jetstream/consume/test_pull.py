@@ -34,13 +34,13 @@ def test_bodies_are_those_of_the_document() -> None:
     }  # fmt: skip
 
 
-def test_a_request_expires_before_its_caller_loses_patience() -> None:
+def test_a_request_expires_before_the_deadline_of_its_caller() -> None:
     assert expires_within(5.0) == pytest.approx(4.9)
     assert expires_within(0.5) == pytest.approx(0.45)
     assert expires_within(0.0) > 0
 
 
-def test_a_fetch_takes_what_is_there_and_waits_only_for_the_first() -> None:
+def test_a_fetch_returns_what_is_available_and_waits_only_for_the_first_message() -> None:
     fetch = Fetch(5)
     assert body(fetch.request(5.0)) == {"batch": 5, "no_wait": True}
     assert fetch.limit == 6  # the five, and the status before them
@@ -51,7 +51,7 @@ def test_a_fetch_takes_what_is_there_and_waits_only_for_the_first() -> None:
     assert fetch.messages == [message(1), message(2)]
 
 
-def test_a_fetch_lingers_when_nothing_is_there() -> None:
+def test_a_fetch_lingers_when_nothing_is_available() -> None:
     fetch = Fetch(5)
     assert fetch.feed([status(404, "No Messages")], 5.0)
     assert fetch.state is PullState.LINGERING
@@ -61,7 +61,7 @@ def test_a_fetch_lingers_when_nothing_is_there() -> None:
     assert fetch.is_done
 
 
-def test_a_fetch_that_hears_nothing_lingers_all_the_same() -> None:
+def test_a_fetch_lingers_when_no_wait_is_not_answered() -> None:
     fetch = Fetch(5)
     assert fetch.frame_timeout(5.0) == 1.0
     assert fetch.frame_timeout(0.3) == 0.15
@@ -84,7 +84,7 @@ def test_a_fetch_that_hears_nothing_lingers_all_the_same() -> None:
     assert not some.timed_out()
 
 
-def test_a_lingering_fetch_ends_with_408_and_is_asked_again_while_there_is_time() -> None:
+def test_a_lingering_fetch_ends_with_408_and_is_repeated_before_the_deadline() -> None:
     fetch = Fetch(2, max_expires=1.0)
     assert fetch.feed([status(408, "Requests Pending")], 5.0)
     assert body(fetch.request(5.0))["expires"] == 10**9
@@ -118,7 +118,7 @@ def test_an_error_is_raised_by_an_empty_fetch_and_ends_one_that_has_messages() -
 
 
 @pytest.mark.parametrize(("batch", "max_bytes"), [(0, 0), (-1, 0), (1, -1), (True, 0)])
-def test_what_no_server_can_give_is_refused(batch: int, max_bytes: int) -> None:
+def test_a_batch_that_no_server_can_fill_is_rejected(batch: int, max_bytes: int) -> None:
     with pytest.raises(UsageError, match="must be"):
         Fetch(batch, max_bytes=max_bytes)
     with pytest.raises(UsageError, match="must be"):
@@ -156,7 +156,7 @@ def test_a_single_pull_without_an_answer_is_forgotten() -> None:
     assert singles.is_due(6.5)
 
 
-def test_a_flow_refills_at_the_threshold_and_never_asks_for_too_much() -> None:
+def test_a_flow_refills_at_the_threshold_and_never_exceeds_max_messages() -> None:
     flow = PullFlow(max_messages=10, threshold=4, expires=30)
     assert body(flow.request()) == {"batch": 10, "expires": 30 * 10**9, "idle_heartbeat": 5 * 10**9}
     assert flow.request() == b""
@@ -199,7 +199,7 @@ def test_a_flow_by_bytes_counts_bytes() -> None:
     assert isinstance(error, PullRefusedError)  # nothing we ask for is large enough
 
 
-def test_a_flow_asks_for_no_more_than_a_consumer_allows() -> None:
+def test_a_flow_requests_no_more_than_the_consumer_allows() -> None:
     flow = PullFlow(max_bytes=1000, threshold=500, max_batch=2, max_expires=0.5)
     first = body(flow.request())
     assert (first["batch"], first["max_bytes"], first["expires"]) == (2, 1000, 500_000_000)
@@ -228,6 +228,6 @@ def test_a_flow_ends_with_an_error_behind_its_messages() -> None:
 @pytest.mark.parametrize(
     "wrong", [{"threshold": 500}, {"threshold": -1}, {"expires": 0.5}, {"heartbeat": 15.0}, {"heartbeat": -1.0}]
 )
-def test_a_flow_that_cannot_work_is_refused(wrong: dict[str, Any]) -> None:
+def test_a_flow_with_contradictory_limits_is_rejected(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="must be"):
         PullFlow(**wrong)

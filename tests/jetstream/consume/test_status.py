@@ -58,67 +58,67 @@ def test_statuses_split_the_messages_around_them() -> None:
 
 
 @pytest.mark.spec("SW-15", on="C")
-def test_flow_control_is_answered_behind_the_messages_before_it_and_once() -> None:
-    watch = PushState("C", gaps=True)
-    watch.feed([message(1), message(2), flow_control("$JS.FC.1"), message(3)])
-    assert watch.take() == [message(1), message(2)]
-    assert watch.take() == ControlReply("$JS.FC.1")
-    assert watch.take() == [message(3)]
-    watch.feed([flow_control("$JS.FC.1"), heartbeat(3, stalled="$JS.FC.1"), heartbeat(3, stalled="$JS.FC.1")])
-    assert watch.take() is None  # answered already
-    watch.feed([heartbeat(3, stalled="$JS.FC.2"), flow_control("$JS.FC.2")])  # the request itself was lost
-    assert watch.take() == ControlReply("$JS.FC.2")
-    assert watch.take() is None
+def test_flow_control_is_replied_to_once_behind_the_messages_before_it() -> None:
+    state = PushState("C", gaps=True)
+    state.feed([message(1), message(2), flow_control("$JS.FC.1"), message(3)])
+    assert state.take() == [message(1), message(2)]
+    assert state.take() == ControlReply("$JS.FC.1")
+    assert state.take() == [message(3)]
+    state.feed([flow_control("$JS.FC.1"), heartbeat(3, stalled="$JS.FC.1"), heartbeat(3, stalled="$JS.FC.1")])
+    assert state.take() is None  # answered already
+    state.feed([heartbeat(3, stalled="$JS.FC.2"), flow_control("$JS.FC.2")])  # the request itself was lost
+    assert state.take() == ControlReply("$JS.FC.2")
+    assert state.take() is None
 
 
-def test_a_gap_is_told_where_it_is_and_what_follows_is_good() -> None:
-    watch = PushState("C", gaps=True)
-    watch.feed([message(10, cseq=5)])  # bound to a consumer that was used before
-    watch.feed([message(11, cseq=6), message(12, cseq=8)])
-    watch.feed([message(13, cseq=9)])
-    assert watch.take() == [message(10, cseq=5)]
-    gap = watch.take()
+def test_a_gap_is_reported_in_place_and_the_messages_behind_it_are_returned() -> None:
+    state = PushState("C", gaps=True)
+    state.feed([message(10, cseq=5)])  # bound to a consumer that was used before
+    state.feed([message(11, cseq=6), message(12, cseq=8)])
+    state.feed([message(13, cseq=9)])
+    assert state.take() == [message(10, cseq=5)]
+    gap = state.take()
     assert isinstance(gap, MessageGapError)
     assert (gap.expected, gap.seen) == (7, 8)
-    assert watch.take() == [message(11, cseq=6), message(12, cseq=8)]
-    assert watch.take() == [message(13, cseq=9)]
-    watch.feed([heartbeat(11)])
-    tail = watch.take()
+    assert state.take() == [message(11, cseq=6), message(12, cseq=8)]
+    assert state.take() == [message(13, cseq=9)]
+    state.feed([heartbeat(11)])
+    tail = state.take()
     assert isinstance(tail, MessageGapError)
     assert (tail.expected, tail.seen) == (10, 12)
-    watch.feed([heartbeat(11), message(14, cseq=12)])
-    assert watch.take() == [message(14, cseq=12)]
-    assert watch.take() is None
+    state.feed([heartbeat(11), message(14, cseq=12)])
+    assert state.take() == [message(14, cseq=12)]
+    assert state.take() is None
 
 
-def test_duplicates_and_a_consumer_made_anew_are_no_gaps() -> None:
-    watch = PushState("C", gaps=True)
-    watch.feed([message(1), message(2), message(2), message(3)])
-    watch.feed([message(9, cseq=1), message(10, cseq=2)])
-    found = [watch.take() for _ in range(3)]
+def test_duplicates_and_a_recreated_consumer_are_no_gaps() -> None:
+    state = PushState("C", gaps=True)
+    state.feed([message(1), message(2), message(2), message(3)])
+    state.feed([message(9, cseq=1), message(10, cseq=2)])
+    found = [state.take() for _ in range(3)]
     assert found == [[message(1), message(2), message(2), message(3)], [message(9, cseq=1), message(10, cseq=2)], None]
 
 
 def test_members_of_a_queue_follow_no_sequences() -> None:
-    watch = PushState("C", gaps=False)
-    watch.feed([message(1), message(7), heartbeat(20)])
-    assert watch.take() == [message(1), message(7)]
-    assert watch.take() is None
+    state = PushState("C", gaps=False)
+    state.feed([message(1), message(7), heartbeat(20)])
+    assert state.take() == [message(1), message(7)]
+    assert state.take() is None
 
 
 def test_gaps_are_seen_in_the_longer_format_too() -> None:
-    watch = PushState("C", gaps=True)
-    watch.feed([message_v2(1), message_v2(3, extra=".more")])
-    assert isinstance(watch.take(), MessageGapError)
+    state = PushState("C", gaps=True)
+    state.feed([message_v2(1), message_v2(3, extra=".more")])
+    assert isinstance(state.take(), MessageGapError)
 
 
-def test_an_error_comes_behind_the_messages_before_it() -> None:
-    watch = PushState("C", gaps=True)
-    watch.feed([message(1), status(409, "Consumer Deleted"), status(408, "Request Timeout"), status(555, "New")])
-    assert watch.take() == [message(1)]
-    assert isinstance(watch.take(), ConsumerDeletedError)
-    assert isinstance(watch.take(), StatusError)
-    assert watch.take() is None
+def test_an_error_is_due_behind_the_messages_before_it() -> None:
+    state = PushState("C", gaps=True)
+    state.feed([message(1), status(409, "Consumer Deleted"), status(408, "Request Timeout"), status(555, "New")])
+    assert state.take() == [message(1)]
+    assert isinstance(state.take(), ConsumerDeletedError)
+    assert isinstance(state.take(), StatusError)
+    assert state.take() is None
 
 
 def test_three_missed_heartbeats_are_an_error_and_only_time_spent_reading_counts() -> None:
@@ -134,7 +134,7 @@ def test_three_missed_heartbeats_are_an_error_and_only_time_spent_reading_counts
     assert HeartbeatMonitor(0.0, now=0.0).left(1e9) == float("inf")
 
 
-def test_numbers_in_headers_that_are_none_say_nothing() -> None:
+def test_malformed_numbers_in_status_headers_are_ignored() -> None:
     from slipstream.jetstream.consume.status import last_delivered, pending_of
 
     assert last_delivered(status(100, "Idle Heartbeat", Nats_Last_Consumer="x", Nats_Last_Stream="-1")) == (-1, -1)

@@ -41,7 +41,9 @@ BEAT = timedelta(seconds=5)
         ({"subject": "a", "is_pull": True, "config": ConsumerConfig(ack_policy="all")}, PullAckPolicyError),
     ],
 )
-def test_misconfiguration_is_refused_at_once(arguments: dict[str, Any], error: type[SubscribeError]) -> None:
+def test_misconfiguration_is_rejected_before_any_request(
+    arguments: dict[str, Any], error: type[SubscribeError]
+) -> None:
     with pytest.raises(error):
         Wanted(**arguments)
 
@@ -60,12 +62,12 @@ def test_misconfiguration_is_refused_at_once(arguments: dict[str, Any], error: t
         ({"stream": "a", "durable": "a.b"}, UsageError),
     ],
 )
-def test_what_contradicts_itself_is_refused_as_well(arguments: dict[str, Any], error: type[UsageError]) -> None:
+def test_contradictory_arguments_are_rejected(arguments: dict[str, Any], error: type[UsageError]) -> None:
     with pytest.raises(error):
         Wanted(**arguments)
 
 
-def test_the_name_to_look_for() -> None:
+def test_name_of_the_consumer_to_look_up() -> None:
     assert Wanted("a").name == ""
     assert Wanted("a", durable="d").name == "d"
     assert Wanted("a", consumer="c").name == "c"
@@ -78,7 +80,7 @@ def test_the_name_to_look_for() -> None:
     assert not Wanted("a", durable="c").must_exist
 
 
-def test_what_is_created() -> None:
+def test_configuration_of_the_consumer_to_create() -> None:
     push = Wanted("a.*", queue="q", config=ConsumerConfig(ack_wait=BEAT)).new_config("_INBOX.1")
     assert (push.filter_subject, push.deliver_subject, push.deliver_group) == ("a.*", "_INBOX.1", "q")
     assert (push.durable_name, push.ack_policy, push.ack_wait) == ("q", "explicit", BEAT)
@@ -120,7 +122,7 @@ def existing(*, bound: bool = False, **fields: Any) -> ConsumerInfo:
         ),
     ],
 )
-def test_what_does_not_fit_an_existing_consumer(
+def test_subscription_that_differs_from_the_existing_consumer_is_rejected(
     wanted: Wanted, info: ConsumerInfo, error: type[SubscribeError]
 ) -> None:
     with pytest.raises(error) as caught:
@@ -144,7 +146,7 @@ def test_what_does_not_fit_an_existing_consumer(
         ),
     ],
 )
-def test_what_fits(wanted: Wanted, info: ConsumerInfo) -> None:
+def test_compatible_consumer_is_accepted(wanted: Wanted, info: ConsumerInfo) -> None:
     check_existing(wanted, info)
 
 
