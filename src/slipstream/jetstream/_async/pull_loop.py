@@ -253,7 +253,7 @@ class Consuming:
 
     @property
     def is_done(self) -> bool:
-        """Whether the callback will not be called any more."""
+        """Whether the callback has been called for the last time."""
         return self._worker.is_done
 
     async def stop(self, *, timeout: float = DRAIN_TIMEOUT) -> None:

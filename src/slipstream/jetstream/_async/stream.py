@@ -29,11 +29,11 @@ class Stream:
 
     Where a call takes `min_last_seq`, the answer is at least as new as that sequence, whichever replica gives it; if
     that cannot be had in time, StaleReadError is raised and no data returned. Deletes and purges of messages do not
-    move a stream's sequence and are not covered. With `from_leader` the leader answers, and nobody else.
+    move a stream's sequence and are not covered. With `from_leader` only the leader answers.
 
-    Four errors say four things: MessageNotFoundError (it is not there), StaleReadError (nobody was new enough, or could
-    prove it), BadRequestError (the server did not understand), and RequestTimeoutError or DirectGetNotAllowedError
-    (nobody answers; the second says which setting is missing).
+    Four kinds of errors: MessageNotFoundError (there is no such message), StaleReadError (no replica was new enough, or
+    could prove it), BadRequestError (the server rejected the request), and RequestTimeoutError or
+    DirectGetNotAllowedError (no replica answered; the second names the setting that is missing).
     """
 
     def __init__(self, context: JetStreamContext, name: str) -> None:
@@ -230,35 +230,35 @@ class Stream:
     # Consumers
 
     async def create_consumer(self, config: ConsumerConfig | str, *, timeout: float | None = None) -> Consumer:
-        """Make a consumer: a durable pull consumer of that name, or as configured.
+        """Create a consumer: a durable pull consumer of that name, or as configured.
 
-        Raises ConsumerExistsError if there is one of that name with another configuration.
+        Raises ConsumerExistsError if one of that name exists with another configuration.
         """
-        return await self._make_consumer(config, Action.CREATE, timeout)
+        return await self._create_consumer(config, Action.CREATE, timeout)
 
     async def update_consumer(self, config: ConsumerConfig, *, timeout: float | None = None) -> Consumer:
-        """Change a consumer; raises ConsumerDoesNotExistError if there is none of that name."""
-        return await self._make_consumer(config, Action.UPDATE, timeout)
+        """Update a consumer; raises ConsumerDoesNotExistError if none of that name exists."""
+        return await self._create_consumer(config, Action.UPDATE, timeout)
 
     async def create_or_update_consumer(
         self, config: ConsumerConfig | str, *, timeout: float | None = None
     ) -> Consumer:
-        """Make a consumer, or change the one of that name."""
-        return await self._make_consumer(config, Action.CREATE_OR_UPDATE, timeout)
+        """Create a consumer, or update the one of that name."""
+        return await self._create_consumer(config, Action.CREATE_OR_UPDATE, timeout)
 
-    async def _make_consumer(self, config: ConsumerConfig | str, action: Action, timeout: float | None) -> Consumer:
+    async def _create_consumer(self, config: ConsumerConfig | str, action: Action, timeout: float | None) -> Consumer:
         if isinstance(config, str):
             config = ConsumerConfig(durable_name=requests.check_name(config, "consumer"))
         info = await self._context.run(self._context.consumer_api.create(self.name, config, action), timeout=timeout)
         return Consumer(self._context, self.name, info.name, info)
 
     async def consumer(self, name: str, *, timeout: float | None = None) -> Consumer:
-        """An existing consumer; raises ConsumerNotFoundError if there is none of that name."""
+        """An existing consumer; raises ConsumerNotFoundError if none of that name exists."""
         info = await self._context.run(self._context.consumer_api.info(self.name, name), timeout=timeout)
         return Consumer(self._context, self.name, name, info)
 
     async def delete_consumer(self, name: str, *, timeout: float | None = None) -> None:
-        """Remove a consumer; the stream keeps its messages."""
+        """Delete a consumer; the stream keeps its messages."""
         await self._context.run(self._context.consumer_api.delete(self.name, name), timeout=timeout)
 
     async def consumer_names(self, *, timeout: float | None = None) -> AsyncIterator[str]:
@@ -283,11 +283,11 @@ class Stream:
         metadata: Mapping[str, str] | None = None,
         heartbeat: float = ordered.HEARTBEAT,
     ) -> OrderedConsumer:
-        """Messages in order, each once, whatever happens to connection and server: `async for message in …`.
+        """Messages in order, each once, across reconnects and restarts of the server: `async for message in …`.
 
         Those of `subjects` (one filter or several; none: all), from the beginning, from a sequence, from a time
-        (nanoseconds since the epoch), or as `deliver_policy` says (`new`, `last`, `last_per_subject`). Nothing is asked
-        of the server before the first read, `start` or `async with`.
+        (nanoseconds since the epoch), or as `deliver_policy` says (`new`, `last`, `last_per_subject`). No request is
+        sent before the first read, `start` or `async with`.
         """
         config = ordered.template(
             subjects,

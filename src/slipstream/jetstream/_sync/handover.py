@@ -5,7 +5,7 @@ A call that is cancelled, times out or is left in the middle of a loop may have 
 its pull requests may bring more while its subscription drains. All of them belong to the next call on the same
 consumer: the server regards them as delivered and redelivers them only after `ack_wait`.
 
-Invariants: `hand_over` is the only place where a pulled message becomes the program's. No message is dropped while it
+Invariants: `hand_over` is the only function that makes a pulled message the program's. No message is dropped while it
 is ours, and none is kept beyond its `ack_wait`, when the server redelivers it: kept any longer it would be handled
 twice. Nothing is acknowledged unless the program says so. The blocking twin is generated from this file
 (`tools/unasync.py`).

@@ -39,7 +39,7 @@ class JsMessage(BaseJsMessage[Client]):
             self._client.cancel(token)
         status = parse_status(answer.take().header)
         if status is not None and status.code == 503:
-            raise NoRespondersError(self.reply, "the consumer of the message does not exist any more")
+            raise NoRespondersError(self.reply, "the consumer of the message no longer exists")
         self.is_settled = True
 
     def nak(self, delay: float | timedelta | None = None) -> None:

@@ -46,7 +46,7 @@ from slipstream.wire import Msg
 NO_WAIT_TIMEOUT = 1.0  # seconds for the answer to a `no_wait`: a consumer at its max_ack_pending sends none
 MARGIN = 0.1  # a request expires that many seconds before the caller's deadline, so that its status arrives in time
 MIN_EXPIRES = 0.001
-GRACE = 1.0  # seconds after which a late answer is not expected any more
+GRACE = 1.0  # seconds that an answer may be late
 MAX_MESSAGES = 500
 MAX_EXPIRES = 30.0
 UNBOUNDED_BATCH = 1_000_000  # messages, where bytes are the limit
