@@ -1,9 +1,9 @@
-"""Avro records (binary, one per message) become JSON that Spark reads, and an Avro schema becomes Spark's columns.
+"""Avro codec: binary records to JSON that Spark reads, and Avro schemas to Spark columns.
 
-Spark's own Avro is not part of PySpark; this needs nothing. Records are those of the plain binary encoding; the single
-object encoding (a header of ten bytes, C3 01 and the schema's fingerprint) is taken as well. C3 01 alone is no header:
-a plain record may begin with the number -98. The whole message must be used up by the record: bytes left over mean
-another schema.
+Spark's own Avro support is not part of PySpark; this has no dependency. Records have the plain binary encoding, or the
+single-object encoding with its header of ten bytes: C3 01 and the fingerprint of the schema. C3 01 alone is not taken
+for a header, since a plain record may begin with the number -98. A record must use all bytes of its message: bytes left
+over mean another schema.
 """
 
 from __future__ import annotations
@@ -39,24 +39,26 @@ _LOGICAL: dict[tuple[str, str | None], str] = {
 _SINGLE_OBJECT = b"\xc3\x01"
 _EMPTY = 0xC15D213AA4D7A795
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MOST_DEPTH = 64
-_MOST_DIGITS = 38  # of a decimal, in Spark
-_MOST_BYTES = 2**31 - 1
-_MOST_SHOWN = 80
+_MAX_DEPTH = 64
+_MAX_DIGITS = 38  # of a decimal, in Spark
+_MAX_BYTES = 2**31 - 1
+_MAX_SHOWN = 80
 
 
 class AvroError(UsageError):
-    """A schema that is none, or bytes that do not fit it."""
+    """An invalid schema, or bytes that do not fit it."""
 
 
 def parse_schema(text: str) -> dict[str, Any]:
-    """A schema of a record, with every named type noted; raises AvroError."""
+    """The schema of a record; raises AvroError if it is invalid or has no Spark type."""
     try:
         schema = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise AvroError(f"an Avro schema is JSON: {error}") from None
+        raise AvroError(f"an Avro schema must be JSON: {error}") from None
     if not isinstance(schema, dict) or schema.get("type") != "record":
-        raise AvroError("an Avro schema of a message is a record: {'type': 'record', 'name': ..., 'fields': [...]}")
+        raise AvroError(
+            "an Avro schema of a message must be a record: {'type': 'record', 'name': ..., 'fields': [...]}"
+        )
     spark_type(schema, {})
     return schema
 
@@ -65,29 +67,24 @@ def spark_schema(text: str) -> str:
     """The columns of a record, as DDL."""
     schema = parse_schema(text)
     names: dict[str, Any] = {}
-    _note(schema, names)
+    _register(schema, names)
     return ", ".join(f"`{name}` {spark_type(kind, names)}" for name, kind in _fields(schema))
 
 
 def spark_type(schema: Any, names: dict[str, Any], depth: int = 0) -> str:
-    """Spark's type for a part of a schema."""
-    if depth > _MOST_DEPTH:
+    """Spark's type for a part of a schema; named types are added to `names`."""
+    if depth > _MAX_DEPTH:
         raise AvroError("an Avro schema that contains itself has no columns in Spark")
     if isinstance(schema, list):
-        kinds = [one for one in schema if one != "null"]
-        if len(kinds) != 1:
-            raise AvroError(f"the union {schema!r} has no type in Spark: one type, with or without null, is allowed")
-        return spark_type(kinds[0], names, depth + 1)
+        return _union_type(schema, names, depth)
     if isinstance(schema, str):
-        if schema in _PRIMITIVES:
-            return _PRIMITIVES[schema]
-        return spark_type(_named(schema, names), names, depth + 1)
+        return _PRIMITIVES.get(schema) or spark_type(_named(schema, names), names, depth + 1)
     if not isinstance(schema, dict) or "type" not in schema:
-        raise AvroError(f"{_shown(schema)} is no Avro type")
+        raise AvroError(f"{_shown(schema)} is not an Avro type")
     kind, logical = schema["type"], schema.get("logicalType")
-    _note(schema, names)
+    _register(schema, names)
     if kind == "fixed":
-        _whole(schema, "size", 0, _MOST_BYTES)
+        _whole(schema, "size", 0, _MAX_BYTES)
     if logical == "decimal":
         return _decimal(schema)
     if isinstance(kind, str) and isinstance(logical, str) and (kind, logical) in _LOGICAL:
@@ -95,18 +92,34 @@ def spark_type(schema: Any, names: dict[str, Any], depth: int = 0) -> str:
     if kind == "record":
         fields = (f"`{name}`: {spark_type(type_, names, depth + 1)}" for name, type_ in _fields(schema))
         return f"STRUCT<{', '.join(fields)}>"
-    if kind in ("array", "map"):
-        inner = "items" if kind == "array" else "values"
-        if inner not in schema:
-            raise AvroError(f"an Avro {kind} needs {inner}: {_shown(schema)}")
-        item = spark_type(schema[inner], names, depth + 1)
-        return f"ARRAY<{item}>" if kind == "array" else f"MAP<STRING, {item}>"
+    if kind == "array":
+        return f"ARRAY<{spark_type(_item(schema, 'items'), names, depth + 1)}>"
+    if kind == "map":
+        return f"MAP<STRING, {spark_type(_item(schema, 'values'), names, depth + 1)}>"
     if kind == "enum":
-        symbols = schema.get("symbols")
-        if not isinstance(symbols, list) or not all(isinstance(one, str) for one in symbols):
-            raise AvroError(f"an Avro enum needs symbols, a list of texts: {_shown(schema)}")
-        return "STRING"
+        return _enum_type(schema)
     return "BINARY" if kind == "fixed" else spark_type(kind, names, depth + 1)
+
+
+def _union_type(union: list[Any], names: dict[str, Any], depth: int) -> str:
+    kinds = [one for one in union if one != "null"]
+    if len(kinds) != 1:
+        raise AvroError(f"an Avro union must be one type, with or without null, to have a Spark type, got {union!r}")
+    return spark_type(kinds[0], names, depth + 1)
+
+
+def _enum_type(schema: dict[str, Any]) -> str:
+    symbols = schema.get("symbols")
+    if not isinstance(symbols, list) or not all(isinstance(one, str) for one in symbols):
+        raise AvroError(f"an Avro enum needs symbols, a list of strings: {_shown(schema)}")
+    return "STRING"
+
+
+def _item(schema: dict[str, Any], key: str) -> Any:
+    """The type of the items of an array, or of the values of a map."""
+    if key not in schema:
+        raise AvroError(f"an Avro {schema['type']} needs {key}: {_shown(schema)}")
+    return schema[key]
 
 
 def _fields(schema: dict[str, Any]) -> list[tuple[str, Any]]:
@@ -115,40 +128,40 @@ def _fields(schema: dict[str, Any]) -> list[tuple[str, Any]]:
         raise AvroError(f"an Avro record needs fields, a list: {_shown(schema)}")
     for one in fields:
         if not isinstance(one, dict) or not isinstance(one.get("name"), str) or not one["name"] or "type" not in one:
-            raise AvroError(f"a field of an Avro record needs name, a text, and type: {_shown(one)}")
+            raise AvroError(f"a field of an Avro record needs name, a string, and type: {_shown(one)}")
     return [(one["name"], one["type"]) for one in fields]
 
 
 def _decimal(schema: dict[str, Any]) -> str:
     if schema["type"] not in ("bytes", "fixed"):
-        raise AvroError(f"an Avro decimal is of bytes or fixed: {_shown(schema)}")
-    precision = _whole(schema, "precision", 1, _MOST_DIGITS)
+        raise AvroError(f"an Avro decimal must be bytes or fixed: {_shown(schema)}")
+    precision = _whole(schema, "precision", 1, _MAX_DIGITS)
     return f"DECIMAL({precision}, {_whole({'scale': 0, **schema}, 'scale', 0, precision)})"
 
 
 def _whole(schema: dict[str, Any], name: str, least: int, most: int) -> int:
     value = schema.get(name)
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        seen = "is missing" if name not in schema else f"is {value!r}"
-        raise AvroError(f"{name} {seen}, {least} to {most} is allowed: {_shown(schema)}")
+        got = repr(value) if name in schema else "none"
+        raise AvroError(f"{name} must be between {least} and {most}, got {got}: {_shown(schema)}")
     return value
 
 
 def _shown(part: Any) -> str:
     text = json.dumps(part)
-    return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 3]}..."
+    return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 3]}..."
 
 
-def _note(schema: Any, names: dict[str, Any]) -> None:
+def _register(schema: Any, names: dict[str, Any]) -> None:
     if isinstance(schema, dict) and schema.get("type") in ("record", "enum", "fixed"):
         if not isinstance(schema.get("name", ""), str) or not isinstance(schema.get("namespace", ""), str):
-            raise AvroError(f"name and namespace of an Avro type are texts: {_shown(schema)}")
+            raise AvroError(f"name and namespace of an Avro type must be strings: {_shown(schema)}")
         if "name" in schema:
             names[schema["name"].rpartition(".")[2]] = schema
 
 
 def _named(name: str, names: dict[str, Any]) -> Any:
-    """A type by its name. Namespaces are inherited and may be left out: the last part is what tells types apart."""
+    """A type by its name. Namespaces are inherited and may be left out, so types are known by the last part."""
     found = names.get(name.rpartition(".")[2])
     if found is None:
         raise AvroError(f"unknown Avro type {name!r}")
@@ -156,7 +169,7 @@ def _named(name: str, names: dict[str, Any]) -> Any:
 
 
 def fingerprint(schema: Any) -> bytes:
-    """What a single object names its schema by: CRC-64-AVRO of the canonical form, low byte first."""
+    """The fingerprint in the single-object encoding: CRC-64-AVRO of the canonical form, low byte first."""
     found = _EMPTY
     for byte in _canonical(schema, "").encode():
         found ^= byte
@@ -166,7 +179,7 @@ def fingerprint(schema: Any) -> bytes:
 
 
 def _canonical(schema: Any, space: str) -> str:
-    """The Parsing Canonical Form: names in full, nothing that does not change the bytes, and one way to write it."""
+    """The Parsing Canonical Form: full names, no attribute that does not change the encoding, one spelling."""
     if isinstance(schema, list):
         return f"[{','.join(_canonical(one, space) for one in schema)}]"
     if isinstance(schema, str):
@@ -199,7 +212,7 @@ def _quoted(text: str) -> str:
 
 
 class Decoder:
-    """Bytes of one schema become JSON."""
+    """Decoder of records of one schema."""
 
     def __init__(self, text: str) -> None:
         self._schema = parse_schema(text)
@@ -208,14 +221,14 @@ class Decoder:
         self._header = _SINGLE_OBJECT + fingerprint(self._schema)
 
     def to_json(self, data: bytes) -> str:
-        """The record; raises AvroError if the bytes are not exactly one."""
+        """The record as JSON; raises AvroError if the bytes are not exactly one record."""
         cursor = _Cursor(data, len(self._header) if data.startswith(self._header) else 0)
         try:
             value = self._read(self._schema, cursor)
         except (IndexError, struct.error, UnicodeDecodeError, OverflowError, ValueError) as error:
             raise AvroError(f"not a record of the schema: {type(error).__name__} at byte {cursor.at}") from None
         if cursor.at != len(data):
-            raise AvroError(f"{len(data) - cursor.at} bytes are left behind the record")
+            raise AvroError(f"{len(data) - cursor.at} bytes are left after the record")
         return json.dumps(value)
 
     def _read(self, schema: Any, cursor: _Cursor) -> Any:
@@ -252,7 +265,7 @@ def _logical(value: Any, logical: str | None, schema: dict[str, Any]) -> Any:
         digits = tuple(int(digit) for digit in str(abs(number)))
         if len(digits) > schema["precision"]:
             raise ValueError(f"a decimal of {len(digits)} digits")
-        # Put together, not computed: a computation rounds to the digits of the context.
+        # Built from digits, not computed: arithmetic would round to the precision of the decimal context.
         return format(Decimal((int(number < 0), digits, -schema.get("scale", 0))), "f")
     if logical == "date":
         return (date(1970, 1, 1) + timedelta(days=value)).isoformat()
@@ -268,7 +281,7 @@ def _plain(value: Any) -> Any:
 
 
 class _Cursor:
-    """A place in the bytes of a record."""
+    """A position in the bytes of a record."""
 
     def __init__(self, data: bytes, at: int) -> None:
         self._data = data
@@ -300,7 +313,7 @@ class _Cursor:
         return found
 
     def items(self) -> Iterator[int]:
-        """One step per item of an array or map, which come in blocks; a block of no items is the last."""
+        """Yields once per item of an array or map, which are encoded in blocks; an empty block is the last."""
         while count := self.long():
             if count < 0:  # the block's size in bytes follows
                 count = -count
@@ -326,7 +339,7 @@ class _Cursor:
 
 
 def avro_to_json(schema: str) -> Callable[[Column], Column]:
-    """A function of Spark: bytes of a record to JSON, null where they are none."""
+    """A Spark function from the bytes of a record to JSON, null if they are not a record."""
     from pyspark.sql.functions import udf
 
     decoder = Decoder(schema)
