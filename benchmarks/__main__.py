@@ -1,6 +1,6 @@
 """Every benchmark, one table: `python -m benchmarks [wire core jetstream kv server spark]`.
 
-Ratios are what counts; the figures themselves differ from machine to machine. A ratio below its target is marked, and
+Only ratios count; the rates themselves differ from machine to machine. A ratio below its target is marked, and
 the run ends with 1 only if a benchmark itself failed.
 """
 

@@ -1,4 +1,4 @@
-"""Measured rates become rows of one table: the peer's figure, ours, their ratio and the ratio that DESIGN asks for."""
+"""Table of measured rates: the peer's, ours, their ratio and the target ratio."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TypedDict
 
 
 class Row(TypedDict):
-    """One line of the table; rates are per second. `target` is the least ratio, None where there is none."""
+    """One line of the table; rates are per second. `target` is the minimum ratio, None if there is none."""
 
     work: str
     peer: float | None

@@ -235,7 +235,7 @@ def get_during_flood(port: int, count: int = 1000) -> float:
 
 
 def measure(port: int, count: int, *, quick: bool = False) -> dict[str, float]:
-    """All figures of one server."""
+    """All rates of one server."""
     wire = Wire(port)
     wire.api("STREAM.CREATE.BENCH", CREATE)
     wire.sock.recv(1 << 20) if select.select([wire.sock], [], [], 0.05)[0] else None

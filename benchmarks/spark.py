@@ -1,7 +1,7 @@
 """Messages into Spark and out of it: our source and sink, nats-py in the same session, and the same rows in Parquet.
 
 One real nats-server with 128-byte messages, one `local[2]` session; the best of three runs each, after one that does
-not count: in the first runs the JVM still compiles what it runs, whoever they are for.
+not count: in the first runs the JVM still compiles, whichever source they measure.
 """
 
 from __future__ import annotations

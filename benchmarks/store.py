@@ -132,7 +132,7 @@ def run() -> list[Row]:
 
 
 def big(path: Path, messages: int = 10_000_000, subjects: int = 1_000_000) -> None:
-    """A large stream: printed figures."""
+    """Print the rates of a large stream."""
     if not path.exists():
         store = LmdbStore(path)
         driver = Driver(store)
@@ -181,7 +181,7 @@ def driver_ms(call: Callable[[], object]) -> float:
 
 
 def main() -> None:
-    """Print the figures."""
+    """Print the rates."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--big", action="store_true", help="10 million messages over 1 million subjects")
     parser.add_argument("--path", type=Path, help="where the big store is kept, and found again")

@@ -1,9 +1,9 @@
-"""Orders go in as messages, views and a history come out: `make demo`, or `python -m examples.demo [ORDERS]`.
+"""Demo of a pipeline, from messages to views: `make demo`, or `python -m examples.demo [ORDERS]`.
 
-An embedded server takes 100,000 generated orders, a few of them broken. The pipeline of `examples/orders.toml` keeps a
-view per customer and a view per minute in Key-Value buckets, publishes alerts, writes the history as Parquet and puts
-the broken ones aside. Then the views are read by the Key-Value client with read-after-write, and checked against plain
-Python.
+100,000 generated orders, a few of them broken, are published to an embedded server. The pipeline of
+`examples/orders.toml` keeps a view per customer and a view per minute in Key-Value buckets, publishes alerts, writes the
+history as Parquet and sends the broken orders to a dead-letter stream. Then the Key-Value client reads the views, with
+read-your-writes, and they are checked against plain Python.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Totals = dict[str, tuple[int, int]]  # orders, and revenue in cents
 
 
 class Expected(NamedTuple):
-    """What the orders add up to, in plain Python."""
+    """The expected totals, computed in plain Python."""
 
     customers: Totals
     minutes: Totals

@@ -53,8 +53,8 @@ def slow_once(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield batch.slice(half)
 
 
-def main(server: str, name: str, place: str) -> None:
-    folder = Path(place)
+def main(server: str, name: str, path: str) -> None:
+    folder = Path(path)
     spark = session(folder)
     spark.read.format("jetstream").option("servers", server).load(name).limit(1).collect()
     source = spark.readStream.format("jetstream").option("servers", server).option("partitions", 4).load(name)

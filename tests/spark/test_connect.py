@@ -22,13 +22,13 @@ import sys
 from pyspark.sql import SparkSession
 name, folder, *servers = sys.argv[1:]
 spark = SparkSession.builder.remote("local[2]").getOrCreate()
-for place, url in enumerate(servers):
+for index, url in enumerate(servers):
     batch = spark.read.format("jetstream").option("servers", url).load(name)
     print("rows", batch.count())
     rows = spark.readStream.format("jetstream").option("servers", url).load(name)
     rows = rows.selectExpr(f"concat('{name}_out.', sequence) AS subject", "data")
     query = rows.writeStream.format("jetstream").option("servers", url)
-    query = query.option("checkpointLocation", f"{folder}/{place}").trigger(availableNow=True)
+    query = query.option("checkpointLocation", f"{folder}/{index}").trigger(availableNow=True)
     query.start(f"{name}_out").awaitTermination()
     view = batch.groupBy("subject").count().selectExpr("subject AS key", "CAST(count AS STRING) AS value")
     view.write.format("jetstream_kv").mode("append").option("servers", url).save(name)

@@ -184,7 +184,7 @@ def check(js: BlockingJetStream, folder: Path, count: int) -> None:
     assert js.stream("NUMBERS").info().state.messages == count
     sums = js.key_value("sums")
     found = {key: json.loads(sums.get(key).value) for key in sums.keys()}  # noqa: SIM118 - no mapping
-    by_word = {word: range(place, count, 3) for place, word in enumerate(WORDS)}
+    by_word = {word: range(index, count, 3) for index, word in enumerate(WORDS)}
     assert found == {word: {"numbers": len(ns), "total": sum(ns)} for word, ns in by_word.items()}
     copies = sorted(json.loads(message.data)["n"] for message in js.stream("COPIES").read())
     assert copies == list(range(count))

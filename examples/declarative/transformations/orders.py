@@ -1,4 +1,4 @@
-"""Orders of a stream become a table, a total per customer, and messages of another stream."""
+"""From a stream of orders: a table, a total per customer, and messages of another stream."""
 
 import os
 

@@ -179,8 +179,8 @@ def shared_options() -> argparse.ArgumentParser:
     return parser
 
 
-def body(given: str | None) -> bytes:
+def body(argument: str | None) -> bytes:
     """A message's body: the argument, or stdin unless it is a terminal."""
-    if given is not None:
-        return given.encode()
+    if argument is not None:
+        return argument.encode()
     return b"" if sys.stdin.isatty() else sys.stdin.buffer.read()

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Protocol
 
-from slipstream import Headers
+from slipstream import Headers, PubAck
 from slipstream.cli import values
 from slipstream.cli.common import Commands, Parser, Shell, body
 from slipstream.cli.output import payload, readable
@@ -171,14 +171,8 @@ def _publish(shell: Shell) -> None:
         for number in range(1, options.count + 1):
             message = fill(data.decode(), _facts(number)).encode() if templates and b"{{" in data else data
             if options.jetstream:
-                ack = js.publish(
-                    options.subject, message, headers=headers, msg_id=options.msg_id, ttl=options.ttl
-                )  # fmt: skip
-                if shell.out.is_json:
-                    shell.out.json({"stream": ack.stream, "seq": ack.seq, "duplicate": ack.duplicate})
-                else:
-                    duplicate = ", a duplicate" if ack.duplicate else ""
-                    shell.out.note(f"stored in {ack.stream} as sequence {ack.seq}{duplicate}")
+                ack = js.publish(options.subject, message, headers=headers, msg_id=options.msg_id, ttl=options.ttl)
+                _show_ack(shell, ack)
             else:
                 client.publish(options.subject, message, reply=options.reply, headers=headers)
             if options.sleep and number < options.count:
@@ -187,6 +181,14 @@ def _publish(shell: Shell) -> None:
         client.flush(timeout=shell.timeout)
     if not options.jetstream:
         shell.out.note(f"published {options.count:,} of {len(data)} bytes to {options.subject}")
+
+
+def _show_ack(shell: Shell, ack: PubAck) -> None:
+    if shell.out.is_json:
+        shell.out.json({"stream": ack.stream, "seq": ack.seq, "duplicate": ack.duplicate})
+    else:
+        duplicate = ", a duplicate" if ack.duplicate else ""
+        shell.out.note(f"stored in {ack.stream} as sequence {ack.seq}{duplicate}")
 
 
 def show(shell: Shell, message: _Message, number: int) -> None:

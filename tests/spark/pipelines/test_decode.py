@@ -1,4 +1,4 @@
-"""Bytes of messages become rows of a pipeline's source, or dead letters with a reason: what is lost is never silent."""
+"""Decoding of a pipeline's sources: every message is a row or a dead letter with a reason."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def read(spark: SparkSession, source: Source, texts: list[str]) -> dict[str, str
     return found | dead
 
 
-def test_a_message_is_one_json_value(spark: SparkSession) -> None:
-    """`from_json` reads the first value and stops there: whatever is behind it would be lost."""
+def test_message_must_be_one_json_value(spark: SparkSession) -> None:
+    """`from_json` reads the first value and ignores the rest."""
     source = Source(name="s", stream="S", format="json", schema="a BIGINT, s STRING")
     one = ['{"a":1}', ' \n{"a":1} \r\n\t', "{'a':1}", "{}", '{"_not_decoded":[1]}', '{"b":{"c":[]},"a":1,"a":2}']
     more = [
@@ -49,14 +49,14 @@ def test_a_message_is_one_json_value(spark: SparkSession) -> None:
     assert found == expected
 
 
-def test_options_of_the_reader_hold_behind_the_value_as_well(spark: SparkSession) -> None:
+def test_parse_options_apply_to_trailing_data_as_well(spark: SparkSession) -> None:
     source = Source(name="s", stream="S", format="json", schema="a BIGINT, s STRING", parse=LOOSE)
     one = ['{"a":1} // c', '{"a":1} /* c */', "{a:01}", '/**/{"s":"\1\\x"}']
     more = ['{"a":1} // c\n{}', '{"a":1} /* c', '{"a":1} #', '{"a":1}]//']
     assert read(spark, source, [*one, *more]) == {**dict.fromkeys(one), **dict.fromkeys(more, MORE)}
 
 
-def test_a_message_of_csv_may_end_its_line(spark: SparkSession) -> None:
+def test_csv_message_may_end_with_a_newline(spark: SparkSession) -> None:
     source = Source(name="s", stream="S", format="csv", schema="a BIGINT, s STRING")
     texts = ["1,a", "2,b\n", "3,c\r\n", '4,"d\n"\n', "5,e \n", "6,\n", "\n", "x,f\n"]
     headers: dict[str, list[str]] = {}

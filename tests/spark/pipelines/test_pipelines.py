@@ -1,4 +1,4 @@
-"""Pipelines run as commands: on an embedded server and on named ones, stopped, started again, with bad records."""
+"""Pipelines as commands, with Spark: on embedded and named servers, stopped, restarted, with bad records."""
 
 from __future__ import annotations
 
@@ -107,19 +107,19 @@ def publish(js: BlockingJetStream, numbers: range) -> None:
 
 
 def check(js: BlockingJetStream, folder: Path, count: int) -> None:
-    """Every output is what plain Python makes of the numbers, and what is bad was put aside with a reason."""
+    """Every output is what plain Python computes, and bad records are dead letters with a reason."""
     good = [n for n in range(count) if n % 100]
     sums = js.key_value("sums")
     expected = {
         word: {"numbers": len(ns), "total": sum(ns)}
-        for place, word in enumerate(("one", "two"))
-        if (ns := [n for n in good if n % 3 == place])
+        for index, word in enumerate(("one", "two"))
+        if (ns := [n for n in good if n % 3 == index])
     }
     assert {key: json.loads(sums.get(key).value) for key in sums.keys()} == expected  # noqa: SIM118
     squares = [json.loads(message.data)["n"] for message in js.stream("SQUARES").read()]
     assert sorted(squares) == [n for n in good if n % 3 != 2]
-    for place in (folder / "out", folder / "small-state" / "warehouse" / "numbers_seen"):
-        lines = [json.loads(line) for file in place.glob("*.json") for line in file.read_text().splitlines()]
+    for target in (folder / "out", folder / "small-state" / "warehouse" / "numbers_seen"):
+        lines = [json.loads(line) for file in target.glob("*.json") for line in file.read_text().splitlines()]
         assert sorted(line["n"] for line in lines) == good
     sensors = js.key_value("sensors")
     assert len(sensors.keys()) == 10
@@ -140,7 +140,7 @@ def check(js: BlockingJetStream, folder: Path, count: int) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.spec("SP-09")
 class TestRunning:
-    def test_once_on_an_embedded_server_again_and_after_a_reset(self, tmp_path: Path) -> None:
+    def test_run_once_on_an_embedded_server_again_and_after_a_reset(self, tmp_path: Path) -> None:
         (tmp_path / "small.toml").write_text(FILE)
         data = tmp_path / "small-state" / "server"
         data.mkdir(parents=True)
@@ -177,7 +177,7 @@ class TestRunning:
         assert {one["rows"] for one in status["outputs"].values()} == {1_200}  # of all runs, also where nothing was new
         assert all(one["at"] for one in status["outputs"].values())
 
-    def test_until_it_is_stopped_on_a_named_server(self, tmp_path: Path, real_url: str) -> None:
+    def test_run_until_stopped_on_a_named_server(self, tmp_path: Path, real_url: str) -> None:
         (tmp_path / "small.toml").write_text(FILE)
         with connect_blocking(real_url) as client, (tmp_path / "log").open("wb") as log:
             js = client.jetstream()
@@ -202,7 +202,7 @@ class TestRunning:
             assert "Traceback" not in said
             check(js, tmp_path, 500)
 
-    def test_a_format_that_spark_does_not_know(self, tmp_path: Path, our_url: str) -> None:
+    def test_unknown_format_is_rejected_with_its_position(self, tmp_path: Path, our_url: str) -> None:
         (tmp_path / "small.toml").write_text(FILE.replace('format = "json"', 'format = "nope"', 1))
         arguments = command("run", "small.toml", "--once", "--servers", our_url)
         done = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=200)
@@ -212,7 +212,7 @@ class TestRunning:
         assert "\tat " not in done.stderr
 
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-    def test_stopped_while_spark_starts(self, tmp_path: Path, our_url: str, number: signal.Signals) -> None:
+    def test_run_is_stopped_while_spark_starts(self, tmp_path: Path, our_url: str, number: signal.Signals) -> None:
         (tmp_path / "small.toml").write_text(FILE)
         arguments = command("run", "small.toml", "--servers", our_url)
         log = tmp_path / "log"
