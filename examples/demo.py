@@ -1,9 +1,9 @@
 """Demo of a pipeline, from messages to views: `make demo`, or `python -m examples.demo [ORDERS]`.
 
 100,000 generated orders, a few of them broken, are published to an embedded server. The pipeline of
-`examples/orders.toml` keeps a view per customer and a view per minute in Key-Value buckets, publishes alerts, writes the
-history as Parquet and sends the broken orders to a dead-letter stream. Then the Key-Value client reads the views, with
-read-your-writes, and they are checked against plain Python.
+`examples/orders.toml` keeps a view per customer and a view per minute in Key-Value buckets, publishes alerts, writes
+the history as Parquet and sends the broken orders to a dead-letter stream. Then the Key-Value client reads the views,
+with read-your-writes, and they are checked against plain Python.
 """
 
 from __future__ import annotations
