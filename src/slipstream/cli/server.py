@@ -11,12 +11,12 @@ NAME = "server"
 
 
 def add(commands: Commands) -> None:
-    """Declare the command, for the list of them: `main` hands its arguments over as they are."""
+    """Declare the command for the list of commands; `main` passes its arguments on unparsed."""
     commands.add(NAME, _show_flags, "run a JetStream server, with nats-server's flags and configuration files")
 
 
 def serve(arguments: list[str]) -> int:
-    """Run a server until it is told to stop; returns the exit code."""
+    """Run a server until a signal stops it; returns the exit code."""
     from slipstream.server.process import command
 
     return command.main(arguments)

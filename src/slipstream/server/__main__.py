@@ -14,7 +14,7 @@ def _announce(server: Server) -> None:
 
 
 def main() -> int:
-    """Run until told to stop."""
+    """Run a server until a signal stops it."""
     try:
         return run(sys.argv[1:], started=_announce)
     except Error as exc:

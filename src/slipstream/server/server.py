@@ -302,7 +302,7 @@ class Server:
         self._sockets = []
 
     async def _settle(self, driver: Driver) -> None:
-        """Take nothing more; what was received becomes durable and is answered."""
+        """Take nothing more; commit and answer what was received."""
         driver.stop_reading()
         for committer in driver.committers:
             committer.stop()

@@ -1,10 +1,10 @@
-"""Tests with a real server: on a free port in milliseconds, with replicas to hold, faults to inject and time to move.
+"""A real server for tests: on a free port in milliseconds, with replicas to hold, faults to inject, time to move.
 
     with TestServer() as server:
         client = connect_blocking(server.url)
 
 The server runs in a thread of its own, so that any client, in blocking or async code, in any test framework, can use
-it. With pytest the fixtures of `slipstream.testing.plugin` are there by themselves.
+it. Installing Slipstream registers the pytest fixtures of `slipstream.testing.plugin`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["Replica", "TestServer"]
 
 
 def __getattr__(name: str) -> object:
-    """The server is loaded when it is asked for: pytest loads the plugin beside it in every run."""
+    """Load the server on first use: pytest imports this package with the plugin in every run."""
     if name in __all__:
         from slipstream.testing import server
 

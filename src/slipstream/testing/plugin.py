@@ -1,4 +1,4 @@
-"""Fixtures for pytest, found by themselves once Slipstream is installed: servers to test against."""
+"""Fixtures for pytest: servers to test against. Registered by installing Slipstream."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-if TYPE_CHECKING:  # a run that uses none of them pays nothing
+if TYPE_CHECKING:  # imported by the fixtures: a run that uses none of them pays nothing
     from slipstream.testing.server import TestServer
 
 
@@ -32,7 +32,7 @@ def slipstream_server_disk(tmp_path: Path) -> Iterator[TestServer]:
 
 @pytest.fixture
 def slipstream_server_virtual() -> Iterator[TestServer]:
-    """A server of its own for this test, whose time stands still until `advance` moves it."""
+    """A server of its own for this test, whose clock stands still until `advance` moves it."""
     from slipstream.testing.server import TestServer
 
     with TestServer(virtual_time=True) as server:

@@ -25,15 +25,15 @@ class Replica(NamedTuple):
 
     name: str
     leads: bool
-    held: bool  # applies nothing, answers from what it has
-    deposed: bool  # believes that it leads
+    held: bool  # applies nothing, answers from its own data
+    deposed: bool  # no longer the leader, and unaware of it
     last_seq: int
 
 
 class TestServer:
     """A JetStream server for a test; `url` is where clients connect to."""
 
-    __test__ = False  # for pytest: no test, whatever its name begins with
+    __test__ = False  # for pytest: not a test class, in spite of its name
 
     def __init__(
         self,
@@ -42,8 +42,8 @@ class TestServer:
         virtual_time: bool = False,
         server: Server | None = None,
     ) -> None:
-        """Streams are kept in memory, or (`data_dir`) on disk. With `virtual_time` the server's clock stands still
-        until `advance` moves it. For all other settings, pass a `server` that was made with `faults=True`."""
+        """Streams are kept in memory, or on disk below `data_dir`. With `virtual_time` the server's clock stands still
+        until `advance` moves it. For all other options, pass a `Server(faults=True, ...)` as `server`."""
         if server is not None and (data_dir is not None or virtual_time):
             raise UsageError("server must not be combined with data_dir or virtual_time: pass them to the Server")
         self.server = server or Server(data_dir=data_dir, virtual_time=virtual_time, faults=True)
@@ -53,19 +53,19 @@ class TestServer:
         """Where clients connect to."""
         return self.server.url
 
-    # Its life.
+    # Start and stop.
 
     def start(self) -> Self:
-        """Run; on the same port as before, if it ran before."""
+        """Start the server; on the same port as before, if it ran before."""
         self.server.__enter__()
         return self
 
     def stop(self) -> None:
-        """Stop; what is on disk stays. `start` runs it again."""
+        """Stop the server; streams on disk are kept. `start` starts it again."""
         self.server.__exit__(None, None, None)
 
     def restart(self) -> None:
-        """Stop and start: holds and faults are gone, streams in memory too."""
+        """Stop and start: holds, faults and streams in memory are gone."""
         self.stop()
         self.start()
 
@@ -85,7 +85,7 @@ class TestServer:
         return [Replica(**entry) for entry in self._run("replicas", stream=stream)["replicas"]]
 
     def hold(self, stream: str, replica: str = "") -> None:
-        """A replica (without a name: all but the leader) applies nothing more, and answers from what it has."""
+        """A replica (without a name: all but the leader) applies nothing more, and answers from its own data."""
         self._run("hold", stream=stream, replica=replica)
 
     def release(self, stream: str, replica: str = "") -> None:
@@ -102,8 +102,8 @@ class TestServer:
             self.release(stream, replica)
 
     def depose(self, stream: str, *, to: str = "", unaware: bool = False) -> str:
-        """Another replica leads from now on; gives its name. An old leader that is to be unaware of that goes on as if
-        it led, from what it has, until it is released."""
+        """Make another replica the leader; returns its name. An `unaware` old leader keeps acting as leader, from its
+        own data, until it is released."""
         leader: str = self._run("depose", stream=stream, to=to, unaware=unaware)["leader"]
         return leader
 
@@ -118,7 +118,7 @@ class TestServer:
         self._run("cut_mirror", stream=stream, source=source)
 
     def release_mirror(self, stream: str, *, source: str = "") -> None:
-        """It goes on where it was held or cut."""
+        """It resumes where it was held or cut."""
         self._run("release_mirror", stream=stream, source=source)
 
     # Time.
@@ -130,7 +130,7 @@ class TestServer:
         return now
 
     def advance(self, seconds: float) -> None:
-        """Move a virtual clock; whatever comes due on the way is done on the way, in order."""
+        """Move a virtual clock; what is due on the way is done on the way, in order."""
         self._run("advance", seconds=seconds)
 
     # Faults.
@@ -152,7 +152,7 @@ class TestServer:
         )
 
     def cut(self, client: str = "", *, after: int = 0, direction: str = "to_client") -> int:
-        """Cut the connections of clients of that name (without one: all) once `after` more bytes went that way; gives
+        """Cut the connections of clients of that name (without one: all) once `after` more bytes went that way; returns
         how many there are."""
         count: int = self._run("cut", client=client, after=after, direction=direction)["connections"]
         return count
@@ -162,11 +162,11 @@ class TestServer:
         self._run("refuse_writes", reason=reason)
 
     def allow_writes(self) -> None:
-        """The disk takes writes again."""
+        """The disk accepts writes again."""
         self._run("allow_writes")
 
     def clear(self) -> None:
-        """No faults any more."""
+        """Remove all faults."""
         self._run("clear")
 
     def fault_command(self, name: str, body: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -281,7 +281,7 @@ def test_upstreams_on_the_command_line() -> None:
 
 
 def test_an_upstream_needs_a_name() -> None:
-    with pytest.raises(UsageError, match="without a name"):
+    with pytest.raises(UsageError, match="the name of an upstream must be"):
         Server(upstreams={"": "nats://127.0.0.1"})
 
 

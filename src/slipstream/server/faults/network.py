@@ -99,7 +99,7 @@ class NetworkFaults:
         self._cuts.pop(connection, None)
         connection.inbound_filter = None
 
-    # What becomes of messages.
+    # What the driver passes through.
 
     def sent(self, connection: Connection, data: bytes) -> bytes:
         """What arrives of the frames for a client."""

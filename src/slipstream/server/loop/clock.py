@@ -1,4 +1,4 @@
-"""The time of a server: the machine's, or one that stands still until somebody moves it."""
+"""Clocks of a server: the machine's time, or a virtual one that stands still until a test moves it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 
 
 class Clock:
-    """Nanoseconds since the epoch that never go back."""
+    """The machine's time in nanoseconds since the epoch; it never goes back, even if the machine's does."""
 
     is_virtual = False
 
@@ -21,7 +21,7 @@ class Clock:
 
 
 class VirtualClock(Clock):
-    """Begins at the machine's time and moves when it is told to."""
+    """Starts at the machine's time and moves by `move_to` only."""
 
     is_virtual = True
 

@@ -7,15 +7,15 @@ import secrets
 
 
 def make_nonce() -> str:
-    """Something to sign that was never signed before."""
+    """A nonce for a client to sign; never repeated."""
     return base64.urlsafe_b64encode(secrets.token_bytes(12)).decode()
 
 
 def fits_hash(secret: str, hashed: str) -> bool:
-    """Whether a secret is the one that a bcrypt hash was made of. Takes long on purpose."""
-    import bcrypt  # when the first hash is met
+    """Whether a bcrypt hash is of this secret. Slow by design of bcrypt."""
+    import bcrypt  # lazily: most servers need none of it
 
-    data = secret.encode()[:72]  # all that bcrypt looks at; whoever made the hash cut it there as well
+    data = secret.encode()[:72]  # all that bcrypt reads; the hash was made of the same prefix
     try:
         # The letter names revisions of other implementations; the algorithm is the same.
         return bcrypt.checkpw(data, b"$2b$" + hashed[4:].encode())

@@ -1,9 +1,9 @@
-"""Streams of other servers become the messages of mirrors and sources here: a client connection per upstream server.
+"""Mirrors and sources of streams on other servers: one client connection per upstream server.
 
-What is to be read, and from where, the engine says (`inflow.RemoteIngest`). What is there already is fetched by batched
-Direct Get, which is complete whichever replica answers; what is new comes from an ordered consumer. Where one of them
-is not allowed, the other does it all, if more slowly. Nothing is remembered here: after any trouble the inflow says
-where to go on. Everything runs on the server's loop and waits without blocking it.
+The engine says what to read, and from where (`ingest.RemoteIngest`). Existing messages are fetched by batched Direct
+Get, which is complete whichever replica answers; new ones are consumed by an ordered consumer. Where one of the two is
+not permitted, the other does all, more slowly. No position is kept here: after any failure the ingest says where to
+resume. Everything runs on the server's loop, and never blocks it.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ log = logging.getLogger("slipstream.server")
 
 TIMEOUT = 5.0
 RETRY = 0.25  # seconds between tries when an upstream cannot be reached
-POLL_FIRST, POLL_LAST = 0.01, 0.25  # seconds between looks for something new
+POLL_FIRST, POLL_LAST = 0.01, 0.25  # seconds between polls for new messages
 FULL_WAIT = 0.005
-IDLE = 1.0  # seconds without a message after which the upstream is looked at again
-STRANGERS = 20  # pages answered by other streams than the one asked, before the leader is asked instead
+IDLE = 1.0  # seconds without a message before the upstream's state is read again
+MAX_FOREIGN_PAGES = 20  # pages answered by mirrors of the stream, before its leader is asked instead
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upstream:
-    """Another server or cluster: where it is, and who we are there."""
+    """Another server or cluster: its addresses, and the credentials for it."""
 
     servers: str | Sequence[str]
     user: str = ""
@@ -56,18 +56,18 @@ UpstreamLike = Upstream | str | Sequence[str]
 
 
 def named(upstreams: Mapping[str, UpstreamLike]) -> dict[str, Upstream]:
-    """By the API prefix that an `external` names; a key without dots is a domain."""
+    """Upstreams by the API prefix that an `external` names; a key without dots is a domain."""
     found: dict[str, Upstream] = {}
     for key, value in upstreams.items():
         if not key:
-            raise UsageError("an upstream without a name: the domain or API prefix of an `external` is allowed")
+            raise UsageError("the name of an upstream must be the domain or API prefix of an `external`, got ''")
         upstream = value if isinstance(value, Upstream) else Upstream(servers=value)
         found[key if "." in key else f"$JS.{key}.API"] = upstream
     return found
 
 
 class Upstreams:
-    """All readers of a server."""
+    """The readers of a server, one per mirror or source with an upstream."""
 
     def __init__(self, driver: Driver, upstreams: Mapping[str, Upstream]) -> None:
         self._driver = driver
@@ -77,8 +77,8 @@ class Upstreams:
         self._loop = asyncio.get_running_loop()
 
     def start(self) -> None:
-        self._driver.engine.remote_ingests.changed = self._look
-        self._look()
+        self._driver.engine.remote_ingests.changed = self._sync_readers
+        self._sync_readers()
 
     async def stop(self) -> None:
         """End all readers and connections."""
@@ -91,8 +91,8 @@ class Upstreams:
                 await client.result().close()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _look(self) -> None:
-        """Begin to read what is new, end what is gone."""
+    def _sync_readers(self) -> None:
+        """Start a reader for each new ingest, cancel those of ingests that are gone."""
         wanted = self._driver.engine.remote_ingests.ingests
         for remote in [remote for remote in self._readers if remote not in wanted]:
             self._readers.pop(remote).cancel()
@@ -101,7 +101,7 @@ class Upstreams:
                 self._readers[remote] = self._loop.create_task(self._read(remote))
 
     async def _read(self, remote: RemoteIngest) -> None:
-        """Read one upstream stream for as long as it is wanted."""
+        """Read one upstream stream until it is cancelled."""
         assert remote.source.external is not None
         api = remote.source.external.api
         upstream = self._upstreams.get(api)
@@ -123,13 +123,13 @@ class Upstreams:
                 remote.fail(exc, self._driver.clock())
             except (Error, OSError, TimeoutError) as exc:
                 remote.fail(ErrorCode.MIRROR_CONSUMER_SETUP_FAILED.error(err=exc, status=503), self._driver.clock())
-            except Exception as exc:  # whatever it is, the next try may be better
-                log.exception("an error in reading stream %s of %r", remote.source.name, upstream)
+            except Exception as exc:  # a defect must not end the mirror: try again
+                log.exception("internal error in reading stream %s of %r", remote.source.name, upstream)
                 remote.fail(ErrorCode.MIRROR_CONSUMER_SETUP_FAILED.error(err=exc), self._driver.clock())
             await asyncio.sleep(RETRY)
 
     async def _client(self, api: str, upstream: Upstream) -> Client:
-        """The connection to an upstream; one for all that is read from it."""
+        """The connection to an upstream, shared by its readers."""
         known = self._clients.get(api)
         if known is None or (known.done() and (known.cancelled() or known.exception() or known.result().is_closed)):
             known = self._clients[api] = self._loop.create_task(_connect(upstream))
@@ -154,13 +154,13 @@ async def _connect(upstream: Upstream) -> Client:
 
 
 class Reader:
-    """Reads one stream for one inflow, until something goes wrong."""
+    """Reads one stream for one ingest, until it fails."""
 
     def __init__(self, driver: Driver, remote: RemoteIngest, js: JetStream, prefix: str) -> None:
         self._driver, self._remote, self._js = driver, remote, js
         self._stream = js.stream(remote.source.name)
         self._direct_get = f"{prefix}.DIRECT.GET.{remote.source.name}"
-        self._strangers = 0
+        self._foreign_pages = 0
         self._may_consume = True
         self._pattern = remote.filters[0] if len(remote.filters) == 1 else ">"
 
@@ -183,17 +183,17 @@ class Reader:
             if self._may_consume:
                 await self._follow(info, start)
                 continue
-            told = await self._wait_for_news(info, last, pause)
-            pause = POLL_FIRST if told else min(2 * pause, POLL_LAST)
+            reported = await self._wait_for_messages(info, last, pause)
+            pause = POLL_FIRST if reported else min(2 * pause, POLL_LAST)
 
     async def _follow(self, info: StreamInfo, start: int) -> None:
-        """Take messages as they come, until there is something that the consumer does not tell."""
+        """Consume new messages, until the state of the stream must be read again."""
         filters = () if self._remote.filters == (">",) else self._remote.filters
         consumer = self._stream.ordered_consumer(filters, start_seq=start)
         try:
             await consumer.start(timeout=TIMEOUT)
         except ApiError as exc:
-            log.info("stream %s of an upstream lets nobody consume it: %s", self._stream.name, exc)
+            log.info("upstream stream %s cannot be consumed, polling it instead: %s", self._stream.name, exc)
             self._may_consume = False
             return
         resets = consumer.resets
@@ -202,10 +202,10 @@ class Reader:
                 try:
                     chunk = await consumer.next_chunk(timeout=IDLE)
                 except RequestTimeoutError:
-                    if not await self._look_again(info):
+                    if not await self._check_upstream(info):
                         return
                     continue
-                if consumer.resets != resets:  # it went on where it stood, perhaps in another stream of that name
+                if consumer.resets != resets:  # it resumed, perhaps in a new stream of that name
                     resets = consumer.resets
                     if (await self._stream.info(timeout=TIMEOUT)).created != info.created:
                         return
@@ -218,9 +218,9 @@ class Reader:
         finally:
             await consumer.close()
 
-    async def _look_again(self, info: StreamInfo) -> bool:
-        """Nothing came for a while. There may be messages that the filters do not want, or that were deleted: they
-        count as looked at. False if the stream is another one, or the inflow is held."""
+    async def _check_upstream(self, info: StreamInfo) -> bool:
+        """No message arrived for a while. Messages that the filters skip, or that were deleted, count as seen. False if
+        the stream was created again, or the ingest is held."""
         now = await self._stream.info(timeout=TIMEOUT)
         last = now.state.last_seq
         if now.created != info.created or last + 1 < self._remote.next_seq or self._remote.is_paused:
@@ -239,8 +239,12 @@ class Reader:
             return last + 1
 
     async def _fetch(self, info: StreamInfo, start: int, last: int) -> bool:
-        """Everything from `start` to `last`; False if something is in the way."""
-        pages = self._by_direct_get if info.config.allow_direct and self._strangers < STRANGERS else self._from_leader
+        """Fetch everything from `start` to `last`; False if it must be tried again."""
+        pages = (
+            self._by_direct_get
+            if info.config.allow_direct and self._foreign_pages < MAX_FOREIGN_PAGES
+            else self._from_leader
+        )
         async with contextlib.aclosing(pages(start, last)) as chunks:
             async for records in chunks:
                 for at in range(0, len(records), CHUNK):
@@ -248,15 +252,15 @@ class Reader:
                     if not await self._offer(part, part[-1].seq, last):
                         return False
                 if not records:
-                    return False  # not the stream itself has answered: again
+                    return False  # a mirror has answered instead of the stream: try again
         return await self._offer([], last, last)
 
     async def _by_direct_get(self, start: int, last: int) -> AsyncGenerator[list[Record], None]:
         pattern = "" if self._pattern == ">" else self._pattern
         async for columns in self._stream.read_columns(start=start, end=last, subject=pattern, timeout=TIMEOUT):
             if columns.seqs and columns.stream != self._stream.name:
-                # A mirror of that stream: it may lack what it filters out, and has deletes of its own.
-                self._strangers += 1
+                # A mirror of the stream has answered: it may filter messages out, and has deletes of its own.
+                self._foreign_pages += 1
                 yield []
                 return
             rows = zip(columns.seqs, columns.times, columns.subjects, columns.headers, columns.data, strict=True)
@@ -274,7 +278,7 @@ class Reader:
             yield [Record(found.seq, found.time, found.subject, found.header, found.data)]
 
     async def _offer(self, records: list[Record], up_to: int, last: int) -> bool:
-        """Hand a chunk over once there is room for it; False if the inflow has moved, is held, or did not take all."""
+        """Hand over a chunk once the ingest is open; False if it has moved, is held, or did not take all."""
         remote = self._remote
         expected = remote.next_seq
         while not remote.is_open:
@@ -288,9 +292,9 @@ class Reader:
         await asyncio.sleep(0 if done else RETRY)
         return done
 
-    async def _wait_for_news(self, info: StreamInfo, last: int, pause: float) -> bool:
-        """Wait until there may be something new; whether it was told so. A server that keeps `min_last_seq` lets the
-        request wait until there is; of the others it is asked again after a pause."""
+    async def _wait_for_messages(self, info: StreamInfo, last: int, pause: float) -> bool:
+        """Wait for new messages; True if the upstream reported one. A server that supports `min_last_seq` holds the
+        request until there is one; others are polled with a pause."""
         if self._remote.is_paused or not info.config.allow_direct:
             await asyncio.sleep(pause)
             return False

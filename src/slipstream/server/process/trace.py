@@ -1,4 +1,4 @@
-"""What goes over the wire becomes lines of the log, as nats-server writes them with `-V`; secrets are left out."""
+"""Protocol trace: each frame as a line of the log, as nats-server writes it with `-V`; secrets are left out."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger("slipstream.server")
 
 
 class Trace:
-    """Both directions of every client."""
+    """Traces both directions of every client."""
 
     def __init__(self) -> None:
         self._parsers: dict[int, Parser] = {}
@@ -37,7 +37,7 @@ class Trace:
 
 
 def describe(event: Event) -> str:
-    """An event as the line that it came from, without secrets and with the beginning of its payload."""
+    """An event as its protocol line, without secrets, and with the beginning of its payload."""
     if isinstance(event, Connect):
         return f"CONNECT {event.options!r}"
     if isinstance(event, Info):
@@ -53,5 +53,5 @@ def describe(event: Event) -> str:
         words = [type(event).__name__.upper(), event.subject, *sid, *([event.reply] if event.reply else [])]
         return f"{' '.join(words)} {len(event.header) + len(event.payload)}] [{event.payload[:SHOWN]!r}"
     if isinstance(event, Violation):
-        return f"a violation: {event.reason}"
+        return f"protocol violation: {event.reason}"
     return type(event).__name__.upper()

@@ -1,4 +1,4 @@
-"""Configurations become options: every key is carried out or refused, with its place."""
+"""Configurations as options: every key is carried out or rejected, with its position."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_only_the_user_of_those_who_show_nothing_may_be_without_a_password() -> 
 def test_one_user_or_one_token() -> None:
     assert loaded("authorization {user: u, password: p}").server.users == (User(name="u", password="p"),)
     assert loaded("authorization {token: t}").server.users == (User(token="t"),)
-    with pytest.raises(ConfigError, match="not two of them"):
+    with pytest.raises(ConfigError, match="mutually exclusive"):
         loaded("authorization {user: u, password: p, token: t}")
 
 
@@ -171,10 +171,10 @@ def test_the_process() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "place", "message"),
+    ("text", "position", "message"),
     [
         ("port: 1\nnonsense: 2", "2:1", "unknown field 'nonsense' in the configuration"),
-        ("cluster {port: 1}", "1:1", "'cluster' is not supported: this server is one process"),
+        ("cluster {port: 1}", "1:1", "'cluster' is not supported: this server is a single process"),
         ("Leafnodes {}", "1:1", "'Leafnodes' is not supported"),
         ("mqtt {}", "1:1", "'mqtt' is not supported"),
         ("jetstream {\n key: x}", "2:2", "'key' is not supported: the store is not encrypted"),
@@ -205,16 +205,16 @@ def test_the_process() -> None:
         ("websocket {port: 1, no_tls: true, jwt_cookie: x}", "1:35", "'jwt_cookie' is not supported"),
         ("resolver: MEMORY", "1:1", "need an 'operator'"),
         ("operator: x\nresolver: URL(http://x)", "2:11", "'resolver' must be MEMORY"),
-        ("operator: /nonexistent", "1:11", "the operator's JWT cannot be read"),
+        ("operator: /nonexistent", "1:11", "cannot read the operator JWT"),
         ("max_pending: 10", "1:1", "max_payload must be at most max_pending_bytes (10), got 1048576"),
         ("lame_duck_duration: 1, lame_duck_grace_period: 2", "1:1", "grace"),
         ("no_auth_user: x, authorization {users: x}", "1:40", "'users' must be an array of maps, got a string"),
     ],
 )
-def test_what_cannot_be_carried_out_is_named_with_its_place(text: str, place: str, message: str) -> None:
+def test_a_key_that_cannot_be_carried_out_is_rejected_with_its_position(text: str, position: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         loaded(text)
-    assert str(caught.value).startswith(f"f.conf:{place}: "), str(caught.value)
+    assert str(caught.value).startswith(f"f.conf:{position}: "), str(caught.value)
     assert message in str(caught.value)
 
 

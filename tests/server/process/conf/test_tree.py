@@ -94,7 +94,7 @@ def test_files_are_included_from_where_the_file_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "place", "message"),
+    ("text", "position", "message"),
     [
         ("a: 1\nb {", "2:4", "'}' is missing"),
         ("a: [1", "1:6", "']' is missing"),
@@ -103,9 +103,9 @@ def test_files_are_included_from_where_the_file_is() -> None:
         ("a {b: }", "1:4", "key 'b' has no value"),
         ("x: 1\n  a: 'b", "2:6", "no closing '"),
         ("'a: 1", "1:1", "no closing '"),
-        ("a: 1 b: 2", "1:6", "after a value"),
-        ("a: \"\\q\"", "1:5", "is no character"),
-        ("a: \"\\xZZ\"", "1:5", "is no character"),
+        ("a: 1 b: 2", "1:6", "a value must be followed by"),
+        ("a: \"\\q\"", "1:5", "an escape must be"),
+        ("a: \"\\xZZ\"", "1:5", "must be followed by two hexadecimal digits"),
         ("a: .5", "1:4", "put it in quotes"),
         ("a: -x", "1:4", "put it in quotes"),
         ("a: $NOPE", "1:4", "variable 'NOPE'"),
@@ -117,10 +117,10 @@ def test_files_are_included_from_where_the_file_is() -> None:
         (": 1", "1:1", "where a key was expected"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_read_is_named_with_its_place(text: str, place: str, message: str) -> None:
+def test_text_that_cannot_be_parsed_is_rejected_with_its_position(text: str, position: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         tree(text)
-    assert str(caught.value).startswith(f"dir/a.conf:{place}: ")
+    assert str(caught.value).startswith(f"dir/a.conf:{position}: ")
     assert message in str(caught.value)
 
 
@@ -134,7 +134,7 @@ def test_nothing_refers_to_itself_for_ever() -> None:
 
 
 @given(st.text(alphabet="ab1 \n\t{}[]():=,;#/\"'\\$.-K", max_size=40))
-def test_any_text_gives_a_tree_or_an_error_with_a_place(text: str) -> None:
+def test_any_text_gives_a_tree_or_an_error_with_a_position(text: str) -> None:
     try:
         found = tree(text, environment={"a": "1"})
     except ConfigError as exc:

@@ -1,1 +1,1 @@
-"""nats-server's configuration files become `ServerOptions`: the format, typed access, what the keys mean."""
+"""nats-server's configuration files: the format, typed access, the meaning of the keys."""

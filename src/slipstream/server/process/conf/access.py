@@ -1,4 +1,4 @@
-"""`authorization`, `accounts` and what is in them become users, permissions and limits of accounts."""
+"""Readers of the blocks `authorization` and `accounts`: users, permissions and account limits."""
 
 from __future__ import annotations
 
@@ -22,40 +22,40 @@ from slipstream.server.process.conf.section import Section, seconds, text, texts
 from slipstream.server.process.conf.tree import ConfigError, Position, Value
 
 _NO_CALLOUT = {
-    "auth_callout": "there is no authorization by another service",
-    "auth_hook": "there is no authorization by another service",
-    "proxy_required": "there are no proxies",
+    "auth_callout": "auth callout is not implemented",
+    "auth_hook": "auth callout is not implemented",
+    "proxy_required": "proxies are not supported",
 }
 _NOT_IN_ACCOUNTS = {
-    "imports": "subjects of one account are not seen in another",
-    "mappings": "subjects are not mapped",
-    "maps": "subjects are not mapped",
-    "msg_trace": "messages are not traced by subject",
-    "trace_dest": "messages are not traced by subject",
-    "nkey": "accounts go by their names; those of an operator come as JWTs",
+    "imports": "imports between accounts are not implemented",
+    "mappings": "subject mappings are not implemented",
+    "maps": "subject mappings are not implemented",
+    "msg_trace": "message tracing is not implemented",
+    "trace_dest": "message tracing is not implemented",
+    "nkey": "accounts are identified by name, or by the JWTs of an operator",
 }
 
 
 @dataclass
 class Access:
-    """Who may come in."""
+    """Users and accounts, as they are collected from both blocks."""
 
     users: list[User] = field(default_factory=list)
     accounts: list[AccountOptions] = field(default_factory=list)
     no_auth_user: str = ""
     timeout: float = 2.0
-    is_open: bool = True  # no users were asked for by `authorization`
+    is_open: bool = True  # there is no `authorization`
 
 
 @contextmanager
-def at(place: Position) -> Iterator[None]:
-    """Errors about values get the place where they were written."""
+def at(position: Position) -> Iterator[None]:
+    """Add a position to errors about values."""
     try:
         yield
     except ConfigError:
         raise
     except UsageError as exc:
-        raise ConfigError(place, str(exc)) from exc
+        raise ConfigError(position, str(exc)) from exc
 
 
 def authorization(value: Value, access: Access, *, tls_map: bool) -> None:
@@ -66,14 +66,14 @@ def authorization(value: Value, access: Access, *, tls_map: bool) -> None:
     token = block.text("token")
     access.timeout = block.seconds("timeout", default=2.0)
     if access.timeout <= 0:
-        raise ConfigError(block.place, f"'timeout' is {access.timeout:g} s, more than 0 is allowed")
+        raise ConfigError(block.position, f"'timeout' must be more than 0 s, got {access.timeout:g} s")
     granted = block.take("default_permissions", "default_permission", "permissions")
     default = permissions(granted) if granted is not None else None
     several = block.take("users")
     block.done()
     if bool(name or password) + bool(token) + (several is not None) > 1:
-        raise ConfigError(block.place, "one of 'user', 'token' and 'users' is allowed, and not two of them")
-    with at(block.place):
+        raise ConfigError(block.position, "'user', 'token' and 'users' are mutually exclusive")
+    with at(block.position):
         if name or password:
             access.users.append(User(name=name, password=password, permissions=default))
         elif token:
@@ -83,24 +83,24 @@ def authorization(value: Value, access: Access, *, tls_map: bool) -> None:
 
 
 def accounts(value: Value, access: Access, *, tls_map: bool) -> None:
-    """The block `accounts`: names, or maps of what is in them."""
+    """The block `accounts`: an array of names, or a map from names to users and limits."""
     if isinstance(value.data, list):
         for item in value.data:
-            with at(item.place):
+            with at(item.position):
                 access.accounts.append(AccountOptions(name=text(item, "accounts"), jetstream=None))
         return
     for entry in Section(value, "accounts").entries():
         if entry.is_variable:
             continue
         block = Section(entry.value, f"account {entry.key!r}", _NOT_IN_ACCOUNTS)
-        block.take("exports")  # without imports nobody sees them
+        block.take("exports")  # accepted without effect: there are no imports
         granted = block.take("default_permissions")
         default = permissions(granted) if granted is not None else None
         limited = block.take("jetstream")
         bounds = block.section("limits", unsupported={"max_leafnodes": "there are none", "max_leafs": "there are none"})
-        members = block.take("users")
+        its_users = block.take("users")
         block.done()
-        with at(entry.place):
+        with at(entry.position):
             account = AccountOptions(name=entry.key, jetstream=jetstream(limited) if limited is not None else None)
             if bounds is not None:
                 account = replace(
@@ -111,8 +111,8 @@ def accounts(value: Value, access: Access, *, tls_map: bool) -> None:
                 )
                 bounds.done()
         access.accounts.append(account)
-        if members is not None:
-            access.users += users(members, access, entry.key, default, tls_map=tls_map)
+        if its_users is not None:
+            access.users += users(its_users, access, entry.key, default, tls_map=tls_map)
 
 
 def jetstream(value: Value) -> AccountLimits | None:
@@ -146,15 +146,16 @@ def users(value: Value, access: Access, account: str, default: Permissions | Non
         raise wrong(value, "users", "an array of maps")
     found = []
     for item in value.data:
-        block = Section(item, "user", {"proxy_required": "there are no proxies"})
+        block = Section(item, "user", {"proxy_required": "proxies are not supported"})
         granted = block.take("permissions", "permission", "authorization")
         kinds = tuple(kind.upper() for kind in block.texts("allowed_connection_types", "connection_types", "clients"))
         name, password = block.text("user", "username"), block.text("pass", "password")
         nkey = block.text("nkey")
         block.done()
         if kinds and not any(kind in CONNECTION_TYPES for kind in kinds):
-            raise ConfigError(block.place, f"a user has none of the connection types {' and '.join(CONNECTION_TYPES)}")
-        with at(block.place):
+            wanted = " or ".join(CONNECTION_TYPES)
+            raise ConfigError(block.position, f"connection types must include {wanted}, got {', '.join(kinds)}")
+        with at(block.position):
             found.append(
                 User(
                     name=name,
@@ -176,7 +177,7 @@ def permissions(value: Value) -> Permissions:
     sides = [_side(block.take(*names)) for names in (("publish", "pub", "import"), ("subscribe", "sub", "export"))]
     answers = block.take("allow_responses", "publish_allow_responses")
     block.done()
-    with at(block.place):
+    with at(block.position):
         return Permissions(
             publish=sides[0][0],
             publish_deny=sides[0][1],

@@ -17,51 +17,55 @@ from slipstream.server.process.conf.section import Section, listen, port, text, 
 from slipstream.server.process.conf.tree import ConfigError, Value
 from slipstream.server.process.options import ProcessOptions
 
-_ONE = "this server is one process and joins no other"
-_NO_RESOLVER = "accounts come from resolver MEMORY and resolver_preload"
-UNSUPPORTED = {
-    "cluster": _ONE, "gateway": _ONE, "leaf": _ONE, "leafnodes": _ONE, "client_advertise": _ONE,
-    "connect_error_reports": _ONE, "reconnect_error_reports": _ONE,
-    "mqtt": "there is no MQTT", "https": "monitoring is by HTTP only", "https_port": "monitoring is by HTTP only",
-    "syslog": "log to stderr or to a file", "remote_syslog": "log to stderr or to a file",
-    "prof_port": "there is no profiler", "prof_block_rate": "there is no profiler",
-    "ocsp": "certificates are not stapled", "ocsp_cache": "certificates are not stapled",
-    "allow_non_tls": "with TLS every client speaks it", "resolver_tls": _NO_RESOLVER,
-    "resolver_pinned_accounts": _NO_RESOLVER, "trusted_keys": "name the operator's JWT",
-    "default_sentinel": "there is no authorization by another service", "mappings": "subjects are not mapped",
-    "maps": "subjects are not mapped", "proxies": "there are no proxies", "proxy_protocol": "there are no proxies",
-    "no_header_support": "headers cannot be turned off", "default_js_domain": _ONE, "server_tags": _ONE,
-    "server_metadata": _ONE, "max_sub_tokens": "the number of tokens is bounded by max_control_line only",
-    "max_subscription_tokens": "the number of tokens is bounded by max_control_line only",
-    "disable_sublist_cache": "the cache of subjects cannot be turned off",
-    "no_sublist_cache": "the cache of subjects cannot be turned off",
-}  # fmt: skip
-_JETSTREAM = {
-    **dict.fromkeys(
-        ("key", "ek", "encryption_key", "prev_key", "prev_ek", "prev_encryption_key", "cipher", "tpm"),
-        "the store is not encrypted",
-    ),
-    **dict.fromkeys(
-        ("extension_hint", "unique_tag", "max_outstanding_catchup", "meta_compact", "meta_compact_size"), _ONE
-    ),
-    "limits": "what an account may have is said in `accounts`",
-}
-_TLS = {
-    "cipher_suites": "the ciphers are those of the system's OpenSSL",
-    "curve_preferences": "the curves are those of the system's OpenSSL",
-    "pinned_certs": "name a CA of your own", "certs": "one certificate is supported", "insecure": "it is for clients",
-    "verify_cert_and_check_known_urls": _ONE, "connection_rate_limit": "handshakes are not counted",
-    "ocsp_peer": "certificates are not stapled",
-}  # fmt: skip
-_COOKIES = "clients log in by CONNECT"
-_WEBSOCKET = {
-    "advertise": _ONE, "authorization": "users are those of all listeners", "no_auth_user": "it is for all listeners",
-    "authentication": "users are those of all listeners", "jwt_cookie": _COOKIES, "user_cookie": _COOKIES,
-    "pass_cookie": _COOKIES, "token_cookie": _COOKIES, "ping_interval": "it is that of all listeners",
-}  # fmt: skip
+
+def _rejected(reasons: dict[str, str]) -> dict[str, str]:
+    """The reason for each key, from a table of reasons and the keys that they are for."""
+    return {key: reason for reason, keys in reasons.items() for key in keys.split()}
+
+
+# Keys of nats-server that are rejected, by the reason.
+_SINGLE = "this server is a single process and joins no cluster"
+UNSUPPORTED = _rejected({
+    _SINGLE: "cluster gateway leaf leafnodes client_advertise connect_error_reports reconnect_error_reports "
+             "default_js_domain server_tags server_metadata",
+    "MQTT is not implemented": "mqtt",
+    "monitoring is plain HTTP only": "https https_port",
+    "log to stderr or to a file": "syslog remote_syslog",
+    "there is no profiler": "prof_port prof_block_rate",
+    "OCSP is not implemented": "ocsp ocsp_cache",
+    "with TLS, every client must use it": "allow_non_tls",
+    "accounts are read from resolver_preload (resolver: MEMORY)": "resolver_tls resolver_pinned_accounts",
+    "use 'operator' with its JWT": "trusted_keys",
+    "auth callout is not implemented": "default_sentinel",
+    "subject mappings are not implemented": "mappings maps",
+    "proxies are not supported": "proxies proxy_protocol",
+    "headers cannot be turned off": "no_header_support",
+    "the number of tokens is limited by max_control_line only": "max_sub_tokens max_subscription_tokens",
+    "the subject cache cannot be turned off": "disable_sublist_cache no_sublist_cache",
+})  # fmt: skip
+_JETSTREAM = _rejected({
+    "the store is not encrypted": "key ek encryption_key prev_key prev_ek prev_encryption_key cipher tpm",
+    _SINGLE: "extension_hint unique_tag max_outstanding_catchup meta_compact meta_compact_size",
+    "limits are per account: set them in 'accounts'": "limits",
+})  # fmt: skip
+_TLS = _rejected({
+    "the ciphers are those of the system's OpenSSL": "cipher_suites",
+    "the curves are those of the system's OpenSSL": "curve_preferences",
+    "use a certificate authority of your own": "pinned_certs",
+    "a single certificate is supported": "certs",
+    "it is an option of clients": "insecure",
+    "rate limits are not implemented": "connection_rate_limit",
+    "OCSP is not implemented": "ocsp_peer",
+    _SINGLE: "verify_cert_and_check_known_urls",
+})  # fmt: skip
+_WEBSOCKET = _rejected({
+    _SINGLE: "advertise",
+    "it is shared by all listeners": "authorization authentication no_auth_user ping_interval",
+    "clients authenticate by CONNECT": "jwt_cookie user_cookie pass_cookie token_cookie",
+})  # fmt: skip
 ANYONE = "\0anyone"  # no client can send that name
 
-
+# Options that are read by the functions below: their values depend on each other, or have a form of their own.
 BY_HAND = frozenset((
     "host", "port", "http_host", "http_port", "websocket", "headers", "trace", "jetstream", "data_dir", "users",
     "accounts", "no_auth_user", "operators", "account_tokens", "system_account", "auth_timeout",
@@ -87,7 +91,7 @@ def load(value: Value, read: Callable[[str], str]) -> ProcessOptions:
     simple = top.options(SERVER)
     if simple.get("max_subscriptions") == 0:  # the default, as in nats-server
         del simple["max_subscriptions"]
-    with at(value.place):
+    with at(value.position):
         server = replace(
             COMMAND_DEFAULTS,
             host=host,
@@ -110,14 +114,14 @@ def _address(block: Section, default_host: str, default_port: int) -> tuple[str,
     both = block.take("listen")
     host, number = listen(both, "listen", default_host) if both is not None else (default_host, default_port)
     host = block.text("host", "net", default=host) or default_host
-    number = port(block.integer("port", default=number), block.place, "port")
+    number = port(block.integer("port", default=number), block.position, "port")
     return host, number
 
 
 def _http(top: Section, host: str) -> tuple[str, int | None]:
     both = top.take("http")
     name, number = listen(both, "http", host) if both is not None else ("", 0)
-    number = port(top.integer("http_port", "monitor_port", default=number), top.place, "http_port")
+    number = port(top.integer("http_port", "monitor_port", default=number), top.position, "http_port")
     return name, number or None  # 0 turns it off, as in nats-server
 
 
@@ -129,9 +133,9 @@ def _tls(value: Value) -> dict[str, Any]:
     if found.get("tls_map"):
         found["tls_verify"] = True
     if not found.get("tls_cert") or not found.get("tls_key"):
-        raise ConfigError(block.place, "TLS needs 'cert_file' and 'key_file'")
+        raise ConfigError(block.position, "TLS needs 'cert_file' and 'key_file'")
     if found.get("tls_verify") and not found.get("tls_ca"):
-        raise ConfigError(block.place, "'verify' needs 'ca_file', the authorities that sign client certificates")
+        raise ConfigError(block.position, "'verify' needs 'ca_file', the authorities that sign client certificates")
     return found
 
 
@@ -151,7 +155,7 @@ def _websocket(value: Value, host: str) -> WebSocketOptions:
     )
     block.done()
     if not no_tls and tls is None:
-        raise ConfigError(block.place, "'websocket' needs 'tls', or 'no_tls: true'")
+        raise ConfigError(block.position, "'websocket' needs 'tls', or 'no_tls: true'")
     return options
 
 
@@ -191,24 +195,24 @@ def _operators(top: Section, server: ServerOptions, read: Callable[[str], str]) 
             block = Section(resolver, "resolver")
             kind = block.text("type")
         if not isinstance(kind, str) or kind.upper() not in ("MEMORY", "MEM"):
-            raise ConfigError(resolver.place, "'resolver' must be MEMORY, with resolver_preload")
+            raise ConfigError(resolver.position, "'resolver' must be MEMORY, with resolver_preload")
     if value is None:
         if preload is not None or resolver is not None:
-            raise ConfigError(top.place, "'resolver' and 'resolver_preload' need an 'operator'")
+            raise ConfigError(top.position, "'resolver' and 'resolver_preload' need an 'operator'")
         return server
     tokens = []
     for name in texts(value, "operator"):
         try:
             tokens.append(bare_token(name if _is_token(name) else read(name)))
         except (OSError, ValueError) as exc:
-            raise ConfigError(value.place, f"the operator's JWT cannot be read: {exc}") from exc
+            raise ConfigError(value.position, f"cannot read the operator JWT: {exc}") from exc
     entries = Section(preload, "resolver_preload").entries() if preload is not None else []
     accounts = []
     for entry in entries:
         try:
             accounts.append(bare_token(text(entry.value, entry.key)))
         except ValueError as exc:
-            raise ConfigError(entry.place, f"account {entry.key!r}: {exc}") from exc
+            raise ConfigError(entry.position, f"account {entry.key!r}: {exc}") from exc
     return replace(server, operators=tuple(tokens), account_tokens=tuple(accounts))
 
 

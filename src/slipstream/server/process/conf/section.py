@@ -24,7 +24,7 @@ class Section:
         """`what` names it in errors; `unsupported` has the reason for each key of nats-server that is rejected."""
         if not isinstance(value.data, dict):
             raise wrong(value, what, "a map")
-        self.place = value.place
+        self.position = value.position
         self._what = what
         self._map: Map = {key.lower(): entry for key, entry in value.data.items()}
         self._all = list(value.data.values())
@@ -52,8 +52,8 @@ class Section:
             if name in self._taken or entry.is_variable:
                 continue
             if name in self._unsupported:
-                raise ConfigError(entry.place, f"{entry.key!r} is not supported: {self._unsupported[name]}")
-            raise ConfigError(entry.place, f"unknown field {entry.key!r} in {self._what}")
+                raise ConfigError(entry.position, f"{entry.key!r} is not supported: {self._unsupported[name]}")
+            raise ConfigError(entry.position, f"unknown field {entry.key!r} in {self._what}")
 
     # Typed.
 
@@ -100,16 +100,16 @@ def _option(value: Value, option: Option) -> Any:
     if option.kind is str and not found:
         return option.default
     if option.low is not None and found < option.low:
-        raise ConfigError(value.place, f"{what!r} must be at least {option.low:g}, got {found:g}")
+        raise ConfigError(value.position, f"{what!r} must be at least {option.low:g}, got {found:g}")
     if option.choices and found not in option.choices:
-        raise ConfigError(value.place, f"{what!r} must be {' or '.join(map(repr, option.choices))}, got {found!r}")
+        raise ConfigError(value.position, f"{what!r} must be {' or '.join(map(repr, option.choices))}, got {found!r}")
     return found
 
 
 def wrong(value: Value, what: str, wanted: str) -> ConfigError:
     """The error for a value of the wrong type. The value itself may be a secret: only its type is shown."""
     seen = {dict: "a map", list: "an array", bool: "a boolean", int: "a number", float: "a number"}
-    return ConfigError(value.place, f"{what!r} must be {wanted}, got {seen.get(type(value.data), 'a string')}")
+    return ConfigError(value.position, f"{what!r} must be {wanted}, got {seen.get(type(value.data), 'a string')}")
 
 
 def text(value: Value, what: str) -> str:
@@ -125,7 +125,7 @@ def integer(value: Value, what: str, low: int | None = None) -> int:
     if isinstance(found, bool) or not isinstance(found, int):
         raise wrong(value, what, "a whole number")
     if low is not None and found < low:
-        raise ConfigError(value.place, f"{what!r} must be at least {low}, got {found}")
+        raise ConfigError(value.position, f"{what!r} must be at least {low}, got {found}")
     return found
 
 
@@ -154,18 +154,18 @@ def seconds(value: Value, what: str) -> float:
 def listen(value: Value, what: str, default_host: str) -> tuple[str, int]:
     """`host:port`, `:port` or a port."""
     if isinstance(value.data, int) and not isinstance(value.data, bool):
-        return default_host, port(value.data, value.place, what)
+        return default_host, port(value.data, value.position, what)
     host, colon, number = text(value, what).rpartition(":")
     if not colon or not re.fullmatch(r"-?\d+", number):
-        raise ConfigError(value.place, f"{what!r} must be 'host:port' or a port, got {value.data!r}")
+        raise ConfigError(value.position, f"{what!r} must be 'host:port' or a port, got {value.data!r}")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
-    return host or default_host, port(int(number), value.place, what)
+    return host or default_host, port(int(number), value.position, what)
 
 
-def port(number: int, place: Position, what: str) -> int:
+def port(number: int, position: Position, what: str) -> int:
     if not -1 <= number <= 65535:
-        raise ConfigError(place, f"{what!r} must be a port up to 65535, or -1 for a free one, got {number}")
+        raise ConfigError(position, f"{what!r} must be a port up to 65535, or -1 for a free one, got {number}")
     return number
 
 

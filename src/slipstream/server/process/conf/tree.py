@@ -1,7 +1,7 @@
-"""Text of a configuration file becomes values that know where they stand: nats-server's format, JSON included.
+"""Parser of nats-server's configuration format (a superset of JSON): text becomes values with their positions.
 
-Total: any text gives a tree or a `ConfigError` that names file, line and column. No file or environment is read here:
-whoever calls brings both as functions.
+Any text gives a tree or a `ConfigError` that names file, line and column. Files and environment variables are read by
+functions that the caller passes, never here.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Lookup = Callable[[str], str | None]  # a variable of the environment
 
 
 class Position(NamedTuple):
-    """Where something stands."""
+    """A place in a configuration file."""
 
     file: str
     line: int
@@ -40,11 +40,11 @@ class Position(NamedTuple):
 
 
 class ConfigError(UsageError):
-    """The configuration cannot be used; the message begins with the place."""
+    """The configuration cannot be used; the message begins with the position."""
 
-    def __init__(self, place: Position, text: str) -> None:
-        super().__init__(f"{place}: {text}")
-        self.place = place
+    def __init__(self, position: Position, text: str) -> None:
+        super().__init__(f"{position}: {text}")
+        self.position = position
 
 
 Map = dict[str, "Entry"]
@@ -53,9 +53,9 @@ Plain = str | int | float | bool
 
 @dataclass(slots=True)
 class Value:
-    """One value and its place."""
+    """One value and its position."""
 
-    place: Position
+    position: Position
     data: Plain | list[Value] | Map
 
 
@@ -64,13 +64,13 @@ class Entry:
     """A key of a map, as it was written, with its value."""
 
     key: str
-    place: Position
+    position: Position
     value: Value
-    is_variable: bool = False  # something refers to it: it need not be an option
+    is_variable: bool = False  # a value refers to it: it need not be a known option
 
 
 def parse(text: str, file: str, *, read: Read, environment: Lookup) -> Value:
-    """The map that a whole file is."""
+    """The map of a whole file."""
     return _Parser(text, file, read, environment, depth=0).file()
 
 
@@ -85,12 +85,12 @@ class _Parser:
         self._scopes: list[Map] = []
 
     def file(self) -> Value:
-        place = self._place()
+        position = self._position()
         self._skip(";,")
         braced = self._peek() == "{"
         if braced:
             self._at += 1
-        value = Value(place, self._map("}" if braced else ""))
+        value = Value(position, self._map("}" if braced else ""))
         self._skip(";,")
         if self._at < len(self._text):
             raise self._error(f"{self._peek()!r} after the end")
@@ -98,19 +98,19 @@ class _Parser:
 
     # Places and characters.
 
-    def _place(self, at: int | None = None) -> Position:
+    def _position(self, at: int | None = None) -> Position:
         at = self._at if at is None else at
         before = self._text[:at]
         return Position(self._file, before.count("\n") + 1, at - (before.rfind("\n") + 1) + 1)
 
     def _error(self, text: str, at: int | None = None) -> ConfigError:
-        return ConfigError(self._place(at), f"Parse error: {text}")  # the words that scripts look for
+        return ConfigError(self._position(at), f"Parse error: {text}")  # the prefix that scripts look for
 
     def _peek(self) -> str:
         return self._text[self._at : self._at + 1]
 
     def _skip(self, also: str = "", *, lines: bool = True) -> None:
-        """Go on to the next thing that means something."""
+        """Skip white space and comments."""
         text, size = self._text, len(self._text)
         while self._at < size:
             char = text[self._at]
@@ -130,7 +130,7 @@ class _Parser:
             raise self._error(f"more than {MAX_DEPTH} levels")
 
     def _map(self, end: str) -> Map:
-        """The entries up to `end`, which is taken as well; an empty `end` is that of the text."""
+        """The entries up to `end`, which is consumed; an empty `end` is the end of the text."""
         self._deeper()
         scope: Map = {}
         self._scopes.append(scope)
@@ -150,10 +150,10 @@ class _Parser:
 
     def _entry(self, scope: Map) -> None:
         start = self._at
-        place = self._place()
+        position = self._position()
         key, quoted = self._key()
         if key.lower() == "include" and not quoted and self._peek() not in ("=", ":"):
-            scope.update(self._include(place))
+            scope.update(self._include(position))
             self._end_of_value()
             return
         self._skip()
@@ -165,7 +165,7 @@ class _Parser:
                 if self._peek() not in ("{", "[", "("):
                     raise self._error(f"key {key!r} has no value", start)
         value = self._value(key, start)
-        scope[key] = Entry(key, place, value)
+        scope[key] = Entry(key, position, value)
         self._end_of_value()
 
     def _key(self) -> tuple[str, bool]:
@@ -187,7 +187,7 @@ class _Parser:
         self._skip(lines=False)
         char = self._peek()
         if char and char not in "\r\n;,]}":
-            raise self._error(f"{char!r} after a value, the end of the line, ',', ';' or the end of the map is allowed")
+            raise self._error(f"a value must be followed by a line end, ',', ';' or the end of its map, got {char!r}")
 
     def _array(self) -> list[Value]:
         self._deeper()
@@ -207,21 +207,21 @@ class _Parser:
     # Values.
 
     def _value(self, key: str, start: int) -> Value:
-        place, char = self._place(), self._peek()
+        position, char = self._position(), self._peek()
         if char == "{":
             self._at += 1
-            return Value(place, self._map("}"))
+            return Value(position, self._map("}"))
         if char == "[":
             self._at += 1
-            return Value(place, self._array())
+            return Value(position, self._array())
         if char == "(":
-            return Value(place, self._block())
+            return Value(position, self._block())
         if char in ("'", '"') and char:
             self._at += 1
-            return Value(place, self._quoted(char))
+            return Value(position, self._quoted(char))
         if not char or char in ";,]}":
             raise self._error(f"key {key!r} has no value" if key else f"{char!r} where a value was expected", start)
-        return self._word(place)
+        return self._word(position)
 
     def _block(self) -> str:
         """`(` up to a `)` that is alone on its line."""
@@ -249,16 +249,14 @@ class _Parser:
         if char == "x":
             digits = self._text[self._at : self._at + 2]
             if not re.fullmatch(r"[0-9a-fA-F]{2}", digits):
-                raise self._error(
-                    f"\\x{digits} is no character, \\x with two hexadecimal digits is allowed", self._at - 2
-                )
+                raise self._error(f"\\x must be followed by two hexadecimal digits, got {digits!r}", self._at - 2)
             self._at += 2
             return chr(int(digits, 16))
         if not char or char not in _ESCAPES:
-            raise self._error(f'\\{char} is no character; \\xXX, \\t, \\n, \\r, \\" and \\\\ are allowed', self._at - 2)
+            raise self._error(f'an escape must be \\xXX, \\t, \\n, \\r, \\" or \\\\, got \\{char}', self._at - 2)
         return _ESCAPES[char]
 
-    def _word(self, place: Position) -> Value:
+    def _word(self, position: Position) -> Value:
         start, escaped, parts = self._at, False, list[str]()
         while self._peek() and self._peek() not in _ENDS:
             char = self._peek()
@@ -269,33 +267,33 @@ class _Parser:
             parts.append(char)
         word = "".join(parts)
         if escaped:
-            return Value(place, word)
+            return Value(position, word)
         if word[0] == "$" and len(word) > 1 and not word[1:].startswith(_HASH):
-            return self._variable(word[1:], place)
+            return self._variable(word[1:], position)
         if word[0] == "." or (word[0] == "-" and not word[1:2].isdigit()):
             raise self._error(f"{word!r} is neither a number nor a word; put it in quotes", start)
-        return Value(place, plain(word))
+        return Value(position, plain(word))
 
-    def _variable(self, name: str, place: Position) -> Value:
+    def _variable(self, name: str, position: Position) -> Value:
         for scope in reversed(self._scopes):
             entry = scope.get(name)
             if entry is not None:
                 entry.is_variable = True
-                return Value(place, entry.value.data)
+                return Value(position, entry.value.data)
         text = self._environment(name)
         if text is None:
-            raise ConfigError(place, f"variable {name!r} is neither set above nor in the environment")
+            raise ConfigError(position, f"variable {name!r} is neither set above nor in the environment")
         if self._depth >= MAX_DEPTH:
-            raise ConfigError(place, f"variable {name!r} refers to itself")
+            raise ConfigError(position, f"variable {name!r} refers to itself")
         inner = _Parser(text, f"${name}", self._read, self._environment, depth=self._depth + 1)
         inner._skip()
         value = inner._value(name, 0)
         inner._skip()
-        if inner._at < len(text):  # not one value of the format: a text as it is
-            return Value(place, text)
-        return Value(place, value.data)
+        if inner._at < len(text):  # not a value of the format: a plain string
+            return Value(position, text)
+        return Value(position, value.data)
 
-    def _include(self, place: Position) -> Map:
+    def _include(self, position: Position) -> Map:
         self._skip(lines=False)
         char = self._peek()
         if char in ("'", '"') and char:
@@ -307,21 +305,21 @@ class _Parser:
                 self._at += 1
             name = self._text[start : self._at]
         if not name:
-            raise ConfigError(place, "include needs the name of a file")
+            raise ConfigError(position, "include needs the name of a file")
         path = posixpath.join(posixpath.dirname(self._file), name)
         if self._depth >= MAX_DEPTH:
-            raise ConfigError(place, f"{path!r} includes itself")
+            raise ConfigError(position, f"{path!r} includes itself")
         try:
             text = self._read(path)
         except (OSError, ValueError) as exc:
-            raise ConfigError(place, f"cannot include {path!r}: {exc}") from exc
+            raise ConfigError(position, f"cannot include {path!r}: {exc}") from exc
         found = _Parser(text, path, self._read, self._environment, depth=self._depth).file().data
         assert isinstance(found, dict)
         return found
 
 
 def plain(word: str) -> Plain:
-    """An unquoted word as what it looks like: a truth value, a number (with a size behind it), or a text."""
+    """The value of an unquoted word: a boolean, a number (which may have a size suffix), or a string."""
     if word.lower() in _WORDS:
         return _WORDS[word.lower()]
     if size := _SUFFIX.fullmatch(word):
