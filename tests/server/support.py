@@ -158,7 +158,7 @@ class Rig:
             more = self.engine.step(self.now)
             more = self.commit() or more
             self.flush()
-            if not more and not self.engine.has_output:
+            if not more:
                 return
 
     def wait(self, seconds: float) -> None:

@@ -324,10 +324,6 @@ class Engine:
         self._dirty.clear()  # the routers hold the same list
         return dirty
 
-    @property
-    def has_output(self) -> bool:
-        return bool(self._dirty)
-
     # Time and work.
 
     def _set_time(self, now: int) -> None:

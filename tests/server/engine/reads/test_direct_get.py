@@ -344,7 +344,7 @@ def test_a_batch_ends_when_its_reader_unsubscribes() -> None:
     client.ask("$JS.API.DIRECT.GET.S", {"seq": 1, "batch": 1000}, settle=False)
     rig.engine.disconnect(client.cid)
     assert rig.engine.step(rig.now) is False
-    assert not rig.engine.has_output
+    assert not rig.engine.take_output()
 
 
 def test_too_many_batches_at_once_are_refused(monkeypatch: pytest.MonkeyPatch, client: Client) -> None:
