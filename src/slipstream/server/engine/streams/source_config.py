@@ -5,24 +5,43 @@ Codes and texts are those of nats-server 2.15. An upstream need not exist yet: t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
 
-from slipstream.api import StreamConfig, StreamSource
+from slipstream.api import StreamConfig, StreamSource, SubjectTransform
 from slipstream.api.names import API_PREFIX
-from slipstream.errors import ApiError, ErrorCode, StreamInvalidConfigError
+from slipstream.errors import ErrorCode, StreamInvalidConfigError
 from slipstream.server.engine.replication.source import source_key
 from slipstream.wire import SubjectMapping, has_wildcard, is_valid_filter, overlaps, subset_of
 
-# The codes of the same mistake in a mirror and in a source.
-_FAULTS = {
-    "name": (ErrorCode.MIRROR_INVALID_STREAM_NAME, ErrorCode.SOURCE_INVALID_STREAM_NAME),
-    "filters": (ErrorCode.MIRROR_MULTIPLE_FILTERS_NOT_ALLOWED, ErrorCode.SOURCE_MULTIPLE_FILTERS_NOT_ALLOWED),
-    "filter": (ErrorCode.MIRROR_INVALID_SUBJECT_FILTER, ErrorCode.SOURCE_INVALID_SUBJECT_FILTER),
-    "destination": (ErrorCode.MIRROR_INVALID_TRANSFORM_DESTINATION, ErrorCode.SOURCE_INVALID_TRANSFORM_DESTINATION),
-    "overlap": (ErrorCode.MIRROR_OVERLAPPING_SUBJECT_FILTERS, ErrorCode.SOURCE_OVERLAPPING_SUBJECT_FILTERS),
-    "size": (ErrorCode.MIRROR_MAX_MESSAGE_SIZE_TOO_BIG, ErrorCode.SOURCE_MAX_MESSAGE_SIZE_TOO_BIG),
-}
+
+class _Codes(NamedTuple):
+    """The errors of an upstream's configuration, which differ for mirrors and sources."""
+
+    name: ErrorCode
+    multiple_filters: ErrorCode
+    filter: ErrorCode
+    destination: ErrorCode
+    overlap: ErrorCode
+    message_size: ErrorCode
+
+
+_MIRROR = _Codes(
+    name=ErrorCode.MIRROR_INVALID_STREAM_NAME,
+    multiple_filters=ErrorCode.MIRROR_MULTIPLE_FILTERS_NOT_ALLOWED,
+    filter=ErrorCode.MIRROR_INVALID_SUBJECT_FILTER,
+    destination=ErrorCode.MIRROR_INVALID_TRANSFORM_DESTINATION,
+    overlap=ErrorCode.MIRROR_OVERLAPPING_SUBJECT_FILTERS,
+    message_size=ErrorCode.MIRROR_MAX_MESSAGE_SIZE_TOO_BIG,
+)
+_SOURCE = _Codes(
+    name=ErrorCode.SOURCE_INVALID_STREAM_NAME,
+    multiple_filters=ErrorCode.SOURCE_MULTIPLE_FILTERS_NOT_ALLOWED,
+    filter=ErrorCode.SOURCE_INVALID_SUBJECT_FILTER,
+    destination=ErrorCode.SOURCE_INVALID_TRANSFORM_DESTINATION,
+    overlap=ErrorCode.SOURCE_OVERLAPPING_SUBJECT_FILTERS,
+    message_size=ErrorCode.SOURCE_MAX_MESSAGE_SIZE_TOO_BIG,
+)
 _NOT_FOR_MIRRORS = (
     ("first_seq", ErrorCode.MIRROR_WITH_FIRST_SEQ),
     ("subjects", ErrorCode.MIRROR_WITH_SUBJECTS),
@@ -49,7 +68,7 @@ def checked(config: StreamConfig, streams: Mapping[str, ConfiguredStream]) -> St
                 raise code.error()
         if config.subject_delete_marker_ttl:
             raise StreamInvalidConfigError("subject delete markers forbidden on mirrors")
-        _check_source(config, mirror, streams, 0)
+        _check_source(config, mirror, streams, _MIRROR)
         if mirror.external is None and mirror.name in streams:
             config = config.replace(mirror_direct=streams[mirror.name].config.allow_direct)
     elif config.sources:
@@ -59,43 +78,42 @@ def checked(config: StreamConfig, streams: Mapping[str, ConfiguredStream]) -> St
         for source, key in zip(config.sources, keys, strict=True):
             if keys.count(key) > 1:
                 raise ErrorCode.SOURCE_DUPLICATE_DETECTED.error()
-            _check_source(config, source, streams, 1)
+            _check_source(config, source, streams, _SOURCE)
     _check_cycle(config, streams)
     return config
 
 
 def _check_source(
-    config: StreamConfig, source: StreamSource, streams: Mapping[str, ConfiguredStream], kind: int
+    config: StreamConfig, source: StreamSource, streams: Mapping[str, ConfiguredStream], codes: _Codes
 ) -> None:
-    def fault(what: str, detail: str = "") -> ApiError:
-        return _FAULTS[what][kind].error(err=detail)
-
-    if (source.external is None or kind) and not _is_name(source.name):
-        raise fault("name")
-    transforms = source.subject_transforms
-    if source.filter_subject and transforms:
-        raise fault("filters")
+    is_mirror = codes is _MIRROR
+    if not (is_mirror and source.external is not None) and not _is_name(source.name):
+        raise codes.name.error()
+    if source.filter_subject and source.subject_transforms:
+        raise codes.multiple_filters.error()
     if source.filter_subject and not is_valid_filter(source.filter_subject):
-        what = ("the mirror", "the source:")[kind]
+        what = "the mirror" if is_mirror else "the source:"  # nats-server's texts
         text = f"subject filter '{source.filter_subject}' for {what} invalid subject"
         raise ErrorCode.STREAM_CREATE.error(err=text)
+    _check_transforms(source.subject_transforms, codes)
+    if source.external is not None:
+        _check_external(source.external.api, source.external.deliver)
+    elif source.name in streams and 0 < config.max_msg_size < streams[source.name].config.max_msg_size:
+        raise codes.message_size.error()
+
+
+def _check_transforms(transforms: Sequence[SubjectTransform], codes: _Codes) -> None:
     for transform in transforms:
         if transform.src and not is_valid_filter(transform.src):
-            raise fault("filter", f"invalid subject {transform.src}")
+            raise codes.filter.error(err=f"invalid subject {transform.src}")
         try:
             SubjectMapping(transform.src, transform.dest)
         except ValueError as exc:
-            raise fault("destination", str(exc)) from exc
-    collide = subset_of if kind else overlaps
+            raise codes.destination.error(err=exc) from exc
+    collide = overlaps if codes is _MIRROR else subset_of
     for i, one in enumerate(transforms):
         if any(i != j and collide(one.src or ">", other.src or ">") for j, other in enumerate(transforms)):
-            raise fault("overlap")
-    if source.external is not None:
-        _check_external(source.external.api, source.external.deliver)
-    elif source.name in streams:
-        theirs = streams[source.name].config.max_msg_size
-        if 0 < config.max_msg_size < theirs:
-            raise fault("size")
+            raise codes.overlap.error()
 
 
 def _check_external(api: str, deliver: str) -> None:
