@@ -238,7 +238,7 @@ def test_replaying_a_log_of_commands_gives_the_same_output_and_state(commands: l
 def test_one_who_cannot_save_its_state_does_not_stop_the_others(client: Client) -> None:
     saved: list[str] = []
 
-    class Keeper:
+    class DeferredState:
         def __init__(self, name: str) -> None:
             self.name = name
 
@@ -248,7 +248,7 @@ def test_one_who_cannot_save_its_state_does_not_stop_the_others(client: Client) 
             saved.append(self.name)
 
     journal = client.rig.engine.journals[0]
-    journal.keepers |= {Keeper(name): None for name in ("first", "bad", "last")}
+    journal.unsaved |= {DeferredState(name): None for name in ("first", "bad", "last")}
     with pytest.raises(RuntimeError, match="does not fit"):
         client.publish("s.1")
     client.rig.settle()
@@ -257,15 +257,15 @@ def test_one_who_cannot_save_its_state_does_not_stop_the_others(client: Client) 
 
 
 def test_what_is_durable_is_answered_whatever_goes_wrong_with_those_who_follow(client: Client) -> None:
-    class Reader:
+    class LogFollower:
         def committed(self, now: int) -> None:
             raise RuntimeError(f"at {now}")
 
     journal = client.rig.engine.journals[0]
-    reader = Reader()
-    journal.readers[reader] = None
+    follower = LogFollower()
+    journal.followers[follower] = None
     with pytest.raises(RuntimeError):
         client.ask("s.1", b"x")
-    del journal.readers[reader]
+    del journal.followers[follower]
     assert answers(client) == [b'{"stream":"S","seq":1}']
     assert client.publish("s.1")["seq"] == 2

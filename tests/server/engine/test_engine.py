@@ -28,14 +28,14 @@ class Recorder:
     def last_seq(self) -> int:
         return self.client.rig.engine.streams["S"].log.committed.last_seq
 
-    def save(self) -> None:  # as a keeper
+    def save(self) -> None:  # as a deferred state
         self.calls.append(f"state saved, {self.last_seq} visible")
 
     def send(self, subject: str, header: bytes, payload: bytes) -> bool:  # as a reply port  # noqa: ARG002
         self.calls.append(f"message sent, {self.last_seq} visible")
         return True
 
-    def committed(self, now: int) -> None:  # as a reader  # noqa: ARG002
+    def committed(self, now: int) -> None:  # as a follower  # noqa: ARG002
         self.calls.append("consumers")
         if self.fails:
             raise RuntimeError("a consumer failed")
@@ -61,9 +61,9 @@ def take_part(client: Client, recorder: Recorder) -> None:
     engine = client.rig.engine
     (journal,) = engine.journals
     client.send(b"PUB s.1 1\r\nx\r\n", settle=False)
-    journal.keepers[recorder] = None
+    journal.unsaved[recorder] = None
     journal.events.append((recorder, "event", b"", b""))
-    journal.readers[recorder] = None
+    journal.followers[recorder] = None
     journal.after.append(recorder.callback)
     journal.answers.append(("reply", 0, recorder, b""))
     engine.account().commit_waiters.follow(recorder)

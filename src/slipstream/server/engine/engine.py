@@ -363,8 +363,8 @@ class Engine:
             for port, subject, header, payload in batch.events:
                 port.send(subject, header, payload)
             # 3. Consumers look for new messages.
-            for reader in list(journal.readers):
-                reader.committed(now)
+            for follower in list(journal.followers):
+                follower.committed(now)
             # 4. What waited for this group only: a new consumer begins, a restored stream is complete.
             for callback in batch.after:
                 callback()

@@ -47,14 +47,14 @@ Answer = tuple[str, int, Source, bytes]
 DeferredMessage = tuple[ReplyPort, str, bytes, bytes]
 
 
-class Keeper(Protocol):
+class DeferredState(Protocol):
     """Frequently changing state (of a consumer): written once when a group is sealed, not with every change."""
 
     def save(self) -> None:
         """Write the changed state into the open group."""
 
 
-class Reader(Protocol):
+class LogFollower(Protocol):
     """A part of the server that follows the log (the consumers of a stream)."""
 
     def committed(self, now: int) -> None:
@@ -88,20 +88,20 @@ class Journal:
         self.under_way: CommitBatch | None = None
         self.failure = ""  # why the last group was lost; empty after the next commit
         self.after: list[Callable[[], None]] = []  # to call once the open group is durable
-        self.keepers: dict[Keeper, None] = {}  # state that changed and is not in the open group yet
-        self.readers: dict[Reader, None] = {}
-        self.hurried = False  # seal even if only keepers have changes
+        self.unsaved: dict[DeferredState, None] = {}  # state that changed and is not in the open group yet
+        self.followers: dict[LogFollower, None] = {}
+        self.seal_requested = False  # seal even if only deferred state has changed
 
     @property
     def ready(self) -> bool:
         """Whether there is a group to seal and none being committed. It may be empty, if the store has a backlog."""
         waiting = self.answers or self.events or self.store.pending or self.store.backlog or self.after
-        return self.under_way is None and bool(waiting or (self.hurried and self.keepers))
+        return self.under_way is None and bool(waiting or (self.seal_requested and self.unsaved))
 
     @property
     def settled(self) -> bool:
-        """Whether every change is durable, the state of the keepers included."""
-        return not (self.unfinished or self.keepers)
+        """Whether every change is durable, deferred state included."""
+        return not (self.unfinished or self.unsaved)
 
     @property
     def unfinished(self) -> bool:
@@ -115,13 +115,13 @@ class Journal:
         return self.catalog or (self.under_way is not None and self.under_way.catalog)
 
     def seal(self) -> CommitBatch:
-        """Close the open group: 1. keepers write their state into it, 2. the store seals it, 3. its answers, deferred
+        """Close the open group: 1. deferred state is written into it, 2. the store seals it, 3. its answers, deferred
         messages and callbacks leave with it. The next group is open from here on; the driver commits this one."""
-        while self.keepers:  # removed before it is saved: one that fails must not block all groups to come
-            keeper = next(iter(self.keepers))
-            del self.keepers[keeper]
-            keeper.save()
-        self.hurried = False
+        while self.unsaved:  # removed before it is saved: one that fails must not block all groups to come
+            state = next(iter(self.unsaved))
+            del self.unsaved[state]
+            state.save()
+        self.seal_requested = False
         group = self.store.seal() if self.store.pending or self.store.backlog else None
         batch = CommitBatch(self, group, self.answers, self.events, self.catalog)
         batch.after, self.after = self.after, []
@@ -141,6 +141,6 @@ class Journal:
         """Drop everything uncommitted; returns the answers, which the engine replaces by errors."""
         lost = [*(self.under_way.answers if self.under_way is not None else ()), *self.answers]
         self.answers, self.events, self.catalog, self.under_way, self.after = [], [], False, None, []
-        self.keepers.clear()
+        self.unsaved.clear()
         self.store.abandon()
         return lost

@@ -95,7 +95,7 @@ class Committer:
         """Commit what waits, the state of consumers included, and start nothing else: a store finds its unfinished jobs
         again when it is opened."""
         self._is_stopping = True
-        self.journal.hurried = True
+        self.journal.seal_requested = True
 
     def turn(self) -> None:
         """Seal and commit the open group, if it is time. After a failure a group without waiting clients pauses: what

@@ -20,7 +20,7 @@ from slipstream.api import ConsumerConfig, encode_json
 from slipstream.errors import ApiError
 from slipstream.server.engine.consumers.deliver_policy import SkipList
 from slipstream.server.engine.consumers.delivery_state import HEAD_SIZE, DeliveryState
-from slipstream.server.engine.journal import Journal, Keeper
+from slipstream.server.engine.journal import DeferredState, Journal
 from slipstream.server.engine.ports import StreamLog
 from slipstream.server.engine.services import Services
 from slipstream.server.engine.timers import Timer
@@ -83,23 +83,23 @@ def by_consumer(kept: Mapping[str, bytes]) -> dict[str, dict[str, bytes]]:
 
 
 class LazyCommit:
-    """Marks the keepers of one stream as changed, and asks for a group if none is committed soon."""
+    """Marks deferred states of one stream as changed, and asks for a group if none is committed soon."""
 
     def __init__(self, services: Services, journal: Journal) -> None:
         self.services = services
         self.journal = journal
         self._timer: Timer | None = None
 
-    def mark(self, keeper: Keeper) -> None:
-        """Have a keeper saved with the next group."""
-        if keeper in self.journal.keepers:
+    def mark(self, state: DeferredState) -> None:
+        """Have a state saved with the next group."""
+        if state in self.journal.unsaved:
             return
-        self.journal.keepers[keeper] = None
+        self.journal.unsaved[state] = None
         if self._timer is None or self._timer.action is None:
             self._timer = self.services.timers.at(self.services.router.now + LAZY, self._hurry)
 
     def _hurry(self, _: int) -> None:
-        self.journal.hurried = True
+        self.journal.seal_requested = True
 
 
 class AckReply:
@@ -116,7 +116,7 @@ class AckReply:
 
 
 class StateWriter:
-    """Writes the delivery state of one consumer. Its keeper in the journal."""
+    """Writes the delivery state of one consumer. A deferred state of the journal."""
 
     def __init__(self, commit: LazyCommit, log: StreamLog, name: str, state: DeliveryState) -> None:
         self.persistent = True  # whether the consumer is to outlive the process
@@ -130,13 +130,13 @@ class StateWriter:
 
     def mark(self) -> None:
         """The delivery state changed. Called for every ack."""
-        if self.persistent and self not in self._journal.keepers:
+        if self.persistent and self not in self._journal.unsaved:
             self._commit.mark(self)
 
     @property
     def saved(self) -> bool:
         """Whether no change waits for a group."""
-        return self not in self._journal.keepers
+        return self not in self._journal.unsaved
 
     def save(self) -> None:
         """Put the changes into the open group."""
@@ -147,7 +147,7 @@ class StateWriter:
     def confirm(self, reply: str) -> None:
         """Answer an ack once it is durable."""
         journal = self._journal
-        if self in journal.keepers or journal.unfinished:
+        if self in journal.unsaved or journal.unfinished:
             journal.answers.append((reply, 0, self._reply, b""))
         else:
             self._commit.services.router.send(reply, b"", b"")
@@ -155,4 +155,4 @@ class StateWriter:
     def stop(self) -> None:
         """Write nothing more."""
         self._stopped = True
-        self._journal.keepers.pop(self, None)
+        self._journal.unsaved.pop(self, None)

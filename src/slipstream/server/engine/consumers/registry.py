@@ -106,7 +106,7 @@ class Consumers:
         stream, services = self._stream, self._services
         if not self.items:
             stream.log.watch(True)
-            stream.journal.readers[self] = None
+            stream.journal.followers[self] = None
         consumer = self.items[name] = Consumer(
             services,
             stream,
@@ -168,7 +168,7 @@ class Consumers:
         if not self.items:
             self.retention.forget()
             stream.log.watch(False)
-            stream.journal.readers.pop(self, None)
+            stream.journal.followers.pop(self, None)
 
     def stop(self) -> None:
         """The stream is deleted."""

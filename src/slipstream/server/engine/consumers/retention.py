@@ -22,7 +22,8 @@ PIECE = 1024
 
 
 class InterestRetention:
-    """Removes the messages that the consumers of one stream do not need. A keeper in the journal after a lost group."""
+    """Removes the messages that the consumers of one stream do not need. After a lost group it is
+    deferred state in the journal."""
 
     def __init__(
         self, services: Services, stream: ParentStream, commit: LazyCommit, cursors: Mapping[str, Cursor]
