@@ -101,7 +101,7 @@ class OrderedConsumer:
     def next_chunk(self, *, timeout: float = 5.0) -> list[JsMessage]:
         """All messages that have arrived, at least one; raises RequestTimeoutError if none arrives in time."""
         try:
-            chunk = self._read_chunk(self._client.now() + timeout)
+            chunk = self._read_chunk(timeout)
         except RequestTimeoutError as error:
             raise RequestTimeoutError(f"ordered consumer of {self.stream}: no message within {timeout:g} s") from error
         if chunk is None:
@@ -112,7 +112,7 @@ class OrderedConsumer:
         """Lists of messages, as they arrive, without end. A consumer that the loop created is deleted with it."""
         is_ours = self._state.is_broken
         try:
-            while (chunk := self._read_chunk(self._client.now() + FOREVER)) is not None:
+            while (chunk := self._read_chunk(FOREVER)) is not None:
                 yield chunk
         finally:
             if is_ours:
@@ -122,7 +122,7 @@ class OrderedConsumer:
         """The messages one by one, without end. A consumer that the loop created is deleted with it."""
         is_ours = self._state.is_broken
         try:
-            while (chunk := self._read_chunk(self._client.now() + FOREVER)) is not None:
+            while (chunk := self._read_chunk(FOREVER)) is not None:
                 self._left = left = chunk[::-1]
                 while left:
                     yield left.pop()
@@ -165,25 +165,22 @@ class OrderedConsumer:
 
     # Reading
 
-    def _read_chunk(self, deadline: float) -> list[JsMessage] | None:
+    def _read_chunk(self, timeout: float) -> list[JsMessage] | None:
         """The next messages; None when it is closed."""
         if self._left:
             chunk, self._left = self._left[::-1], []
             return chunk
-        run = self._receive_run(deadline)
+        run = self.receive_run(timeout=timeout)
         client = self._client
         return run and [JsMessage(msg, client, True) for msg in run.each()]
 
     def receive_run(self, *, timeout: float = 5.0) -> MessageRun | None:
-        """As `next_chunk`, for the layers above: in columns, without an object per message; None when it is closed."""
-        return self._receive_run(self._client.now() + timeout)
-
-    def _receive_run(self, deadline: float) -> MessageRun | None:
-        """The next messages in columns; None when it is closed.
+        """As `next_chunk`, for the layers above: in columns, without an object per message; None when it is closed.
 
         Nothing is taken while it waits, so a cancelled reader loses none.
         """
         state, client = self._state, self._client
+        deadline = client.now() + timeout
         self._heartbeats.resume(client.now())
         try:
             while not self._is_closed:
