@@ -8,6 +8,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 ARCHIVE := $(VENV)/spark.jsa
+MERMAID := build/mermaid/package/dist/mermaid.min.js
 
 # Outside an activated environment Spark's workers would run the system's Python, which has none of our packages.
 export PYSPARK_PYTHON := $(CURDIR)/$(PY)
@@ -61,6 +62,9 @@ docs: $(STAMP) ## The documentation as a site, in build/site
 	@$(PY) -c 'import mkdocs, mkdocstrings' 2>/dev/null || $(PY) -m pip install --quiet --group docs
 	@test ! -f .spec-results.json || $(PY) tools/spec.py --write docs/proofs.md >/dev/null
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet --strict
+	@test -f $(MERMAID) || { mkdir -p build/mermaid && (cd build/mermaid && npm pack --silent mermaid@11 >/dev/null && tar xzf mermaid-*.tgz); } \
+	    || echo 'note: npm is not available, so diagrams are shown as text' >&2
+	@test ! -f $(MERMAID) || cp $(MERMAID) build/site/assets/
 	@echo "build/site/index.html"
 
 clean: ## Remove the environment, caches and results
