@@ -1,12 +1,15 @@
-"""The layers of the source tree: every import below src/ must be an edge that this file lists.
+"""The structure of the source tree: its import edges, the size of its folders, its names, and the tree of the tests.
 
-Imports inside functions and under TYPE_CHECKING count as well: a dependency that is hidden is still one.
+Every import below src/ must be an edge that this file lists. Imports inside functions and under TYPE_CHECKING count as
+well: a dependency that is hidden is still one. `tools/structure.py` measures what the rules at the end are about.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
@@ -14,6 +17,9 @@ from typing import NamedTuple
 
 import pytest
 
+from tools import structure
+
+TESTS = Path(__file__).resolve().parent
 SRC = Path(__file__).resolve().parent.parent / "src"
 PACKAGES = ("slipstream", "pyspark_jetstream", "pyspark_jetstream_kv")
 API, CLIENT, FACADE, JETSTREAM, KV, OBJECTS, WIRE = "api", "client", "facade", "jetstream", "kv", "objects", "wire"
@@ -356,3 +362,77 @@ def test_a_format_package_may_import_spark_and_nothing_else(tmp_path: Path) -> N
     assert problems(tmp_path) == [
         "pyspark_jetstream/__init__.py:2: import of slipstream.kv: layer formats may not import layer kv"
     ]
+
+
+MODULES = structure.modules_of(SRC)
+MAX_MODULES = 20  # in a folder, `__init__` aside: a folder is a concept
+# Words that only we understood (docs/glossary.md has the ones we keep), and words too vague to find anything by.
+FOREIGN_WORDS = frozenset((
+    "room", "ledger", "books", "patience", "given", "place", "switch", "gate", "door", "house", "home", "desk",
+    "orders", "deputy", "shelf", "diary", "limbo", "grave", "chores", "lane", "lanes", "pulse", "complaint",
+    "complaints", "figures", "asking", "settling", "thinning", "inflow", "outside", "asm", "aio", "blocking",
+    "utils", "helpers", "misc",
+))  # fmt: skip
+
+
+def words_of(name: str) -> set[str]:
+    """The words of a snake_case or CamelCase name, in lower case."""
+    return {word.lower() for word in re.findall(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])", name)}
+
+
+def folders_of(root: Path) -> set[str]:
+    """The folders below `root` that hold Python modules, and the folders above them."""
+    files = [path.relative_to(root) for path in root.rglob("*.py")]
+    return {parent.as_posix() for file in files for parent in file.parents if parent.parts}
+
+
+def test_a_folder_holds_few_modules() -> None:
+    sizes = Counter(module.path.parent for module in MODULES if module.path.name != "__init__.py")
+    assert {folder: size for folder, size in sizes.items() if size > MAX_MODULES} == {}
+
+
+def test_no_four_modules_of_a_folder_share_a_prefix() -> None:
+    prefixes = Counter(
+        (module.path.parent, module.path.stem.split("_")[0]) for module in MODULES if "_" in module.path.stem.strip("_")
+    )
+    assert {key: count for key, count in prefixes.items() if count > 3} == {}
+
+
+def test_no_two_modules_import_each_other() -> None:
+    assert structure.circular_pairs(MODULES) == []
+
+
+def test_no_private_attribute_is_read_from_outside_its_class() -> None:
+    assert [f"{read.path}:{read.line}: {read.text}" for read in structure.private_reads(MODULES)] == []
+
+
+def test_no_class_name_occurs_twice_in_a_package() -> None:
+    assert structure.classes_named_twice(MODULES) == {}
+
+
+def test_modules_and_classes_have_the_words_of_the_field() -> None:
+    names = {module.path: module.path.stem for module in MODULES}
+    found = [f"{path}: {name}" for path, name in names.items() if words_of(name) & FOREIGN_WORDS]
+    found += [f"{path}: {name}" for _, name, path in structure.classes_of(MODULES) if words_of(name) & FOREIGN_WORDS]
+    assert found == []
+
+
+def test_generated_modules_are_in_sync_folders_and_those_hold_no_others() -> None:
+    by_hand = ("slipstream/client/_sync/", "slipstream/kv/_sync/runtime.py")
+    for path in SRC.rglob("*.py"):
+        file = path.relative_to(SRC).as_posix()
+        assert structure.is_generated(path) == ("/_sync/" in file and not file.startswith(by_hand)), file
+
+
+def test_every_sync_module_has_its_async_source() -> None:
+    for package in sorted(SRC.rglob("_sync")):
+        names = {path.name for path in package.glob("*.py")}
+        assert names == {path.name for path in (package.parent / "_async").glob("*.py")}, package
+
+
+def test_tests_have_the_tree_of_the_source() -> None:
+    source, tests = folders_of(SRC / "slipstream"), folders_of(TESTS)
+    assert tests - source - {"conformance"} == set()
+    drivers = {folder for folder in source if folder.split("/")[-1] in ("_async", "_sync")}
+    untested = source - tests - drivers - {"facade"}  # the facade is what every test in `conformance` holds
+    assert untested == set()
