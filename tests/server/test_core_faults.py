@@ -183,9 +183,9 @@ def test_a_link_cut_in_any_place_of_a_frame_leaves_nothing_behind() -> None:
 
 
 def test_a_dead_link_is_noticed_on_both_sides() -> None:
-    with Server(ping_interval=0.2) as server, link_to(server) as link:
+    with Server(ping_interval=0.5) as server, link_to(server) as link:
         url = f"nats://127.0.0.1:{link.port}"
-        with slipstream.connect_blocking(url, ping_interval=0.2, reconnect_wait=0.02) as client:
+        with slipstream.connect_blocking(url, ping_interval=0.5, reconnect_wait=0.02) as client:
             sub = client.subscribe("a")
             client.flush()
             link.is_silent = True

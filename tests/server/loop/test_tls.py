@@ -92,7 +92,7 @@ def start(request: pytest.FixtureRequest, files: Files, monkeypatch: pytest.Monk
             tls_ca=files.ca[0] if verify else None,
             tls_verify=verify,
             tls_first=first,
-            tls_timeout=1,
+            tls_timeout=3,
         ) as server:
             yield server.port
 
@@ -100,7 +100,7 @@ def start(request: pytest.FixtureRequest, files: Files, monkeypatch: pytest.Monk
     def real(*, verify: bool = False, first: bool = False) -> Iterator[int]:
         extra = f'ca_file: "{files.ca[0]}", verify: true, ' if verify else ""
         extra += "handshake_first: true, " if first else ""
-        config = f'tls {{ cert_file: "{files.server[0]}", key_file: "{files.server[1]}", {extra}timeout: 1 }}'
+        config = f'tls {{ cert_file: "{files.server[0]}", key_file: "{files.server[1]}", {extra}timeout: 3 }}'
         with real_server(config=config, jetstream=False) as url:
             yield int(url.rpartition(":")[2])
 
@@ -213,7 +213,7 @@ async def test_nats_py_comes_in_by_tls_and_a_server_stops_during_a_handshake(fil
 def test_an_authentication_that_takes_too_long_is_told_through_tls(files: Files) -> None:
     users = [User(name="joe", password="pw")]
     files_of: dict[str, Any] = {"tls_cert": files.server[0], "tls_key": files.server[1]}
-    with Server(users=users, auth_timeout=0.2, tls_timeout=1, **files_of) as server, dial(server.port) as plain:
+    with Server(users=users, auth_timeout=0.2, tls_timeout=3, **files_of) as server, dial(server.port) as plain:
         greeting(plain)
         with files.context().wrap_socket(plain, server_hostname="127.0.0.1") as sock:
             assert sock.recv(100) == b"-ERR 'Authentication Timeout'\r\n"

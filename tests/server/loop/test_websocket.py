@@ -218,12 +218,13 @@ def test_streams_are_served_through_a_websocket() -> None:
         assert [js.publish(f"w.{n}", b"x").seq for n in range(3)] == [1, 2, 3]
 
 
-def test_who_says_nothing_or_too_much_is_cut_off() -> None:
+def test_an_upgrade_request_that_is_missing_or_too_long_is_rejected() -> None:
     with Server(websocket=WebSocketOptions(handshake_timeout=0.2)) as server:
-        place = ("127.0.0.1", server.websocket_port)
-        with socket.create_connection(place, timeout=10) as silent:
+        with socket.create_connection(("127.0.0.1", server.websocket_port), timeout=10) as silent:
             assert silent.recv(100) == b""
-        with socket.create_connection(place, timeout=10) as chatty:
+        assert server._running.engine.totals.connections == 0
+    with Server(websocket=WebSocketOptions()) as server:
+        with socket.create_connection(("127.0.0.1", server.websocket_port), timeout=10) as chatty:
             chatty.sendall(b"GET / HTTP/1.1\r\n" + b"X: " + b"y" * MAX_REQUEST)
             assert b" 431 " in chatty.recv(1000)
         assert server._running.engine.totals.connections == 0

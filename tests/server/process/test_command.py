@@ -82,7 +82,7 @@ class Process:
         self._ready = threading.Event()
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
-        assert self._ready.wait(20), self.lines
+        assert self._ready.wait(60), self.lines  # a guard against hanging, not a promise
 
     def _read(self) -> None:
         assert self.process.stderr is not None
