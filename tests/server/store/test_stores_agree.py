@@ -40,7 +40,7 @@ COUNTED = (">", "a.*", "b.c")
 subjects = st.sampled_from(SUBJECTS)
 TIMES_TO_LIVE = tuple(b"NATS/1.0\r\nNats-TTL: %b\r\n\r\n" % ttl for ttl in (b"1s", b"3", b"never", b"rubbish"))
 patterns = st.sampled_from(PATTERNS)
-places = st.integers(0, 40)
+offsets = st.integers(0, 40)
 Phase = Literal["open", "sealed", "begun", "written", "committed"]
 
 
@@ -110,7 +110,7 @@ class StoresAgree(RuleBasedStateMachine):
         for log in logs or ():
             log.skip(max(0, log.state.last_seq + ahead))
 
-    @rule(name=st.sampled_from(NAMES), back=places, count=st.integers(1, 5), from_first=st.booleans())
+    @rule(name=st.sampled_from(NAMES), back=offsets, count=st.integers(1, 5), from_first=st.booleans())
     def remove(self, name: str, back: int, count: int, from_first: bool) -> None:
         logs = self.both(name)
         if logs is None:
@@ -154,7 +154,7 @@ class StoresAgree(RuleBasedStateMachine):
                 assert log.remove(seq)
             assert log.take_expired(self.time, 1000) == []
 
-    # What is kept beside the messages, and what is told of commits.
+    # Records beside the messages, and changes of commits.
 
     @rule(
         name=st.sampled_from(NAMES), key=st.sampled_from(("c", "c\0b1", "ü")), value=st.none() | st.binary(max_size=9)
@@ -268,8 +268,8 @@ class StoresAgree(RuleBasedStateMachine):
             model, log = self.memory.log(name), self.lmdb.log(name)
             assert self.memory.log(name) is model
             assert self.lmdb.log(name) is log
-            same_figures(model.state, log.state, swept=not self.lmdb.sweeping)
-            same_figures(model.committed, log.committed, swept=not self.lmdb.sweeping and self.phase == "open")
+            same_state(model.state, log.state, swept=not self.lmdb.sweeping)
+            same_state(model.committed, log.committed, swept=not self.lmdb.sweeping and self.phase == "open")
             assert model.kept() == log.kept()
             writers_agree(model, log)
             readers_agree(model, log, self.time)
@@ -281,7 +281,7 @@ class StoresAgree(RuleBasedStateMachine):
                 assert counts == {pattern: log.count(pattern, 0) for pattern in COUNTED}
 
 
-def same_figures(model: LogState, state: LogState, *, swept: bool) -> None:
+def same_state(model: LogState, state: LogState, *, swept: bool) -> None:
     assert state.subjects == model.subjects or (not swept and state.subjects > model.subjects)
     assert state._replace(subjects=0) == model._replace(subjects=0)
 

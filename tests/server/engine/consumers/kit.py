@@ -49,7 +49,7 @@ class Bench:
         return self.client.api(f"CONSUMER.{subject}", {"stream_name": "S", "config": config} | more)
 
     def create(self, name: str = "c", **config: Any) -> dict[str, Any]:
-        """A durable with explicit acks, unless told otherwise."""
+        """A durable with explicit acks, unless the configuration says otherwise."""
         config = {"durable_name": name, "name": name, "ack_policy": "explicit"} | config
         if not config["durable_name"]:
             del config["durable_name"]

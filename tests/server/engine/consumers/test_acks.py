@@ -30,7 +30,7 @@ def events(bench: Bench) -> Client:
     return client
 
 
-def told(client: Client) -> list[tuple[str, dict[str, Any]]]:
+def advisories(client: Client) -> list[tuple[str, dict[str, Any]]]:
     """Advisories: the end of their subject and what they say."""
     found = []
     for message in client.messages():
@@ -164,7 +164,7 @@ def test_a_message_is_given_up_after_max_deliver_with_an_advisory(bench: Bench) 
     bench.rig.wait(1.1)
     assert again(bench.pull(1)) == [(1, 2)]
     bench.rig.wait(1.1)
-    ((subject, body),) = told(listener)
+    ((subject, body),) = advisories(listener)
     assert subject == "ADVISORY.CONSUMER.MAX_DELIVERIES.S.c"
     assert body == {
         "type": "io.nats.jetstream.advisory.v1.max_deliver", "stream": "S", "consumer": "c", "stream_seq": 1,
@@ -182,7 +182,7 @@ def test_one_delivery_only(bench: Bench) -> None:
     listener.take()
     bench.pull(1)
     bench.rig.wait(1.1)
-    assert [subject for subject, _ in told(listener)] == ["ADVISORY.CONSUMER.MAX_DELIVERIES.S.c"]
+    assert [subject for subject, _ in advisories(listener)] == ["ADVISORY.CONSUMER.MAX_DELIVERIES.S.c"]
     assert bench.info()["num_redelivered"] == 0
     assert floor(bench) == (1, 1)
 
@@ -194,7 +194,7 @@ def test_a_nak_redelivers_the_message_at_once(bench: Bench) -> None:
     (message,) = bench.pull()
     bench.ack(message, b"-NAK")
     assert again(bench.pull()) == [(1, 2)]
-    ((subject, body),) = told(listener)
+    ((subject, body),) = advisories(listener)
     assert subject == "ADVISORY.CONSUMER.MSG_NAKED.S.c"
     assert body == {
         "type": "io.nats.jetstream.advisory.v1.nak", "stream": "S", "consumer": "c", "consumer_seq": 1,
@@ -251,7 +251,7 @@ def test_a_term_ends_a_message_with_its_reason(bench: Bench) -> None:
     assert len(bench.ack(message, b"+TERM no good", sync=True)) == 1
     bench.rig.wait(3)
     assert bench.info()["num_ack_pending"] == 0
-    ((subject, body),) = told(listener)
+    ((subject, body),) = advisories(listener)
     assert subject == "ADVISORY.CONSUMER.MSG_TERMINATED.S.c"
     assert body == {
         "type": "io.nats.jetstream.advisory.v1.terminated", "stream": "S", "consumer": "c", "consumer_seq": 1,
@@ -267,7 +267,7 @@ def test_a_deleted_pending_message_needs_no_ack(bench: Bench) -> None:
     bench.client.api("STREAM.MSG.DELETE.S", {"seq": 1})
     assert bench.info()["num_ack_pending"] == 1
     assert floor(bench) == (1, 1)
-    ((_, body),) = told(listener)
+    ((_, body),) = advisories(listener)
     assert body["reason"] == "Unacknowledged message was deleted"
 
 
@@ -289,7 +289,7 @@ def test_an_ack_is_sampled(bench: Bench) -> None:
     (message,) = bench.pull()
     bench.rig.wait(0.5)
     bench.ack(message)
-    ((subject, body),) = told(listener)
+    ((subject, body),) = advisories(listener)
     assert subject == "METRIC.CONSUMER.ACK.S.c"
     assert body == {
         "type": "io.nats.jetstream.metric.v1.consumer_ack", "stream": "S", "consumer": "c", "consumer_seq": 1,
@@ -303,7 +303,7 @@ def test_creation_deletion_and_pauses_send_advisories(bench: Bench) -> None:
     bench.client.api("CONSUMER.PAUSE.S.c", {"pause_until": "2030-01-01T00:00:00Z"})
     bench.client.api("CONSUMER.PAUSE.S.c", {})
     bench.client.api("CONSUMER.DELETE.S.c")
-    assert [(subject, body.get("action", body.get("paused"))) for subject, body in told(listener)] == [
+    assert [(subject, body.get("action", body.get("paused"))) for subject, body in advisories(listener)] == [
         ("ADVISORY.CONSUMER.CREATED.S.c", "create"),
         ("ADVISORY.CONSUMER.PAUSE.S.c", True),
         ("ADVISORY.CONSUMER.PAUSE.S.c", False),

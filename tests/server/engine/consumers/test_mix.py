@@ -215,7 +215,7 @@ def prepare(port: int, promises: list[Promise]) -> None:
 
 
 def drain(port: int, promises: list[Promise]) -> None:
-    """Until nothing is left for anybody."""
+    """Until no consumer has anything left."""
     clients = Clients(port, promises, seed=0, diligent=True)
     clients.start()
     deadline = time.monotonic() + 90

@@ -101,7 +101,7 @@ class AckHandling:
             return False
         try:
             times, seq, dseq = int(tokens[at]), int(tokens[at + 1]), int(tokens[at + 2])
-        except ValueError:
+        except ValueError:  # malformed: it was for this consumer, and changes nothing
             return True
         answered = True
         if payload == b"+ACK" or not payload or payload == b"+OK":
@@ -123,7 +123,7 @@ class AckHandling:
     def _acked(self, seq: int, dseq: int, times: int, now: int, *, sampled: bool = True) -> bool:
         """Settle a message; False if it cannot have been delivered."""
         state = self._state
-        if seq > state.delivered:
+        if seq > state.delivered:  # not delivered yet: a client that made the subject up gets no answer
             return False
         was_full = self.full
         if self._cumulative:
@@ -132,12 +132,12 @@ class AckHandling:
             entry = state.pending.get(seq)
             if sampled and entry is not None and self._sampled and self._services.router.chance() * 100 < self._sampled:
                 self._advisories.acked(seq, dseq, times, now - entry[1])
-            settled = (seq,) if state.settle(seq) else ()
+            settled = (seq,) if state.settle(seq) else ()  # a second ack settles nothing, and is answered
         state.last_ack = state.last_active = now
         self._writer.mark()
         if settled:
             self._settled(settled)
-        if was_full:
+        if was_full:  # otherwise deliveries did not wait for acks
             self._wake()
         return True
 
@@ -216,7 +216,7 @@ class AckHandling:
     def _look(self, now: int) -> None:
         """Queue the messages whose ack is overdue."""
         state = self._state
-        if not self._waits[0] or not state.pending:
+        if not self._waits[0] or not state.pending:  # no ack wait: messages stay pending until they are acked
             return
         overdue, soonest = due(state.pending, state.counts, self._waits, now)
         for seq in overdue:

@@ -110,10 +110,6 @@ class Consumer:
     # Configuration.
 
     @property
-    def durable(self) -> bool:
-        return bool(self.config.durable_name)
-
-    @property
     def persistent(self) -> bool:
         """Whether it is to outlive the process."""
         return not self.config.mem_storage

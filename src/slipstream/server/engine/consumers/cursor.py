@@ -48,7 +48,8 @@ class Cursor:
         self._writer = writer
         self._acks = acks
         self._settled = settled
-        self._after = log.state.last_seq  # messages behind it are new ones
+        # For `deliver_policy` new: what was published before the request, in the same turn even, is not new.
+        self._after = log.state.last_seq
         self._min_last_seq = 0
 
     def configure(self, config: ConsumerConfig) -> None:
@@ -150,7 +151,7 @@ class Cursor:
             elif seq in state.counts:
                 state.settle(seq)
                 self._writer.mark()
-            if skips is not None and seq < skips.resume:
+            if skips is not None and seq < skips.resume:  # of those only the listed ones are still to come
                 self.left -= skips.lost(seq)
             elif seq >= state.next_seq and covers(subject):
                 self.left -= 1
@@ -181,7 +182,7 @@ class Cursor:
         state = self.state
         again = self._again(limit) if state.queue else []
         limit = min(limit - len(again), CHUNK)
-        if self._acks.max_pending:
+        if self._acks.max_pending:  # redeliveries are pending already, and pass
             limit = min(limit, self._acks.max_pending - len(state.pending))
         if limit <= 0 or self.left <= 0 or not self.started:
             return again, []

@@ -42,6 +42,8 @@ class DeliveryState:
         self.counts: dict[int, int] = {}
         self.queue: dict[int, None] = {}  # to be redelivered, in this order
         self.skips: SkipList | None = None  # of the last messages of all subjects, those to come
+        # `pending` is a dict, and settling its first entries makes finding its first one slow: the dict has to skip all
+        # that were deleted. So the order is kept aside.
         self._order: deque[int] = deque()  # what was delivered, in order; the front may be settled already
         self._dirty: set[int] = set()
 
@@ -85,6 +87,7 @@ class DeliveryState:
         """A pending message is redelivered; its new consumer sequence, and how often it was delivered by now."""
         self.queue.pop(seq, None)
         self.dseq += 1
+        # The ack floor goes by the consumer sequence of the first delivery: the entry keeps it, and its position.
         self.pending[seq] = (self.pending[seq][0], now)
         count = self.counts[seq] = self.counts.get(seq, 0) + 1
         self._dirty.add(seq >> BLOCK)
@@ -104,7 +107,7 @@ class DeliveryState:
             self._dirty.add(seq >> BLOCK)
         if entry is None:
             return counted
-        if self.queue:
+        if self.queue:  # nearly always empty: an ack does not pay for redeliveries
             self.queue.pop(seq, None)
         self._move_floor(entry[0], seq)
         return True
@@ -130,7 +133,7 @@ class DeliveryState:
         """A message was delivered as often as it may be; its count stays, as its ack may still arrive."""
         entry = self.pending.pop(seq, None)
         self.queue.pop(seq, None)
-        self.counts[seq] = self.counts.get(seq, 0) or 1
+        self.counts[seq] = self.counts.get(seq, 0) or 1  # at least one, or nothing would tell that it was given up
         self._dirty.add(seq >> BLOCK)
         if entry is not None:
             self._move_floor(entry[0], seq)
@@ -146,6 +149,7 @@ class DeliveryState:
         if gone and self.pending:
             self.floor_dseq, self.floor_seq = self._first()[0] - 1, max(self.floor_seq, first - 1)
         elif gone:
+            # Nothing is pending any more: the floor is where deliveries are.
             self.floor_dseq, self.floor_seq = self.dseq, max(self.delivered, self.floor_seq)
         return bool(gone)
 
@@ -173,6 +177,7 @@ class DeliveryState:
             self.floor_dseq, self.floor_seq = self.dseq, self.delivered
             self._order.clear()
         elif dseq == self.floor_dseq + 1:
+            # It was the oldest pending message: the floor moves up to the next one, over all that were settled before.
             self.floor_dseq, self.floor_seq = dseq, seq
             first = self._first()
             if first[0] > dseq:

@@ -57,6 +57,7 @@ class Outbound:
         """Push the queues to their connections."""
         for queue in self._queues.values():
             if queue.frames:
+                # One push for all subscriptions of the connection: the first one is counted by it, the others here.
                 (first, count), *others = queue.counts.items()
                 data = b"".join(queue.frames)
                 self._services.router.push_frames(first, data, count, len(data))

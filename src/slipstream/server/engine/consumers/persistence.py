@@ -95,7 +95,7 @@ class LazyCommit:
         if state in self.journal.unsaved:
             return
         self.journal.unsaved[state] = None
-        if self._timer is None or self._timer.action is None:
+        if self._timer is None or self._timer.action is None:  # one timer for all consumers of the stream
             self._timer = self.services.timers.at(self.services.router.now + LAZY, self._hurry)
 
     def _hurry(self, _: int) -> None:
@@ -147,6 +147,7 @@ class StateWriter:
     def confirm(self, reply: str) -> None:
         """Answer an ack once it is durable."""
         journal = self._journal
+        # Nothing of its own may be unsaved, and yet a group that holds this very ack may still be on its way.
         if self in journal.unsaved or journal.unfinished:
             journal.answers.append((reply, 0, self._reply, b""))
         else:

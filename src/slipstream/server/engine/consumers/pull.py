@@ -189,6 +189,7 @@ class PullDelivery:
                 self._review(now, at_end=True)
             return Progress.DONE, 0
         outbound = Outbound(self._services)
+        # Each request wants at least one message: with as many requests as a chunk has messages the sum is not needed.
         limit = min(sum(request.batch for request in self._queue), CHUNK) if len(self._queue) < CHUNK else CHUNK
         again, fresh = self._cursor.upcoming(limit)
         sent, stuck = self._redeliver(again, outbound, now), False
@@ -298,7 +299,7 @@ class PullDelivery:
         request.batch -= 1
         if request.max_bytes:
             request.max_bytes -= size
-            if not request.max_bytes:  # exactly used up
+            if not request.max_bytes:  # exactly used up; 0 would mean that there is no bound
                 request.batch = 0
         if request.batch <= 0:
             self._queue.pop()
@@ -313,18 +314,18 @@ class PullDelivery:
     def _choose(self, size: int, outbound: Outbound, now: int) -> Request | None:
         """The request whose turn it is to get a message of that size; it is then in front."""
         queue = self._queue
-        tries = len(queue)
+        tries = len(queue)  # each request once: those that cannot be served now go behind the others
         while tries > 0 and queue:
             request = queue.front()
             recipient = outbound.to(request.reply)
             tries -= 1
-            if not recipient.capacity:
+            if not recipient.capacity:  # its inbox has no subscriber left: not even a status can be sent
                 queue.pop()
             elif request.expires and request.expires <= now:
                 recipient.status(request.ended(408, "Request Timeout"))
                 queue.pop()
             elif recipient.congested or not self._eligible(request, recipient):
-                if queue and queue.front() is request:
+                if queue and queue.front() is request:  # otherwise `_eligible` has ended it
                     queue.cycle()
             elif request.max_bytes and size > request.max_bytes:
                 recipient.status(request.ended(409, "Message Size Exceeds MaxBytes"))
@@ -356,7 +357,7 @@ class PullDelivery:
     def _take_pin(self, request: Request) -> None:
         now = self._services.router.now
         self._pin, self._pinned_at = self._services.router.token(22), now
-        request.body.id = self._pin
+        request.body.id = self._pin  # its client learns the id from the header of the message
         self._arm_pin(now)
         self._advisories.pinned(request.body.group, self._pin)
 

@@ -55,7 +55,7 @@ class Consumers:
         """Create or update a consumer as a request says; raises the ApiError of the first rule that is broken."""
         stream = self._stream.config
         old = self.items.get(config.durable_name or config.name)
-        if old is not None:
+        if old is not None:  # a pause is changed by its own request only
             config = config.replace(pause_until=old.config.pause_until)
         limits = self._services.limits
         config = rules.complete(config, stream, pedantic=pedantic, most=limits.max_ack_pending)

@@ -42,6 +42,7 @@ class InterestRetention:
         if retention == Retention.LIMITS:
             return
         for seq in seqs:
+            # In a work queue filters never overlap: the one consumer of a message is the one that settled it.
             if retention == Retention.WORK_QUEUE or not self._needed(seq):
                 if self._stream.downstream and self._lacked(seq):
                     self._owed[seq] = None

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from slipstream.api import NOT_JSON, ConsumerConfig, encode_json
+from slipstream.server.engine.consumers.config import valid_name
 from slipstream.server.engine.consumers.consumer import Consumer
 from slipstream.server.engine.consumers.delivery_state import DeliveryState
 from slipstream.server.engine.consumers.persistence import config_record, state_records
@@ -63,7 +64,7 @@ def imported(name: str, data: bytes, *, last_seq: int, now: int) -> dict[str, by
         config = ConsumerConfig.from_dict(body.config)
     except NOT_JSON as exc:
         raise ValueError(f"failed to decode consumer {name!r} state: {exc}") from exc
-    if not name or any(char in name for char in ".*>\\/ \0"):
+    if not valid_name(name):
         raise ValueError(f"consumer name must be one token without path separators, got {name[:64]!r}")
     entry, state = body.state, DeliveryState(1)
     state.dseq = entry.delivered.consumer_seq

@@ -122,7 +122,7 @@ class LmdbLog(LogReader):
         row = delta.rows.get(subject)
         if row is None:
             row = self._own_row(delta, subject)
-        if seq >= self._roll_at:
+        if seq >= self._roll_at:  # also as a group's first message: its segment is not known yet
             self._roll(delta, seq)
         size = len(body) + (18 if header else 14)
         delta.messages[key] = body + crc32(body, crc32(key)).to_bytes(4, "little")
@@ -276,7 +276,7 @@ class LmdbLog(LogReader):
             deltas = tuple(delta for delta in (self.sealed, self.open) if delta is not None)
             base = self._base
             for i, delta in enumerate(deltas):
-                if delta.fresh:
+                if delta.fresh:  # the log moved to a new id: nothing older is part of it
                     deltas, base = deltas[i:], Base(delta.sid, base.size)
             view = self._write_view = View(self._env, base, deltas, self._swept, self._first_seq)
         view.swept, view.first = self._swept, self._first_seq
@@ -343,7 +343,7 @@ class LmdbLog(LogReader):
                 self._subjects -= 1
         if stored.sound and (moment := moment_of(value)):
             delta.moments[moment_key(self._sid, moment, seq)] = False
-        if key in delta.messages:
+        if key in delta.messages:  # added by the same group: it never reaches the disk
             del delta.messages[key]
             delta.forget(seq, number, subject)
         else:
@@ -406,6 +406,8 @@ class LmdbLog(LogReader):
         if below > self._last_seq:
             return self._purge_all(below)
         view = self._writer()
+        # Few messages are removed at once. Of many only the counts are corrected now, by whole segments where possible;
+        # the messages are swept later.
         if below - self._first_seq <= self._context.tuning.slice:
             return self._purge_few(view, below)
         first = view.next_from(below)
@@ -446,6 +448,7 @@ class LmdbLog(LogReader):
         if not old.fresh:
             group.retired.append(sid)
             sid = self._context.new_sid()
+        # An id that was fresh in this group never reached the disk, so it can be used again.
         self._sid = sid
         self.open = group.deltas[self] = Delta(sid, self._last_seq + 1, fresh=True)
         self.open.kept = {**old.kept, **self._kept}  # records move along
@@ -466,6 +469,7 @@ class LmdbLog(LogReader):
             segment.count = segment.bytes = 0
         low, high = max(self._first_seq, last * size), min((last + 1) * size, self._last_seq + 1)
         segment = self._own_segment(delta, last)
+        # The segment that is cut in two: the smaller side is counted message by message.
         if below - low <= high - below:
             gone, gone_bytes = self._measure(view, low, below)
         else:

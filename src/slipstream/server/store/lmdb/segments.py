@@ -138,7 +138,7 @@ class Base:
         self.dropping: set[int] = set()
 
     def row(self, subject: str) -> Row | None:
-        return self.dirty.get(subject) or self.clean.get(subject)
+        return self.dirty.get(subject) or self.clean.get(subject)  # rows are never empty tuples
 
     def improve(self, subject: str, row: Row) -> None:
         """Keep better bounds of a subject that is in memory anyway."""
@@ -162,6 +162,7 @@ class Base:
                 if number not in self.indexed:
                     self.unindexed.add(number)
                 continue
+            # No message is left. A full segment keeps its index until messages that await their sweep are gone too.
             self.segments.pop(number, None)
             self.unindexed.discard(number)
             if (number + 1) * self.size <= self.state.last_seq + 1:
@@ -215,6 +216,7 @@ class Base:
         for number in gone:
             if self.tail is not None:
                 self.tail.pop(number, None)
+        # One that is being indexed has (or will have) entries too: its job runs before the one that drops them.
         gone = [n for n in gone if self.indexed.pop(n, None) is not None or n in self.sealing]
         self.dropping.update(gone)
         return gone

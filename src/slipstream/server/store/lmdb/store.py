@@ -201,7 +201,7 @@ class LmdbStore:
         for log in list(self._context.sweeping):
             if budget > 0:
                 budget -= log.sweep(budget)
-        group, self._context.open = self._context.open, LmdbGroup()
+        group, self._context.open = self._context.open, LmdbGroup()  # from here on changes join the next group
         for log, delta in group.deltas.items():
             log.seal(delta)
         group.streams = dict(self._streams)
@@ -250,7 +250,7 @@ class LmdbStore:
             return
         if get_ident() != self._owner:
             raise UsageError("commit must be called by the thread that called begin")
-        self._env.transaction = None
+        self._env.transaction = None  # whatever happens now, this transaction ends here
         if sealed.error is not None:
             transaction.abort()
             raise sealed.error
@@ -299,7 +299,7 @@ class LmdbStore:
         self._failed = True
         self._nudge = any(group.size for group in groups)
         self._streams = dict(self._committed)
-        for group in groups:
+        for group in groups:  # logs that the groups created are forgotten with `_streams`
             for log in (*group.deltas, *group.deleted):
                 log.reset()
         self._env.flushed.clear()
