@@ -86,7 +86,7 @@ def test_positions_by_name() -> None:
         ("timeout", "soon", "a number of seconds above 0"),
         ("timeout", "nan", "a number of seconds above 0"),
         ("subjects", "a..b", "tokens joined by dots"),
-        ("subjects", "a.>.b", "the last one may be '>'"),
+        ("subjects", "a.>.b", "and the last one '>'"),
         ("subjects", "a,b..c", "tokens joined by dots"),
         ("columns", "data,dat", "some of subject, sequence, timestamp, timestamp_ns, headers, data"),
         ("columns", "data,data", "each at most once"),
