@@ -44,6 +44,6 @@ def test_a_context_says_where_and_who_unless_the_options_do(tmp_path: Path) -> N
             assert js.account_info().domain == "east"
 
 
-def test_a_server_that_is_not_there_is_named() -> None:
+def test_unreachable_server_is_named() -> None:
     with pytest.raises(Error, match=r"127\.0\.0\.1:1"), open_jetstream(Connection(servers=("nats://127.0.0.1:1",)), {}):
         pass

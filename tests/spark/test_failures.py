@@ -46,7 +46,7 @@ PY4J = """An error occurred while calling o78.save.
         ("", "unknown reason", False),
     ],
 )
-def test_the_line_that_tells_why(text: str, line: str, transient: bool) -> None:
+def test_telling_line_of_an_exception(text: str, line: str, transient: bool) -> None:
     assert telling_line(text) == line
     assert is_transient(text) is transient
     assert reason_of(text) == line.removeprefix("slipstream.errors.ConnectionLostError: ").removeprefix(
@@ -54,7 +54,7 @@ def test_the_line_that_tells_why(text: str, line: str, transient: bool) -> None:
     )
 
 
-def test_an_order_to_stop_is_handed_on_as_it_is() -> None:
+def test_interruption_is_raised_unchanged() -> None:
     def stopped(*_: object) -> None:
         raise RuntimeError("An error occurred\n: java.lang.InterruptedException")
 
@@ -63,7 +63,7 @@ def test_an_order_to_stop_is_handed_on_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("any_server", ["real"], indirect=True)
-def test_a_worker_that_dies_in_a_batch_is_told_in_one_line(
+def test_death_of_a_worker_is_reported_in_one_line(
     spark: SparkSession, js: BlockingJetStream, any_server: str, fresh: str, tmp_path: Path
 ) -> None:
     js.create_key_value(BucketConfig(bucket=fresh))

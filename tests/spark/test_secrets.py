@@ -73,11 +73,11 @@ class TestContexts:
         file.write_text(text)
         return read_context("prod", {"XDG_CONFIG_HOME": str(folder)})
 
-    def test_are_those_of_the_nats_command(self, tmp_path: Path) -> None:
+    def test_contexts_of_the_nats_command_are_read(self, tmp_path: Path) -> None:
         found = self.context(tmp_path, '{"url": "nats://a:4222,nats://b", "creds": "/me.creds", "description": "x"}')
         assert found.arguments() == {"servers": ["nats://a:4222", "nats://b"], "credentials": Path("/me.creds")}
 
-    def test_one_that_cannot_be_used_is_named_without_its_content(self, tmp_path: Path) -> None:
+    def test_invalid_context_is_named_without_its_content(self, tmp_path: Path) -> None:
         for text in (f"{SECRET} {{", "[]"):
             with pytest.raises(CredentialsError, match="context file") as caught:
                 self.context(tmp_path, text)

@@ -159,6 +159,6 @@ def test_every_cut_of_a_record_is_an_error() -> None:
         ("[" * 100_000, "must be JSON"),
     ],
 )
-def test_a_schema_that_cannot_be_used(schema: str, said: str) -> None:
+def test_invalid_schema_is_rejected(schema: str, said: str) -> None:
     with pytest.raises(AvroError, match=said):
         spark_schema(schema)

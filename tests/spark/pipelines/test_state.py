@@ -32,7 +32,7 @@ path = "all"
 """
 
 
-def test_what_a_run_has_seen_is_read_back(tmp_path: Path) -> None:
+def test_progress_of_a_run_is_read_back(tmp_path: Path) -> None:
     state = StateFolder(parse(SMALL, file=str(tmp_path / "p.toml"), name="p"))
     assert state.read_run() == (0, "", {})
     seen = {"copy": QueryState(rows=5, batch=2, rate=1.5, at="now", sequences={"0": 7})}
@@ -43,7 +43,7 @@ def test_what_a_run_has_seen_is_read_back(tmp_path: Path) -> None:
     assert state.read_run() == (0, "nats://x", seen)
 
 
-def test_a_run_without_news_keeps_what_earlier_ones_have_seen() -> None:
+def test_run_without_batches_keeps_earlier_progress() -> None:
     earlier = QueryState(rows=5, batch=2, rate=1.5, at="then", sequences={"0": 7}, skipped=1, error="away")
     assert QueryState().after(earlier) == QueryState(
         rows=5, batch=2, rate=1.5, at="then", sequences={"0": 7}, skipped=1
@@ -53,14 +53,14 @@ def test_a_run_without_news_keeps_what_earlier_ones_have_seen() -> None:
     assert now.after(QueryState()) == now
 
 
-def test_a_reset_forgets_what_runs_have_seen(tmp_path: Path) -> None:
+def test_reset_discards_the_progress_of_earlier_runs(tmp_path: Path) -> None:
     state = StateFolder(parse(SMALL, file=str(tmp_path / "p.toml"), name="p"))
     state.write_run("nats://x", {"copy": QueryState(rows=5), "other": QueryState(rows=6)})
     state.reset(["copy"])
     assert state.read_run() == (0, "nats://x", {"other": QueryState(rows=6)})
 
 
-def test_how_far_an_output_is_behind() -> None:
+def test_lag_of_an_output() -> None:
     pipeline = parse(SMALL)
     assert lag_of(pipeline, "copy", [{"seq": 7}], {"orders": 10}) == 3
     assert lag_of(pipeline, "copy", [], {"orders": 10}) == 10
@@ -69,7 +69,7 @@ def test_how_far_an_output_is_behind() -> None:
     assert lag_of(pipeline, "copy", [], {}) is None
 
 
-def test_how_far_outputs_of_several_sources_are_behind() -> None:
+def test_lag_of_outputs_with_several_sources() -> None:
     pipeline = parse(SEVERAL)
     assert pipeline.sources_of("one") == {"a"}
     assert pipeline.sources_of("both") == {"a", "b"}

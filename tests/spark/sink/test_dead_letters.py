@@ -11,7 +11,7 @@ from slipstream.spark.sink.dead_letters import DeadLetters
 
 @pytest.mark.parametrize("max_payload", [1024, 4096, 1024 * 1024])
 @pytest.mark.parametrize("name", ["k" * 2_000, "\U0001f600" * 2_000, "a" + "日本" * 600, "k", "\ud800"])
-def test_a_letter_has_as_much_of_its_row_as_a_message_may_have(name: str, max_payload: int) -> None:
+def test_dead_letter_is_truncated_to_the_maximum_payload(name: str, max_payload: int) -> None:
     with Server(max_payload=max_payload) as server, connect_blocking(server.url) as client:
         js = client.jetstream()
         js.create_stream(StreamConfig(name="D", subjects=("D",), allow_direct=True))
@@ -30,7 +30,7 @@ def test_a_letter_has_as_much_of_its_row_as_a_message_may_have(name: str, max_pa
         assert "\ufffd" not in str(letter.headers.get("Slipstream-Name"))
 
 
-def test_a_letter_is_the_same_one_in_another_place_of_the_batch() -> None:
+def test_id_of_a_dead_letter_does_not_depend_on_the_row_number() -> None:
     with Server(max_payload=1024) as server, connect_blocking(server.url) as client:
         js = client.jetstream()
         js.create_stream(StreamConfig(name="D", subjects=("D",), allow_direct=True))

@@ -100,7 +100,7 @@ class TestWriting:
         write(changes.load(fresh).select("key", "value", "operation"), any_server, f"{fresh}copy")
         assert contents(js, f"{fresh}copy") == {"c": b"1"}
 
-    def test_a_task_that_fails_half_way_and_is_tried_again(
+    def test_retried_task_writes_every_row_once(
         self, spark: SparkSession, js: BlockingJetStream, any_server: str, fresh: str
     ) -> None:
         js.create_key_value(BucketConfig(bucket=fresh))
@@ -199,7 +199,7 @@ class TestFence:
         assert contents(js, fresh) == {"a": b"6", "c": b"5"}
         assert late.unchanged == 2
 
-    def test_between_its_look_and_its_write(
+    def test_newer_write_between_read_and_write_wins(
         self, js: BlockingJetStream, fresh: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         js.create_key_value(BucketConfig(bucket=fresh))
@@ -239,7 +239,7 @@ class TestFence:
             keeper.flush()
             assert js.key_value(fresh).status().stream_info.state.last_seq == expected
 
-    def test_a_value_that_the_bucket_refuses_is_named(self, js: BlockingJetStream, fresh: str) -> None:
+    def test_rejected_value_is_named(self, js: BlockingJetStream, fresh: str) -> None:
         js.create_key_value(BucketConfig(bucket=fresh, max_value_size=100))
         for epoch in (None, self.OLD):
             keeper = self.keeper(js, fresh, epoch)

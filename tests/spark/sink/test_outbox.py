@@ -35,9 +35,7 @@ def test_every_message_is_there_in_its_place(target: BlockingJetStream, fresh: s
 
 
 @pytest.mark.parametrize("at", [0, 1, 24, 25, 99])
-def test_a_message_that_is_refused_is_named_and_the_others_are_there(
-    target: BlockingJetStream, fresh: str, at: int
-) -> None:
+def test_rejected_message_is_named_and_the_others_are_stored(target: BlockingJetStream, fresh: str, at: int) -> None:
     box: FastOutbox[int] = FastOutbox(target, max_in_flight=100, timeout=5)
     messages = drafts(100, f"{fresh}.a")
     messages[at] = (f"{fresh}.a", b"x" * 400, b"")
@@ -50,7 +48,7 @@ def test_a_message_that_is_refused_is_named_and_the_others_are_there(
     assert sorted(int(message.data) for message in target.stream(fresh).read()) == [n for n in range(100) if n != at]
 
 
-def test_a_subject_that_nobody_listens_on_is_told(target: BlockingJetStream, fresh: str) -> None:
+def test_subject_without_a_stream_is_reported(target: BlockingJetStream, fresh: str) -> None:
     box: FastOutbox[int] = FastOutbox(target, max_in_flight=100, timeout=5)
     box.send(drafts(3, f"not.{fresh}"), range(3))
     box.flush()
@@ -59,7 +57,7 @@ def test_a_subject_that_nobody_listens_on_is_told(target: BlockingJetStream, fre
     assert all(isinstance(error, NoStreamError) for _, error in refused)
 
 
-def test_a_stream_that_ceases_to_take_batches_takes_messages(target: BlockingJetStream, fresh: str) -> None:
+def test_stream_that_no_longer_allows_batches_gets_single_messages(target: BlockingJetStream, fresh: str) -> None:
     box: FastOutbox[int] = FastOutbox(target, max_in_flight=100, timeout=5)
     box.send(drafts(10, f"{fresh}.a"), range(10))
     box.flush()
@@ -82,7 +80,7 @@ def test_a_connection_that_is_lost_is_an_error() -> None:
             box.flush()
 
 
-def test_a_server_that_says_nothing_is_not_waited_for_without_end() -> None:
+def test_wait_for_a_silent_server_is_bounded() -> None:
     def script(peer: Peer) -> None:
         peer.greet()
         peer.until_closed()

@@ -116,14 +116,14 @@ class TestIds:
 
 
 class TestProgress:
-    def test_a_bucket_with_other_settings_is_found(self, js: BlockingJetStream, fresh: str) -> None:
+    def test_existing_bucket_is_used_as_configured(self, js: BlockingJetStream, fresh: str) -> None:
         Progress(js, fresh, "S").prepare()
         Progress(js, fresh, "S").prepare()
         js.update_key_value(BucketConfig(bucket=fresh, max_bytes=100_000_000))
         Progress(js, fresh, "S").prepare()
         assert js.stream(f"KV_{fresh}").info().config.max_bytes == 100_000_000
 
-    def test_a_bucket_that_somebody_else_has_just_made(
+    def test_bucket_created_meanwhile_by_another_writer_is_used(
         self, js: BlockingJetStream, fresh: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         progress = Progress(js, fresh, "S")
@@ -168,7 +168,7 @@ class TestAttempts:
         except CutError:
             return None
 
-    def test_cut_anywhere_and_tried_again_after_the_duplicate_window(
+    def test_attempt_cut_anywhere_is_completed_after_the_duplicate_window(
         self, task: StreamTask, js: BlockingJetStream, fresh: str
     ) -> None:
         for cut in (0, 1, 50, 99, 100):
@@ -194,9 +194,7 @@ class TestAttempts:
         ):
             self.attempt(task, fresh, batch=4)
 
-    def test_one_that_was_replaced_and_wakes_up_writes_nothing_twice(
-        self, task: StreamTask, js: BlockingJetStream, fresh: str
-    ) -> None:
+    def test_superseded_attempt_writes_no_row_twice(self, task: StreamTask, js: BlockingJetStream, fresh: str) -> None:
         batch = rows_of(100, fresh)
 
         def sleeper() -> Iterator[pa.RecordBatch]:
@@ -243,7 +241,7 @@ class TestAttempts:
         self.attempt(task, fresh)
         assert js.stream(fresh).info().state.messages == 100
 
-    def test_atomic_batches_are_there_as_a_whole_or_not_at_all(
+    def test_atomic_batches_are_stored_whole_or_not_at_all(
         self, js: BlockingJetStream, any_server: str, fresh: str
     ) -> None:
         make_stream(js, fresh, duplicate_window=NO_WINDOW, allow_atomic=True)
@@ -280,7 +278,7 @@ class TestAttempts:
         task.run(overtaken(), Task(fresh, 0, 3))
         assert sorted(stored(js, fresh)) == sorted((f"{fresh}.{n % 3}", str(n).encode()) for n in range(100))
 
-    def test_rows_that_cannot_be_written_go_to_the_dead_letters_once(
+    def test_bad_rows_are_dead_letters_once(
         self, js: BlockingJetStream, any_server: str, fresh: str, batched: bool
     ) -> None:
         make_stream(js, fresh, max_msg_size=300, allow_batched=batched)
@@ -348,7 +346,7 @@ class TestAttempts:
         with pytest.raises(UsageError, match=rf"row 0 \(subject 'not.{fresh}'\) was rejected"):
             task.run(iter([elsewhere]), Task("q", 1, 0))
 
-    def test_fast_batches_are_used_where_the_stream_takes_them(
+    def test_fast_batches_are_used_if_the_stream_allows_them(
         self, js: BlockingJetStream, any_server: str, fresh: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         used: list[str] = []
@@ -380,7 +378,7 @@ class TestAttempts:
         with pytest.raises(UsageError, match=r"'batched' is true, but stream .* does not allow fast batches"):
             outbox(0, replace(task, options=replace(options, batched="true", stream=f"{fresh}x")))
 
-    def test_rows_that_another_attempt_took_with_it_are_missed(
+    def test_rows_lost_by_another_attempt_are_detected(
         self, js: BlockingJetStream, any_server: str, fresh: str
     ) -> None:
         """In a cluster a row of another attempt counts as a duplicate before it is safe; here it is removed by hand."""
@@ -422,7 +420,7 @@ class TestWriting:
             assert message.headers.get_all("A") == headers["A"]
             assert msg_id is None or message.headers.get("Nats-Msg-Id") == msg_id
 
-    def test_a_task_that_fails_half_way_and_is_tried_again_after_the_duplicate_window(
+    def test_task_retried_after_the_duplicate_window_writes_every_row_once(
         self, spark: SparkSession, js: BlockingJetStream, any_server: str, fresh: str
     ) -> None:
         make_stream(js, fresh, duplicate_window=NO_WINDOW)
@@ -446,7 +444,7 @@ class TestWriting:
         write(df.mapInArrow(fail_once, df.schema), any_server, fresh, maxInFlight=10)
         assert sorted(int(data) for _, data in stored(js, fresh)) == list(range(400))
 
-    def test_a_write_with_a_name_that_is_run_again(
+    def test_named_write_run_again_writes_no_row_twice(
         self, spark: SparkSession, js: BlockingJetStream, any_server: str, fresh: str
     ) -> None:
         make_stream(js, fresh, duplicate_window=NO_WINDOW)

@@ -104,7 +104,7 @@ class TestReading:
         with pytest.raises(PySparkException, match="'asOfRevision' must be at most 9"):
             then(10)
 
-    def test_as_of_a_revision_whose_keys_are_gone_without_a_trace(
+    def test_as_of_a_revision_with_keys_removed_without_a_trace(
         self, spark: SparkSession, any_server: str, fresh: str, js: BlockingJetStream
     ) -> None:
         def then(bucket: str, revision: int, **options: object) -> list[tuple[Any, ...]]:
@@ -225,7 +225,7 @@ class TestReading:
         found = [(row["key"], row["revision"]) for batch in reader.read(part) for row in batch.to_pylist()]
         assert found == [("a", 4), ("b", 5), ("c", 6)]
 
-    def test_a_change_feed_of_a_bucket_that_was_emptied_or_made_again_says_so(
+    def test_change_feed_of_an_emptied_or_recreated_bucket_fails(
         self, spark: SparkSession, any_server: str, fresh: str, js: BlockingJetStream, tmp_path: Path
     ) -> None:
         kv = js.create_key_value(BucketConfig(bucket=fresh))
@@ -244,7 +244,7 @@ class TestReading:
             feed.run()
         assert feed.run(failOnDataLoss="false") == [("a", b"2", 1)]
 
-    def test_keys_that_change_while_they_are_read_are_all_there(
+    def test_keys_that_change_during_a_read_are_all_read(
         self, spark: SparkSession, any_server: str, fresh: str, js: BlockingJetStream
     ) -> None:
         keys = [f"k{n}" for n in range(3_000)]

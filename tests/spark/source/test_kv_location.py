@@ -232,7 +232,7 @@ def test_a_domain_of_our_own_server_is_read(spark: SparkSession) -> None:
         assert read(spark, server.url, "b", domain="hub") == [("a", b"1", 1), ("c", b"3", 2)]
 
 
-def test_replicas_of_replicas_come_to_an_end(js: BlockingJetStream, fresh: str) -> None:
+def test_chain_of_replicas_is_bounded(js: BlockingJetStream, fresh: str) -> None:
     js.create_key_value(BucketConfig(bucket=f"{fresh}-0"))
     for n in range(MAX_HOPS):
         js.create_key_value(BucketConfig(bucket=f"{fresh}-{n + 1}", mirror=f"{fresh}-{n}"))

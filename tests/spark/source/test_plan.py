@@ -154,7 +154,7 @@ def test_a_batch_that_wants_removed_messages_is_an_error_that_names_them() -> No
     assert plan.split(*batch(10, 100, starting=early, ending=Position(At.SEQUENCE, 5), fail=False)) == []
 
 
-def test_a_batch_does_not_end_behind_the_stream() -> None:
+def test_batch_must_not_end_after_the_last_message() -> None:
     with pytest.raises(UsageError, match="'ending' must be at most 100 for stream 'S', got 101"):
         batch(ending=Position(At.SEQUENCE, 101))
 
@@ -211,7 +211,7 @@ def test_everything_removed_is_a_loss_too() -> None:
     assert plan.next_offset(at(100), purged, limit=0, target=None, fail=True) == at(100)
 
 
-def test_a_query_is_not_behind_what_is_gone() -> None:
+def test_query_catches_up_past_removed_messages() -> None:
     purged = info(101, 100, messages=0)
     end = at(100)._replace(skipped=90)
     for limit in (0, 5):
@@ -249,7 +249,7 @@ def test_a_range_is_read_from_the_stream_it_was_planned_for() -> None:
         plan.check_same(info(created=BORN_AGAIN), at(0).created)
 
 
-def test_a_stream_that_went_back_is_an_error_whatever_was_chosen() -> None:
+def test_stream_that_lost_its_end_is_an_error_in_any_case() -> None:
     with pytest.raises(DataLossError, match="ends at 100, but was already read to 120"):
         plan.next_offset(at(120), info(), limit=0, target=None, fail=False)
 

@@ -277,7 +277,7 @@ class TestRefusals:
         ):
             spark.read.schema("data STRING").format("jetstream").load("S").collect()
 
-    def test_places_that_are_not_there(
+    def test_positions_outside_the_stream_are_rejected(
         self, spark: SparkSession, js: BlockingJetStream, any_server: str, fresh: str
     ) -> None:
         make_stream(js, fresh)
@@ -301,7 +301,7 @@ class TestRefusals:
         assert read(spark, any_server, fresh, starting=11, failOnDataLoss="false").count() == 40
         assert read(spark, any_server, fresh).count() == 40
 
-    def test_messages_removed_behind_the_plan(
+    def test_messages_removed_after_the_plan(
         self, spark: SparkSession, js: BlockingJetStream, any_server: str, fresh: str
     ) -> None:
         make_stream(js, fresh, max_msgs=40)
@@ -456,7 +456,7 @@ class TestDataLoss:
         assert micro.run(failOnDataLoss="false") == [(3, [])]
         assert (micro.offset(3)["seq"], micro.offset(3)["skipped"]) == (80, 25)  # it is not behind what is gone
 
-    def test_between_the_plan_and_the_read(
+    def test_messages_removed_between_plan_and_read(
         self, spark: SparkSession, js: BlockingJetStream, any_server: str, fresh: str
     ) -> None:
         make_stream(js, fresh)
@@ -469,7 +469,7 @@ class TestDataLoss:
 
 
 class TestStreamingRefusals:
-    def test_a_stream_that_was_made_again(self, micro: Micro, js: BlockingJetStream, fresh: str) -> None:
+    def test_recreated_stream_ends_the_query(self, micro: Micro, js: BlockingJetStream, fresh: str) -> None:
         make_stream(js, fresh)
         publish(js, fresh, range(20))
         micro.run()
