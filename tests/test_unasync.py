@@ -165,6 +165,24 @@ def test_check_reports_a_stale_twin_and_writing_cures_it(tmp_path: Path, capsys:
     assert main(["--check"], root=tmp_path, pairs=[PAIR]) == 1
 
 
+def test_a_twin_whose_source_is_gone_is_reported_and_removed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, twin = tmp_path / "src/pkg/_async/store.py", tmp_path / "src/pkg/_sync/store.py"
+    by_hand = twin.with_name("runtime.py")
+    source.parent.mkdir(parents=True)
+    source.write_text("x = 1\n", "utf-8")
+    pairs = [("src/pkg/_async/store.py", "src/pkg/_sync/store.py")]
+    assert main([], root=tmp_path, pairs=pairs) == 0
+    by_hand.write_text("# Written by hand.\n", "utf-8")
+    source.unlink()
+    assert main(["--check"], root=tmp_path, pairs=[]) == 1
+    assert "orphan: src/pkg/_sync/store.py" in capsys.readouterr().err
+    assert main([], root=tmp_path, pairs=[]) == 0
+    assert (twin.exists(), by_hand.exists()) == (False, True)
+    assert main(["--check"], root=tmp_path, pairs=[]) == 0
+
+
 def test_an_error_names_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / PAIR[0]).parent.mkdir(parents=True)
     (tmp_path / PAIR[0]).write_text("asyncio.sleep\n", "utf-8")
