@@ -1,1 +1,1 @@
-"""The server as a deterministic state machine: parsed commands and the time go in, effects come out."""
+"""The server as a deterministic state machine: parsed commands and the time go in, bytes for clients come out."""

@@ -1,1 +1,1 @@
-"""Who may connect and what they may do: users, permissions, JWTs, account limits."""
+"""Authentication and authorization: users, permissions, JWTs, account limits."""

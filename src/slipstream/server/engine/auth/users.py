@@ -40,10 +40,10 @@ class Responses:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Permissions:
-    """What a user may publish and subscribe to: `None` allows everything, what is denied is taken from that.
+    """The subjects that a user may publish and subscribe to: `None` permits all; denied subjects are excluded.
 
-    Entries are subject filters; those for subscriptions may name a queue group behind a space (`"work.* group"`).
-    With `responses`, and without a list of its own, `publish` allows nothing else.
+    Entries are subject filters; those for subscriptions may name a queue group after a space (`"work.* group"`).
+    With `responses` and no `publish` list, publishing is limited to responses.
     """
 
     publish: tuple[str, ...] | None = None

@@ -1,1 +1,1 @@
-"""Core NATS in the engine: client sessions, routing between them, INFO."""
+"""Core NATS in the engine: sessions, admission of clients, routing between them, INFO."""
