@@ -81,12 +81,12 @@ def decode(token: str, kind: str, verify: Verify) -> Claims:
             body=body if isinstance(body, dict) else {}, token=token.strip(),
         )  # fmt: skip
     except (ValueError, binascii.Error, msgspec.MsgspecError, RecursionError) as exc:
-        raise UsageError(f"that is no JWT of {kind}: {type(exc).__name__}") from None
+        raise UsageError(f"not a JWT of {kind}: {type(exc).__name__}") from None
     if header.get("alg") not in ("ed25519-nkey", "ed25519"):
         raise UsageError(f"the algorithm of a JWT must be ed25519-nkey (version 1: ed25519), got {header.get('alg')!r}")
     seen = claims.body.get("type")
     if seen != kind:
-        raise UsageError(f"a JWT of {seen!r} where one of {kind!r} is needed")
+        raise UsageError(f"JWT must be of type {kind!r}, got {seen!r}")
     own, issuer_kind = _KINDS[kind]
     public_key(claims.subject, own)
     if not verify(public_key(claims.issuer, issuer_kind), signature, signed):
@@ -250,19 +250,19 @@ class UserClaims:
 def user(claims: Claims, account_claims: AccountClaims) -> UserClaims:
     """Decode what a user's JWT grants in its account; raises UsageError if the account did not sign it."""
     if claims.issuer not in account_claims.keys:
-        raise UsageError("the user's JWT is signed by a key that its account does not know")
+        raise UsageError("the user's JWT is not signed by a key of its account")
     body, scope = claims.body, account_claims.keys[claims.issuer]
     if scope is not None:
         body = {**body, **_scoped(scope, claims, account_claims)}
     if body.get("times"):
-        raise UsageError("the user's JWT allows certain times of the day only, which is not supported")
+        raise UsageError("the user's JWT restricts the time of day, which is not supported")
     granted = permissions(body)
     sources = body.get("src") or []
     try:
         sources = sources.split(",") if isinstance(sources, str) else sources
         networks = tuple(ipaddress.ip_network(str(source).strip(), strict=False) for source in sources)
     except ValueError as exc:
-        raise UsageError("the user's JWT names a network that is none") from exc
+        raise UsageError("the user's JWT contains an invalid network") from exc
     return UserClaims(
         claims,
         granted if granted is not None else account_claims.default,
@@ -278,7 +278,7 @@ def _connection_types(names: list[str]) -> tuple[str, ...]:
     wanted = tuple(str(name).upper() for name in names)
     known = tuple(name for name in wanted if name in CONNECTION_TYPES)
     if wanted and not known:
-        raise UsageError("the user's JWT is for kinds of connections that this server does not have")
+        raise UsageError("the user's JWT permits only connection types that this server does not have")
     return known
 
 
@@ -306,7 +306,7 @@ def _scoped(scope: Mapping[str, Any], claims: Claims, account_claims: AccountCla
     own = [claims.body.get(name) for name in _FIXED_BY_ROLE]
     own += [(claims.body.get(side) or {}).get(name) for side in ("pub", "sub") for name in ("allow", "deny")]
     if any(own):
-        raise UsageError("the user's JWT has permissions of its own, and the key that signed it fixes them")
+        raise UsageError("the user's JWT must not have permissions: the scoped key that signed it defines them")
     filled: dict[str, Any] = {
         name: scope.get(name) for name in ("resp", "src", "times", "bearer_token", "allowed_connection_types")
     }
@@ -341,7 +341,7 @@ def _filled(entry: str, claims: Claims, account_claims: AccountClaims, *, strict
         found.append(_TEMPLATE.sub(lambda _, left=values_left: next(left), entry))  # type: ignore[misc]
     good = [subject for subject in found if is_valid_filter(subject)]
     if strict and (len(good) < len(found) or not found):
-        raise UsageError("a template of a denied subject comes to no subject")
+        raise UsageError("the template of a denied subject must expand to at least one subject")
     return good
 
 
@@ -359,4 +359,4 @@ def _values(word: str, claims: Claims, account_claims: AccountClaims) -> list[st
         if lower.startswith(start) and lower.endswith(")"):
             prefix = f"{lower[len(start) : -1]}:"
             return [tag[len(prefix) :] for tag in tags if str(tag).lower().startswith(prefix)]
-    raise UsageError(f"the template {word!r} is not known")
+    raise UsageError(f"unknown template {word!r}")

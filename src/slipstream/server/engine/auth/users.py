@@ -85,11 +85,11 @@ class User:
     def __post_init__(self) -> None:
         ways = [bool(self.name or self.password), bool(self.token), bool(self.nkey)]
         if sum(ways) != 1:
-            raise UsageError(f"a user has one of name with password, token and nkey; this one has {sum(ways)} of them")
+            raise UsageError(f"a user must have exactly one of name, token and nkey, got {sum(ways)} of them")
         if self.nkey:
             public_key(self.nkey)
         if self.password and not self.name:
-            raise UsageError("a user has a password and no name")
+            raise UsageError("a user with a password must have a name")
         if self.name and not self.password and not self.certificate and not self.anyone:
             raise UsageError(f"user {self.name!r} has no password")
         check_account(self.account)
