@@ -136,7 +136,7 @@ async def test_a_timeout_that_strikes_while_messages_arrive_loses_none(
         await check_each_once(consumer, got, is_real)
 
 
-async def test_what_was_kept_too_long_is_left_to_the_server(any_server: str, fresh: str) -> None:
+async def test_messages_kept_beyond_ack_wait_are_left_to_redelivery(any_server: str, fresh: str) -> None:
     """The server redelivers it: handed over from here as well, it would be handled twice."""
     async with world(any_server, fresh, 5) as (_, _, stream):
         consumer = await stream.create_consumer(ConsumerConfig(durable_name="dur", ack_wait=timedelta(seconds=0.5)))

@@ -101,7 +101,7 @@ async def test_all_starts_and_filters(any_server: str, fresh: str) -> None:
         assert await no_consumers(stream)
 
 
-async def test_an_empty_stream_and_one_that_is_not_there(any_server: str, fresh: str) -> None:
+async def test_an_empty_stream_and_one_that_does_not_exist(any_server: str, fresh: str) -> None:
     async with filled(any_server, fresh) as stream:
         async with stream.ordered_consumer() as ordered:
             assert ordered.initial_pending == 0
@@ -143,7 +143,7 @@ async def test_a_reader_that_is_cancelled_loses_nothing(any_server: str, fresh: 
         assert got == list(range(1, 2_001))
 
 
-async def test_lost_and_doubled_frames_are_mended(any_server: str, fresh: str) -> None:
+async def test_lost_and_duplicate_frames_are_repaired(any_server: str, fresh: str) -> None:
     async with filled(any_server, fresh, 3_000) as stream, proxy_to(any_server) as proxy:
         choice = random.Random(7)
         faults = [0]
@@ -177,7 +177,7 @@ async def test_a_gap_at_the_end_is_seen_by_the_heartbeat(any_server: str, fresh:
             assert await task == [1, 2, 3, 4, 5]
 
 
-async def test_silence_is_told_and_mended(any_server: str, fresh: str) -> None:
+async def test_missed_heartbeats_are_reported_and_repaired(any_server: str, fresh: str) -> None:
     """A consumer that somebody deleted says nothing more: the missing heartbeats show it."""
     events: list[ClientEvent] = []
     async with filled(any_server, fresh) as stream, connect(any_server, on_event=events.append) as nc:
@@ -278,7 +278,7 @@ class Chaos:
         pytest.param(300_000, id="long", marks=[pytest.mark.soak, pytest.mark.timeout(1800)]),
     ],
 )
-def test_under_many_faults_every_message_comes_once_and_in_order(
+def test_under_many_faults_every_message_is_returned_once_and_in_order(
     server_kind: type[OurProcess] | type[RealProcess], tmp_path: Path, fresh: str, count: int
 ) -> None:
     asyncio.run(asyncio.wait_for(under_many_faults(server_kind, tmp_path, fresh, count), 60 + count / 200))
@@ -303,7 +303,7 @@ async def under_many_faults(
             assert await no_consumers(stream)
 
 
-async def test_a_reader_with_little_patience_comes_back_after_an_outage(any_server: str, fresh: str) -> None:
+async def test_a_reader_with_short_timeouts_resumes_after_an_outage(any_server: str, fresh: str) -> None:
     """Calls that give up before a consumer can be made must not keep it from being made."""
     async with filled(any_server, fresh, 1) as stream, proxy_to(any_server) as proxy:
         options = {"reconnect_wait": 0.01, "reconnect_max_wait": 0.05, "on_event": lambda _: None}

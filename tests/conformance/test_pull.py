@@ -89,7 +89,7 @@ async def test_messages_keep_their_subject_and_their_reply_is_the_ack_subject(an
         await third.ack_sync()
 
 
-async def test_fetch_gives_what_is_there_at_once(any_server: str, fresh: str) -> None:
+async def test_fetch_returns_available_messages_at_once(any_server: str, fresh: str) -> None:
     async with world(any_server, fresh, 3) as (nc, _, stream):
         consumer = await stream.create_consumer("dur")
         begin = nc.now()
@@ -137,7 +137,7 @@ async def test_max_bytes_bounds_a_fetch_and_a_message_beyond_it_is_an_error(any_
             await consumer.fetch(10, max_bytes=100)
 
 
-async def test_what_the_server_refuses_is_raised(any_server: str, fresh: str) -> None:
+async def test_rejected_pull_requests_raise(any_server: str, fresh: str) -> None:
     async with world(any_server, fresh, 1) as (_, _, stream):
         small = await stream.create_consumer(ConsumerConfig(durable_name="small", max_batch=2))
         with pytest.raises(PullRefusedError, match="MaxRequestBatch"):
@@ -154,7 +154,7 @@ async def test_what_the_server_refuses_is_raised(any_server: str, fresh: str) ->
 
 
 @pytest.mark.parametrize("max_bytes", [0, 100_000])
-async def test_loops_ask_for_no_more_than_the_consumer_allows(any_server: str, fresh: str, max_bytes: int) -> None:
+async def test_loops_request_no_more_than_the_consumer_allows(any_server: str, fresh: str, max_bytes: int) -> None:
     async with world(any_server, fresh, 25) as (_, _, stream):
         limits = ConsumerConfig(durable_name="dur", max_batch=10, max_expires=timedelta(seconds=0.5))
         consumer = await stream.create_consumer(limits)
@@ -167,7 +167,7 @@ async def test_loops_ask_for_no_more_than_the_consumer_allows(any_server: str, f
 
 
 @pytest.mark.spec("PS-05")
-async def test_waiting_requests_are_counted_and_one_too_many_is_refused(any_server: str, fresh: str) -> None:
+async def test_waiting_requests_are_counted_and_one_too_many_is_rejected(any_server: str, fresh: str) -> None:
     async with world(any_server, fresh) as (_, _, stream):
         consumer = await stream.create_consumer(ConsumerConfig(durable_name="dur", max_waiting=3))
         assert (await stream.create_consumer("other")).cached_info is not None
@@ -182,7 +182,7 @@ async def test_waiting_requests_are_counted_and_one_too_many_is_refused(any_serv
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_a_deleted_consumer_is_an_error_for_who_waits(any_server: str, fresh: str) -> None:
+async def test_deleting_a_consumer_raises_in_its_waiting_readers(any_server: str, fresh: str) -> None:
     async with world(any_server, fresh) as (_, _, stream):
         consumer = await stream.create_consumer("dur")
 
@@ -215,13 +215,15 @@ async def test_messages_flow_without_end_in_order_and_acked(any_server: str, fre
         assert (info.num_pending, info.ack_floor.stream_seq, info.num_redelivered) == (0, 2_000, 0)
 
 
-async def test_the_iteration_ends_when_nothing_comes(any_server: str, fresh: str) -> None:
+async def test_an_iteration_ends_after_its_idle_timeout(any_server: str, fresh: str) -> None:
     async with world(any_server, fresh, 5) as (_, _, stream):
         consumer = await stream.create_consumer("dur")
         assert [int(m.data) async for m in consumer.messages(idle_timeout=1.5)] == list(range(5))
 
 
-async def test_what_a_loop_did_not_take_is_there_for_the_next_call(any_server: str, fresh: str, is_real: bool) -> None:
+async def test_messages_that_a_loop_did_not_take_are_returned_by_the_next_call(
+    any_server: str, fresh: str, is_real: bool
+) -> None:
     async with world(any_server, fresh, 50) as (_, _, stream):
         consumer = await stream.create_consumer(PATIENT)
         got: list[JsMessage] = []
@@ -369,7 +371,7 @@ async def test_consumer_info_has_every_field_of_the_document(any_server: str, fr
         assert consumer.cached_info.num_pending == 3
 
 
-async def test_consumers_are_made_changed_listed_and_deleted(any_server: str, fresh: str) -> None:
+async def test_consumers_are_created_updated_listed_and_deleted(any_server: str, fresh: str) -> None:
     async with world(any_server, fresh) as (_, _, stream):
         for n in range(3):
             await stream.create_consumer(f"c{n}")
@@ -389,7 +391,7 @@ async def test_consumers_are_made_changed_listed_and_deleted(any_server: str, fr
         assert (await ephemeral.info()).config.durable_name == ""
 
 
-async def test_a_paused_consumer_delivers_when_it_goes_on(any_server: str, fresh: str) -> None:
+async def test_a_paused_consumer_delivers_when_it_is_resumed(any_server: str, fresh: str) -> None:
     async with world(any_server, fresh, 2) as (_, _, stream):
         consumer = await stream.create_consumer("dur")
         until = time.time_ns() + 60 * 10**9
@@ -479,7 +481,9 @@ def test_a_callback_may_be_stopped_as_soon_as_it_has_begun(any_server: str, fres
         assert len(client._connection._threads) < 10
 
 
-async def test_what_a_callback_did_not_handle_is_there_after_it_was_stopped(any_server: str, fresh: str) -> None:
+async def test_messages_that_a_stopped_callback_did_not_handle_are_returned_by_the_next_call(
+    any_server: str, fresh: str
+) -> None:
     async with world(any_server, fresh, 1_000) as (_, _, stream):
         consumer = await stream.create_consumer("dur")
         seen: list[int] = []

@@ -246,7 +246,7 @@ async def test_what_was_created_is_deleted_and_what_was_bound_is_left_alone(any_
 
 
 @pytest.mark.spec("SW-12")
-async def test_three_missed_heartbeats_are_told(any_server: str, fresh: str) -> None:
+async def test_three_missed_heartbeats_are_reported(any_server: str, fresh: str) -> None:
     events: list[ClientEvent] = []
     async with (
         world(any_server, fresh) as here,
@@ -270,7 +270,7 @@ async def test_three_missed_heartbeats_are_told(any_server: str, fresh: str) -> 
 
 
 @pytest.mark.spec("SW-13")
-async def test_gaps_are_told_but_not_to_queues(any_server: str, fresh: str) -> None:
+async def test_gaps_are_reported_but_not_to_queue_groups(any_server: str, fresh: str) -> None:
     events: list[ClientEvent] = []
     async with (
         world(any_server, fresh) as here,
@@ -370,7 +370,7 @@ def swap(status: bytes):  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.spec("SW-17")
-async def test_drain_hands_over_everything_then_deletes_and_tells_if_it_cannot(any_server: str, fresh: str) -> None:
+async def test_drain_hands_over_everything_then_deletes_and_reports_a_failure(any_server: str, fresh: str) -> None:
     events: list[ClientEvent] = []
     async with (
         world(any_server, fresh, 300) as here,

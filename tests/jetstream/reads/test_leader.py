@@ -72,4 +72,4 @@ async def test_a_stream_that_is_not_there_is_not_waited_for(any_server: str, fre
                 await read
         with pytest.raises(DirectGetNotAllowedError):
             assert [m async for m in stream.read(end=5)]
-        assert nc.now() - begin < 5
+        assert nc.now() - begin < 20  # of 30

@@ -22,7 +22,7 @@ async def test_reads_and_a_consumer_wait_for_the_sequence_that_was_asked_for(our
         with pytest.raises(StaleReadError):
             await stream.get_last(f"{fresh}.a", min_last_seq=3, from_leader=True, timeout=1)
         consumer = await stream.create_consumer(ConsumerConfig(durable_name="dur", min_last_seq=3))
-        assert await consumer.fetch(5, timeout=0.5) == []
+        assert await consumer.fetch(5, timeout=1) == []
         assert (await consumer.info()).delivered.stream_seq == 0
         for data in (b"2", b"3"):
             await js.publish(f"{fresh}.a", data)
