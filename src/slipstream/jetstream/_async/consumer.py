@@ -74,7 +74,7 @@ class Consumer:
                 left = deadline - client.now()
                 if is_due:
                     await client.publish(self._handle.next_subject, pull.request(left), reply=inbox.subject)
-                    if pull.limit != limit:
+                    if pull.limit != limit:  # the server drops the interest with the last frame that can arrive
                         limit = pull.limit
                         await inbox.unsubscribe(limit)
                 try:
@@ -82,7 +82,7 @@ class Consumer:
                     is_due = pull.feed(msgs, deadline - client.now())
                 except ConnectionLostError:
                     pull.connection_lost()
-                    if pull.messages or client.is_closed:
+                    if pull.messages or client.is_closed:  # an incomplete batch is better than a late one
                         break
                     left = max(deadline - client.now(), 0.0)
                     await client.wait(lambda: client.is_connected, timeout=left, what="a connection to fetch")
@@ -100,7 +100,7 @@ class Consumer:
             self._handover.keep(pull.messages)
             raise
         finally:
-            if pull.open or inbox.pending:
+            if pull.open or inbox.pending:  # messages may still arrive, and are for the next call
                 self._handover.drain(inbox)
             else:
                 inbox.end()

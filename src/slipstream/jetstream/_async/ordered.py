@@ -257,11 +257,12 @@ class OrderedConsumer:
         left = max(deadline - client.now(), 0.0)
         await client.wait(lambda: client.is_connected, timeout=left, what="a connection for an ordered consumer")
         inbox, epoch = client.new_inbox(), client.epoch
+        # Counted from the beginning of this attempt: a slow failure has waited long enough.
         self._not_before = client.now() + retry_pause(self._attempts, inbox)
         self._attempts += 1  # only now: waiting for a connection is no attempt
         name = consumer_name(inbox)
         subscription = await client.subscribe(inbox, max_pending_msgs=MAX_MSGS, max_pending_bytes=MAX_BYTES)
-        subscription.pack(ACK_PREFIX)
+        subscription.pack(ACK_PREFIX)  # runs of messages arrive in columns, statuses one by one
         try:
             call = self._api.create(self.stream, self._state.config(name, inbox), Action.CREATE)
             left = max(deadline - client.now(), MIN_CREATE_TIMEOUT)

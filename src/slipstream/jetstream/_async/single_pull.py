@@ -30,7 +30,7 @@ class SinglePull:
         self._subscribing = Guard()  # one reader makes the inbox, the others wait for it
         self._lock = Lock()  # for what several threads may count at once; it is never held while waiting
         self._count = 0  # requests so far: the last token of their reply subjects
-        self._epoch = 0
+        self._epoch = 0  # the connection that the requests in flight were sent over
 
     def __del__(self) -> None:
         inbox = self._inbox
@@ -40,14 +40,14 @@ class SinglePull:
     async def receive(self, deadline: float) -> Msg | None:
         """The next message; None if none arrives in time. Raises a status of the server that is an error."""
         client, requests = self._client, self._requests
-        body, until = no_wait_body(1), deadline
+        body, until = no_wait_body(1), deadline  # the first request only asks for what is available: it ends at once
         with self._lock:
             requests.waiters += 1
         try:
             base, inbox = await self._subscribe()
             while True:
                 left = deadline - client.now()
-                if left <= 0 and not inbox.pending:
+                if left <= 0 and not inbox.pending:  # what has arrived is taken even at the deadline
                     return None
                 # Requests for all readers that wait: any of them may be woken by the next message.
                 while not inbox.pending and (number := self._next_request(until)):
@@ -63,7 +63,7 @@ class SinglePull:
                 if found is not None:
                     return found
                 left = deadline - client.now()
-                if left <= MARGIN:
+                if left <= MARGIN:  # too short for a request to expire, and its status to arrive, in time
                     return None
                 body, until = lingering_body(1, min(expires_within(left), self._consumer.max_expires)), deadline
         except RequestTimeoutError:

@@ -53,6 +53,7 @@ class Handover:
 
     def take_kept(self, count: int, deadline: float) -> list[Msg]:
         """Up to `count` messages (0: all) that arrived for earlier calls, or are still on their way to them."""
+        # Subscriptions that drain come first: what they bring is older than what a new request would.
         for entry in list(self._draining):
             subscription, until = entry
             self._wait_for_end(subscription, deadline)
@@ -66,7 +67,7 @@ class Handover:
         with self._lock:
             while self._kept and (not count or len(taken) < count):
                 msg, until = self._kept.popleft()
-                if now < until:
+                if now < until:  # otherwise the server redelivers it
                     taken.append(msg)
         return taken
 

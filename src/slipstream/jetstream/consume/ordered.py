@@ -214,7 +214,7 @@ class OrderedState:
         """Give up the consumer in use; returns its name, to be deleted."""
         name, self.name = self.name, ""
         self.is_broken = True
-        self.resets += bool(name)
+        self.resets += bool(name)  # only a consumer that was in use counts
         self._queue.clear()
         return name
 
@@ -255,6 +255,7 @@ class OrderedState:
         except msgspec.MsgspecError:
             return None
         count = len(msgs.replies) if isinstance(msgs, Packed) else len(msgs)
+        # Per message: stream sequence, consumer sequence, time, pending.
         first, seqs = self._cseq + 1, numbers[0::4]
         is_next = len(numbers) == 4 * count and numbers[1::4] == list(range(first, first + count))
         if not is_next or not self.last_seq < seqs[0] <= seqs[-1]:
@@ -281,7 +282,7 @@ class OrderedState:
                 self._queue.appendleft(msgs[index:])
                 break
             self._cseq = seq
-            if stream_seq > self.last_seq:
+            if stream_seq > self.last_seq:  # otherwise an earlier consumer delivered it
                 self.last_seq = stream_seq
                 kept.append(msg)
                 run.seqs.append(stream_seq)
@@ -298,7 +299,7 @@ class OrderedState:
             subject = self._flow.answer(msg[2])
         elif meaning is Meaning.ALIVE:
             seen, _ = last_delivered(msg)
-            if seen > self._cseq:
+            if seen > self._cseq:  # the last messages before the heartbeat were lost
                 return MessageGapError(self.name, self._cseq + 1, seen + 1)
             subject = self._flow.answer(stalled(msg))
         else:

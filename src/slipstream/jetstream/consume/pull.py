@@ -154,7 +154,7 @@ class Fetch:
         meaning, error = judge(msg)
         if meaning in (Meaning.ALIVE, Meaning.FLOW):
             return False
-        self.open = max(0, self.open - 1)
+        self.open = max(0, self.open - 1)  # a status of a forgotten request must not make it negative
         if self.open and meaning is Meaning.ENDED:
             return False  # the late answer to a `no_wait` that was given up
         if self.messages:  # an error that persists will be raised by the next fetch
@@ -164,6 +164,7 @@ class Fetch:
             raise error
         if meaning in (Meaning.ABSENT, Meaning.ERROR) and error is not None:
             raise error
+        # A request may end long before the deadline, where the consumer has a max_expires: then it is sent again.
         if self.state is PullState.LINGERING and left <= MARGIN:
             self.state = PullState.DONE
             return False
@@ -189,7 +190,7 @@ class SingleRequests:
     def asked(self, until: float) -> None:
         """A request was sent; its answer may arrive until then, and `GRACE` later."""
         self._open.append(until + GRACE)
-        self._open.sort()
+        self._open.sort()  # answers are not named: they are taken for those of the oldest requests
 
     @property
     def is_waiting(self) -> bool:
@@ -252,7 +253,7 @@ class PullFlow:
             raise UsageError(f"threshold must be from 0 to {limit - 1}, got {threshold}")
         wanted = UNBOUNDED_BATCH if max_bytes else max_messages
         self._batch = min(wanted, max_batch or wanted)
-        if self._batch < max_messages and not max_bytes:
+        if self._batch < max_messages and not max_bytes:  # above the batch a full flow would request 0 messages
             self._threshold = min(self._threshold, self._batch // 2)
         self._max_bytes = max_bytes
         self._expires = expires
@@ -318,6 +319,7 @@ class PullFlow:
             left, size = pending_of(msg)
             if error is not None and size == self._max_bytes > 0:  # larger than a whole request
                 return error
+            # Without the header the status does not say how much it gives back: request all again, not too little.
             self._pending = max(0, self._pending - left) if left >= 0 else 0
             self._pending_bytes = max(0, self._pending_bytes - size) if size >= 0 else 0
         elif meaning is Meaning.MOVED:

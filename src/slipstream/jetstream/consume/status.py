@@ -46,6 +46,7 @@ class Judgement(NamedTuple):
     error: Error | None = None
 
 
+# 409 has many meanings, told apart by the text alone, which is compared in lower case.
 _ENDED_409 = ("batch completed", "message size exceeds maxbytes")
 _MOVED_409 = ("leadership change", "server shutdown")
 
@@ -228,6 +229,7 @@ class PushState:
 
     def _follow(self, msgs: list[Msg]) -> None:
         seqs = [int(split_reply(msg[2])[6]) for msg in msgs]
+        # The usual case, a run without a gap, in one comparison.
         if self._expected and seqs == list(range(self._expected, self._expected + len(seqs))):
             self._expected += len(seqs)
             return
