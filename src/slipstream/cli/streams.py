@@ -111,7 +111,7 @@ def _from_file(shell: Shell, base: StreamConfig) -> StreamConfig:
 
 
 def _add(shell: Shell) -> None:
-    # Most commands read by Direct Get, so it is allowed by default.
+    # Most commands read by Direct Get, so it is enabled by default.
     config = replace(_from_file(shell, StreamConfig(name=shell.options.name, allow_direct=True)), **_changes(shell))
     if not config.subjects and not config.mirror and not config.sources:
         config = replace(config, subjects=(config.name,))

@@ -2,7 +2,7 @@
 
 Invariants: total (never raises for any input), linear in the bytes received, and nothing is buffered beyond one control
 line plus one payload, both bounded before anything is kept. A `Violation` is always the last event: what follows it is
-ignored. One class serves both ends; `Side` says which end sent the bytes, and so which operations are allowed.
+ignored. One class serves both ends; `Side` says which end sent the bytes, and so which operations are valid.
 
 This is a hot loop (STYLE.md): the flat code is about 1 µs per message, see `benchmarks/wire.py`. A message whose line
 is written as every client and server writes it takes the fast path; anything else (lower case, tabs, bare line feeds,

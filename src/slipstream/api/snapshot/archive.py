@@ -95,7 +95,7 @@ def _entry(buffer: bytes, at: int) -> tuple[Entry, int] | None:
         numbers.append(value)
     size, zigzag, seq, header, payload = numbers
     if size > MAX_NAME or header + payload > MAX_SIZE:
-        raise ValueError(f"an entry of {header + payload} bytes in the snapshot, at most {MAX_SIZE} are allowed")
+        raise ValueError(f"an entry of a snapshot must have at most {MAX_SIZE} bytes, got {header + payload}")
     end = at + size + header + payload
     if end > len(buffer):
         return None

@@ -150,7 +150,7 @@ def decompress(block: bytes) -> bytes:
     try:
         size, at = _uvarint(block)
         if size > MAX_BLOCK:
-            raise ValueError(f"a block of {size} bytes, at most {MAX_BLOCK} are allowed")
+            raise ValueError(f"a block must have at most {MAX_BLOCK} bytes, got {size}")
         out = _expand(block, at, size)
     except IndexError:
         raise ValueError("a compressed block of the snapshot is cut off") from None

@@ -18,7 +18,7 @@ thread that waits for a reply reads the socket itself.
   sends keep-alive PINGs, reads if no thread has read for a second (or the server's PINGs would go unanswered), and
   reconnects. It holds the connection weakly, so that a client which was dropped without `close` can be collected.
 - **Closing a transport** is up to the pump that reads it, since a file descriptor closed under a reader could be
-  reused; whoever gives it up only shuts it down. Without a pump it is closed at once.
+  reused; the thread that gives it up only shuts it down. Without a pump it is closed at once.
 - **After a fork** the child's copy is useless, as the socket is the parent's: its lock is replaced by one that raises.
 
 Invariants: one thread at a time reads the socket, without the lock; the session is used with the lock only.

@@ -40,7 +40,7 @@ class JetStream(jetstream.JetStream):
         put_prefix: str = "",
         timeout: float | None = None,
     ) -> KeyValue[bytes]:
-        """An existing bucket, whoever made it; raises BucketNotFoundError if there is none.
+        """An existing bucket, made by any client; raises BucketNotFoundError if there is none.
 
         `stream` and `subject_prefix` are for buckets whose stream is not `KV_<bucket>` on `$KV.<bucket>`, `put_prefix`
         for writes that take another way (a subject imported from another account).

@@ -99,8 +99,8 @@ class JetStream:
     ) -> PubAck:
         """Store one message and wait until the stream has it. For many messages use `publisher()`.
 
-        Where nobody is there to take it (a stream's leader may be changing) it is tried `retries` times more, after
-        pauses from `retry_wait` seconds on.
+        Without responders (the stream's leader may be changing) it is retried `retries` times, after pauses that grow
+        from `retry_wait` seconds on.
 
         Raises WrongLastSequenceError if what was expected is stale, NoStreamError if no stream listens on `subject`.
         """
@@ -290,7 +290,7 @@ class Session(JetStream):
         return self._session.seen(stream)
 
     def note(self, stream: str, seq: int) -> None:
-        """A message with that sequence was seen elsewhere: by a consumer, or told by somebody."""
+        """A message with that sequence was seen elsewhere: by a consumer, or by another program."""
         self._session.note(requests.check_name(stream), requests.check_seq(seq, "seq"))
 
     def token(self) -> str:

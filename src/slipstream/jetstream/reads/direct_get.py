@@ -173,7 +173,7 @@ def _status(status: Status, header: bytes, asked: str, min_last_seq: int) -> End
     if status.code == 412:
         raise StaleReadError(f"{asked}: {said}, wanted {min_last_seq}", min_last_seq=min_last_seq)
     if status.code == 413:
-        raise TooManyResultsError(f"{asked}: {said}, 1,024 subjects are allowed")
+        raise TooManyResultsError(f"{asked}: {said}; a multi-subject get returns at most 1,024 subjects")
     if status.code == 503:
         hint = "set allow_direct on the stream, or read with from_leader=True; or there is no such stream"
         raise DirectGetNotAllowedError(asked, hint)

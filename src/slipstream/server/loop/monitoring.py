@@ -205,7 +205,7 @@ class _HttpConnection(asyncio.Protocol):
         names = {name.strip().lower(): value.strip().lower() for name, _, value in (f.partition(":") for f in fields)}
         close = version != "HTTP/1.1" or "close" in names.get("connection", "")
         if method not in ("GET", "HEAD"):
-            self._send(405, TEXT, b"only GET and HEAD are allowed\n", close=True)  # a body may follow
+            self._send(405, TEXT, b"the method must be GET or HEAD\n", close=True)  # a body may follow
             return
         if not version.startswith("HTTP/1.") or names.get("content-length", "0") != "0" or "transfer-encoding" in names:
             self._send(400, TEXT, b"the request must be HTTP/1 without a body\n", close=True)

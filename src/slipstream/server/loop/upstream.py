@@ -111,7 +111,7 @@ class Upstreams:
             remote.fail(ErrorCode.MIRROR_CONSUMER_SETUP_FAILED.error(err=text), self._driver.clock())
             return
         from slipstream.jetstream._async.jetstream import (
-            JetStream,  # a server that mirrors nobody starts without a client
+            JetStream,  # a server without mirrors starts without a client
         )
 
         while True:

@@ -1,4 +1,4 @@
-"""Range reads over the asyncio client: batched Direct Gets, page by page, complete to their goal whoever answers.
+"""Range reads over the asyncio client: batched Direct Gets, page by page, complete from any replica.
 
 The next page is requested before the one that arrived is handed to the caller. A responder that ends early proves
 nothing by itself (`RangeState.DOUBTFUL`): the proof of completeness comes from `Proofs.rest`. The blocking twin is

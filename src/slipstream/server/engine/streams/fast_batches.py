@@ -142,7 +142,7 @@ class FastBatches:
         return batch
 
     def _counts(self, part: Part, batch: FastBatch, reply: str) -> bool:
-        """Whether it is the next message, or gaps are allowed; otherwise the batch ends."""
+        """Whether it is the next message, or gaps are permitted; otherwise the batch ends."""
         batch.last += 1
         if part.number == batch.last:
             return True
