@@ -19,6 +19,7 @@ LONGEST_TRY = 1.0  # and at first not longer than that
 LATE_TRY = 2.0  # a server that keeps `min_last_seq` itself rejects only after a while
 STALE_PART = 3  # of the timeout: for so long only stale answers, between
 STALE_LEAST, STALE_MOST = 1.5, 4.0  # these bounds, mean that our server receives no updates
+_BACKOFF = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
 SILENCES = 2  # attempts in a row without an answer, after which another server is worth its price
 
 
@@ -46,10 +47,10 @@ class RetryPolicy:
     """A deadline, a growing pause between attempts, and a count of silences."""
 
     __slots__ = (
-        "_backoff",
         "_deadline",
         "_first_try",
         "_now",
+        "_pauses",
         "_reason",
         "_silences",
         "_stale_limit",
@@ -66,7 +67,7 @@ class RetryPolicy:
         self._deadline = now() + timeout
         self._first_try = min(timeout / TRIES_IN_TIMEOUT, LONGEST_TRY)
         self._try = self._first_try
-        self._backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
+        self._pauses = 0
         self._silences = 0
         self._stale_limit = min(max(timeout / STALE_PART, STALE_LEAST), STALE_MOST)
         self._stale_since: float | None = None
@@ -75,7 +76,7 @@ class RetryPolicy:
     def renew(self) -> None:
         """Something was achieved: the timeout and the back-off begin again."""
         self._deadline = self._now() + self._timeout
-        self._backoff.reset()
+        self._pauses = 0
         self._reason = None
         self._stale_since = None
 
@@ -111,7 +112,8 @@ class RetryPolicy:
         now = self._now()
         if isinstance(reason, StaleReadError) and self._stale_since is None:
             self._stale_since = now
-        pause = self._backoff.next(1 - now * 7919 % 1)
+        pause = _BACKOFF.after(self._pauses, 1 - now * 7919 % 1)
+        self._pauses += 1
         return None if now + pause >= self._deadline else pause
 
     def heard(self) -> None:

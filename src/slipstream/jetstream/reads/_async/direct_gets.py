@@ -18,6 +18,8 @@ from slipstream.jetstream.reads.retry import Retry
 class DirectGets:
     """The requests of one read that any replica may answer."""
 
+    __slots__ = ("_client", "_goal", "_leader", "_policy", "subject")
+
     def __init__(self, scope: ReadScope, leader: LeaderState) -> None:
         context, goal, self._policy = scope
         self._client = context.client
@@ -47,12 +49,11 @@ class DirectGets:
                 return Retry(reason)
         return replies
 
-    async def send(self, subject: str, request: GetRequest, limit: float) -> Replies | Retry:
+    async def send(self, subject: str, request: GetRequest, limit: float, *, has_body: bool = True) -> Replies | Retry:
         """Send one request and wait for all its replies, without a look at who answered."""
         client, replies = self._client, Replies(subject, min_last_seq=request.min_last_seq)
-        body = b"" if request == _EMPTY else encode_json(request)
         try:
-            token = client.start(subject, body, replies)
+            token = client.start(subject, encode_json(request) if has_body else b"", replies)
             try:
                 await client.wait(replies.ready, timeout=limit, what=f"an answer on {subject}")
             finally:
@@ -62,6 +63,3 @@ class DirectGets:
         except (RequestTimeoutError, ConnectionLostError, StaleReadError) as error:
             return Retry(error)
         return replies
-
-
-_EMPTY = GetRequest()

@@ -27,9 +27,13 @@ from slipstream.jetstream.reads._async.scope import ReadScope
 from slipstream.jetstream.reads.direct_get import StoredMessage, decode_one
 from slipstream.jetstream.reads.retry import Retry
 
+_EMPTY = GetRequest()
+
 
 class NativeRead:
     """One read whose freshness is the server's business."""
+
+    __slots__ = ("_context", "_direct", "_goal", "_leader", "_loop", "_policy")
 
     def __init__(self, scope: ReadScope, leader: LeaderState, direct: DirectGets, loop: RetryLoop) -> None:
         self._context, self._goal, self._policy = scope
@@ -66,7 +70,7 @@ class NativeRead:
         async def attempt() -> StoredMessage | Retry:
             asked = msgspec.structs.replace(request, min_last_seq=goal.wanted)
             limit = self._policy.for_late_try() if goal.wanted else self._policy.for_one_try()
-            replies = await self._direct.send(subject, asked, limit)
+            replies = await self._direct.send(subject, asked, limit, has_body=asked != _EMPTY)
             if isinstance(replies, Retry):
                 return replies
             if replies.is_missing:

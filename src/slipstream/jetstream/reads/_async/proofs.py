@@ -38,6 +38,8 @@ Anchor = tuple[str, int]  # a literal subject that has a message, and the sequen
 class Proofs:
     """What a read can have proven. Each method returns a proven result, or raises when the time is up."""
 
+    __slots__ = ("_direct", "_goal", "_leader", "_loop")
+
     def __init__(self, scope: ReadScope, leader: LeaderState, direct: DirectGets, loop: RetryLoop) -> None:
         self._goal = scope.goal
         self._leader = leader

@@ -27,6 +27,8 @@ from slipstream.wire import has_wildcard
 class ProvenGet:
     """Gets of one message. Each method returns what is proven, or raises. `read_range` begins a range read."""
 
+    __slots__ = ("_direct", "_goal", "_leader", "_loop", "_proofs", "_read_range")
+
     def __init__(
         self,
         scope: ReadScope,
@@ -47,14 +49,16 @@ class ProvenGet:
         """What the request asks for: a sequence, the next message of a subject, or its last one."""
         if request.last_by_subj:
             return await self.last(request.last_by_subj)
-        await self._loop.run(self._leader.learn_generation)
+        if not self._leader.knows_generation():
+            await self._loop.run(self._leader.learn_generation)
         if request.next_by_subj:
             return await self._next(request.next_by_subj, max(request.seq, 1))
         return await self._loop.run(partial(self._by_seq, request.seq))
 
     async def last(self, subject: str) -> StoredMessage:
         """The newest message of a subject, which may have wildcards."""
-        await self._loop.run(self._leader.learn_generation)
+        if not self._leader.knows_generation():
+            await self._loop.run(self._leader.learn_generation)
         if has_wildcard(subject):
             return await self._loop.run(partial(self._last_of_pattern, subject))
         newest = await self._proofs.newest(subject)

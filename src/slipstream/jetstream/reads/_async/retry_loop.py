@@ -37,6 +37,8 @@ class Attempt(Protocol[T_co]):
 class RetryLoop:
     """Runs the attempts of one read, within its time."""
 
+    __slots__ = ("_client", "_goal", "_has_looked", "_leader", "_policy", "_read_state")
+
     def __init__(self, scope: ReadScope, leader: LeaderState) -> None:
         self._client = scope.context.client
         self._read_state = scope.context.read_state

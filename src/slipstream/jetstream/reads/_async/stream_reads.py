@@ -47,7 +47,7 @@ class StreamReads:
         read = self._begin(min_last_seq, timeout)
         with self._counted(read):
             try:
-                if not read.goal.wanted or await read.native.is_possible():
+                if await read.is_guaranteed():
                     return await read.native.get(subject, asked)
                 return await read.proven.get(request)
             except AuthorizationError:
@@ -59,6 +59,7 @@ class StreamReads:
         self, subjects: Sequence[str], bound: Bound, *, min_last_seq: int, from_leader: bool, timeout: float | None
     ) -> dict[str, StoredMessage]:
         """Subject to newest message."""
+        requests.check_seq(min_last_seq, "min_last_seq")
         read = self._begin(min_last_seq, timeout)
         with self._counted(read):
             if from_leader:
@@ -124,8 +125,7 @@ class StreamReads:
         return found
 
     def _begin(self, min_last_seq: int, timeout: float | None) -> TrustedRead:
-        wanted = requests.check_seq(min_last_seq, "min_last_seq")
-        return TrustedRead(self._context, self._stream, min_last_seq=wanted, timeout=timeout)
+        return TrustedRead(self._context, self._stream, min_last_seq=min_last_seq, timeout=timeout)
 
     @contextmanager
     def _counted(self, read: TrustedRead) -> Iterator[None]:

@@ -18,13 +18,13 @@ return anything older than the sequence `wanted` (from the caller, or from a ses
    switches to another server when ours is silent or stuck, and raises the most telling reason when the time is up.
 
 The parts share two values: the `ReadGoal` (what is wanted, what was reached) and the `RetryPolicy` (how much time is
-left). A `TrustedRead` puts them together for one read; parts that few reads need are made when they are asked for. The
-blocking twin is generated from this file (`tools/unasync.py`).
+left). A `TrustedRead` puts them together for one read; the parts below are stateless, and made when they
+are needed. The blocking twin is generated from this file (`tools/unasync.py`).
 """
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import partial
 
 from slipstream.jetstream._async.context import JetStreamContext
 from slipstream.jetstream.reads._async.direct_gets import DirectGets
@@ -43,6 +43,8 @@ from slipstream.jetstream.reads.range_reader import RangeReader
 class TrustedRead:
     """One read of one stream at or after a wanted sequence: its parts, put together."""
 
+    __slots__ = ("_direct", "_leader", "_loop", "_scope", "goal")
+
     def __init__(self, context: JetStreamContext, stream: str, *, min_last_seq: int, timeout: float | None) -> None:
         self._scope = scope = ReadScope.of(context, stream, min_last_seq=min_last_seq, timeout=timeout)
         self._leader = LeaderState(scope)
@@ -55,22 +57,32 @@ class TrustedRead:
         """How many attempts did not bring the answer."""
         return self._scope.policy.tries
 
-    @cached_property
+    async def is_guaranteed(self) -> bool:
+        """Whether the server guarantees the wanted sequence itself, or nothing is wanted."""
+        if not self.goal.wanted:
+            return True
+        known = self._scope.context.server_keeps_min
+        return await self.native.is_possible() if known is None else known
+
+    @property
     def native(self) -> NativeRead:
         """Reads by servers that keep `min_last_seq`."""
         return NativeRead(self._scope, self._leader, self._direct, self._loop)
 
-    @cached_property
+    @property
     def proven(self) -> ProvenGet:
         """Single messages with a proof, by whichever replica answers."""
-        return ProvenGet(self._scope, self._leader, self._direct, self._loop, self._proofs, self.range)
+        proofs = self._proofs
+        # Not `self.range`: a cycle of references would leave every read to the garbage collector.
+        read_range = partial(RangeRead, self._scope, self._leader, self._direct, self._loop, proofs)
+        return ProvenGet(self._scope, self._leader, self._direct, self._loop, proofs, read_range)
 
-    @cached_property
+    @property
     def by_leader(self) -> LeaderRead:
         """Reads by the stream's leader alone."""
         return LeaderRead(self._scope, self._leader, self._loop, self._proofs, self.proven)
 
-    @cached_property
+    @property
     def last_many(self) -> LastMany:
         """The newest messages of many subjects."""
         return LastMany(self._scope, self._leader, self._direct, self._loop, self.native, self._proofs, self.proven)
@@ -79,6 +91,6 @@ class TrustedRead:
         """A range, by whichever replica answers. `is_plain`: there is no goal, or the server guarantees it."""
         return RangeRead(self._scope, self._leader, self._direct, self._loop, self._proofs, reader, is_plain=is_plain)
 
-    @cached_property
+    @property
     def _proofs(self) -> Proofs:
         return Proofs(self._scope, self._leader, self._direct, self._loop)

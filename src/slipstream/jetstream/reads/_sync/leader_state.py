@@ -20,6 +20,8 @@ NO_LEADER = 503
 class LeaderState:
     """Stream info for one read, and what follows from it."""
 
+    __slots__ = ("_context", "_goal", "_policy", "cache")
+
     def __init__(self, scope: ReadScope) -> None:
         self._context, self._goal, self._policy = scope
         self.cache = self._context.read_state.stream(self._context.prefix, self._goal.stream)
@@ -54,12 +56,17 @@ class LeaderState:
             return info if isinstance(info, Retry) else info.state
         return state
 
+    def knows_generation(self) -> bool:
+        """Whether it is known since when the stream exists."""
+        session = self._goal.session
+        if session is not None:
+            self.cache.know(session.created(self._goal.stream))
+        return self.cache.is_known(self._context.client.now())
+
     def learn_generation(self) -> Retry | None:
         """Learn since when the stream exists, unless that is known."""
-        cache, session, client = self.cache, self._goal.session, self._context.client
-        if session is not None:
-            cache.know(session.created(self._goal.stream))
-        if cache.is_known(client.now()):
+        cache, client = self.cache, self._context.client
+        if self.knows_generation():
             return None
         try:
             info = self.info()

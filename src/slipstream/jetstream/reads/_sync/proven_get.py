@@ -28,6 +28,8 @@ from slipstream.wire import has_wildcard
 class ProvenGet:
     """Gets of one message. Each method returns what is proven, or raises. `read_range` begins a range read."""
 
+    __slots__ = ("_direct", "_goal", "_leader", "_loop", "_proofs", "_read_range")
+
     def __init__(
         self,
         scope: ReadScope,
@@ -48,14 +50,16 @@ class ProvenGet:
         """What the request asks for: a sequence, the next message of a subject, or its last one."""
         if request.last_by_subj:
             return self.last(request.last_by_subj)
-        self._loop.run(self._leader.learn_generation)
+        if not self._leader.knows_generation():
+            self._loop.run(self._leader.learn_generation)
         if request.next_by_subj:
             return self._next(request.next_by_subj, max(request.seq, 1))
         return self._loop.run(partial(self._by_seq, request.seq))
 
     def last(self, subject: str) -> StoredMessage:
         """The newest message of a subject, which may have wildcards."""
-        self._loop.run(self._leader.learn_generation)
+        if not self._leader.knows_generation():
+            self._loop.run(self._leader.learn_generation)
         if has_wildcard(subject):
             return self._loop.run(partial(self._last_of_pattern, subject))
         newest = self._proofs.newest(subject)

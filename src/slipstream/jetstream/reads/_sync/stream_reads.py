@@ -46,7 +46,7 @@ class StreamReads:
         read = self._begin(min_last_seq, timeout)
         with self._counted(read):
             try:
-                if not read.goal.wanted or read.native.is_possible():
+                if read.is_guaranteed():
                     return read.native.get(subject, asked)
                 return read.proven.get(request)
             except AuthorizationError:
@@ -58,6 +58,7 @@ class StreamReads:
         self, subjects: Sequence[str], bound: Bound, *, min_last_seq: int, from_leader: bool, timeout: float | None
     ) -> dict[str, StoredMessage]:
         """Subject to newest message."""
+        requests.check_seq(min_last_seq, "min_last_seq")
         read = self._begin(min_last_seq, timeout)
         with self._counted(read):
             if from_leader:
@@ -123,8 +124,7 @@ class StreamReads:
         return found
 
     def _begin(self, min_last_seq: int, timeout: float | None) -> TrustedRead:
-        wanted = requests.check_seq(min_last_seq, "min_last_seq")
-        return TrustedRead(self._context, self._stream, min_last_seq=wanted, timeout=timeout)
+        return TrustedRead(self._context, self._stream, min_last_seq=min_last_seq, timeout=timeout)
 
     @contextmanager
     def _counted(self, read: TrustedRead) -> Iterator[None]:
