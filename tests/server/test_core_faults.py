@@ -159,7 +159,7 @@ def link_to(server: Server) -> Iterator[Link]:
         link.close()
 
 
-def test_a_link_cut_in_any_place_of_a_frame_leaves_nothing_behind() -> None:
+def test_a_link_cut_anywhere_in_a_frame_leaves_nothing_behind() -> None:
     frames = b'CONNECT {"verbose":false,"headers":true}\r\nSUB a 1\r\n'
     frames += b"HPUB a 12 17\r\nNATS/1.0\r\n\r\nhello\r\nPUB a 3\r\nbye\r\n"
     with Server() as server, slipstream.connect_blocking(server.url) as witness, link_to(server) as link:
@@ -198,7 +198,7 @@ def test_a_dead_link_is_noticed_on_both_sides() -> None:
             assert sub.next(timeout=10).data == b"back"
 
 
-def test_a_reader_that_takes_nothing_at_all_is_given_up_by_the_clock() -> None:
+def test_a_client_that_reads_nothing_is_disconnected_after_the_write_deadline() -> None:
     with Server(write_deadline=0.3, max_pending_bytes=64 * MEGABYTE) as server:
         with socket.create_connection(("127.0.0.1", server.port), timeout=10) as stuck:
             stuck.sendall(b'CONNECT {"verbose":false}\r\nSUB a 1\r\nPING\r\n')

@@ -50,7 +50,7 @@ def test_no_ack_leaves_before_the_commit(client: Client) -> None:
     assert answers(client) == [b'{"stream":"S","seq":3}']
 
 
-def test_duplicates_and_refusals_wait_for_what_they_rest_on(client: Client) -> None:
+def test_duplicates_and_rejections_wait_for_the_changes_they_depend_on(client: Client) -> None:
     rig = client.rig
     header = Headers({"Nats-Msg-Id": "a"})
     client.ask("s.1", b"one", header, settle=False)
@@ -113,7 +113,7 @@ def test_reads_see_only_what_is_committed(client: Client) -> None:
     assert [m.payload for m in client.direct("S", {"last_by_subj": "s.1"})] == [b"new"]
 
 
-def test_a_lost_group_is_told_to_everyone_who_waits_and_leaves_no_trace(client: Client) -> None:
+def test_a_lost_group_answers_all_its_publishers_with_errors_and_leaves_no_trace(client: Client) -> None:
     rig = client.rig
     assert client.publish("s.1", b"kept", Nats_Msg_Id="kept")["seq"] == 1
     client.ask("s.1", b"lost", Headers({"Nats-Msg-Id": "lost"}), settle=False)
@@ -235,7 +235,7 @@ def test_replaying_a_log_of_commands_gives_the_same_output_and_state(commands: l
     assert play(commands) == play(commands)
 
 
-def test_one_who_cannot_save_its_state_does_not_stop_the_others(client: Client) -> None:
+def test_deferred_state_that_fails_to_save_does_not_stop_the_others(client: Client) -> None:
     saved: list[str] = []
 
     class DeferredState:
@@ -256,7 +256,7 @@ def test_one_who_cannot_save_its_state_does_not_stop_the_others(client: Client) 
     assert client.publish("s.1")["seq"] == 2
 
 
-def test_what_is_durable_is_answered_whatever_goes_wrong_with_those_who_follow(client: Client) -> None:
+def test_a_durable_publish_is_acknowledged_even_if_a_follower_fails(client: Client) -> None:
     class LogFollower:
         def committed(self, now: int) -> None:
             raise RuntimeError(f"at {now}")

@@ -47,7 +47,7 @@ def until_pong(sock: socket.socket) -> bytes:
     return seen
 
 
-def test_limits_are_told_as_the_real_server_does() -> None:
+def test_limits_are_reported_as_nats_server_reports_them() -> None:
     config = "max_connections: 1, max_subscriptions: 2, max_payload: 100, max_control_line: 200"
     lines = (
         b"SUB a 1\r\nSUB b 2\r\nSUB a 3\r\nPUB a 1\r\nx\r\n",
@@ -82,7 +82,7 @@ def test_limits_are_told_as_the_real_server_does() -> None:
     assert (b"INFO ", b"-ERR 'maximum connections exceeded'\r\n") in seen[1]
 
 
-def test_the_announcement_goes_to_those_who_understand_it() -> None:
+def test_lame_duck_info_is_sent_to_clients_that_support_it() -> None:
     rig = Rig()
     new, old = rig.client(HELLO.replace(b"{", b'{"protocol":1,')), rig.client()
     rig.engine.announce_end()
@@ -93,7 +93,7 @@ def test_the_announcement_goes_to_those_who_understand_it() -> None:
     assert old.take() == []
 
 
-async def test_a_lame_duck_takes_nobody_new_and_sees_its_clients_off() -> None:
+async def test_lame_duck_mode_accepts_no_clients_and_disconnects_the_others() -> None:
     async with Server() as server:
         readers = []
         for _ in range(3):
@@ -119,7 +119,7 @@ async def test_a_lame_duck_takes_nobody_new_and_sees_its_clients_off() -> None:
         await server.lame_duck()
 
 
-async def test_a_lame_duck_without_clients_is_done_at_once() -> None:
+async def test_lame_duck_mode_without_clients_ends_at_once() -> None:
     async with Server() as server:
         with pytest.raises(UsageError, match="grace"):
             await server.lame_duck(duration=1, grace=2)
@@ -127,7 +127,7 @@ async def test_a_lame_duck_without_clients_is_done_at_once() -> None:
             await server.lame_duck()
 
 
-def test_the_process_retires_on_sigusr2() -> None:
+def test_sigusr2_starts_lame_duck_mode() -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "slipstream.server", "--port", "0"], stdout=subprocess.PIPE, text=True
     )
@@ -151,7 +151,7 @@ def test_the_process_retires_on_sigusr2() -> None:
         process.stdout.close()
 
 
-def test_a_client_whose_machine_is_gone_is_given_up() -> None:
+def test_a_client_that_answers_no_pings_is_disconnected() -> None:
     with Server(ping_interval=0.1) as server, dial(server.port) as gone:
         gone.sendall(b'CONNECT {"verbose":false}\r\nPING\r\n')
         before = until_pong(gone)  # the server may have sent a PING before it read this

@@ -197,7 +197,7 @@ async def test_a_restart_is_survived() -> None:
     await server.stop()
 
 
-async def test_a_lame_duck_is_told() -> None:
+async def test_lame_duck_mode_is_announced() -> None:
     told = asyncio.Event()
 
     async def note() -> None:

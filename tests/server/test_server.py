@@ -251,7 +251,7 @@ def test_a_subscriber_that_stops_reading_is_cut_off_and_others_are_not() -> None
         good.close()
 
 
-def test_a_batch_reader_that_stops_reading_holds_nobody_up_and_gets_everything_later(tmp_path: Path) -> None:
+def test_a_batch_reader_that_stops_reading_delays_no_other_and_gets_everything_later(tmp_path: Path) -> None:
     with Server(data_dir=tmp_path) as server:
         writer = stream_of(server)
         count, payload = 4000, b"x" * 4096
@@ -281,7 +281,7 @@ def lazy_cid(server: Server) -> int:
     return max(server._running._connections) - 1
 
 
-def test_a_group_that_cannot_be_stored_is_told_and_the_server_goes_on(
+def test_a_group_that_cannot_be_stored_is_answered_with_errors_and_the_server_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with Server(data_dir=tmp_path) as server:
@@ -388,7 +388,7 @@ def test_a_flood_fills_bounded_groups_and_every_message_is_acknowledged(
     assert sum(sizes) >= count
 
 
-def test_what_a_purge_left_to_do_is_done_while_nobody_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rest_of_a_purge_is_done_while_the_server_is_idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cleared = threading.Event()
     real = Engine.committed
 
@@ -487,7 +487,7 @@ async def test_a_server_runs_on_the_loop_of_its_user_and_stops() -> None:
         await asyncio.open_connection("127.0.0.1", server.port)
 
 
-def test_who_waits_for_messages_is_told_that_the_server_stops() -> None:
+def test_waiting_pulls_are_answered_when_the_server_stops() -> None:
     """An idle server as well: nothing but that is left to send."""
     with Server() as server:
         raw = Raw(server)

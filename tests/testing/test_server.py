@@ -172,7 +172,7 @@ def test_a_mirror_is_held_cut_and_released(slipstream_server: TestServer) -> Non
 # Time.
 
 
-def test_time_stands_still_and_moves_by_order(slipstream_server_virtual: TestServer) -> None:
+def test_virtual_time_stands_still_until_it_is_advanced(slipstream_server_virtual: TestServer) -> None:
     server = slipstream_server_virtual
     with connect_blocking(server.url) as client:
         js = client.jetstream()
@@ -211,7 +211,9 @@ def test_a_waiting_read_ends_when_the_clock_says_so(slipstream_server_virtual: T
         assert box.next(timeout=5).status == (412, "Min Last Sequence")
 
 
-def test_a_message_that_is_not_acked_comes_again_when_the_clock_says_so(slipstream_server_virtual: TestServer) -> None:
+def test_a_message_without_ack_is_redelivered_when_the_virtual_clock_passes_ack_wait(
+    slipstream_server_virtual: TestServer,
+) -> None:
     server = slipstream_server_virtual
     with connect_blocking(server.url) as client:
         js = client.jetstream()

@@ -116,7 +116,7 @@ def test_a_connection_is_shown_alike(sites: tuple[Site, Site]) -> None:
     assert seen[0] == seen[1]
 
 
-def test_closed_connections_are_told_of_with_the_reason(sites: tuple[Site, Site]) -> None:
+def test_closed_connections_are_listed_with_the_reason(sites: tuple[Site, Site]) -> None:
     for site in sites:
         port = int(site.url.rpartition(":")[2])
         with socket.create_connection(("127.0.0.1", port), timeout=10) as sock, sock.makefile("rb") as file:

@@ -130,7 +130,7 @@ def dial(port: int) -> socket.socket:
     return socket.create_connection(("127.0.0.1", port), timeout=10)
 
 
-def test_info_comes_first_and_everything_else_through_tls(start: Start, files: Files) -> None:
+def test_info_is_sent_in_plain_text_and_everything_else_through_tls(start: Start, files: Files) -> None:
     with start() as port, dial(port) as plain:
         info = greeting(plain)
         assert info["tls_required"] is True
@@ -143,7 +143,7 @@ def test_info_comes_first_and_everything_else_through_tls(start: Start, files: F
             assert until_pong(sock) == b"MSG a 1 200000\r\n%b\r\n" % body * 20 + b"PONG\r\n"
 
 
-def test_tls_may_come_first(start: Start, files: Files) -> None:
+def test_tls_may_start_before_info(start: Start, files: Files) -> None:
     with (
         start(first=True) as port,
         dial(port) as plain,
@@ -155,7 +155,7 @@ def test_tls_may_come_first(start: Start, files: Files) -> None:
 
 
 @pytest.mark.parametrize("who", ["client", "stranger", "nobody"])
-def test_a_client_shows_a_certificate_of_the_right_authority(start: Start, files: Files, who: str) -> None:
+def test_a_client_certificate_must_be_signed_by_the_authority(start: Start, files: Files, who: str) -> None:
     own = {"client": files.client, "stranger": files.stranger, "nobody": None}[who]
     with start(verify=True) as port, dial(port) as plain:
         assert greeting(plain)["tls_verify"] is True
@@ -194,7 +194,7 @@ def test_a_client_without_tls_and_one_that_says_nothing_are_cut_off_and_others_a
                 assert until_pong(sock) == b"PONG\r\n"
 
 
-async def test_nats_py_comes_in_by_tls_and_a_server_stops_during_a_handshake(files: Files) -> None:
+async def test_nats_py_connects_by_tls_and_a_server_stops_during_a_handshake(files: Files) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*files.server)
     async with Server(tls=context, users=[User(name="joe", password="pw")], tls_timeout=30) as server:
@@ -210,7 +210,7 @@ async def test_nats_py_comes_in_by_tls_and_a_server_stops_during_a_handshake(fil
         await writer.wait_closed()
 
 
-def test_an_authentication_that_takes_too_long_is_told_through_tls(files: Files) -> None:
+def test_an_authentication_timeout_is_reported_through_tls(files: Files) -> None:
     users = [User(name="joe", password="pw")]
     files_of: dict[str, Any] = {"tls_cert": files.server[0], "tls_key": files.server[1]}
     with Server(users=users, auth_timeout=0.2, tls_timeout=3, **files_of) as server, dial(server.port) as plain:
@@ -219,7 +219,7 @@ def test_an_authentication_that_takes_too_long_is_told_through_tls(files: Files)
             assert sock.recv(100) == b"-ERR 'Authentication Timeout'\r\n"
 
 
-def test_settings_that_make_no_sense_are_refused(files: Files, tmp_path: Path) -> None:
+def test_contradicting_tls_options_are_rejected(files: Files, tmp_path: Path) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     bad: tuple[dict[str, Any], ...] = (
         {"tls_key": files.server[1]},

@@ -96,7 +96,7 @@ async def test_a_mirror_keeps_answering_while_its_upstream_is_offline_and_catche
                 assert await contents(here, "M") == await contents(there, "S")
 
 
-async def test_a_mirror_goes_on_where_it_stopped(tmp_path: Path) -> None:
+async def test_a_mirror_resumes_where_it_stopped(tmp_path: Path) -> None:
     with TestServer() as hub:
         async with connect(hub.url) as there:
             await there.jetstream().create_stream(S)
@@ -177,7 +177,7 @@ async def test_what_a_filter_leaves_out_counts_as_looked_at(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("direct", [True, False])
-async def test_a_work_queue_that_nobody_may_consume_beside_its_worker_is_mirrored_all_the_same(direct: bool) -> None:
+async def test_a_work_queue_without_a_second_consumer_is_mirrored_all_the_same(direct: bool) -> None:
     with TestServer() as hub:
         async with (
             Server(upstreams={"hub": hub.url}) as edge,
@@ -319,7 +319,7 @@ async def test_what_a_full_stream_refuses_is_taken_later(direct: bool) -> None:
             assert seen == [b"%d" % n for n in range(1, 13)]
 
 
-async def test_an_upstream_that_was_made_anew_while_it_was_away_is_not_mixed_up_with_the_old_one() -> None:
+async def test_an_upstream_stream_created_again_during_an_outage_is_not_confused_with_the_old_one() -> None:
     hub = TestServer()
     hub.start()
     with Server(upstreams={"hub": hub.url}) as edge:

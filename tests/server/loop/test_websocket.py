@@ -102,7 +102,7 @@ def raw(port: int) -> Iterator[Raw]:
 HELLO = b'CONNECT {"verbose":false,"pedantic":false,"headers":true}\r\n'
 
 
-def test_the_upgrade_is_answered_and_info_comes_in_a_frame(raw: Raw) -> None:
+def test_the_upgrade_is_answered_and_info_is_sent_in_a_frame(raw: Raw) -> None:
     head = raw.upgrade()
     assert head.startswith(b"HTTP/1.1 101 ")
     assert f"Sec-WebSocket-Accept: {accept_key(KEY.encode())}".encode() in head
@@ -230,7 +230,7 @@ def test_an_upgrade_request_that_is_missing_or_too_long_is_rejected() -> None:
         assert server._running.engine.totals.connections == 0
 
 
-def test_origins_are_held_against_the_list() -> None:
+def test_origins_are_checked_against_the_list() -> None:
     options = WebSocketOptions(allowed_origins=("https://good.example", "http://also.example:8080"))
     with Server(websocket=options) as server:
         for origin, status in (

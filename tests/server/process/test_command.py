@@ -33,11 +33,11 @@ def options(*argv: str) -> ProcessOptions:
 @pytest.mark.parametrize(
     "argv", [["-p", "-1"], ["--port", "-1"], ["--port=-1"], ["-port=-1"], ["-p=-1"], ["-port", "-1"]]
 )
-def test_a_flag_is_written_in_any_of_gos_ways(argv: list[str]) -> None:
+def test_a_flag_may_be_written_in_every_form_of_go(argv: list[str]) -> None:
     assert options(*argv).server.port == -1
 
 
-def test_flags_become_options() -> None:
+def test_flags_override_options() -> None:
     found = options(
         "-a", "::1", "-n", "s1", "-m", "8222", "-js", "-sd", "/data", "-DV", "-l", "/log", "-P", "/pid", "-T=false"
     )
@@ -68,7 +68,7 @@ def test_flags_become_options() -> None:
         (["-n", "a b"], "server name must not contain white space, got 'a b'"),
     ],
 )
-def test_a_flag_that_cannot_be_carried_out_is_named(argv: list[str], message: str) -> None:
+def test_a_bad_flag_is_rejected_by_name(argv: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=re.escape(message)):
         options(*argv)
 
@@ -147,7 +147,7 @@ def test_the_log_has_the_lines_that_scripts_wait_for(command: list[str]) -> None
     assert all(LINE.fullmatch(line) for line in server.lines), server.log
 
 
-def test_a_process_leaves_word_of_itself_and_takes_it_away(tmp_path: Path) -> None:
+def test_pid_and_ports_files_are_written_and_removed(tmp_path: Path) -> None:
     pid, log, data = tmp_path / "pid", tmp_path / "log", tmp_path / "data"
     config = tmp_path / "s.conf"
     config.write_text(f"port: -1\nserver_name: c1\njetstream {{store_dir: '{data}'}}\nports_file_dir: '{tmp_path}'")

@@ -36,7 +36,7 @@ def test_an_empty_configuration_is_the_default() -> None:
         ("net: ::1", "::1", 4222),
     ],
 )
-def test_where_to_listen(text: str, host: str, port: int) -> None:
+def test_listen_host_and_port_keys(text: str, host: str, port: int) -> None:
     server = loaded(text).server
     assert (server.host, server.port) == (host, port)
 
@@ -121,7 +121,7 @@ def test_users_permissions_and_accounts() -> None:
     )
 
 
-def test_only_the_user_of_those_who_show_nothing_may_be_without_a_password() -> None:
+def test_only_the_no_auth_user_may_have_no_password() -> None:
     server = loaded("no_auth_user: d\naccounts { A { users: [{user: d}] } }").server
     assert server.users == (User(name="d", account="A", anyone=True),)
     with pytest.raises(ConfigError, match="user 'e' has no password"):
@@ -135,7 +135,7 @@ def test_one_user_or_one_token() -> None:
         loaded("authorization {user: u, password: p, token: t}")
 
 
-def test_everyone_comes_in_where_only_the_system_account_has_users() -> None:
+def test_any_client_is_accepted_if_only_the_system_account_has_users() -> None:
     server = loaded("accounts { SYS { users: [{user: s, password: p}] } }\nsystem_account: SYS").server
     assert server.no_auth_user == ANYONE
     assert server.system_account == "SYS"
@@ -218,7 +218,7 @@ def test_a_key_that_cannot_be_carried_out_is_rejected_with_its_position(text: st
     assert message in str(caught.value)
 
 
-def test_a_variable_is_no_unknown_field() -> None:
+def test_a_variable_is_not_an_unknown_field() -> None:
     assert loaded("PORT: 5\nport: $PORT").server.port == 5
     assert loaded("authorization {P: {publish: a}, users: [{user: u, password: p, permissions: $P}]}").server.users
 
