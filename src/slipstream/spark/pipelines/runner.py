@@ -29,7 +29,6 @@ from slipstream.spark.pipelines.spark_session import start_spark
 from slipstream.spark.pipelines.state import QueryState, StateFolder, lag_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
@@ -154,18 +153,16 @@ class Runner:
         if self._stopping.is_set():
             return
         spark = start_spark(self._pipeline, self._master, self._state)
+        from slipstream.spark.pipelines.build import plan_queries  # imports pyspark: after its environment is set
+
         try:
             if not self._stopping.is_set():  # a signal may arrive while Spark starts
-                self._plan(spark, connection)
+                plans = plan_queries(spark, self._pipeline, connection)
+                self.queries = {plan.name: RunningQuery(plan) for plan in plans}
                 self._supervise(connection, js, screen)
         finally:
             self._save(connection)
             spark.stop()
-
-    def _plan(self, spark: SparkSession, connection: Mapping[str, str]) -> None:
-        from slipstream.spark.pipelines.build import plan_queries
-
-        self.queries = {plan.name: RunningQuery(plan) for plan in plan_queries(spark, self._pipeline, connection)}
 
     def _supervise(self, connection: dict[str, str], js: JetStream, screen: Lines) -> None:
         """Start the queries, restart those that failed, and report, until all are done or the run is stopped."""
