@@ -1,4 +1,4 @@
-"""Bases of the two drivers' classes: messages, and the part of a client that never waits."""
+"""Bases of the two drivers' classes: messages, and the parts of subscriptions and clients that never wait."""
 
 from __future__ import annotations
 
@@ -70,6 +70,38 @@ class BaseMessage(msgspec.Struct, Generic[C], eq=False):
         if not self.reply:
             raise UsageError(f"the message on {self.subject!r} cannot be answered: it has no reply subject")
         return self.reply
+
+
+class BaseSubscription:
+    """What can be known of a subscription without waiting."""
+
+    def __init__(self, box: Mailbox) -> None:
+        self._box = box
+
+    @property
+    def subject(self) -> str:
+        """The subject or filter."""
+        return self._box.subject
+
+    @property
+    def pending(self) -> int:
+        """Messages that arrived and were not taken yet."""
+        return self._box.pending
+
+    @property
+    def dropped(self) -> int:
+        """Messages that were dropped because too many were pending."""
+        return self._box.dropped
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether no more messages will arrive; pending ones can still be taken."""
+        return self._box.is_ended
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is pending and no more messages will arrive."""
+        return self._box.is_ended and not self._box.items
 
 
 class BaseClient:

@@ -460,7 +460,7 @@ class Session:
             self.subscriptions.deny(error, reply.denied_subscription, reply.queue)
         self.effects.report(EventKind.SERVER_SHUTDOWN if reply.is_shutdown else EventKind.ERROR, error)
 
-    # Orders of the user that are not messages
+    # Flush and drain
 
     def ping(self) -> PendingPing:
         """Send a PING; its PONG shows that the server has processed everything sent so far."""

@@ -104,7 +104,7 @@ class Connection:
         for future in writers:
             _release(future)
 
-    # Orders of the user
+    # Calls of the client
 
     def unsubscribe(self, box: Mailbox, max_msgs: int) -> None:
         """End a subscription, at once or after `max_msgs` messages in all."""

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from slipstream.client._async.connection import Connection
-from slipstream.client.base import BaseMessage, HeadersLike, connection_lost, drain_timeout, timed_out
+from slipstream.client.base import BaseMessage, BaseSubscription, HeadersLike, connection_lost, drain_timeout, timed_out
 from slipstream.client.mailbox import Mailbox
 from slipstream.client.raw_columns import Packed
 from slipstream.errors import Error, SlowConsumerError
@@ -44,34 +44,19 @@ class Message(BaseMessage[SubscriptionClient]):
 Callback = Callable[[Message], Awaitable[None] | None]
 
 
-class Subscription:
+class Subscription(BaseSubscription):
     """Messages of one subject: `async for message in subscription`, `next`, or `next_chunk` for all that arrived."""
 
     def __init__(
         self, client: SubscriptionClient, connection: Connection, box: Mailbox, callback: Callback | None = None
     ) -> None:
+        super().__init__(box)
         self._client = client
         self._connection = connection
-        self._box = box
         self._waiting: list[asyncio.Future[None]] = []
         self._caller: asyncio.Task[None] | None = None  # the task that calls back
         if callback is not None:
             self._caller = connection.spawn(self._call_back(callback), f"callback of {box.subject}")
-
-    @property
-    def subject(self) -> str:
-        """The subject or filter."""
-        return self._box.subject
-
-    @property
-    def pending(self) -> int:
-        """Messages that arrived and were not taken yet."""
-        return self._box.pending
-
-    @property
-    def dropped(self) -> int:
-        """Messages that were dropped because too many were pending."""
-        return self._box.dropped
 
     async def __aenter__(self) -> Self:
         return self
@@ -149,16 +134,6 @@ class Subscription:
     def take_now(self) -> list[Msg]:
         """Every message that has arrived, perhaps none, without waiting."""
         return self._box.take_all() if self._box.items else []
-
-    @property
-    def is_ended(self) -> bool:
-        """Whether no more messages will arrive; pending ones can still be taken."""
-        return self._box.is_ended
-
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing is pending and no more messages will arrive."""
-        return self._box.is_ended and not self._box.items
 
     def drain_soon(self) -> None:
         """End the subscription as `drain` does, without waiting: what the server has sent can be taken later."""

@@ -152,7 +152,7 @@ class Connection:
             FOREVER,
         )
 
-    # Orders of the user
+    # Calls of the client
 
     def unsubscribe(self, box: Mailbox, max_msgs: int) -> None:
         """End a subscription, at once or after `max_msgs` messages in all."""

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
 from slipstream.client._sync.connection import Connection
-from slipstream.client.base import FOREVER, BaseMessage, HeadersLike, drain_timeout, timed_out
+from slipstream.client.base import FOREVER, BaseMessage, BaseSubscription, HeadersLike, drain_timeout, timed_out
 from slipstream.client.mailbox import Mailbox
 from slipstream.client.raw_columns import Packed
 from slipstream.errors import Error, SlowConsumerError
@@ -106,31 +106,16 @@ class Dispatcher:
                 self._await(box)
 
 
-class Subscription:
+class Subscription(BaseSubscription):
     """Messages of one subject: `for message in subscription`, `next`, or `next_chunk` for all that arrived."""
 
     def __init__(
         self, client: SubscriptionClient, connection: Connection, box: Mailbox, dispatcher: Dispatcher | None = None
     ) -> None:
+        super().__init__(box)
         self._client = client
         self._connection = connection
-        self._box = box
         self._dispatcher = dispatcher  # of its callback, if it has one
-
-    @property
-    def subject(self) -> str:
-        """The subject or filter."""
-        return self._box.subject
-
-    @property
-    def pending(self) -> int:
-        """Messages that arrived and were not taken yet."""
-        return self._box.pending
-
-    @property
-    def dropped(self) -> int:
-        """Messages that were dropped because too many were pending."""
-        return self._box.dropped
 
     def __enter__(self) -> Self:
         return self
@@ -204,16 +189,6 @@ class Subscription:
         """Every message that has arrived, perhaps none, without waiting."""
         with self._connection.lock:
             return self._box.take_all() if self._box.items else []
-
-    @property
-    def is_ended(self) -> bool:
-        """Whether no more messages will arrive; pending ones can still be taken."""
-        return self._box.is_ended
-
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing is pending and no more messages will arrive."""
-        return self._box.is_ended and not self._box.items
 
     def drain_soon(self) -> None:
         """End the subscription as `drain` does, without waiting: what the server has sent can be taken later."""

@@ -25,7 +25,7 @@ class JetStream(jetstream.JetStream):
     """JetStream of one account: publish, streams, Key-Value buckets."""
 
     def create_key_value(self, config: BucketConfig, *, timeout: float | None = None) -> KeyValue[bytes]:
-        """Make a bucket, or find it made with the same configuration."""
+        """Create a bucket; an existing one must have the same configuration."""
         return KeyValue(buckets.create_bucket(self, config, timeout=timeout))
 
     def update_key_value(self, config: BucketConfig, *, timeout: float | None = None) -> KeyValue[bytes]:
@@ -41,10 +41,10 @@ class JetStream(jetstream.JetStream):
         put_prefix: str = "",
         timeout: float | None = None,
     ) -> KeyValue[bytes]:
-        """An existing bucket, made by any client; raises BucketNotFoundError if there is none.
+        """Open an existing bucket, made by any client; raises BucketNotFoundError if there is none.
 
         `stream` and `subject_prefix` are for buckets whose stream is not `KV_<bucket>` on `$KV.<bucket>`, `put_prefix`
-        for writes that take another way (a subject imported from another account).
+        for writes to other subjects (those imported from another account).
         """
         storage = buckets.open_bucket(
             self, bucket, stream=stream, subject_prefix=subject_prefix, put_prefix=put_prefix, timeout=timeout
@@ -52,7 +52,7 @@ class JetStream(jetstream.JetStream):
         return KeyValue(storage)
 
     def delete_key_value(self, bucket: str, *, timeout: float | None = None) -> None:
-        """Remove a bucket and everything in it."""
+        """Delete a bucket and everything in it."""
         buckets.delete_bucket(self, bucket, timeout=timeout)
 
     def key_values(self, *, timeout: float | None = None) -> Iterator[str]:
@@ -63,7 +63,7 @@ class JetStream(jetstream.JetStream):
     def snapshot(
         self, stream: str, *, consumers: bool = True, chunk_size: int = CHUNK_SIZE, timeout: float | None = None
     ) -> Snapshot:
-        """All of a stream as bytes, to keep and to `restore`: `for piece in js.snapshot("ORDERS")`."""
+        """A snapshot of a stream as bytes, for `restore`: `for piece in js.snapshot("ORDERS")`."""
         return Snapshot(self, stream, consumers=consumers, chunk_size=chunk_size, timeout=timeout)
 
     def restore(
@@ -74,19 +74,19 @@ class JetStream(jetstream.JetStream):
         *,
         timeout: float | None = None,
     ) -> StreamInfo:
-        """Make a stream out of a snapshot's `config`, `state` and bytes. One of that name must not be there."""
+        """Create a stream from the `config`, `state` and bytes of a snapshot. No stream of that name may exist."""
         return restore(self, config, state, data, timeout=timeout)
 
     def create_object_store(self, config: ObjectStoreConfig, *, timeout: float | None = None) -> ObjectStore:
-        """Make a bucket of objects, or find it made with the same configuration."""
+        """Create a bucket of objects; an existing one must have the same configuration."""
         return ObjectStore.create_bucket(self, config, timeout=timeout)
 
     def object_store(self, bucket: str, *, timeout: float | None = None) -> ObjectStore:
-        """An existing bucket of objects; raises BucketNotFoundError if there is none."""
+        """Open an existing bucket of objects; raises BucketNotFoundError if there is none."""
         return ObjectStore.open_bucket(self, bucket, timeout=timeout)
 
     def delete_object_store(self, bucket: str, *, timeout: float | None = None) -> None:
-        """Remove a bucket of objects and everything in it."""
+        """Delete a bucket of objects and everything in it."""
         ObjectStore(self, bucket).destroy(timeout=timeout)
 
     def object_stores(self, *, timeout: float | None = None) -> Iterator[str]:
@@ -96,23 +96,23 @@ class JetStream(jetstream.JetStream):
                 yield name.removeprefix(OBJECTS_PREFIX)
 
     def session(self, token: str = "") -> Session:
-        """Read-your-writes and monotonic reads without bookkeeping: `with js.session() as s`.
+        """A session with read-your-writes and monotonic reads: `with js.session() as s`.
 
-        `s` does all that this object does, buckets included; what is written and read through it is seen by every later
-        read through it. With the `token` of another session, also of another process, it goes on where that one was.
+        `s` has all methods of this object, buckets included; every read through it reflects what was written and read
+        through it before. With the `token` of another session, of any process, it continues that one.
         """
         return Session(self, token)
 
 
 class Session(JetStream, jetstream.Session):
-    """JetStream with a memory: every read has seen all that was written and read through it before."""
+    """JetStream with read-your-writes: every read reflects what was written and read through it before."""
 
 
 class Client(core.Client):
     """A connection to NATS. Made by `connect`."""
 
     def jetstream(self, *, prefix: str = "", domain: str = "", timeout: float = jetstream.DEFAULT_TIMEOUT) -> JetStream:
-        """JetStream over this connection, below another API prefix or in a domain if one is given."""
+        """JetStream over this connection, with another API prefix or in a domain if one is named."""
         return JetStream(self, prefix=prefix, domain=domain, timeout=timeout)
 
 
