@@ -99,7 +99,13 @@ def test_no_block_is_of_a_kind_that_is_not_run() -> None:
     assert {block.kind for block in BLOCKS} <= KINDS
 
 
-@pytest.mark.parametrize("block", PYTHON, ids=str)
+def program(block: Block) -> object:
+    """A program as a parameter. One that starts Spark belongs to the tests of Spark, where few JVMs run at a time."""
+    return pytest.param(block, marks=[pytest.mark.spark] if "pyspark" in block.code else [], id=str(block))
+
+
+@pytest.mark.timeout(TIMEOUT + 30)  # of the program, which says what it printed; this one is for the test itself
+@pytest.mark.parametrize("block", [program(block) for block in PYTHON])
 def test_the_program_runs_and_prints(block: Block, tmp_path: Path) -> None:
     script = tmp_path / "test_example.py"
     script.write_text(block.code, "utf-8")
