@@ -65,7 +65,7 @@ def test_a_lame_duck_of_a_cluster_is_left_for_a_learned_server(
 
 
 @pytest.mark.parametrize("call", ["next", "next_chunk"])
-def test_a_reader_is_told_that_another_thread_closed_the_client(driver: Driver, nats_url: str, call: str) -> None:
+def test_a_reader_raises_when_another_thread_closes_the_client(driver: Driver, nats_url: str, call: str) -> None:
     raised: list[Error] = []
     nc = driver.connect(nats_url)
     sub = nc.subscribe("nothing.comes")

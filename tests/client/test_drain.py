@@ -83,7 +83,7 @@ def test_a_server_that_shuts_down_and_servers_that_appear_are_events() -> None:
     assert kinds(session.lost(GONE, now=0, random=0)) == ["reconnect_failed"]
 
 
-def test_an_answer_that_nobody_drains_with_ends_nothing() -> None:
+def test_a_pong_without_a_drain_ends_no_subscription() -> None:
     assert PendingPing().draining == ()
 
 
@@ -159,7 +159,9 @@ def test_all_replies_are_iterated_over_until_one_of_the_bounds(driver: Driver, n
         assert nc._session.requests.sinks == {}
 
 
-def test_many_replies_of_nobody_are_an_error_and_of_the_silent_are_none(driver: Driver, nats_url: str) -> None:
+def test_request_many_without_responders_raises_and_silent_responders_yield_nothing(
+    driver: Driver, nats_url: str
+) -> None:
     with driver.connect(nats_url) as nc:
         with pytest.raises(NoRespondersError, match=r"nobody\.here"):
             list(nc.request_many("nobody.here"))
@@ -276,7 +278,7 @@ def test_a_drained_client_hands_over_sends_and_closes(driver: Driver, nats_url: 
             nc.drain()
 
 
-def test_a_drain_that_nobody_reads_for_ends_by_its_timeout_and_closes(driver: Driver, nats_url: str) -> None:
+def test_a_drain_without_a_reader_times_out_and_closes(driver: Driver, nats_url: str) -> None:
     nc = driver.connect(nats_url)
     sub = nc.subscribe("drain.unread")
     for _ in range(3):

@@ -188,12 +188,12 @@ def test_a_request_is_answered(driver: Driver, nats_url: str) -> None:
             asked.next().respond(b"!")
 
 
-def test_a_request_that_nobody_hears_fails_at_once(driver: Driver, nats_url: str) -> None:
+def test_a_request_without_responders_fails_at_once(driver: Driver, nats_url: str) -> None:
     with driver.connect(nats_url) as nc, pytest.raises(NoRespondersError, match=r"'nobody\.here'"):
         nc.request("nobody.here", timeout=20)
 
 
-def test_a_request_that_nobody_answers_times_out(driver: Driver, nats_url: str) -> None:
+def test_an_unanswered_request_times_out(driver: Driver, nats_url: str) -> None:
     with driver.connect(nats_url) as nc:
         sub = nc.subscribe("silence")
         with pytest.raises(RequestTimeoutError, match=r"'silence'.*0\.05 s"):
@@ -261,7 +261,7 @@ def test_start_hands_every_reply_to_the_sink_until_it_is_satisfied(driver: Drive
         nc.ready()
 
 
-def test_figures_are_kept(driver: Driver, nats_url: str) -> None:
+def test_statistics_are_counted(driver: Driver, nats_url: str) -> None:
     with driver.connect(nats_url, name="figures") as nc:
         sub = nc.subscribe("figures")
         nc.publish("figures", b"12345")

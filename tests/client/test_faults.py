@@ -184,7 +184,7 @@ def test_a_half_open_connection_is_noticed_by_its_silence(driver: Driver) -> Non
         nc.close()
 
 
-def test_a_ping_of_the_server_is_answered_while_nobody_waits(driver: Driver) -> None:
+def test_a_ping_of_the_server_is_answered_without_a_waiter(driver: Driver) -> None:
     answered = threading.Event()
 
     def script(peer: Peer) -> None:
@@ -342,7 +342,7 @@ def test_a_lonely_publish_leaves_soon_and_so_does_the_end_of_a_burst(nats_url: s
             sub.next(timeout=0.5)
 
 
-def test_a_blocking_client_that_nobody_holds_ends_its_keeper(nats_url: str) -> None:
+def test_a_garbage_collected_blocking_client_ends_its_thread(nats_url: str) -> None:
     nc = blocking.connect(nats_url)
     keeper = nc._connection._threads[0]
     nc._connection.transport.discard()  # a socket left to the collector would be a warning

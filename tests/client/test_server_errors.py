@@ -119,7 +119,7 @@ def test_a_bulk_sink_that_raises_is_given_up_too() -> None:
     assert session.is_connected
 
 
-def test_a_server_that_was_too_slow_has_refused_nobody() -> None:
+def test_a_server_that_timed_out_has_rejected_no_credentials() -> None:
     """An overloaded server says so; the credentials may be right."""
     reply = parse_err("Authentication Timeout")
     assert not isinstance(reply.error, AuthorizationError)

@@ -167,7 +167,7 @@ def test_a_complaint_during_the_handshake_ends_the_try(data: bytes, kind: type[E
     assert session.error is error
 
 
-def test_a_pong_nobody_asked_for_is_ignored() -> None:
+def test_an_unsolicited_pong_is_ignored() -> None:
     session = make()
     session.dial(0)
     session.opened()

@@ -158,7 +158,7 @@ LIMITED = """accounts {
 }"""
 
 
-def test_the_limits_of_an_account_are_told_alike() -> None:
+def test_account_limits_are_reported_alike() -> None:
     seen = []
     with both(LIMITED) as ports:
         for port in ports:
@@ -177,7 +177,7 @@ def test_the_limits_of_an_account_are_told_alike() -> None:
     assert b"maximum account active connections exceeded" in seen[1][2]
 
 
-def test_the_second_info_is_told_alike() -> None:
+def test_the_second_info_is_alike() -> None:
     fields = ("connect_info", "remote_account", "max_payload", "auth_required", "acc_is_sys", "headers", "proto", "ldm")
     seen = []
     with both(LIMITED) as ports:
@@ -246,7 +246,7 @@ def test_a_user_of_a_jwt_comes_in_with_its_permissions(jwt_ports: tuple[int, int
     assert jwt_answers(jwt_ports, user_token(ACCOUNT, USER), LINES)[1].count(b"MSG") == 2
 
 
-def test_an_account_without_jetstream_is_told_so() -> None:
+def test_an_account_without_jetstream_gets_an_error() -> None:
     accounts = "A { jetstream: enabled, users = [{user: a, password: p}] }, B { users = [{user: b, password: p}] }"
     requests = ("INFO", "STREAM.NAMES", "STREAM.CREATE.X", "CONSUMER.INFO.X.C", "STREAM.MSG.GET.X", "NOTHING")
     lines = b"SUB i 1\r\n" + b"".join(b"PUB $JS.API.%b i 0\r\n\r\n" % name.encode() for name in requests)
@@ -335,7 +335,7 @@ def test_a_bearer_needs_no_signature_and_others_do(jwt_ports: tuple[int, int]) -
         assert answers(jwt_ports, f'"jwt":"{token}"') == [wanted, wanted]
 
 
-def test_revoked_users_and_limits_of_jwts_are_told_alike() -> None:
+def test_revoked_users_and_jwt_limits_are_reported_alike() -> None:
     revoked = Key("U")
     limits = {"conn": 2, "subs": 1, "payload": 8}
     with both(jwt_config(revocations={revoked.public: int(time.time()) + 10}, limits=limits)) as ports:

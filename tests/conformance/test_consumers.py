@@ -356,7 +356,7 @@ async def test_one_ack_for_all_has_the_same_effects(urls: tuple[str, str], fresh
     await same_on(urls, fresh, scenario)
 
 
-async def test_giving_up_is_told_alike(urls: tuple[str, str], fresh: str) -> None:
+async def test_max_deliver_advisories_are_alike(urls: tuple[str, str], fresh: str) -> None:
     async def scenario(wire: Wire) -> None:
         await wire.create()
         work = Work(wire)

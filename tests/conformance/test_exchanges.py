@@ -268,7 +268,7 @@ async def test_continuous_pulls_overlap_with_bytes_heartbeats_and_what_is_left(a
 
 
 @pytest.mark.spec("PS-04")
-async def test_a_request_lingers_until_it_is_filled_expires_or_nobody_waits(any_server: str, fresh: str) -> None:
+async def test_a_pull_request_lasts_until_it_is_filled_expires_or_loses_its_inbox(any_server: str, fresh: str) -> None:
     async with bench(any_server, fresh) as at:
         subject = f"$JS.API.CONSUMER.MSG.NEXT.{fresh}.dur"
         js = at.direct.jetstream()

@@ -388,7 +388,7 @@ async def test_a_stream_is_made_alike(urls: tuple[str, str], fresh: str, config:
 
 
 @pytest.mark.parametrize("storage", ["file", "memory"])
-async def test_figures_are_counted_alike(urls: tuple[str, str], fresh: str, storage: str) -> None:
+async def test_statistics_are_counted_alike(urls: tuple[str, str], fresh: str, storage: str) -> None:
     async def scenario(wire: Wire) -> None:
         await wire.create(storage=storage, max_bytes=100_000)
         for n in range(10):

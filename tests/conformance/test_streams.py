@@ -81,7 +81,7 @@ async def test_expectations_are_kept(any_server: str, fresh: str) -> None:
         assert (await js.publish(f"{fresh}.a", b"2", expected_last_seq=1, expected_last_subject_seq=1)).seq == 2
 
 
-async def test_nobody_listens_and_that_is_said(any_server: str, fresh: str) -> None:
+async def test_a_publish_without_a_stream_is_an_error(any_server: str, fresh: str) -> None:
     async with connect(any_server) as nc:
         with pytest.raises(NoStreamError, match=fresh):
             await nc.jetstream().publish(f"{fresh}.a", b"x")

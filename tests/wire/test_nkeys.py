@@ -56,7 +56,7 @@ def test_any_other_text_is_refused(text: str) -> None:
             read(text)
 
 
-def test_keys_of_the_wrong_sort_are_told_apart() -> None:
+def test_keys_of_the_wrong_kind_are_rejected() -> None:
     pair = KeyPair(Kind.USER, bytes(32))
     with pytest.raises(CredentialsError, match="must begin with S"):
         KeyPair.from_seed(pair.public_key)

@@ -25,7 +25,7 @@ def test_the_highest_sequence_is_kept_per_stream() -> None:
     assert (state.seen("S"), state.seen("T")) == (5, 1)
 
 
-def test_a_stream_that_was_made_again_counts_anew() -> None:
+def test_a_recreated_stream_starts_its_sequences_over() -> None:
     state = SessionState()
     state.note("S", 50)
     state.made("S", 1_000, 50)

@@ -336,7 +336,7 @@ def test_a_header_block_that_is_none_does_not_cut_its_client_off(client: Client)
     assert client.api("STREAM.INFO.S")["config"]["name"] == "S"
 
 
-def test_an_update_answers_with_the_figures_after_it(client: Client) -> None:
+def test_an_update_response_has_the_state_after_it(client: Client) -> None:
     client.create("S")
     for n in range(5):
         client.publish("s.1", b"%d" % n)
