@@ -159,9 +159,7 @@ def test_all_replies_are_iterated_over_until_one_of_the_bounds(driver: Driver, n
         assert nc._session.requests.sinks == {}
 
 
-def test_request_many_without_responders_raises_and_silent_responders_yield_nothing(
-    driver: Driver, nats_url: str
-) -> None:
+def test_request_many_raises_without_responders_and_ends_without_replies(driver: Driver, nats_url: str) -> None:
     with driver.connect(nats_url) as nc:
         with pytest.raises(NoRespondersError, match=r"nobody\.here"):
             list(nc.request_many("nobody.here"))

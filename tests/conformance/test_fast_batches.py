@@ -102,9 +102,7 @@ async def test_parts_that_make_no_sense_are_refused(urls: tuple[str, str], fresh
 
 
 @pytest.mark.parametrize("mode", ["ok", "fail"])
-async def test_gaps_are_reported_and_end_a_batch_that_permits_none(
-    urls: tuple[str, str], fresh: str, mode: str
-) -> None:
+async def test_gaps_are_reported_and_end_a_strict_batch(urls: tuple[str, str], fresh: str, mode: str) -> None:
     async def scenario(wire: Wire) -> None:
         sender = Sender(wire)
         await sender.begin()

@@ -86,9 +86,7 @@ async def test_a_held_replica_shows_the_problem_and_min_last_seq_solves_it(serve
         assert js.read_stats.retried == 0  # followers that cannot answer pass it on to the leader
 
 
-async def test_every_read_rejects_a_missing_sequence_and_succeeds_once_it_is_stored(
-    server: TestServer, fresh: str
-) -> None:
+async def test_every_read_rejects_a_missing_sequence_until_it_is_stored(server: TestServer, fresh: str) -> None:
     """The document's recipe, with replicas that are held on top."""
     async with connect(server.url) as nc:
         js = nc.jetstream(timeout=0.8)
