@@ -55,14 +55,12 @@ class Outbound:
 
     def flush(self) -> None:
         """Push the queues to their connections."""
-        for queue in self._queues.values():
+        for session, queue in self._queues.items():
             if queue.frames:
-                # One push for all subscriptions of the connection: the first one is counted by it, the others here.
-                (first, count), *others = queue.counts.items()
+                for sub, count in queue.counts.items():
+                    sub.delivered += count
                 data = b"".join(queue.frames)
-                self._services.router.push_frames(first, data, count, len(data))
-                for sub, more in others:
-                    sub.delivered += more
+                self._services.router.push(session, data, len(data))
                 for sub in queue.counts:
                     if 0 < sub.max_msgs <= sub.delivered:
                         self._services.router.remove(sub)

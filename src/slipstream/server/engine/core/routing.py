@@ -259,10 +259,9 @@ class AccountRouter:
         if session.closed or (session is origin and not session.echo):
             return False
         sub.delivered += 1
-        session.out_bytes += size
         if sub.max_msgs and sub.delivered >= sub.max_msgs:
             self.remove(sub)
-        self.push(session, frame)
+        self.push(session, frame, size)
         return True
 
     def send_no_responders(self, session: Session, subject: str, reply: str) -> None:
@@ -300,7 +299,8 @@ class AccountRouter:
                 sub = inboxes[prefix] if prefix in inboxes else self._inbox(prefix)
             if sub is not current and texts:
                 assert current is not None
-                self.push_frames(current, "".join(texts).encode(), len(texts), total)
+                current.delivered += len(texts)
+                self.push(current.session, "".join(texts).encode(), total)
                 texts, total = [], 0
             current = sub
             if sub is not None:
@@ -312,18 +312,15 @@ class AccountRouter:
             else:
                 self.send(reply, b"", payload or source.ack(seq)[0].encode())
         if current is not None and texts:
-            self.push_frames(current, "".join(texts).encode(), len(texts), total)
+            current.delivered += len(texts)
+            self.push(current.session, "".join(texts).encode(), total)
 
     # Output.
 
-    def push_frames(self, sub: ClientSub, frames: bytes, count: int, size: int) -> None:
-        """Queue `count` messages, with `size` bytes of headers and payloads, for a subscription."""
-        sub.delivered += count
-        sub.session.out_bytes += size
-        self.push(sub.session, frames)
-
-    def push(self, session: Session, data: bytes) -> None:
-        """Queue bytes for a client; one that does not read them in time is closed as a slow consumer."""
+    def push(self, session: Session, data: bytes, size: int = 0) -> None:
+        """Queue bytes for a client, `size` of them headers and payloads of messages. A client that does not read them
+        in time is closed as a slow consumer."""
+        session.out_bytes += size
         if session.closed:
             return
         out = session.out

@@ -249,7 +249,8 @@ class DirectBatch:
             if over:
                 frames.append(hmsg(self._reply.encode(), sub.sid, self._end(), b""))
             data = b"".join(frames)
-            self._services.router.push_frames(sub, data, count + over, len(data))
+            sub.delivered += count + over
+            self._services.router.push(sub.session, data, len(data))
         elif over:
             self._services.router.send(self._reply, self._end(), b"")
         return (Progress.DONE if over else Progress.MORE), count
