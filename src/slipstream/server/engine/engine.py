@@ -113,6 +113,7 @@ class Engine:
         # By `Session.account`, which is empty until a client is authenticated.
         self._routers = {"": self._default.router} | {name: one.router for name, one in self._accounts.items()}
         self._admission = Admission(settings, self._authenticator, self._routers, self.timers)
+        self.checks = self._admission.checks  # the driver takes each, compares, and calls `checked`
         self._sessions: dict[int, Session] = {}
         self.closed: deque[Session] = deque(maxlen=MAX_CLOSED)
         self.totals = Totals()
@@ -279,10 +280,6 @@ class Engine:
         direct = session.is_unrestricted and not session.verbose
         return router, router.sole_streams if direct else _NO_SHORTCUTS
 
-    def take_checks(self) -> list[Check]:
-        """Secrets to be compared with hashes; each is answered by `checked`."""
-        return self._admission.take_checks()
-
     def checked(self, cid: int, right: bool, now: int) -> None:
         """Whether a client's secret matches its hash."""
         session = self._sessions.get(cid)
@@ -369,20 +366,19 @@ class Engine:
             for callback in batch.after:
                 callback()
         finally:  # what is durable is acknowledged, even if something above failed
-            # 5. Acks and API responses.
-            self._send_answers(answers)
+            # 5. Acks and API responses, those of one account together.
+            for port, own_answers in self._by_port(answers):
+                port.answer_all(own_answers)
             # 6. Reads that wait for a sequence, mirrors and sources.
             self._commit_waiters.release()
 
-    def _send_answers(self, answers: list[Answer]) -> None:
+    def _by_port(self, answers: list[Answer]) -> Iterable[tuple[ReplyPort, list[Answer]]]:
         if len(self._accounts) == 1:
-            self._default.router.answer_all(answers)
-            return
+            return ((self._default.router, answers),)
         by_port: dict[ReplyPort, list[Answer]] = {}
         for answer in answers:
             by_port.setdefault(answer[2].reply_port, []).append(answer)
-        for port, its_answers in by_port.items():
-            port.answer_all(its_answers)
+        return by_port.items()
 
     def failed(self, journal: Journal, error: Exception, now: int) -> None:
         """A group could not be stored: drop everything uncommitted, go back to the last commit, answer with errors."""

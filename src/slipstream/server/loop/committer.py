@@ -100,10 +100,13 @@ class Committer:
     def turn(self) -> None:
         """Seal and commit the open group, if it is time. After a failure a group without waiting clients pauses: what
         it holds (delivery state, the store's jobs) is there again at once, and a full disk stays full for a while."""
-        idle = self.journal.settled if self._is_stopping else not self.journal.unfinished
-        is_paused = bool(self._pause) and self._loop.time() < self._paused_until
-        if not self.journal.ready or ((self._is_stopping or self.write_error or is_paused) and idle):
+        if not self.journal.ready:
             return
+        is_paused = bool(self._pause) and self._loop.time() < self._paused_until
+        if self._is_stopping or self.write_error or is_paused:
+            idle = self.journal.settled if self._is_stopping else not self.journal.unfinished
+            if idle:
+                return
         batch = self.journal.seal()
         self._group_sealed()
         group = batch.group

@@ -38,6 +38,7 @@ import asyncio
 import logging
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from operator import attrgetter
 
 from slipstream.server.engine.core.session import Session
 from slipstream.server.engine.engine import Check, Engine
@@ -54,6 +55,8 @@ log = logging.getLogger("slipstream.server")
 GROUP_CHANGES = 4096  # at which a group is full
 GROUP_BYTES = 8 * 1024 * 1024
 HASH_THREADS = 2
+
+_pending, _corrupt_records = attrgetter("pending"), attrgetter("corrupt_records")  # for sums without a generator
 
 
 class Driver:
@@ -92,6 +95,7 @@ class Driver:
         self._timer_at = 0
         self._damage_seen = 0
         self._damage_logged: set[tuple[str, int]] = set()
+        self._stores = [journal.store for journal in engine.journals]
         self.committers: Sequence[Committer] = [
             Committer(
                 engine,
@@ -147,7 +151,7 @@ class Driver:
 
     def data(self, connection: Connection, events: Sequence[Event], size: int) -> None:
         """A client has sent `size` bytes with these events."""
-        before = self._pending_changes()
+        before = sum(map(_pending, self._stores))
         if self.faults is not None:
             events = self.faults.events(connection, events)
         if self._trace is not None:
@@ -157,10 +161,10 @@ class Driver:
         except Exception:  # a defect that one client meets must not stop the others
             log.exception("%s - internal error", connection.label)
             self.engine.close(connection.cid, "Internal Server Error")
-        for check in self.engine.take_checks():
+        while self.engine.checks:
             connection.authenticating(True)
-            self.spawn(self._check_secret(connection, check))
-        after = self._pending_changes()
+            self.spawn(self._check_secret(connection, self.engine.checks.pop()))
+        after = sum(map(_pending, self._stores))
         if after > before:
             self._group_bytes += size
             if (after >= GROUP_CHANGES or self._group_bytes >= GROUP_BYTES) and connection.pause():
@@ -200,9 +204,6 @@ class Driver:
             log.warning("%s - Slow Consumer Detected", connection.label)
         log.debug("%s - Client connection closed: %s", connection.label, session.reason or "Client Closed")
 
-    def _pending_changes(self) -> int:
-        return sum(committer.journal.store.pending for committer in self.committers)
-
     def _group_sealed(self) -> None:
         """A committer has sealed (or lost) its group: there is space in the open one."""
         self._group_bytes = 0
@@ -234,18 +235,16 @@ class Driver:
         except Exception:  # the timer or job that failed is gone; everything else goes on
             log.exception("internal error in a turn of the server")
             self.wake()
-        self._log_damage()
+        if sum(map(_corrupt_records, self._stores)) != self._damage_seen:
+            self._log_damage()
         self._flush()
         self._arm()
 
     def _log_damage(self) -> None:
         """Log the damaged messages that were found since the last turn."""
-        seen = sum(committer.journal.store.corrupt_records for committer in self.committers)
-        if seen == self._damage_seen:
-            return
-        self._damage_seen = seen
-        for committer in self.committers:
-            for stream, seq in committer.journal.store.damaged():
+        self._damage_seen = sum(map(_corrupt_records, self._stores))
+        for store in self._stores:
+            for stream, seq in store.damaged():
                 if (stream, seq) not in self._damage_logged:
                     self._damage_logged.add((stream, seq))
                     log.error("message %d of stream %r is damaged: it is not served", seq, stream)

@@ -26,7 +26,7 @@ class Admission:
     ) -> None:
         """`routers` by `Session.account`."""
         self._settings, self._authenticator, self._routers, self._timers = settings, authenticator, routers, timers
-        self._checks: list[Check] = []
+        self.checks: list[Check] = []  # secrets to be compared with hashes, by the driver
         self._connections: dict[str, int] = {}  # by account
 
     def begin(self, session: Session, now: int) -> None:
@@ -54,16 +54,11 @@ class Admission:
         )  # fmt: skip
         if isinstance(verdict, Hashed):
             session.pending = options, verdict.identity
-            self._checks.append(Check(session.cid, verdict.secret, verdict.hash))
+            self.checks.append(Check(session.cid, verdict.secret, verdict.hash))
         elif isinstance(verdict, Refused):
             self._refuse(session, verdict.reason)
         else:
             self._enter(session, verdict, options)
-
-    def take_checks(self) -> list[Check]:
-        """Secrets to be compared with hashes."""
-        checks, self._checks = self._checks, []
-        return checks
 
     def checked(self, session: Session, right: bool) -> bool:
         """The secret of a pending session was compared; False if the client is refused."""
