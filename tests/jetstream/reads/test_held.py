@@ -208,7 +208,7 @@ async def test_the_appended_form_carries_min_last_seq_and_nothing_else(server: T
             asked = await watch.next(timeout=5)
         assert (asked.subject, asked.data) == (f"$JS.API.DIRECT.GET.{fresh}.{fresh}.a", b'{"min_last_seq":1}')
         with pytest.raises(StaleReadError):
-            await stream.get_last(f"{fresh}.a", min_last_seq=last + 1, timeout=0.7)
+            await stream.get_last(f"{fresh}.a", min_last_seq=last + 1, timeout=2.0)
         await js.publish(f"{fresh}.a", b"y")
         assert (await stream.get_last(f"{fresh}.a", min_last_seq=last + 1)).data == b"y"
 

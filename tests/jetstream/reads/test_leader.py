@@ -37,13 +37,13 @@ async def test_a_stream_without_direct_gets_is_read_by_its_leader(any_server: st
             f"{fresh}.1": 200,
         }
         for unproven in (
-            stream.get(last, from_leader=True, min_last_seq=last + 1, timeout=0.7),
-            stream.get_last(f"{fresh}.1", from_leader=True, min_last_seq=last + 1, timeout=0.7),
+            stream.get(last, from_leader=True, min_last_seq=last + 1, timeout=2.0),
+            stream.get_last(f"{fresh}.1", from_leader=True, min_last_seq=last + 1, timeout=2.0),
         ):
             with pytest.raises(StaleReadError):
                 await unproven
         with pytest.raises(StaleReadError):
-            assert [m async for m in stream.read(start=200, end=201, from_leader=True, timeout=0.7)]
+            assert [m async for m in stream.read(start=200, end=201, from_leader=True, timeout=2.0)]
 
 
 async def test_where_only_direct_gets_could_prove_it_the_error_names_the_setting(real_url: str, fresh: str) -> None:

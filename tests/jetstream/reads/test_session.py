@@ -108,18 +108,18 @@ async def test_a_session_asks_for_what_it_has_seen_on_every_read(any_server: str
             session.note(fresh, 2)
             stream = session.stream(fresh)
             reads: list[Callable[[], Awaitable[object]]] = [
-                lambda: stream.get(1, timeout=0.7),
-                lambda: stream.get_last(f"{fresh}.a", timeout=0.7),
-                lambda: stream.get_last(f"{fresh}.>", timeout=0.7),
-                lambda: stream.get_next(f"{fresh}.a", timeout=0.7),
-                lambda: stream.get_last_many([f"{fresh}.a"], timeout=0.7),
-                lambda: stream.get(1, from_leader=True, timeout=0.7),
+                lambda: stream.get(1, timeout=2.0),
+                lambda: stream.get_last(f"{fresh}.a", timeout=2.0),
+                lambda: stream.get_last(f"{fresh}.>", timeout=2.0),
+                lambda: stream.get_next(f"{fresh}.a", timeout=2.0),
+                lambda: stream.get_last_many([f"{fresh}.a"], timeout=2.0),
+                lambda: stream.get(1, from_leader=True, timeout=2.0),
             ]
             for read in reads:
                 with pytest.raises(StaleReadError):
                     await read()
             with pytest.raises(StaleReadError):
-                assert [m.seq async for m in stream.read(timeout=0.7)] == [1]
+                assert [m.seq async for m in stream.read(timeout=2.0)] == [1]
             await js.publish(f"{fresh}.b", b"2")
             for read in reads:
                 await read()
