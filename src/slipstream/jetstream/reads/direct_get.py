@@ -88,9 +88,8 @@ def decode(msg: Msg, *, asked: str, min_last_seq: int = 0) -> BatchItem | EndOfB
             return _status(status, header, asked, min_last_seq)
         return _unusual(msg, asked)
     stream, subject, seq, time, left, _ = tail.groups()
-    message = StoredMessage(
-        _text(subject), int(seq), time_of(time, asked), own_headers(header, tail), msg.payload, _text(stream)
-    )
+    own = own_headers(header, tail) if tail.start() > _STATUS_LINE else b""  # most have none: a call saved
+    message = StoredMessage(_text(subject), int(seq), time_of(time, asked), own, msg.payload, _text(stream))
     return BatchItem(message, _UNKNOWN if left is None else int(left))
 
 
@@ -200,7 +199,7 @@ def _unusual(msg: Msg, asked: str) -> BatchItem:
 
 def _text(raw: bytes) -> str:
     """A server passes any bytes on, so a subject need not be UTF-8; that must not cost the other messages."""
-    return raw.decode(errors="replace")
+    return raw.decode("utf-8", "replace")
 
 
 @lru_cache(maxsize=256)

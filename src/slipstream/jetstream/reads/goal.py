@@ -1,28 +1,32 @@
-"""The goal of one trusted read: the sequence its answer must have reached, and what the read has shown so far.
+"""The goal of one trusted read: the sequence its answer must have reached, by when, and what it has shown so far.
 
-All parts of a read share one goal. It may fall while the read runs: a session that learns that its stream was deleted
-and made again has seen less of the new one.
+It is all that differs from read to read: the parts that carry a read out belong to the stream and get the goal as an
+argument. The sequence may fall while the read runs: a session that learns that its stream was deleted and made again
+has seen less of the new one.
 """
 
 from __future__ import annotations
 
 from slipstream.api import StreamInfo
 from slipstream.errors import MessageNotFoundError, StaleReadError
+from slipstream.jetstream.reads.retry import RetryPolicy
 from slipstream.jetstream.reads.session import SessionState
 
 
 class ReadGoal:
-    """How new one read of a stream must be (`wanted`), and how new its answer is known to be (`reached`)."""
+    """How new one read of a stream must be (`wanted`), its time, and how new its answer is known to be (`reached`)."""
 
-    __slots__ = ("_asked", "reached", "session", "stream", "wanted", "with_leader")
+    __slots__ = ("_asked", "has_looked", "policy", "reached", "session", "stream", "wanted", "with_leader")
 
-    def __init__(self, stream: str, wanted: int, session: SessionState | None) -> None:
+    def __init__(self, stream: str, wanted: int, session: SessionState | None, policy: RetryPolicy) -> None:
         self._asked = wanted  # by the caller; a session may want more
         self.stream = stream
         self.session = session
+        self.policy = policy
         self.wanted = wanted if session is None else max(wanted, session.seen(stream))
         self.reached = 0
         self.with_leader = False  # whether the leader's word was part of the proof
+        self.has_looked = False  # whether the leader was asked for the sake of the session
 
     def reach(self, seq: int) -> None:
         """The state of the answer is known to have reached a sequence."""
@@ -36,19 +40,19 @@ class ReadGoal:
 
     # What goes wrong
 
-    def stale(self, why: str, goal: int = 0) -> StaleReadError:
-        """No answer could be shown to have the wanted sequence, or the `goal` of a part of the read."""
-        return StaleReadError(f"{self.stream}: {why}", stream=self.stream, min_last_seq=goal or self.wanted)
+    def stale(self, why: str, wanted: int = 0) -> StaleReadError:
+        """No answer could be shown to have the wanted sequence, or the `wanted` one of a part of the read."""
+        return StaleReadError(f"{self.stream}: {why}", stream=self.stream, min_last_seq=wanted or self.wanted)
 
-    def behind(self, reached: int, goal: int = 0) -> StaleReadError:
-        """A replica has not reached the wanted sequence, or the `goal` of a part of the read."""
-        wanted = goal or self.wanted
+    def behind(self, reached: int, wanted: int = 0) -> StaleReadError:
+        """A replica has not reached the wanted sequence, or the `wanted` one of a part of the read."""
+        wanted = wanted or self.wanted
         seen = f"a replica with last sequence {reached} answered" if reached else "a replica answered that has less"
         return self.stale(f"{seen}, wanted {wanted}", wanted)
 
-    def foreign(self, mirror: str, goal: int = 0) -> StaleReadError:
+    def foreign(self, mirror: str, wanted: int = 0) -> StaleReadError:
         """A stream answered that need not hold all of this one."""
-        return self.stale(f"answered by {mirror!r}, which is not known to be a whole copy of it", goal)
+        return self.stale(f"answered by {mirror!r}, which is not known to be a whole copy of it", wanted)
 
     def missing(self, what: str) -> MessageNotFoundError:
         """It is proven that there is no such message."""

@@ -8,15 +8,17 @@ generated from this file (`tools/unasync.py`).
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from functools import partial
 
 from slipstream.api import encode_json
+from slipstream.client._async.client import Client
 from slipstream.errors import ConnectionLostError, DirectGetNotAllowedError, RequestTimeoutError, StaleReadError
 from slipstream.jetstream.reads._async.direct_gets import DirectGets
 from slipstream.jetstream.reads._async.leader_state import LeaderState
 from slipstream.jetstream.reads._async.proofs import Proofs
 from slipstream.jetstream.reads._async.retry_loop import RetryLoop
-from slipstream.jetstream.reads._async.scope import ReadScope
 from slipstream.jetstream.reads.columns import ColumnPage, Columns
+from slipstream.jetstream.reads.goal import ReadGoal
 from slipstream.jetstream.reads.proof import Verdict
 from slipstream.jetstream.reads.range_reader import RangeReader, RangeState
 from slipstream.jetstream.reads.retry import Retry
@@ -27,17 +29,19 @@ class RangeRead:
 
     def __init__(
         self,
-        scope: ReadScope,
+        client: Client,
         leader: LeaderState,
         direct: DirectGets,
         loop: RetryLoop,
         proofs: Proofs,
+        goal: ReadGoal,
         reader: RangeReader,
         *,
         is_plain: bool = False,
     ) -> None:
-        context, self._goal, self._policy = scope
-        self._client = context.client
+        self._client = client
+        self._goal = goal
+        self._policy = goal.policy
         self._leader = leader
         self._direct = direct
         self._loop = loop
@@ -50,11 +54,11 @@ class RangeRead:
     async def columns(self) -> AsyncIterator[Columns]:
         """The messages, as they arrive."""
         if not self._is_plain:
-            await self._loop.run(self._leader.learn_generation)
+            await self._loop.run(self._goal, partial(self._leader.learn_generation, self._goal))
         self._request_page()
         try:
             while not self._reader.is_done:
-                columns = await self._loop.run(self._next)
+                columns = await self._loop.run(self._goal, self._next)
                 if columns.seqs:
                     yield columns
                     self._policy.renew()
@@ -102,7 +106,7 @@ class RangeRead:
             return Retry(error)
         policy.heard()
         if columns.seqs and reader.goal:
-            reason = await self._leader.distrust(columns.stream, columns.times[0], goal=reader.goal)
+            reason = await self._leader.distrust(self._goal, columns.stream, columns.times[0], wanted=reader.goal)
             if reason is not None:
                 return Retry(reason)
             self._leader.cache.anchor = (columns.subjects[-1], columns.seqs[-1])
@@ -114,7 +118,7 @@ class RangeRead:
         """A responder ended early: did it lag, or is the rest of the range gone?"""
         reader = self._reader
         after = reader.next_seq - 1
-        verdict = await self._proofs.rest(reader.filter, after, reader.end, reader.goal, since=reader.since)
+        verdict = await self._proofs.rest(self._goal, reader.filter, after, reader.end, reader.goal, since=reader.since)
         if verdict is Verdict.ABSENT:
             reader.finish()
             return Columns.empty()

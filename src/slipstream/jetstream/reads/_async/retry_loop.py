@@ -18,8 +18,9 @@ from slipstream.errors import (
     StaleReadError,
     StreamNotFoundError,
 )
+from slipstream.jetstream._async.context import JetStreamContext
 from slipstream.jetstream.reads._async.leader_state import LeaderState
-from slipstream.jetstream.reads._async.scope import ReadScope
+from slipstream.jetstream.reads.goal import ReadGoal
 from slipstream.jetstream.reads.retry import Retry
 
 T = TypeVar("T")
@@ -35,77 +36,74 @@ class Attempt(Protocol[T_co]):
 
 
 class RetryLoop:
-    """Runs the attempts of one read, within its time."""
+    """Runs the attempts of reads, each within its time."""
 
-    __slots__ = ("_client", "_goal", "_has_looked", "_leader", "_policy", "_read_state")
+    __slots__ = ("_client", "_leader", "_read_state")
 
-    def __init__(self, scope: ReadScope, leader: LeaderState) -> None:
-        self._client = scope.context.client
-        self._read_state = scope.context.read_state
-        self._goal = scope.goal
-        self._policy = scope.policy
+    def __init__(self, context: JetStreamContext, leader: LeaderState) -> None:
+        self._client = context.client
+        self._read_state = context.read_state
         self._leader = leader
-        self._has_looked = False  # whether the leader was asked for the sake of the session
 
-    async def run(self, attempt: Attempt[T]) -> T:
+    async def run(self, goal: ReadGoal, attempt: Attempt[T]) -> T:
         """Repeat an attempt until it brings an answer; raises when the time is up."""
         while True:
             result = await attempt()
             if not isinstance(result, Retry):
                 return result
-            await self.wait(result)
+            await self.wait(goal, result)
 
-    async def wait(self, retry: Retry) -> None:
+    async def wait(self, goal: ReadGoal, retry: Retry) -> None:
         """Do what must be done before the next attempt; raises when the time is up, or another attempt is in vain."""
         for reason in retry.reasons:
             if isinstance(reason, RequestTimeoutError):
-                self.unanswered(reason)  # the time has passed already
+                self.unanswered(goal, reason)  # the time has passed already
             elif isinstance(reason, ConnectionClosedError):
                 raise reason
             else:
                 if isinstance(reason, DirectGetNotAllowedError):
-                    await self._check_direct_allowed(reason)
-                await self._pause(reason)
+                    await self._check_direct_allowed(goal, reason)
+                await self._pause(goal, reason)
 
-    def unanswered(self, error: RequestTimeoutError) -> None:
+    def unanswered(self, goal: ReadGoal, error: RequestTimeoutError) -> None:
         """An attempt was in vain. After several of them our own server may be the one that is cut off."""
-        policy = self._policy
+        policy = goal.policy
         if policy.is_over:
             raise policy.why(error) from error
         policy.tries += 1
         if policy.silent():
-            self._switch_server(error)
+            self._switch_server(goal, error)
 
-    async def _pause(self, reason: Error) -> None:
-        if self._goal.session is not None and not self._has_looked and isinstance(reason, StaleReadError):
+    async def _pause(self, goal: ReadGoal, reason: Error) -> None:
+        if goal.session is not None and not goal.has_looked and isinstance(reason, StaleReadError):
             # The stream may be another one of that name, which never reaches what the session has seen.
-            self._has_looked = True
-            looked = await self._leader.info()
+            goal.has_looked = True
+            looked = await self._leader.info(goal)
             if isinstance(looked, Retry):
-                await self.wait(looked)
-        delay = self._policy.next_pause(reason)
+                await self.wait(goal, looked)
+        delay = goal.policy.next_pause(reason)
         if delay is None:
-            raise self._policy.why(reason)
+            raise goal.policy.why(reason)
         await self._client.sleep(delay)
-        if self._policy.stuck():
-            self._switch_server(reason)
+        if goal.policy.stuck():
+            self._switch_server(goal, reason)
 
-    async def _check_direct_allowed(self, error: DirectGetNotAllowedError) -> None:
+    async def _check_direct_allowed(self, goal: ReadGoal, error: DirectGetNotAllowedError) -> None:
         """No responder for Direct Gets: raises if the stream does not allow them, else it is a matter of time."""
         try:
-            info = await self._leader.info()
+            info = await self._leader.info(goal)
         except (StreamNotFoundError, AuthorizationError) as cause:
             raise error from cause
         if isinstance(info, Retry):
-            await self.wait(info)
+            await self.wait(goal, info)
         elif not info.config.allow_direct:
             raise error
 
-    def _switch_server(self, error: Error) -> None:
+    def _switch_server(self, goal: ReadGoal, error: Error) -> None:
         """Go to another server of the cluster, if there is one and we did not just come from one."""
         state, now = self._read_state, self._client.now()
         is_due = state.moved_at is None or now - state.moved_at >= MOVE_INTERVAL
         if is_due and self._client.leave_server(error):
             state.moved_at = now
             state.moves += 1
-            self._policy.heard()
+            goal.policy.heard()

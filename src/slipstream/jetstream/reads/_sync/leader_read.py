@@ -9,6 +9,7 @@ where the stream allows Direct Gets. The blocking twin is generated from this fi
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -27,13 +28,14 @@ from slipstream.errors import (
     StaleReadError,
 )
 from slipstream.jetstream import requests
+from slipstream.jetstream._sync.context import JetStreamContext
 from slipstream.jetstream.reads._sync.leader_state import NO_LEADER, LeaderState
 from slipstream.jetstream.reads._sync.proofs import Proofs
 from slipstream.jetstream.reads._sync.proven_get import ProvenGet
 from slipstream.jetstream.reads._sync.retry_loop import RetryLoop
-from slipstream.jetstream.reads._sync.scope import ReadScope
 from slipstream.jetstream.reads.columns import Columns
 from slipstream.jetstream.reads.direct_get import StoredMessage
+from slipstream.jetstream.reads.goal import ReadGoal
 from slipstream.jetstream.reads.proof import Verdict, state_shows, state_shows_rest
 from slipstream.jetstream.reads.range_reader import RangeReader, RangeState
 from slipstream.jetstream.reads.retry import Retry
@@ -50,82 +52,82 @@ class Window(NamedTuple):
 
 
 class LeaderRead:
-    """Gets and ranges by Message Get."""
+    """Gets and ranges of one stream by Message Get."""
 
     def __init__(
-        self, scope: ReadScope, leader: LeaderState, loop: RetryLoop, proofs: Proofs, proven: ProvenGet
+        self, context: JetStreamContext, leader: LeaderState, loop: RetryLoop, proofs: Proofs, proven: ProvenGet
     ) -> None:
-        self._context, self._goal, self._policy = scope
+        self._context = context
         self._leader = leader
         self._loop = loop
         self._proofs = proofs
         self._proven = proven
 
-    def get(self, request: GetRequest) -> StoredMessage:
+    def get(self, goal: ReadGoal, request: GetRequest) -> StoredMessage:
         """What the request asks for, at or after the wanted sequence."""
-        context, goal = self._context, self._goal
+        context = self._context
         goal.with_leader = True
         # The field is sent until the server says that it does not know it.
         keeps = context.server_keeps_min is not False or not goal.wanted
         if not keeps:
-            self._loop.run(self._leader.learn_generation)
+            self._loop.run(goal, partial(self._leader.learn_generation, goal))
 
         def attempt() -> StoredMessage | Retry:
             nonlocal keeps
             asked = msgspec.structs.replace(request, min_last_seq=goal.wanted if keeps else 0)
             try:
-                found = self._message_get(asked)
+                found = self._message_get(goal, asked)
             except _UNKNOWN_FIELD:
                 if not asked.min_last_seq:
                     raise
                 keeps = context.server_keeps_min = False
-                self._loop.run(self._leader.learn_generation)
+                self._loop.run(goal, partial(self._leader.learn_generation, goal))
                 return Retry()
             except MessageNotFoundError:
-                is_proven = keeps or self._is_absent(asked)
+                is_proven = keeps or self._is_absent(goal, asked)
                 if is_proven is True:
                     raise
             else:
                 if isinstance(found, Retry):
                     return found
-                is_proven = keeps or self._is_good(found, asked)
+                is_proven = keeps or self._is_good(goal, found, asked)
                 if is_proven is True:
                     goal.reach(found.seq)
                     return found
             failed = is_proven if isinstance(is_proven, Retry) else Retry()
             return failed.then(goal.behind(0))
 
-        return self._loop.run(attempt)
+        return self._loop.run(goal, attempt)
 
-    def columns(self, reader: RangeReader) -> Iterator[Columns]:
+    def columns(self, goal: ReadGoal, reader: RangeReader) -> Iterator[Columns]:
         """The messages of a range, by gets in flight together; complete to its goal."""
-        self._goal.with_leader = True
+        goal.with_leader = True
         width = 1
 
         def attempt() -> Columns | Retry:
             nonlocal width
             start = reader.next_seq
-            found, is_end = self._window(reader, width)
+            found, is_end = self._window(goal, reader, width)
             width = min(width * 2, WINDOW) if len(found) == width else 1  # gaps: do not ask for the same one twice
             if found:
-                return reader.accept(Columns.of(found, self._goal.stream), None)
-            is_complete = self._is_complete(reader) if is_end else False
+                return reader.accept(Columns.of(found, goal.stream), None)
+            is_complete = self._is_complete(goal, reader) if is_end else False
             if is_complete is True:
                 reader.finish()
                 return Columns.empty()
             reader.state = RangeState.READING
             failed = is_complete if isinstance(is_complete, Retry) else Retry()
-            return failed.then(self._goal.behind(start - 1, reader.goal))
+            return failed.then(goal.behind(start - 1, reader.goal))
 
         while not reader.is_done:
-            columns = self._loop.run(attempt)
+            columns = self._loop.run(goal, attempt)
             if columns.seqs:
                 yield columns
-                self._policy.renew()
+                goal.policy.renew()
 
-    def _window(self, reader: RangeReader, width: int) -> Window:
+    def _window(self, goal: ReadGoal, reader: RangeReader, width: int) -> Window:
         """Ask for several sequences at once."""
-        client, stream = self._context.client, self._goal.stream
+        client, stream = self._context.client, goal.stream
         last = min(reader.next_seq + width, reader.end + 1) if reader.end else reader.next_seq + width
         pending = []
         for seq in range(reader.next_seq, last):
@@ -137,13 +139,13 @@ class LeaderRead:
         try:
             for call, answer, _ in pending:
                 try:
-                    client.wait(answer.ready, timeout=self._policy.for_one_try(), what=call.subject)
+                    client.wait(answer.ready, timeout=goal.policy.for_one_try(), what=call.subject)
                     message = call.decode(answer.take())
                     found[message.seq] = message
                 except MessageNotFoundError:
                     is_end = True
                 except RequestTimeoutError as error:
-                    self._loop.unanswered(error)
+                    self._loop.unanswered(goal, error)
                     break
                 except ConnectionClosedError:
                     raise
@@ -153,18 +155,18 @@ class LeaderRead:
                     if error.code != NO_LEADER:
                         raise
                     break
-                self._policy.heard()
+                goal.policy.heard()
         finally:
             for _, _, token in pending:
                 client.cancel(token)
         return Window([found[seq] for seq in sorted(found)], is_end)
 
-    def _is_complete(self, reader: RangeReader) -> bool | Retry:
+    def _is_complete(self, goal: ReadGoal, reader: RangeReader) -> bool | Retry:
         """The leader has no more: is it the leader, or was it one?"""
         after = reader.next_seq - 1
         if not reader.goal or after >= reader.goal:
             return True
-        info = self._leader.info(subject=reader.filter)
+        info = self._leader.info(goal, subject=reader.filter)
         if isinstance(info, Retry):
             return info
         verdict = state_shows_rest(info.state, after, reader.end, reader.goal)
@@ -172,41 +174,39 @@ class LeaderRead:
             if info.state.last_seq >= reader.goal and not info.state.subjects:
                 return True  # nothing at all of that filter
             try:
-                verdict = self._proofs.rest(reader.filter, after, reader.end, reader.goal)
+                verdict = self._proofs.rest(goal, reader.filter, after, reader.end, reader.goal)
             except DirectGetNotAllowedError as error:
-                raise self._unprovable() from error
+                raise _unprovable(goal) from error
         return verdict is Verdict.ABSENT
 
-    def _is_good(self, found: StoredMessage, request: GetRequest) -> bool | Retry:
+    def _is_good(self, goal: ReadGoal, found: StoredMessage, request: GetRequest) -> bool | Retry:
         """Whether the leader's message is the answer at or after the wanted sequence."""
-        goal = self._goal
         if found.seq >= goal.wanted:
             return True
         try:
             if request.last_by_subj:
-                return found.seq >= (self._proven.last(request.last_by_subj)).seq
-            return self._proofs.still_exists(found)
+                return found.seq >= (self._proven.last(goal, request.last_by_subj)).seq
+            return self._proofs.still_exists(goal, found)
         except MessageNotFoundError:
             return False
         except DirectGetNotAllowedError as error:
-            state = self._leader.state(found.seq)
+            state = self._leader.state(goal, found.seq)
             if isinstance(state, Retry):
                 return state
             verdict = state_shows(state, found.seq, goal.wanted)
             if verdict is Verdict.UNPROVEN or (request.last_by_subj and verdict is not Verdict.BEHIND):
-                raise self._unprovable() from error
+                raise _unprovable(goal) from error
             return verdict is Verdict.PRESENT
 
-    def _is_absent(self, request: GetRequest) -> bool | Retry:
+    def _is_absent(self, goal: ReadGoal, request: GetRequest) -> bool | Retry:
         """Whether the leader's "not found" is true at or after the wanted sequence, by its state at that time."""
-        goal = self._goal
         subject = request.last_by_subj or request.next_by_subj
         if not subject:
-            state = self._leader.state(request.seq)
+            state = self._leader.state(goal, request.seq)
             if isinstance(state, Retry):
                 return state
             return state_shows(state, request.seq, goal.wanted) is Verdict.ABSENT
-        info = self._leader.info(subject=subject)
+        info = self._leader.info(goal, subject=subject)
         if isinstance(info, Retry):
             return info
         if info.state.last_seq < goal.wanted:
@@ -214,14 +214,14 @@ class LeaderRead:
         if not info.state.subjects:
             return True
         try:
-            return self._proofs.rest(subject, max(request.seq - 1, 0), 0, goal.wanted) is Verdict.ABSENT
+            return self._proofs.rest(goal, subject, max(request.seq - 1, 0), 0, goal.wanted) is Verdict.ABSENT
         except DirectGetNotAllowedError as error:
-            raise self._unprovable() from error
+            raise _unprovable(goal) from error
 
-    def _message_get(self, request: GetRequest) -> StoredMessage | Retry:
+    def _message_get(self, goal: ReadGoal, request: GetRequest) -> StoredMessage | Retry:
         """One Message Get; a `Retry` also if the one that answered is no leader any more and says so."""
-        policy = self._policy
-        call = self._context.api.message_get(self._goal.stream, request)
+        policy = goal.policy
+        call = self._context.api.message_get(goal.stream, request)
         # A server that keeps `min_last_seq` rejects late, which is no silence.
         limit = policy.for_late_try() if request.min_last_seq else policy.for_one_try()
         try:
@@ -233,11 +233,12 @@ class LeaderRead:
                 raise
             return Retry(error)
         policy.heard()
-        reason = self._leader.distrust(self._goal.stream, found.time)
+        reason = self._leader.distrust(goal, goal.stream, found.time)
         return found if reason is None else Retry(reason)
 
-    def _unprovable(self) -> StaleReadError:
-        return self._goal.stale(
-            f"its leader's answer is older than {self._goal.wanted}, and only Direct Gets could prove it: "
-            "set allow_direct on the stream"
-        )
+
+def _unprovable(goal: ReadGoal) -> StaleReadError:
+    return goal.stale(
+        f"its leader's answer is older than {goal.wanted}, and only Direct Gets could prove it: "
+        "set allow_direct on the stream"
+    )

@@ -21,83 +21,84 @@ from slipstream.errors import (
     StaleReadError,
 )
 from slipstream.jetstream import requests
+from slipstream.jetstream._sync.context import JetStreamContext
 from slipstream.jetstream.reads._sync.direct_gets import DirectGets
 from slipstream.jetstream.reads._sync.leader_state import LeaderState
 from slipstream.jetstream.reads._sync.retry_loop import RetryLoop
-from slipstream.jetstream.reads._sync.scope import ReadScope
 from slipstream.jetstream.reads.direct_get import StoredMessage, decode_one
+from slipstream.jetstream.reads.goal import ReadGoal
 from slipstream.jetstream.reads.retry import Retry
 
 _EMPTY = GetRequest()
 
 
 class NativeRead:
-    """One read whose freshness is the server's business."""
+    """Reads of one stream whose freshness the server guarantees."""
 
-    __slots__ = ("_context", "_direct", "_goal", "_leader", "_loop", "_policy")
+    __slots__ = ("_context", "_direct", "_leader", "_loop")
 
-    def __init__(self, scope: ReadScope, leader: LeaderState, direct: DirectGets, loop: RetryLoop) -> None:
-        self._context, self._goal, self._policy = scope
+    def __init__(self, context: JetStreamContext, leader: LeaderState, direct: DirectGets, loop: RetryLoop) -> None:
+        self._context = context
         self._leader = leader
         self._direct = direct
         self._loop = loop
 
-    def is_possible(self) -> bool:
+    def is_possible(self, goal: ReadGoal) -> bool:
         """Whether servers here keep `min_last_seq`; found out once per connection, by what they do."""
         known = self._context.server_keeps_min
-        return self._loop.run(self._probe) if known is None else known
+        return self._loop.run(goal, partial(self._probe, goal)) if known is None else known
 
-    def _probe(self) -> bool | Retry:
+    def _probe(self, goal: ReadGoal) -> bool | Retry:
         known = self._context.server_keeps_min  # another read may have found out
         if known is not None:
             return known
-        call = self._context.api.probe_min_last_seq(self._goal.stream)
+        call = self._context.api.probe_min_last_seq(goal.stream)
         try:
-            keeps = self._context.run(call, timeout=self._policy.for_one_try())
+            keeps = self._context.run(call, timeout=goal.policy.for_one_try())
         except (RequestTimeoutError, ConnectionLostError, DirectGetNotAllowedError) as error:
             return Retry(error)
         self._context.server_keeps_min = keeps
         return keeps
 
-    def get(self, subject: str, request: GetRequest) -> StoredMessage:
+    def get(self, goal: ReadGoal, subject: str, request: GetRequest) -> StoredMessage:
         """A get from a server that keeps `min_last_seq`: its 412 means ask again, anything else is true.
 
         Also for the first read of a session, which wants nothing yet: then any server will do.
         """
-        goal, session = self._goal, self._goal.session
+        session = goal.session
         if goal.wanted and session is not None and not session.created(goal.stream):
-            self._loop.run(self._leader.learn_generation)
+            self._loop.run(goal, partial(self._leader.learn_generation, goal))
 
         def attempt() -> StoredMessage | Retry:
             asked = msgspec.structs.replace(request, min_last_seq=goal.wanted)
-            limit = self._policy.for_late_try() if goal.wanted else self._policy.for_one_try()
-            replies = self._direct.send(subject, asked, limit, has_body=asked != _EMPTY)
+            limit = goal.policy.for_late_try() if goal.wanted else goal.policy.for_one_try()
+            body = b"" if asked == _EMPTY else encode_json(asked)
+            replies = self._direct.send(subject, body, limit, min_last_seq=goal.wanted)
             if isinstance(replies, Retry):
                 return replies
             if replies.is_missing:
                 raise goal.missing(f"nothing fits {encode_json(asked).decode()}")
             message = replies.items[0].message
-            if message.stream == goal.stream or self._leader.is_whole_copy(message.stream):
+            if message.stream == goal.stream or self._leader.is_whole_copy(goal, message.stream):
                 goal.reach(max(message.seq, goal.wanted))
                 return message
             return Retry(goal.foreign(message.stream))
 
-        return self._loop.run(attempt)
+        return self._loop.run(goal, attempt)
 
-    def last_by_appended(self, subject: str) -> StoredMessage:
+    def last_by_appended(self, goal: ReadGoal, subject: str) -> StoredMessage:
         """For users who may ask for one subject and nothing else: its newest message, if that proves itself.
 
         Servers that keep `min_last_seq` reject one that is no number, old ones reject any body, others ignore it.
         """
-        goal = self._goal
         body = encode_json(GetRequest(min_last_seq=goal.wanted))
 
         def attempt() -> StoredMessage | Retry:
             nonlocal body
             call = requests.Call(subject, body, partial(decode_one, asked=subject))
             try:
-                found = self._context.run(call, timeout=self._policy.left())
-                if found.seq >= goal.wanted or (body and self._rejects_bad_min(subject)):
+                found = self._context.run(call, timeout=goal.policy.left())
+                if found.seq >= goal.wanted or (body and self._rejects_bad_min(goal, subject)):
                     goal.reach(found.seq)
                     return found
                 return Retry(goal.behind(found.seq))
@@ -107,17 +108,17 @@ class NativeRead:
                 body = b""
                 return Retry()
             except MessageNotFoundError:
-                if body and self._rejects_bad_min(subject):
+                if body and self._rejects_bad_min(goal, subject):
                     raise
                 return Retry(goal.behind(0))
             except RequestTimeoutError as silence:
-                raise self._policy.why(silence) from silence
+                raise goal.policy.why(silence) from silence
             except (ConnectionLostError, StaleReadError) as error:
                 return Retry(error)
 
-        return self._loop.run(attempt)
+        return self._loop.run(goal, attempt)
 
-    def _rejects_bad_min(self, subject: str) -> bool:
+    def _rejects_bad_min(self, goal: ReadGoal, subject: str) -> bool:
         """Whether the server looks at `min_last_seq`."""
         call = requests.Call(subject, b'{"min_last_seq":"?"}', lambda msg: requests.is_bad_request(msg, subject))
-        return self._context.run(call, timeout=self._policy.left())
+        return self._context.run(call, timeout=goal.policy.left())

@@ -9,15 +9,17 @@ generated from this file (`tools/unasync.py`).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from slipstream.api import encode_json
+from slipstream.client._sync.client import Client
 from slipstream.errors import ConnectionLostError, DirectGetNotAllowedError, RequestTimeoutError, StaleReadError
 from slipstream.jetstream.reads._sync.direct_gets import DirectGets
 from slipstream.jetstream.reads._sync.leader_state import LeaderState
 from slipstream.jetstream.reads._sync.proofs import Proofs
 from slipstream.jetstream.reads._sync.retry_loop import RetryLoop
-from slipstream.jetstream.reads._sync.scope import ReadScope
 from slipstream.jetstream.reads.columns import ColumnPage, Columns
+from slipstream.jetstream.reads.goal import ReadGoal
 from slipstream.jetstream.reads.proof import Verdict
 from slipstream.jetstream.reads.range_reader import RangeReader, RangeState
 from slipstream.jetstream.reads.retry import Retry
@@ -28,17 +30,19 @@ class RangeRead:
 
     def __init__(
         self,
-        scope: ReadScope,
+        client: Client,
         leader: LeaderState,
         direct: DirectGets,
         loop: RetryLoop,
         proofs: Proofs,
+        goal: ReadGoal,
         reader: RangeReader,
         *,
         is_plain: bool = False,
     ) -> None:
-        context, self._goal, self._policy = scope
-        self._client = context.client
+        self._client = client
+        self._goal = goal
+        self._policy = goal.policy
         self._leader = leader
         self._direct = direct
         self._loop = loop
@@ -51,11 +55,11 @@ class RangeRead:
     def columns(self) -> Iterator[Columns]:
         """The messages, as they arrive."""
         if not self._is_plain:
-            self._loop.run(self._leader.learn_generation)
+            self._loop.run(self._goal, partial(self._leader.learn_generation, self._goal))
         self._request_page()
         try:
             while not self._reader.is_done:
-                columns = self._loop.run(self._next)
+                columns = self._loop.run(self._goal, self._next)
                 if columns.seqs:
                     yield columns
                     self._policy.renew()
@@ -103,7 +107,7 @@ class RangeRead:
             return Retry(error)
         policy.heard()
         if columns.seqs and reader.goal:
-            reason = self._leader.distrust(columns.stream, columns.times[0], goal=reader.goal)
+            reason = self._leader.distrust(self._goal, columns.stream, columns.times[0], wanted=reader.goal)
             if reason is not None:
                 return Retry(reason)
             self._leader.cache.anchor = (columns.subjects[-1], columns.seqs[-1])
@@ -115,7 +119,7 @@ class RangeRead:
         """A responder ended early: did it lag, or is the rest of the range gone?"""
         reader = self._reader
         after = reader.next_seq - 1
-        verdict = self._proofs.rest(reader.filter, after, reader.end, reader.goal, since=reader.since)
+        verdict = self._proofs.rest(self._goal, reader.filter, after, reader.end, reader.goal, since=reader.since)
         if verdict is Verdict.ABSENT:
             reader.finish()
             return Columns.empty()

@@ -19,8 +19,9 @@ from slipstream.errors import (
     StaleReadError,
     StreamNotFoundError,
 )
+from slipstream.jetstream._sync.context import JetStreamContext
 from slipstream.jetstream.reads._sync.leader_state import LeaderState
-from slipstream.jetstream.reads._sync.scope import ReadScope
+from slipstream.jetstream.reads.goal import ReadGoal
 from slipstream.jetstream.reads.retry import Retry
 
 T = TypeVar("T")
@@ -36,77 +37,74 @@ class Attempt(Protocol[T_co]):
 
 
 class RetryLoop:
-    """Runs the attempts of one read, within its time."""
+    """Runs the attempts of reads, each within its time."""
 
-    __slots__ = ("_client", "_goal", "_has_looked", "_leader", "_policy", "_read_state")
+    __slots__ = ("_client", "_leader", "_read_state")
 
-    def __init__(self, scope: ReadScope, leader: LeaderState) -> None:
-        self._client = scope.context.client
-        self._read_state = scope.context.read_state
-        self._goal = scope.goal
-        self._policy = scope.policy
+    def __init__(self, context: JetStreamContext, leader: LeaderState) -> None:
+        self._client = context.client
+        self._read_state = context.read_state
         self._leader = leader
-        self._has_looked = False  # whether the leader was asked for the sake of the session
 
-    def run(self, attempt: Attempt[T]) -> T:
+    def run(self, goal: ReadGoal, attempt: Attempt[T]) -> T:
         """Repeat an attempt until it brings an answer; raises when the time is up."""
         while True:
             result = attempt()
             if not isinstance(result, Retry):
                 return result
-            self.wait(result)
+            self.wait(goal, result)
 
-    def wait(self, retry: Retry) -> None:
+    def wait(self, goal: ReadGoal, retry: Retry) -> None:
         """Do what must be done before the next attempt; raises when the time is up, or another attempt is in vain."""
         for reason in retry.reasons:
             if isinstance(reason, RequestTimeoutError):
-                self.unanswered(reason)  # the time has passed already
+                self.unanswered(goal, reason)  # the time has passed already
             elif isinstance(reason, ConnectionClosedError):
                 raise reason
             else:
                 if isinstance(reason, DirectGetNotAllowedError):
-                    self._check_direct_allowed(reason)
-                self._pause(reason)
+                    self._check_direct_allowed(goal, reason)
+                self._pause(goal, reason)
 
-    def unanswered(self, error: RequestTimeoutError) -> None:
+    def unanswered(self, goal: ReadGoal, error: RequestTimeoutError) -> None:
         """An attempt was in vain. After several of them our own server may be the one that is cut off."""
-        policy = self._policy
+        policy = goal.policy
         if policy.is_over:
             raise policy.why(error) from error
         policy.tries += 1
         if policy.silent():
-            self._switch_server(error)
+            self._switch_server(goal, error)
 
-    def _pause(self, reason: Error) -> None:
-        if self._goal.session is not None and not self._has_looked and isinstance(reason, StaleReadError):
+    def _pause(self, goal: ReadGoal, reason: Error) -> None:
+        if goal.session is not None and not goal.has_looked and isinstance(reason, StaleReadError):
             # The stream may be another one of that name, which never reaches what the session has seen.
-            self._has_looked = True
-            looked = self._leader.info()
+            goal.has_looked = True
+            looked = self._leader.info(goal)
             if isinstance(looked, Retry):
-                self.wait(looked)
-        delay = self._policy.next_pause(reason)
+                self.wait(goal, looked)
+        delay = goal.policy.next_pause(reason)
         if delay is None:
-            raise self._policy.why(reason)
+            raise goal.policy.why(reason)
         self._client.sleep(delay)
-        if self._policy.stuck():
-            self._switch_server(reason)
+        if goal.policy.stuck():
+            self._switch_server(goal, reason)
 
-    def _check_direct_allowed(self, error: DirectGetNotAllowedError) -> None:
+    def _check_direct_allowed(self, goal: ReadGoal, error: DirectGetNotAllowedError) -> None:
         """No responder for Direct Gets: raises if the stream does not allow them, else it is a matter of time."""
         try:
-            info = self._leader.info()
+            info = self._leader.info(goal)
         except (StreamNotFoundError, AuthorizationError) as cause:
             raise error from cause
         if isinstance(info, Retry):
-            self.wait(info)
+            self.wait(goal, info)
         elif not info.config.allow_direct:
             raise error
 
-    def _switch_server(self, error: Error) -> None:
+    def _switch_server(self, goal: ReadGoal, error: Error) -> None:
         """Go to another server of the cluster, if there is one and we did not just come from one."""
         state, now = self._read_state, self._client.now()
         is_due = state.moved_at is None or now - state.moved_at >= MOVE_INTERVAL
         if is_due and self._client.leave_server(error):
             state.moved_at = now
             state.moves += 1
-            self._policy.heard()
+            goal.policy.heard()

@@ -8,18 +8,21 @@ the leader goes to the leader alone. The blocking twin is generated from this fi
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 
 from slipstream.api import GetRequest, encode_json
 from slipstream.errors import AuthorizationError, Error, MessageNotFoundError
 from slipstream.jetstream import requests
 from slipstream.jetstream._sync.context import JetStreamContext
 from slipstream.jetstream.reads._sync.last_many import Bound
-from slipstream.jetstream.reads._sync.trusted_read import TrustedRead
+from slipstream.jetstream.reads._sync.trusted_read import TrustedReads
 from slipstream.jetstream.reads.columns import Columns, Part
 from slipstream.jetstream.reads.direct_get import StoredMessage, decode_one
+from slipstream.jetstream.reads.goal import ReadGoal
 from slipstream.jetstream.reads.range_reader import RangeReader
+from slipstream.jetstream.reads.retry import RetryPolicy
 from slipstream.wire import has_wildcard
+
+_EMPTY = GetRequest()
 
 
 class StreamReads:
@@ -29,41 +32,75 @@ class StreamReads:
         self._context = context
         self._stream = stream
         self._direct = context.api.direct_subject(stream)
+        self._parts: TrustedReads | None = None
 
     def get(self, request: GetRequest, *, min_last_seq: int, from_leader: bool, timeout: float | None) -> StoredMessage:
-        """One message: by its sequence, the next one of a subject, or the last one."""
+        """One message: by its sequence, the next one of a subject, or the last one. Its subject must be valid."""
         requests.check_seq(min_last_seq, "min_last_seq")
-        if from_leader:
-            read = self._begin(min_last_seq, timeout)
-            with self._counted(read):
-                return read.by_leader.get(request)
-        subject, asked = self._direct, request
-        is_appended = bool(request.last_by_subj) and not has_wildcard(request.last_by_subj)
-        if is_appended:  # the subject of the request names it: permissions can be granted for it
-            subject, asked = self._context.api.direct_subject(self._stream, request.last_by_subj), GetRequest()
-        if not min_last_seq and self._context.session is None:
-            return self._plain(subject, b"" if is_appended else encode_json(asked), timeout)
-        read = self._begin(min_last_seq, timeout)
-        with self._counted(read):
-            try:
-                if read.is_guaranteed():
-                    return read.native.get(subject, asked)
-                return read.proven.get(request)
-            except AuthorizationError:
-                if not is_appended:
-                    raise
-                return read.native.last_by_appended(subject)
+        context = self._context
+        if min_last_seq or from_leader or context.session is not None:
+            goal = self._goal(min_last_seq, timeout)
+            with _Counted(context, goal):
+                if from_leader:
+                    return self._trusted.by_leader.get(goal, request)
+                return self._get_trusted(goal, request)
+        # A Direct Get of whichever replica answers.
+        appended = self._appended(request) if request.last_by_subj else ""
+        subject = appended or self._direct
+        client, state, answer = context.client, context.read_state, requests.Answer()
+        token = client.start(subject, b"" if appended else encode_json(request), answer)
+        try:
+            limit = context.timeout if timeout is None else timeout
+            client.wait(answer.ready, timeout=limit, what=f"an answer on {subject}")
+            found = decode_one(answer.take(), asked=subject)
+        except MessageNotFoundError:
+            state.at_once += 1
+            raise
+        except Error:
+            state.failed += 1
+            raise
+        finally:
+            client.cancel(token)
+        state.at_once += 1
+        return found
+
+    def _appended(self, request: GetRequest) -> str:
+        """Where the newest message of a literal subject is asked for; empty for other requests.
+
+        The subject of such a request names the one asked for, so that permissions can be granted for it.
+        """
+        subject = request.last_by_subj
+        return f"{self._direct}.{subject}" if subject and not has_wildcard(subject) else ""
+
+    def _get_trusted(self, goal: ReadGoal, request: GetRequest) -> StoredMessage:
+        """A get from a server that guarantees what is wanted, or with a proof."""
+        trusted = self._trusted
+        try:
+            keeps = self._context.server_keeps_min if goal.wanted else True
+            if keeps is None:
+                keeps = trusted.native.is_possible(goal)
+            if not keeps:
+                return trusted.proven.get(goal, request)
+            subject = self._appended(request)
+            if subject:
+                return trusted.native.get(goal, subject, _EMPTY)
+            return trusted.native.get(goal, self._direct, request)
+        except AuthorizationError:
+            subject = self._appended(request)
+            if not subject:
+                raise
+            return trusted.native.last_by_appended(goal, subject)
 
     def last_many(
         self, subjects: Sequence[str], bound: Bound, *, min_last_seq: int, from_leader: bool, timeout: float | None
     ) -> dict[str, StoredMessage]:
         """Subject to newest message."""
         requests.check_seq(min_last_seq, "min_last_seq")
-        read = self._begin(min_last_seq, timeout)
-        with self._counted(read):
+        trusted, goal = self._trusted, self._goal(min_last_seq, timeout)
+        with _Counted(self._context, goal):
             if from_leader:
-                return read.last_many.newest_by_leader(read.by_leader, subjects)
-            found = read.last_many.newest(subjects, bound)
+                return trusted.last_many.newest_by_leader(goal, trusted.by_leader, subjects)
+            found = trusted.last_many.newest(goal, subjects, bound)
         for message in found.values():
             self._context.note(self._stream, message.seq)
         return found
@@ -81,11 +118,11 @@ class StreamReads:
         timeout: float | None,
     ) -> Iterator[Columns]:
         """The messages of a range in columns, as they arrive."""
-        read = self._begin(min_last_seq, timeout)
-        wanted = read.goal.wanted
-        with self._counted(read):
+        trusted, goal = self._trusted, self._goal(min_last_seq, timeout)
+        wanted = goal.wanted
+        with _Counted(self._context, goal):
             has_goal = bool(end or wanted)
-            trusting = has_goal and not from_leader and read.native.is_possible()
+            trusting = has_goal and not from_leader and trusted.native.is_possible(goal)
             reader = RangeReader(
                 start=start,
                 end=end,
@@ -96,48 +133,43 @@ class StreamReads:
                 parts=parts,
             )
             if from_leader:
-                chunks = read.by_leader.columns(reader)
+                chunks = trusted.by_leader.columns(goal, reader)
             else:
-                chunks = read.range(reader, is_plain=trusting or not has_goal).columns()
+                chunks = trusted.range(goal, reader, is_plain=trusting or not has_goal).columns()
             for columns in chunks:
-                read.goal.reached = columns.seqs[-1]
+                goal.reached = columns.seqs[-1]
                 yield columns
 
-    def _plain(self, subject: str, body: bytes, timeout: float | None) -> StoredMessage:
-        """A Direct Get of whichever replica answers."""
-        client, state = self._context.client, self._context.read_state
-        answer = requests.Answer()
-        token = client.start(subject, body, answer)
-        try:
-            limit = self._context.timeout if timeout is None else timeout
-            client.wait(answer.ready, timeout=limit, what=f"an answer on {subject}")
-            found = decode_one(answer.take(), asked=subject)
-        except MessageNotFoundError:
-            state.at_once += 1
-            raise
-        except Error:
-            state.failed += 1
-            raise
-        finally:
-            client.cancel(token)
-        state.at_once += 1
-        return found
+    @property
+    def _trusted(self) -> TrustedReads:
+        parts = self._parts
+        if parts is None:  # made when they are needed: most handles of a stream never do a trusted read
+            parts = self._parts = TrustedReads(self._context, self._stream)
+        return parts
 
-    def _begin(self, min_last_seq: int, timeout: float | None) -> TrustedRead:
-        return TrustedRead(self._context, self._stream, min_last_seq=min_last_seq, timeout=timeout)
+    def _goal(self, min_last_seq: int, timeout: float | None) -> ReadGoal:
+        """The goal of a new read; its time begins now."""
+        context = self._context
+        policy = RetryPolicy(context.timeout if timeout is None else timeout, context.client.now)
+        return ReadGoal(self._stream, min_last_seq, context.session, policy)
 
-    @contextmanager
-    def _counted(self, read: TrustedRead) -> Iterator[None]:
-        """Count the read, and tell the session of it, however it ends."""
-        context, goal = self._context, read.goal
-        try:
-            yield
-        except (MessageNotFoundError, GeneratorExit):
-            context.read_state.count(tries=read.tries, with_leader=goal.with_leader)
-            context.note(self._stream, goal.reached)
-            raise
-        except BaseException:
+
+class _Counted:
+    """Counts a read, and notes it in the session, however it ends. (A class: a generator costs three times as much.)"""
+
+    __slots__ = ("_context", "_goal")
+
+    def __init__(self, context: JetStreamContext, goal: ReadGoal) -> None:
+        self._context = context
+        self._goal = goal
+
+    def __enter__(self) -> None:
+        """Nothing to do."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        context, goal = self._context, self._goal
+        if kind is None or issubclass(kind, (MessageNotFoundError, GeneratorExit)):
+            context.read_state.count(tries=goal.policy.tries, with_leader=goal.with_leader)
+            context.note(goal.stream, goal.reached)
+        else:
             context.read_state.failed += 1
-            raise
-        context.read_state.count(tries=read.tries, with_leader=goal.with_leader)
-        context.note(self._stream, goal.reached)

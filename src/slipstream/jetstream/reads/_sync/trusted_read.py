@@ -18,9 +18,9 @@ return anything older than the sequence `wanted` (from the caller, or from a ses
 5. **Retry.** An attempt returns its answer or a `Retry` with its reason; `RetryLoop` alone waits between attempts,
    switches to another server when ours is silent or stuck, and raises the most telling reason when the time is up.
 
-The parts share two values: the `ReadGoal` (what is wanted, what was reached) and the `RetryPolicy` (how much time is
-left). A `TrustedRead` puts them together for one read; the parts below are stateless, and made when they
-are needed. The blocking twin is generated from this file (`tools/unasync.py`).
+The parts belong to the stream: they are made once, by the first trusted read of a handle, and hold nothing of any one
+read. What differs from read to read, what is wanted, the time for it (`RetryPolicy`) and what was reached, is the
+`ReadGoal`, which each part gets as an argument. The blocking twin is generated from this file (`tools/unasync.py`).
 """
 
 from __future__ import annotations
@@ -37,61 +37,26 @@ from slipstream.jetstream.reads._sync.proofs import Proofs
 from slipstream.jetstream.reads._sync.proven_get import ProvenGet
 from slipstream.jetstream.reads._sync.range_read import RangeRead
 from slipstream.jetstream.reads._sync.retry_loop import RetryLoop
-from slipstream.jetstream.reads._sync.scope import ReadScope
+from slipstream.jetstream.reads.goal import ReadGoal
 from slipstream.jetstream.reads.range_reader import RangeReader
 
 
-class TrustedRead:
-    """One read of one stream at or after a wanted sequence: its parts, put together."""
+class TrustedReads:
+    """The parts that carry out the trusted reads of one stream."""
 
-    __slots__ = ("_direct", "_leader", "_loop", "_scope", "goal")
+    __slots__ = ("_read_range", "by_leader", "last_many", "native", "proven")
 
-    def __init__(self, context: JetStreamContext, stream: str, *, min_last_seq: int, timeout: float | None) -> None:
-        self._scope = scope = ReadScope.of(context, stream, min_last_seq=min_last_seq, timeout=timeout)
-        self._leader = LeaderState(scope)
-        self._loop = RetryLoop(scope, self._leader)
-        self._direct = DirectGets(scope, self._leader)
-        self.goal = scope.goal
+    def __init__(self, context: JetStreamContext, stream: str) -> None:
+        leader = LeaderState(context, stream)
+        loop = RetryLoop(context, leader)
+        direct = DirectGets(context, stream, leader)
+        proofs = Proofs(leader, direct, loop)
+        self._read_range = partial(RangeRead, context.client, leader, direct, loop, proofs)
+        self.native = NativeRead(context, leader, direct, loop)
+        self.proven = ProvenGet(leader, direct, loop, proofs, self._read_range)
+        self.by_leader = LeaderRead(context, leader, loop, proofs, self.proven)
+        self.last_many = LastMany(context, leader, direct, loop, self.native, proofs, self.proven)
 
-    @property
-    def tries(self) -> int:
-        """How many attempts did not bring the answer."""
-        return self._scope.policy.tries
-
-    def is_guaranteed(self) -> bool:
-        """Whether the server guarantees the wanted sequence itself, or nothing is wanted."""
-        if not self.goal.wanted:
-            return True
-        known = self._scope.context.server_keeps_min
-        return self.native.is_possible() if known is None else known
-
-    @property
-    def native(self) -> NativeRead:
-        """Reads by servers that keep `min_last_seq`."""
-        return NativeRead(self._scope, self._leader, self._direct, self._loop)
-
-    @property
-    def proven(self) -> ProvenGet:
-        """Single messages with a proof, by whichever replica answers."""
-        proofs = self._proofs
-        # Not `self.range`: a cycle of references would leave every read to the garbage collector.
-        read_range = partial(RangeRead, self._scope, self._leader, self._direct, self._loop, proofs)
-        return ProvenGet(self._scope, self._leader, self._direct, self._loop, proofs, read_range)
-
-    @property
-    def by_leader(self) -> LeaderRead:
-        """Reads by the stream's leader alone."""
-        return LeaderRead(self._scope, self._leader, self._loop, self._proofs, self.proven)
-
-    @property
-    def last_many(self) -> LastMany:
-        """The newest messages of many subjects."""
-        return LastMany(self._scope, self._leader, self._direct, self._loop, self.native, self._proofs, self.proven)
-
-    def range(self, reader: RangeReader, *, is_plain: bool = False) -> RangeRead:
+    def range(self, goal: ReadGoal, reader: RangeReader, *, is_plain: bool = False) -> RangeRead:
         """A range, by whichever replica answers. `is_plain`: there is no goal, or the server guarantees it."""
-        return RangeRead(self._scope, self._leader, self._direct, self._loop, self._proofs, reader, is_plain=is_plain)
-
-    @property
-    def _proofs(self) -> Proofs:
-        return Proofs(self._scope, self._leader, self._direct, self._loop)
+        return self._read_range(goal, reader, is_plain=is_plain)
