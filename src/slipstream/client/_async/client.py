@@ -30,7 +30,7 @@ __all__ = ["Client", "Message", "Subscription", "connect"]
 
 
 class _Reply:
-    """The sink of `request`: one reply, one future."""
+    """The sink of `exchange`: one reply, one future."""
 
     __slots__ = ("future",)
 
@@ -110,14 +110,9 @@ class Client(BaseClient):
         Raises NoRespondersError if the subject has no subscribers, RequestTimeoutError if there is no reply in time,
         ConnectionLostError if the connection is lost meanwhile.
         """
-        future: asyncio.Future[Msg] = self._loop.create_future()
-        token = self.start(subject, payload, _Reply(future), header=encode_headers(headers))
-        expiry = self._loop.call_later(timeout, expire, future, f"request to {subject!r}", timeout)
-        try:
-            msg = await future
-        finally:
-            expiry.cancel()
-            self._requests.cancel(token)
+        msg = await self.exchange(
+            subject, payload, header=encode_headers(headers), timeout=timeout, what=f"request to {subject!r}"
+        )
         if is_no_responders(msg):
             raise NoRespondersError(subject)
         return Message(msg, self)
@@ -197,6 +192,21 @@ class Client(BaseClient):
         await self._connection.sleep(seconds)
 
     # For the layers above
+
+    async def exchange(self, subject: str, payload: bytes, *, header: bytes = b"", timeout: float, what: str) -> Msg:
+        """Send a request and return its one reply, as it arrived: it may be the status "no responders".
+
+        Raises RequestTimeoutError, which names `what`, or ConnectionLostError if the connection is lost meanwhile.
+        """
+        future: asyncio.Future[Msg] = self._loop.create_future()
+        token = self._requests.start(subject, payload, _Reply(future), header)
+        self._connection.write_soon()
+        expiry = self._loop.call_later(timeout, expire, future, what, timeout)
+        try:
+            return await future
+        finally:
+            expiry.cancel()
+            self._requests.cancel(token)
 
     def start(self, subject: str, payload: bytes, sink: ReplySink, *, header: bytes = b"") -> str:
         """Send a request; every reply goes to `sink` until it returns True. The token is for `cancel`."""

@@ -31,7 +31,7 @@ __all__ = ["Client", "Message", "Subscription", "connect"]
 
 
 class _Reply:
-    """The sink of `request`: one reply or an error."""
+    """The sink of `exchange`: one reply or an error."""
 
     __slots__ = ("error", "msg")
 
@@ -127,20 +127,12 @@ class Client(BaseClient):
         Raises NoRespondersError if the subject has no subscribers, RequestTimeoutError if there is no reply in time,
         ConnectionLostError if the connection is lost meanwhile.
         """
-        reply = _Reply()
-        with self._connection.lock:
-            token = self._requests.start(subject, payload, reply, encode_headers(headers))
-        try:
-            if not self._connection.until(reply.is_done, timeout):
-                raise timed_out(f"request to {subject!r}", timeout)
-        finally:
-            self.cancel(token)
-        if reply.error is not None:
-            raise reply.error
-        assert reply.msg is not None
-        if is_no_responders(reply.msg):
+        msg = self.exchange(
+            subject, payload, header=encode_headers(headers), timeout=timeout, what=f"request to {subject!r}"
+        )
+        if is_no_responders(msg):
             raise NoRespondersError(subject)
-        return Message(reply.msg, self)
+        return Message(msg, self)
 
     def request_many(
         self,
@@ -223,6 +215,24 @@ class Client(BaseClient):
         self._connection.until(lambda: False, seconds)
 
     # For the layers above
+
+    def exchange(self, subject: str, payload: bytes, *, header: bytes = b"", timeout: float, what: str) -> Msg:
+        """Send a request and return its one reply, as it arrived: it may be the status "no responders".
+
+        Raises RequestTimeoutError, which names `what`, or ConnectionLostError if the connection is lost meanwhile.
+        """
+        reply = _Reply()
+        with self._connection.lock:
+            token = self._requests.start(subject, payload, reply, header)
+        try:
+            if not self._connection.until(reply.is_done, timeout):
+                raise timed_out(what, timeout)
+        finally:
+            self.cancel(token)
+        if reply.error is not None:
+            raise reply.error
+        assert reply.msg is not None
+        return reply.msg
 
     def start(self, subject: str, payload: bytes, sink: ReplySink, *, header: bytes = b"") -> str:
         """Send a request; every reply goes to `sink` until it returns True. The token is for `cancel`."""

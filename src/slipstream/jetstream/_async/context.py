@@ -53,14 +53,11 @@ class JetStreamContext:
 
     async def run(self, call: requests.Call[T], *, timeout: float | None = None) -> T:
         """Send a request and decode its answer."""
-        client, answer = self.client, requests.Answer()
-        token = client.start(call.subject, call.payload, answer, header=call.header)
-        try:
-            limit = self.timeout if timeout is None else timeout
-            await client.wait(answer.ready, timeout=limit, what=f"an answer on {call.subject}")
-        finally:
-            client.cancel(token)
-        return call.decode(answer.take())
+        limit = self.timeout if timeout is None else timeout
+        msg = await self.client.exchange(
+            call.subject, call.payload, header=call.header, timeout=limit, what=f"an answer on {call.subject}"
+        )
+        return call.decode(msg)
 
     async def each(self, ask: requests.AskPage[T], *, timeout: float | None = None) -> AsyncIterator[T]:
         """The items of a list that the server returns page by page."""

@@ -11,7 +11,6 @@ from datetime import timedelta
 from slipstream.client._async.client import Client
 from slipstream.errors import NoRespondersError
 from slipstream.jetstream.consume.ack_subject import ACK, IN_PROGRESS, BaseJsMessage, nak_body, split_reply, term_body
-from slipstream.jetstream.requests import Answer
 from slipstream.wire import parse_status
 
 
@@ -30,13 +29,8 @@ class JsMessage(BaseJsMessage[Client]):
         if self.is_settled:
             return
         split_reply(self.reply)
-        answer = Answer()
-        token = self._client.start(self.reply, ACK, answer)
-        try:
-            await self._client.wait(answer.ready, timeout=timeout, what=f"the answer to the ack of {self.subject!r}")
-        finally:
-            self._client.cancel(token)
-        status = parse_status(answer.take().header)
+        what = f"the answer to the ack of {self.subject!r}"
+        status = parse_status((await self._client.exchange(self.reply, ACK, timeout=timeout, what=what)).header)
         if status is not None and status.code == 503:
             raise NoRespondersError(self.reply, "the consumer of the message no longer exists")
         self.is_settled = True
