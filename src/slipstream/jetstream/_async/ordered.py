@@ -85,9 +85,20 @@ class OrderedConsumer:
         return self._state.name
 
     async def start(self, *, timeout: float = CREATE_TIMEOUT) -> Self:
-        """Create the consumer, if there is none yet. Raises the server's error if it rejects it."""
-        if self._state.is_broken and not self._is_closed:
-            await self._create(self._client.now() + timeout)
+        """Create the consumer, if there is none in use. Transient failures are retried until the time is up.
+
+        Raises the server's error if it rejects the consumer, and the last failure when the time is up.
+        """
+        client = self._client
+        deadline = client.now() + timeout
+        while self._state.is_broken and not self._is_closed:
+            await self._pause_before_retry(deadline)
+            try:
+                await self._create(deadline)
+            except (ConnectionLostError, RequestTimeoutError, NoRespondersError, ApiError) as error:
+                is_permanent = isinstance(error, ApiError) and error.code < 500
+                if client.is_closed or is_permanent or client.now() >= deadline:
+                    raise
         return self
 
     async def next(self, *, timeout: float = 5.0) -> JsMessage:
@@ -178,9 +189,9 @@ class OrderedConsumer:
 
         Nothing is taken while it waits, so a cancelled reader loses none.
         """
-        state, client = self._state, self._client
+        state, client, heartbeats = self._state, self._client, self._heartbeats
         deadline = client.now() + timeout
-        self._heartbeats.resume(client.now())
+        heartbeats.resume(client.now())
         try:
             while not self._is_closed:
                 found = state.take()
@@ -191,68 +202,55 @@ class OrderedConsumer:
                 elif isinstance(found, Error):
                     self._discard_consumer()
                 elif state.is_broken:
-                    await self._create(deadline)
-                elif not await self._receive_frames(deadline):
-                    break
+                    await self.start(timeout=deadline - client.now())
+                else:
+                    assert self._subscription is not None
+                    now = client.now()
+                    silence = heartbeats.left(now)
+                    limit = max(min(deadline - now, silence), 0.0)
+                    try:
+                        pieces = await self._subscription.next_pieces(timeout=limit, epoch=self._epoch)
+                    except Error as error:
+                        if not self._recovers_from(error, silence):
+                            break
+                    else:
+                        heartbeats.hear(client.now())
+                        for piece in pieces:
+                            state.feed(piece)
         finally:
-            self._heartbeats.suspend(client.now())
+            heartbeats.suspend(client.now())
         return None
 
-    async def _receive_frames(self, deadline: float) -> bool:
-        """Wait for messages and statuses; False when the subscription has ended with the client."""
-        subscription, client = self._subscription, self._client
-        assert subscription is not None
-        now = client.now()
-        silence = self._heartbeats.left(now)
-        try:
-            pieces = await subscription.next_pieces(timeout=max(min(deadline - now, silence), 0.0), epoch=self._epoch)
-        except RequestTimeoutError:
+    def _recovers_from(self, error: Error, silence: float) -> bool:
+        """Nothing could be received: discard the consumer if a new one can go on; False when the subscription has ended
+        with the client. Raises what concerns the reader: its time is up, or the server rejected the subscription."""
+        client = self._client
+        if isinstance(error, RequestTimeoutError):
             if self._heartbeats.left(client.now()) > 0:
-                raise
+                raise error
             lost = HeartbeatLostError(f"ordered consumer {self._state.name}: no heartbeat for {silence:.3g} s")
             client.report(lost)
-            self._discard_consumer()
-        except ConnectionLostError:
+        elif isinstance(error, ConnectionLostError):
             if client.is_closed:
                 return False
-            self._discard_consumer()
-        except SlowConsumerError:
-            self._discard_consumer()
-        except Error:
-            if subscription.is_over:
+        elif not isinstance(error, SlowConsumerError):
+            if self._subscription is None or self._subscription.is_over:
                 return False
-            raise
-        else:
-            self._heartbeats.hear(client.now())
-            for piece in pieces:
-                self._state.feed(piece)
+            raise error
+        self._discard_consumer()
         return True
 
     # Repairing
 
     def _discard_consumer(self) -> None:
-        """Give up the consumer in use; `_create` replaces it."""
+        """Give up the consumer in use; `start` replaces it."""
         if self._subscription is not None:
             self._subscription.end()
             self._subscription = None
         self._delete(self._state.discard())
 
     async def _create(self, deadline: float) -> None:
-        """Create a consumer, with retries of transient failures. Raises permanent ones, and any at the deadline."""
-        client = self._client
-        while not self._is_closed:
-            await self._pause_before_retry(deadline)
-            try:
-                await self._create_once(deadline)
-            except (ConnectionLostError, RequestTimeoutError, NoRespondersError, ApiError) as error:
-                is_permanent = isinstance(error, ApiError) and error.code < 500
-                if client.is_closed or is_permanent or client.now() >= deadline:
-                    raise
-            else:
-                self._attempts = 0
-                return
-
-    async def _create_once(self, deadline: float) -> None:
+        """Subscribe to a fresh inbox and create a consumer that delivers there: one attempt of `start`."""
         client = self._client
         left = max(deadline - client.now(), 0.0)
         await client.wait(lambda: client.is_connected, timeout=left, what="a connection for an ordered consumer")
@@ -272,7 +270,7 @@ class OrderedConsumer:
             if not isinstance(error, ApiError):
                 self._delete(name)  # it may have been created all the same
             raise
-        self._subscription, self._epoch = subscription, epoch
+        self._subscription, self._epoch, self._attempts = subscription, epoch, 0
         self._heartbeats.hear(client.now())
         self._state.created(info)
 
