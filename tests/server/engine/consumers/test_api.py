@@ -4,12 +4,15 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
 
 from slipstream.server.engine.auth.account_limits import AccountLimits
 from slipstream.server.engine.auth.users import AccountOptions
+from slipstream.server.engine.consumers.consumer import Consumer
+from slipstream.server.engine.consumers.delivery_state import DeliveryState
 from slipstream.wire import Headers, pub
 from tests.server.engine.consumers.kit import SECOND, Bench, seqs
 from tests.server.support import Rig
@@ -273,3 +276,27 @@ def test_an_account_bounds_its_consumers() -> None:
     assert refused(bench.create("b", max_ack_pending=101))[1] == 10121
     bench.create("b")
     assert refused(bench.create("c")) == (400, 10026, "maximum consumers limit reached")
+
+
+@pytest.mark.parametrize("config", [{}, {"deliver_subject": "d"}], ids=["pull", "push"])
+def test_a_deleted_consumer_is_freed_without_the_garbage_collector(bench: Bench, config: dict[str, Any]) -> None:
+    """Watches and key listings make short-lived consumers, and the process of a server collects garbage seldom."""
+    bench.client.send(b"SUB d 9\r\n")
+    bench.fill("s.a", "s.b")
+    gc.collect()
+    before = _count_consumers()
+    gc.disable()
+    try:
+        bench.create(inactive_threshold=SECOND, **config)
+        assert config or seqs(bench.pull(2)) == [1, 2]
+        bench.rig.settle()
+        assert bench.info()["num_ack_pending"] == 2
+        assert bench.client.api("CONSUMER.DELETE.S.c")["success"]
+        bench.rig.settle()
+        assert _count_consumers() == before
+    finally:
+        gc.enable()
+
+
+def _count_consumers() -> int:
+    return sum(isinstance(item, Consumer | DeliveryState) for item in gc.get_objects())

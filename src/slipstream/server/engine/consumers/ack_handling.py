@@ -235,4 +235,9 @@ class AckHandling:
     def stop(self) -> None:
         """Take no more acks."""
         self._stopped = True
-        self._timer.cancel()
+        self._timer.stop()
+        self._next_request = _no_request
+
+
+def _no_request(reply: str, payload: bytes, now: int) -> None:
+    """In place of the delivery of a deleted consumer."""

@@ -189,10 +189,14 @@ class Consumer:
         return seq
 
     def stop(self) -> None:
-        """The consumer is deleted: no more deliveries, and nothing more is written."""
+        """The consumer is deleted: no more deliveries, and nothing more is written.
+
+        Its parts let go of each other, so that it is freed now: a server may have many short-lived consumers, with
+        thousands of pending messages each, and collects garbage seldom.
+        """
         self._job.stop()
         self._acks.stop()
-        self._idle.cancel()
+        self._idle.stop()
         self.delivery.stop()
         self.writer.stop()
 

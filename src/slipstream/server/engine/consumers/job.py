@@ -70,6 +70,7 @@ class DeliveryJob:
         """No more chunks."""
         self.stopped = True
         self.live = False
+        self._deliver = _nothing
         for timer in (self._pause_timer, self._pace_timer):
             if timer is not None:
                 timer.cancel()
@@ -140,3 +141,8 @@ class DeliveryJob:
         self._pause_timer = None
         self._advisories.paused(self._pause_until)
         self.wake()
+
+
+def _nothing(_: int) -> tuple[Progress, int]:
+    """In place of the delivery of a deleted consumer."""
+    return Progress.DONE, 0

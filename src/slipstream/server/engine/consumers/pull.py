@@ -399,7 +399,7 @@ class PullDelivery:
 
     def stop(self) -> None:
         """The consumer is deleted: end all requests with that status."""
-        self._timer.cancel()
+        self._timer.stop()
         if self._pin_timer is not None:
             self._pin_timer.cancel()
         for request in self._queue:

@@ -29,9 +29,11 @@ class EarliestTimer:
             timer.cancel()
         self._timer = self._timers.at(when, self._action)
 
-    def cancel(self) -> None:
+    def stop(self) -> None:
+        """Fire no more, and let go of the action."""
         if self._timer is not None:
             self._timer.cancel()
+        self._action = _ignore
 
 
 class IdleTimer:
@@ -64,3 +66,13 @@ class IdleTimer:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def stop(self) -> None:
+        """Look no more, and let go of the consumer."""
+        self.cancel()
+        self.threshold = 0
+        self._used_until = self._expire = _ignore
+
+
+def _ignore(*_: object) -> None:
+    """In place of a callback into a deleted consumer: the cycle of references would keep it until a collection."""
