@@ -217,7 +217,7 @@ def test_fields_at_their_default_are_left_out_unless_the_server_needs_them() -> 
         ({"name": "S", "sources": [5]}, "StreamConfig.sources: expected an object for StreamSource"),
         ({"name": "S", "sources": [{"opt_start_time": 5}]}, "bad value for StreamSource.opt_start_time: time must be"),
         ({"name": "S", "mirror": {"external": {"api": []}}}, "ExternalStream.api"),
-        ({}, "bad StreamConfig: .*name"),
+        ({}, "StreamConfig must have its required fields: .*name"),
     ],
 )
 def test_a_wrong_type_names_its_field(fields: dict[str, Any], names: str) -> None:

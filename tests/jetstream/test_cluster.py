@@ -19,7 +19,7 @@ async def replicated(js: JetStream, name: str, cluster: Cluster, **changes: obje
     return stream
 
 
-async def test_a_held_replica_answers_with_the_old_value_again_and_again(cluster: Cluster, fresh: str) -> None:
+async def test_a_held_replica_keeps_answering_with_the_old_value(cluster: Cluster, fresh: str) -> None:
     async with connect(cluster.urls) as nc:
         js = nc.jetstream()
         stream = await replicated(js, fresh, cluster)
@@ -34,7 +34,7 @@ async def test_a_held_replica_answers_with_the_old_value_again_and_again(cluster
         assert {(await stream.get_last(f"{fresh}.a")).data for _ in range(50)} == {b"new"}
 
 
-async def test_a_dropped_route_is_made_again_and_the_replica_catches_up(cluster: Cluster, fresh: str) -> None:
+async def test_a_dropped_route_is_reestablished_and_the_replica_catches_up(cluster: Cluster, fresh: str) -> None:
     async with connect(cluster.urls) as nc:
         js = nc.jetstream()
         await replicated(js, fresh, cluster)

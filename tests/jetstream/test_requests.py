@@ -60,12 +60,12 @@ def test_a_plain_publish_has_no_header_block() -> None:
 
 
 @pytest.mark.parametrize("subject", ["", "a b", "a.*", "a.>", "a..b"])
-def test_a_subject_that_cannot_be_published_to_is_refused(subject: str) -> None:
+def test_a_subject_that_cannot_be_published_to_is_rejected(subject: str) -> None:
     with pytest.raises(UsageError):
         requests.publish(subject, b"")
 
 
-def test_a_ttl_under_a_second_is_refused() -> None:
+def test_a_ttl_under_a_second_is_rejected() -> None:
     with pytest.raises(UsageError, match="ttl must be at least 1 second"):
         requests.publish("a", b"", ttl=timedelta(milliseconds=10))
 
@@ -90,7 +90,7 @@ def test_an_ack_carries_stream_and_sequence() -> None:
         (b'{"error":{"code":500,"err_code":1,"description":"new trouble"}}', b"", ApiError),
     ],
 )
-def test_what_is_not_an_ack_is_raised(payload: bytes, header: bytes, error: type[Exception]) -> None:
+def test_a_reply_that_is_not_an_ack_is_raised(payload: bytes, header: bytes, error: type[Exception]) -> None:
     with pytest.raises(error) as caught:
         requests.decode_publish(reply(payload, header))
     assert type(caught.value) is error
@@ -102,7 +102,7 @@ def test_no_responders_names_the_subject_that_was_asked() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a.b", "a b", "a*", "a>", "a/b", "a\\b", "x" * 256])
-def test_bad_stream_names_are_refused_before_anything_is_sent(name: str) -> None:
+def test_invalid_stream_names_are_rejected_before_anything_is_sent(name: str) -> None:
     api = requests.Api()
     for make in (api.stream_info, api.delete_stream, api.direct_subject):
         with pytest.raises(UsageError, match="stream name"):
@@ -166,7 +166,7 @@ def test_message_get_without_a_message_says_not_found() -> None:
         (b"", b"NATS/1.0 408 x\r\n\r\n", RemoteProtocolError),
     ],
 )
-def test_answers_that_make_no_sense_are_protocol_errors(payload: bytes, header: bytes, error: type[Exception]) -> None:
+def test_malformed_answers_are_protocol_errors(payload: bytes, header: bytes, error: type[Exception]) -> None:
     with pytest.raises(error):
         requests.Api().stream_info("S").decode(reply(payload, header))
 
@@ -177,7 +177,7 @@ def test_a_delete_that_was_not_done_is_an_error() -> None:
     requests.Api().delete_stream("S").decode(reply(b'{"success":true}'))
 
 
-def test_the_window_counts_acks_and_keeps_failures_with_their_place() -> None:
+def test_the_window_counts_acks_and_keeps_failures_with_their_position() -> None:
     window = AckWindow(2)
     window.sending("1", "a")
     window.sending("2", "b")
@@ -191,7 +191,7 @@ def test_the_window_counts_acks_and_keeps_failures_with_their_place() -> None:
     assert window.last_ack is not None
 
 
-def test_what_is_in_flight_when_the_connection_goes_has_failed() -> None:
+def test_publishes_in_flight_when_the_connection_is_lost_fail() -> None:
     window = AckWindow(5)
     for token in "123":
         window.sending(token, "a")
@@ -201,7 +201,7 @@ def test_what_is_in_flight_when_the_connection_goes_has_failed() -> None:
     assert [f.position for f in window.failures] == [0, 1, 2]
 
 
-def test_an_answer_that_is_quicker_than_the_note_of_its_publish_counts() -> None:
+def test_an_ack_that_arrives_before_its_publish_is_recorded_counts() -> None:
     window = AckWindow(2)
     assert window.deliver(reply(b'{"stream":"S","seq":1}', token="1"))
     assert window.acked == 0
@@ -213,7 +213,7 @@ def test_an_answer_that_is_quicker_than_the_note_of_its_publish_counts() -> None
 
 
 @pytest.mark.parametrize("seq", [-1, 2**64, 1.5, "1", None, True])
-def test_what_is_no_sequence_is_refused(seq: object) -> None:
+def test_an_invalid_sequence_is_rejected(seq: object) -> None:
     with pytest.raises(UsageError, match="end must be"):
         requests.check_seq(seq, "end")  # type: ignore[arg-type]
 

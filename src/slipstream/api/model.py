@@ -140,7 +140,7 @@ class JsonModel:
         try:
             return cls(**known, unknown=unknown)
         except TypeError as exc:  # a field without default is missing
-            raise ValueError(f"bad {cls.__name__}: {exc}") from exc
+            raise ValueError(f"{cls.__name__} must have its required fields: {exc}") from exc
 
     def to_dict(self) -> dict[str, Any]:
         """The object as a JSON encoder takes it; fields at their default are left out, unknown ones come last."""

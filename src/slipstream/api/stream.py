@@ -136,7 +136,7 @@ class StreamConfig(JsonModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamState(JsonModel):
-    """A stream's figures."""
+    """A stream's state: what it holds, and between which sequences and times."""
 
     messages: int = always(0)
     bytes: int = always(0)

@@ -1,4 +1,4 @@
-"""Blocks of publishes: each item is acknowledged, refused or lost with the connection, however the answers are cut."""
+"""Blocks of publishes: each item is acknowledged, rejected or lost with the connection, however the answers are cut."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ BODIES = {
     "duplicate": b'{"stream":"S", "seq":%d,"duplicate": true}',
     "duplicate of ours": b'{"stream":"S","seq":%d,"duplicate":true}',
     "counter": b'{"stream":"S","seq":%d,"val":"7"}',
-    "refused": TOO_LARGE,
-    "nobody": b"",
+    "rejected": TOO_LARGE,
+    "no_responders": b"",
 }
 
 
@@ -42,17 +42,17 @@ def send(session: Session, window: BlockWindow[str], names: list[str], subject: 
 
 
 def answer(pub: Pub, kind: str, seq: int) -> bytes:
-    if kind == "nobody":
+    if kind == "no_responders":
         return b"HMSG %b 1 16 16\r\nNATS/1.0 503\r\n\r\n\r\n" % pub.reply.encode()
     body = BODIES[kind] % seq if b"%d" in BODIES[kind] else BODIES[kind]
     return b"MSG %b 1 %d\r\n%b\r\n" % (pub.reply.encode(), len(body), body)
 
 
 @given(st.data())
-def test_every_item_is_acknowledged_or_refused_however_the_answers_are_cut(data: st.DataObject) -> None:
+def test_every_publish_is_acknowledged_or_rejected_however_the_answers_are_cut(data: st.DataObject) -> None:
     session, window = connected(), BlockWindow[str](100)
     kinds = data.draw(st.lists(st.lists(st.sampled_from(list(BODIES)), min_size=1, max_size=6), min_size=1, max_size=4))
-    stream, seq, refused, lost_count = b"", 0, [], 0
+    stream, seq, rejected, lost_count = b"", 0, [], 0
     for number, block in enumerate(kinds):
         names = [f"{number}.{at}" for at in range(len(block))]
         pubs = send(session, window, names)
@@ -60,27 +60,27 @@ def test_every_item_is_acknowledged_or_refused_however_the_answers_are_cut(data:
         for name, pub, kind in data.draw(st.permutations(list(zip(names, pubs, block, strict=True)))):
             seq += 1
             stream += answer(pub, kind, seq) + data.draw(st.sampled_from([b"", b"", b"PING\r\n"]))
-            if kind in ("refused", "nobody"):
-                refused.append(name)
+            if kind in ("rejected", "no_responders"):
+                rejected.append(name)
                 lost_count += 1
         if data.draw(st.booleans()):
-            stream += b"MSG _INBOX.N.999999 1 2\r\n{}\r\n"  # of nobody
+            stream += b"MSG _INBOX.N.999999 1 2\r\n{}\r\n"  # a reply that no request waits for
     assert window.in_flight == sum(map(len, kinds))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=6)))
     for begin, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
         session.received(stream[begin:end], 0)
     assert window.in_flight == 0
-    assert [item for item, _ in window.rejected] == refused
+    assert [item for item, _ in window.rejected] == rejected
     assert window.acked == sum(map(len, kinds)) - lost_count
     assert window.duplicates == sum(kind.startswith("duplicate") for block in kinds for kind in block)
     send(session, window, ["last"])
     assert (len(session.requests.sinks), len(window._blocks)) == (1, 1)  # nothing is left of what was answered
 
 
-def test_a_refusal_says_why() -> None:
+def test_a_rejection_says_why() -> None:
     session, window = connected(), BlockWindow[str](10)
     pubs = send(session, window, ["a", "b"])
-    session.received(answer(pubs[1], "refused", 1) + answer(pubs[0], "nobody", 1), 0)
+    session.received(answer(pubs[1], "rejected", 1) + answer(pubs[0], "no_responders", 1), 0)
     assert [(item, type(error)) for item, error in window.rejected] == [
         ("b", StreamMessageTooLargeError),
         ("a", NoStreamError),
@@ -100,7 +100,7 @@ def test_an_ack_goes_to_the_window_that_waits_for_it_and_replies_of_others_to_th
     assert (one.acked, one.last_seq, two.last_seq) == (2, 3, 2)
 
 
-def test_a_lost_connection_and_a_refused_subject_end_the_window() -> None:
+def test_a_lost_connection_and_a_rejected_subject_end_the_window() -> None:
     session, window = connected(), BlockWindow[str](10)
     send(session, window, ["a"])
     session.lost(ConnectionLostError("gone"), now=0, random=0)
@@ -117,7 +117,7 @@ def test_a_lost_connection_and_a_refused_subject_end_the_window() -> None:
     assert others.error is None
 
 
-def test_what_the_server_would_cut_us_off_for_is_not_sent() -> None:
+def test_a_publish_that_would_end_the_connection_is_not_sent() -> None:
     session, window = connected(), BlockWindow[str](10)
     window.stage(["a", "b"])
     for bad, text in ((("s", b"x" * 1_000_001, b""), "got 1000001"), (("a b", b"", b""), "subject must be")):
@@ -126,7 +126,7 @@ def test_what_the_server_would_cut_us_off_for_is_not_sent() -> None:
     assert (session.outgoing.take().count(b"PUB"), window.in_flight) == (0, 0)
 
 
-def test_room_is_for_whole_blocks() -> None:
+def test_the_window_admits_whole_blocks() -> None:
     session, window = connected(), BlockWindow[str](3)
     assert window.has_capacity(3)
     assert not window.has_capacity(4)
@@ -138,7 +138,7 @@ def test_room_is_for_whole_blocks() -> None:
     assert window.has_capacity(2)
 
 
-def test_an_answer_that_does_not_come_keeps_its_own_block_only() -> None:
+def test_a_missing_answer_holds_back_its_own_block_only() -> None:
     session, window = connected(), BlockWindow[str](10)
     stuck = send(session, window, ["a", "b"])
     session.received(answer(stuck[1], "server", 1), 0)
@@ -146,5 +146,5 @@ def test_an_answer_that_does_not_come_keeps_its_own_block_only() -> None:
         pubs = send(session, window, ["c", "d"])
         session.received(answer(pubs[0], "server", seq) + answer(pubs[1], "server", seq + 1), 0)
     assert len(window._blocks) == 2
-    session.received(answer(stuck[0], "refused", 0), 0)
+    session.received(answer(stuck[0], "rejected", 0), 0)
     assert [item for item, _ in window.rejected] == ["a"]

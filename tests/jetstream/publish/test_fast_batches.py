@@ -42,13 +42,13 @@ def test_reply_subjects_are_what_a_server_reads(count: int) -> None:
 
 
 def test_names_of_batches_are_not_shared_between_writers() -> None:
-    """A batch is known by its name alone, whoever sends it."""
+    """A batch is known by its name alone, whichever client sends it."""
     (one,) = FastBatchWindow[int]("_INBOX.abc.7").sending(drafts(1), [1])
     (other,) = FastBatchWindow[int]("_INBOX.abd.7").sending(drafts(1), [1])
     assert fast_batches.parse(one.decode()).batch != fast_batches.parse(other.decode()).batch  # type: ignore[union-attr]
 
 
-ANSWERS = ("report", "gap", "whole", "short", "error", "nobody", "strange")
+ANSWERS = ("report", "gap", "whole", "short", "error", "no_responders", "strange")
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.data())
@@ -68,7 +68,7 @@ def test_a_block_is_acknowledged_in_flight_or_comes_back(sizes: list[int], data:
             "whole": said(reply, ack),
             "short": said(reply, ack),
             "error": said(reply, b'{"error":{"code":400,"err_code":10208,"description":"x"},"stream":"S","seq":0}'),
-            "nobody": said(reply, b"", b"NATS/1.0 503\r\n\r\n"),
+            "no_responders": said(reply, b"", b"NATS/1.0 503\r\n\r\n"),
             "strange": said(reply, b"hello"),
         }[kind]
         blocks.deliver(msg)
@@ -78,7 +78,7 @@ def test_a_block_is_acknowledged_in_flight_or_comes_back(sizes: list[int], data:
                 acked, last = acked + size, max(last, seq)
             else:
                 back.append([f"{at}.{n}" for n in range(size)])
-        blocks.deliver(said(b"_INBOX.abc.7.other-1.500.fail.1.0.$FI", ack))  # of nobody
+        blocks.deliver(said(b"_INBOX.abc.7.other-1.500.fail.1.0.$FI", ack))  # of another batch
         assert (blocks.acked, blocks.last_seq) == (acked, last)
         assert [list(block.items) for block in blocks.again] == back
         assert blocks.in_flight == sum(sizes[at] for at in open_ones)

@@ -1,4 +1,4 @@
-"""Reads and writes of many clients become a history, and the history a list of broken promises.
+"""The history of concurrent reads and writes, and its checker: the list of broken promises.
 
 Every acknowledged write is known by its sequence, key and value. A read says what it had to have seen (`wanted`, in
 sequences) and what it got. Then whatever it got is right or wrong without guessing: of a key, nothing older than its
@@ -43,12 +43,12 @@ class History:
         self.last = 0  # the highest sequence acknowledged to anybody
         self.reads: list[KeyRead] = []
         self.ranges: list[RangeRead] = []
-        self.refused: list[str] = []
+        self.rejected: list[str] = []
         self._writes: dict[int, tuple[str, bytes]] = {}
         self._keys: dict[str, list[int]] = defaultdict(list)
 
     def __len__(self) -> int:
-        return len(self.reads) + len(self.ranges) + len(self._writes) + len(self.refused)
+        return len(self.reads) + len(self.ranges) + len(self._writes) + len(self.rejected)
 
     def wrote(self, seq: int, key: str, value: bytes) -> None:
         """A write was acknowledged."""
@@ -58,7 +58,7 @@ class History:
 
     def broken(self) -> list[str]:
         """Every promise that was not kept. Writes must have ended: one that is not known yet is no stale read."""
-        found = [f"refused: {what}" for what in self.refused]
+        found = [f"rejected: {what}" for what in self.rejected]
         views: dict[tuple[str, str], int] = {}
         for read in self.reads:
             newest = self._newest(read.key, read.wanted)

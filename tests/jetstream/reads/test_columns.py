@@ -67,7 +67,7 @@ times = st.sampled_from([b"2026-11-15T08:03:38.88Z", b"2026-11-15T08:03:39Z", b"
 
 
 @given(st.lists(st.tuples(own_headers, times, st.binary(max_size=20)), min_size=1, max_size=8), some_parts)
-def test_the_quick_way_gives_what_the_parser_and_the_decoder_give(
+def test_the_raw_scanner_gives_what_the_parser_and_the_decoder_give(
     messages: list[tuple[bytes, bytes, bytes]], parts: Part
 ) -> None:
     data = b"".join(
@@ -128,7 +128,7 @@ RUN = b"".join(frame(batched(n), b"abc") for n in range(1, 6))
         b"PING\r\n",
     ],
 )
-def test_what_is_unusual_in_a_run_is_left_to_the_parser(odd: bytes) -> None:
+def test_an_unusual_frame_in_a_run_is_left_to_the_parser(odd: bytes) -> None:
     page, pos = scanned_in_runs(RUN + odd)
     assert pos == len(RUN)
     assert page.take().columns.seqs == [1, 2, 3, 4, 5]
@@ -177,7 +177,7 @@ def test_a_payload_that_looks_like_frames_is_a_payload() -> None:
         b"PING\r\n",
     ],
 )
-def test_what_is_unusual_is_left_to_the_parser(odd: bytes) -> None:
+def test_an_unusual_frame_is_left_to_the_parser(odd: bytes) -> None:
     good = frame(batched(1), b"x")
     page, pos = scanned(good + odd + frame(batched(3)))
     assert pos == len(good)
@@ -228,7 +228,7 @@ def test_a_404_is_the_end_of_an_empty_batch() -> None:
     assert page.end.pending == 0
 
 
-def test_what_is_remembered_of_neighbours_is_bounded() -> None:
+def test_the_caches_of_sizes_and_seconds_are_bounded() -> None:
     page = ColumnPage("x")
     page.attach(PREFIX)
     for n in range(1, 10_000):

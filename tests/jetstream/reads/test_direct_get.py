@@ -132,7 +132,7 @@ def test_a_subject_that_is_not_utf_8_does_not_stop_the_reader() -> None:
     assert decode_one(reply(header), asked="x").subject == "orders.\ufffd"
 
 
-def test_a_time_that_is_none_is_a_protocol_error() -> None:
+def test_an_invalid_time_is_a_protocol_error() -> None:
     with pytest.raises(RemoteProtocolError, match="time must be RFC 3339"):
         decode_one(reply(batched(5, time=b"tomorrow")), asked="x")
 
@@ -154,6 +154,6 @@ def test_few_replies_are_taken_until_the_last() -> None:
     assert isinstance(replies.error, ConnectionLostError)
 
 
-def test_a_time_with_a_date_that_is_none_is_a_protocol_error() -> None:
+def test_a_time_with_an_invalid_date_is_a_protocol_error() -> None:
     with pytest.raises(RemoteProtocolError, match="month"):
         decode_one(reply(batched(5, time=b"2026-99-15T08:03:38.5Z")), asked="x")

@@ -30,8 +30,8 @@ async def test_a_stream_without_direct_gets_is_read_by_its_leader(any_server: st
                     await missing
         third = [m.seq async for m in stream.read(start=10, end=150, subject=f"{fresh}.1", from_leader=True)]
         assert third == [seq for seq in range(10, 151) if (seq - 1) % 3 == 1]
-        many = await stream.get_last_many([f"{fresh}.*"], from_leader=True)
-        assert {subject: message.seq for subject, message in many.items()} == {
+        newest = await stream.get_last_many([f"{fresh}.*"], from_leader=True)
+        assert {subject: message.seq for subject, message in newest.items()} == {
             f"{fresh}.2": 198,
             f"{fresh}.0": 199,
             f"{fresh}.1": 200,
@@ -63,7 +63,7 @@ async def test_where_only_direct_gets_could_prove_it_the_error_names_the_setting
         assert (await stream.get_last(f"{fresh}.a", from_leader=True, min_last_seq=last)).data == b"x"
 
 
-async def test_a_stream_that_is_not_there_is_not_waited_for(any_server: str, fresh: str) -> None:
+async def test_a_missing_stream_is_not_waited_for(any_server: str, fresh: str) -> None:
     async with connect(any_server) as nc:
         stream = nc.jetstream(timeout=30).stream(fresh)
         begin = nc.now()

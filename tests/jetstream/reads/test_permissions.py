@@ -55,7 +55,7 @@ async def check_one_subject(url: str) -> None:
             mine = nc.jetstream(timeout=1.5).stream("S")
             assert (await mine.get_last("s.mine")).data == b"2"
             assert (await mine.get_last("s.mine", min_last_seq=last)).data == b"2"
-            for refused in (
+            for rejected in (
                 mine.get_last("s.other"),
                 mine.get_last("s.*"),
                 mine.get(1),
@@ -64,7 +64,7 @@ async def check_one_subject(url: str) -> None:
                 mine.get_last("s.other", min_last_seq=last),
             ):
                 with pytest.raises(AuthorizationError):
-                    await refused
+                    await rejected
             with pytest.raises(AuthorizationError):
                 await anext(mine.read())
             with pytest.raises(StaleReadError):

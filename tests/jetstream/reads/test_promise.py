@@ -1,7 +1,7 @@
-"""The promise on a real cluster: replicas and mirror are held and released at random while many write and read.
+"""The promise on a real cluster, whose replicas and mirror are held and released at random, under concurrent clients.
 
 A checker goes over the history of all of it: no stale read, no view that went back, no range with a gap, and no read
-refused: the leader is connected and up to date all the time, so that every read has somebody who can answer it.
+rejected: the leader is connected and up to date all the time, so that every read has a replica that can answer it.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Reader:
             await getattr(self, f"_{path}")(key, wanted)
         except Error as error:
             spent = time.monotonic() - begin
-            self.history.refused.append(f"{self.name} {path} of {key} at {wanted} after {spent:.1f} s: {error!r}")
+            self.history.rejected.append(f"{self.name} {path} of {key} at {wanted} after {spent:.1f} s: {error!r}")
 
     def _got(self, path: str, key: str, wanted: int, got: StoredMessage | None) -> None:
         self.seen = max(self.seen, got.seq if got is not None else 0)
@@ -96,7 +96,7 @@ class Reader:
             await self.stream.get_last(f"{self.subject}never.{key}", min_last_seq=wanted)
         except MessageNotFoundError:
             return
-        raise Error("a key that was never written is there")
+        raise Error("a key that was never written exists")
 
     async def _leader(self, key: str, wanted: int) -> None:
         try:
@@ -179,7 +179,7 @@ async def session(js: JetStream, name: str, who: str, history: History, seed: in
             except MessageNotFoundError:
                 got = None
             except Error as error:
-                history.refused.append(f"{who} at {wanted}: {error!r}")
+                history.rejected.append(f"{who} at {wanted}: {error!r}")
                 continue
             history.reads.append(KeyRead(who, "session", key, wanted, got))
             if rng.random() < 0.02:
@@ -213,9 +213,9 @@ async def promise(cluster: Cluster, name: str, operations: int, seed: int) -> Hi
             for n in range(4):
                 group.create_task(session(contexts[n], name, f"s{n}", history, seed + 200 + n, operations))
         assert trouble.holds > 3
-        figures = [js.read_stats for js in contexts]
-        print(f"{len(history)} operations, {trouble.holds} holds, {figures}")
-        assert sum(each.retried for each in figures) > 20, "nothing was ever stale: the trouble is no trouble"
+        stats = [js.read_stats for js in contexts]
+        print(f"{len(history)} operations, {trouble.holds} holds, {stats}")
+        assert sum(each.retried for each in stats) > 20, "nothing was ever stale: the trouble is no trouble"
     finally:
         trouble.stop()
         for client in clients:
@@ -224,7 +224,7 @@ async def promise(cluster: Cluster, name: str, operations: int, seed: int) -> Hi
 
 
 @pytest.mark.spec("RW-19", on="C N")
-async def test_no_read_is_stale_or_goes_back_or_is_refused_while_replicas_are_held(
+async def test_no_read_is_stale_or_goes_back_or_is_rejected_while_replicas_are_held(
     cluster: Cluster, fresh: str
 ) -> None:
     history = await promise(cluster, fresh, 6_000, seed=7)

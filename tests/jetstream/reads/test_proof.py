@@ -108,7 +108,7 @@ def test_the_next_message_of_a_subject_proves_itself_only_if_it_is_new_enough() 
 
 
 @pytest.mark.parametrize(("newest", "verdict"), [(3, PRESENT), (2, ABSENT), (4, UNPROVEN)])
-def test_the_newest_of_its_subject_tells_whether_a_message_is_still_there(newest: int, verdict: Verdict) -> None:
+def test_the_newest_of_its_subject_tells_whether_a_message_still_exists(newest: int, verdict: Verdict) -> None:
     assert judge_presence(judge_last(answer(item(newest), end(9)), "s.a", 5), message(3)) is verdict
     assert judge_presence(judge_last(answer(item(newest), end(4)), "s.a", 5), message(3)) is BEHIND
 
@@ -155,7 +155,7 @@ def test_a_chain_to_the_newest_shows_whether_a_message_was_pushed_out(seqs: list
         ([item(4), item(7, "s.b", 0), end(9)], PRESENT),
         ([item(4), item(7, "other"), end(9)], ABSENT),  # the anchor is of another subject
         ([item(4), end(9, pending=1)], UNPROVEN),
-        ([end(9)], UNPROVEN),  # nobody said who answers
+        ([end(9)], UNPROVEN),  # no message names the responder
         ([NOT_FOUND], UNPROVEN),
     ],
 )
@@ -163,7 +163,7 @@ def test_whether_anything_is_left_of_a_range(headers: list[bytes], verdict: Verd
     assert judge_rest(answer(*headers), "s.*", 4, 9) is verdict
 
 
-def test_what_is_older_than_the_beginning_of_a_range_does_not_count() -> None:
+def test_messages_older_than_the_start_of_a_range_do_not_count() -> None:
     replies = answer(item(7, "s.b"), end(9))
     assert judge_rest(replies, "s.*", 0, 9, since=replies.items[0].message.time) is PRESENT
     assert judge_rest(replies, "s.*", 0, 9, since=replies.items[0].message.time + 1) is ABSENT
@@ -205,7 +205,7 @@ def test_an_empty_state_has_nothing() -> None:
     assert state_shows_rest(state, 0, 0, 8) is BEHIND
 
 
-def test_who_answered_and_how_old_it_is() -> None:
+def test_the_responder_and_the_oldest_time_of_an_answer_are_found() -> None:
     replies = answer(item(4, stream="COPY"), item(2, stream="COPY"), end(9))
     assert responder(replies.items) == "COPY"
     assert oldest_time(replies.items) == min(found.message.time for found in replies.items)

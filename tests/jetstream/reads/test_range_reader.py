@@ -168,7 +168,7 @@ def test_any_paging_gives_the_messages_of_the_range(
     assert got == [s for s in sorted(stored) if start <= s <= end]
 
 
-def test_what_arrives_while_a_page_is_taken_comes_with_the_next_look() -> None:
+def test_columns_that_arrive_while_a_page_is_taken_come_with_the_next_take() -> None:
     class Racing(ColumnPage):
         """Another thread delivers the rest between the take and the look at the end."""
 

@@ -30,7 +30,7 @@ POSITIONS: dict[str, set[int]] = {
 
 
 async def check_ranges(stream: Stream, alive: list[int], last: int) -> None:
-    """Every way to read a range gives what is there."""
+    """Every way to read a range gives the messages that exist."""
     name = stream.name
     for start, end in ((1, last), (1, last - 1), (3, 9), (last, last), (5, last), (1, 1)):
         right = [seq for seq in alive if start <= seq <= end]
@@ -47,7 +47,7 @@ async def check_ranges(stream: Stream, alive: list[int], last: int) -> None:
 async def check_stale(stream: Stream, alive: list[int], last: int) -> None:
     """Beyond the last sequence everything is stale, whatever is deleted in front of it.
 
-    Our server says so after half a second; the timeout leaves room for a slow machine.
+    Our server says so after half a second; the timeout allows for a slow machine.
     """
     with pytest.raises(StaleReadError):
         assert [m.seq async for m in stream.read(end=last + 1, timeout=2.0)] == alive
@@ -96,7 +96,7 @@ async def test_deleted_messages_in_every_position_are_not_taken_for_staleness(
 
 
 @pytest.mark.parametrize("how", ["purged", "kept by number", "expired"])
-async def test_what_a_purge_a_limit_or_age_removed_is_not_taken_for_staleness(
+async def test_messages_removed_by_a_purge_a_limit_or_age_are_not_taken_for_staleness(
     any_server: str, fresh: str, how: str
 ) -> None:
     async with connect(any_server) as nc:
@@ -118,7 +118,7 @@ async def test_what_a_purge_a_limit_or_age_removed_is_not_taken_for_staleness(
 
 
 async def test_a_range_over_more_subjects_than_a_server_tells_of_at_once(any_server: str, fresh: str) -> None:
-    """The proof by anchors is refused there (413): the leader's state, or all subjects, take its place."""
+    """The proof by anchors is rejected there (413): the leader's state, or all subjects, replace it."""
     async with connect(any_server) as nc:
         js = nc.jetstream()
         stream = await js.create_stream(config(fresh))

@@ -58,11 +58,11 @@ def test_contexts_of_one_connection_share_their_read_state() -> None:
 
 
 def test_a_read_is_counted_once() -> None:
-    book = ReadState()
-    book.count(tries=0, with_leader=False)
-    book.count(tries=3, with_leader=False)
-    book.count(tries=0, with_leader=True)
-    assert book.stats == ReadStats(at_once=1, retried=1, from_leader=1, failed=0, moves=0)
+    state = ReadState()
+    state.count(tries=0, with_leader=False)
+    state.count(tries=3, with_leader=False)
+    state.count(tries=0, with_leader=True)
+    assert state.stats == ReadStats(at_once=1, retried=1, from_leader=1, failed=0, moves=0)
 
 
 async def test_the_stats_of_a_connection_can_be_read_at_any_time(any_server: str, fresh: str) -> None:
@@ -117,7 +117,7 @@ def test_a_mirror_is_a_whole_copy_if_nothing_in_its_configuration_says_otherwise
     assert notes.is_whole_copy(mirror) is is_whole
 
 
-def test_a_suspicion_is_looked_into_once_a_second() -> None:
+def test_a_suspicious_answer_is_checked_with_the_leader_once_a_second() -> None:
     notes = StreamCache()
     assert notes.may_ask(0.0)
     notes.made(info(1_000), 5.0)

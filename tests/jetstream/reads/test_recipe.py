@@ -1,4 +1,4 @@
-"""The document's own recipe through the client: too high a sequence is refused, publish, then the same succeeds."""
+"""The document's own recipe through the client: too high a sequence is rejected, publish, then the same succeeds."""
 
 from __future__ import annotations
 

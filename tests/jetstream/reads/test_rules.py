@@ -46,7 +46,7 @@ async def until_seen(read: Read, data: bytes) -> None:
         if data in await outcomes(read, 5):
             return
         await asyncio.sleep(0.02)
-    raise AssertionError(f"nobody ever answered {data!r}")
+    raise AssertionError(f"no replica answered {data!r}")
 
 
 async def lead(nc: Client, stream: str, name: str, cluster: Cluster) -> None:
@@ -152,7 +152,7 @@ async def test_rule_3_an_older_stream_of_the_same_name_is_not_believed(cluster: 
 
 
 async def made_again_behind_a_replica(cluster: Cluster, name: str) -> bool:
-    """False if the cluster chose the server that is held to lead the new stream: nobody can write to it then."""
+    """False if the cluster chose the server that is held to lead the new stream: it cannot be written to then."""
     async with connect(cluster.urls) as nc:
         js = nc.jetstream()
         await replicated(js, name, cluster)
@@ -222,8 +222,8 @@ async def test_rule_4_a_mirror_that_is_no_whole_copy_is_not_believed(real_url: s
             with pytest.raises(MessageNotFoundError):
                 await stream.get_last(f"{fresh}.c", min_last_seq=last)
             assert [m.subject async for m in stream.read(end=last)] == [f"{fresh}.a", f"{fresh}.b", f"{fresh}.a"]
-            many = await stream.get_last_many([f"{fresh}.*"], min_last_seq=last)
-            assert {subject: message.seq for subject, message in many.items()} == {f"{fresh}.a": 3, f"{fresh}.b": 2}
+            newest = await stream.get_last_many([f"{fresh}.*"], min_last_seq=last)
+            assert {subject: message.seq for subject, message in newest.items()} == {f"{fresh}.a": 3, f"{fresh}.b": 2}
 
 
 @pytest.mark.spec("DG-06", on="N")
@@ -259,10 +259,10 @@ async def test_rule_5_a_bound_is_no_proof(cluster: Cluster, fresh: str, storage:
             plain = [await stream.get_last_many([f"{fresh}.a"], up_to_seq=100) for _ in range(40)]
             assert {found[f"{fresh}.a"].data for found in plain} == {b"old", b"new"}
             for _ in range(25):
-                many = await stream.get_last_many([f"{fresh}.a"], up_to_seq=100, min_last_seq=last)
-                assert many[f"{fresh}.a"].data == b"new"
-                many = await stream.get_last_many([f"{fresh}.a"], up_to_seq=old, min_last_seq=last)
-                assert many[f"{fresh}.a"].data == b"old"
+                newest = await stream.get_last_many([f"{fresh}.a"], up_to_seq=100, min_last_seq=last)
+                assert newest[f"{fresh}.a"].data == b"new"
+                newest = await stream.get_last_many([f"{fresh}.a"], up_to_seq=old, min_last_seq=last)
+                assert newest[f"{fresh}.a"].data == b"old"
 
 
 # 6: headers of a stored message that look like the server's
@@ -306,7 +306,7 @@ async def test_rule_7_a_lagging_replica_does_not_shorten_a_range(cluster: Cluste
         await replicated(js, fresh, cluster)
         half = [(await js.publish(f"{fresh}.{n % 3}", b"x")).seq for n in range(20)][-1]
         cluster.wait_until_level(fresh, half)
-    async with connect(cluster.url(cluster.leader(fresh))) as nc:  # orders to the API and their answers must pass
+    async with connect(cluster.url(cluster.leader(fresh))) as nc:  # API requests and their answers must pass
         js = nc.jetstream()
         stream = js.stream(fresh)
         with cluster.stale(fresh):

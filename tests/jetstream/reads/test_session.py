@@ -44,15 +44,15 @@ def test_threads_that_note_together_lose_nothing() -> None:
     sys.setswitchinterval(1e-6)
     try:
         with ThreadPoolExecutor(4) as pool:
-            for highest in pool.map(lambda lane: note_many(state, lane), range(4)):
+            for highest in pool.map(lambda worker: note_many(state, worker), range(4)):
                 assert highest <= state.seen("S")
     finally:
         sys.setswitchinterval(before)
     assert state.seen("S") == 19_999
 
 
-def note_many(state: SessionState, lane: int) -> int:
-    for seq in range(lane, 20_000, 4):
+def note_many(state: SessionState, worker: int) -> int:
+    for seq in range(worker, 20_000, 4):
         state.note("S", seq)
         assert state.seen("S") >= seq
     return state.seen("S")
@@ -72,7 +72,7 @@ def test_a_token_holds_all_of_it(seen: dict[str, tuple[int, int]]) -> None:
 
 
 @pytest.mark.parametrize("bad", ["!", "e30", "WzIse31d", "WzEseyJTIjpbLTEsMF19XQ", "x" * 2_000_000, "W1tbW1tb" * 500])
-def test_what_is_no_token_is_refused(bad: str) -> None:
+def test_an_invalid_token_is_rejected(bad: str) -> None:
     with pytest.raises(UsageError, match="session token must"):
         SessionState(bad)
 
@@ -99,7 +99,7 @@ async def test_a_session_reads_what_it_wrote_and_never_goes_back(any_server: str
 
 @pytest.mark.spec("RW-13")
 async def test_a_session_asks_for_what_it_has_seen_on_every_read(any_server: str, fresh: str) -> None:
-    """Told of a sequence that no replica has yet, no read of the session returns anything."""
+    """A session that has noted a sequence no replica has yet returns nothing from any read."""
     async with connect(any_server) as nc:
         js = nc.jetstream()
         await js.create_stream(config(fresh))
@@ -151,7 +151,7 @@ with connect_blocking(url) as nc, nc.jetstream().session(token) as session:
 
 
 @pytest.mark.spec("RW-13")
-def test_a_session_goes_on_in_another_process(any_server: str, fresh: str) -> None:
+def test_a_session_continues_in_another_process(any_server: str, fresh: str) -> None:
     with connect_blocking(any_server) as nc, nc.jetstream().session() as session:
         stream = session.create_stream(config(fresh))
         for n in range(3):
