@@ -1,17 +1,25 @@
-"""Reads and publishes through the client on our server: what is refused, given up, and shared between threads."""
+"""Reads and publishes through the client on our server: invalid arguments, abandoned publishers, threads."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
+from collections import deque
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from slipstream import JetStream, connect, connect_blocking
 from slipstream.api import GetRequest
+from slipstream.client._async.client import Client
+from slipstream.client.events import ReplySink
 from slipstream.errors import MinLastSequenceError, RequestTimeoutError, StaleReadError, UsageError
+from slipstream.jetstream._async.context import JetStreamContext
+from slipstream.jetstream._async.publisher import Publisher
+from slipstream.jetstream.reads.read_state import ReadState
+from slipstream.wire import Msg
 from tests.conformance.test_streams import config
 
 
@@ -33,7 +41,7 @@ async def test_message_get_keeps_min_last_seq_on_our_server(our_url: str, fresh:
 @pytest.mark.parametrize(
     "bad", [{"end": -1}, {"start": -5}, {"min_last_seq": -1}, {"end": 2**64}, {"subject": "a..b"}, {"subject": "a b"}]
 )
-async def test_a_range_that_cannot_be_is_refused_before_anything_is_sent(our_url: str, bad: dict[str, Any]) -> None:
+async def test_an_invalid_range_is_rejected_before_anything_is_sent(our_url: str, bad: dict[str, Any]) -> None:
     async with connect(our_url) as nc:
         sent = nc.stats.out_msgs
         with pytest.raises(UsageError):
@@ -46,7 +54,7 @@ async def test_an_empty_range_is_empty_and_asks_nothing(our_url: str) -> None:
         assert [m async for m in nc.jetstream().stream("NO_SUCH").read(start=5, end=4)] == []
 
 
-async def test_a_timeout_of_zero_is_one(our_url: str, fresh: str) -> None:
+async def test_a_timeout_of_zero_times_out(our_url: str, fresh: str) -> None:
     async with connect(our_url) as nc:
         js = nc.jetstream(timeout=30)
         stream = await js.create_stream(config(fresh, no_ack=True))
@@ -67,7 +75,7 @@ async def publish_and_fail(js: JetStream, subject: str) -> None:
         raise ZeroDivisionError
 
 
-async def test_a_publisher_that_is_given_up_leaves_nothing_behind(our_url: str, fresh: str) -> None:
+async def test_an_abandoned_publisher_leaves_nothing_behind(our_url: str, fresh: str) -> None:
     """A stream without acks is a server that never answers."""
     async with connect(our_url) as nc:
         js = nc.jetstream()
@@ -86,11 +94,67 @@ async def test_a_publisher_that_is_given_up_leaves_nothing_behind(our_url: str, 
         assert nc._session.requests.sinks == {}
 
 
-async def test_a_flush_goes_on_as_long_as_acks_arrive(our_url: str, fresh: str) -> None:
+class SlowAcks:
+    """A client whose server acknowledges one publish every 0.4 seconds of a virtual clock, and some never."""
+
+    def __init__(self, *, acks: int) -> None:
+        self.clock = 0.0
+        self._acks = acks
+        self._sent: deque[tuple[str, ReplySink]] = deque()
+
+    def shared(self, kind: type[ReadState]) -> ReadState:
+        return kind()
+
+    def start(self, subject: str, _: bytes, sink: ReplySink, **__: object) -> str:
+        token = f"{subject}{len(self._sent)}"
+        self._sent.append((token, sink))
+        return token
+
+    async def wait(self, ready: Callable[[], bool], *, timeout: float, what: str) -> None:
+        deadline = self.clock + timeout
+        while not ready():
+            if self.clock + 0.4 > deadline or not self._acks:
+                self.clock = deadline
+                raise RequestTimeoutError(what)
+            self.clock += 0.4
+            self._acks -= 1
+            token, sink = self._sent.popleft()
+            sink.deliver(Msg(f"_INBOX.x.{token}", b"1", "", b"", b'{"stream":"S","seq":1}'))
+
+    def cancel(self, token: str) -> None:
+        """Nothing to do."""
+
+
+def slow_publisher(client: SlowAcks) -> Publisher:
+    context = JetStreamContext(cast("Client", client), "$JS.API", timeout=5.0)
+    return Publisher(context, max_in_flight=100, timeout=0.5)
+
+
+async def test_a_flush_waits_as_long_as_acks_arrive() -> None:
+    client = SlowAcks(acks=20)
+    async with slow_publisher(client) as publisher:
+        for _ in range(20):
+            await publisher.publish("a")
+    assert publisher.acked == 20
+    assert client.clock == pytest.approx(8.0)  # sixteen times the timeout
+
+
+async def test_a_flush_times_out_once_no_ack_arrives() -> None:
+    client = SlowAcks(acks=3)
+    publisher = slow_publisher(client)
+    for _ in range(5):
+        await publisher.publish("a")
+    with pytest.raises(RequestTimeoutError):
+        await publisher.flush()
+    assert (publisher.acked, len(publisher.failures)) == (3, 2)
+    assert client.clock == pytest.approx(3 * 0.4 + 0.5)
+
+
+async def test_a_flush_of_a_large_window_is_complete(our_url: str, fresh: str) -> None:
     async with connect(our_url) as nc:
         js = nc.jetstream()
         await js.create_stream(config(fresh))
-        async with js.publisher(max_in_flight=100_000, timeout=0.5) as publisher:
+        async with js.publisher(max_in_flight=100_000, timeout=30) as publisher:
             for _ in range(60_000):
                 await publisher.publish(f"{fresh}.a", b"x" * 100)
         assert publisher.acked == 60_000
@@ -104,10 +168,10 @@ def test_blocking_reads_and_publishes_are_whole_when_other_threads_read_the_sock
             js = nc.jetstream()
             stream = js.create_stream(config(fresh))
 
-            def publish(lane: int) -> int:
+            def publish(worker: int) -> int:
                 with js.publisher(max_in_flight=64) as publisher:
                     for n in range(1_500):
-                        publisher.publish(f"{fresh}.{lane}", b"%d" % n)
+                        publisher.publish(f"{fresh}.{worker}", b"%d" % n)
                 return publisher.acked
 
             assert list(pool.map(publish, range(3))) == [1_500] * 3
