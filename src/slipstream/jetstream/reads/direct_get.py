@@ -89,7 +89,7 @@ def decode(msg: Msg, *, asked: str, min_last_seq: int = 0) -> BatchItem | EndOfB
         return _unusual(msg, asked)
     stream, subject, seq, time, left, _ = tail.groups()
     own = own_headers(header, tail) if tail.start() > _STATUS_LINE else b""  # most have none: a call saved
-    message = StoredMessage(_text(subject), int(seq), time_of(time, asked), own, msg.payload, _text(stream))
+    message = StoredMessage(_text(subject), int(seq), time_of(time, asked), own, msg.payload, _stream_name(stream))
     return BatchItem(message, _UNKNOWN if left is None else int(left))
 
 
@@ -200,6 +200,9 @@ def _unusual(msg: Msg, asked: str) -> BatchItem:
 def _text(raw: bytes) -> str:
     """A server passes any bytes on, so a subject need not be UTF-8; that must not cost the other messages."""
     return raw.decode("utf-8", "replace")
+
+
+_stream_name = lru_cache(maxsize=256)(_text)  # the messages of a connection come from few streams
 
 
 @lru_cache(maxsize=256)
