@@ -35,3 +35,24 @@ def test_files_that_the_pages_name_exist() -> None:
     assert len(named) > 20
     roots = (ROOT, SRC, SRC / "server")
     assert [item for item in named if not any((root / item[1]).exists() for root in roots)] == []
+
+
+def test_functions_that_the_walks_name_exist() -> None:
+    """Each step of `docs/design/walks.md` is a function: a dotted path, or one of the module named before it."""
+    names = re.findall(r"^\d+\. (`.*?):", (ROOT / "docs/design/walks.md").read_text("utf-8"), re.MULTILINE)
+    steps = [name.strip("`") for line in names for name in re.findall(r"`[\w.]+`", line)]
+    assert len(steps) > 60
+    missing = [step for step in steps if "." in step and "." in step.partition(".")[2] and not _exists(step)]
+    assert missing == []
+
+
+def _exists(step: str) -> bool:
+    """Whether the source has the function; modules may have been named by the end of their path."""
+    parts = step.split(".")
+    for cut in range(len(parts) - 1, 0, -1):
+        paths = [*SRC.glob("/".join(parts[:cut]) + ".py"), *SRC.glob("**/" + "/".join(parts[:cut]) + ".py")]
+        for path in paths:
+            text = path.read_text("utf-8")
+            if all(re.search(rf"\b(?:class|def) {re.escape(name)}\b", text) for name in parts[cut:]):
+                return True
+    return False
