@@ -117,7 +117,7 @@ def main(count: int = ORDERS) -> int:
         publishing = time.perf_counter() - start
 
         pipeline = parse(PIPELINE.read_text("utf-8"), file=str(folder / PIPELINE.name))
-        runner = Runner(pipeline, once=True, given_servers=server.url)
+        runner = Runner(pipeline, once=True, servers=server.url)
         states = runner.run()
         start = time.perf_counter()
         show("customer", read_view(js, "customers"))

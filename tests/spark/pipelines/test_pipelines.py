@@ -198,6 +198,7 @@ class TestRunning:
             finally:
                 if job.poll() is None:
                     os.killpg(job.pid, signal.SIGKILL)
+                    job.wait(timeout=20)
             assert "stopped; the next run goes on from here" in (said := (tmp_path / "log").read_text())
             assert "Traceback" not in said
             check(js, tmp_path, 500)
@@ -225,6 +226,7 @@ class TestRunning:
         finally:
             if job.poll() is None:
                 os.killpg(job.pid, signal.SIGKILL)
+                job.wait(timeout=20)
         assert log.read_text().endswith("stopped; the next run goes on from here\n0 rows in 0.0 s\n")
 
 
