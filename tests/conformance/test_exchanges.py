@@ -129,43 +129,58 @@ async def test_no_wait_answers_at_once(any_server: str, fresh: str) -> None:
 @pytest.mark.spec("PS-08", "PS-09")
 async def test_pull_n_as_in_the_listing(any_server: str, fresh: str) -> None:
     """No wait, 404, UNSUB after batch + 1, the long request; one of five messages, and the early UNSUB."""
-    async with bench(any_server, fresh) as at:
-        begin = at.nc.now()
-        task = asyncio.create_task(at.consumer.fetch(5, timeout=2.0))
-        while (await at.stream.consumer("dur")).cached_info.num_waiting == 0:  # type: ignore[union-attr]
-            await asyncio.sleep(0.01)
-        frames, spent = at.frames(), at.nc.now() - begin
-        assert frames[:5] == [
-            "SUB _INBOX.1 2",
-            "PUB $JS.API.CONSUMER.MSG.NEXT.bar.dur _INBOX.1 26",
-            '{"batch":5,"no_wait":true}',
-            "UNSUB 2 6",
-            "PUB $JS.API.CONSUMER.MSG.NEXT.bar.dur _INBOX.1 32",
-        ]
-        linger = re.fullmatch(r'\{"expires":(\d+),"batch":5\}', frames[5])
-        assert linger is not None
-        assert 1.9 - spent <= int(linger[1]) / 1e9 <= 1.9  # 100 ms before the caller's deadline
-        await at.direct.jetstream().publish(fresh, b"helo")
-        (only,) = await task
-        assert only.data == b"helo"
-        status, message, end = received(at.proxy)
-        assert status.header == b"NATS/1.0 404 No Messages\r\n\r\n"
-        assert (message.subject, message.payload) == (fresh, b"helo")
-        assert end.header.startswith(b"NATS/1.0 408 Request Timeout\r\n")
-        await at.nc.flush()
-        assert at.frames() == ["UNSUB 2", "PING"]
-        # A fetch that gets all it wants ends by the count alone: the server drops the interest with the last message.
-        task = asyncio.create_task(at.consumer.fetch(2, timeout=10))
-        while (await at.stream.consumer("dur")).cached_info.num_waiting == 0:  # type: ignore[union-attr]
-            await asyncio.sleep(0.01)
-        at.frames()
-        for n in range(3):
-            await at.direct.jetstream().publish(fresh, b"%d" % n)
-        assert [message.data for message in await task] == [b"0", b"1"]
-        await at.nc.flush()
-        assert at.frames() == ["PING"]
-        info = await at.consumer.info()
-        assert (info.num_ack_pending, info.num_pending, info.num_waiting) == (3, 1, 0)
+    for attempt in range(10):
+        async with bench(any_server, f"{fresh}{attempt}") as at:
+            if await fetch_one_of_five(at):
+                await fetch_all_of_two(at)
+                return
+    pytest.fail("the server's 408 never arrived within the 100 ms that it has")
+
+
+async def fetch_one_of_five(at: Bench) -> bool:
+    """False if this machine took longer than the 100 ms between the server's 408 and the caller's deadline."""
+    begin = at.nc.now()
+    task = asyncio.create_task(at.consumer.fetch(5, timeout=2.0))
+    while (await at.stream.consumer("dur")).cached_info.num_waiting == 0:  # type: ignore[union-attr]
+        await asyncio.sleep(0.01)
+    frames, spent = at.frames(), at.nc.now() - begin
+    assert frames[:5] == [
+        "SUB _INBOX.1 2",
+        "PUB $JS.API.CONSUMER.MSG.NEXT.bar.dur _INBOX.1 26",
+        '{"batch":5,"no_wait":true}',
+        "UNSUB 2 6",
+        "PUB $JS.API.CONSUMER.MSG.NEXT.bar.dur _INBOX.1 32",
+    ]
+    linger = re.fullmatch(r'\{"expires":(\d+),"batch":5\}', frames[5])
+    assert linger is not None
+    assert 1.9 - spent <= int(linger[1]) / 1e9 <= 1.9  # 100 ms before the caller's deadline
+    await at.direct.jetstream().publish(at.stream.name, b"helo")
+    (only,) = await task
+    assert only.data == b"helo"
+    await at.nc.flush()
+    frames, (status, message, *end) = at.frames(), received(at.proxy)
+    assert status.header == b"NATS/1.0 404 No Messages\r\n\r\n"
+    assert (message.subject, message.payload) == (at.stream.name, b"helo")
+    if frames == ["UNSUB 2", "PING", "PING"]:  # the deadline came first: the first PING is that of the drained inbox
+        return False
+    assert [one.header.split(b"\r\n")[0] for one in end] == [b"NATS/1.0 408 Request Timeout"]
+    assert frames == ["UNSUB 2", "PING"]
+    return True
+
+
+async def fetch_all_of_two(at: Bench) -> None:
+    """A fetch that gets all it wants ends by the count alone: the server drops the interest with the last message."""
+    task = asyncio.create_task(at.consumer.fetch(2, timeout=10))
+    while (await at.stream.consumer("dur")).cached_info.num_waiting == 0:  # type: ignore[union-attr]
+        await asyncio.sleep(0.01)
+    at.frames()
+    for n in range(3):
+        await at.direct.jetstream().publish(at.stream.name, b"%d" % n)
+    assert [message.data for message in await task] == [b"0", b"1"]
+    await at.nc.flush()
+    assert at.frames() == ["PING"]
+    info = await at.consumer.info()
+    assert (info.num_ack_pending, info.num_pending, info.num_waiting) == (3, 1, 0)
 
 
 async def test_a_fetch_given_up_leaves_no_interest_behind(any_server: str, fresh: str) -> None:
