@@ -1,4 +1,4 @@
-"""Cluster routes pass through here and can be held, released and dropped: one proxy, one thread, any number of pairs.
+"""Cluster routes pass through here and can be held, paced, released and dropped: one proxy for any number of pairs.
 
 A pair is a node that dials and a node that is dialled; all routes between the two go through one listener. Bytes are
 always read, so that a held route never blocks its sender; while held they are kept, and sent in order on release.
@@ -19,6 +19,7 @@ T = TypeVar("T")
 
 CALL_TIMEOUT = 10.0
 _CHUNK = 1 << 16
+_TICK = 0.01  # seconds between two portions of a paced route
 _KIND_BYTES = 4096  # INFO and CONNECT come first, and name the account where the route is for one account
 
 
@@ -35,18 +36,25 @@ class _Lane:
     def __init__(self, way: Way, writer: asyncio.StreamWriter) -> None:
         self.way = way
         self.writer = writer
-        self.kept: list[bytes] = []
+        self.kept = bytearray()
         self.is_held = False
+        self.is_paced = False
 
     def send(self, data: bytes) -> None:
-        if self.is_held:
-            self.kept.append(data)
+        if self.is_held or self.is_paced:
+            self.kept += data
         else:
             self.writer.write(data)
 
+    def trickle(self, size: int) -> None:
+        """Send so many bytes of what was kept, if it is paced."""
+        if self.is_paced and not self.is_held:
+            self.writer.write(bytes(self.kept[:size]))
+            del self.kept[:size]
+
     def release(self) -> None:
-        self.is_held = False
-        self.writer.write(b"".join(self.kept))
+        self.is_held = self.is_paced = False
+        self.writer.write(bytes(self.kept))
         self.kept.clear()
 
 
@@ -83,7 +91,9 @@ class RouteProxy:
         self._ports: dict[str, int] = {}  # where a node listens for routes, once it is known
         self._routes: list[_Route] = []
         self._held: dict[Way, bool] = {}  # way -> only the system account's route
+        self._paced: dict[Way, int] = {}  # way -> bytes per tick, of every route
         self._thread.start()
+        self._ticks = asyncio.run_coroutine_threadsafe(self._tick(), self._loop)
 
     def listen(self, source: str, target: str) -> int:
         """The port that `source` is to dial for its routes to `target`."""
@@ -122,12 +132,25 @@ class RouteProxy:
 
         self._do(hold)
 
+    def pace(self, source: str, target: str, rate: int) -> None:
+        """Let at most `rate` bytes per second pass on each route from `source` to `target`; ends a hold."""
+        way = Way(source, target)
+
+        def pace() -> None:
+            self._held.pop(way, None)
+            self._paced[way] = max(1, round(rate * _TICK))
+            for lane, _ in self._lanes(way):
+                lane.is_held, lane.is_paced = False, True
+
+        self._do(pace)
+
     def release(self, source: str, target: str) -> None:
         """Send what was kept, in order, and keep nothing more."""
         way = Way(source, target)
 
         def release() -> None:
             self._held.pop(way, None)
+            self._paced.pop(way, None)
             for lane, _ in self._lanes(way):
                 lane.release()
 
@@ -135,7 +158,7 @@ class RouteProxy:
 
     def release_all(self) -> None:
         """Every way is free again."""
-        for way in list(self._held):
+        for way in [*self._held, *self._paced]:
             self.release(*way)
 
     def drop(self, one: str, other: str) -> None:
@@ -165,6 +188,7 @@ class RouteProxy:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
+        self._ticks.cancel()
         self._call(stop())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(CALL_TIMEOUT)
@@ -184,6 +208,7 @@ class RouteProxy:
         route = _Route(_Lane(way, far_writer), _Lane(Way(way.target, way.source), writer))
         for lane in route.lanes:
             lane.is_held = self._held.get(lane.way) is False
+            lane.is_paced = lane.way in self._paced
         self._routes.append(route)
         try:
             async with asyncio.TaskGroup() as group:
@@ -202,6 +227,13 @@ class RouteProxy:
                     each.is_held = each.is_held or self._held.get(each.way) is True
             lane.send(data)
         raise ConnectionResetError("one side closed its end")  # the other end must not live on
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(_TICK)
+            for way, size in self._paced.items():
+                for lane, _ in self._lanes(way):
+                    lane.trickle(size)
 
     def _do(self, order: Callable[[], object]) -> None:
         async def carry_out() -> None:
