@@ -1,6 +1,7 @@
 """A job on a Spark cluster with workers in processes of their own: reads a stream, writes a stream and a bucket.
 
-Run as a program: `cluster_job.py SERVER STREAM FOLDER`. Executors are JVMs beside the driver's, as on a real cluster.
+Run as a program: `cluster_job.py STREAM FOLDER SERVER...`, for each server in turn. Executors are JVMs beside the
+driver's, as on a real cluster.
 """
 
 from __future__ import annotations
@@ -53,9 +54,8 @@ def slow_once(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield batch.slice(half)
 
 
-def main(server: str, name: str, path: str) -> None:
-    folder = Path(path)
-    spark = session(folder)
+def work(spark: SparkSession, server: str, name: str, folder: Path) -> int:
+    """Copy the stream and count its subjects; gives how many rows a batch reads of it."""
     spark.read.format("jetstream").option("servers", server).load(name).limit(1).collect()
     source = spark.readStream.format("jetstream").option("servers", server).option("partitions", 4).load(name)
     rows = source.selectExpr(f"concat('{name}_out.', sequence % 5) AS subject", "data")
@@ -66,8 +66,15 @@ def main(server: str, name: str, path: str) -> None:
     writer = view.writeStream.outputMode("update").foreachBatch(into_bucket(name, {"servers": server}))
     writer = writer.option("checkpointLocation", str(folder / "view")).trigger(availableNow=True)
     writer.start().awaitTermination()
-    batch = spark.read.format("jetstream").option("servers", server).option("partitions", 6).load(name)
-    print("rows", batch.count(), "executors", spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() - 1)
+    return spark.read.format("jetstream").option("servers", server).option("partitions", 6).load(name).count()
+
+
+def main(name: str, path: str, *servers: str) -> None:
+    folder = Path(path)
+    spark = session(folder)
+    for number, server in enumerate(servers):
+        rows = work(spark, server, name, folder / str(number))
+        print("rows", rows, "executors", spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() - 1)
     spark.stop()
 
 

@@ -15,11 +15,17 @@ from slipstream import BlockingJetStream, connect_blocking
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if isinstance(item, pytest.Function) and "spark" in item.fixturenames:
+        if uses_session(item):
             item.add_marker(pytest.mark.spark)
         # A JVM that starts on a busy machine takes its time.
         if item.get_closest_marker("spark") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(600))
+    # Tests with JVMs of their own take longest. They begin, so that two processes end at the same time.
+    items.sort(key=lambda item: item.get_closest_marker("spark") is None or uses_session(item))
+
+
+def uses_session(item: pytest.Item) -> bool:
+    return isinstance(item, pytest.Function) and "spark" in item.fixturenames
 
 
 def start_session(folder: Path) -> SparkSession:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,25 +16,39 @@ from tests.spark import test_kills as kills
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
+def prepare(js: BlockingJetStream, name: str) -> None:
+    """A stream with numbers, and where a job writes."""
+    for stream in (name, f"{name}_out"):
+        js.create_stream(StreamConfig(name=stream, subjects=(f"{stream}.>",), allow_direct=True))
+    js.create_key_value(BucketConfig(bucket=name))
+    with js.publisher() as publisher:
+        for n in range(4_000):
+            publisher.publish(f"{name}.{n % 4}", str(n).encode())
+
+
+def check(js: BlockingJetStream, name: str) -> None:
+    found = sorted(int(message.data) for message in js.stream(f"{name}_out").read())
+    assert found == list(range(4_000))
+    kv = js.key_value(name)
+    assert {key: kv.get(key).value for key in kv.keys()} == {f"{name}.{n}": b"1000" for n in range(4)}  # noqa: SIM118
+
+
 @pytest.mark.spark
 @pytest.mark.timeout(900)
 def test_separate_executors_read_and_write_every_row_once(
-    js: BlockingJetStream, any_server: str, fresh: str, tmp_path: Path
+    our_url: str, real_url: str, fresh: str, tmp_path: Path
 ) -> None:
-    for name in (fresh, f"{fresh}_out"):
-        js.create_stream(StreamConfig(name=name, subjects=(f"{name}.>",), allow_direct=True))
-    js.create_key_value(BucketConfig(bucket=fresh))
-    with js.publisher() as publisher:
-        for n in range(4_000):
-            publisher.publish(f"{fresh}.{n % 4}", str(n).encode())
-    command = [sys.executable, "-m", "tests.spark.cluster_job", any_server, fresh, str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=800, check=False)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    assert "rows 4000 executors 2" in done.stdout
-    found = sorted(int(message.data) for message in js.stream(f"{fresh}_out").read())
-    assert found == list(range(4_000))
-    kv = js.key_value(fresh)
-    assert {key: kv.get(key).value for key in kv.keys()} == {f"{fresh}.{n}": b"1000" for n in range(4)}  # noqa: SIM118
+    """On both servers, with one Spark cluster: its three JVMs take longer to start than the job to run."""
+    with connect_blocking(our_url) as ours, connect_blocking(real_url) as real:
+        both = ours.jetstream(), real.jetstream()
+        for js in both:
+            prepare(js, fresh)
+        command = [sys.executable, "-m", "tests.spark.cluster_job", fresh, str(tmp_path), our_url, real_url]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=800, check=False)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+        assert done.stdout.count("rows 4000 executors 2") == 2
+        for js in both:
+            check(js, fresh)
 
 
 @pytest.mark.spark
@@ -41,7 +56,8 @@ def test_separate_executors_read_and_write_every_row_once(
 @pytest.mark.spec("SP-09")
 def test_a_pipeline_on_a_nats_cluster_and_a_spark_cluster(cluster: Cluster, tmp_path: Path) -> None:
     """The same file as on an embedded server; only the addresses on the command line differ."""
-    (tmp_path / "kills.toml").write_text(kills.FILE)
+    archive = f'"spark.executor.extraJavaOptions" = "{os.environ["SPARK_SUBMIT_OPTS"]}"'  # as the driver has it
+    (tmp_path / "kills.toml").write_text(kills.FILE.replace("conf = {", f"conf = {{ {archive},"))
     with connect_blocking(cluster.urls) as client:
         js = client.jetstream()
         config = StreamConfig(name="NUMBERS", subjects=("numbers.>",), num_replicas=3, allow_direct=True)

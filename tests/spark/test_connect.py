@@ -7,7 +7,10 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
+from fcntl import LOCK_EX, flock
 from pathlib import Path
 
 import pytest
@@ -37,20 +40,29 @@ spark.stop()
 """
 
 
+pytestmark = pytest.mark.xdist_group("connect")  # one after the other: a server takes a port that it does not choose
+
+
 @pytest.fixture(autouse=True)
-def free_port() -> None:
-    """Wait until the server of the last test, which outlives its client for a moment, has left the port."""
-    deadline = time.monotonic() + 60
-    while True:
-        with socket.socket() as sock:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                sock.bind(("127.0.0.1", PORT))
-            except OSError:
-                assert time.monotonic() < deadline, f"port {PORT} of Spark Connect is in use by another program"
-                time.sleep(0.2)
-            else:
-                return
+def free_port() -> Iterator[None]:
+    """Wait until no other run of these tests has the port, and the server of the last test, which outlives it, left."""
+    with Path(tempfile.gettempdir(), f"spark-connect-{PORT}.lock").open("a") as lock:
+        flock(lock, LOCK_EX)
+        deadline = time.monotonic() + 120
+        while not is_free(PORT):
+            assert time.monotonic() < deadline, f"port {PORT} of Spark Connect is in use by another program"
+            time.sleep(0.2)
+        yield
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
 
 
 def environment(url: str) -> dict[str, str]:
