@@ -98,9 +98,9 @@ class Job:
             [one for one in (self._folder / "kills-state").glob("checkpoints/*/commits/*") if one.name.isdigit()]
         )
 
-    def wait_for_work(self) -> None:
-        """Until it has committed something more."""
-        before, deadline = self.batches(), time.monotonic() + 300
+    def wait_for_work(self, before: int) -> None:
+        """Until it has committed more than before."""
+        deadline = time.monotonic() + 300
         while self.batches() <= before:
             assert self._job is not None
             assert self._job.poll() is None, (self._folder / "log").read_text()[-4000:]
@@ -209,10 +209,11 @@ def rounds(kind: str, folder: Path, orders: list[str], *, seed: int) -> None:
         try:
             for order in orders:
                 job.start()
+                before = job.batches()
                 with connect_blocking(server.url) as client:
                     publish(client.jetstream(), range(count, count + 1_200))
                 count += 1_200
-                job.wait_for_work()
+                job.wait_for_work(before)
                 time.sleep(chance.random() * 3)  # the random point
                 if order == "driver":
                     job.kill_driver()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,6 +22,9 @@ AVRO = {
     "name": "Reading",
     "fields": [{"name": "sensor", "type": "string"}, {"name": "value", "type": "long"}],
 }
+# On a busy machine a Python worker may need more than the ten seconds that Spark gives it to connect. Then Spark fails
+# the query, the runner restarts it, and the worker that came too late says so on its own.
+LATE_WORKER = re.compile(r"^Traceback \(most recent call last\):\n(?: .*\n)+.*\[CANNOT_OPEN_SOCKET\].*\n", re.MULTILINE)
 FILE = f"""
 [pipeline]
 name = "small"
@@ -87,7 +91,7 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "slipstream.spark.pipelines", *arguments]
 
 
-def run(folder: Path, *arguments: str, timeout: float = 200) -> str:
+def run(folder: Path, *arguments: str, timeout: float = 400) -> str:
     done = subprocess.run(command(*arguments), cwd=folder, capture_output=True, text=True, timeout=timeout, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -137,7 +141,7 @@ def check(js: BlockingJetStream, folder: Path, count: int) -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.spec("SP-09")
 class TestRunning:
     def test_run_once_on_an_embedded_server_again_and_after_a_reset(self, tmp_path: Path) -> None:
@@ -190,7 +194,9 @@ class TestRunning:
                 wait_for(lambda: rows_of(tmp_path).items() >= seen.items(), job, tmp_path / "log")
                 said = run(tmp_path, "status", "small.toml", "--servers", real_url)
                 assert f"running as process {job.pid}" in said
-                again = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+                again = subprocess.run(
+                    arguments, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=200
+                )
                 assert again.returncode == 2
                 assert f"is running already, as process {job.pid}" in again.stderr
                 os.killpg(job.pid, signal.SIGINT)  # as Ctrl-C does: to the processes of Spark as well
@@ -200,7 +206,7 @@ class TestRunning:
                     os.killpg(job.pid, signal.SIGKILL)
                     job.wait(timeout=20)
             assert "stopped; the next run goes on from here" in (said := (tmp_path / "log").read_text())
-            assert "Traceback" not in said
+            assert "Traceback" not in LATE_WORKER.sub("", said)
             check(js, tmp_path, 500)
 
     def test_unknown_format_is_rejected_with_its_position(self, tmp_path: Path, our_url: str) -> None:
@@ -238,7 +244,7 @@ def rows_of(folder: Path) -> dict[str, int]:
     return {name: one["rows"] for name, one in found["queries"].items()}
 
 
-def wait_for(condition: object, job: subprocess.Popen[bytes], log: Path, *, timeout: float = 150) -> None:
+def wait_for(condition: object, job: subprocess.Popen[bytes], log: Path, *, timeout: float = 400) -> None:
     assert callable(condition)
     deadline = time.monotonic() + timeout
     while not condition():
