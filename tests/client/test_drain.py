@@ -153,9 +153,9 @@ def test_all_replies_are_iterated_over_until_one_of_the_bounds(driver: Driver, n
         assert data(max_messages=4, headers={"A": "1"}) == [b"1", b"2", b"", b"4"]
         assert data(sentinel=lambda message: not message.data) == [b"1", b"2"]
         began = time.monotonic()
-        assert data(timeout=60, idle_timeout=0.3) == [b"1", b"2", b"", b"4"]
+        eventually(lambda: data(timeout=60, idle_timeout=0.3) == [b"1", b"2", b"", b"4"])  # once none is late
         assert time.monotonic() - began < 30
-        assert data(timeout=0.4) == [b"1", b"2", b"", b"4"]
+        eventually(lambda: data(timeout=0.4) == [b"1", b"2", b"", b"4"])
         assert nc._session.requests.sinks == {}
 
 
@@ -281,8 +281,8 @@ def test_a_drain_without_a_reader_times_out_and_closes(driver: Driver, nats_url:
     sub = nc.subscribe("drain.unread")
     for _ in range(3):
         nc.publish("drain.unread")
-    with pytest.raises(RequestTimeoutError, match=r"within 0\.2 s: 3 of 'drain\.unread'"):
-        nc.drain(timeout=0.2)
+    with pytest.raises(RequestTimeoutError, match=r"within 1 s: 3 of 'drain\.unread'"):
+        nc.drain(timeout=1)
     assert nc.is_closed
     assert len(list(sub)) == 3
 
@@ -301,8 +301,8 @@ def test_a_callback_that_does_not_end_ends_a_drain_by_its_timeout(driver: Driver
     sub = nc.subscribe("drain.stuck", callback=callback)
     nc.publish("drain.stuck")
     nc.flush()
-    with pytest.raises(RequestTimeoutError, match=r"within 0\.1 s: a callback still runs"):
-        sub.drain(timeout=0.1)
+    with pytest.raises(RequestTimeoutError, match=r"within 1 s: a callback still runs"):
+        sub.drain(timeout=1)
     go_on.set()
     nc.close()
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable
+from statistics import median
 from typing import Any
 
 import pytest
@@ -22,7 +24,7 @@ from slipstream.errors import (
     UsageError,
 )
 from slipstream.wire import Msg
-from tests.client.support import INFO, Driver, FakeServer, Peer, eventually
+from tests.client.support import INFO, LIMIT, Driver, FakeServer, Peer, eventually
 from tests.ports import free_port
 
 
@@ -71,8 +73,8 @@ def good(peer: Peer) -> None:
 @pytest.mark.parametrize(
     ("script", "kind", "text"),
     [
-        (silent, RequestTimeoutError, r"no INFO within 0\.2 s"),
-        (no_pong, RequestTimeoutError, r"no PONG within 0\.2 s"),
+        (silent, RequestTimeoutError, "no INFO within 1 s"),
+        (no_pong, RequestTimeoutError, "no PONG within 1 s"),
         (lambda _: None, ConnectionLostError, "closed the connection|lost"),
         (says(b"HTTP/1.1 400 Bad Request\r\n\r\n"), RemoteProtocolError, "broke the protocol: unknown operation"),
         (says(b"INFO {not json}\r\n"), RemoteProtocolError, "broke the protocol"),
@@ -91,8 +93,9 @@ def good(peer: Peer) -> None:
 def test_a_server_that_cannot_be_used_is_an_error_that_says_why(
     driver: Driver, script: Callable[[Peer], None], kind: type[Error], text: str
 ) -> None:
+    timeout = 1 if kind is RequestTimeoutError else LIMIT
     with FakeServer(script) as server, pytest.raises(kind, match=text) as caught:
-        driver.connect(server.url, user="someone", password="hunter2", timeout=0.2)
+        driver.connect(server.url, user="someone", password="hunter2", timeout=timeout)
     assert "hunter2" not in f"{caught.value!r} {caught.value}"
 
 
@@ -336,10 +339,15 @@ def test_a_lonely_publish_leaves_soon_and_so_does_the_end_of_a_burst(nats_url: s
     with blocking.connect(nats_url) as nc, blocking.connect(nats_url) as other:
         sub = other.subscribe("soon")
         other.flush()
-        for _ in range(3):
-            nc.publish("soon")
-        for _ in range(3):
-            sub.next(timeout=0.5)
+        times: list[float] = []
+        for _ in range(21):
+            began = time.monotonic()
+            for _ in range(3):
+                nc.publish("soon")
+            for _ in range(3):
+                sub.next(timeout=LIMIT)
+            times.append(time.monotonic() - began)
+        assert median(times) < 0.5  # any one of them may meet a busy machine
 
 
 def test_a_garbage_collected_blocking_client_ends_its_thread(nats_url: str) -> None:

@@ -12,7 +12,7 @@ import pytest
 from slipstream import ConsumerConfig, DeliverPolicy, ReplayPolicy
 from slipstream.errors import ApiError
 from slipstream.jetstream._async.consumer import Consumer
-from tests.conformance.test_pull import numbers, world
+from tests.conformance.test_pull import fetch_answered, numbers, world
 
 
 def seconds(value: float) -> timedelta:
@@ -85,7 +85,7 @@ async def test_redelivery_limits_and_starts(any_server: str, fresh: str) -> None
         again = await wait.fetch(3, timeout=5)
         assert loop.time() - begin > 0.2
         assert {message.num_delivered for message in again} == {2}
-        assert await wait.fetch(3, timeout=1) == []
+        assert await fetch_answered(wait, 3) == []
         # With backoff each time after another pause.
         back = await made("back", backoff=(seconds(0.2), seconds(3)), max_deliver=3, filter_subject=f"{fresh}.0")
         begin = loop.time()
@@ -97,11 +97,11 @@ async def test_redelivery_limits_and_starts(any_server: str, fresh: str) -> None
         assert times[2] > 3.1
         # No more than so many may be unacknowledged.
         full = await made("full", max_ack_pending=2)
-        two = await full.fetch(3)
+        two = await fetch_answered(full, 3)
         assert numbers(two) == [0, 1]
-        assert await full.fetch(3, timeout=1) == []
+        assert await fetch_answered(full, 3) == []
         await two[0].ack_sync()
-        assert numbers(await full.fetch(3)) == [2]
+        assert numbers(await fetch_answered(full, 3)) == [2]
         # A share of the acks is reported.
         metrics = await nc.subscribe(f"$JS.EVENT.METRIC.CONSUMER.ACK.{fresh}.sampled")
         await nc.flush()
@@ -121,9 +121,9 @@ async def test_redelivery_limits_and_starts(any_server: str, fresh: str) -> None
             "new": ({"deliver_policy": "new"}, []),
         }
         assert third == 4
-        for name, (fields, expected) in starts.items():
-            consumer = await made(f"start-{name}", **fields)
-            assert numbers(await consumer.fetch(10, timeout=1)) == expected
+        consumers = [await made(f"start-{name}", **fields) for name, (fields, _) in starts.items()]
+        found = await asyncio.gather(*(fetch_answered(consumer, 10) for consumer in consumers))
+        assert [numbers(messages) for messages in found] == [expected for _, expected in starts.values()]
 
 
 @pytest.mark.spec("SW-18")

@@ -16,6 +16,7 @@ from slipstream.facade._async.client import Client
 from slipstream.jetstream._async.consumer import Consumer
 from slipstream.jetstream._async.stream import Stream
 from slipstream.wire import Msg, Parser, Side
+from tests.conformance.test_pull import fetch_answered
 from tests.proxy import Proxy, proxy_to
 
 
@@ -123,7 +124,7 @@ async def test_no_wait_answers_at_once(any_server: str, fresh: str) -> None:
         (end,) = await raw_pull(at, b'{"batch":1,"no_wait":true}', count=1)
         assert end.header == b"NATS/1.0 404 No Messages\r\n\r\n"  # 28 bytes, as in the document
         assert len(end.header) == 28
-        assert await at.consumer.fetch(3, timeout=1) == []
+        assert await fetch_answered(at.consumer, 3) == []
 
 
 @pytest.mark.spec("PS-08", "PS-09")
@@ -200,7 +201,7 @@ async def test_a_fetch_given_up_leaves_no_interest_behind(any_server: str, fresh
 async def test_statuses_end_a_fetch_or_are_errors_never_messages(any_server: str, fresh: str) -> None:
     async with bench(any_server, fresh, 1, max_waiting=1) as at:
         assert [m.data for m in await at.consumer.fetch(5, timeout=2)] == [b"0"]  # ended by a 404 behind it
-        assert await at.consumer.fetch(5, timeout=1) == []  # 404, 408
+        assert await fetch_answered(at.consumer, 5) == []  # 404, 408
         with pytest.raises(RequestTimeoutError):
             await at.consumer.next(timeout=0.3)
         task = asyncio.create_task(at.consumer.fetch(5, timeout=20))
@@ -257,7 +258,7 @@ async def test_pull_one_has_one_inbox_for_all(any_server: str, fresh: str) -> No
 async def test_continuous_pulls_overlap_with_bytes_heartbeats_and_what_is_left(any_server: str, fresh: str) -> None:
     async with bench(any_server, fresh, 40) as at:
         got: list[bytes] = []
-        async for message in at.consumer.messages(max_messages=10, threshold=5, expires=2, heartbeat=0.3):
+        async for message in at.consumer.messages(max_messages=10, threshold=5, expires=10, heartbeat=4):
             got.append(message.data)
             if len(got) == 40:
                 break
@@ -268,7 +269,7 @@ async def test_continuous_pulls_overlap_with_bytes_heartbeats_and_what_is_left(a
         assert set(asked[1:]) <= set(range(5, 11))
         assert 40 <= sum(asked) <= 50  # never more than ten are asked for and not here
         at.proxy.received.clear()
-        assert [m async for m in at.consumer.messages(max_messages=10, expires=1, heartbeat=0.2, idle_timeout=3)] == []
+        assert [m async for m in at.consumer.messages(max_messages=10, expires=1, heartbeat=0.4, idle_timeout=3)] == []
         frames = received(at.proxy)
         assert [f for f in frames if f.header.startswith(b"NATS/1.0 100 Idle Heartbeat")]
         ended = [f.header for f in frames if f.header.startswith(b"NATS/1.0 408 Request Timeout")]

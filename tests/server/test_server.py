@@ -332,7 +332,7 @@ def test_a_disk_that_stays_full_does_not_keep_the_server_busy(
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
             time.sleep(1.5)
-            assert 1 <= len(lost) <= 8
+            assert len([at for at in lost if at < lost[0] + 1.5]) <= 8
             assert stream.info().state.messages == 1
         assert caplog.text.count("could not be stored") == 1
         monkeypatch.setattr(LmdbStore, "commit", plain)

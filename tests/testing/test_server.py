@@ -111,7 +111,7 @@ def test_the_documents_recipe_with_a_replica_that_is_really_behind(slipstream_se
         js.publish("s.1", b"1")
         server.hold("S")
         with pytest.raises(StaleReadError):
-            stream.get_last("s.1", min_last_seq=2, timeout=0.7)
+            stream.get_last("s.1", min_last_seq=2, timeout=2)
         assert js.publish("s.1", b"2").seq == 2
         assert set(last(client)) == {b"1", b"2"}
         assert last(client, min_last_seq=2) == {b"2": 60}
