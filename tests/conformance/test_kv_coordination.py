@@ -216,10 +216,10 @@ async def test_a_cancelled_acquisition_holds_no_lease(any_server: str, fresh: st
 async def test_concurrent_renewals_keep_the_lease(any_server: str, fresh: str) -> None:
     async with connect(any_server) as nc:
         kv = await nc.jetstream().create_key_value(BucketConfig(bucket=fresh))
-        lock = kv.lock("l", ttl=TTL)
+        lock = kv.lock("l", ttl=3 * TTL)  # much longer than a busy machine stands still
         await lock.acquire()
         for _ in range(20):
             await asyncio.gather(*(lock.renew(b"%d" % n) for n in range(5)))
-        await asyncio.sleep(1.5)  # the background's own go on
+        await asyncio.sleep(3.5)  # the background's own go on
         assert lock.is_held
         await lock.release()

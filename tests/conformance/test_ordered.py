@@ -261,7 +261,7 @@ class Chaos:
     def fault(self, frame: bytes) -> list[bytes]:
         if not frame.startswith((b"MSG ", b"HMSG ")) or self._choice.random() > 0.001:
             return [frame]
-        kind = self._choice.choice(list(self.counts))
+        kind = min(self.counts, key=self.counts.__getitem__)  # each as often as the others
         if kind == "cut":
             self._proxy.cut()
         elif b" $JS.ACK." not in frame[:200]:

@@ -245,6 +245,11 @@ def test_fifty_consumers_of_all_kinds_keep_their_promises_over_kills(tmp_path: P
         publisher = Publisher(port, sent)
         clients.start()
         publisher.start()
+        deadline = time.monotonic() + 60
+        before = sum(len(promise.sure) for promise in promises)
+        while len(publisher.stored) < 60 or sum(len(promise.sure) for promise in promises) < before + 60:
+            assert time.monotonic() < deadline, "too little is published or acknowledged: the round would prove nothing"
+            time.sleep(0.01)
         time.sleep(chance.uniform(1.0, 2.0))
         server.kill()
         for thread in (clients, publisher):
