@@ -124,15 +124,12 @@ def test_a_mirror_that_is_behind_costs_no_row(spark: SparkSession, tmp_path: Pat
         assert streamed(spark, server.url, "S", tmp_path) == list(range(1, last + 1))
 
 
-@contextmanager
-def new_leader(client: BlockingClient, stream: str, after: float) -> Iterator[None]:
-    """The stream's leader steps down in the middle."""
-    timer = threading.Timer(after, lambda: client.request(f"$JS.API.STREAM.LEADER.STEPDOWN.{stream}", timeout=10))
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.join(timeout=20)
+def with_new_leader(client: BlockingClient, stream: str, rows: pa.RecordBatch, at: int) -> Iterator[pa.RecordBatch]:
+    """The rows. When `at` of them are on their way, the stream's leader is told to step down."""
+    yield rows.slice(0, at)
+    client.publish(f"$JS.API.STREAM.LEADER.STEPDOWN.{stream}", reply=client.new_inbox())
+    client.flush(timeout=10)
+    yield rows.slice(at)
 
 
 def is_written(options: StreamSinkOptions, rows: pa.RecordBatch, task: Task) -> bool:
@@ -158,16 +155,16 @@ def test_fast_batches_are_there_once_while_the_leader_of_a_real_cluster_changes(
         rows = pa.RecordBatch.from_pylist(
             [{"subject": f"{fresh}.{n % 3}", "data": b"%0200d" % n} for n in range(2 * ROWS)]
         )
-        failed = batch = 0
-        while batch < 6 or (not failed and batch < 40):
+        failed = 0
+        for batch in range(6):
             task = Task(fresh, batch, 0)
-            with suppress(Error), new_leader(client, fresh, after=0.02 + 0.04 * (batch % 6)):
+            with suppress(Error):
                 failed += 1
-                StreamTask(options, Shape()).run(iter([rows]), task)
+                at = rows.num_rows * batch // 6
+                StreamTask(options, Shape()).run(with_new_leader(client, fresh, rows, at), task)
                 failed -= 1
             wait_for(partial(is_written, options, rows, task), f"an attempt that succeeds at {task}")
-            batch += 1
-        assert failed, "no leader changed while a task wrote: nothing is shown"
+        assert failed, "no attempt failed when the leader changed: nothing is shown"
         ids = Counter(str(message.headers.get("Nats-Msg-Id")) for message in js.stream(fresh).read())
-        assert len(ids) == batch * 2 * ROWS
+        assert len(ids) == 6 * rows.num_rows
         assert set(ids.values()) == {1}
