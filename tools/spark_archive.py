@@ -28,8 +28,9 @@ from zipfile import ZipFile
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-# A JVM that lives for seconds is done before what the second compiler makes of its code is of use.
-SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable"
+# A JVM that lives for seconds is done before what the second compiler makes of its code is of use. It starts a process,
+# chmod or readlink, for each file of a checkpoint: with VFORK without a helper process in between.
+SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable -Djdk.lang.Process.launchMechanism=VFORK"
 DUMP = 180.0  # seconds
 UNCHECKED = (1).to_bytes(4, "little")  # PEP 552: bytecode that is not compared with its source
 
