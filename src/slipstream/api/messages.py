@@ -37,6 +37,7 @@ class GetRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     up_to_time: str | None = None
     no_hdr: bool = False
     min_last_seq: int = 0
+    as_of: bool = False  # ours: the answer says who gave it, and as of which sequence (`names.AS_OF`)
 
 
 class ErrorBody(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -42,6 +42,12 @@ PENDING_MESSAGES = "Nats-Pending-Messages"
 LAST_SEQUENCE = "Nats-Last-Sequence"
 UP_TO_SEQUENCE = "Nats-UpTo-Sequence"
 
+# Our own headers, in the answer to a Direct Get with `as_of`: the peer that gave it, the sequence as of which its copy
+# is the stream (0: it cannot say), and when that stream was created (nanoseconds since the epoch).
+RESPONDER = "Slipstream-Responder"
+AS_OF = "Slipstream-As-Of"
+CREATED = "Slipstream-Created"
+
 # Headers of a consumer's messages and statuses.
 PENDING_BYTES = "Nats-Pending-Bytes"
 LAST_CONSUMER = "Nats-Last-Consumer"

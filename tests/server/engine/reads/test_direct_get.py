@@ -189,8 +189,19 @@ def test_appended_subject_is_the_last_message_of_that_subject(client: Client) ->
 
 @pytest.mark.spec("DG-17")
 def test_appended_subject_with_a_payload_is_a_bad_request(client: Client) -> None:
-    for body in ({"seq": 1}, {"last_by_subj": "s.1"}, {"next_by_subj": "s.1"}, {"batch": 1}, {"multi_last": ["s.1"]}):
-        assert status(one(client.ask("$JS.API.DIRECT.GET.S.s.1", body))) == (408, "Bad Request")
+    chosen = ({"seq": 1}, {"last_by_subj": "s.1"}, {"next_by_subj": "s.1"}, {"batch": 1}, {"multi_last": ["s.1"]})
+    harmless: tuple[dict[str, object], ...] = (
+        {},
+        {"foo": 1},
+        {"max_bytes": 4},
+        {"no_hdr": True},
+        {"batch": 0},
+        {"min_last_seq": 1, "max_bytes": 4},
+    )
+    wrong = ({"min_last_seq": -1}, {"min_last_seq": 2**64}, {"min_last_seq": "1"}, {"min_last_seq": None}, [1])
+    for body in (*chosen, *harmless, *wrong):
+        answer = one(client.ask("$JS.API.DIRECT.GET.S.s.1", msgspec.json.encode(body)))
+        assert status(answer) == (408, "Bad Request"), body
     assert status(one(client.ask("$JS.API.DIRECT.GET.S.s.1", b"nonsense"))) == (408, "Malformed Request")
 
 

@@ -12,7 +12,7 @@ from slipstream.server.engine.reads.direct_get import REJECT_DELAY
 from slipstream.server.engine.replication.ingest import HELD, Ingest
 from slipstream.wire import Event, Msg, Parser, Side, pub
 from tests.server.engine.consumers.kit import Bench, ack_of, seqs
-from tests.server.support import SECOND, Client, Rig, sequences, status
+from tests.server.support import SECOND, Client, Rig, headers, sequences, status
 
 DELAY = REJECT_DELAY / SECOND
 MESSAGE_GET = "$JS.API.STREAM.MSG.GET.S"
@@ -114,6 +114,39 @@ def test_appended_subject_takes_a_body_with_only_a_minimum(client: Client) -> No
     assert status(answer) == (412, "Min Last Sequence")
     (answer,) = client.ask(f"{DIRECT_GET}.s.1", {"min_last_seq": 3, "seq": 1})
     assert status(answer) == (408, "Bad Request")
+
+
+def test_an_answer_says_as_of_which_sequence_it_is_if_asked(client: Client) -> None:
+    created = client.rig.engine.streams["S"].created
+    claim = {"Slipstream-Responder": "slipstream", "Slipstream-As-Of": "3", "Slipstream-Created": str(created)}
+
+    def claimed(subject: str, body: dict[str, object]) -> dict[str, str]:
+        plain = client.ask(subject, body)
+        if not plain:  # it waits, and is rejected
+            client.rig.wait(DELAY)
+            plain = client.messages()
+        answers = client.ask(subject, body | {"as_of": True})
+        if not answers:
+            client.rig.wait(DELAY)
+            answers = client.messages()
+        assert [answer.header for answer in answers[:-1]] == [answer.header for answer in plain[:-1]]
+        lines = {name: value for name, value in headers(answers[-1]).items() if name.startswith("Slipstream-")}
+        bare = b"".join(
+            line for line in answers[-1].header.splitlines(keepends=True) if not line.startswith(b"Slipstream-")
+        )
+        assert bare == plain[-1].header
+        return lines
+
+    assert claimed(DIRECT_GET, {"last_by_subj": "s.1"}) == claim
+    assert claimed(DIRECT_GET, {"last_by_subj": "s.2", "min_last_seq": 1}) == claim  # 404
+    assert claimed(DIRECT_GET, {"seq": 1, "min_last_seq": 4}) == claim  # 412
+    assert claimed(DIRECT_GET, {"seq": 1, "batch": 2}) == claim
+    assert claimed(DIRECT_GET, {"seq": 9, "batch": 2}) == claim  # 404
+    assert claimed(DIRECT_GET, {"multi_last": ["s.>"]}) == claim
+    assert claimed(DIRECT_GET, {"multi_last": ["t.>"]}) == claim  # 404
+    assert claimed(f"{DIRECT_GET}.s.1", {"min_last_seq": 1}) == claim
+    (answer,) = client.ask(f"{DIRECT_GET}.s.1", {"as_of": True})
+    assert headers(answer)["Slipstream-As-Of"] == "3"
 
 
 @pytest.mark.spec("RW-15")

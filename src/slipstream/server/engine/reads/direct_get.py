@@ -8,7 +8,7 @@ this peer has not reached waits for a moment before it is rejected (read-after-w
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 
@@ -27,6 +27,7 @@ QUEUE = "_sys_"
 REJECT_DELAY = 500_000_000
 DEPOSED_DELAY = 250_000_000  # added by a deposed leader, so that the real one answers first
 MAX_MULTI = 1024
+MAX_SEQ = 2**64 - 1  # of the protocol: what is beyond is no number there
 CHUNK = 512
 CHUNK_BYTES = 256 * 1024
 
@@ -54,10 +55,11 @@ class WaitingRead(NamedTuple):
 class ReplicaPeer:
     """One replica of a stream, and its member of the queue group that answers Direct Gets."""
 
-    def __init__(self, services: Services, name: str, log: LogView, *, peer: str = "") -> None:
+    def __init__(self, services: Services, name: str, log: LogView, *, peer: str = "", created: int = 0) -> None:
         """`name` is the stream's, `peer` that of the replica."""
         self.name = name
         self.peer = peer
+        self.created = created
         self.log = log
         self.redirects_to: ReplicaPeer | None = None  # the leader of a follower
         self.deposed = False  # no longer leads, but believes that it does
@@ -77,20 +79,20 @@ class ReplicaPeer:
         elif request.min_last_seq > self.log.committed.last_seq:
             self.wait_for(request, reply, now)
         else:
-            self.answer(request, reply)
+            self.answer(request, reply, self.stamp(request))
         return True
 
     def wait_for(self, request: GetRequest, reply: str, now: int) -> None:
         """A request for a sequence that this peer does not have: a follower redirects it to the leader, others wait."""
         if request.min_last_seq <= self.reached():
-            self.answer(request, reply)
+            self.answer(request, reply, self.stamp(request))
         elif self.redirects_to is not None:
             self.redirects_to.wait_for(request, reply, now)
         else:
             self.park(
                 request.min_last_seq,
-                ready=lambda peer: peer.answer(request, reply),
-                reject=lambda: self._services.router.send(reply, STALE, b""),
+                ready=lambda peer: peer.answer(request, reply, peer.stamp(request)),
+                reject=lambda: self._services.router.send(reply, stamped(STALE, self.stamp(request)), b""),
                 now=now,
             )
 
@@ -98,11 +100,15 @@ class ReplicaPeer:
         """The sequence up to which this peer knows everything."""
         return max(self.log.committed.last_seq, self.seen)
 
-    def answer(self, request: GetRequest, reply: str) -> None:
+    def stamp(self, request: GetRequest) -> str:
+        """The header lines that a request with `as_of` gets; none otherwise."""
+        return stamp(self.peer, self.reached(), self.created) if request.as_of else ""
+
+    def answer(self, request: GetRequest, reply: str, stamp: str) -> None:
         if request.multi_last:
-            self._answer_multi(request, reply)
+            self._answer_multi(request, reply, stamp)
         elif request.batch:
-            if not self._services.jobs.start(DirectBatch(self._services, self, request, reply)):
+            if not self._services.jobs.start(DirectBatch(self._services, self, request, reply, stamp)):
                 self._services.router.send(reply, TOO_BUSY, b"")
         else:
             try:
@@ -111,25 +117,26 @@ class ReplicaPeer:
                 self._services.router.send(reply, CORRUPT, b"")
                 return
             if record is None:
-                self._services.router.send(reply, NOT_FOUND, b"")
+                self._services.router.send(reply, stamped(NOT_FOUND, stamp), b"")
             else:
-                self._services.router.send(reply, b"" if request.no_hdr else self.block(record, ""), record.payload)
+                self._services.router.send(reply, b"" if request.no_hdr else self.block(record, stamp), record.payload)
 
-    def _answer_multi(self, request: GetRequest, reply: str) -> None:
+    def _answer_multi(self, request: GetRequest, reply: str, stamp: str) -> None:
         log = self.log
         up_to = request.up_to_seq
         if request.up_to_time is not None:
             up_to = log.time_to_seq(parse_time(request.up_to_time)) - 1
             if up_to < log.committed.first_seq:
-                self._services.router.send(reply, NO_RESULTS, b"")
+                self._services.router.send(reply, stamped(NO_RESULTS, stamp), b"")
                 return
         up_to = up_to or log.committed.last_seq
         found = log.multi_last(request.multi_last, up_to=up_to, limit=MAX_MULTI) if up_to else []
         if not found:
-            self._services.router.send(reply, TOO_MANY if found is None else NO_RESULTS, b"")
+            self._services.router.send(reply, TOO_MANY if found is None else stamped(NO_RESULTS, stamp), b"")
             return
         seqs = [seq for seq in found if seq >= request.seq]
-        if not self._services.jobs.start(DirectBatch(self._services, self, request, reply, seqs=seqs, up_to=up_to)):
+        batch = DirectBatch(self._services, self, request, reply, stamp, seqs=seqs, up_to=up_to)
+        if not self._services.jobs.start(batch):
             self._services.router.send(reply, TOO_BUSY, b"")
 
     def block(self, record: Record, extra: str) -> bytes:
@@ -199,12 +206,13 @@ class DirectBatch:
         peer: ReplicaPeer,
         request: GetRequest,
         reply: str,
+        stamp: str,
         *,
         seqs: list[int] | None = None,
         up_to: int = 0,
     ) -> None:
         self._services, self._peer, self._log = services, peer, peer.log
-        self._reply = reply
+        self._reply, self._stamp = reply, stamp
         self._pattern = request.next_by_subj
         self._seqs = seqs
         self._up_to = up_to
@@ -237,7 +245,7 @@ class DirectBatch:
             self._services.router.send(self._reply, CORRUPT, b"")
             return Progress.DONE, 0
         if not records and not self._last and self._left > 0 and self._seqs is None:
-            self._services.router.send(self._reply, NOT_FOUND, b"")
+            self._services.router.send(self._reply, stamped(NOT_FOUND, self._stamp), b"")
             return Progress.DONE, 0
         frames: list[bytes] = []
         if sub is not None:
@@ -347,7 +355,17 @@ class DirectBatch:
         values = [(names.NUM_PENDING, str(pending)), (names.LAST_SEQUENCE, str(self._last))]
         if self._seqs is not None:
             values.append((names.UP_TO_SEQUENCE, str(self._up_to)))
-        return status_block(204, "EOB", [*values, (names.PENDING_MESSAGES, str(pending))])
+        return stamped(status_block(204, "EOB", [*values, (names.PENDING_MESSAGES, str(pending))]), self._stamp)
+
+
+def stamp(peer: str, as_of: int, created: int) -> str:
+    """Who answers, as of which sequence, and of which stream: the lines of a request with `as_of`."""
+    return f"{names.RESPONDER}: {peer}\r\n{names.AS_OF}: {as_of}\r\n{names.CREATED}: {created}\r\n"
+
+
+def stamped(block: bytes, lines: str) -> bytes:
+    """A status with those lines."""
+    return block[:-2] + lines.encode() + b"\r\n" if lines else block
 
 
 def parse(payload: bytes) -> GetRequest | bytes:
@@ -371,26 +389,28 @@ def parse(payload: bytes) -> GetRequest | bytes:
     return request
 
 
+class _AppendedBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    min_last_seq: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    as_of: bool | None = None
+
+
+_decode_appended = msgspec.json.Decoder(_AppendedBody).decode
+
+
 def parse_appended(subject: str, payload: bytes) -> GetRequest | bytes:
-    """The request of a Direct Get with the subject appended: a body may ask for `min_last_seq` and nothing else that
-    chooses a message."""
+    """The request of a Direct Get with the subject appended. A body is a bad request, as the document says, unless it
+    has `min_last_seq`, our `as_of`, or both, and nothing else."""
     if not payload:
         return GetRequest(last_by_subj=subject)
-    request = _decode(payload)
-    if request is None:
-        return MALFORMED
-    if (
-        request.last_by_subj
-        or request.next_by_subj
-        or request.multi_last
-        or request.seq
-        or request.batch
-        or request.start_time is not None
-        or request.up_to_seq
-        or request.up_to_time is not None
-    ):
+    try:
+        body = _decode_appended(payload)
+    except (msgspec.ValidationError, OverflowError):
         return BAD
-    return msgspec.structs.replace(request, last_by_subj=subject)
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return MALFORMED
+    if (body.min_last_seq is None and body.as_of is None) or (body.min_last_seq or 0) > MAX_SEQ:
+        return BAD
+    return GetRequest(last_by_subj=subject, min_last_seq=body.min_last_seq or 0, as_of=bool(body.as_of))
 
 
 def _decode(payload: bytes) -> GetRequest | None:
@@ -402,7 +422,7 @@ def _decode(payload: bytes) -> GetRequest | None:
             parse_time(request.up_to_time)
     except (msgspec.DecodeError, ValueError):
         return None
-    if request.seq < 0 or request.up_to_seq < 0 or request.min_last_seq < 0:
+    if not all(0 <= seq <= MAX_SEQ for seq in (request.seq, request.up_to_seq, request.min_last_seq)):
         return None
     return request
 

@@ -23,12 +23,12 @@ class Replicas:
     """The peers of one stream, in the order in which they were added."""
 
     def __init__(self, services: Services, stream: str, log: StreamLog, *, now: int) -> None:
-        self.leader = ReplicaPeer(services, stream, log, peer=services.leader_name)
+        self.leader = ReplicaPeer(services, stream, log, peer=services.leader_name, created=now)
         self.peers: tuple[ReplicaPeer, ...] = (self.leader,)
         self.mirrors = False  # the peers of a mirror never redirect
         self._services, self._stream, self._log = services, stream, log
         self._made = 1
-        self._leading_since = now
+        self._created = self._leading_since = now
         self._held_since: dict[ReplicaPeer, int] = {}
 
     # Peers.
@@ -103,7 +103,8 @@ class Replicas:
 
     def _new_peer(self) -> ReplicaPeer:
         self._made += 1
-        return ReplicaPeer(self._services, self._stream, self._log, peer=f"{self._services.leader_name}-{self._made}")
+        name = f"{self._services.leader_name}-{self._made}"
+        return ReplicaPeer(self._services, self._stream, self._log, peer=name, created=self._created)
 
     def _dismiss(self, peer: ReplicaPeer) -> None:
         """Requests that wait at a removed peer go on waiting at the leader."""

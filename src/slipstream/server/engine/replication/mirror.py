@@ -87,5 +87,5 @@ class MirrorResponder:
         if request.min_last_seq > self._peer.log.committed.last_seq:
             self._peer.wait_for(request, reply, now)
         else:
-            self._peer.answer(request, reply)
+            self._peer.answer(request, reply, self._peer.stamp(request))
         return True
