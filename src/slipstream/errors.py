@@ -31,6 +31,10 @@ class UsageError(Error, ValueError):
     """An invalid argument or an invalid combination of arguments; nothing was sent."""
 
 
+class SessionTokenError(UsageError):
+    """A session token that cannot be read, or is not signed with the session's secret."""
+
+
 class CredentialsError(UsageError):
     """A seed, a token or a credentials file that cannot be used; the message never contains the secret."""
 
@@ -90,6 +94,13 @@ class StaleReadError(Error):
         super().__init__(message)
         self.stream = stream
         self.min_last_seq = min_last_seq
+
+
+class TokenMismatchError(StaleReadError):
+    """A session token speaks of another stream than the one here: it was made again since, or elsewhere.
+
+    Reading again does not help: begin a session without the token.
+    """
 
 
 class BadRequestError(Error):

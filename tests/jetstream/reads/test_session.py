@@ -30,9 +30,9 @@ def test_a_recreated_stream_starts_its_sequences_over() -> None:
     state.note("S", 50)
     state.made("S", 1_000, 50)
     assert (state.seen("S"), state.created("S")) == (50, 1_000)
-    state.made("S", 900, 60)  # a leader that was deposed long ago
+    assert not state.made("S", 900, 60, mark=state.mark("S"), is_firm=True)  # of a server that was cut off since
     assert (state.seen("S"), state.created("S")) == (50, 1_000)
-    state.made("S", 2_000, 3)
+    assert state.made("S", 2_000, 3, mark=state.mark("S"), is_firm=True)
     assert (state.seen("S"), state.created("S")) == (3, 2_000)
     state.note("S", 4)
     assert state.seen("S") == 4
@@ -191,13 +191,13 @@ def test_notes_of_a_session_are_checked(our_url: str) -> None:
                 session.note(*bad)
 
 
-def test_only_one_thread_shortens_what_was_noted() -> None:
+def test_a_note_does_not_wait_for_the_lock() -> None:
     state = SessionState()
-    turn = state._turn.pop()  # another thread has it
-    for seq in range(1, 100):
-        state.note("S", seq)
-    state._shorten(state._seqs["S"])
-    assert len(state._seqs["S"]) == 100
-    state._turn.append(turn)
-    state.note("S", 100)
-    assert (len(state._seqs["S"]), state.seen("S")) == (1, 100)
+    state.note("S", 1, "a")
+    with state._lock:  # of another thread
+        state.note("S", 2, "a")
+        state.note("T", 9, "a")
+        assert (state.seen("S"), state.seen("T")) == (2, 9)
+        assert state.known("S", "a") is None
+    assert (state.known("S", "a"), state.known("T", "a")) == (2, 9)
+    assert not state._pending

@@ -95,13 +95,14 @@ class JetStream(jetstream.JetStream):
             if name.startswith(OBJECTS_PREFIX):
                 yield name.removeprefix(OBJECTS_PREFIX)
 
-    def session(self, token: str = "") -> Session:
+    def session(self, token: str = "", *, secret: bytes = b"") -> Session:
         """A session with read-your-writes and monotonic reads: `with js.session() as s`.
 
         `s` has all methods of this object, buckets included; every read through it reflects what was written and read
-        through it before. With the `token` of another session, of any process, it continues that one.
+        through it before. With the `token` of another session, of any process, it continues that one. With a `secret`
+        its tokens are signed, and tokens that are not signed with it are rejected.
         """
-        return Session(self, token)
+        return Session(self, token, secret=secret)
 
 
 class Session(JetStream, jetstream.Session):

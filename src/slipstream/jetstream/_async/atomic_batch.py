@@ -10,6 +10,8 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Self
 
+import msgspec
+
 from slipstream.api import PubAck, names
 from slipstream.errors import UsageError
 from slipstream.jetstream import requests
@@ -32,6 +34,7 @@ class AtomicBatch:
         self._id = consumer_name(context.client.new_inbox())
         self._held: tuple[str, bytes, Headers] | None = None  # the last message: it will have to commit
         self._sent = 0
+        self._earlier: list[tuple[str, bytes]] = []  # subject and header of the messages before it, for a session
         self._is_over = False
         self.ack: PubAck | None = None
 
@@ -80,8 +83,16 @@ class AtomicBatch:
         subject, payload, headers = self._held
         call = requests.Call(subject, payload, requests.decode_publish, self._header(headers, commit=True))
         self.ack = await self._context.run(call, timeout=self._timeout)
-        self._context.note_ack(self.ack)
+        self._note(self.ack, subject, headers)
         return self.ack
+
+    def _note(self, ack: PubAck, subject: str, headers: Headers) -> None:
+        """Tell the session, if there is one, of every message: those of a batch are stored without a gap."""
+        note = self._context.note_ack
+        if ack.count == len(self._earlier) + 1:
+            for seq, earlier in enumerate(self._earlier, ack.seq - len(self._earlier)):
+                note(msgspec.structs.replace(ack, seq=seq), *earlier)
+        note(ack, subject, headers.encode())
 
     def discard(self) -> None:
         """Store none of the messages."""
@@ -98,6 +109,8 @@ class AtomicBatch:
                 requests.Call(subject, payload, requests.decode_batch_start, header), timeout=self._timeout
             )
         self._sent += 1
+        if self._context.session is not None:
+            self._earlier.append((subject, header))
 
     def _header(self, headers: Headers, *, commit: bool = False) -> bytes:
         batch = [(names.BATCH_ID, self._id), (names.BATCH_SEQUENCE, str(self._sent + 1))]

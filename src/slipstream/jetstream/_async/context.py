@@ -6,13 +6,14 @@ generated from this file (`tools/unasync.py`).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import TypeVar
 
-from slipstream.api import PubAck
+from slipstream.api import PubAck, names
 from slipstream.client._async.client import Client
 from slipstream.errors import StreamLookupError
 from slipstream.jetstream import requests
+from slipstream.jetstream.consume.ack_subject import BaseJsMessage
 from slipstream.jetstream.consumer_requests import ConsumerApi
 from slipstream.jetstream.reads.read_state import ReadState
 from slipstream.jetstream.reads.session import SessionState
@@ -77,11 +78,43 @@ class JetStreamContext:
             raise StreamLookupError(subject, found)
         return found[0]
 
-    def note(self, stream: str, seq: int) -> None:
-        """Tell the session, if there is one, that a sequence of a stream was written or read."""
+    def note(
+        self, stream: str, seq: int, subject: str = "", *, is_own_write: bool = False, breaks_run: bool = False
+    ) -> None:
+        """Tell the session, if there is one, of a message that was written or read: see `SessionState.note`."""
         if self.session is not None:
-            self.session.note(stream, seq)
+            self._know_generation(self.session, stream)
+            self.session.note(stream, seq, subject, is_own_write=is_own_write, breaks_run=breaks_run)
 
-    def note_ack(self, ack: PubAck) -> None:
-        """Tell the session, if there is one, of a publish that was stored."""
-        self.note(ack.stream, ack.seq)
+    def note_state(self, stream: str, as_of: int, subject: str = "", seq: int = 0) -> None:
+        """Tell the session, if there is one, what a read proved: see `SessionState.note_state`."""
+        if self.session is not None:
+            self._know_generation(self.session, stream)
+            self.session.note_state(stream, as_of, subject, seq)
+
+    def note_ack(self, ack: PubAck, subject: str = "", header: bytes = b"") -> None:
+        """Tell the session, if there is one, of a publish that was stored, with its header."""
+        if self.session is None:
+            return
+        if ack.duplicate:  # the message of that sequence may have been published to another subject
+            self.note(ack.stream, ack.seq)
+        else:
+            is_rollup = bool(header) and names.ROLLUP.lower().encode() in header.lower()
+            self.note(ack.stream, ack.seq, subject, is_own_write=True, breaks_run=is_rollup)
+
+    def note_messages(self, stream: str, messages: Sequence[BaseJsMessage[Client]]) -> None:
+        """Tell the session, if there is one, of a consumer's messages before the program gets them."""
+        if self.session is None or not messages:
+            return
+        newest = max(messages, key=_seq_of)
+        self.note(stream, _seq_of(newest), newest.subject)
+
+    def _know_generation(self, session: SessionState, stream: str) -> None:
+        """What is noted now is of the stream that the connection knows, or of one made since: never of an older one."""
+        if not session.created(stream) and (created := self.read_state.stream(self.prefix, stream).created):
+            session.made(stream, created, 0)
+
+
+def _seq_of(message: BaseJsMessage[Client]) -> int:
+    """Its sequence; 0 for what another program published to the subject that a consumer delivers to."""
+    return message.seq if message.reply.startswith("$JS.ACK.") else 0

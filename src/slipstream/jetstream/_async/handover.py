@@ -37,8 +37,10 @@ class Handover:
 
     def hand_over(self, msgs: list[Msg]) -> list[JsMessage]:
         """The messages as the program gets them."""
-        client, is_settled = self._consumer.client, not self._consumer.wants_acks
-        return [JsMessage(msg, client, is_settled) for msg in msgs]
+        consumer, is_settled = self._consumer, not self._consumer.wants_acks
+        messages = [JsMessage(msg, consumer.client, is_settled) for msg in msgs]
+        consumer.context.note_messages(consumer.stream, messages)
+        return messages
 
     def keep(self, msgs: list[Msg]) -> None:
         """Messages that could not be handed over: the next call returns them first."""

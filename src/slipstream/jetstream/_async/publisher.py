@@ -118,7 +118,7 @@ class Publisher:
             window.sent += 1
             window.resending(self._client.start(subject, payload, window, header=header), sent)
         else:
-            window.sending(self._client.start(subject, payload, window, header=header), subject)
+            window.sending(self._client.start(subject, payload, window, header=header), subject, None, header)
 
     async def send(
         self,
@@ -146,7 +146,7 @@ class Publisher:
         window, pending = self._window, PendingAck()
         if not window.has_capacity():
             await self._wait(window.has_capacity, "a free slot in the publish window")
-        window.sending(self._client.start(subject, payload, window, header=header), subject, pending)
+        window.sending(self._client.start(subject, payload, window, header=header), subject, pending, header)
         return pending
 
     async def result(self, pending: PendingAck) -> PubAck:

@@ -72,13 +72,14 @@ class JetStream:
         """How the reads of this connection went so far: at once, retried, with the leader's help, failed."""
         return self._context.read_state.stats
 
-    def session(self, token: str = "") -> Session:
+    def session(self, token: str = "", *, secret: bytes = b"") -> Session:
         """Read-your-writes and monotonic reads without bookkeeping: `with js.session() as s`.
 
         `s` does all that this object does; what is written and read through it is seen by every later read through it.
-        With the `token` of another session, also of another process, it goes on where that one was.
+        With the `token` of another session, also of another process, it goes on where that one was. With a `secret`
+        its tokens are signed, and no others are read: SessionTokenError for one that is not.
         """
-        return Session(self, token)
+        return Session(self, token, secret=secret)
 
     def publish(
         self,
@@ -126,7 +127,7 @@ class JetStream:
                 self._context.client.sleep(retry_wait * 2**tried)
                 tried += 1
             else:
-                self._context.note_ack(ack)
+                self._context.note_ack(ack, subject, call.header)
                 return ack
 
     def publisher(
@@ -155,14 +156,13 @@ class JetStream:
 
     def create_stream(self, config: StreamConfig, *, timeout: float | None = None) -> Stream:
         """Make a stream, or find it made with the same configuration."""
-        context = self._context
+        context, session = self._context, self._context.session
+        mark = 0 if session is None else session.mark(config.name)
         info = context.run(context.api.create_stream(config), timeout=timeout)
         name = info.config.name
-        notes = context.read_state.stream(context.prefix, name)
-        if context.session is not None:
-            context.session.made(name, notes.created, context.session.seen(name))
-            context.session.made(name, info.created, info.state.last_seq)
-        notes.made(info, context.client.now())
+        if session is not None:
+            session.made(name, info.created, info.state.last_seq, mark=mark, is_ours=True, config=info.config)
+        context.read_state.stream(context.prefix, name).made(info, context.client.now())
         return Stream(context, name)
 
     def update_stream(self, config: StreamConfig, *, timeout: float | None = None) -> StreamInfo:
@@ -280,9 +280,9 @@ class Session(JetStream):
     Messages that are deleted or purged in place are not covered, nor is what happens outside of the session.
     """
 
-    def __init__(self, js: JetStream, token: str = "") -> None:
+    def __init__(self, js: JetStream, token: str = "", *, secret: bytes = b"") -> None:
         super().__init__(js.client, prefix=js.prefix, timeout=js.timeout)
-        self._session = SessionState(token)
+        self._session = SessionState(token, secret=secret)
         self._context = self._context.in_session(self._session)
 
     def seen(self, stream: str) -> int:

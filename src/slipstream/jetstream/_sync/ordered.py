@@ -182,8 +182,12 @@ class OrderedConsumer:
             chunk, self._left = self._left[::-1], []
             return chunk
         run = self.receive_run(timeout=timeout)
+        if not run:
+            return None
         client = self._client
-        return run and [JsMessage(msg, client, True) for msg in run.each()]
+        chunk = [JsMessage(msg, client, True) for msg in run.each()]
+        self._context.note_messages(self.stream, chunk)
+        return chunk
 
     def receive_run(self, *, timeout: float = 5.0) -> MessageRun | None:
         """As `next_chunk`, for the layers above: in columns, without an object per message; None when it is closed.

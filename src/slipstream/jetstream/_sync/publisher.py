@@ -119,7 +119,7 @@ class Publisher:
             window.sent += 1
             window.resending(self._client.start(subject, payload, window, header=header), sent)
         else:
-            window.sending(self._client.start(subject, payload, window, header=header), subject)
+            window.sending(self._client.start(subject, payload, window, header=header), subject, None, header)
 
     def send(
         self,
@@ -147,7 +147,7 @@ class Publisher:
         window, pending = self._window, PendingAck()
         if not window.has_capacity():
             self._wait(window.has_capacity, "a free slot in the publish window")
-        window.sending(self._client.start(subject, payload, window, header=header), subject, pending)
+        window.sending(self._client.start(subject, payload, window, header=header), subject, pending, header)
         return pending
 
     def result(self, pending: PendingAck) -> PubAck:

@@ -156,7 +156,9 @@ class PushSubscription:
                 found = state.take()
                 if isinstance(found, list):
                     is_settled = self._is_settled
-                    return [JsMessage(msg, client, is_settled) for msg in found]
+                    chunk = [JsMessage(msg, client, is_settled) for msg in found]
+                    self._context.note_messages(self.stream, chunk)
+                    return chunk
                 if isinstance(found, ControlReply):
                     client.answer(found.subject)
                 elif isinstance(found, MessageGapError):

@@ -78,9 +78,9 @@ class AckWindow:
         "to_resend",
     )
 
-    def __init__(self, limit: int, note: Callable[[PubAck], None] | None = None) -> None:
+    def __init__(self, limit: int, note: Callable[[PubAck, str, bytes], None] | None = None) -> None:
         self.limit = limit
-        self._note = note  # called with every ack
+        self._note = note  # called with every ack, and the subject and header of its message
         self.sent = 0
         self.acked = 0
         self.duplicates = 0
@@ -107,9 +107,9 @@ class AckWindow:
         """Whether fewer publishes than that wait for their answer, or one must be resent."""
         return len(self._waiting) + len(self.to_resend) < count or bool(self.to_resend)
 
-    def sending(self, token: str, subject: str, pending: PendingAck | None = None) -> None:
+    def sending(self, token: str, subject: str, pending: PendingAck | None = None, header: bytes = b"") -> None:
         """Register a publish that was sent."""
-        self._remember(token, Sent(self.sent, subject, pending))
+        self._remember(token, Sent(self.sent, subject, pending, b"", header))
         self.sent += 1
 
     def resending(self, token: str, sent: Sent) -> None:
@@ -148,7 +148,7 @@ class AckWindow:
             self.duplicates += ack.duplicate
             self.last_ack = ack
             if self._note is not None:
-                self._note(ack)
+                self._note(ack, sent.subject, sent.header)
             if sent.pending is not None:
                 sent.pending.settle(ack, None)
         return True

@@ -16,13 +16,14 @@ from slipstream.jetstream.reads.session import SessionState
 class ReadGoal:
     """How new one read of a stream must be (`wanted`), its time, and how new its answer is known to be (`reached`)."""
 
-    __slots__ = ("_asked", "has_looked", "policy", "reached", "session", "stream", "wanted", "with_leader")
+    __slots__ = ("_asked", "_mark", "has_looked", "policy", "reached", "session", "stream", "wanted", "with_leader")
 
     def __init__(self, stream: str, wanted: int, session: SessionState | None, policy: RetryPolicy) -> None:
         self._asked = wanted  # by the caller; a session may want more
         self.stream = stream
         self.session = session
         self.policy = policy
+        self._mark = 0 if session is None else session.mark(stream)  # what is noted from now on is kept
         self.wanted = wanted if session is None else max(wanted, session.seen(stream))
         self.reached = 0
         self.with_leader = False  # whether the leader's word was part of the proof
@@ -32,11 +33,16 @@ class ReadGoal:
         """The state of the answer is known to have reached a sequence."""
         self.reached = max(seq, self.reached)
 
-    def learn(self, info: StreamInfo) -> None:
-        """Take the leader's word for when the stream was made; it may be another one, of which less was seen."""
-        if self.session is not None:
-            self.session.made(self.stream, info.created, info.state.last_seq)
-            self.wanted = max(self._asked, self.session.seen(self.stream))
+    def learn(self, info: StreamInfo) -> bool:
+        """Take the leader's word for when the stream was made; it may be another one, of which less was seen.
+
+        False if the session knows a later one. Raises TokenMismatchError if its token speaks of another stream.
+        """
+        if self.session is None:
+            return True
+        is_current = self.session.learn(info, self._mark)
+        self.wanted = max(self._asked, self.session.seen(self.stream))
+        return is_current
 
     # What goes wrong
 

@@ -1,97 +1,462 @@
-"""Session state: the highest sequence seen per stream, for read-your-writes and monotonic reads.
+"""Session state: what a session has written, seen and found absent, per stream and (bounded) per subject.
 
-A session also knows when each stream was created: one that was deleted and created again counts from one, and the
-sequences seen of the old one say nothing about it. A session can be written as a small text and continued by another
-process.
+Theory of operation
+-------------------
+"As of s" is the state of a stream right after sequence s. For each stream a session keeps:
+
+- **seen**, W: the highest sequence written or read through it, or as of which it was told something. A read must be the
+  stream's answer as of some s >= W. Within one generation of a stream it never goes down.
+- **created**: when the stream was made; W means something for that generation only.
+- **per subject (r, a)**: as of a, the newest message of the subject is r (0: it has none). A message at q says (q, q),
+  an answer proven as of s says (found, s).
+
+What is known of a subject proves an answer at no cost: a copy that shows r for it is right if (r, a) still holds as of
+W. It does if a >= W, or if the session knows every sequence in (a, W] to be of another subject. That is so for the
+**run**: its own writes, acknowledged one after the other without a gap. A rollup may remove other subjects, so it ends
+the run. A stream with `max_msgs` or `max_bytes` removes its oldest message with any write, and one that transforms
+subjects stores under others than were published: there runs do not count, nor before the configuration is known, nor
+with a subject that the stream does not listen on (an import maps it). A duplicate's ack names a message that may be of
+another subject: only its sequence counts. A subject that is evicted shortens the run to what lies behind what was known
+of it, so "of another subject" stays true for all that are held.
+
+**Generations.** A stream that was deleted and made again counts from one, and W would never be reached. W is lowered by
+one thing only: stream info of a later generation than the known one, from a responder that is certainly the leader
+(`is_firm`: a deposed leader may tell an old last sequence Z for seconds). What was noted before it was asked for cannot
+be more than Z of the new generation; what was noted since is kept as it is. For that each note has a number, and the
+*suffix maxima* are kept: the numbers at which the highest, the highest after that, ... was noted, which is one pair as
+long as sequences grow. If `created` was never learned nothing is lowered: the info may be of an older generation.
+
+**Tokens** carry all of it to another process, and are believed only when the stream's leader was heard: a stream made
+later than the token says is another one (stale), one made earlier, or one that ends before what the token has seen, is
+not the stream it was made with (foreign). With a secret they are signed; without one a token is a claim of its bearer,
+who can deceive the session that begins with it, and no other.
+
+**Threads.** Several may use one session. Hot calls do not wait for its lock: a note that finds it taken is appended to
+a list, which the next holder of the lock takes in; `seen` counts what is in the list, and `known` says "unknown", which
+is always true. A note leaves the list only after it has raised the state, and the list is read before the state.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import hmac
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Lock
+from typing import NamedTuple
 
 import msgspec
 
-from slipstream.errors import UsageError
+from slipstream.api import StreamConfig, StreamInfo
+from slipstream.errors import SessionTokenError, TokenMismatchError, UsageError
+from slipstream.wire import has_wildcard, matcher
 
-_VERSION = 1
+MOST_SUBJECTS = 1024  # per stream; the one noted least recently is forgotten first
+MOST_IN_TOKEN = 16  # subjects per stream: tokens travel in cookies and headers
+_LONGEST_IN_TOKEN = 128  # characters of a subject that is worth its place there
+_MOST_MAXIMA = 32
+_ACTIVE = 3_500_000_000  # ns: a replica that heard from its leader so lately has not elected another
 _MAX_TOKEN = 1 << 20
-_MOST_NOTED = 16
+_MAC_SIZE = 32
+_OLD, _PLAIN, _SIGNED = b"[", b"\x02", b"\x03"  # first byte: version 1 (a JSON array), version 2, version 2 signed
 
 
-class _Token(msgspec.Struct, array_like=True, frozen=True):
+class _Note(NamedTuple):
+    stream: str
+    seq: int
+    subject: str
+    as_of: int
+    is_own_write: bool
+    breaks_run: bool
+
+
+def _nothing(_: str) -> bool:
+    return False
+
+
+class _StreamState:
+    """What a session knows of one stream. Changed by the holder of the lock alone."""
+
+    __slots__ = ("count", "covers", "created", "is_claim", "maxima", "run_end", "run_start", "seen", "subjects")
+
+    def __init__(self) -> None:
+        self.created = 0
+        self.seen = 0
+        self.count = 0  # of notes
+        self.maxima: list[tuple[int, int]] = []  # (number of the note, sequence): numbers grow, sequences fall
+        self.subjects: dict[str, tuple[int, int]] = {}  # (r, a), the least recently noted first
+        self.run_start, self.run_end = 1, 0  # own writes without a gap, both included
+        self.covers: Callable[[str], bool] = _nothing  # what a write is stored under as it is, removing nothing else
+        self.is_claim = False  # from a token, and the stream's leader was not heard yet
+
+    def apply(self, note: _Note) -> None:
+        self.raise_seen(note.as_of)
+        if note.subject:
+            self._know(note)
+        if note.is_own_write:
+            self._extend_run(note)
+
+    def raise_seen(self, seq: int) -> None:
+        self.count += 1
+        maxima = self.maxima
+        while maxima and maxima[-1][1] <= seq:
+            maxima.pop()
+        maxima.append((self.count, seq))
+        if len(maxima) > _MOST_MAXIMA:
+            maxima[-2:] = [(self.count, maxima[-2][1])]  # as if the higher one had been noted later: never too low
+        self.seen = maxima[0][1]
+
+    def _know(self, note: _Note) -> None:
+        subject, subjects = note.subject, self.subjects
+        newest, as_of = subjects.pop(subject, (0, 0))
+        if note.as_of > as_of:
+            newest, as_of = note.seq, note.as_of
+        elif note.is_own_write and note.seq != newest:
+            # A write below what was seen of its subject: acks overtook each other, or the stream was made again.
+            self.forget_subjects()
+            newest, as_of = note.seq, note.as_of
+        subjects[subject] = (newest, as_of)
+        if len(subjects) > MOST_SUBJECTS:
+            self._shorten_run(subjects.pop(next(iter(subjects)))[1])
+
+    def _extend_run(self, note: _Note) -> None:
+        seq = note.seq
+        if note.breaks_run or not self.covers(note.subject):
+            self._shorten_run(seq)
+            self.run_end = max(self.run_end, seq)
+        elif seq == self.run_end + 1:
+            self.run_end = seq
+        elif seq > self.run_end:
+            self.run_start = self.run_end = seq
+
+    def _shorten_run(self, seq: int) -> None:
+        self.run_start = max(self.run_start, seq + 1)
+
+    def known(self, subject: str) -> int | None:
+        known = self.subjects.get(subject)
+        if known is None:
+            return None
+        newest, as_of = known
+        if as_of >= self.seen or (as_of + 1 >= self.run_start and self.run_end >= self.seen):
+            return newest
+        return None
+
+    def forget_subjects(self) -> None:
+        self.subjects.clear()
+        self.run_start, self.run_end = self.seen + 1, self.seen
+
+    def configure(self, config: StreamConfig) -> None:
+        """Learn the configuration: runs count where a write removes nothing of other subjects."""
+        if config.max_msgs > 0 or config.max_bytes > 0 or config.subject_transform is not None:
+            self.covers = _nothing
+            self._shorten_run(self.seen)
+        else:
+            patterns = [matcher(subject) for subject in config.subjects]
+            self.covers = lambda subject: any(is_of(subject) for is_of in patterns)
+
+    def restart(self, mark: int, last_seq: int) -> None:
+        """Another generation, which has `last_seq`: what was noted up to `mark` cannot have been more of it."""
+        since = self.maxima[bisect_right(self.maxima, mark, key=lambda pair: pair[0]) :]
+        before = min(self.seen, last_seq)
+        is_higher = before > (since[0][1] if since else 0)
+        self.maxima = [(mark, before), *since] if is_higher else since
+        self.seen = self.maxima[0][1] if self.maxima else 0
+
+
+class SessionState:
+    """What a session has written, seen and found absent. Several threads may use it."""
+
+    __slots__ = ("_lock", "_pending", "_secret", "_streams")
+
+    def __init__(self, token: str = "", *, secret: bytes = b"") -> None:
+        if not isinstance(secret, bytes):
+            raise UsageError(f"secret must be bytes, got {type(secret).__name__}")
+        self._secret = secret
+        self._lock = Lock()
+        self._pending: list[_Note] = []  # notes of threads that found the lock taken
+        self._streams = _read(token, secret) if token else {}
+
+    # What is known
+
+    def seen(self, stream: str) -> int:
+        """W of a stream: the highest sequence seen; 0 for none."""
+        pending = self._pending[:]  # before the state: a note leaves the list after it has raised the state
+        state = self._streams.get(stream)
+        seen = state.seen if state is not None else 0
+        if pending:
+            return max(seen, max((note.as_of for note in pending if note.stream == stream), default=0))
+        return seen
+
+    def created(self, stream: str) -> int:
+        """When the stream of those sequences was made, in nanoseconds; 0 if unknown."""
+        state = self._streams.get(stream)
+        return state.created if state is not None else 0
+
+    def known(self, stream: str, subject: str) -> int | None:
+        """The newest message of a subject as of `seen`: an answer with it proves itself. 0: none; None: unknown.
+
+        That is no proof for a read that wants more than `seen`.
+        """
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
+            self._take_in()
+            state = self._streams.get(stream)
+            return state.known(subject) if state is not None else None
+        finally:
+            self._lock.release()
+
+    def mark(self, stream: str) -> int:
+        """How many notes there are of a stream: to be taken before its info is asked for, for `made`."""
+        state = self._streams.get(stream)
+        return state.count if state is not None else 0  # those in the list count as later, which is safe
+
+    def is_claim(self, stream: str) -> bool:
+        """Whether what is known comes from a token, and no leader of the stream was heard yet: it may be foreign."""
+        state = self._streams.get(stream)
+        return state is not None and state.is_claim
+
+    # What happens
+
+    def note(
+        self, stream: str, seq: int, subject: str = "", *, is_own_write: bool = False, breaks_run: bool = False
+    ) -> None:
+        """A message of that sequence was written or read.
+
+        With the `subject` it is stored under, if that is known. `breaks_run`: it may have removed other subjects.
+        """
+        if seq:
+            self._add(_Note(stream, seq, subject, seq, is_own_write, breaks_run))
+
+    def note_state(self, stream: str, as_of: int, subject: str = "", seq: int = 0) -> None:
+        """A read showed that as of `as_of` the newest message of a literal `subject` is `seq` (0: it has none)."""
+        if as_of:
+            self._add(_Note(stream, seq, "" if has_wildcard(subject) else subject, as_of, False, False))
+
+    def _add(self, note: _Note) -> None:
+        if not self._lock.acquire(blocking=False):
+            self._pending.append(note)
+            return
+        try:
+            self._take_in()
+            self._state(note.stream).apply(note)
+        finally:
+            self._lock.release()
+
+    def _take_in(self) -> None:
+        """Apply what threads noted that found the lock taken."""
+        pending = self._pending
+        count = len(pending)
+        if count:
+            for note in pending[:count]:
+                self._state(note.stream).apply(note)
+            del pending[:count]  # what other threads append lies behind
+
+    def _state(self, stream: str) -> _StreamState:
+        state = self._streams.get(stream)
+        if state is None:
+            state = self._streams[stream] = _StreamState()
+        return state
+
+    def made(
+        self,
+        stream: str,
+        created: int,
+        last_seq: int,
+        *,
+        mark: int = 0,
+        is_firm: bool = False,
+        is_ours: bool = False,
+        config: StreamConfig | None = None,
+    ) -> bool:
+        """Learn that a stream was made at `created` and has `last_seq`; False if a later one is known.
+
+        `mark` is from before that was asked for; `is_firm`: who said so was certainly the leader then; `is_ours`: this
+        session made the stream. Raises TokenMismatchError if the session's token speaks of another stream.
+        """
+        with self._locked():
+            state = self._state(stream)
+            if state.is_claim and not is_ours:
+                _check_claim(state, stream, created, last_seq, is_firm=is_firm)
+            if created < state.created:
+                return False
+            if config is not None:
+                state.configure(config)
+            if created > state.created:
+                if state.created:
+                    if is_firm or is_ours:
+                        state.restart(mark, last_seq)
+                        state.created = created
+                    state.forget_subjects()
+                else:
+                    state.created = created
+            if is_firm or is_ours:
+                state.is_claim = False
+            return True
+
+    def learn(self, info: StreamInfo, mark: int) -> bool:
+        """`made`, by stream info that was asked for after `mark`."""
+        config, last_seq = info.config, info.state.last_seq
+        return self.made(config.name, info.created, last_seq, mark=mark, is_firm=_is_firm(info), config=config)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        with self._lock:
+            self._take_in()
+            yield
+
+    def streams(self) -> list[str]:
+        """The names of the streams that were seen."""
+        with self._locked():
+            return sorted(self._streams)
+
+    def token(self) -> str:
+        """The state as a text of letters, digits, `-` and `_`; signed, if there is a secret."""
+        with self._locked():
+            body = msgspec.msgpack.encode({name: _packed(state) for name, state in sorted(self._streams.items())})
+        raw = _SIGNED + body if self._secret else _PLAIN + body
+        if self._secret:
+            raw += _mac(self._secret, raw)
+        return base64.urlsafe_b64encode(raw).decode().rstrip("=")
+
+
+def _is_firm(info: StreamInfo) -> bool:
+    """Whether stream info comes from the leader for certain: all its replicas have heard from it lately."""
+    cluster = info.cluster
+    if not cluster:
+        return True  # a server of its own
+    leader, replicas = cluster.get("leader"), cluster.get("replicas") or ()
+    if not leader or any(replica.get("name") == leader for replica in replicas):
+        return False  # a follower answers while there is no leader
+    if len(replicas) + 1 < info.config.num_replicas:
+        return False
+    return all(0 <= replica.get("active", _ACTIVE) < _ACTIVE for replica in replicas)
+
+
+# Tokens
+
+
+class _Packed(msgspec.Struct, array_like=True, frozen=True, omit_defaults=True):
+    """One stream in a token of version 2. `subjects` are from the least to the most recently noted."""
+
+    seen: int
+    created: int = 0
+    run_start: int = 1
+    run_end: int = 0
+    subjects: tuple[tuple[str, int, int], ...] = ()
+
+
+class _OldToken(msgspec.Struct, array_like=True, frozen=True):
+    """Version 1: sequences and times of creation only."""
+
     version: int
     streams: dict[str, tuple[int, int]]
 
 
-class SessionState:
-    """The highest sequence seen per stream. Only ever grows, unless a stream turns out to be a new one.
-
-    Several threads may use one session: a sequence is appended, which is one step, and never written over a higher one.
-    """
-
-    __slots__ = ("_created", "_seqs", "_turn")
-
-    def __init__(self, token: str = "") -> None:
-        known = _read(token) if token else {}
-        self._seqs = {name: [seq] for name, (seq, _) in known.items()}
-        self._created = {name: created for name, (_, created) in known.items()}
-        self._turn = [True]  # the thread that pops it may shorten a list: a lock that is never waited for
-
-    def seen(self, stream: str) -> int:
-        """The highest sequence seen of a stream; 0 for none."""
-        seqs = self._seqs.get(stream)
-        return max(seqs[:]) if seqs else 0
-
-    def created(self, stream: str) -> int:
-        """When the stream of those sequences was created, in nanoseconds; 0 if unknown."""
-        return self._created.get(stream, 0)
-
-    def note(self, stream: str, seq: int) -> None:
-        """A message with that sequence was written or read."""
-        seqs = self._seqs.setdefault(stream, [0])
-        seqs.append(seq)
-        if len(seqs) > _MOST_NOTED and self._turn:
-            self._shorten(seqs)
-
-    def _shorten(self, seqs: list[int]) -> None:
-        try:
-            turn = self._turn.pop()
-        except IndexError:  # another thread does it
-            return
-        count = len(seqs)
-        seqs[0] = max(seqs[:count])
-        del seqs[1:count]  # what other threads append lies behind
-        self._turn.append(turn)
-
-    def made(self, stream: str, created: int, last_seq: int) -> None:
-        """Learn that the stream was created at `created`, and has reached `last_seq`.
-
-        Later than known: it is another stream, of which the session cannot have seen more than that.
-        """
-        known = self._created.get(stream, 0)
-        if created > known:
-            if known:
-                self._seqs[stream] = [min(self.seen(stream), last_seq)]
-            self._created[stream] = created
-
-    def token(self) -> str:
-        """The state as a text of letters, digits, `-` and `_`."""
-        names = sorted({*self._seqs, *self._created})
-        body = msgspec.json.encode(_Token(_VERSION, {name: (self.seen(name), self.created(name)) for name in names}))
-        return base64.urlsafe_b64encode(body).decode().rstrip("=")
+def _packed(state: _StreamState) -> _Packed:
+    known = [name for name in state.subjects if state.known(name) is not None and len(name) <= _LONGEST_IN_TOKEN]
+    carried = frozenset(known[-MOST_IN_TOKEN:])
+    left_out = max((as_of for name, (_, as_of) in state.subjects.items() if name not in carried), default=0)
+    subjects = tuple((name, *known) for name, known in state.subjects.items() if name in carried)
+    start = max(state.run_start, left_out + 1)
+    if not subjects or start > state.run_end:
+        start, end = 1, 0
+    else:
+        end = state.run_end
+    return _Packed(state.seen, state.created, start, end, subjects)
 
 
-def _read(token: str) -> dict[str, tuple[int, int]]:
+def _unpacked(packed: _Packed) -> _StreamState:
+    state = _StreamState()
+    state.created, state.is_claim = packed.created, True
+    if packed.seen:
+        state.raise_seen(packed.seen)
+    state.run_start, state.run_end = packed.run_start, packed.run_end
+    state.subjects = {name: (newest, as_of) for name, newest, as_of in packed.subjects}
+    return state
+
+
+def _mac(secret: bytes, raw: bytes) -> bytes:
+    return hmac.digest(secret, b"slipstream session token\n" + raw, "sha256")
+
+
+def _read(token: str, secret: bytes) -> dict[str, _StreamState]:
     try:
         if not isinstance(token, str) or len(token) > _MAX_TOKEN:
             raise ValueError("too long, or not a str")
-        body = base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True)
-        read = msgspec.json.decode(body, type=_Token)
+        raw = base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True)
+        body = _checked(raw, secret)
+        if raw[:1] == _OLD:
+            old = msgspec.json.decode(raw, type=_OldToken)
+            if old.version != 1:
+                raise ValueError("no such version")
+            streams = {name: _Packed(seen, created) for name, (seen, created) in old.streams.items()}
+        else:
+            streams = msgspec.msgpack.decode(body, type=dict[str, _Packed])
     except (ValueError, binascii.Error, msgspec.MsgspecError, RecursionError) as exc:
-        raise UsageError(f"session token must come from `token()` of a session, got {str(token)[:24]!r}") from exc
-    if read.version != _VERSION:
-        raise UsageError(f"session token must be of version {_VERSION}, got version {read.version}")
-    if any(seq < 0 or created < 0 for seq, created in read.streams.values()):
-        raise UsageError("session token must not hold negative numbers")
-    return read.streams
+        raise SessionTokenError(
+            f"session token must come from `token()` of a session, got {str(token)[:24]!r}: begin a session without it"
+        ) from exc
+    if not all(_is_sane(packed) for packed in streams.values()):
+        raise SessionTokenError("session token must hold sequences in order, got others: begin a session without it")
+    return {name: _unpacked(packed) for name, packed in streams.items()}
+
+
+def _checked(raw: bytes, secret: bytes) -> bytes:
+    """The body of a token, if it is signed as it must be."""
+    is_signed = raw[:1] == _SIGNED
+    if not is_signed and raw[:1] not in (_OLD, _PLAIN):
+        raise ValueError("no such version")
+    if is_signed and not secret:
+        raise SessionTokenError("session token must be read with the secret it was signed with, got none: pass secret=")
+    if secret and not is_signed:
+        raise SessionTokenError(
+            "session token must be signed, got one without a signature: begin a session without it, "
+            "and make tokens by sessions with secret="
+        )
+    if not is_signed:
+        return raw[1:]
+    if not hmac.compare_digest(_mac(secret, raw[:-_MAC_SIZE]), raw[-_MAC_SIZE:]):
+        raise SessionTokenError(
+            "session token must be signed with this secret, got another signature: it was changed, "
+            "or made with another secret; begin a session without it"
+        )
+    return raw[1:-_MAC_SIZE]
+
+
+def _is_sane(packed: _Packed) -> bool:
+    return (
+        packed.seen >= 0
+        and packed.created >= 0
+        and packed.run_start >= 1
+        and 0 <= packed.run_end <= packed.seen
+        and len(packed.subjects) <= MOST_IN_TOKEN
+        and all(0 <= newest <= as_of <= packed.seen for _, newest, as_of in packed.subjects)
+    )
+
+
+def _check_claim(state: _StreamState, stream: str, created: int, last_seq: int, *, is_firm: bool) -> None:
+    """Compare what a token says with the stream that is here."""
+    if created > state.created > 0:
+        raise TokenMismatchError(
+            f"{stream}: the session token is stale: the stream was made again after it was written. "
+            "Begin a session without it",
+            stream=stream,
+            min_last_seq=state.seen,
+        )
+    if not is_firm:
+        return
+    if created < state.created:
+        why = "the stream here is older than the one it speaks of"
+    elif state.seen > last_seq:
+        why = f"it has seen sequence {state.seen}, and the stream here ends at {last_seq}"
+    else:
+        return
+    raise TokenMismatchError(
+        f"{stream}: the session token is foreign: {why}. It was made with another cluster, account or domain, or the "
+        "stream lost messages; begin a session without it",
+        stream=stream,
+        min_last_seq=state.seen,
+    )

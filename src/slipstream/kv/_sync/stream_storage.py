@@ -101,7 +101,7 @@ class StreamStorage:
             ttl=ttl,
             timeout=timeout,
         )
-        self.note(ack.seq)  # of a read replica too: its sequences are those of its origin
+        self.note(ack.seq, key)  # of a read replica too: its sequences are those of its origin
         return ack.seq
 
     def writer(self, *, max_in_flight: int, timeout: float | None = None) -> StreamWriter:
@@ -123,7 +123,7 @@ class StreamStorage:
 
     def last(self, key: str, *, min_last_revision: int = 0, timeout: float | None = None) -> Entry[bytes] | None:
         """The last message of the key's subject."""
-        if self.address.is_direct and not self._required_revision(min_last_revision):
+        if self.address.is_direct and not min_last_revision and self._context.session is None:
             return self._last_of_any_replica(key, timeout)
         try:
             message = self.stream.get_last(
@@ -149,7 +149,6 @@ class StreamStorage:
             context.read_state.failed += 1
             raise
         context.read_state.at_once += 1
-        self.note(found.revision)
         return found
 
     def at(self, revision: int, *, min_last_revision: int = 0, timeout: float | None = None) -> Entry[bytes] | None:
@@ -346,9 +345,9 @@ class StreamStorage:
         session = self._context.session
         return min_last if session is None else max(min_last, session.seen(self.address.stream))
 
-    def note(self, revision: int) -> None:
+    def note(self, revision: int, key: str = "") -> None:
         """Tell the session, if there is one, of a revision that was written or read."""
-        self._context.note(self.address.stream, revision)
+        self._context.note(self.address.stream, revision, self._prefix + key if key else "")
 
     def _start_feed(
         self,

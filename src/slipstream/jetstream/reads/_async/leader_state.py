@@ -39,10 +39,9 @@ class LeaderState:
                 raise
             return Retry(error)
         goal.policy.heard()
-        if info.created < self.cache.created:
+        if info.created < self.cache.created or not goal.learn(info):
             return Retry(goal.stale("the leader of an older stream of that name answered"))
         self.cache.made(info, self._context.client.now())
-        goal.learn(info)
         return info
 
     async def state(self, goal: ReadGoal, seq: int) -> StreamState | Retry:
@@ -59,10 +58,12 @@ class LeaderState:
 
     def knows_generation(self, goal: ReadGoal) -> bool:
         """Whether it is known since when the stream exists."""
-        session = goal.session
-        if session is not None:
-            self.cache.know(session.created(self._stream))
-        return self.cache.is_known(self._context.client.now())
+        session, cache = goal.session, self.cache
+        if session is not None and cache.created:
+            session.made(self._stream, cache.created, 0)  # the session learns it, also if it need not be asked for
+            if session.created(self._stream) > cache.created:
+                return False  # a token may be foreign: what it says is not believed for the connection
+        return cache.is_known(self._context.client.now())
 
     async def learn_generation(self, goal: ReadGoal) -> Retry | None:
         """Learn since when the stream exists, unless that is known."""

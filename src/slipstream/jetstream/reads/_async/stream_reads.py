@@ -42,9 +42,10 @@ class StreamReads:
         if min_last_seq or from_leader or context.session is not None:
             goal = self._goal(min_last_seq, timeout)
             with _Counted(context, goal):
-                if from_leader:
-                    return await self._trusted.by_leader.get(goal, request)
-                return await self._get_trusted(goal, request)
+                get = self._trusted.by_leader.get if from_leader else self._get_trusted
+                found = await get(goal, request)
+                context.note(goal.stream, found.seq, found.subject)
+                return found
         # A Direct Get of whichever replica answers.
         appended = self._appended(request) if request.last_by_subj else ""
         subject = appended or self._direct
@@ -100,10 +101,11 @@ class StreamReads:
         trusted, goal = self._trusted, self._goal(min_last_seq, timeout)
         with _Counted(self._context, goal):
             if from_leader:
-                return await trusted.last_many.newest_by_leader(goal, trusted.by_leader, subjects)
-            found = await trusted.last_many.newest(goal, subjects, bound)
+                found = await trusted.last_many.newest_by_leader(goal, trusted.by_leader, subjects)
+            else:
+                found = await trusted.last_many.newest(goal, subjects, bound)
         for message in found.values():
-            self._context.note(self._stream, message.seq)
+            self._context.note(self._stream, message.seq, message.subject)
         return found
 
     async def columns(
@@ -139,6 +141,7 @@ class StreamReads:
                 chunks = trusted.range(goal, reader, is_plain=trusting or not has_goal).columns()
             async for columns in chunks:
                 goal.reached = columns.seqs[-1]
+                self._context.note(goal.stream, goal.reached)  # before the program has it, and may read on
                 yield columns
 
     @property

@@ -41,9 +41,10 @@ class StreamReads:
         if min_last_seq or from_leader or context.session is not None:
             goal = self._goal(min_last_seq, timeout)
             with _Counted(context, goal):
-                if from_leader:
-                    return self._trusted.by_leader.get(goal, request)
-                return self._get_trusted(goal, request)
+                get = self._trusted.by_leader.get if from_leader else self._get_trusted
+                found = get(goal, request)
+                context.note(goal.stream, found.seq, found.subject)
+                return found
         # A Direct Get of whichever replica answers.
         appended = self._appended(request) if request.last_by_subj else ""
         subject = appended or self._direct
@@ -99,10 +100,11 @@ class StreamReads:
         trusted, goal = self._trusted, self._goal(min_last_seq, timeout)
         with _Counted(self._context, goal):
             if from_leader:
-                return trusted.last_many.newest_by_leader(goal, trusted.by_leader, subjects)
-            found = trusted.last_many.newest(goal, subjects, bound)
+                found = trusted.last_many.newest_by_leader(goal, trusted.by_leader, subjects)
+            else:
+                found = trusted.last_many.newest(goal, subjects, bound)
         for message in found.values():
-            self._context.note(self._stream, message.seq)
+            self._context.note(self._stream, message.seq, message.subject)
         return found
 
     def columns(
@@ -138,6 +140,7 @@ class StreamReads:
                 chunks = trusted.range(goal, reader, is_plain=trusting or not has_goal).columns()
             for columns in chunks:
                 goal.reached = columns.seqs[-1]
+                self._context.note(goal.stream, goal.reached)  # before the program has it, and may read on
                 yield columns
 
     @property
