@@ -191,13 +191,15 @@ def test_notes_of_a_session_are_checked(our_url: str) -> None:
                 session.note(*bad)
 
 
-def test_a_note_does_not_wait_for_the_lock() -> None:
+def test_no_thread_waits_for_another() -> None:
     state = SessionState()
     state.note("S", 1, "a")
-    with state._lock:  # of another thread
-        state.note("S", 2, "a")
-        state.note("T", 9, "a")
-        assert (state.seen("S"), state.seen("T")) == (2, 9)
-        assert state.known("S", "a") is None
-    assert (state.known("S", "a"), state.known("T", "a")) == (2, 9)
+    turn = state._turn.pop()  # another thread has it
+    state.note("S", 2, "a")
+    state.note("T", 9, "a")
+    state.made("S", 1_000, 2)
+    assert (state.seen("S"), state.seen("T"), state.known("S", "a")) == (2, 9, None)
+    assert SessionState(state.token()).seen("T") == 9
+    state._turn.append(turn)
+    assert (state.known("S", "a"), state.known("T", "a"), state.created("S")) == (2, 9, 1_000)
     assert not state._pending

@@ -31,9 +31,11 @@ later than the token says is another one (stale), one made earlier, or one that 
 not the stream it was made with (foreign). With a secret they are signed; without one a token is a claim of its bearer,
 who can deceive the session that begins with it, and no other.
 
-**Threads.** Several may use one session. Hot calls do not wait for its lock: a note that finds it taken is appended to
-a list, which the next holder of the lock takes in; `seen` counts what is in the list, and `known` says "unknown", which
-is always true. A note leaves the list only after it has raised the state, and the list is read before the state.
+**Threads.** Several may use one session, and none waits for another. The state is changed by the thread that has the
+turn (a list with one item, which is popped: one step). What happens in other threads meanwhile is appended to a second
+list, which the next one with the turn takes in. `seen` counts what is in that list; `known` says "unknown", and a token
+carries no subjects: both always true. An event leaves the list only after it has raised the state, and `seen` reads the
+list before the state.
 """
 
 from __future__ import annotations
@@ -42,9 +44,7 @@ import base64
 import binascii
 import hmac
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from threading import Lock
+from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
@@ -64,12 +64,47 @@ _OLD, _PLAIN, _SIGNED = b"[", b"\x02", b"\x03"  # first byte: version 1 (a JSON 
 
 
 class _Note(NamedTuple):
+    """A message was written or read, or a read showed a state."""
+
     stream: str
     seq: int
     subject: str
     as_of: int
-    is_own_write: bool
-    breaks_run: bool
+    is_own_write: bool = False
+    breaks_run: bool = False
+
+    def apply(self, state: _StreamState) -> None:
+        state.raise_seen(self.as_of)
+        if self.subject:
+            state.know(self)
+        if self.is_own_write:
+            state.extend_run(self)
+
+
+class _Made(NamedTuple):
+    """A stream was found to be made at a time."""
+
+    stream: str
+    created: int
+    last_seq: int
+    mark: int
+    is_firm: bool
+    config: StreamConfig | None
+    as_of: int = 0
+
+    def apply(self, state: _StreamState) -> None:
+        if self.created < state.created:
+            return
+        if self.config is not None:
+            state.configure(self.config)
+        if self.created > state.created > 0:
+            state.forget_subjects()
+            if not self.is_firm:
+                return
+            state.restart(self.mark, self.last_seq)
+        state.created = self.created
+        if self.is_firm:
+            state.is_claim = False
 
 
 def _nothing(_: str) -> bool:
@@ -77,7 +112,7 @@ def _nothing(_: str) -> bool:
 
 
 class _StreamState:
-    """What a session knows of one stream. Changed by the holder of the lock alone."""
+    """What a session knows of one stream. Changed by the thread that has the turn."""
 
     __slots__ = ("count", "covers", "created", "is_claim", "maxima", "run_end", "run_start", "seen", "subjects")
 
@@ -91,13 +126,6 @@ class _StreamState:
         self.covers: Callable[[str], bool] = _nothing  # what a write is stored under as it is, removing nothing else
         self.is_claim = False  # from a token, and the stream's leader was not heard yet
 
-    def apply(self, note: _Note) -> None:
-        self.raise_seen(note.as_of)
-        if note.subject:
-            self._know(note)
-        if note.is_own_write:
-            self._extend_run(note)
-
     def raise_seen(self, seq: int) -> None:
         self.count += 1
         maxima = self.maxima
@@ -108,7 +136,7 @@ class _StreamState:
             maxima[-2:] = [(self.count, maxima[-2][1])]  # as if the higher one had been noted later: never too low
         self.seen = maxima[0][1]
 
-    def _know(self, note: _Note) -> None:
+    def know(self, note: _Note) -> None:
         subject, subjects = note.subject, self.subjects
         newest, as_of = subjects.pop(subject, (0, 0))
         if note.as_of > as_of:
@@ -121,7 +149,7 @@ class _StreamState:
         if len(subjects) > MOST_SUBJECTS:
             self._shorten_run(subjects.pop(next(iter(subjects)))[1])
 
-    def _extend_run(self, note: _Note) -> None:
+    def extend_run(self, note: _Note) -> None:
         seq = note.seq
         if note.breaks_run or not self.covers(note.subject):
             self._shorten_run(seq)
@@ -168,14 +196,14 @@ class _StreamState:
 class SessionState:
     """What a session has written, seen and found absent. Several threads may use it."""
 
-    __slots__ = ("_lock", "_pending", "_secret", "_streams")
+    __slots__ = ("_pending", "_secret", "_streams", "_turn")
 
     def __init__(self, token: str = "", *, secret: bytes = b"") -> None:
         if not isinstance(secret, bytes):
             raise UsageError(f"secret must be bytes, got {type(secret).__name__}")
         self._secret = secret
-        self._lock = Lock()
-        self._pending: list[_Note] = []  # notes of threads that found the lock taken
+        self._turn = [True]
+        self._pending: list[_Note | _Made] = []  # of threads that did not get the turn
         self._streams = _read(token, secret) if token else {}
 
     # What is known
@@ -199,14 +227,13 @@ class SessionState:
 
         That is no proof for a read that wants more than `seen`.
         """
-        if not self._lock.acquire(blocking=False):
+        if not self._begin():
             return None
         try:
-            self._take_in()
             state = self._streams.get(stream)
             return state.known(subject) if state is not None else None
         finally:
-            self._lock.release()
+            self._turn.append(True)
 
     def mark(self, stream: str) -> int:
         """How many notes there are of a stream: to be taken before its info is asked for, for `made`."""
@@ -233,26 +260,30 @@ class SessionState:
     def note_state(self, stream: str, as_of: int, subject: str = "", seq: int = 0) -> None:
         """A read showed that as of `as_of` the newest message of a literal `subject` is `seq` (0: it has none)."""
         if as_of:
-            self._add(_Note(stream, seq, "" if has_wildcard(subject) else subject, as_of, False, False))
+            self._add(_Note(stream, seq, "" if has_wildcard(subject) else subject, as_of))
 
-    def _add(self, note: _Note) -> None:
-        if not self._lock.acquire(blocking=False):
-            self._pending.append(note)
+    def _add(self, event: _Note | _Made) -> None:
+        if not self._begin():
+            self._pending.append(event)
             return
         try:
-            self._take_in()
-            self._state(note.stream).apply(note)
+            event.apply(self._state(event.stream))
         finally:
-            self._lock.release()
+            self._turn.append(True)
 
-    def _take_in(self) -> None:
-        """Apply what threads noted that found the lock taken."""
+    def _begin(self) -> bool:
+        """Get the turn, if no other thread has it, and take in what others could not apply."""
+        try:
+            self._turn.pop()
+        except IndexError:
+            return False
         pending = self._pending
         count = len(pending)
         if count:
-            for note in pending[:count]:
-                self._state(note.stream).apply(note)
+            for event in pending[:count]:
+                event.apply(self._state(event.stream))
             del pending[:count]  # what other threads append lies behind
+        return True
 
     def _state(self, stream: str) -> _StreamState:
         state = self._streams.get(stream)
@@ -276,47 +307,33 @@ class SessionState:
         `mark` is from before that was asked for; `is_firm`: who said so was certainly the leader then; `is_ours`: this
         session made the stream. Raises TokenMismatchError if the session's token speaks of another stream.
         """
-        with self._locked():
-            state = self._state(stream)
-            if state.is_claim and not is_ours:
-                _check_claim(state, stream, created, last_seq, is_firm=is_firm)
-            if created < state.created:
-                return False
-            if config is not None:
-                state.configure(config)
-            if created > state.created:
-                if state.created:
-                    if is_firm or is_ours:
-                        state.restart(mark, last_seq)
-                        state.created = created
-                    state.forget_subjects()
-                else:
-                    state.created = created
-            if is_firm or is_ours:
-                state.is_claim = False
-            return True
+        state = self._streams.get(stream)
+        known = state.created if state is not None else 0
+        if state is not None and state.is_claim and not is_ours:
+            _check_claim(state, stream, created, last_seq, is_firm=is_firm)
+        if created > known or (created == known and (is_firm or is_ours or config is not None)):
+            self._add(_Made(stream, created, last_seq, mark, is_firm or is_ours, config))
+        return created >= known
 
     def learn(self, info: StreamInfo, mark: int) -> bool:
         """`made`, by stream info that was asked for after `mark`."""
         config, last_seq = info.config, info.state.last_seq
         return self.made(config.name, info.created, last_seq, mark=mark, is_firm=_is_firm(info), config=config)
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        with self._lock:
-            self._take_in()
-            yield
-
     def streams(self) -> list[str]:
-        """The names of the streams that were seen."""
-        with self._locked():
-            return sorted(self._streams)
+        """The names of the streams of which something is known."""
+        return sorted(set(self._streams) | {event.stream for event in self._pending[:]})
 
     def token(self) -> str:
         """The state as a text of letters, digits, `-` and `_`; signed, if there is a secret."""
-        with self._locked():
-            body = msgspec.msgpack.encode({name: _packed(state) for name, state in sorted(self._streams.items())})
-        raw = _SIGNED + body if self._secret else _PLAIN + body
+        if self._begin():
+            try:
+                packed = {name: _packed(state) for name, state in sorted(self._streams.items())}
+            finally:
+                self._turn.append(True)
+        else:
+            packed = {name: _Packed(self.seen(name), self.created(name)) for name in self.streams()}
+        raw = (_SIGNED if self._secret else _PLAIN) + msgspec.msgpack.encode(packed)
         if self._secret:
             raw += _mac(self._secret, raw)
         return base64.urlsafe_b64encode(raw).decode().rstrip("=")
