@@ -103,6 +103,21 @@ class TokenMismatchError(StaleReadError):
     """
 
 
+
+class MinLastSequenceUnsupportedError(UsageError):
+    """A consumer with `min_last_seq` on a server that does not keep it, where it cannot be promised otherwise.
+
+    `stream.ordered_consumer(min_last_seq=…)` proves it on every server; the consumer was not created.
+    """
+
+    def __init__(self, stream: str, why: str) -> None:
+        super().__init__(
+            f"the server does not keep min_last_seq of consumers, and {why}, so that a consumer of {stream} may read a "
+            "copy that is behind; use ordered_consumer(min_last_seq=…), or create it without min_last_seq"
+        )
+        self.stream = stream
+
+
 class BadRequestError(Error):
     """The server did not understand the request (status 408 of a Direct Get)."""
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
-from slipstream.api import ConsumerConfig
+from slipstream.api import ConsumerConfig, ConsumerInfo, StreamInfo
 from slipstream.client._async.client import Subscription
 from slipstream.client.base import FOREVER
 from slipstream.errors import (
@@ -23,18 +23,30 @@ from slipstream.errors import (
     NoRespondersError,
     RequestTimeoutError,
     SlowConsumerError,
+    StaleReadError,
 )
 from slipstream.jetstream._async.context import JetStreamContext
+from slipstream.jetstream._async.fresh_consumers import leader_with, server_keeps_min
 from slipstream.jetstream._async.message import JsMessage
 from slipstream.jetstream.consume.ack_subject import ACK_PREFIX
 from slipstream.jetstream.consume.inbox import MAX_BYTES, MAX_MSGS, Ignored, consumer_name, retry_pause
 from slipstream.jetstream.consume.ordered import MessageRun, OrderedState
+from slipstream.jetstream.consume.placement import Leader, is_on, starts_behind
 from slipstream.jetstream.consume.status import ControlReply, HeartbeatMonitor
 from slipstream.jetstream.consumer_requests import Action
 
 CREATE_TIMEOUT = 5.0
 IDLE_CHECK = 0.5  # seconds to wait for one of the initial messages before asking the server whether there is one
 MIN_CREATE_TIMEOUT = 1.0  # a creation that has begun is not given up before that, whatever the caller's deadline
+PLACEMENT_TIMEOUT = 1.0  # for one of several creations: the server that it is placed on may be cut off
+
+
+class _Created(NamedTuple):
+    """A new consumer, the subscription that it delivers to, and the connection that both were made over."""
+
+    subscription: Subscription
+    info: ConsumerInfo
+    epoch: int
 
 
 class OrderedConsumer:
@@ -87,7 +99,8 @@ class OrderedConsumer:
     async def start(self, *, timeout: float = CREATE_TIMEOUT) -> Self:
         """Create the consumer, if there is none in use. Transient failures are retried until the time is up.
 
-        Raises the server's error if it rejects the consumer, and the last failure when the time is up.
+        Raises the server's error if it rejects the consumer, StaleReadError if no copy was shown to have what it must
+        have seen, and the last failure when the time is up.
         """
         client = self._client
         deadline = client.now() + timeout
@@ -254,19 +267,77 @@ class OrderedConsumer:
         self._delete(self._state.discard())
 
     async def _create(self, deadline: float) -> None:
-        """Subscribe to a fresh inbox and create a consumer that delivers there: one attempt of `start`."""
+        """Create a consumer that delivers to a fresh inbox, and has seen what it must: one attempt of `start`."""
         client = self._client
         left = max(deadline - client.now(), 0.0)
         await client.wait(lambda: client.is_connected, timeout=left, what="a connection for an ordered consumer")
-        inbox, epoch = client.new_inbox(), client.epoch
+        inbox = client.new_inbox()
         # Counted from the beginning of this attempt: a slow failure has waited long enough.
         self._not_before = client.now() + retry_pause(self._attempts, inbox)
         self._attempts += 1  # only now: waiting for a connection is no attempt
+        wanted = self._wanted()
+        if not wanted:
+            created = await self._create_one(inbox, 0, deadline)
+        else:
+            left = max(deadline - client.now(), 0.0)
+            keeps = await server_keeps_min(self._context, self.stream, timeout=min(left, CREATE_TIMEOUT))
+            # Also where the server holds the consumer back: only then is `initial_pending` right.
+            check = None if keeps else self._reject_mirror
+            leader = await leader_with(self._context, self.stream, wanted, check=check, timeout=left)
+            if keeps:
+                created = await self._create_one(inbox, wanted, deadline)
+            else:
+                created = await self._create_proven(leader, wanted, deadline)
+        self._subscription, self._epoch, self._attempts = created.subscription, created.epoch, 0
+        self._heartbeats.hear(client.now())
+        self._state.created(created.info)
+
+    def _wanted(self) -> int:
+        """The sequence that the next consumer must have seen; 0 if any will do."""
+        config, session = self._state.config("", ""), self._context.session
+        wanted = config.min_last_seq if session is None else max(config.min_last_seq, session.seen(self.stream))
+        return 0 if starts_behind(config, wanted) else wanted
+
+    async def _create_proven(self, leader: Leader, wanted: int, deadline: float) -> _Created:
+        """Create consumers until one is placed on the leader's copy (see `consume.placement`)."""
+        client = self._client
+        while True:
+            created = await self._create_one(client.new_inbox(), 0, min(deadline, client.now() + PLACEMENT_TIMEOUT))
+            try:
+                is_proven = False
+                if is_on(leader, created.info):
+                    left = max(deadline - client.now(), MIN_CREATE_TIMEOUT)
+                    now = await leader_with(self._context, self.stream, wanted, timeout=left)
+                    is_proven, leader = now.is_same(leader), now
+            except BaseException:
+                self._discard_created(created)
+                raise
+            if is_proven:
+                return created
+            self._discard_created(created)
+            if client.now() >= deadline:
+                raise self._stale(f"no consumer was placed on its leader {leader.name} in time", wanted)
+
+    def _reject_mirror(self, info: StreamInfo) -> None:
+        if (origin := info.config.mirror) is not None:
+            raise self._stale(f"a mirror cannot prove what it has; read its origin {origin.name}", self._wanted())
+
+    def _stale(self, why: str, wanted: int) -> StaleReadError:
+        return StaleReadError(f"{self.stream}: {why}, wanted {wanted}", stream=self.stream, min_last_seq=wanted)
+
+    def _discard_created(self, created: _Created) -> None:
+        created.subscription.end()
+        self._delete(created.info.name)
+
+    async def _create_one(self, inbox: str, min_last_seq: int, deadline: float) -> _Created:
+        """Subscribe to an inbox and create a consumer that delivers there."""
+        client, epoch = self._client, self._client.epoch
         name = consumer_name(inbox)
+        config = self._state.config(name, inbox).replace(min_last_seq=min_last_seq)
         subscription = await client.subscribe(inbox, max_pending_msgs=MAX_MSGS, max_pending_bytes=MAX_BYTES)
         subscription.pack(ACK_PREFIX)  # runs of messages arrive in columns, statuses one by one
         try:
-            call = self._api.create(self.stream, self._state.config(name, inbox), Action.CREATE)
+            call = self._api.create(self.stream, config, Action.CREATE)
             left = max(deadline - client.now(), MIN_CREATE_TIMEOUT)
             info = await self._context.run(call, timeout=min(left, CREATE_TIMEOUT))
         except BaseException as error:
@@ -274,9 +345,7 @@ class OrderedConsumer:
             if not isinstance(error, ApiError):
                 self._delete(name)  # it may have been created all the same
             raise
-        self._subscription, self._epoch, self._attempts = subscription, epoch, 0
-        self._heartbeats.hear(client.now())
-        self._state.created(info)
+        return _Created(subscription, info, epoch)
 
     async def _pause_before_retry(self, deadline: float) -> None:
         client = self._client

@@ -7,6 +7,8 @@ created when it ends, and leaves alone one that it was only bound to. The blocki
 
 from __future__ import annotations
 
+from functools import partial
+
 from slipstream.api import ConsumerInfo
 from slipstream.client._async.client import Subscription
 from slipstream.client.options import MAX_PENDING_BYTES, MAX_PENDING_MSGS
@@ -19,6 +21,7 @@ from slipstream.errors import (
 )
 from slipstream.jetstream._async.consumer import Consumer
 from slipstream.jetstream._async.context import JetStreamContext
+from slipstream.jetstream._async.fresh_consumers import create_consumer
 from slipstream.jetstream._async.message import Callback
 from slipstream.jetstream._async.push import PushSubscription, delete_and_report
 from slipstream.jetstream.consume.inbox import DRAIN_TIMEOUT
@@ -87,8 +90,9 @@ async def push_subscribe(
     else:
         config = wanted.new_config(client.new_inbox())
         subscription = await listen(config.deliver_subject)
+        request = partial(api.create_as_documented, stream)
         try:
-            info = await context.run(api.create_as_documented(stream, config), timeout=timeout)
+            info = await create_consumer(context, stream, config, request, timeout=timeout)
         except (ConsumerExistsError, ConsumerNameInUseError) as refusal:
             subscription.end()
             is_owner = False
@@ -120,7 +124,8 @@ async def pull_subscribe(
     existing = await _look_up(context, wanted, stream, timeout)
     if existing is None:
         try:
-            info = await context.run(api.create_as_documented(stream, wanted.new_config("")), timeout=timeout)
+            request = partial(api.create_as_documented, stream)
+            info = await create_consumer(context, stream, wanted.new_config(""), request, timeout=timeout)
             return PullSubscription(context, stream, info.name, info, is_owner=True)
         except (ConsumerExistsError, ConsumerNameInUseError):
             existing = await context.run(api.info(stream, wanted.name), timeout=timeout)

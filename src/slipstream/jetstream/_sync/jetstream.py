@@ -257,6 +257,7 @@ class JetStream:
         deliver_policy: str = "",
         headers_only: bool = False,
         heartbeat: float = HEARTBEAT,
+        min_last_seq: int = 0,
         timeout: float | None = None,
     ) -> OrderedConsumer:
         """An ordered consumer of `subject`, of the one stream that listens on it or of `stream`.
@@ -271,6 +272,7 @@ class JetStream:
             deliver_policy=deliver_policy,
             headers_only=headers_only,
             heartbeat=heartbeat,
+            min_last_seq=min_last_seq,
         )
 
 

@@ -15,6 +15,7 @@ from slipstream.errors import UsageError
 from slipstream.jetstream import requests
 from slipstream.jetstream._sync.consumer import Consumer
 from slipstream.jetstream._sync.context import JetStreamContext
+from slipstream.jetstream._sync.fresh_consumers import create_consumer
 from slipstream.jetstream._sync.ordered import OrderedConsumer
 from slipstream.jetstream.consume import ordered
 from slipstream.jetstream.consumer_requests import Action
@@ -229,7 +230,9 @@ class Stream:
     def create_consumer(self, config: ConsumerConfig | str, *, timeout: float | None = None) -> Consumer:
         """Create a consumer: a durable pull consumer of that name, or as configured.
 
-        Raises ConsumerExistsError if one of that name exists with another configuration.
+        Raises ConsumerExistsError if one of that name exists with another configuration. On a server that does not keep
+        the configuration's `min_last_seq` a stream with one replica is waited for, and StaleReadError raised if it has
+        not the sequence in time; with others MinLastSequenceUnsupportedError is raised and nothing created.
         """
         return self._create_consumer(config, Action.CREATE, timeout)
 
@@ -244,7 +247,8 @@ class Stream:
     def _create_consumer(self, config: ConsumerConfig | str, action: Action, timeout: float | None) -> Consumer:
         if isinstance(config, str):
             config = ConsumerConfig(durable_name=requests.check_name(config, "consumer"))
-        info = self._context.run(self._context.consumer_api.create(self.name, config, action), timeout=timeout)
+        request = partial(self._context.consumer_api.create, self.name, action=action)
+        info = create_consumer(self._context, self.name, config, request, timeout=timeout)
         return Consumer(self._context, self.name, info.name, info)
 
     def consumer(self, name: str, *, timeout: float | None = None) -> Consumer:
@@ -277,12 +281,17 @@ class Stream:
         replay_policy: str = ReplayPolicy.INSTANT.value,
         metadata: Mapping[str, str] | None = None,
         heartbeat: float = ordered.HEARTBEAT,
+        min_last_seq: int = 0,
     ) -> OrderedConsumer:
         """Messages in order, each once, across reconnects and restarts of the server: `for message in …`.
 
         Those of `subjects` (one filter or several; none: all), from the beginning, from a sequence, from a time
         (nanoseconds since the epoch), or as `deliver_policy` says (`new`, `last`, `last_per_subject`). No request is
         sent before the first read, `start` or `with`.
+
+        With `min_last_seq` it reads a copy that has that sequence, and `initial_pending` counts what is there then; in
+        a session it has seen all that the session has. The start waits for it, and raises StaleReadError when its time
+        is up; `for` alone waits for ever.
         """
         config = ordered.template(
             subjects,
@@ -292,5 +301,6 @@ class Stream:
             headers_only=headers_only,
             replay_policy=replay_policy,
             metadata=metadata,
+            min_last_seq=min_last_seq,
         )
         return OrderedConsumer(self._context, self.name, config, heartbeat=heartbeat)

@@ -8,6 +8,8 @@ created when it ends, and leaves alone one that it was only bound to. The blocki
 
 from __future__ import annotations
 
+from functools import partial
+
 from slipstream.api import ConsumerInfo
 from slipstream.client._sync.client import Subscription
 from slipstream.client.options import MAX_PENDING_BYTES, MAX_PENDING_MSGS
@@ -20,6 +22,7 @@ from slipstream.errors import (
 )
 from slipstream.jetstream._sync.consumer import Consumer
 from slipstream.jetstream._sync.context import JetStreamContext
+from slipstream.jetstream._sync.fresh_consumers import create_consumer
 from slipstream.jetstream._sync.message import Callback
 from slipstream.jetstream._sync.push import PushSubscription, delete_and_report
 from slipstream.jetstream.consume.inbox import DRAIN_TIMEOUT
@@ -88,8 +91,9 @@ def push_subscribe(
     else:
         config = wanted.new_config(client.new_inbox())
         subscription = listen(config.deliver_subject)
+        request = partial(api.create_as_documented, stream)
         try:
-            info = context.run(api.create_as_documented(stream, config), timeout=timeout)
+            info = create_consumer(context, stream, config, request, timeout=timeout)
         except (ConsumerExistsError, ConsumerNameInUseError) as refusal:
             subscription.end()
             is_owner = False
@@ -119,7 +123,8 @@ def pull_subscribe(context: JetStreamContext, wanted: Wanted, *, timeout: float 
     existing = _look_up(context, wanted, stream, timeout)
     if existing is None:
         try:
-            info = context.run(api.create_as_documented(stream, wanted.new_config("")), timeout=timeout)
+            request = partial(api.create_as_documented, stream)
+            info = create_consumer(context, stream, wanted.new_config(""), request, timeout=timeout)
             return PullSubscription(context, stream, info.name, info, is_owner=True)
         except (ConsumerExistsError, ConsumerNameInUseError):
             existing = context.run(api.info(stream, wanted.name), timeout=timeout)

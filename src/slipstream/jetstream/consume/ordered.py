@@ -25,6 +25,9 @@ or at a time would start somewhere else when it is created again, and skip what 
 creation fixes a *floor*: the info of a new consumer says which stream sequence it starts behind. The last messages per
 subject have no such position: what they were at the first creation may not be what they are now, and both are right.
 
+With `min_last_seq` every consumer that starts at or before that sequence is one that has seen it: one that the server
+holds back, or one that is proven by its placement (`consume.placement`).
+
 Pure: no I/O, no clock. Invariants: stream sequences only grow; no message that a consumer of this configuration would
 have delivered is left out; nothing behind a gap is returned before the gap is filled.
 """
@@ -112,8 +115,9 @@ def template(
     headers_only: bool = False,
     replay_policy: str = ReplayPolicy.INSTANT.value,
     metadata: Mapping[str, str] | None = None,
+    min_last_seq: int = 0,
 ) -> ConsumerConfig:
-    """The configuration of an ordered consumer: its subjects (none: all), and where it starts."""
+    """The configuration of an ordered consumer: its subjects (none: all), where it starts, and what it has seen."""
     filters = (subjects,) if isinstance(subjects, str) else tuple(subjects)
     filters = tuple(check_filter(one) for one in filters if one)
     starts = {
@@ -141,6 +145,7 @@ def template(
         headers_only=headers_only,
         replay_policy=replay_policy,
         metadata=metadata or {},
+        min_last_seq=check_seq(min_last_seq, "min_last_seq"),
     )
 
 

@@ -1,0 +1,120 @@
+"""Consumers that have seen a sequence, over the asyncio client: created by servers that keep it, or proven.
+
+A server that keeps `min_last_seq` holds the deliveries of a consumer back itself. On released servers a consumer is
+proven by its placement (`consume.placement`), which works for consumers that can be made again: ordered ones. Others
+can be promised only where a stream has one copy. The blocking twin is generated from this file (`tools/unasync.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from slipstream.api import ConsumerConfig, ConsumerInfo, GetRequest, StreamInfo
+from slipstream.errors import (
+    ApiError,
+    ConnectionLostError,
+    DirectGetNotAllowedError,
+    Error,
+    InvalidJsonError,
+    MessageNotFoundError,
+    MinLastSequenceError,
+    MinLastSequenceUnsupportedError,
+    NoRespondersError,
+    RequestTimeoutError,
+    StaleReadError,
+)
+from slipstream.jetstream._async.context import JetStreamContext
+from slipstream.jetstream.consume.placement import Leader, has_one_copy, leader_of, starts_behind
+from slipstream.jetstream.reads.retry import RetryPolicy
+from slipstream.jetstream.requests import MAX_SEQ, Call
+
+
+async def server_keeps_min(context: JetStreamContext, stream: str, *, timeout: float | None = None) -> bool:
+    """Whether servers here keep `min_last_seq`; found out once per connection, by what they do.
+
+    A stream without Direct Get is asked the document's way, for a sequence that no stream reaches: such a Message Get
+    is rejected late by servers that keep it, and answered or rejected as malformed by all others.
+    """
+    known = context.server_keeps_min
+    if known is not None:
+        return known
+    try:
+        keeps = await context.run(context.api.probe_min_last_seq(stream), timeout=timeout)
+    except DirectGetNotAllowedError:
+        keeps = False
+        try:
+            request = GetRequest(seq=1, min_last_seq=MAX_SEQ)
+            await context.run(context.api.message_get(stream, request), timeout=timeout)
+        except MinLastSequenceError:
+            keeps = True
+        except (InvalidJsonError, MessageNotFoundError):
+            pass
+    context.server_keeps_min = keeps
+    return keeps
+
+
+async def leader_with(
+    context: JetStreamContext,
+    stream: str,
+    wanted: int,
+    *,
+    check: Callable[[StreamInfo], None] | None = None,
+    timeout: float,
+) -> Leader:
+    """The stream's leader once it has the wanted sequence; raises StaleReadError when the time is up.
+
+    `check` may reject the stream, before it is waited for.
+    """
+    policy = RetryPolicy(timeout, context.client.now)
+    while True:
+        reason: Error
+        try:
+            info = await context.run(context.api.stream_info(stream), timeout=min(context.timeout, policy.left()))
+        except (RequestTimeoutError, NoRespondersError, ConnectionLostError) as error:
+            reason = error
+        except ApiError as error:
+            if error.code < 500:
+                raise
+            reason = error
+        else:
+            if check is not None:
+                check(info)
+            leader = leader_of(info)
+            if leader is not None and leader.last_seq >= wanted:
+                return leader
+            has = "it has no leader" if leader is None else f"its leader has {leader.last_seq}"
+            reason = StaleReadError(f"{stream}: {has}, wanted {wanted}", stream=stream, min_last_seq=wanted)
+        pause = policy.next_pause(reason)
+        if pause is None:
+            raise reason
+        await context.client.sleep(pause)
+
+
+async def create_consumer(
+    context: JetStreamContext,
+    stream: str,
+    config: ConsumerConfig,
+    request: Callable[[ConsumerConfig], Call[ConsumerInfo]],
+    *,
+    timeout: float | None = None,
+) -> ConsumerInfo:
+    """Create a consumer by that request; one with `min_last_seq` only where it can be promised.
+
+    On servers that do not keep `min_last_seq` that is a stream with one copy: the consumer is created once the copy has
+    the sequence, and there is no other copy that it could ever read. Raises MinLastSequenceUnsupportedError elsewhere,
+    and StaleReadError if the sequence is not there in time.
+    """
+    wanted = config.min_last_seq
+    if wanted and not await server_keeps_min(context, stream, timeout=timeout):
+        limit = context.timeout if timeout is None else timeout
+        config = config.replace(min_last_seq=0)
+        if not starts_behind(config, wanted):
+            await leader_with(context, stream, wanted, check=_check_copies, timeout=limit)
+    return await context.run(request(config), timeout=timeout)
+
+
+def _check_copies(info: StreamInfo) -> None:
+    """Reject a stream of which consumers may read another copy than the leader's."""
+    if not has_one_copy(info):
+        kind = "is a mirror" if info.config.mirror is not None else f"has {info.config.num_replicas} replicas"
+        raise MinLastSequenceUnsupportedError(info.config.name, f"the stream {kind}")
