@@ -174,7 +174,7 @@ async def test_loops_request_no_more_than_the_consumer_allows(any_server: str, f
         assert seqs == list(range(1, 26))
 
 
-@pytest.mark.spec("PS-05")
+@pytest.mark.spec("PS-05", "PS-52")
 async def test_waiting_requests_are_counted_and_one_too_many_is_rejected(any_server: str, fresh: str) -> None:
     async with world(any_server, fresh) as (_, _, stream):
         consumer = await stream.create_consumer(ConsumerConfig(durable_name="dur", max_waiting=3))
@@ -183,8 +183,9 @@ async def test_waiting_requests_are_counted_and_one_too_many_is_rejected(any_ser
         tasks = [asyncio.create_task(consumer.fetch(2, timeout=20)) for _ in range(3)]
         while (await consumer.info()).num_waiting < 3:
             await asyncio.sleep(0.01)
-        with pytest.raises(PullRefusedError, match="MaxWaiting"):
+        with pytest.raises(PullRefusedError, match="Exceeded MaxWaiting") as refusal:
             await consumer.fetch(2, timeout=5)
+        assert refusal.value.code == 409
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -353,8 +354,25 @@ async def test_each_kind_of_ack_does_what_it_says(any_server: str, fresh: str) -
         assert await none.fetch(5) != []
 
 
+@pytest.mark.spec("PS-53")
+async def test_requests_that_expired_are_not_counted_as_waiting(any_server: str, fresh: str) -> None:
+    async with world(any_server, fresh) as (_, _, stream):
+        consumer = await stream.create_consumer(ConsumerConfig(durable_name="dur", max_waiting=2))
+        for _ in range(3):  # one more than the document's count could hold
+            assert await consumer.fetch(2, timeout=0.3) == []
+        assert (await consumer.info()).num_waiting == 0
+
+
+@pytest.mark.spec("PS-50")
+async def test_pull_consumer_need_not_be_durable(any_server: str, fresh: str) -> None:
+    async with world(any_server, fresh, 3) as (_, _, stream):
+        consumer = await stream.create_consumer(ConsumerConfig())
+        assert (await consumer.info()).config.durable_name == ""
+        assert numbers(await consumer.fetch(5)) == [0, 1, 2]
+
+
 @pytest.mark.spec("PS-06")
-async def test_consumer_info_has_every_field_of_the_document(any_server: str, fresh: str) -> None:
+async def test_consumer_info_has_every_field_of_the_document(any_server: str, fresh: str, *, is_real: bool) -> None:
     async with world(any_server, fresh, 3) as (nc, _, stream):
         await stream.create_consumer(
             ConsumerConfig(durable_name="dur", filter_subject=f"{fresh}.>", max_ack_pending=20_000)
@@ -376,6 +394,8 @@ async def test_consumer_info_has_every_field_of_the_document(any_server: str, fr
         counts = [info[n] for n in ("num_ack_pending", "num_redelivered", "num_waiting", "num_pending")]
         assert counts == [0, 0, 0, 3]
         assert "created" in info
+        if not is_real:  # a single nats-server leaves `cluster` out (docs/compatibility.md)
+            assert info["cluster"]["leader"] == nc.server_info.server_name
         consumer = await stream.consumer("dur")
         assert consumer.cached_info is not None
         assert consumer.cached_info.num_pending == 3

@@ -176,6 +176,18 @@ async def test_the_documents_recipe_too_high_a_sequence_then_publish_then_the_sa
             assert (await read()).data == b"new"
 
 
+@pytest.mark.spec("DG-50")
+async def test_an_explicit_allow_direct_is_honoured_without_a_limit_per_subject(any_server: str, fresh: str) -> None:
+    async with connect(any_server) as nc:
+        js = nc.jetstream()
+        stream = await js.create_stream(StreamConfig(name=fresh, subjects=(fresh,), allow_direct=True))
+        assert (await stream.info()).config.allow_direct
+        edited = await js.update_stream(StreamConfig(name=fresh, subjects=(fresh,), allow_direct=True, max_msgs=9))
+        assert edited.config.allow_direct
+        await js.publish(fresh, b"1")
+        assert (await stream.get(1)).data == b"1"
+
+
 @pytest.mark.spec("DG-08")
 async def test_message_get_sees_every_acknowledged_write(any_server: str, fresh: str) -> None:
     async with connect(any_server) as nc:

@@ -30,7 +30,7 @@ from slipstream.api import ConsumerConfig, ConsumerInfo, DeliverPolicy, StreamIn
 
 
 class Leader(NamedTuple):
-    """The leader of a stream by its own word; without a name on a single server."""
+    """The leader of a stream by its own word; without a name where its copy is the only one."""
 
     name: str
     since: str  # of its election; empty where servers do not say it
@@ -44,18 +44,18 @@ class Leader(NamedTuple):
 
 def leader_of(info: StreamInfo) -> Leader | None:
     """The leader that answered; None if the answer is not from a leader."""
+    replicas = info.cluster.get("replicas") or ()
     name, since = "", ""
-    if info.cluster:
+    if replicas or info.config.num_replicas > 1:
         name, since = str(info.cluster.get("leader") or ""), str(info.cluster.get("leader_since") or "")
-        replicas = info.cluster.get("replicas") or ()
         if not name or any(replica.get("name") == name for replica in replicas):
             return None
     return Leader(name, since, info.created, info.state.last_seq)
 
 
 def is_on(leader: Leader, consumer: ConsumerInfo) -> bool:
-    """Whether a consumer was placed on the server that leads its stream."""
-    return str(consumer.cluster.get("leader") or "") == leader.name
+    """Whether a consumer was placed on the server that leads its stream. (A single server names none.)"""
+    return not leader.name or str(consumer.cluster.get("leader") or "") == leader.name
 
 
 def starts_behind(config: ConsumerConfig, wanted: int) -> bool:

@@ -1,0 +1,131 @@
+"""Consumers that have seen a sequence: by the server that keeps `min_last_seq`, or proven on one that does not."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from slipstream import (
+    ConsumerConfig,
+    MinLastSequenceUnsupportedError,
+    StaleReadError,
+    StreamConfig,
+    StreamSource,
+    connect,
+    connect_blocking,
+)
+from slipstream.jetstream._async.jetstream import JetStream
+from slipstream.jetstream._async.stream import Stream
+
+
+async def make(js: JetStream, name: str, *, direct: bool = True) -> Stream:
+    """A stream that keeps the newest message of each subject, with two of them at sequences 2 and 3."""
+    stream = await js.create_stream(
+        StreamConfig(name=name, subjects=(f"{name}.*",), allow_direct=direct, max_msgs_per_subject=1)
+    )
+    for token in "aab":
+        await js.publish(f"{name}.{token}", token.encode())
+    return stream
+
+
+@pytest.mark.spec("RW-50")
+async def test_ordered_consumer_waits_for_the_sequence_that_was_asked_for(any_server: str, fresh: str) -> None:
+    async with connect(any_server) as nc:
+        js = nc.jetstream()
+        stream = await make(js, fresh)
+        ordered = stream.ordered_consumer(min_last_seq=4)
+        with pytest.raises(StaleReadError, match="its leader has 3, wanted 4"):
+            await ordered.start(timeout=0.3)
+        starting = asyncio.create_task(ordered.start(timeout=10))
+        await js.publish(f"{fresh}.c", b"c")
+        await starting
+        assert ordered.initial_pending == 3
+        assert [(await ordered.next()).seq for _ in range(3)] == [2, 3, 4]
+        await ordered.close()
+
+
+@pytest.mark.spec("RW-50")
+@pytest.mark.parametrize("policy", ["all", "last", "last_per_subject", "new"])
+async def test_ordered_consumer_reads_on_from_the_sequence(any_server: str, fresh: str, policy: str) -> None:
+    async with connect(any_server) as nc:
+        js = nc.jetstream()
+        stream = await make(js, fresh)
+        async with stream.ordered_consumer(deliver_policy=policy, min_last_seq=3) as ordered:
+            assert ordered.initial_pending == {"all": 2, "last": 1, "last_per_subject": 2, "new": 0}[policy]
+            await js.publish(f"{fresh}.c", b"c")
+            seqs = [(await ordered.next()).seq for _ in range(ordered.initial_pending + 1)]
+            assert seqs == [2, 3, 4][-len(seqs) :]
+
+
+@pytest.mark.spec("RW-50")
+async def test_ordered_consumer_of_a_stream_without_direct_get(any_server: str, fresh: str, *, is_real: bool) -> None:
+    async with connect(any_server) as nc:
+        js = nc.jetstream()
+        config = StreamConfig(name=fresh, subjects=(f"{fresh}.*",))
+        stream = await js.create_stream(config)
+        await js.publish(f"{fresh}.a")
+        async with await js.ordered(f"{fresh}.a", min_last_seq=1) as ordered:
+            assert (await ordered.next()).seq == 1
+            kept = (await (await stream.consumer(ordered.consumer_name)).info()).config.min_last_seq
+            assert kept == (0 if is_real else 1)  # passed on where the server keeps it
+
+
+def test_blocking_ordered_consumer_takes_min_last_seq(any_server: str, fresh: str) -> None:
+    with connect_blocking(any_server) as nc:
+        stream = nc.jetstream().create_stream(StreamConfig(name=fresh, subjects=(fresh,), allow_direct=True))
+        nc.jetstream().publish(fresh)
+        with stream.ordered_consumer(min_last_seq=1) as ordered:
+            assert ordered.next().seq == 1
+        with pytest.raises(StaleReadError):
+            stream.ordered_consumer(min_last_seq=2).start(timeout=0.3)
+
+
+@pytest.mark.spec("RW-50", on="C")
+async def test_ordered_consumer_of_a_session_has_seen_what_the_session_has(any_server: str, fresh: str) -> None:
+    async with connect(any_server) as nc:
+        await make(nc.jetstream(), fresh)
+        async with nc.jetstream().session() as session:
+            session.note(fresh, 4)
+            with pytest.raises(StaleReadError, match="wanted 4"):
+                await session.stream(fresh).ordered_consumer().start(timeout=0.3)
+
+
+@pytest.mark.spec("RW-12", on="C")
+@pytest.mark.spec("RW-51", on="C N")
+@pytest.mark.parametrize("direct", [True, False])
+async def test_consumer_of_a_single_copy_has_seen_the_sequence(
+    any_server: str, fresh: str, *, direct: bool, is_real: bool
+) -> None:
+    async with connect(any_server) as nc:
+        js = nc.jetstream()
+        stream = await js.create_stream(StreamConfig(name=fresh, subjects=(f"{fresh}.*",), allow_direct=direct))
+        await js.publish(f"{fresh}.a", b"1")
+        config = ConsumerConfig(durable_name="dur", min_last_seq=2)
+        if is_real:  # where creation succeeds nothing holds the deliveries back: it waits instead
+            with pytest.raises(StaleReadError, match="its leader has 1, wanted 2"):
+                await stream.create_consumer(config, timeout=0.3)
+            assert [name async for name in stream.consumer_names()] == []
+        await js.publish(f"{fresh}.a", b"2")
+        consumer = await stream.create_consumer(config)
+        assert (await consumer.info()).num_pending == 2
+        assert [message.seq for message in await consumer.fetch(5)] == [1, 2]
+        pull = await js.pull_subscribe(f"{fresh}.a", config=ConsumerConfig(min_last_seq=2))
+        assert [message.seq for message in await pull.fetch(5)] == [1, 2]
+        push = await js.subscribe(f"{fresh}.a", config=ConsumerConfig(min_last_seq=2))
+        assert (await push.next(timeout=5)).seq == 1
+        await push.unsubscribe()
+
+
+async def test_consumer_of_a_mirror_is_rejected_where_the_server_keeps_no_sequence(real_url: str, fresh: str) -> None:
+    async with connect(real_url) as nc:
+        js = nc.jetstream()
+        await make(js, fresh)
+        mirror = await js.create_stream(StreamConfig(name=f"{fresh}_M", mirror=StreamSource(name=fresh)))
+        with pytest.raises(MinLastSequenceUnsupportedError, match=r"is a mirror.*use ordered_consumer"):
+            await mirror.create_consumer(ConsumerConfig(durable_name="dur", min_last_seq=99))
+        with pytest.raises(StaleReadError, match=f"read its origin {fresh}"):
+            await mirror.ordered_consumer(min_last_seq=99).start()
+        behind = mirror.ordered_consumer(start_seq=100, min_last_seq=99)  # all of its messages are newer
+        await behind.start()
+        await behind.close()
