@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -21,6 +22,7 @@ from slipstream.errors import (
 )
 from slipstream.facade._async.client import JetStream
 from slipstream.jetstream.reads.direct_get import StoredMessage
+from slipstream.jetstream.reads.range_reader import PAGE_BYTES
 
 
 def config(name: str, **changes: object) -> StreamConfig:
@@ -174,6 +176,32 @@ async def test_the_documents_recipe_too_high_a_sequence_then_publish_then_the_sa
         assert (await js.publish(f"{fresh}.a", b"new")).seq == 2
         for read in reads:
             assert (await read()).data == b"new"
+
+
+@pytest.mark.spec("DG-24")
+def test_a_range_of_any_size_is_read_in_bounded_memory(any_server: str, fresh: str) -> None:
+    """64 MiB by a reader that is slower than the server: one page is held, and what is in flight behind it."""
+    size, count = 256 * 1024, 256
+    with connect_blocking(any_server) as nc:
+        js = nc.jetstream()
+        stream = js.create_stream(config(fresh, storage="memory"))
+        with js.publisher(max_in_flight=8) as publisher:
+            for _ in range(count):
+                publisher.publish(f"{fresh}.a", bytes(size))
+        tracemalloc.start()
+        try:
+            seen = 0
+            for message in stream.read(min_last_seq=count):
+                seen += 1
+                if seen % 16 == 0:  # the server would have sent everything by then
+                    nc.flush()
+                assert len(message.data) == size
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert seen == count
+        assert peak < 3 * PAGE_BYTES
+        stream.delete()
 
 
 @pytest.mark.spec("DG-50")

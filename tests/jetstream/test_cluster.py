@@ -8,7 +8,7 @@ from slipstream import StreamConfig, connect, connect_blocking
 from slipstream.errors import RequestTimeoutError
 from slipstream.facade._async.client import JetStream
 from slipstream.jetstream._async.stream import Stream
-from tests.cluster import Cluster
+from tests.cluster import NODES, Cluster
 
 
 async def replicated(js: JetStream, name: str, cluster: Cluster, **changes: object) -> Stream:
@@ -32,6 +32,28 @@ async def test_a_held_replica_keeps_answering_with_the_old_value(cluster: Cluste
         assert seen.count(b"old") > 5
         cluster.wait_until_level(fresh, ack.seq)
         assert {(await stream.get_last(f"{fresh}.a")).data for _ in range(50)} == {b"new"}
+
+
+@pytest.mark.spec("DG-08", on="C N")
+async def test_message_get_is_answered_by_the_leader_only(cluster: Cluster, fresh: str) -> None:
+    """With one replica held, a Direct Get of this many messages would miss some."""
+    async with connect(cluster.urls) as nc:
+        await replicated(nc.jetstream(), fresh, cluster)
+    async with connect(cluster.url(cluster.leader(fresh))) as nc:  # whose answers no held route delays
+        js = nc.jetstream()
+        stream = js.stream(fresh)
+        with cluster.stale(fresh):
+            for _ in range(60):
+                ack = await js.publish(f"{fresh}.a")
+                assert (await stream.get_last_from_leader(f"{fresh}.a")).seq == ack.seq
+
+
+@pytest.mark.spec("PS-06", on="C N")
+async def test_consumer_info_names_the_leader_of_the_consumer(cluster: Cluster, fresh: str) -> None:
+    async with connect(cluster.urls) as nc:
+        stream = await replicated(nc.jetstream(), fresh, cluster)
+        consumer = await stream.create_consumer("dur")
+        assert (await consumer.info()).cluster["leader"] in NODES
 
 
 async def test_a_dropped_route_is_reestablished_and_the_replica_catches_up(cluster: Cluster, fresh: str) -> None:

@@ -33,19 +33,18 @@ async def test_ordered_consumer_never_reads_a_copy_that_is_behind(cluster: Clust
         js = nc.jetstream()
         stream = js.stream(fresh)
         for key in range(KEYS):
-            ack = await js.publish(f"{fresh}.{key}", b"old")
-        cluster.wait_until_level(fresh, ack.seq)
+            await js.publish(f"{fresh}.{key}", b"old")
+        cluster.wait_until_level(fresh, KEYS)
         cluster.hold_replica(leader, behind)
         try:
-            for key in range(KEYS + 1):
-                ack = await js.publish(f"{fresh}.{key}", b"new")
+            last = [(await js.publish(f"{fresh}.{key}", b"new")).seq for key in range(KEYS + 1)][-1]
             for attempt in range(TRIES):
                 policy = ("last_per_subject", "all")[attempt % 2]
-                async with stream.ordered_consumer(deliver_policy=policy, min_last_seq=ack.seq) as ordered:
+                async with stream.ordered_consumer(deliver_policy=policy, min_last_seq=last) as ordered:
                     assert ordered.initial_pending == KEYS + 1
                     assert {(await ordered.next()).data for _ in range(KEYS + 1)} == {b"new"}
         finally:
             cluster.release_replica(leader, behind)
         with pytest.raises(MinLastSequenceUnsupportedError, match="has 3 replicas"):
-            await stream.create_consumer(ConsumerConfig(durable_name="dur", min_last_seq=ack.seq))
+            await stream.create_consumer(ConsumerConfig(durable_name="dur", min_last_seq=last))
         assert [name async for name in stream.consumer_names()] == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
 import msgspec
 import pytest
@@ -220,7 +221,7 @@ def instructions(run: Callable[[], object]) -> int:
     """How many bytecode instructions a call executes: what a read costs, on any machine and however busy it is."""
     count = 0
 
-    def trace(frame: FrameType, event: str, _: object) -> Callable[..., object]:
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
         nonlocal count
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         count += event == "opcode"

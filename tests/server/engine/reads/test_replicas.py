@@ -326,19 +326,55 @@ def test_a_stream_of_one_replica_has_no_leadership_to_give_up(client: Client) ->
     assert client.api("STREAM.INFO.ONE")["cluster"] == {"leader": client.rig.engine.settings.server_name}
 
 
+@pytest.mark.spec("DG-08")
+def test_message_get_is_answered_by_the_leader_only(client: Client) -> None:
+    """Held followers would answer with what they have; each write is seen at once, also behind a change of leader."""
+    hold(client, follower(client, 1), follower(client, 2))
+    for n in range(2, 40):
+        client.publish("s.1", b"%d" % n)
+        (answer,) = client.ask(MESSAGE_GET, LAST)
+        assert stored(answer)["message"]["seq"] == n
+        if n == 20:
+            replicas(client).release(replicas(client).peers[1])
+            replicas(client).depose(client.rig.now, unaware=False)
+
+
 @pytest.mark.spec("RW-10")
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_scaling_under_load_keeps_every_promise(seed: int) -> None:
-    """Publishes, reads with and without a minimum, holds and changes of leader, while replicas come and go."""
+@pytest.mark.parametrize("limit", [-1, 1])
+def test_scaling_under_load_keeps_every_promise(seed: int, limit: int) -> None:
+    """Publishes, reads for old and new minimums, reads that wait, holds and changes of leader, while replicas come and
+    go. An answer is the newest message of its subject as of some sequence at or after the minimum, whether the stream
+    keeps all messages of a subject or only the newest."""
     rig = Rig(seed=seed)
     client, writer = rig.client(), rig.client()
-    config = {"name": "S", "subjects": ["s.>"], "allow_direct": True, "storage": "memory"}
-    client.create("S")
+    config = {
+        "name": "S",
+        "subjects": ["s.>"],
+        "allow_direct": True,
+        "storage": "memory",
+        "max_msgs_per_subject": limit,
+    }
+    client.create("S", max_msgs_per_subject=limit)
     pick = random.Random(seed)
-    seq = 0
+    written = [""]  # the subject of each sequence
+
+    def publish() -> int:
+        subject = f"s.{pick.randrange(3)}"
+        written.append(subject)
+        seq: int = writer.publish(subject, b"%d" % len(written))["seq"]
+        return seq
+
+    def newest(subject: str, as_of: int) -> int:
+        return max((seq for seq in range(1, as_of + 1) if written[seq] == subject), default=0)
+
+    def check_answer(subject: str, least: int, found: int) -> None:
+        last = len(written) - 1
+        assert found in {newest(subject, as_of) for as_of in range(least, last + 1)}, (subject, least, found, last)
+
     for _ in range(400):
         order = pick.random()
-        group = replicas(client)
+        group, last = replicas(client), len(written) - 1
         if order < 0.1:
             count = pick.randrange(1, 6)
             assert client.api("STREAM.UPDATE.S", config | {"num_replicas": count})["config"]["num_replicas"] == count
@@ -349,19 +385,23 @@ def test_scaling_under_load_keeps_every_promise(seed: int) -> None:
                 (group.hold(peer, rig.now) if pick.random() < 0.6 else group.release(peer))
         elif order < 0.3 and any(not group.is_held(peer) for peer in group.peers if peer is not group.leader):
             group.depose(rig.now, unaware=False)
-        elif order < 0.6:
-            seq = writer.publish("s.1", b"%d" % (seq + 1))["seq"]
-        elif seq:
-            answers = client.direct("S", LAST | {"min_last_seq": seq})
-            assert [answer.payload for answer in answers] == [b"%d" % seq]
-            (answer,) = client.ask(MESSAGE_GET, LAST | {"min_last_seq": seq})
-            assert stored(answer)["message"]["seq"] == seq
-            client.ask(DIRECT_GET, LAST | {"min_last_seq": seq + 1})
+        elif order < 0.6 or not last:
+            publish()
+        else:
+            subject, least = f"s.{pick.randrange(3)}", pick.choice((last, pick.randrange(1, last + 1)))
+            body = {"last_by_subj": subject, "min_last_seq": least}
+            (answer,) = client.direct("S", body)
+            found = 0 if status(answer)[0] == 404 else sequences([answer])[0]
+            check_answer(subject, least, found)
+            (answer,) = client.ask(MESSAGE_GET, body)
+            leaders = stored(answer)
+            assert leaders["message"]["seq"] == newest(subject, last) if "message" in leaders else not found
+            client.ask(DIRECT_GET, {"seq": last + 1, "min_last_seq": last + 1})
             if pick.random() < 0.5:
-                config_now = config | {"num_replicas": pick.randrange(1, 6)}
-                client.rig.client().api("STREAM.UPDATE.S", config_now)
-            seq = writer.publish("s.1", b"%d" % (seq + 1))["seq"]
-            assert [answer.payload for answer in client.messages()] == [b"%d" % seq]
+                client.rig.client().api("STREAM.UPDATE.S", config | {"num_replicas": pick.randrange(1, 6)})
+            assert sequences([*client.messages(), *client.messages()]) == []
+            publish()
+            assert sequences(client.messages()) == [last + 1]
     rig.wait(5)
     assert client.messages() == []
 
