@@ -103,7 +103,6 @@ class TokenMismatchError(StaleReadError):
     """
 
 
-
 class MinLastSequenceUnsupportedError(UsageError):
     """A consumer with `min_last_seq` on a server that does not keep it, where it cannot be promised otherwise.
 

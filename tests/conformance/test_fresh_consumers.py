@@ -89,6 +89,10 @@ async def test_ordered_consumer_of_a_session_has_seen_what_the_session_has(any_s
             session.note(fresh, 4)
             with pytest.raises(StaleReadError, match="wanted 4"):
                 await session.stream(fresh).ordered_consumer().start(timeout=0.3)
+            await session.stream(fresh).delete()
+            stream = await make(nc.jetstream(), fresh)  # another one of that name, of which nothing was seen
+            async with session.stream(fresh).ordered_consumer() as ordered:
+                assert ordered.initial_pending == (await stream.info()).state.messages
 
 
 @pytest.mark.spec("RW-12", on="C")

@@ -56,18 +56,20 @@ async def server_keeps_min(context: JetStreamContext, stream: str, *, timeout: f
 async def leader_with(
     context: JetStreamContext,
     stream: str,
-    wanted: int,
+    wanted: Callable[[], int],
     *,
     check: Callable[[StreamInfo], None] | None = None,
     timeout: float,
 ) -> Leader:
     """The stream's leader once it has the wanted sequence; raises StaleReadError when the time is up.
 
-    `check` may reject the stream, before it is waited for.
+    `check` may reject the stream, before it is waited for. What is wanted may fall meanwhile: a session has seen less
+    of a stream that was made again.
     """
-    policy = RetryPolicy(timeout, context.client.now)
+    policy, session = RetryPolicy(timeout, context.client.now), context.session
     while True:
         reason: Error
+        mark = 0 if session is None else session.mark(stream)
         try:
             info = await context.run(context.api.stream_info(stream), timeout=min(context.timeout, policy.left()))
         except (RequestTimeoutError, NoRespondersError, ConnectionLostError) as error:
@@ -79,11 +81,13 @@ async def leader_with(
         else:
             if check is not None:
                 check(info)
-            leader = leader_of(info)
-            if leader is not None and leader.last_seq >= wanted:
+            is_current = session is None or session.learn(info, mark)  # not what a deposed leader says of an old one
+            leader = leader_of(info) if is_current else None
+            least = wanted()
+            if leader is not None and leader.last_seq >= least:
                 return leader
             has = "it has no leader" if leader is None else f"its leader has {leader.last_seq}"
-            reason = StaleReadError(f"{stream}: {has}, wanted {wanted}", stream=stream, min_last_seq=wanted)
+            reason = StaleReadError(f"{stream}: {has}, wanted {least}", stream=stream, min_last_seq=least)
         pause = policy.next_pause(reason)
         if pause is None:
             raise reason
@@ -109,7 +113,7 @@ async def create_consumer(
         limit = context.timeout if timeout is None else timeout
         config = config.replace(min_last_seq=0)
         if not starts_behind(config, wanted):
-            await leader_with(context, stream, wanted, check=_check_copies, timeout=limit)
+            await leader_with(context, stream, lambda: wanted, check=_check_copies, timeout=limit)
     return await context.run(request(config), timeout=timeout)
 
 

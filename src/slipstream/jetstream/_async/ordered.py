@@ -275,19 +275,18 @@ class OrderedConsumer:
         # Counted from the beginning of this attempt: a slow failure has waited long enough.
         self._not_before = client.now() + retry_pause(self._attempts, inbox)
         self._attempts += 1  # only now: waiting for a connection is no attempt
-        wanted = self._wanted()
-        if not wanted:
+        if not self._wanted():
             created = await self._create_one(inbox, 0, deadline)
         else:
             left = max(deadline - client.now(), 0.0)
             keeps = await server_keeps_min(self._context, self.stream, timeout=min(left, CREATE_TIMEOUT))
             # Also where the server holds the consumer back: only then is `initial_pending` right.
             check = None if keeps else self._reject_mirror
-            leader = await leader_with(self._context, self.stream, wanted, check=check, timeout=left)
+            leader = await leader_with(self._context, self.stream, self._wanted, check=check, timeout=left)
             if keeps:
-                created = await self._create_one(inbox, wanted, deadline)
+                created = await self._create_one(inbox, self._wanted(), deadline)
             else:
-                created = await self._create_proven(leader, wanted, deadline)
+                created = await self._create_proven(leader, deadline)
         self._subscription, self._epoch, self._attempts = created.subscription, created.epoch, 0
         self._heartbeats.hear(client.now())
         self._state.created(created.info)
@@ -298,7 +297,7 @@ class OrderedConsumer:
         wanted = config.min_last_seq if session is None else max(config.min_last_seq, session.seen(self.stream))
         return 0 if starts_behind(config, wanted) else wanted
 
-    async def _create_proven(self, leader: Leader, wanted: int, deadline: float) -> _Created:
+    async def _create_proven(self, leader: Leader, deadline: float) -> _Created:
         """Create consumers until one is placed on the leader's copy (see `consume.placement`)."""
         client = self._client
         while True:
@@ -307,7 +306,7 @@ class OrderedConsumer:
                 is_proven = False
                 if is_on(leader, created.info):
                     left = max(deadline - client.now(), MIN_CREATE_TIMEOUT)
-                    now = await leader_with(self._context, self.stream, wanted, timeout=left)
+                    now = await leader_with(self._context, self.stream, self._wanted, timeout=left)
                     is_proven, leader = now.is_same(leader), now
             except BaseException:
                 self._discard_created(created)
@@ -316,13 +315,14 @@ class OrderedConsumer:
                 return created
             self._discard_created(created)
             if client.now() >= deadline:
-                raise self._stale(f"no consumer was placed on its leader {leader.name} in time", wanted)
+                raise self._stale(f"no consumer was placed on its leader {leader.name} in time")
 
     def _reject_mirror(self, info: StreamInfo) -> None:
         if (origin := info.config.mirror) is not None:
-            raise self._stale(f"a mirror cannot prove what it has; read its origin {origin.name}", self._wanted())
+            raise self._stale(f"a mirror cannot prove what it has; read its origin {origin.name}")
 
-    def _stale(self, why: str, wanted: int) -> StaleReadError:
+    def _stale(self, why: str) -> StaleReadError:
+        wanted = self._wanted()
         return StaleReadError(f"{self.stream}: {why}, wanted {wanted}", stream=self.stream, min_last_seq=wanted)
 
     def _discard_created(self, created: _Created) -> None:
