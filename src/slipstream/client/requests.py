@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import NamedTuple
 
 from slipstream.client.events import BulkSink, Effects, EventKind, ReplySink, WindowSink
 from slipstream.client.outgoing import Draft, Outgoing
@@ -16,6 +17,13 @@ from slipstream.errors import Error
 from slipstream.wire import Inbox, Msg, sub
 
 INBOX_SID = b"1"
+
+
+class ExpectedReplies(NamedTuple):
+    """Where replies will arrive that another request brings about: the token is for `cancel`."""
+
+    token: str
+    subject: str
 
 
 class Requests:
@@ -40,9 +48,18 @@ class Requests:
         self.sinks[token] = (sink, subject)
         return token
 
-    def start_bulk(self, subject: str, payload: bytes, sink: BulkSink) -> str:
+    def expect(self, sink: ReplySink) -> ExpectedReplies:
+        """A subject of the inbox whose messages go to `sink`, without a request that asks for them."""
+        if not self._is_subscribed:
+            self._subscribe()
+        token = self._outgoing.next_token()
+        subject = self._outgoing.reply_prefix.decode() + token
+        self.sinks[token] = (sink, subject)
+        return ExpectedReplies(token, subject)
+
+    def start_bulk(self, subject: str, payload: bytes, sink: BulkSink, header: bytes = b"") -> str:
         """As `start`, for a sink that takes many replies at once."""
-        token = self.start(subject, payload, sink)
+        token = self.start(subject, payload, sink, header)
         sink.attach(b"HMSG %b%b %b " % (self._outgoing.reply_prefix, token.encode(), INBOX_SID))
         self._scanner.add(token, partial(self._scan, token, sink))
         return token

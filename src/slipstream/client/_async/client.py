@@ -23,6 +23,7 @@ from slipstream.client.events import BulkSink, ReplySink, WindowSink
 from slipstream.client.options import MAX_PENDING_BYTES, MAX_PENDING_MSGS, ClientOptions, takes
 from slipstream.client.outgoing import Draft
 from slipstream.client.request_many import RequestMany
+from slipstream.client.requests import ExpectedReplies
 from slipstream.errors import Error, NoRespondersError, RequestTimeoutError
 from slipstream.wire import Msg
 
@@ -215,9 +216,13 @@ class Client(BaseClient):
             self._connection.write_soon()
         return token
 
-    def start_bulk(self, subject: str, payload: bytes, sink: BulkSink) -> str:
+    def expect(self, sink: ReplySink) -> ExpectedReplies:
+        """A subject of the inbox whose messages go to `sink`: for what another request brings about."""
+        return self._requests.expect(sink)
+
+    def start_bulk(self, subject: str, payload: bytes, sink: BulkSink, *, header: bytes = b"") -> str:
         """As `start`, for a sink that takes many replies at once."""
-        token = self._requests.start_bulk(subject, payload, sink)
+        token = self._requests.start_bulk(subject, payload, sink, header)
         self._connection.write_soon()
         return token
 

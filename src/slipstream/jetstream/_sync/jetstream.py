@@ -162,7 +162,7 @@ class JetStream:
         name = info.config.name
         if session is not None:
             session.made(name, info.created, info.state.last_seq, mark=mark, is_ours=True, config=info.config)
-        context.read_state.stream(context.prefix, name).made(info, context.client.now())
+        context.read_state.stream(context.prefix, name).learn(info, context.client.now())
         return Stream(context, name)
 
     def update_stream(self, config: StreamConfig, *, timeout: float | None = None) -> StreamInfo:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import enum
 import re
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from itertools import islice
 from operator import lt
 from typing import NamedTuple
@@ -94,6 +94,24 @@ class Columns(NamedTuple):
     def keep(self, wanted: Callable[[str], bool]) -> Columns:
         """The messages whose subject is wanted."""
         return Columns.of([message for message in self.messages() if wanted(message.subject)], self.stream)
+
+    @classmethod
+    def join(cls, pieces: Sequence[Columns]) -> Columns:
+        """The messages of several pieces of one page, in their order."""
+        if len(pieces) == 1:
+            return pieces[0]
+        whole = cls([], [], [], [], [], pieces[0].stream if pieces else "")
+        for piece in pieces:
+            whole.subjects.extend(piece.subjects)
+            whole.seqs.extend(piece.seqs)
+            whole.times.extend(piece.times)
+            whole.headers.extend(piece.headers)
+            whole.data.extend(piece.data)
+        return whole
+
+    def without(self, seqs: Container[int]) -> Columns:
+        """The messages with other sequences."""
+        return Columns.of([message for message in self.messages() if message.seq not in seqs], self.stream)
 
     def cut(self, count: int) -> Columns:
         """The first `count` messages."""
@@ -341,16 +359,7 @@ class ColumnPage:
         if not pieces and error is not None:
             raise error
         stream = self._stream.decode(errors="replace")
-        if len(pieces) == 1:
-            return TakenColumns(pieces[0]._replace(stream=stream), is_over)
-        whole = Columns([], [], [], [], [], stream)
-        for piece in pieces:
-            whole.subjects.extend(piece.subjects)
-            whole.seqs.extend(piece.seqs)
-            whole.times.extend(piece.times)
-            whole.headers.extend(piece.headers)
-            whole.data.extend(piece.data)
-        return TakenColumns(whole, is_over)
+        return TakenColumns(Columns.join(pieces)._replace(stream=stream), is_over)
 
 
 def _digits(texts: Sequence[bytes]) -> list[int]:

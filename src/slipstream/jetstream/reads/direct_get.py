@@ -119,7 +119,7 @@ class Replies:
     For a handful of messages: whole batches have `columns.py`. A 404 is an answer too: `is_missing`.
     """
 
-    __slots__ = ("_asked", "_min_last_seq", "end", "error", "is_missing", "items")
+    __slots__ = ("_asked", "_min_last_seq", "end", "error", "is_missing", "items", "responder")
 
     def __init__(self, asked: str, *, min_last_seq: int = 0) -> None:
         self._asked = asked
@@ -127,6 +127,7 @@ class Replies:
         self.items: list[BatchItem] = []
         self.end: EndOfBatch | None = None
         self.is_missing = False
+        self.responder = ""  # the server that answered, where that is known
         self.error: Error | None = None
 
     def deliver(self, msg: Msg) -> bool:

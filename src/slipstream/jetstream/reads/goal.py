@@ -7,7 +7,7 @@ has seen less of the new one.
 
 from __future__ import annotations
 
-from slipstream.api import StreamInfo
+from slipstream.api import GetRequest, StreamInfo
 from slipstream.errors import MessageNotFoundError, StaleReadError
 from slipstream.jetstream.reads.retry import RetryPolicy
 from slipstream.jetstream.reads.session import SessionState
@@ -44,6 +44,19 @@ class ReadGoal:
         self.wanted = max(self._asked, self.session.seen(self.stream))
         return is_current
 
+    def for_all_of(self, seq: int) -> ReadGoal:
+        """The same goal for a part of the read that must have reached a sequence: the time is shared."""
+        part = ReadGoal(self.stream, max(self._asked, seq), self.session, self.policy)
+        part.has_looked = self.has_looked
+        return part
+
+    def known(self, subject: str) -> int | None:
+        """The newest message of a subject as of what is wanted, if the session knows it; 0: there is none."""
+        session = self.session
+        if session is None or self.wanted > session.seen(self.stream):
+            return None
+        return session.known(self.stream, subject)
+
     # What goes wrong
 
     def stale(self, why: str, wanted: int = 0) -> StaleReadError:
@@ -59,6 +72,14 @@ class ReadGoal:
     def foreign(self, mirror: str, wanted: int = 0) -> StaleReadError:
         """A stream answered that need not hold all of this one."""
         return self.stale(f"answered by {mirror!r}, which is not known to be a whole copy of it", wanted)
+
+    def missing_of(self, request: GetRequest) -> MessageNotFoundError:
+        """It is proven that there is no message that the request asks for."""
+        if request.last_by_subj:
+            return self.missing(f"no message on {request.last_by_subj}")
+        if request.next_by_subj:
+            return self.missing(f"no message on {request.next_by_subj} from {max(request.seq, 1)} on")
+        return self.missing(f"no message with sequence {request.seq}")
 
     def missing(self, what: str) -> MessageNotFoundError:
         """It is proven that there is no such message."""

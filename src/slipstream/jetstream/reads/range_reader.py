@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import enum
 from bisect import bisect_right
-from collections.abc import Callable
 
 from slipstream.api import GetRequest
 from slipstream.api.times import format_time
 from slipstream.jetstream.reads.columns import ColumnPage, Columns, Part
 from slipstream.jetstream.reads.direct_get import EndOfBatch
-from slipstream.wire import matcher
 
 PAGE_MESSAGES = 20_000
 PAGE_BYTES = 16 * 1024 * 1024
@@ -50,13 +48,25 @@ class RangeReader:
         self.state = RangeState.DONE if end and start > end else RangeState.READING
         self.next_seq = max(start, 1)
         self.end = end
-        self.goal = end or at_least
+        self.goal = max(end, at_least)
         self.filter = subject or ">"
         self.since = since
-        self._wire_pattern = self.filter
-        self._is_wanted: Callable[[str], bool] | None = None  # where the filter is ours, not the server's
         self._trusting = trusting
-        self._parts = parts if self.filter == ">" else parts | Part.SUBJECT  # which may be ours to filter by
+        self._parts = parts
+
+    @property
+    def is_guaranteed(self) -> bool:
+        """Whether the server keeps `min_last_seq`."""
+        return self._trusting
+
+    @property
+    def is_of_all(self) -> bool:
+        """Whether it is of all subjects."""
+        return self.filter == ">"
+
+    def pass_over(self, seq: int) -> None:
+        """Everything up to a sequence was looked at, though the last messages of it are gone."""
+        self.next_seq = max(self.next_seq, seq + 1)
 
     @property
     def is_done(self) -> bool:
@@ -72,7 +82,7 @@ class RangeReader:
         return GetRequest(
             seq=0 if by_time else self.next_seq,
             start_time=format_time(self.since) if by_time else None,
-            next_by_subj=self._wire_pattern,
+            next_by_subj=self.filter,
             batch=min(PAGE_MESSAGES, self.end - self.next_seq + 1) if self.end else PAGE_MESSAGES,
             max_bytes=PAGE_BYTES,
             min_last_seq=self.goal if self._trusting else 0,
@@ -84,7 +94,7 @@ class RangeReader:
 
     def accept(self, columns: Columns, page_end: EndOfBatch | None) -> Columns:
         """Move on by what arrived, `page_end` included; returns what of it belongs to the range."""
-        last = columns.seqs[-1] if columns.seqs else self.next_seq - 1
+        last = max(columns.seqs[-1], self.next_seq - 1) if columns.seqs else self.next_seq - 1
         self.next_seq = last + 1
         end = self.end
         if end and last >= end:  # the end or something beyond it was seen: nothing can be missing before it
@@ -93,7 +103,7 @@ class RangeReader:
                 columns = columns.cut(bisect_right(columns.seqs, end))
         elif page_end is not None and page_end.pending <= 0:
             self.state = RangeState.DONE if self._trusting or last >= self.goal else RangeState.DOUBTFUL
-        return columns if self._is_wanted is None else columns.keep(self._is_wanted)
+        return columns
 
     # The outcomes of a doubt
 
@@ -104,10 +114,3 @@ class RangeReader:
     def resume(self) -> None:
         """There is more to read."""
         self.state = RangeState.READING
-
-    def widen(self) -> None:
-        """There are too many subjects for a proof: read all of them, which shows the end, and filter here."""
-        self.state = RangeState.READING
-        self._wire_pattern = ">"
-        if self.filter != ">":
-            self._is_wanted = matcher(self.filter)

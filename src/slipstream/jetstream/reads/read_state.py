@@ -10,8 +10,10 @@ from typing import NamedTuple
 
 from slipstream.api import StreamConfig, StreamInfo
 from slipstream.api.times import ZERO
+from slipstream.jetstream.reads.evidence import LeaderWord, leader_word
 
 GENERATION_AGE = 10.0  # seconds until the leader is asked again when the stream was created
+CONFIG_AGE = 1.0  # seconds for which conclusions from a configuration hold
 ASK_AGAIN = 1.0  # and the least between two such requests, also after a suspicious answer
 
 
@@ -28,61 +30,97 @@ class ReadStats(NamedTuple):
     moves: int
 
 
-class StreamCache:
-    """Facts about one stream: since when it exists, a subject with a message, which of its mirrors are whole copies."""
+class MirrorFacts(NamedTuple):
+    """What the configuration of a mirror says, and when it was asked for."""
 
-    __slots__ = ("anchor", "asked_at", "config", "created", "floor", "mirrors")
+    is_plain: bool  # it holds messages of the stream, under their own subjects
+    asked_at: float
+
+
+class StreamCache:
+    """Facts about one stream, of one generation: since when it exists, what was shown of it, who leads it.
+
+    Each is true for as long as the generation lasts, or has the time at which it was asked for.
+    """
+
+    __slots__ = (
+        "asked_at",
+        "config",
+        "config_at",
+        "created",
+        "first_seq",
+        "floor",
+        "is_leader_first",
+        "is_mute",
+        "is_partial",
+        "leader",
+        "mirrors",
+        "needs_names",
+        "origin",
+        "reached",
+        "settled",
+    )
 
     def __init__(self) -> None:
         self.created = 0
-        self.floor = 0  # no message of this stream is older: nanoseconds
-        self.asked_at: float | None = None
+        self.asked_at: float | None = None  # when the leader was asked last, and answered or not
         self.config: StreamConfig | None = None
-        self.anchor: tuple[str, int] | None = None  # a literal subject and a sequence it had: a hint, no more
-        self.mirrors: dict[str, bool] = {}
+        self.config_at = -CONFIG_AGE  # when the request was sent that it answered
+        self.mirrors: dict[str, MirrorFacts] = {}
+        self.origin = ""  # of a mirror: the stream at the end of its upstreams
+        self.is_mute = False  # this user may not ask for stream info
+        self.is_partial = False  # a mirror of a part of a stream, or of one elsewhere: there is no leader to ask
+        self._forget()
+
+    def _forget(self) -> None:
+        """What was known of an older stream of that name says nothing about this one."""
+        self.floor = 0  # no message of this stream is older: nanoseconds
+        self.reached = 0  # a sequence that is known to exist or to have existed
+        self.settled = 0  # a sequence that every leader has, now and later
+        self.first_seq = 1
+        self.leader: LeaderWord | None = None
+        self.is_leader_first = False  # reads of late needed the leader's word
+        self.needs_names = False  # too much was deleted for a list of it
 
     def is_known(self, now: float) -> bool:
-        """Whether the leader said lately when the stream was created."""
+        """Whether the leader was asked lately when the stream was created."""
         return self.asked_at is not None and now - self.asked_at < GENERATION_AGE
 
     def may_ask(self, now: float) -> bool:
         """Whether a suspicious answer is reason enough to ask the leader again."""
         return self.asked_at is None or now - self.asked_at >= ASK_AGAIN
 
-    def made(self, info: StreamInfo, now: float) -> None:
-        """Take the leader's word for when it was created; of several words the latest counts.
+    def has_config(self, now: float) -> bool:
+        """Whether the configuration is fresh: what it allows to conclude was true a moment ago."""
+        return self.config is not None and now - self.config_at < CONFIG_AGE
 
-        A deposed leader may speak of a stream that is gone.
+    def learn(self, info: StreamInfo, sent: float) -> bool:
+        """Take note of an answer to a request that was `sent` then; False if it is of an older stream of that name.
 
         Clocks of servers differ: a stream's first messages may be older than the stream. The leader's first is not.
         """
-        self.asked_at = now
+        self.asked_at = sent
         if info.created < self.created:
-            return
-        first = info.state.first_ts if info.state.messages and info.state.first_ts > ZERO else info.created
+            return False
+        if info.created > self.created:
+            self._forget()
+            self.created = info.created
+        state, word = info.state, leader_word(info)
+        first = state.first_ts if state.messages and state.first_ts > ZERO else info.created
         self.floor = min(info.created, first)
-        self.created = info.created
-        self.config = info.config
-
-    def is_whole_copy(self, mirror: StreamConfig) -> bool:
-        """Whether a mirror holds all that the stream holds, under the same subjects: no filter, no tighter limits."""
-        source, own = mirror.mirror, self.config
-        if source is None or own is None or source.name != own.name:
-            return False
-        if source.filter_subject or source.subject_transforms or source.opt_start_seq or source.opt_start_time:
-            return False
-        limits = zip(_limits(mirror), _limits(own), strict=True)
-        return all(limit <= 0 or limit == upstream for limit, upstream in limits)
+        self.config, self.config_at = info.config, sent
+        self.reached = max(self.reached, state.last_seq)
+        if word is not None:
+            self.leader, self.first_seq = word, state.first_seq
+            if word.is_settled:
+                self.settled = max(self.settled, word.last_seq)
+        return True
 
     def know(self, created: int) -> None:
         """Take a session's word for when the stream was created."""
         if created > self.created:
+            self._forget()
             self.created = self.floor = created
-
-
-def _limits(config: StreamConfig) -> tuple[float, ...]:
-    age = config.max_age.total_seconds()
-    return config.max_msgs, config.max_bytes, config.max_msgs_per_subject, age
 
 
 class ReadState:

@@ -1,7 +1,7 @@
-"""Direct Gets of one stream over the asyncio client: one request, and an answer that may be judged or a `Retry`.
+"""Direct Gets of one stream over the asyncio client: one request, and its replies or a `Retry`.
 
-Whichever replica answers, its answer is returned only if its source may be believed; what it proves is for `proof` to
-say. The blocking twin is generated from this file (`tools/unasync.py`).
+Whichever copy answers; what its answer is worth is for the rule to say. A request may ask for the name of its
+responder, which message tracing gives. The blocking twin is generated from this file (`tools/unasync.py`).
 """
 
 from __future__ import annotations
@@ -9,52 +9,61 @@ from __future__ import annotations
 from slipstream.api import GetRequest, encode_json
 from slipstream.errors import ConnectionLostError, DirectGetNotAllowedError, RequestTimeoutError, StaleReadError
 from slipstream.jetstream._async.context import JetStreamContext
-from slipstream.jetstream.reads._async.leader_state import LeaderState
 from slipstream.jetstream.reads.direct_get import Replies
 from slipstream.jetstream.reads.goal import ReadGoal
-from slipstream.jetstream.reads.proof import oldest_time, responder
 from slipstream.jetstream.reads.retry import Retry
+from slipstream.jetstream.reads.trace import TraceSink, trace_header
+from slipstream.wire import has_wildcard
+
+TRACE_WAIT = 0.25  # seconds that a name may come later than the answer
 
 
 class DirectGets:
-    """The requests about one stream that any replica may answer."""
+    """The requests about one stream that any copy may answer."""
 
-    __slots__ = ("_client", "_leader", "_stream", "subject")
+    __slots__ = ("_client", "subject")
 
-    def __init__(self, context: JetStreamContext, stream: str, leader: LeaderState) -> None:
+    def __init__(self, context: JetStreamContext, stream: str) -> None:
         self._client = context.client
-        self._stream = stream
-        self._leader = leader
         self.subject = f"{context.prefix}.DIRECT.GET.{stream}"  # the name was checked when its handle was made
 
-    async def ask(self, goal: ReadGoal, request: GetRequest, *, late: bool = False) -> Replies | Retry:
-        """Send one request. `late`: the server may hold its answer back until it is new enough.
+    def appended(self, request: GetRequest) -> str:
+        """Where the newest message of a literal subject is asked for; empty for other requests.
+
+        The subject of such a request names the one asked for, so that permissions can be granted for it.
+        """
+        subject = request.last_by_subj
+        return f"{self.subject}.{subject}" if subject and not has_wildcard(subject) else ""
+
+    async def ask(
+        self, goal: ReadGoal, request: GetRequest, *, is_late: bool = False, is_named: bool = False
+    ) -> Replies | Retry:
+        """Send one request. `is_late`: the server may hold its answer back until it is new enough.
 
         Raises what will not be different the next time (a bad request, too many subjects).
         """
         policy = goal.policy
-        limit = policy.for_late_try() if late else policy.for_one_try()
+        limit = policy.for_late_try() if is_late else policy.for_one_try()
+        subject = "" if request.min_last_seq else self.appended(request)
+        body = b"" if subject else encode_json(request)
         try:
-            replies = await self.send(self.subject, encode_json(request), limit, min_last_seq=request.min_last_seq)
+            if is_named:
+                replies = await self._named(subject or self.subject, body, limit)
+            else:
+                replies = await self.send(subject or self.subject, body, limit, min_last_seq=request.min_last_seq)
         except DirectGetNotAllowedError as error:
             return Retry(error)
-        if isinstance(replies, Retry):
-            return replies
-        policy.heard()
-        if not replies.items:
-            return replies
-        source, oldest = responder(replies.items), oldest_time(replies.items)
-        if source != self._stream or oldest < self._leader.cache.floor:
-            reason = await self._leader.distrust(goal, source, oldest)
-            if reason is not None:
-                return Retry(reason)
+        if not isinstance(replies, Retry):
+            policy.heard()
         return replies
 
-    async def send(self, subject: str, body: bytes, limit: float, *, min_last_seq: int = 0) -> Replies | Retry:
-        """Send one request and wait for all its replies, without a look at who answered."""
+    async def send(
+        self, subject: str, body: bytes, limit: float, *, min_last_seq: int = 0, header: bytes = b""
+    ) -> Replies | Retry:
+        """Send one request and wait for all its replies."""
         client, replies = self._client, Replies(subject, min_last_seq=min_last_seq)
         try:
-            token = client.start(subject, body, replies)
+            token = client.start(subject, body, replies, header=header)
             try:
                 await client.wait(replies.ready, timeout=limit, what=f"an answer on {subject}")
             finally:
@@ -64,3 +73,23 @@ class DirectGets:
         except (RequestTimeoutError, ConnectionLostError, StaleReadError) as error:
             return Retry(error)
         return replies
+
+    async def _named(self, subject: str, body: bytes, limit: float) -> Replies | Retry:
+        """The same, with the name of the responder if that can be learned."""
+        trace = TraceSink()
+        expected = self._client.expect(trace)
+        try:
+            replies = await self.send(subject, body, limit, header=trace_header(expected.subject))
+            if not isinstance(replies, Retry):
+                replies.responder = await self.name_of(trace)
+        finally:
+            self._client.cancel(expected.token)
+        return replies
+
+    async def name_of(self, trace: TraceSink) -> str:
+        """The responder's name, which is waited for but a moment; empty if it is not learned."""
+        try:
+            await self._client.wait(trace.ready, timeout=TRACE_WAIT, what="the trace of a Direct Get")
+        except (RequestTimeoutError, ConnectionLostError):
+            return ""
+        return trace.responder

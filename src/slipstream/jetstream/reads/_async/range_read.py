@@ -1,27 +1,42 @@
 """Range reads over the asyncio client: batched Direct Gets, page by page, complete from any replica.
 
-The next page is requested before the one that arrived is handed to the caller. A responder that ends early proves
-nothing by itself (`RangeState.DOUBTFUL`): the proof of completeness comes from `Proofs.rest`. The blocking twin is
-generated from this file (`tools/unasync.py`).
+The next page is requested before the one that arrived is handed to the caller. Where messages may be removed from a
+stream with replicas, a page is handed over when it is whole and was compared with the leader's state. A responder that
+ends early proves nothing by itself (`RangeState.DOUBTFUL`): what follows is looked up as any single message. The
+blocking twin is generated from this file (`tools/unasync.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from functools import partial
 
-from slipstream.api import encode_json
+from slipstream.api import GetRequest, encode_json, format_time
 from slipstream.client._async.client import Client
 from slipstream.errors import ConnectionLostError, DirectGetNotAllowedError, RequestTimeoutError, StaleReadError
 from slipstream.jetstream.reads._async.direct_gets import DirectGets
-from slipstream.jetstream.reads._async.leader_state import LeaderState
-from slipstream.jetstream.reads._async.proofs import Proofs
-from slipstream.jetstream.reads._async.retry_loop import RetryLoop
+from slipstream.jetstream.reads._async.drive import ReadDriver
 from slipstream.jetstream.reads.columns import ColumnPage, Columns
+from slipstream.jetstream.reads.evidence import LeaderWord, keeps_everything
 from slipstream.jetstream.reads.goal import ReadGoal
-from slipstream.jetstream.reads.proof import Verdict
 from slipstream.jetstream.reads.range_reader import RangeReader, RangeState
 from slipstream.jetstream.reads.retry import Retry
+from slipstream.jetstream.reads.rule import RangePage, ReadRule
+from slipstream.jetstream.reads.trace import TraceSink, trace_header
+
+
+class RequestedPage:
+    """A page that is under way: its replies, who is asked to name the responder, and the leader's word before it."""
+
+    __slots__ = ("before", "columns", "replies", "start", "token", "trace", "trace_token")
+
+    def __init__(self, replies: ColumnPage, start: int, before: LeaderWord | None) -> None:
+        self.replies = replies
+        self.start = start
+        self.before = before
+        self.columns: list[Columns] = []  # arrived, and not yet proven
+        self.token = ""
+        self.trace: TraceSink | None = None
+        self.trace_token = ""
 
 
 class RangeRead:
@@ -30,10 +45,9 @@ class RangeRead:
     def __init__(
         self,
         client: Client,
-        leader: LeaderState,
         direct: DirectGets,
-        loop: RetryLoop,
-        proofs: Proofs,
+        driver: ReadDriver,
+        rule: ReadRule,
         goal: ReadGoal,
         reader: RangeReader,
         *,
@@ -42,38 +56,44 @@ class RangeRead:
         self._client = client
         self._goal = goal
         self._policy = goal.policy
-        self._leader = leader
         self._direct = direct
-        self._loop = loop
-        self._proofs = proofs
+        self._driver = driver
+        self._rule = rule
         self._reader = reader
         self._is_plain = is_plain
-        self._page: ColumnPage | None = None  # requested, and not yet taken to its end
-        self._token = ""
+        self._page: RequestedPage | None = None  # requested, and not yet taken to its end
 
     async def columns(self) -> AsyncIterator[Columns]:
         """The messages, as they arrive."""
         if not self._is_plain:
-            await self._loop.run(self._goal, partial(self._leader.learn_generation, self._goal))
+            await self._driver.run(self._goal, self._rule.learn_generation(self._goal))
         self._request_page()
         try:
             while not self._reader.is_done:
-                columns = await self._loop.run(self._goal, self._next)
+                columns = await self._driver.repeat(self._goal, self._next)
                 if columns.seqs:
                     yield columns
                     self._policy.renew()
         finally:
             self._drop_page()
 
-    def _request_page(self) -> ColumnPage:
-        reader, subject = self._reader, self._direct.subject
-        self._page = page = reader.page(subject)
-        self._token = self._client.start_bulk(subject, encode_json(reader.request()), page)
+    def _request_page(self) -> RequestedPage:
+        reader, subject, cache = self._reader, self._direct.subject, self._rule.cache
+        page = self._page = RequestedPage(reader.page(subject), reader.next_seq, cache.leader)
+        header = b""
+        if cache.needs_names and not self._is_plain:
+            page.trace = TraceSink()
+            expected = self._client.expect(page.trace)
+            page.trace_token, header = expected.token, trace_header(expected.subject)
+        page.token = self._client.start_bulk(subject, encode_json(reader.request()), page.replies, header=header)
         return page
 
     def _drop_page(self) -> None:
-        self._page = None
-        self._client.cancel(self._token)
+        page, self._page = self._page, None
+        if page is not None:
+            self._client.cancel(page.token)
+            if page.trace_token:
+                self._client.cancel(page.trace_token)
 
     async def _next(self) -> Columns | Retry:
         """One attempt at the next columns; they may be empty."""
@@ -87,15 +107,15 @@ class RangeRead:
             self._request_page()  # it is under way while this one is handled
         return columns
 
-    async def _take(self, page: ColumnPage) -> Columns | Retry:
-        """What arrived of a page."""
+    async def _take(self, page: RequestedPage) -> Columns | Retry:
+        """What arrived of a page, proven if there is something to prove."""
         reader, policy, client = self._reader, self._policy, self._client
         received = client.stats.in_bytes
         try:
             for_try = policy.for_late_try if self._is_plain else policy.for_one_try
             limit = for_try() if reader.goal else policy.left()
-            await client.wait(page.ready, timeout=limit, what=f"messages of {self._goal.stream}")
-            columns, is_over = page.take()
+            await client.wait(page.replies.ready, timeout=limit, what=f"messages of {self._goal.stream}")
+            columns, is_over = page.replies.take()
         except RequestTimeoutError as error:
             if client.stats.in_bytes - received > len(self._direct.subject) and not policy.is_over:
                 return Columns.empty()  # large messages on a slow connection are no silence
@@ -105,25 +125,53 @@ class RangeRead:
                 raise
             return Retry(error)
         policy.heard()
-        if columns.seqs and reader.goal:
-            reason = await self._leader.distrust(self._goal, columns.stream, columns.times[0], wanted=reader.goal)
-            if reason is not None:
-                return Retry(reason)
-            self._leader.cache.anchor = (columns.subjects[-1], columns.seqs[-1])
+        if not self._is_plain and (columns.seqs or page.columns):
+            proven = await self._prove(page, columns, is_over=is_over)
+            if isinstance(proven, Retry):
+                return proven
+            columns = proven
         if is_over:
             self._page = None
-        return reader.accept(columns, page.end if is_over else None)
+            if page.trace_token:
+                client.cancel(page.trace_token)
+        return reader.accept(columns, page.replies.end if is_over else None)
+
+    async def _prove(self, page: RequestedPage, columns: Columns, *, is_over: bool) -> Columns | Retry:
+        """What of a page may be handed over: nothing yet, or what is proven of all that arrived."""
+        reader, config = self._reader, self._rule.cache.config
+        if columns.seqs:
+            page.columns.append(columns)
+        is_right_at_once = (
+            config is not None
+            and columns.stream == self._rule.origin
+            and (config.num_replicas <= 1 or keeps_everything(config))
+        )
+        if not is_over and not is_right_at_once:  # one state of the leader for a page, not for every chunk
+            return Columns.empty()
+        whole = Columns.join(page.columns)
+        page.columns.clear()
+        responder = "" if page.trace is None else await self._direct.name_of(page.trace)
+        arrived = RangePage(whole.stream, responder, whole.seqs, whole.times[0], page.start, reader.is_of_all)
+        page.start = whole.seqs[-1] + 1
+        gone = await self._driver.run(self._goal, self._rule.page(self._goal, arrived, page.before))
+        if isinstance(gone, Retry) or not gone:
+            return gone if isinstance(gone, Retry) else whole
+        reader.pass_over(whole.seqs[-1])
+        return whole.without(gone)
 
     async def _resolve_doubt(self) -> Columns | Retry:
         """A responder ended early: did it lag, or is the rest of the range gone?"""
-        reader = self._reader
+        reader, goal = self._reader, self._goal
         after = reader.next_seq - 1
-        verdict = await self._proofs.rest(self._goal, reader.filter, after, reader.end, reader.goal, since=reader.since)
-        if verdict is Verdict.ABSENT:
+        by_time = bool(reader.since) and not after
+        request = GetRequest(
+            seq=0 if by_time else after + 1,
+            start_time=format_time(reader.since) if by_time else None,
+            next_by_subj=reader.filter,
+        )
+        following = await self._driver.run(goal, self._rule.get(goal.for_all_of(reader.goal), request))
+        if following is None or (reader.end and following.seq > reader.end):
             reader.finish()
             return Columns.empty()
-        if verdict is Verdict.UNPROVEN:
-            reader.widen()
-        else:
-            reader.resume()
-        return Retry(self._goal.behind(after, reader.goal))
+        reader.resume()
+        return Retry(goal.behind(after, reader.goal))

@@ -21,8 +21,6 @@ from slipstream.jetstream.reads.range_reader import RangeReader
 from slipstream.jetstream.reads.retry import RetryPolicy
 from slipstream.wire import has_wildcard
 
-_EMPTY = GetRequest()
-
 
 class StreamReads:
     """Reads of one stream, as new as they must be."""
@@ -78,15 +76,10 @@ class StreamReads:
         """A get from a server that guarantees what is wanted, or with a proof."""
         trusted = self._trusted
         try:
-            keeps = self._context.server_keeps_min if goal.wanted else True
+            keeps = self._context.server_keeps_min
             if keeps is None:
                 keeps = await trusted.native.is_possible(goal)
-            if not keeps:
-                return await trusted.proven.get(goal, request)
-            subject = self._appended(request)
-            if subject:
-                return await trusted.native.get(goal, subject, _EMPTY)
-            return await trusted.native.get(goal, self._direct, request)
+            return await (trusted.native.get(goal, request) if keeps else trusted.get(goal, request))
         except AuthorizationError:
             subject = self._appended(request)
             if not subject:
@@ -125,7 +118,7 @@ class StreamReads:
         wanted = goal.wanted
         with _Counted(self._context, goal):
             has_goal = bool(end or wanted)
-            trusting = has_goal and not from_leader and await trusted.native.is_possible(goal)
+            trusting = has_goal and await trusted.native.is_possible(goal)
             reader = RangeReader(
                 start=start,
                 end=end,

@@ -18,18 +18,16 @@ from slipstream.api.times import format_time
 from slipstream.errors import ApiError, MessageNotFoundError, TooManyResultsError
 from slipstream.jetstream._sync.context import JetStreamContext
 from slipstream.jetstream.reads._sync.direct_gets import DirectGets
+from slipstream.jetstream.reads._sync.drive import ReadDriver
 from slipstream.jetstream.reads._sync.leader_read import LeaderRead
-from slipstream.jetstream.reads._sync.leader_state import NO_LEADER, LeaderState
+from slipstream.jetstream.reads._sync.leader_requests import NO_LEADER
 from slipstream.jetstream.reads._sync.native_read import NativeRead
-from slipstream.jetstream.reads._sync.proofs import Anchor, Proofs
-from slipstream.jetstream.reads._sync.proven_get import ProvenGet
-from slipstream.jetstream.reads._sync.retry_loop import RetryLoop
 from slipstream.jetstream.reads.direct_get import EndOfBatch, Replies, StoredMessage
 from slipstream.jetstream.reads.goal import ReadGoal
-from slipstream.jetstream.reads.proof import Verdict, judge_page
 from slipstream.jetstream.reads.retry import Retry
+from slipstream.jetstream.reads.rule import ReadRule
 from slipstream.jetstream.requests import SubjectsPage
-from slipstream.wire import has_wildcard, matches
+from slipstream.wire import has_wildcard
 
 MOST_SUBJECTS = 1_024
 MOST_SUBJECT_BYTES = 256 * 1024  # of one request
@@ -57,28 +55,19 @@ class LastMany:
     """The newest message of each of many subjects of one stream."""
 
     def __init__(
-        self,
-        context: JetStreamContext,
-        leader: LeaderState,
-        direct: DirectGets,
-        loop: RetryLoop,
-        native: NativeRead,
-        proofs: Proofs,
-        proven: ProvenGet,
+        self, context: JetStreamContext, rule: ReadRule, direct: DirectGets, driver: ReadDriver, native: NativeRead
     ) -> None:
         self._context = context
-        self._leader = leader
+        self._rule = rule
         self._direct = direct
-        self._loop = loop
+        self._driver = driver
         self._native = native
-        self._proofs = proofs
-        self._proven = proven
 
     def newest(self, goal: ReadGoal, subjects: Sequence[str], bound: Bound) -> dict[str, StoredMessage]:
         """Subject to newest message, in the order of their sequences."""
         keeps = not goal.wanted or self._native.is_possible(goal)
         if not keeps:
-            self._loop.run(goal, partial(self._leader.learn_generation, goal))
+            self._driver.run(goal, self._rule.learn_generation(goal))
         found: dict[str, StoredMessage] = {}
         pieces = list(in_pieces(dict.fromkeys(subjects)))
         while pieces:
@@ -116,63 +105,109 @@ class LastMany:
     def _piece(self, goal: ReadGoal, subjects: tuple[str, ...], bound: Bound, *, keeps: bool) -> list[StoredMessage]:
         """One request's worth of subjects, page by page, each at least as far as the wanted sequence and the last.
 
-        `keeps`: the server keeps `min_last_seq`.
+        `keeps`: the server keeps `min_last_seq`, or nothing is wanted.
         """
-        if bound and not keeps:
-            return self._bounded_piece(goal, subjects, bound, keeps=keeps)
         found: list[StoredMessage] = []
-        start, wanted = 0, goal.wanted
-        anchor: Anchor | None = None
+        start, part = 0, goal
 
         def attempt() -> list[StoredMessage] | Retry:
-            nonlocal start, wanted, anchor
-            request = GetRequest(
-                multi_last=(*subjects, anchor[0]) if anchor and anchor[0] not in subjects else subjects,
-                seq=start,
-                max_bytes=PAGE_BYTES,
-                up_to_seq=bound.seq,
-                up_to_time=None if bound.time is None else format_time(bound.time),
-                min_last_seq=wanted if keeps else 0,
-            )
-            answer = self._direct.ask(goal, request, late=bool(request.min_last_seq))
+            nonlocal start, part
+            answer = self._page(part, subjects, bound, start, keeps=keeps)
             if isinstance(answer, Retry):
                 return answer
-            end, verdict = answer.end, judge_page(answer, wanted, is_bounded=bool(bound))
-            if end is None or verdict is Verdict.UNPROVEN:
-                if bound.seq:  # a file store finds nothing beyond its last sequence
-                    return self._bounded_piece(goal, subjects, bound, keeps=keeps)
-                anchor = None if keeps else self._proofs.anchor(goal, wanted, not_this=anchor)
-                return found if anchor is None else Retry()
-            if verdict is Verdict.BEHIND:
-                return Retry(goal.behind(end.up_to_seq, wanted))
-            found.extend(self._wanted_of(goal, answer, end, subjects))
+            if answer is None and not found:
+                return self._not_found(goal, subjects, bound, keeps=keeps)
+            if answer is None:  # what this page was to go on with is gone, or this copy has nothing
+                found.clear()
+                start = 0
+                return Retry(part.behind(0))
+            end = answer.end
+            if end is None:
+                return found
+            found.extend(_messages_of(goal, answer, end))
             reached = 0 if bound else end.up_to_seq
             goal.reach(reached)
             if end.pending <= 0 or not answer.items:
                 return found
-            start, wanted = found[-1].seq + 1, max(wanted, reached)
+            start, part = found[-1].seq + 1, part.for_all_of(reached)
             return Retry()
 
-        return self._loop.run(goal, attempt)
+        return self._driver.repeat(goal, attempt)
 
-    def _bounded_piece(
+    def _page(
+        self, goal: ReadGoal, subjects: tuple[str, ...], bound: Bound, start: int, *, keeps: bool
+    ) -> Replies | Retry | None:
+        """One page that may be believed; None if nothing was found, which may have to be proven."""
+        request = GetRequest(
+            multi_last=subjects,
+            seq=start,
+            max_bytes=PAGE_BYTES,
+            up_to_seq=bound.seq,
+            up_to_time=None if bound.time is None else format_time(bound.time),
+            min_last_seq=goal.wanted if keeps else 0,
+        )
+        if not keeps:
+            return self._driver.run(goal, self._rule.newest_page(goal, request, subjects))
+        answer = self._direct.ask(goal, request, is_late=bool(request.min_last_seq))
+        return None if isinstance(answer, Replies) and answer.is_missing else answer
+
+    def _not_found(
         self, goal: ReadGoal, subjects: tuple[str, ...], bound: Bound, *, keeps: bool
     ) -> list[StoredMessage]:
-        """With a bound, on a server that ignores `min_last_seq`: the newest, and again for those beyond the bound."""
+        """Nothing was found, and it is not said by whom: the subjects one by one, without the bound.
+
+        A file store finds nothing up to a bound beyond its last sequence.
+        """
+        if keeps and not bound.seq:
+            return []
+        if keeps:
+            newest = self._piece(goal, subjects, _UNBOUNDED, keeps=True)
+        else:
+            newest = []
+            for subject in subjects:
+                message = self._driver.run(goal, self._rule.get(goal, GetRequest(last_by_subj=subject)))
+                if message is not None:
+                    newest.append(message)
+        if any(has_wildcard(subject) for subject in subjects) and newest and not keeps:
+            return self._again(goal, subjects, bound)
         found = []
-        for message in self._piece(goal, subjects, _UNBOUNDED, keeps=keeps):
-            is_beyond = bound.excludes(message)
-            older = self._proven.last_up_to(goal, message.subject, *bound) if is_beyond else message
+        for message in newest:
+            is_beyond = bool(bound) and bound.excludes(message)
+            older = self._last_up_to(goal, message.subject, bound, keeps=keeps) if is_beyond else message
             if older is not None:
                 found.append(older)
         return found
+
+    def _again(self, goal: ReadGoal, subjects: tuple[str, ...], bound: Bound) -> list[StoredMessage]:
+        """There is something of a pattern of which a copy found nothing: by the names of its subjects."""
+        names = [name for subject in subjects for name in self._resolve(goal, subject)]
+        found: list[StoredMessage] = []
+        for piece in in_pieces(dict.fromkeys(names)):
+            found += self._piece(goal, piece, bound, keeps=False)
+        return found
+
+    def _last_up_to(self, goal: ReadGoal, subject: str, bound: Bound, *, keeps: bool) -> StoredMessage | None:
+        """The newest message of a literal subject up to a bound that is not beyond the stream's end."""
+
+        def attempt() -> StoredMessage | Retry | None:
+            answer = self._page(goal, (subject,), bound, 0, keeps=keeps)
+            if isinstance(answer, Retry):
+                return answer
+            if answer is not None and answer.items:
+                return answer.items[0].message
+            if keeps:
+                return None
+            first = self._driver.run(goal, self._rule.get(goal, GetRequest(seq=1, next_by_subj=subject)))
+            return None if first is None or bound.excludes(first) else Retry(goal.behind(0))
+
+        return self._driver.repeat(goal, attempt)
 
     def _resolve(self, goal: ReadGoal, pattern: str) -> list[str]:
         """The subjects behind a pattern, by the leader."""
         goal.with_leader = True
         found: list[str] = []
         while True:
-            page = self._loop.run(goal, partial(self._subjects_page, goal, pattern, len(found)))
+            page = self._driver.repeat(goal, partial(self._subjects_page, goal, pattern, len(found)))
             found += page.subjects
             if not page.subjects or len(found) >= page.total:
                 return found
@@ -187,17 +222,11 @@ class LastMany:
             return Retry(error)
         return Retry(goal.behind(page.last_seq)) if page.last_seq < goal.wanted else page
 
-    def _wanted_of(
-        self, goal: ReadGoal, answer: Replies, end: EndOfBatch, subjects: tuple[str, ...]
-    ) -> list[StoredMessage]:
-        """The messages of the subjects in question: an anchor was asked for the proof alone."""
-        if end.up_to_seq < 0:
-            raise goal.stale("the server does not know multi-subject gets: nats-server 2.11 or newer is needed")
-        messages = [item.message for item in answer.items]
-        if len(subjects) == 1:
-            return [message for message in messages if matches(subjects[0], message.subject)]
-        asked = set(subjects)
-        return [message for message in messages if message.subject in asked]
+
+def _messages_of(goal: ReadGoal, answer: Replies, end: EndOfBatch) -> list[StoredMessage]:
+    if end.up_to_seq < 0:
+        raise goal.stale("the server does not know multi-subject gets: nats-server 2.11 or newer is needed")
+    return [item.message for item in answer.items]
 
 
 def in_order(found: dict[str, StoredMessage]) -> dict[str, StoredMessage]:

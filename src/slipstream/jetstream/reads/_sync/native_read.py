@@ -23,11 +23,11 @@ from slipstream.errors import (
 from slipstream.jetstream import requests
 from slipstream.jetstream._sync.context import JetStreamContext
 from slipstream.jetstream.reads._sync.direct_gets import DirectGets
-from slipstream.jetstream.reads._sync.leader_state import LeaderState
-from slipstream.jetstream.reads._sync.retry_loop import RetryLoop
+from slipstream.jetstream.reads._sync.drive import ReadDriver
 from slipstream.jetstream.reads.direct_get import StoredMessage, decode_one
 from slipstream.jetstream.reads.goal import ReadGoal
 from slipstream.jetstream.reads.retry import Retry
+from slipstream.jetstream.reads.rule import ReadRule
 
 _EMPTY = GetRequest()
 
@@ -35,18 +35,18 @@ _EMPTY = GetRequest()
 class NativeRead:
     """Reads of one stream whose freshness the server guarantees."""
 
-    __slots__ = ("_context", "_direct", "_leader", "_loop")
+    __slots__ = ("_context", "_direct", "_driver", "_rule")
 
-    def __init__(self, context: JetStreamContext, leader: LeaderState, direct: DirectGets, loop: RetryLoop) -> None:
+    def __init__(self, context: JetStreamContext, rule: ReadRule, direct: DirectGets, driver: ReadDriver) -> None:
         self._context = context
-        self._leader = leader
+        self._rule = rule
         self._direct = direct
-        self._loop = loop
+        self._driver = driver
 
     def is_possible(self, goal: ReadGoal) -> bool:
         """Whether servers here keep `min_last_seq`; found out once per connection, by what they do."""
         known = self._context.server_keeps_min
-        return self._loop.run(goal, partial(self._probe, goal)) if known is None else known
+        return self._driver.repeat(goal, partial(self._probe, goal)) if known is None else known
 
     def _probe(self, goal: ReadGoal) -> bool | Retry:
         known = self._context.server_keeps_min  # another read may have found out
@@ -60,14 +60,16 @@ class NativeRead:
         self._context.server_keeps_min = keeps
         return keeps
 
-    def get(self, goal: ReadGoal, subject: str, request: GetRequest) -> StoredMessage:
+    def get(self, goal: ReadGoal, original: GetRequest) -> StoredMessage:
         """A get from a server that keeps `min_last_seq`: its 412 means ask again, anything else is true.
 
         Also for the first read of a session, which wants nothing yet: then any server will do.
         """
+        appended = self._direct.appended(original)
+        subject, request = (appended, _EMPTY) if appended else (self._direct.subject, original)
         session = goal.session
         if goal.wanted and session is not None and not session.created(goal.stream):
-            self._loop.run(goal, partial(self._leader.learn_generation, goal))
+            self._driver.run(goal, self._rule.learn_generation(goal))
 
         def attempt() -> StoredMessage | Retry:
             asked = msgspec.structs.replace(request, min_last_seq=goal.wanted)
@@ -77,14 +79,12 @@ class NativeRead:
             if isinstance(replies, Retry):
                 return replies
             if replies.is_missing:
-                raise goal.missing(f"nothing fits {encode_json(asked).decode()}")
+                raise goal.missing_of(original)
             message = replies.items[0].message
-            if message.stream == goal.stream or self._leader.is_whole_copy(goal, message.stream):
-                goal.reach(max(message.seq, goal.wanted))
-                return message
-            return Retry(goal.foreign(message.stream))
+            goal.reach(max(message.seq, goal.wanted))
+            return message
 
-        return self._loop.run(goal, attempt)
+        return self._driver.repeat(goal, attempt)
 
     def last_by_appended(self, goal: ReadGoal, subject: str) -> StoredMessage:
         """For users who may ask for one subject and nothing else: its newest message, if that proves itself.
@@ -116,7 +116,7 @@ class NativeRead:
             except (ConnectionLostError, StaleReadError) as error:
                 return Retry(error)
 
-        return self._loop.run(goal, attempt)
+        return self._driver.repeat(goal, attempt)
 
     def _rejects_bad_min(self, goal: ReadGoal, subject: str) -> bool:
         """Whether the server looks at `min_last_seq`."""

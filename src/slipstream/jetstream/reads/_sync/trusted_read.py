@@ -4,19 +4,16 @@
 Theory of operation
 -------------------
 A replica answers a Direct Get with what it has, and neither says who it is nor how far it is. A trusted read must not
-return anything older than the sequence `wanted` (from the caller, or from a session). It works in five steps:
+return anything older than the sequence `wanted` (from the caller, or from a session). Who provides that:
 
-1. **Who guarantees it?** A server that keeps `min_last_seq` does it itself: `NativeRead` probes that once per
-   connection, by what the server does, and then only passes the number on. All that follows is for other servers.
-2. **Generation.** Sequences mean something only within one life of a stream. `LeaderState` learns from the leader when
-   the stream was made; messages from before that belong to an older stream of the same name.
-3. **Ask.** `DirectGets` sends one request to whichever replica answers. An answer is believed only if it comes from the
-   stream or from a mirror that holds all of it, and from this generation.
-4. **Judge.** `proof` decides, as a pure function of that one answer, what it proves: PRESENT, ABSENT, BEHIND or
-   UNPROVEN. `Proofs` asks the further questions that an unproven answer needs: an anchor to make the end of a
-   multi-subject get come, the newest message of a subject, the chain of messages behind one, the leader's state.
-5. **Retry.** An attempt returns its answer or a `Retry` with its reason; `RetryLoop` alone waits between attempts,
-   switches to another server when ours is silent or stuck, and raises the most telling reason when the time is up.
+1. **A server that keeps `min_last_seq`** does it itself: `NativeRead` probes that once per connection, by what the
+   server does, and then only passes the number on. All that follows is for other servers.
+2. **The rule** (`rule.ReadRule`) decides what is asked and what is believed, without any I/O; `evidence` has the theory
+   of what an answer proves. It is a generator: it yields requests and is sent their outcomes.
+3. **The driver** (`ReadDriver`) carries the requests out, by `DirectGets` (whichever copy answers) and `LeaderRequests`
+   (stream info, Message Get). It alone waits between attempts, switches to another server when ours is silent or stuck,
+   and raises the most telling reason when the time is up.
+4. **Ranges and listings** (`RangeRead`, `LastMany`, `LeaderRead`) ask page by page, and have each page proven.
 
 The parts belong to the stream: they are made once, by the first trusted read of a handle, and hold nothing of any one
 read. What differs from read to read, what is wanted, the time for it (`RetryPolicy`) and what was reached, is the
@@ -27,35 +24,42 @@ from __future__ import annotations
 
 from functools import partial
 
+from slipstream.api import GetRequest
 from slipstream.jetstream._sync.context import JetStreamContext
 from slipstream.jetstream.reads._sync.direct_gets import DirectGets
+from slipstream.jetstream.reads._sync.drive import ReadDriver
 from slipstream.jetstream.reads._sync.last_many import LastMany
 from slipstream.jetstream.reads._sync.leader_read import LeaderRead
-from slipstream.jetstream.reads._sync.leader_state import LeaderState
+from slipstream.jetstream.reads._sync.leader_requests import LeaderRequests
 from slipstream.jetstream.reads._sync.native_read import NativeRead
-from slipstream.jetstream.reads._sync.proofs import Proofs
-from slipstream.jetstream.reads._sync.proven_get import ProvenGet
 from slipstream.jetstream.reads._sync.range_read import RangeRead
-from slipstream.jetstream.reads._sync.retry_loop import RetryLoop
+from slipstream.jetstream.reads.direct_get import StoredMessage
 from slipstream.jetstream.reads.goal import ReadGoal
 from slipstream.jetstream.reads.range_reader import RangeReader
+from slipstream.jetstream.reads.rule import ReadRule
 
 
 class TrustedReads:
     """The parts that carry out the trusted reads of one stream."""
 
-    __slots__ = ("_read_range", "by_leader", "last_many", "native", "proven")
+    __slots__ = ("_driver", "_read_range", "_rule", "by_leader", "last_many", "native")
 
     def __init__(self, context: JetStreamContext, stream: str) -> None:
-        leader = LeaderState(context, stream)
-        loop = RetryLoop(context, leader)
-        direct = DirectGets(context, stream, leader)
-        proofs = Proofs(leader, direct, loop)
-        self._read_range = partial(RangeRead, context.client, leader, direct, loop, proofs)
-        self.native = NativeRead(context, leader, direct, loop)
-        self.proven = ProvenGet(leader, direct, loop, proofs, self._read_range)
-        self.by_leader = LeaderRead(context, leader, loop, proofs, self.proven)
-        self.last_many = LastMany(context, leader, direct, loop, self.native, proofs, self.proven)
+        client = context.client
+        self._rule = rule = ReadRule(stream, context.read_state.stream(context.prefix, stream), client.now)
+        direct = DirectGets(context, stream)
+        self._driver = driver = ReadDriver(context, rule, direct, LeaderRequests(context))
+        self._read_range = partial(RangeRead, client, direct, driver, rule)
+        self.native = NativeRead(context, rule, direct, driver)
+        self.by_leader = LeaderRead(context, rule, driver, self._read_range)
+        self.last_many = LastMany(context, rule, direct, driver, self.native)
+
+    def get(self, goal: ReadGoal, request: GetRequest) -> StoredMessage:
+        """One message with a proof, by whichever copy can give it."""
+        found = self._driver.run(goal, self._rule.get(goal, request))
+        if found is None:
+            raise goal.missing_of(request)
+        return found
 
     def range(self, goal: ReadGoal, reader: RangeReader, *, is_plain: bool = False) -> RangeRead:
         """A range, by whichever replica answers. `is_plain`: there is no goal, or the server guarantees it."""

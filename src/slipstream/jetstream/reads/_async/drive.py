@@ -1,13 +1,13 @@
-"""The retry loop of trusted reads over the asyncio client: the one place of a read that sleeps and switches servers.
+"""The driver of trusted reads over the asyncio client: sends what the rule asks for, waits, and retries.
 
-An attempt says by its result whether there is an answer or something to wait for (`Answer | Retry`). How long to wait,
-and when to raise instead, is decided by the retry policy. The blocking twin is generated from this file
-(`tools/unasync.py`).
+The one place of a read that sleeps, switches servers and gives up. The rule yields requests and gets their outcomes; an
+attempt of a server that guarantees `min_last_seq` itself says by its result whether there is an answer or something to
+wait for (`Answer | Retry`). The blocking twin is generated from this file (`tools/unasync.py`).
 """
 
 from __future__ import annotations
 
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from slipstream.errors import (
     AuthorizationError,
@@ -19,9 +19,11 @@ from slipstream.errors import (
     StreamNotFoundError,
 )
 from slipstream.jetstream._async.context import JetStreamContext
-from slipstream.jetstream.reads._async.leader_state import LeaderState
+from slipstream.jetstream.reads._async.direct_gets import DirectGets
+from slipstream.jetstream.reads._async.leader_requests import LeaderRequests
 from slipstream.jetstream.reads.goal import ReadGoal
 from slipstream.jetstream.reads.retry import Retry
+from slipstream.jetstream.reads.rule import Action, Direct, Info, Pause, ReadRule, Steps
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -35,17 +37,46 @@ class Attempt(Protocol[T_co]):
     async def __call__(self) -> T_co | Retry: ...
 
 
-class RetryLoop:
-    """Runs the attempts of reads, each within its time."""
+class ReadDriver:
+    """Carries out the reads of one stream, each within its time."""
 
-    __slots__ = ("_client", "_leader", "_read_state")
+    __slots__ = ("_client", "_direct", "_leader", "_read_state", "_rule")
 
-    def __init__(self, context: JetStreamContext, leader: LeaderState) -> None:
+    def __init__(self, context: JetStreamContext, rule: ReadRule, direct: DirectGets, leader: LeaderRequests) -> None:
         self._client = context.client
         self._read_state = context.read_state
+        self._rule = rule
+        self._direct = direct
         self._leader = leader
 
-    async def run(self, goal: ReadGoal, attempt: Attempt[T]) -> T:
+    async def run(self, goal: ReadGoal, steps: Steps[T]) -> T:
+        """Carry out the steps of the rule; raises when the time is up, or what the rule does not handle."""
+        outcome: Any = None
+        failure: Error | None = None
+        while True:
+            try:
+                action = steps.send(outcome) if failure is None else steps.throw(failure)
+            except StopIteration as stop:
+                result: T = stop.value
+                return result
+            outcome, failure = None, None
+            try:
+                outcome = await self._carry_out(goal, action)
+            except Error as error:
+                if isinstance(action, Pause):
+                    raise
+                failure = error
+
+    async def _carry_out(self, goal: ReadGoal, action: Action) -> Any:
+        if isinstance(action, Direct):
+            return await self._direct.ask(goal, action.request, is_named=action.is_named)
+        if isinstance(action, Pause):
+            return await self.wait(goal, action.retry)
+        if isinstance(action, Info):
+            return await self._leader.info(goal, action)
+        return await self._leader.message(goal, action.stream, action.request)
+
+    async def repeat(self, goal: ReadGoal, attempt: Attempt[T]) -> T:
         """Repeat an attempt until it brings an answer; raises when the time is up."""
         while True:
             result = await attempt()
@@ -78,7 +109,7 @@ class RetryLoop:
         if goal.session is not None and not goal.has_looked and isinstance(reason, StaleReadError):
             # The stream may be another one of that name, which never reaches what the session has seen.
             goal.has_looked = True
-            looked = await self._leader.info(goal)
+            looked = await self.run(goal, self._rule.info(goal))
             if isinstance(looked, Retry):
                 await self.wait(goal, looked)
         delay = goal.policy.next_pause(reason)
@@ -91,7 +122,7 @@ class RetryLoop:
     async def _check_direct_allowed(self, goal: ReadGoal, error: DirectGetNotAllowedError) -> None:
         """No responder for Direct Gets: raises if the stream does not allow them, else it is a matter of time."""
         try:
-            info = await self._leader.info(goal)
+            info = await self._leader.info(goal, Info(self._rule.stream))
         except (StreamNotFoundError, AuthorizationError) as cause:
             raise error from cause
         if isinstance(info, Retry):

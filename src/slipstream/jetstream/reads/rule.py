@@ -1,0 +1,591 @@
+"""The rule of trusted reads on servers that ignore `min_last_seq`: what is asked, in which order, and what is believed.
+
+Sans I/O: each method is a generator that yields requests (`Direct`, `Info`, `Leader`) and gets their outcomes, or a
+`Retry` in place of one; `Pause` means that the attempt was in vain, and ends the read when its time is up. A driver
+sends and waits, `drive.py`; a simulation answers from a model. What an answer is worth, and why, is in `evidence`.
+
+The order of a single read, cheapest proof first:
+
+1. A Direct Get of whichever copy answers. Good if the message proves itself, if the session knew it already, if the
+   copy is the only store there is, or if the stream keeps everything and the copy has reached the wanted sequence.
+2. Is the leader settled, and has it reached the wanted sequence? Then its Message Get is right, whoever answers it.
+3. Right after an election nobody is settled: a Direct Get of the newest messages that names its responder, and the
+   leader's word behind it. Good if the copy was level with the leader, or was the leader's own.
+4. Pause, and again.
+
+For a mirror that is read by its own name the leader's questions go to the stream at the end of its upstreams.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from slipstream.api import GetRequest, StreamInfo
+from slipstream.errors import ApiError, AuthorizationError, BadRequestError, StaleReadError
+from slipstream.jetstream.reads.direct_get import Replies, StoredMessage
+from slipstream.jetstream.reads.evidence import (
+    MOST_DELETED,
+    LeaderWord,
+    has_everything,
+    is_plain_mirror,
+    is_whole_mirror,
+    keeps_everything,
+    lacks_any_of,
+    leader_word,
+    newest,
+    oldest_time,
+    removed_of,
+    source_of,
+    state_has,
+    takes_over_all,
+    up_to,
+)
+from slipstream.jetstream.reads.goal import ReadGoal
+from slipstream.jetstream.reads.read_state import GENERATION_AGE, MirrorFacts, StreamCache
+from slipstream.jetstream.reads.retry import Retry
+from slipstream.wire import has_wildcard
+
+T = TypeVar("T")
+
+_FORBIDDEN = "only stream info could prove it, which this user may not ask for"
+
+
+# What a driver is asked for
+
+
+class Direct(NamedTuple):
+    """A Direct Get of whichever copy answers: `Replies`, or a `Retry`. `is_named`: by message tracing, if it can be."""
+
+    request: GetRequest
+    is_named: bool = False
+
+
+class Info(NamedTuple):
+    """Stream info by the leader, sent after this was asked for: `StreamInfo`, or a `Retry`."""
+
+    stream: str
+    is_deleted: bool = False  # with the deleted sequences
+    subjects_filter: str = ""
+
+
+class Leader(NamedTuple):
+    """A Message Get: a message, None for "not found", or a `Retry`."""
+
+    stream: str
+    request: GetRequest
+
+
+class Pause(NamedTuple):
+    """The attempt was in vain, for these reasons."""
+
+    retry: Retry
+
+
+Action = Direct | Info | Leader | Pause
+Steps = Generator[Action, Any, T]
+
+
+class Found(NamedTuple):
+    """A proven answer: the message, or that there is none."""
+
+    message: StoredMessage | None
+
+
+class RangePage(NamedTuple):
+    """A page of a range, or a part of one: who sent it, and what is in it."""
+
+    source: str  # the stream that answered
+    responder: str  # the server, if it was named
+    seqs: Sequence[int]
+    oldest: int  # time
+    start: int  # the first sequence asked for
+    is_of_all: bool  # subjects, not of some
+
+
+class ReadRule:
+    """How reads of one stream are proven; what it learns on the way is in the cache."""
+
+    __slots__ = ("_now", "cache", "stream")
+
+    def __init__(self, stream: str, cache: StreamCache, now: Callable[[], float]) -> None:
+        self.stream = stream
+        self.cache = cache
+        self._now = now
+
+    # Single messages
+
+    def get(self, goal: ReadGoal, request: GetRequest) -> Steps[StoredMessage | None]:
+        """The message with a sequence, the next one of a subject, or its last one; None if there is none."""
+        while True:
+            result: Found | Retry | None = None
+            if not self._begins_at_leader(goal):
+                result = yield from self._by_copy(goal, request)
+            if result is None:
+                self._refuse_what_cannot_be_proven(goal)
+                result = yield from self._by_leader(goal, request)
+            if isinstance(result, Found):
+                return result.message
+            yield Pause(result)
+
+    def _begins_at_leader(self, goal: ReadGoal) -> bool:
+        """Whether a copy need not be asked: the reads of late were older than what was wanted of them."""
+        cache = self.cache
+        return cache.is_leader_first and 0 < goal.wanted <= cache.settled
+
+    def _by_copy(self, goal: ReadGoal, request: GetRequest) -> Steps[Found | Retry | None]:
+        """What one copy says, if that proves itself; None if only the leader can tell."""
+        subject, cache = request.last_by_subj, self.cache
+        is_multi = bool(subject) and self._keeps_in_replicas()
+        if is_multi:
+            asked = GetRequest(multi_last=(subject,))
+        elif subject or request.next_by_subj:
+            asked = request
+        else:  # with what follows it: that shows that it is gone
+            asked = GetRequest(seq=request.seq, next_by_subj=">")
+        answer: Replies | Retry = yield Direct(asked)
+        if isinstance(answer, Retry):
+            return answer
+        message = newest(answer.items, subject) if is_multi else answer.items[0].message if answer.items else None
+        if message is None:
+            return None
+        doubt = yield from self._doubt(goal, message.stream, message.time)
+        if doubt is not None:
+            return Retry(doubt)
+        if self._proves_itself(goal, request, message):
+            goal.reach(message.seq)
+            return Found(message)
+        if cache.is_mute:
+            return Retry(goal.stale(_FORBIDDEN))
+        is_right = yield from self._is_right_copy(
+            goal,
+            message.stream,
+            has=up_to(answer) if subject else message.seq,
+            needs=goal.wanted if subject else message.seq,
+        )
+        if isinstance(is_right, Retry):
+            return is_right
+        if not subject and not request.next_by_subj and message.seq != request.seq:  # only what follows it exists
+            is_gone = message.stream == self.origin and cache.reached >= goal.wanted
+            return Found(None) if is_gone and goal.session is None else None
+        if not is_right:
+            return None
+        goal.reach(goal.wanted)
+        return Found(message)
+
+    def _refuse_what_cannot_be_proven(self, goal: ReadGoal) -> None:
+        if self.cache.is_partial:
+            raise goal.stale(
+                f"{self.origin!r} mirrors a part of a stream, or a stream elsewhere: there only a message that is new "
+                "enough itself can be proven"
+            )
+
+    def _keeps_in_replicas(self) -> bool:
+        """Whether the last sequence of a copy proves something: then it is asked for."""
+        config = self.cache.config
+        return config is not None and config.num_replicas > 1 and keeps_everything(config)
+
+    def _proves_itself(self, goal: ReadGoal, request: GetRequest, message: StoredMessage) -> bool:
+        """A message that is new enough was the newest of its subject when it was stored; or the session knew it."""
+        if request.last_by_subj:
+            return message.seq >= goal.wanted or goal.known(message.subject) == message.seq
+        return not request.next_by_subj and message.seq == request.seq >= goal.wanted
+
+    def _is_right_copy(self, goal: ReadGoal, source: str, *, has: int, needs: int) -> Steps[bool | Retry]:
+        """Whether a copy that has reached one sequence, and needs to have reached another, is right in what it shows.
+
+        What is wanted must exist; where a stream keeps everything, a copy need not have reached it to be right about
+        what lies before.
+        """
+        cache = self.cache
+        if not cache.has_config(self._now()):
+            told = yield from self.info(goal)
+            if isinstance(told, Retry):
+                return told
+        config = cache.config
+        if config is None or goal.wanted > max(cache.reached, has):
+            return False
+        if source == self.origin and config.num_replicas <= 1:
+            return True  # the only store there is
+        if not keeps_everything(config) or has < needs:
+            return False
+        if source == self.origin:
+            return True
+        return (yield from self._is_right_mirror(source, needs))
+
+    def _is_right_mirror(self, source: str, needs: int) -> Steps[bool]:
+        """Whether a mirror of a stream that keeps everything has all of it: asked after its answer, of itself."""
+        try:
+            told: StreamInfo | Retry = yield Info(source)
+        except (ApiError, AuthorizationError):  # of another account or domain
+            return False
+        return (
+            isinstance(told, StreamInfo)
+            and is_whole_mirror(told.config, self.origin)
+            and has_everything(told.state, self.cache.first_seq, needs)
+        )
+
+    # By the leader
+
+    def get_from_leader(self, goal: ReadGoal, request: GetRequest) -> Steps[StoredMessage | None]:
+        """The same by the leader alone, as far as it can prove itself."""
+        while True:
+            self._refuse_what_cannot_be_proven(goal)
+            result = yield from self._by_leader(goal, request)
+            if isinstance(result, Found):
+                return result.message
+            yield Pause(result)
+
+    def is_settled(self, goal: ReadGoal) -> Steps[bool]:
+        """Whether every leader has what is wanted: asked until one has it, settled or not."""
+        goal.with_leader = True
+        while self.cache.settled < goal.wanted:
+            word = yield from self._word(goal)
+            if isinstance(word, LeaderWord):
+                return word.is_settled
+            yield Pause(word)
+        return True
+
+    def _by_leader(self, goal: ReadGoal, request: GetRequest) -> Steps[Found | Retry]:
+        """The leader's answer, if it can be proven."""
+        cache = self.cache
+        goal.with_leader = True
+        if cache.settled < goal.wanted:
+            told = yield from self._word(goal)
+            if isinstance(told, Retry):
+                return told
+            if not told.is_settled:
+                return (yield from self._unsettled(goal, request, told))
+        return (yield from self._settled(goal, request))
+
+    def _word(self, goal: ReadGoal) -> Steps[LeaderWord | Retry]:
+        """The word of a leader that has reached the wanted sequence."""
+        info = yield from self.info(goal)
+        if isinstance(info, Retry):
+            return info
+        word = leader_word(info)
+        if word is None:
+            return Retry(goal.stale("it has no leader"))
+        if word.last_seq < goal.wanted:
+            return Retry(goal.behind(word.last_seq))
+        return word
+
+    def _settled(self, goal: ReadGoal, request: GetRequest) -> Steps[Found | Retry]:
+        """A Message Get: every leader has what is wanted, so whichever answers is right."""
+        message: StoredMessage | Retry | None = yield Leader(self.origin, request)
+        if isinstance(message, Retry):
+            return message
+        if message is None:
+            is_absent = yield from self._is_absent(goal, request)
+            return is_absent if isinstance(is_absent, Retry) else Found(None)
+        doubt = yield from self._doubt(goal, self.origin, message.time)
+        if doubt is not None:
+            return Retry(doubt)
+        self.cache.is_leader_first = message.seq < goal.wanted
+        goal.reach(max(message.seq, goal.wanted))
+        if request.next_by_subj and goal.session is not None:  # what lay before it may be gone: never show it again
+            told = yield from self._word(goal)
+            if isinstance(told, Retry):
+                return told
+            goal.reach(told.last_seq)
+        return Found(message)
+
+    def _is_absent(self, goal: ReadGoal, request: GetRequest) -> Steps[Found | Retry | None]:
+        """The leader found nothing: True to its word, but for the last message of a pattern, which it may overlook.
+
+        A session remembers the absence, by a state of the leader behind it.
+        """
+        is_pattern = bool(request.last_by_subj) and has_wildcard(request.last_by_subj)
+        if is_pattern or goal.session is not None:
+            told = yield from self.info(goal, subjects_filter=request.last_by_subj if is_pattern else "")
+            if isinstance(told, Retry):
+                return told
+            if leader_word(told) is None or told.state.last_seq < goal.wanted:
+                return Retry(goal.behind(told.state.last_seq))
+            if is_pattern and told.state.subjects:
+                return Retry(goal.stale(f"its leader finds no newest message of {request.last_by_subj}"))
+            goal.reach(told.state.last_seq)
+        goal.reach(goal.wanted)
+        return None
+
+    # After an election
+
+    def _unsettled(self, goal: ReadGoal, request: GetRequest, before: LeaderWord) -> Steps[Found | Retry]:
+        """Two leaders may answer, and one of them may be behind: a copy that is level, or the leader's own."""
+        if not self._allows_direct():
+            return (yield from self._unsettled_alone(goal, request, before))
+        subject = request.last_by_subj
+        asked = GetRequest(multi_last=(subject,)) if subject and not has_wildcard(subject) else request
+        try:
+            answer = yield from self.by_name(goal, asked, before)
+        except BadRequestError:
+            return Retry(goal.stale("only a multi-subject get could prove it: nats-server 2.11 or newer is needed"))
+        if isinstance(answer, Retry):
+            return answer
+        if isinstance(answer, Replies):
+            message = answer.items[0].message
+            goal.reach(max(goal.wanted, message.seq))
+            if request.next_by_subj and self.cache.leader is not None:
+                goal.reach(self.cache.leader.last_seq)  # what lay before it may be gone: a session never shows it again
+            return Found(message)
+        return (yield from self._unsettled_alone(goal, request, before))
+
+    def _allows_direct(self) -> bool:
+        config = self.cache.config
+        return config is None or config.allow_direct or bool(self.cache.origin)
+
+    def _unsettled_alone(self, goal: ReadGoal, request: GetRequest, before: LeaderWord) -> Steps[Found | Retry]:
+        """What a leader can prove by itself: an absence by one of its states, a message that is new enough."""
+        absent = yield from self._absent_in_state(goal, request)
+        if absent is not None:
+            return absent
+        message: StoredMessage | Retry | None = yield Leader(self.origin, request)
+        if isinstance(message, StoredMessage) and self._proves_itself(goal, request, message):
+            doubt = yield from self._doubt(goal, self.origin, message.time)
+            if doubt is None:
+                goal.reach(message.seq)
+                return Found(message)
+        hint = (
+            "its own copy did not answer"
+            if self._allows_direct()
+            else "only its copy could prove more: set allow_direct"
+        )
+        return Retry(goal.stale(f"{before.name} leads it since a moment, and {hint}"))
+
+    def by_name(self, goal: ReadGoal, request: GetRequest, before: LeaderWord) -> Steps[Replies | Retry | None]:
+        """An answer of the leader's own copy, or of one that is level with it; None if it was neither.
+
+        `before` is the leader's word, which has reached the wanted sequence.
+        """
+        answer: Replies | Retry = yield Direct(request, is_named=True)
+        if isinstance(answer, Retry):
+            return answer
+        if not answer.items or source_of(answer) != self.origin:
+            return None
+        doubt = yield from self._doubt(goal, self.origin, oldest_time(answer.items))
+        if doubt is not None:
+            return Retry(doubt)
+        told = yield from self._word(goal)
+        if isinstance(told, Retry):
+            return told
+        if answer.responder and answer.responder == before.name and told.is_same_leader(before):
+            return answer
+        is_level = not _is_bounded(request) and up_to(answer) == told.last_seq and told.is_heard_by_all
+        return answer if is_level else None
+
+    def _absent_in_state(self, goal: ReadGoal, request: GetRequest) -> Steps[Found | Retry | None]:
+        """Whether one state of a leader shows that there is no such message."""
+        subject = request.last_by_subj or request.next_by_subj
+        told = yield from self.info(goal, subjects_filter=subject)
+        if isinstance(told, Retry):
+            return told
+        if leader_word(told) is None or told.state.last_seq < goal.wanted:
+            return Retry(goal.behind(told.state.last_seq))
+        if subject:
+            is_absent = not told.state.subjects
+        else:
+            has_it = state_has(told.state, request.seq)
+            if has_it is None and told.state.num_deleted <= MOST_DELETED:
+                told = yield from self.info(goal, is_deleted=True)
+                if isinstance(told, Retry):
+                    return told
+                if leader_word(told) is None or told.state.last_seq < goal.wanted:
+                    return Retry(goal.behind(told.state.last_seq))
+                has_it = state_has(told.state, request.seq)
+            is_absent = has_it is False
+        if not is_absent:
+            return None
+        goal.reach(told.state.last_seq)
+        return Found(None)
+
+    # The newest messages of many subjects, and pages of ranges
+
+    def newest_page(
+        self, goal: ReadGoal, request: GetRequest, subjects: Sequence[str]
+    ) -> Steps[Replies | Retry | None]:
+        """One page of a multi-subject get that is proven; None if nothing was found, which proves nothing."""
+        cache, is_bounded = self.cache, _is_bounded(request)
+        before: LeaderWord | None = None
+        if not cache.has_config(self._now()):
+            told = yield from self.info(goal)
+            if isinstance(told, Retry):
+                return told
+        config = cache.config
+        is_by_name = config is not None and config.num_replicas > 1 and (is_bounded or not keeps_everything(config))
+        if is_by_name:
+            before = cache.leader
+            if before is None or before.last_seq < goal.wanted:
+                word = yield from self._word(goal)
+                if isinstance(word, Retry):
+                    return word
+                before = word
+        answer: Replies | Retry = yield Direct(request, is_named=is_by_name)
+        if isinstance(answer, Retry):
+            return answer
+        if not answer.items:
+            return None
+        source = source_of(answer)
+        doubt = yield from self._doubt(goal, source, oldest_time(answer.items))
+        if doubt is not None:
+            return Retry(doubt)
+        end = answer.end
+        reached = -1 if end is None or is_bounded else end.up_to_seq
+        if not is_bounded and _all_new(answer, subjects, goal.wanted):
+            return answer
+        is_right = yield from self._is_right_copy(goal, source, has=reached, needs=goal.wanted)
+        if is_right is True or isinstance(is_right, Retry):
+            return answer if is_right is True else is_right
+        if source != self.origin:
+            return Retry(goal.foreign(source))
+        if before is None:
+            return Retry(goal.behind(reached))
+        word = yield from self._word(goal)
+        if isinstance(word, Retry):
+            return word
+        is_named = bool(answer.responder) and answer.responder == before.name and word.is_same_leader(before)
+        is_level = not is_bounded and end is not None and reached == word.last_seq and word.is_heard_by_all
+        if is_named or is_level:
+            return answer
+        return Retry(goal.stale("neither its leader's copy nor one level with it answered"))
+
+    def page(self, goal: ReadGoal, page: RangePage, before: LeaderWord | None) -> Steps[set[int] | Retry]:
+        """Which messages of a page of a range are gone; the others are proven, and none is missing among them.
+
+        A replica at its last sequence has all messages up to it that still exist, so nothing is missing; what is gone,
+        one state of the leader shows. `before`: the leader's word from before the page was asked for.
+        """
+        source, seqs = page.source, page.seqs
+        doubt = yield from self._doubt(goal, source, page.oldest)
+        if doubt is not None:
+            return Retry(doubt)
+        cache = self.cache
+        if not cache.has_config(self._now()) or cache.reached < goal.wanted:
+            told = yield from self._word(goal)
+            if isinstance(told, Retry):
+                return told
+        config = cache.config
+        if config is None:
+            return Retry(goal.stale("its configuration is unknown"))
+        if source == self.origin and (config.num_replicas <= 1 or keeps_everything(config)):
+            return set()
+        if keeps_everything(config):
+            is_right = yield from self._is_right_mirror(source, seqs[-1])
+            return set() if is_right else Retry(goal.foreign(source))
+        self._refuse_what_cannot_be_proven(goal)
+        return (yield from self._leftovers(goal, page, before))
+
+    def _leftovers(self, goal: ReadGoal, page: RangePage, before: LeaderWord | None) -> Steps[set[int] | Retry]:
+        """What a copy still shows although it is gone, by the leader's state behind its answer."""
+        cache, seqs = self.cache, page.seqs
+        told = yield from self.info(goal, is_deleted=not cache.needs_names)
+        if isinstance(told, Retry):
+            return told
+        word = leader_word(told)
+        if word is None or word.last_seq < max(goal.wanted, seqs[-1]):
+            return Retry(goal.behind(told.state.last_seq))
+        is_replica = page.source == self.origin
+        is_by_name = (
+            is_replica
+            and before is not None
+            and before.last_seq >= goal.wanted
+            and page.responder == before.name
+            and word.is_same_leader(before)
+        )
+        if is_by_name:
+            return set()
+        cache.needs_names = told.state.num_deleted > MOST_DELETED
+        gone = removed_of(told.state, seqs)
+        if gone is None:
+            return Retry(goal.stale("too much of it was deleted for a list, and its leader's own copy did not answer"))
+        if not is_replica and (not page.is_of_all or lacks_any_of(told.state, page.start, seqs)):
+            return Retry(goal.foreign(page.source))
+        return gone
+
+    # Whom to believe
+
+    @property
+    def origin(self) -> str:
+        """The stream whose leader is asked: this one, or the one at the end of a mirror's upstreams."""
+        return self.cache.origin or self.stream
+
+    def info(self, goal: ReadGoal, *, is_deleted: bool = False, subjects_filter: str = "") -> Steps[StreamInfo | Retry]:
+        """Stream info of the origin, noted; a `Retry` also if it is of an older stream of that name."""
+        cache = self.cache
+        while True:
+            sent = self._now()
+            try:
+                told: StreamInfo | Retry = yield Info(self.origin, is_deleted, subjects_filter)
+            except AuthorizationError:
+                cache.is_mute, cache.asked_at = True, sent
+                return Retry(goal.stale(_FORBIDDEN))
+            if isinstance(told, Retry):
+                return told
+            upstream = told.config.mirror
+            if upstream is None:
+                break
+            if (
+                upstream.external is not None
+                or not takes_over_all(told.config, upstream.name)
+                or upstream.name == self.stream
+            ):
+                cache.is_partial, cache.asked_at = True, sent
+                return Retry(goal.stale(f"{self.origin!r} mirrors a part of a stream, or a stream elsewhere"))
+            cache.origin = upstream.name
+        if not cache.learn(told, sent):
+            return Retry(goal.stale("the leader of an older stream of that name answered"))
+        goal.learn(told)
+        return told
+
+    def learn_generation(self, goal: ReadGoal) -> Steps[None]:
+        """Learn since when the stream exists, unless that is known; a leader that is away is not waited for."""
+        cache, now = self.cache, self._now()
+        if goal.session is not None:
+            cache.know(goal.session.created(self.stream))
+        if cache.is_known(now):
+            return
+        told = yield from self.info(goal)
+        if isinstance(told, Retry):
+            cache.asked_at = now
+
+    def _doubt(self, goal: ReadGoal, source: str, oldest: int) -> Steps[StaleReadError | None]:
+        """Why an answer of `source`, whose oldest message is of that time, is not to be believed; None if it is."""
+        cache = self.cache
+        if not cache.is_known(self._now()):
+            yield from self.learn_generation(goal)
+        if source != self.origin:
+            is_plain = yield from self._is_plain_mirror(source)
+            if not is_plain:
+                return goal.foreign(source)
+        if oldest >= cache.floor:
+            return None
+        if cache.may_ask(self._now()):
+            yield from self.info(goal)
+        return goal.stale("an older stream of that name answered") if oldest < cache.floor else None
+
+    def _is_plain_mirror(self, source: str) -> Steps[bool]:
+        """Whether a stream that answered is a mirror with the messages of this one, under their own subjects."""
+        if source == self.stream:
+            return True  # a mirror that is read by its own name: `info` has looked at it
+        known, now = self.cache.mirrors.get(source), self._now()
+        if known is not None and now - known.asked_at < GENERATION_AGE:
+            return known.is_plain
+        try:
+            told: StreamInfo | Retry = yield Info(source)
+            if isinstance(told, Retry):
+                return False
+            is_plain = is_plain_mirror(told.config, self.origin)
+        except (ApiError, AuthorizationError):  # of another account or domain: what it holds cannot be known
+            is_plain = False
+        self.cache.mirrors[source] = MirrorFacts(is_plain, now)
+        return is_plain
+
+
+def _is_bounded(request: GetRequest) -> bool:
+    return bool(request.up_to_seq) or request.up_to_time is not None
+
+
+def _all_new(answer: Replies, subjects: Sequence[str], wanted: int) -> bool:
+    """Whether every subject that was asked for was found, with a message that proves itself."""
+    if len(answer.items) < len(subjects) or any(item.message.seq < wanted for item in answer.items):
+        return False
+    return {item.message.subject for item in answer.items}.issuperset(subjects)
