@@ -17,7 +17,7 @@ answer is the stream's answer as of some s >= W. Who answers is one of four kind
 So the last sequence of a copy proves nothing where messages are ever removed. What does:
 
 - the message itself: one at q >= W was the newest of its subject as of q;
-- what can never be removed: where a stream keeps everything, a copy that has reached U is the stream as of U;
+- what was never removed: where a stream keeps everything and lost nothing, a copy at U is the stream as of U;
 - being level: the leader, asked after the answer, has exactly the last sequence of the copy, so nothing can have been
   removed that the copy did not see;
 - the leader's own word, if all who can speak as leaders have W: a leader that is settled (30 s by its own clock; who
@@ -100,6 +100,15 @@ def keeps_everything(config: StreamConfig) -> bool:
     )
 
 
+def lost_nothing(info: StreamInfo) -> bool:
+    """Whether a stream keeps everything and has everything that was ever stored in it, by a state of its leader.
+
+    The configuration alone does not say so: limits may have been lifted, and a copy may still lack what they removed.
+    """
+    state, first = info.state, max(info.config.first_seq, 1)
+    return keeps_everything(info.config) and state.messages == max(state.last_seq - first + 1, 0)
+
+
 def is_plain_mirror(config: StreamConfig, upstream: str) -> bool:
     """Whether a mirror has messages of `upstream` under their own subjects, all of them or some."""
     source = config.mirror
@@ -156,6 +165,17 @@ def state_has(state: StreamState, seq: int) -> bool | None:
     if not state.num_deleted:
         return True
     return seq not in state.deleted if state.deleted else None
+
+
+def has_any_from(state: StreamState, seq: int) -> bool | None:
+    """Whether any message exists from a sequence on, by one state; None if the deleted sequences must be known."""
+    if not state.messages or seq > state.last_seq:
+        return False
+    if not state.num_deleted or seq <= state.first_seq:
+        return True
+    if not state.deleted:
+        return None
+    return sum(deleted >= seq for deleted in state.deleted) < state.last_seq - seq + 1
 
 
 def newest(items: Sequence[BatchItem], pattern: str) -> StoredMessage | None:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from slipstream.api import StreamConfig, StreamInfo
 from slipstream.api.times import ZERO
-from slipstream.jetstream.reads.evidence import LeaderWord, leader_word
+from slipstream.jetstream.reads.evidence import LeaderWord, leader_word, lost_nothing
 
 GENERATION_AGE = 10.0  # seconds until the leader is asked again when the stream was created
 CONFIG_AGE = 1.0  # seconds for which conclusions from a configuration hold
@@ -51,6 +51,7 @@ class StreamCache:
         "first_seq",
         "floor",
         "is_leader_first",
+        "is_lossless",
         "is_mute",
         "is_partial",
         "leader",
@@ -78,6 +79,7 @@ class StreamCache:
         self.reached = 0  # a sequence that is known to exist or to have existed
         self.settled = 0  # a sequence that every leader has, now and later
         self.first_seq = 1
+        self.is_lossless = False  # it keeps everything, and has everything that was ever stored in it
         self.leader: LeaderWord | None = None
         self.is_leader_first = False  # reads of late needed the leader's word
         self.needs_names = False  # too much was deleted for a list of it
@@ -111,7 +113,7 @@ class StreamCache:
         self.config, self.config_at = info.config, sent
         self.reached = max(self.reached, state.last_seq)
         if word is not None:
-            self.leader, self.first_seq = word, state.first_seq
+            self.leader, self.first_seq, self.is_lossless = word, state.first_seq, lost_nothing(info)
             if word.is_settled:
                 self.settled = max(self.settled, word.last_seq)
         return True

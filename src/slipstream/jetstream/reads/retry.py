@@ -49,6 +49,7 @@ class RetryPolicy:
     __slots__ = (
         "_deadline",
         "_first_try",
+        "_leader_silences",
         "_now",
         "_pauses",
         "_reason",
@@ -69,6 +70,7 @@ class RetryPolicy:
         self._try = self._first_try
         self._pauses = 0
         self._silences = 0
+        self._leader_silences = 0
         self._stale_limit = min(max(timeout / STALE_PART, STALE_LEAST), STALE_MOST)
         self._stale_since: float | None = None
         self.tries = 0  # attempts that did not bring the answer
@@ -121,6 +123,15 @@ class RetryPolicy:
         self._silences = 0
         self._try = self._first_try
 
+    def leader_heard(self) -> None:
+        """The same of a leader: our server may pass some answers on, and not those."""
+        self._leader_silences = 0
+        self.heard()
+
+    def leader_silent(self) -> None:
+        """A leader did not answer, though others may."""
+        self._leader_silences += 1
+
     def stuck(self) -> bool:
         """Whether all answers have been stale for so long that another server is worth its price.
 
@@ -137,8 +148,8 @@ class RetryPolicy:
         If there is none, answers may just be slow: the next attempts get more time.
         """
         self._silences += 1
-        if self._silences < SILENCES:
+        if max(self._silences, self._leader_silences) < SILENCES:
             return False
-        self._silences = 0
+        self._silences = self._leader_silences = 0
         self._try *= 2
         return True

@@ -22,11 +22,12 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from slipstream.api import GetRequest, StreamInfo
-from slipstream.errors import ApiError, AuthorizationError, BadRequestError, StaleReadError
+from slipstream.errors import ApiError, AuthorizationError, BadRequestError, StaleReadError, TooManyResultsError
 from slipstream.jetstream.reads.direct_get import Replies, StoredMessage
 from slipstream.jetstream.reads.evidence import (
     MOST_DELETED,
     LeaderWord,
+    has_any_from,
     has_everything,
     is_plain_mirror,
     is_whole_mirror,
@@ -337,6 +338,8 @@ class ReadRule:
     def _unsettled_alone(self, goal: ReadGoal, request: GetRequest, before: LeaderWord) -> Steps[Found | Retry]:
         """What a leader can prove by itself: an absence by one of its states, a message that is new enough."""
         absent = yield from self._absent_in_state(goal, request)
+        if absent is None and request.next_by_subj and self._allows_direct():
+            absent = yield from self._absent_from(goal, request, before)
         if absent is not None:
             return absent
         message: StoredMessage | Retry | None = yield Leader(self.origin, request)
@@ -351,6 +354,23 @@ class ReadRule:
             else "only its copy could prove more: set allow_direct"
         )
         return Retry(goal.stale(f"{before.name} leads it since a moment, and {hint}"))
+
+    def _absent_from(self, goal: ReadGoal, request: GetRequest, before: LeaderWord) -> Steps[Found | Retry | None]:
+        """Whether nothing of a subject or pattern follows: the newest of each subject lies before."""
+        if request.start_time is not None:
+            return None
+        try:
+            answer = yield from self.by_name(goal, GetRequest(multi_last=(request.next_by_subj,)), before)
+        except (BadRequestError, TooManyResultsError):
+            return None
+        if not isinstance(answer, Replies) or answer.end is None or answer.end.pending > 0:
+            return answer if isinstance(answer, Retry) else None
+        last = newest(answer.items, request.next_by_subj)
+        if last is not None and last.seq >= max(request.seq, 1):
+            return None
+        if self.cache.leader is not None:
+            goal.reach(self.cache.leader.last_seq)
+        return Found(None)
 
     def by_name(self, goal: ReadGoal, request: GetRequest, before: LeaderWord) -> Steps[Replies | Retry | None]:
         """An answer of the leader's own copy, or of one that is level with it; None if it was neither.
@@ -370,8 +390,12 @@ class ReadRule:
             return told
         if answer.responder and answer.responder == before.name and told.is_same_leader(before):
             return answer
-        is_level = not _is_bounded(request) and up_to(answer) == told.last_seq and told.is_heard_by_all
-        return answer if is_level else None
+        if _is_bounded(request):
+            return None
+        reached, config = up_to(answer), self.cache.config
+        is_level = reached == told.last_seq and told.is_heard_by_all
+        is_as_of = config is not None and keeps_everything(config) and reached >= goal.wanted
+        return answer if is_level or is_as_of else None
 
     def _absent_in_state(self, goal: ReadGoal, request: GetRequest) -> Steps[Found | Retry | None]:
         """Whether one state of a leader shows that there is no such message."""
@@ -381,21 +405,27 @@ class ReadRule:
             return told
         if leader_word(told) is None or told.state.last_seq < goal.wanted:
             return Retry(goal.behind(told.state.last_seq))
-        if subject:
-            is_absent = not told.state.subjects
-        else:
-            has_it = state_has(told.state, request.seq)
-            if has_it is None and told.state.num_deleted <= MOST_DELETED:
-                told = yield from self.info(goal, is_deleted=True)
-                if isinstance(told, Retry):
-                    return told
-                if leader_word(told) is None or told.state.last_seq < goal.wanted:
-                    return Retry(goal.behind(told.state.last_seq))
-                has_it = state_has(told.state, request.seq)
-            is_absent = has_it is False
-        if not is_absent:
+        if subject and not told.state.subjects:
+            goal.reach(told.state.last_seq)
+            return Found(None)
+        if request.last_by_subj:
             return None
-        goal.reach(told.state.last_seq)
+        if not subject or subject == ">":
+            return (yield from self._absent_by_deletes(goal, request))
+        return None
+
+    def _absent_by_deletes(self, goal: ReadGoal, request: GetRequest) -> Steps[Found | Retry | None]:
+        """Whether the leader's list of what was deleted shows that a sequence, or all from it on, is gone."""
+        told = yield from self.info(goal, is_deleted=True)
+        if isinstance(told, Retry):
+            return told
+        if leader_word(told) is None or told.state.last_seq < goal.wanted:
+            return Retry(goal.behind(told.state.last_seq))
+        state = told.state
+        has_it = has_any_from(state, request.seq) if request.next_by_subj else state_has(state, request.seq)
+        if has_it is not False or request.start_time is not None:
+            return None
+        goal.reach(state.last_seq)
         return Found(None)
 
     # The newest messages of many subjects, and pages of ranges

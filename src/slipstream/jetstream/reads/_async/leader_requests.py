@@ -63,6 +63,7 @@ class LeaderRequests:
             await client.wait(shared.answer.ready, timeout=limit, what=f"an answer on {shared.call.subject}")
             info = shared.take()
         except (RequestTimeoutError, ConnectionLostError) as error:
+            goal.policy.leader_silent()
             return Retry(error)
         except ApiError as error:
             if error.code != NO_LEADER:
@@ -73,7 +74,7 @@ class LeaderRequests:
                 client.cancel(token)
                 if self._shared.get(asked) is shared:
                     del self._shared[asked]
-        goal.policy.heard()
+        goal.policy.leader_heard()
         return info
 
     async def message(self, goal: ReadGoal, stream: str, request: GetRequest) -> StoredMessage | Retry | None:
@@ -84,10 +85,11 @@ class LeaderRequests:
         except MessageNotFoundError:
             found = None
         except (RequestTimeoutError, ConnectionLostError) as error:
+            goal.policy.leader_silent()
             return Retry(error)
         except ApiError as error:
             if error.code != NO_LEADER:
                 raise
             return Retry(error)
-        goal.policy.heard()
+        goal.policy.leader_heard()
         return found
