@@ -31,7 +31,6 @@ from slipstream.jetstream.reads.evidence import (
     has_everything,
     is_plain_mirror,
     is_whole_mirror,
-    keeps_everything,
     lacks_any_of,
     leader_word,
     newest,
@@ -144,6 +143,7 @@ class ReadRule:
             asked = request
         else:  # with what follows it: that shows that it is gone
             asked = GetRequest(seq=request.seq, next_by_subj=">")
+        existed = cache.reached
         answer: Replies | Retry = yield Direct(asked)
         if isinstance(answer, Retry):
             return answer
@@ -161,13 +161,14 @@ class ReadRule:
         is_right = yield from self._is_right_copy(
             goal,
             message.stream,
+            existed,
             has=up_to(answer) if subject else message.seq,
             needs=goal.wanted if subject else message.seq,
         )
         if isinstance(is_right, Retry):
             return is_right
         if not subject and not request.next_by_subj and message.seq != request.seq:  # only what follows it exists
-            is_gone = message.stream == self.origin and cache.reached >= goal.wanted
+            is_gone = message.stream == self.origin and existed >= goal.wanted
             return Found(None) if is_gone and goal.session is None else None
         if not is_right:
             return None
@@ -184,7 +185,7 @@ class ReadRule:
     def _keeps_in_replicas(self) -> bool:
         """Whether the last sequence of a copy proves something: then it is asked for."""
         config = self.cache.config
-        return config is not None and config.num_replicas > 1 and keeps_everything(config)
+        return config is not None and config.num_replicas > 1 and self.cache.is_lossless
 
     def _proves_itself(self, goal: ReadGoal, request: GetRequest, message: StoredMessage) -> bool:
         """A message that is new enough was the newest of its subject when it was stored; or the session knew it."""
@@ -192,11 +193,11 @@ class ReadRule:
             return message.seq >= goal.wanted or goal.known(message.subject) == message.seq
         return not request.next_by_subj and message.seq == request.seq >= goal.wanted
 
-    def _is_right_copy(self, goal: ReadGoal, source: str, *, has: int, needs: int) -> Steps[bool | Retry]:
+    def _is_right_copy(self, goal: ReadGoal, source: str, existed: int, *, has: int, needs: int) -> Steps[bool | Retry]:
         """Whether a copy that has reached one sequence, and needs to have reached another, is right in what it shows.
 
-        What is wanted must exist; where a stream keeps everything, a copy need not have reached it to be right about
-        what lies before.
+        What is wanted must have existed when it was asked; where nothing was ever removed, a copy need not have reached
+        it to be right about what lies before.
         """
         cache = self.cache
         if not cache.has_config(self._now()):
@@ -204,11 +205,11 @@ class ReadRule:
             if isinstance(told, Retry):
                 return told
         config = cache.config
-        if config is None or goal.wanted > max(cache.reached, has):
+        if config is None or goal.wanted > max(existed, has):
             return False
         if source == self.origin and config.num_replicas <= 1:
             return True  # the only store there is
-        if not keeps_everything(config) or has < needs:
+        if not cache.is_lossless or has < needs:
             return False
         if source == self.origin:
             return True
@@ -392,9 +393,9 @@ class ReadRule:
             return answer
         if _is_bounded(request):
             return None
-        reached, config = up_to(answer), self.cache.config
+        reached = up_to(answer)
         is_level = reached == told.last_seq and told.is_heard_by_all
-        is_as_of = config is not None and keeps_everything(config) and reached >= goal.wanted
+        is_as_of = self.cache.is_lossless and reached >= goal.wanted
         return answer if is_level or is_as_of else None
 
     def _absent_in_state(self, goal: ReadGoal, request: GetRequest) -> Steps[Found | Retry | None]:
@@ -436,12 +437,12 @@ class ReadRule:
         """One page of a multi-subject get that is proven; None if nothing was found, which proves nothing."""
         cache, is_bounded = self.cache, _is_bounded(request)
         before: LeaderWord | None = None
-        if not cache.has_config(self._now()):
-            told = yield from self.info(goal)
+        if not cache.has_config(self._now()) or cache.reached < goal.wanted:
+            told = yield from self._word(goal)
             if isinstance(told, Retry):
                 return told
-        config = cache.config
-        is_by_name = config is not None and config.num_replicas > 1 and (is_bounded or not keeps_everything(config))
+        config, existed = cache.config, cache.reached
+        is_by_name = config is not None and config.num_replicas > 1 and (is_bounded or not cache.is_lossless)
         if is_by_name:
             before = cache.leader
             if before is None or before.last_seq < goal.wanted:
@@ -462,7 +463,7 @@ class ReadRule:
         reached = -1 if end is None or is_bounded else end.up_to_seq
         if not is_bounded and _all_new(answer, subjects, goal.wanted):
             return answer
-        is_right = yield from self._is_right_copy(goal, source, has=reached, needs=goal.wanted)
+        is_right = yield from self._is_right_copy(goal, source, existed, has=reached, needs=goal.wanted)
         if is_right is True or isinstance(is_right, Retry):
             return answer if is_right is True else is_right
         if source != self.origin:
@@ -478,6 +479,14 @@ class ReadRule:
             return answer
         return Retry(goal.stale("neither its leader's copy nor one level with it answered"))
 
+    def exists(self, goal: ReadGoal) -> Steps[None]:
+        """Wait until what is wanted is known to exist: an answer that was asked for before proves nothing about it."""
+        while self.cache.reached < goal.wanted:
+            self._refuse_what_cannot_be_proven(goal)
+            word = yield from self._word(goal)
+            if isinstance(word, Retry):
+                yield Pause(word)
+
     def page(self, goal: ReadGoal, page: RangePage, before: LeaderWord | None) -> Steps[set[int] | Retry]:
         """Which messages of a page of a range are gone; the others are proven, and none is missing among them.
 
@@ -489,16 +498,16 @@ class ReadRule:
         if doubt is not None:
             return Retry(doubt)
         cache = self.cache
-        if not cache.has_config(self._now()) or cache.reached < goal.wanted:
+        if not cache.has_config(self._now()):
             told = yield from self._word(goal)
             if isinstance(told, Retry):
                 return told
         config = cache.config
         if config is None:
             return Retry(goal.stale("its configuration is unknown"))
-        if source == self.origin and (config.num_replicas <= 1 or keeps_everything(config)):
+        if source == self.origin and (config.num_replicas <= 1 or cache.is_lossless):
             return set()
-        if keeps_everything(config):
+        if cache.is_lossless:
             is_right = yield from self._is_right_mirror(source, seqs[-1])
             return set() if is_right else Retry(goal.foreign(source))
         self._refuse_what_cannot_be_proven(goal)

@@ -17,7 +17,7 @@ from slipstream.errors import ConnectionLostError, DirectGetNotAllowedError, Req
 from slipstream.jetstream.reads._sync.direct_gets import DirectGets
 from slipstream.jetstream.reads._sync.drive import ReadDriver
 from slipstream.jetstream.reads.columns import ColumnPage, Columns
-from slipstream.jetstream.reads.evidence import LeaderWord, keeps_everything
+from slipstream.jetstream.reads.evidence import LeaderWord
 from slipstream.jetstream.reads.goal import ReadGoal
 from slipstream.jetstream.reads.range_reader import RangeReader, RangeState
 from slipstream.jetstream.reads.retry import Retry
@@ -67,7 +67,9 @@ class RangeRead:
     def columns(self) -> Iterator[Columns]:
         """The messages, as they arrive."""
         if not self._is_plain:
-            self._driver.run(self._goal, self._rule.learn_generation(self._goal))
+            part = self._goal.for_all_of(self._reader.goal)
+            self._driver.run(part, self._rule.learn_generation(part))
+            self._driver.run(part, self._rule.exists(part))
         self._request_page()
         try:
             while not self._reader.is_done:
@@ -139,13 +141,13 @@ class RangeRead:
 
     def _prove(self, page: RequestedPage, columns: Columns, *, is_over: bool) -> Columns | Retry:
         """What of a page may be handed over: nothing yet, or what is proven of all that arrived."""
-        reader, config = self._reader, self._rule.cache.config
+        reader, cache = self._reader, self._rule.cache
         if columns.seqs:
             page.columns.append(columns)
         is_right_at_once = (
-            config is not None
+            cache.config is not None
             and columns.stream == self._rule.origin
-            and (config.num_replicas <= 1 or keeps_everything(config))
+            and (cache.config.num_replicas <= 1 or cache.is_lossless)
         )
         if not is_over and not is_right_at_once:  # one state of the leader for a page, not for every chunk
             return Columns.empty()
