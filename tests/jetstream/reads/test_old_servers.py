@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from slipstream import connect_blocking
 from slipstream.errors import StaleReadError
 from tests.client.support import FakeServer, Peer
 
-PUB = re.compile(rb"PUB (\S+) (\S+) (\d+)\r\n")
+PUB = re.compile(rb"PUB (\S+) (\S+) (?:(\d+) )?(\d+)\r\n")
 STORED = {1: "s.a", 2: "s.b", 3: "s.a"}
 TIME = "2026-11-15T08:03:38.5Z"
 
@@ -32,9 +33,22 @@ def answer(subject: bytes, inbox: bytes, body: bytes) -> bytes:
     """As a server of 2.10 would: no batches, no multi-subject gets, unknown fields ignored."""
     if subject.startswith(b"$JS.API.STREAM.INFO"):
         state = {"messages": 3, "first_seq": 1, "last_seq": 3, "first_ts": TIME, "last_ts": TIME}
-        info = json.dumps({"config": {"name": "S", "allow_direct": True}, "created": TIME, "state": state}).encode()
+        replicas = [{"name": name, "current": True, "active": 1_000} for name in ("n2", "n3")]
+        info = json.dumps(
+            {
+                "config": {"name": "S", "allow_direct": True, "num_replicas": 3, "max_msgs_per_subject": 2},
+                "created": TIME,
+                "state": state,
+                "cluster": {"leader": "n1", "replicas": replicas},  # since when it leads, it does not say
+            }
+        ).encode()
         return b"MSG %b 1 %d\r\n%b\r\n" % (inbox, len(info), info)
-    request = json.loads(body)
+    if subject.startswith(b"$JS.API.STREAM.MSG.GET"):
+        body = json.dumps({"error": {"code": 503, "err_code": 10008, "description": "not available"}}).encode()
+        return b"MSG %b 1 %d\r\n%b\r\n" % (inbox, len(body), body)
+    request: dict[str, Any] = (
+        json.loads(body) if body else {"last_by_subj": subject.decode().removeprefix("$JS.API.DIRECT.GET.S.")}
+    )
     if "last_by_subj" in request:
         seqs = [seq for seq, name in STORED.items() if name == request["last_by_subj"]][-1:]
     elif "seq" in request:
@@ -59,9 +73,9 @@ def old_server(peer: Peer) -> None:
             said = b""
         elif found is not None:
             body = said[found.end() :]
-            while len(body) < int(found[3]) + 2:
+            while len(body) < int(found[4]) + 2:
                 body += peer.expect(b"\r\n")
-            peer.send(answer(found[1], found[2], body[: int(found[3])]))
+            peer.send(answer(found[1], found[2], body[int(found[3] or 0) : int(found[4])]))
             said = b""
 
 

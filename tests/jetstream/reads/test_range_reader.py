@@ -84,15 +84,6 @@ def test_a_responder_that_ends_early_leaves_the_range_in_doubt() -> None:
     assert reader.is_done
 
 
-def test_a_widened_range_asks_for_all_subjects_and_gives_its_own() -> None:
-    reader = RangeReader(start=1, end=4, subject="orders.3")
-    seqs(reader, page_of(eob(0)))
-    reader.widen()
-    assert reader.request().next_by_subj == ">"
-    assert seqs(reader, page_of(batched(2), batched(3), batched(4))) == [3]
-    assert reader.is_done
-
-
 def test_a_range_may_begin_at_a_time() -> None:
     reader = RangeReader(since=1_763_190_218_000_000_000)
     assert (reader.request().seq, reader.request().start_time) == (0, "2025-11-15T07:03:38Z")
@@ -187,7 +178,13 @@ def test_columns_that_arrive_while_a_page_is_taken_come_with_the_next_take() -> 
     assert (second.columns.seqs, second.is_over, reader.is_done) == ([2], True, True)
 
 
-def test_widening_a_range_without_a_filter_changes_nothing() -> None:
+def test_what_was_wanted_beyond_the_end_is_the_goal() -> None:
+    reader = RangeReader(start=1, end=4, at_least=9, trusting=True)
+    assert reader.request().min_last_seq == 9
+
+
+def test_messages_that_are_gone_are_passed_over() -> None:
     reader = RangeReader(start=1, end=4)
-    reader.widen()
-    assert seqs(reader, page_of(batched(2), batched(4))) == [2, 4]
+    reader.pass_over(4)
+    assert seqs(reader, page_of(batched(2))) == [2]
+    assert reader.is_done

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from datetime import timedelta
-
-import pytest
 
 from slipstream import connect
-from slipstream.api import StreamConfig, StreamInfo, StreamSource, StreamState, SubjectTransform
+from slipstream.api import StreamInfo, StreamState
 from slipstream.client.base import BaseClient
 from slipstream.client.reporter import Reporter
 from slipstream.errors import Error, MessageNotFoundError
@@ -25,19 +22,19 @@ def info(created: int, first: int | None = None) -> StreamInfo:
 def test_messages_from_before_the_stream_was_made_are_of_another_stream() -> None:
     notes = StreamCache()
     assert not notes.is_known(0.0)
-    notes.made(info(1_000), 0.0)
+    notes.learn(info(1_000), 0.0)
     assert (notes.floor, notes.is_known(GENERATION_AGE - 1), notes.is_known(GENERATION_AGE)) == (1_000, True, False)
-    notes.made(info(2_000), 0.0)  # made again
+    notes.learn(info(2_000), 0.0)  # made again
     assert notes.floor == 2_000
-    notes.made(info(1_000), 0.0)  # a leader of the old one
+    notes.learn(info(1_000), 0.0)  # a leader of the old one
     assert notes.floor == 2_000
 
 
 def test_clocks_that_differ_do_not_make_a_stream_distrust_itself() -> None:
     notes = StreamCache()
-    notes.made(info(1_000, first=990), 0.0)  # its first message, by the clock of another server
+    notes.learn(info(1_000, first=990), 0.0)  # its first message, by the clock of another server
     assert notes.floor == 990
-    notes.made(info(1_000, first=5_000), 0.0)
+    notes.learn(info(1_000, first=5_000), 0.0)
     assert notes.floor == 1_000
 
 
@@ -47,7 +44,7 @@ def test_a_session_may_know_more() -> None:
     assert notes.floor == 500
     notes.know(400)
     assert notes.floor == 500
-    notes.made(info(500, first=480), 0.0)
+    notes.learn(info(500, first=480), 0.0)
     assert notes.floor == 480
 
 
@@ -79,47 +76,17 @@ async def test_the_stats_of_a_connection_can_be_read_at_any_time(any_server: str
                 await read
             except MessageNotFoundError:
                 continue
-        assert js.read_stats == ReadStats(5, 0, 0, 0, 0)
+        absence = js.read_stats.from_leader  # a server without `min_last_seq` proves it by its leader
+        assert js.read_stats == ReadStats(5 - absence, 0, absence, 0, 0)
         await stream.get(last, from_leader=True)
         with suppress(Error):
             await stream.get(last, min_last_seq=last + 1, timeout=0.3)
-        assert nc.jetstream().read_stats == ReadStats(5, 0, 1, 1, 0)
-
-
-def whole(**changes: object) -> StreamConfig:
-    return StreamConfig(name="COPY", mirror=StreamSource(name="S"), max_msgs_per_subject=1).replace(**changes)
-
-
-@pytest.mark.parametrize(
-    ("mirror", "is_whole"),
-    [
-        (whole(), True),  # the limit is the stream's own
-        (whole(max_msgs_per_subject=-1), True),
-        (whole(max_msgs_per_subject=2), False),
-        (whole(max_msgs=5), False),
-        (whole(max_bytes=5), False),
-        (whole(max_age=timedelta(seconds=1)), False),
-        (whole(mirror=None), False),
-        (whole(mirror=StreamSource(name="OTHER")), False),
-        (whole(mirror=StreamSource(name="S", filter_subject="s.a")), False),
-        (whole(mirror=StreamSource(name="S", opt_start_seq=2)), False),
-        (whole(mirror=StreamSource(name="S", opt_start_time=2)), False),
-        (whole(mirror=StreamSource(name="S", subject_transforms=(SubjectTransform(src="a", dest="b"),))), False),
-    ],
-    ids=str,
-)
-def test_a_mirror_is_a_whole_copy_if_nothing_in_its_configuration_says_otherwise(
-    mirror: StreamConfig, is_whole: bool
-) -> None:
-    notes = StreamCache()
-    assert not notes.is_whole_copy(mirror)  # nothing is known of the stream itself
-    notes.made(StreamInfo(config=StreamConfig(name="S", max_msgs_per_subject=1), created=1), 0.0)
-    assert notes.is_whole_copy(mirror) is is_whole
+        assert nc.jetstream().read_stats == ReadStats(5 - absence, 0, absence + 1, 1, 0)
 
 
 def test_a_suspicious_answer_is_checked_with_the_leader_once_a_second() -> None:
     notes = StreamCache()
     assert notes.may_ask(0.0)
-    notes.made(info(1_000), 5.0)
+    notes.learn(info(1_000), 5.0)
     assert not notes.may_ask(5.5)
     assert notes.may_ask(6.0)

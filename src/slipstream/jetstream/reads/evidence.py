@@ -153,8 +153,9 @@ def lacks_any_of(state: StreamState, start: int, seqs: Sequence[int]) -> bool:
     first = max(start, state.first_seq)
     if first > last:
         return False
-    gone = sum(first <= seq <= last for seq in state.deleted)
-    have = sum(seq >= first for seq in seqs)
+    deleted = set(state.deleted)
+    gone = sum(first <= seq <= last for seq in deleted)
+    have = sum(seq >= first and seq not in deleted for seq in seqs)
     return have < last - first + 1 - gone
 
 

@@ -131,7 +131,7 @@ class ReadRule:
     def _begins_at_leader(self, goal: ReadGoal) -> bool:
         """Whether a copy need not be asked: the reads of late were older than what was wanted of them."""
         cache = self.cache
-        return cache.is_leader_first and 0 < goal.wanted <= cache.settled
+        return cache.is_leader_first and 0 < goal.wanted <= cache.settled and self._allows_direct()
 
     def _by_copy(self, goal: ReadGoal, request: GetRequest) -> Steps[Found | Retry | None]:
         """What one copy says, if that proves itself; None if only the leader can tell."""

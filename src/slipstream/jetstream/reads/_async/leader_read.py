@@ -8,6 +8,7 @@ Direct Gets. The blocking twin is generated from this file (`tools/unasync.py`).
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -95,6 +96,29 @@ class LeaderRead:
             return found
 
         return await self._driver.repeat(goal, attempt)
+
+    async def is_guaranteed(self, goal: ReadGoal) -> bool:
+        """Whether servers here keep `min_last_seq`, by a Message Get: a stream may allow no Direct Gets."""
+        known = self._context.server_keeps_min
+        return await self._driver.repeat(goal, partial(self._probe, goal)) if known is None else known
+
+    async def _probe(self, goal: ReadGoal) -> bool | Retry:
+        call = self._context.api.message_get(goal.stream, GetRequest(seq=1, min_last_seq=1))
+        keeps = True
+        try:
+            await self._context.run(call, timeout=goal.policy.for_late_try())
+        except _UNKNOWN_FIELD:
+            keeps = False
+        except (MessageNotFoundError, MinLastSequenceError):
+            pass
+        except (RequestTimeoutError, ConnectionLostError) as error:
+            return Retry(error)
+        except ApiError as error:
+            if error.code != NO_LEADER:
+                raise
+            return Retry(error)
+        self._context.server_keeps_min = keeps
+        return keeps
 
     async def columns(self, goal: ReadGoal, reader: RangeReader) -> AsyncIterator[Columns]:
         """The messages of a range, by gets in flight together; complete to its goal."""

@@ -117,7 +117,8 @@ class StreamReads:
         wanted = goal.wanted
         with _Counted(self._context, goal):
             has_goal = bool(end or wanted)
-            trusting = has_goal and trusted.native.is_possible(goal)
+            ask = trusted.by_leader.is_guaranteed if from_leader else trusted.native.is_possible
+            trusting = has_goal and ask(goal)
             reader = RangeReader(
                 start=start,
                 end=end,
