@@ -38,16 +38,6 @@ def test_clocks_that_differ_do_not_make_a_stream_distrust_itself() -> None:
     assert notes.floor == 1_000
 
 
-def test_a_session_may_know_more() -> None:
-    notes = StreamCache()
-    notes.know(500)
-    assert notes.floor == 500
-    notes.know(400)
-    assert notes.floor == 500
-    notes.learn(info(500, first=480), 0.0)
-    assert notes.floor == 480
-
-
 def test_contexts_of_one_connection_share_their_read_state() -> None:
     one, other = (BaseClient(connected(), Reporter(None)) for _ in range(2))
     assert one.shared(ReadState) is one.shared(ReadState)

@@ -118,12 +118,6 @@ class StreamCache:
                 self.settled = max(self.settled, word.last_seq)
         return True
 
-    def know(self, created: int) -> None:
-        """Take a session's word for when the stream was created."""
-        if created > self.created:
-            self._forget()
-            self.created = self.floor = created
-
 
 class ReadState:
     """The statistics and the stream caches of one connection."""

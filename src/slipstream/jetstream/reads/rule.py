@@ -570,17 +570,18 @@ class ReadRule:
                 cache.is_partial, cache.asked_at = True, sent
                 return Retry(goal.stale(f"{self.origin!r} mirrors a part of a stream, or a stream elsewhere"))
             cache.origin = upstream.name
-        if not cache.learn(told, sent):
+        if not cache.learn(told, sent) or not goal.learn(told):
             return Retry(goal.stale("the leader of an older stream of that name answered"))
-        goal.learn(told)
         return told
 
     def learn_generation(self, goal: ReadGoal) -> Steps[None]:
         """Learn since when the stream exists, unless that is known; a leader that is away is not waited for."""
-        cache, now = self.cache, self._now()
-        if goal.session is not None:
-            cache.know(goal.session.created(self.stream))
-        if cache.is_known(now):
+        cache, session, now = self.cache, goal.session, self._now()
+        is_known = cache.is_known(now)
+        if session is not None and cache.created:
+            session.made(self.stream, cache.created, 0)  # it learns it, also if it need not be asked for
+            is_known = is_known and session.created(self.stream) <= cache.created  # a token may be foreign
+        if is_known:
             return
         told = yield from self.info(goal)
         if isinstance(told, Retry):
