@@ -159,9 +159,10 @@ class JetStream:
         mark = 0 if session is None else session.mark(config.name)
         info = await context.run(context.api.create_stream(config), timeout=timeout)
         name = info.config.name
-        if session is not None:
-            session.made(name, info.created, info.state.last_seq, mark=mark, is_ours=True, config=info.config)
-        context.read_state.stream(context.prefix, name).learn(info, context.client.now())
+        if config.mirror is None:  # the messages of a mirror are as old as those of the stream it copies
+            if session is not None:
+                session.made(name, info.created, info.state.last_seq, mark=mark, is_ours=True, config=info.config)
+            context.read_state.stream(context.prefix, name).learn(info, context.client.now())
         return Stream(context, name)
 
     async def update_stream(self, config: StreamConfig, *, timeout: float | None = None) -> StreamInfo:

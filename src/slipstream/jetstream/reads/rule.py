@@ -1,15 +1,15 @@
 """The rule of trusted reads on servers that ignore `min_last_seq`: what is asked, in which order, and what is believed.
 
-Sans I/O: each method is a generator that yields requests (`Direct`, `Info`, `Leader`) and gets their outcomes, or a
-`Retry` in place of one; `Pause` means that the attempt was in vain, and ends the read when its time is up. A driver
+Sans I/O: each method is a generator that yields requests (`Direct`, `Info`, `LeaderGet`) and gets their outcomes, or a
+`Retry` in place of one; `Wait` means that the attempt was in vain, and ends the read when its time is up. A driver
 sends and waits, `drive.py`; a simulation answers from a model. What an answer is worth, and why, is in `evidence`.
 
 The order of a single read, cheapest proof first:
 
 1. A Direct Get of whichever copy answers. Good if the message proves itself, if the session knew it already, if the
    copy is the only store there is, or if the stream keeps everything and the copy has reached the wanted sequence.
-2. Is the leader settled, and has it reached the wanted sequence? Then its Message Get is right, whoever answers it.
-3. Right after an election nobody is settled: a Direct Get of the newest messages that names its responder, and the
+2. Is the leader settled, and has it reached the wanted sequence? Then any answer to a Message Get is right.
+3. Right after an election no leader is settled: a Direct Get of the newest messages that names its responder, and the
    leader's word behind it. Good if the copy was level with the leader, or was the leader's own.
 4. Pause, and again.
 
@@ -48,6 +48,7 @@ from slipstream.wire import has_wildcard
 
 T = TypeVar("T")
 
+NAMED_TRIES = 8  # Direct Gets in a row for the leader's copy, one of a few
 _FORBIDDEN = "only stream info could prove it, which this user may not ask for"
 
 
@@ -69,20 +70,20 @@ class Info(NamedTuple):
     subjects_filter: str = ""
 
 
-class Leader(NamedTuple):
+class LeaderGet(NamedTuple):
     """A Message Get: a message, None for "not found", or a `Retry`."""
 
     stream: str
     request: GetRequest
 
 
-class Pause(NamedTuple):
+class Wait(NamedTuple):
     """The attempt was in vain, for these reasons."""
 
     retry: Retry
 
 
-Action = Direct | Info | Leader | Pause
+Action = Direct | Info | LeaderGet | Wait
 Steps = Generator[Action, Any, T]
 
 
@@ -126,7 +127,7 @@ class ReadRule:
                 result = yield from self._by_leader(goal, request)
             if isinstance(result, Found):
                 return result.message
-            yield Pause(result)
+            yield Wait(result)
 
     def _begins_at_leader(self, goal: ReadGoal) -> bool:
         """Whether a copy need not be asked: the reads of late were older than what was wanted of them."""
@@ -190,7 +191,9 @@ class ReadRule:
     def _proves_itself(self, goal: ReadGoal, request: GetRequest, message: StoredMessage) -> bool:
         """A message that is new enough was the newest of its subject when it was stored; or the session knew it."""
         if request.last_by_subj:
-            return message.seq >= goal.wanted or goal.known(message.subject) == message.seq
+            if message.seq >= goal.wanted:
+                return True
+            return message.subject == request.last_by_subj and goal.known(message.subject) == message.seq
         return not request.next_by_subj and message.seq == request.seq >= goal.wanted
 
     def _is_right_copy(self, goal: ReadGoal, source: str, existed: int, *, has: int, needs: int) -> Steps[bool | Retry]:
@@ -236,7 +239,7 @@ class ReadRule:
             result = yield from self._by_leader(goal, request)
             if isinstance(result, Found):
                 return result.message
-            yield Pause(result)
+            yield Wait(result)
 
     def is_settled(self, goal: ReadGoal) -> Steps[bool]:
         """Whether every leader has what is wanted: asked until one has it, settled or not."""
@@ -245,7 +248,7 @@ class ReadRule:
             word = yield from self._word(goal)
             if isinstance(word, LeaderWord):
                 return word.is_settled
-            yield Pause(word)
+            yield Wait(word)
         return True
 
     def _by_leader(self, goal: ReadGoal, request: GetRequest) -> Steps[Found | Retry]:
@@ -274,7 +277,7 @@ class ReadRule:
 
     def _settled(self, goal: ReadGoal, request: GetRequest) -> Steps[Found | Retry]:
         """A Message Get: every leader has what is wanted, so whichever answers is right."""
-        message: StoredMessage | Retry | None = yield Leader(self.origin, request)
+        message: StoredMessage | Retry | None = yield LeaderGet(self.origin, request)
         if isinstance(message, Retry):
             return message
         if message is None:
@@ -318,8 +321,12 @@ class ReadRule:
             return (yield from self._unsettled_alone(goal, request, before))
         subject = request.last_by_subj
         asked = GetRequest(multi_last=(subject,)) if subject and not has_wildcard(subject) else request
+        answer: Replies | Retry | None = None
         try:
-            answer = yield from self.by_name(goal, asked, before)
+            for _ in range(NAMED_TRIES):  # who answers is chance: the next one may be the leader's copy
+                answer = yield from self.by_name(goal, asked, before)
+                if answer is not None:
+                    break
         except BadRequestError:
             return Retry(goal.stale("only a multi-subject get could prove it: nats-server 2.11 or newer is needed"))
         if isinstance(answer, Retry):
@@ -343,7 +350,7 @@ class ReadRule:
             absent = yield from self._absent_from(goal, request, before)
         if absent is not None:
             return absent
-        message: StoredMessage | Retry | None = yield Leader(self.origin, request)
+        message: StoredMessage | Retry | None = yield LeaderGet(self.origin, request)
         if isinstance(message, StoredMessage) and self._proves_itself(goal, request, message):
             doubt = yield from self._doubt(goal, self.origin, message.time)
             if doubt is None:
@@ -386,10 +393,13 @@ class ReadRule:
         doubt = yield from self._doubt(goal, self.origin, oldest_time(answer.items))
         if doubt is not None:
             return Retry(doubt)
+        is_named = bool(answer.responder) and answer.responder == before.name
+        if not is_named and answer.responder and (_is_bounded(request) or up_to(answer) < before.last_seq):
+            return None  # another copy, and one that is behind
         told = yield from self._word(goal)
         if isinstance(told, Retry):
             return told
-        if answer.responder and answer.responder == before.name and told.is_same_leader(before):
+        if is_named and told.is_same_leader(before):
             return answer
         if _is_bounded(request):
             return None
@@ -485,7 +495,7 @@ class ReadRule:
             self._refuse_what_cannot_be_proven(goal)
             word = yield from self._word(goal)
             if isinstance(word, Retry):
-                yield Pause(word)
+                yield Wait(word)
 
     def page(self, goal: ReadGoal, page: RangePage, before: LeaderWord | None) -> Steps[set[int] | Retry]:
         """Which messages of a page of a range are gone; the others are proven, and none is missing among them.

@@ -23,7 +23,7 @@ from slipstream.jetstream.reads._async.direct_gets import DirectGets
 from slipstream.jetstream.reads._async.leader_requests import LeaderRequests
 from slipstream.jetstream.reads.goal import ReadGoal
 from slipstream.jetstream.reads.retry import Retry
-from slipstream.jetstream.reads.rule import Action, Direct, Info, Pause, ReadRule, Steps
+from slipstream.jetstream.reads.rule import Action, Direct, Info, ReadRule, Steps, Wait
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -63,14 +63,14 @@ class ReadDriver:
             try:
                 outcome = await self._carry_out(goal, action)
             except Error as error:
-                if isinstance(action, Pause):
+                if isinstance(action, Wait):
                     raise
                 failure = error
 
     async def _carry_out(self, goal: ReadGoal, action: Action) -> Any:
         if isinstance(action, Direct):
             return await self._direct.ask(goal, action.request, is_named=action.is_named)
-        if isinstance(action, Pause):
+        if isinstance(action, Wait):
             return await self.wait(goal, action.retry)
         if isinstance(action, Info):
             return await self._leader.info(goal, action)

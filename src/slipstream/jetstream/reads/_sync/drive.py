@@ -24,7 +24,7 @@ from slipstream.jetstream.reads._sync.direct_gets import DirectGets
 from slipstream.jetstream.reads._sync.leader_requests import LeaderRequests
 from slipstream.jetstream.reads.goal import ReadGoal
 from slipstream.jetstream.reads.retry import Retry
-from slipstream.jetstream.reads.rule import Action, Direct, Info, Pause, ReadRule, Steps
+from slipstream.jetstream.reads.rule import Action, Direct, Info, ReadRule, Steps, Wait
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -64,14 +64,14 @@ class ReadDriver:
             try:
                 outcome = self._carry_out(goal, action)
             except Error as error:
-                if isinstance(action, Pause):
+                if isinstance(action, Wait):
                     raise
                 failure = error
 
     def _carry_out(self, goal: ReadGoal, action: Action) -> Any:
         if isinstance(action, Direct):
             return self._direct.ask(goal, action.request, is_named=action.is_named)
-        if isinstance(action, Pause):
+        if isinstance(action, Wait):
             return self.wait(goal, action.retry)
         if isinstance(action, Info):
             return self._leader.info(goal, action)
