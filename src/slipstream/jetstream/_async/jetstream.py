@@ -296,7 +296,11 @@ class Session(JetStream):
         self._session.note(requests.check_name(stream), requests.check_seq(seq, "seq"))
 
     def token(self) -> str:
-        """The session as a small text, for `js.session(token)` here or in another process."""
+        """The session as a small text, for `js.session(token)` here or in another process.
+
+        It names the streams, and for each up to 16 subjects of which the session knows the newest message. It is
+        signed if the session has a secret, and never encrypted.
+        """
         return self._session.token()
 
     async def __aenter__(self) -> Self:

@@ -129,7 +129,12 @@ class Stream:
         )
 
     def get_from_leader(self, request: GetRequest, *, timeout: float | None = None) -> StoredMessage:
-        """Message Get as it is: answered by the stream's leader alone, or by one that does not know it was deposed."""
+        """Message Get as it is: answered by the stream's leader alone, or by one that does not know it was deposed.
+
+        In a session the answer is as new as any read of it.
+        """
+        if self._context.session is not None:
+            return self._reads.get(request, min_last_seq=0, from_leader=True, timeout=timeout)
         return self._context.run(self._context.api.message_get(self.name, request), timeout=timeout)
 
     def get_last_from_leader(self, subject: str, *, timeout: float | None = None) -> StoredMessage:

@@ -97,11 +97,12 @@ class _Made(NamedTuple):
             return
         if self.config is not None:
             state.configure(self.config)
-        if self.created > state.created > 0:
-            state.forget_subjects()
-            if not self.is_firm:
+        if self.created > state.created:
+            if state.created and self.is_firm:
+                state.restart(self.mark, self.last_seq)
+            state.forget_subjects()  # which generation they are of is not known
+            if state.created and not self.is_firm:
                 return
-            state.restart(self.mark, self.last_seq)
         state.created = self.created
         if self.is_firm:
             state.is_claim = False
@@ -234,6 +235,12 @@ class SessionState:
             return state.known(subject) if state is not None else None
         finally:
             self._turn.append(True)
+
+    def seen_of(self, stream: str, subject: str) -> int:
+        """The highest sequence seen of a subject; 0 if there is none, or it is not remembered."""
+        state = self._streams.get(stream)
+        known = state.subjects.get(subject) if state is not None else None
+        return known[0] if known is not None else 0
 
     def mark(self, stream: str) -> int:
         """How many notes there are of a stream: to be taken before its info is asked for, for `made`."""

@@ -81,14 +81,16 @@ class CachedStorage(WrappedStorage[V]):
 
     async def last(self, key: str, *, min_last_revision: int = 0, timeout: float | None = None) -> Entry[V] | None:
         """The newest entry of a key, from memory if the cache is as new as the read asks for."""
-        need = max(min_last_revision, self._own)
+        seen = self.inner.seen(key)
+        need = max(min_last_revision, self._own, seen.bucket)
         stats = self._cache.stats
         async with self._guard:
             as_of = self._cache.revision
             if not self._is_dead and self._feed.is_live and self._covers(key):
                 if as_of >= need:
                     is_known, entry = self._cache.look(key)
-                    if is_known:
+                    # A consumer on a replica that catches up skips what was replaced meanwhile.
+                    if is_known and (entry.revision if entry is not None else 0) >= seen.key:
                         stats.hits += 1
                         stats.absent += entry is None
                         return entry

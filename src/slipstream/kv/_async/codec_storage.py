@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Generic, TypeVar, cast
 
 from slipstream.errors import Error
-from slipstream.kv._async.storage import Feed, Storage, StorageWriter
+from slipstream.kv._async.storage import Feed, Seen, Storage, StorageWriter
 from slipstream.kv.bucket import BucketStatus
 from slipstream.kv.codecs.base import Codec
 from slipstream.kv.entry import Entry, Listing, Operation, Start
@@ -38,6 +38,10 @@ class CodecStorage(Generic[V]):
             return self.inner.patterns([self.codec.encode_key(key) for key in filters], exact=True)
         encode = self.codec.encode_filter
         return self.inner.patterns([each if each in ("", ">") else encode(each) for each in filters])
+
+    def seen(self, key: str) -> Seen:
+        """What a read of a key must have seen because of the session it belongs to."""
+        return self.inner.seen(self.codec.encode_key(key))
 
     async def append(
         self,

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from slipstream.errors import RequestTimeoutError, StaleReadError, UsageError
 from slipstream.kv._async.runtime import Guard, Signal, clock, off_loop, wall_ns
+from slipstream.kv._async.storage import Seen
 from slipstream.kv.bucket import BucketConfig, BucketStatus
 from slipstream.kv.entry import Entry, From, Listing, Operation, Start, listing_of, payload_of
 from slipstream.kv.keys import check_key, check_patterns
@@ -99,6 +100,10 @@ class SqliteStorage:
     def patterns(self, filters: Sequence[str], *, exact: bool = False) -> tuple[str, ...]:
         """Filters over keys, checked."""
         return tuple(filters) if exact else check_patterns(filters)
+
+    def seen(self, key: str) -> Seen:  # noqa: ARG002
+        """Nothing: a local bucket belongs to no session."""
+        return Seen()
 
     async def close(self) -> None:
         """Close the database. Can be called again; waiting feeds raise."""

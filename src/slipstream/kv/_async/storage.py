@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from datetime import timedelta
-from typing import Generic, NoReturn, Protocol, TypeVar
+from typing import Generic, NamedTuple, NoReturn, Protocol, TypeVar
 
 from slipstream.errors import ReadOnlyError
 from slipstream.kv.bucket import BucketStatus
@@ -75,6 +75,13 @@ class StorageWriter(Protocol[V_in]):
         ...
 
 
+class Seen(NamedTuple):
+    """Revisions that a session has seen: of a bucket, and of one key (0: none, or not remembered)."""
+
+    bucket: int = 0
+    key: int = 0
+
+
 class Storage(Protocol[V]):
     """A bucket's entries. Keys must have passed `check_key`, patterns come from `patterns`; marks have no value."""
 
@@ -89,6 +96,10 @@ class Storage(Protocol[V]):
 
         Raises UsageError for a malformed filter.
         """
+        ...
+
+    def seen(self, key: str) -> Seen:
+        """What a read of a key must have seen because of the session it belongs to."""
         ...
 
     async def append(
@@ -203,6 +214,10 @@ class WrappedStorage(Generic[V]):
     def patterns(self, filters: Sequence[str], *, exact: bool = False) -> tuple[str, ...]:
         """Patterns for filters."""
         return self.inner.patterns(filters, exact=exact)
+
+    def seen(self, key: str) -> Seen:
+        """What a read of a key must have seen because of the session it belongs to."""
+        return self.inner.seen(key)
 
     async def append(
         self,

@@ -38,6 +38,7 @@ from slipstream.jetstream.reads.direct_get import StoredMessage
 from slipstream.jetstream.reads.retry import RetryPolicy
 from slipstream.jetstream.requests import Call
 from slipstream.kv._async.runtime import clock
+from slipstream.kv._async.storage import Seen
 from slipstream.kv.bucket import Address, BucketStatus
 from slipstream.kv.entry import (
     Entry,
@@ -77,6 +78,11 @@ class StreamStorage:
     def patterns(self, filters: Sequence[str], *, exact: bool = False) -> tuple[str, ...]:
         """Filters over keys, checked; subjects differ from them by the prefix only."""
         return tuple(filters) if exact else check_patterns(filters)
+
+    def seen(self, key: str) -> Seen:
+        """What a read of a key must have seen because of the session it belongs to."""
+        session, stream = self._context.session, self.address.stream
+        return Seen() if session is None else Seen(session.seen(stream), session.seen_of(stream, self._prefix + key))
 
     # Writing
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from slipstream.api import GetRequest, encode_json
-from slipstream.errors import AuthorizationError, Error, MessageNotFoundError
+from slipstream.errors import AuthorizationError, Error, MessageNotFoundError, StaleReadError
 from slipstream.jetstream import requests
 from slipstream.jetstream._sync.context import JetStreamContext
 from slipstream.jetstream.reads._sync.last_many import Bound
@@ -170,3 +170,8 @@ class _Counted:
             context.note(goal.stream, goal.reached)
         else:
             context.read_state.failed += 1
+            if isinstance(error, StaleReadError) and context.session is not None:
+                error.add_note(
+                    f"the session has seen sequence {context.session.seen(goal.stream)} of {goal.stream!r}; if that "
+                    "stream was made again or restored since, begin a new session"
+                )
