@@ -18,6 +18,11 @@ def test_every_public_name_can_be_imported() -> None:
         _ = slipstream.Nothing
 
 
+def test_every_error_can_be_imported_from_the_package() -> None:
+    declared = {name for name, value in vars(errors).items() if isinstance(value, type) and name.endswith("Error")}
+    assert sorted(declared - {*slipstream.__all__}) == []
+
+
 def test_public_errors_are_those_of_the_errors_module() -> None:
     for name in slipstream.__all__:
         if name.endswith("Error"):

@@ -14,16 +14,18 @@ from typing import Any, NamedTuple, Self, TypeVar, get_type_hints
 
 import msgspec
 
-from slipstream.api.times import ExactDuration, format_time, nanoseconds, parse_time
+from slipstream.api.times import DURATION, INSTANT, ExactDuration, format_time, instant, nanoseconds, parse_time
+from slipstream.errors import UsageError
 
 M = TypeVar("M", bound="JsonModel")
 
 
 class Codec(NamedTuple):
-    """The conversions between a field's JSON value and the attribute."""
+    """The conversions between a field's JSON value and the attribute, and what the attribute must be."""
 
     decode: Callable[[Any], Any]
     encode: Callable[[Any], Any]
+    kind: str
 
 
 def _from_nanos(value: Any) -> timedelta:
@@ -38,14 +40,16 @@ def _list_from_nanos(value: Any) -> tuple[timedelta, ...]:
     return tuple(_from_nanos(each) for each in value)
 
 
-NANOS = Codec(_from_nanos, nanoseconds)
-NANOS_LIST = Codec(_list_from_nanos, lambda value: [nanoseconds(each) for each in value])
-TIME = Codec(parse_time, format_time)
+NANOS = Codec(_from_nanos, nanoseconds, DURATION)
+NANOS_LIST = Codec(
+    _list_from_nanos, lambda value: [nanoseconds(each) for each in value], f"a sequence, each of it {DURATION}"
+)
+TIME = Codec(parse_time, lambda value: format_time(instant(value, "time")), INSTANT)
 
 
 def nested(model: type[M]) -> Codec:
     """A field that is an object of its own."""
-    return Codec(model.from_dict, lambda value: value and value.to_dict())
+    return Codec(model.from_dict, lambda value: value and value.to_dict(), f"a {model.__name__}")
 
 
 def nested_list(model: type[M]) -> Codec:
@@ -56,7 +60,7 @@ def nested_list(model: type[M]) -> Codec:
             raise ValueError(f"expected a list of {model.__name__}, got {type(values).__name__}")
         return tuple(model.from_dict(value) for value in values)
 
-    return Codec(decode, lambda values: [value.to_dict() for value in values])
+    return Codec(decode, lambda values: [value.to_dict() for value in values], f"a sequence of {model.__name__}")
 
 
 def via(codec: Codec, *, default: Any, always: bool = False) -> Any:
@@ -101,6 +105,19 @@ def _layout(cls: type[JsonModel]) -> dict[str, _Field]:
             )
     _layouts[cls] = layout
     return layout
+
+
+_KINDS: dict[Any, str] = {
+    str: "a string",
+    int: "an integer",
+    bool: "true or false",
+    tuple[str, ...]: "a sequence of strings",
+    Mapping[str, str]: "a mapping of strings to strings",
+}
+
+
+def _kind(hint: Any) -> str:
+    return _KINDS.get(hint, str(hint))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +169,22 @@ class JsonModel:
             out[name] = value if field.codec is None else field.codec.encode(value)
         out.update(self.unknown)
         return out
+
+    def check(self) -> Self:
+        """Return this object; raises UsageError for an attribute of the wrong type, which a server cannot name."""
+        for name, field in _layout(type(self)).items():
+            value = getattr(self, name)
+            if value == field.default:
+                continue
+            try:
+                if field.codec is not None:
+                    field.codec.encode(value)
+                else:
+                    msgspec.convert(value, field.hint)
+            except (ValueError, TypeError, AttributeError, OverflowError) as exc:
+                kind = field.codec.kind if field.codec is not None else _kind(field.hint)
+                raise UsageError(f"{name} of {type(self).__name__} must be {kind}, got {value!r}") from exc
+        return self
 
     def to_json(self) -> bytes:
         """The object as JSON."""

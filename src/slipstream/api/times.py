@@ -6,6 +6,7 @@ headers carry. Every conversion to nanoseconds of the client and the server is o
 
 from __future__ import annotations
 
+import math
 import re
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
@@ -28,6 +29,8 @@ _UNITS = {"ns": 1, "us": 1_000, "µs": 1_000, "μs": 1_000, "ms": 1_000_000, "s"
 _UNITS["h"] = 60 * _UNITS["m"]
 _PART = re.compile(r"(\d*)(?:\.(\d*))?(ns|us|µs|μs|ms|s|m|h)", re.ASCII)
 _LONGEST = 2**63 - 1
+DURATION = "a timedelta or a number of seconds"
+INSTANT = "a datetime with a time zone, or nanoseconds since the epoch"
 
 
 class ExactDuration(timedelta):
@@ -52,7 +55,27 @@ def nanoseconds(span: timedelta | float) -> int:
     """A duration, or a number of seconds, in nanoseconds."""
     if isinstance(span, timedelta):
         return span.nanos if isinstance(span, ExactDuration) else (span // _MICROSECOND) * 1000
-    return round(span * SECOND)
+    return round(_seconds_of(span, "duration") * SECOND)
+
+
+def duration(span: timedelta | float, what: str) -> timedelta:
+    """A duration, or a number of seconds; raises UsageError for anything else."""
+    return span if isinstance(span, timedelta) else timedelta(seconds=_seconds_of(span, what))
+
+
+def _seconds_of(span: float, what: str) -> float:
+    if isinstance(span, bool) or not isinstance(span, (int, float)) or not math.isfinite(span):
+        raise UsageError(f"{what} must be {DURATION}, got {span!r}")
+    return span
+
+
+def instant(when: int | datetime, what: str) -> int:
+    """An instant in nanoseconds since the epoch; raises UsageError for what is none, or is one in an unknown zone."""
+    if isinstance(when, datetime) and when.tzinfo is not None:
+        return nanoseconds_since_epoch(when)
+    if isinstance(when, bool) or not isinstance(when, int):
+        raise UsageError(f"{what} must be {INSTANT}, got {when!r}")
+    return when
 
 
 def nanoseconds_since_epoch(when: datetime) -> int:

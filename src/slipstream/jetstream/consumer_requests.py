@@ -15,6 +15,7 @@ from slipstream.jetstream.requests import (
     Call,
     Page,
     api_body,
+    check_model,
     check_name,
     decode_page,
     decode_success,
@@ -110,6 +111,7 @@ class ConsumerApi:
 
 def check_config(config: ConsumerConfig) -> None:
     """Reject what cannot be sent, and what every server rejects with a less clear error."""
+    check_model(config, ConsumerConfig)
     for name in filter(None, (config.name, config.durable_name)):
         check_name(name, "consumer")
     if config.name and config.durable_name and config.name != config.durable_name:

@@ -23,6 +23,8 @@ from slipstream.api import (
     encode_json,
     names,
 )
+from slipstream.api.model import JsonModel
+from slipstream.api.times import duration
 from slipstream.errors import (
     BadRequestError,
     Error,
@@ -108,6 +110,24 @@ def check_seq(seq: int, what: str, *, least: int = 0) -> int:
     return seq
 
 
+def check_type(config: object, model: type) -> None:
+    """Reject what is no configuration of that kind: a dict, for example."""
+    if not isinstance(config, model):
+        raise UsageError(f"config must be a {model.__name__}, got {type(config).__name__}")
+
+
+def check_model(config: JsonModel, model: type[JsonModel]) -> None:
+    """Reject what is no configuration of that kind, and one with an attribute of the wrong type."""
+    check_type(config, model)
+    config.check()
+
+
+def check_timeout(timeout: float | None) -> None:
+    """Reject a timeout that is no time: None, which leaves it to the default, and 0 are none."""
+    if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout >= 0):
+        raise UsageError(f"timeout must be a number of seconds, 0 or more, got {timeout!r}")
+
+
 def check_bucket(bucket: str) -> str:
     """Return `bucket`; raises UsageError if it is not a name for a bucket."""
     if not isinstance(bucket, str) or not _BUCKET.fullmatch(bucket):
@@ -130,10 +150,12 @@ class Api:
 
     def create_stream(self, config: StreamConfig) -> Call[StreamInfo]:
         """Create a stream; one with the same configuration may exist."""
+        check_model(config, StreamConfig)
         return self._stream_call("CREATE", check_name(config.name), config.to_json(), decode_stream_info)
 
     def update_stream(self, config: StreamConfig) -> Call[StreamInfo]:
         """Change a stream's configuration."""
+        check_model(config, StreamConfig)
         return self._stream_call("UPDATE", check_name(config.name), config.to_json(), decode_stream_info)
 
     def stream_info(self, name: str, *, subjects_filter: str = "", deleted_details: bool = False) -> Call[StreamInfo]:
@@ -266,7 +288,7 @@ def publish(
     expected_last_seq: int | None = None,
     expected_last_subject_seq: int | None = None,
     expected_last_msg_id: str | None = None,
-    ttl: timedelta | None = None,
+    ttl: timedelta | float | None = None,
     rollup: str | None = None,
 ) -> Call[PubAck]:
     """Store one message. Expectations of the stream, and the message id, travel as headers."""
@@ -340,7 +362,8 @@ def _not_empty(value: str | None, what: str) -> str | None:
     return value
 
 
-def _ttl(ttl: timedelta) -> str:
+def _ttl(ttl: timedelta | float) -> str:
+    ttl = duration(ttl, "ttl")
     if ttl < timedelta(seconds=1):
         raise UsageError(f"ttl must be at least 1 second, got {ttl}")
     return f"{ttl // timedelta(milliseconds=1)}ms"

@@ -17,6 +17,7 @@ from slipstream.api import (
     SubjectTransform,
     names,
 )
+from slipstream.api.times import duration
 from slipstream.errors import UsageError
 from slipstream.jetstream.requests import check_bucket
 from slipstream.kv.keys import check_key, check_pattern
@@ -110,6 +111,10 @@ class BucketConfig:
     metadata: dict[str, str] = field(default_factory=dict)
     stream: str = ""
     subject_prefix: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("ttl", "limit_marker_ttl"):  # a number of seconds is a duration too
+            object.__setattr__(self, name, duration(getattr(self, name), name))
 
     @property
     def stream_name(self) -> str:

@@ -19,7 +19,7 @@ import msgspec
 
 from slipstream.api import Placement, Storage, StreamConfig, StreamInfo, encode_json
 from slipstream.api.model import TIME, JsonModel, always, nested, via
-from slipstream.api.times import ZERO
+from slipstream.api.times import ZERO, duration
 from slipstream.errors import RemoteProtocolError, UsageError
 from slipstream.jetstream.requests import check_bucket
 
@@ -54,6 +54,9 @@ class ObjectStoreConfig:
     placement: Placement | None = None
     compression: bool = False
     metadata: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ttl", duration(self.ttl, "ttl"))  # a number of seconds is a duration too
 
     def stream_config(self) -> StreamConfig:
         """The configuration of the bucket's stream. A full one rejects chunks: dropping old ones damages objects."""

@@ -9,6 +9,7 @@ import pytest
 
 from slipstream.errors import ConsumerDeletedError, ConsumerGoneError, PullRefusedError, UsageError
 from slipstream.jetstream.consume.pull import (
+    NO_WAIT_TIMEOUT,
     Fetch,
     PullFlow,
     PullState,
@@ -80,7 +81,8 @@ def test_a_fetch_lingers_when_no_wait_is_not_answered() -> None:
     assert not fetch.timed_out()
     some = Fetch(5)
     some.feed([message(1)], 5.0)
-    assert some.frame_timeout(4.0) == 4.0
+    assert some.frame_timeout(4.0) == NO_WAIT_TIMEOUT  # the rest follows at once, or is held back by max_ack_pending
+    assert some.frame_timeout(0.2) == 0.2
     assert not some.timed_out()
 
 
@@ -231,3 +233,10 @@ def test_a_flow_ends_with_an_error_behind_its_messages() -> None:
 def test_a_flow_with_contradictory_limits_is_rejected(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="must be"):
         PullFlow(**wrong)
+
+
+def test_a_fetch_asks_for_no_more_than_max_ack_pending() -> None:
+    fetch = Fetch(5, most=2)
+    assert body(fetch.request(5.0)) == {"batch": 2, "no_wait": True}
+    fetch.feed([message(1), message(2)], 5.0)
+    assert fetch.is_done

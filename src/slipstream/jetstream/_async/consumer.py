@@ -7,8 +7,12 @@ says so. The blocking twin is generated from this file (`tools/unasync.py`).
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from slipstream.api import ConsumerInfo
+from slipstream.api.times import instant
 from slipstream.errors import ConnectionLostError, RequestTimeoutError, UsageError
+from slipstream.jetstream import requests
 from slipstream.jetstream._async.consumer_handle import ConsumerHandle
 from slipstream.jetstream._async.context import JetStreamContext
 from slipstream.jetstream._async.handover import Handover
@@ -45,11 +49,12 @@ class Consumer:
         """Remove the consumer; the stream keeps its messages."""
         await self._context.run(self._context.consumer_api.delete(self.stream, self.name), timeout=timeout)
 
-    async def pause(self, until: int, *, timeout: float | None = None) -> Pause:
-        """Stop deliveries until a time, in nanoseconds since the epoch."""
-        if until <= 0:
+    async def pause(self, until: int | datetime, *, timeout: float | None = None) -> Pause:
+        """Stop deliveries until a time: a datetime, or nanoseconds since the epoch."""
+        time = instant(until, "until")
+        if time <= 0:
             raise UsageError(f"until must be nanoseconds since the epoch, got {until}; `resume` ends a pause")
-        return await self._context.run(self._context.consumer_api.pause(self.stream, self.name, until), timeout=timeout)
+        return await self._context.run(self._context.consumer_api.pause(self.stream, self.name, time), timeout=timeout)
 
     async def resume(self, *, timeout: float | None = None) -> Pause:
         """End a pause."""
@@ -58,9 +63,12 @@ class Consumer:
     async def fetch(self, batch: int, *, timeout: float = 5.0, max_bytes: int = 0) -> list[JsMessage]:
         """Up to `batch` messages: those that are available, or else those that arrive within `timeout`; perhaps none.
 
+        A consumer with `max_ack_pending` delivers no more than that before some are acknowledged: it returns with them.
         Raises a status of the server that is an error, and RequestTimeoutError if the server does not answer at all.
         """
-        pull = Fetch(batch, max_bytes=max_bytes, max_expires=self._handle.max_expires)
+        requests.check_timeout(timeout)
+        most = self._handle.max_ack_pending or batch  # more are not delivered before some are acknowledged
+        pull = Fetch(batch, most=most, max_bytes=max_bytes, max_expires=self._handle.max_expires)
         deadline, client = self._client.now() + timeout, self._client
         if kept := await self._handover.take_kept(batch, deadline):
             return self._handover.hand_over(kept)
@@ -108,6 +116,7 @@ class Consumer:
 
     async def next(self, *, timeout: float = 5.0) -> JsMessage:
         """The next message; raises RequestTimeoutError if none arrives in time."""
+        requests.check_timeout(timeout)
         deadline = self._client.now() + timeout
         kept = await self._handover.take_kept(1, deadline)
         msg = kept[0] if kept else await self._single.receive(deadline)

@@ -7,7 +7,7 @@ blocking twin is generated from this file (`tools/unasync.py`).
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar
@@ -91,7 +91,7 @@ class JetStream:
         expected_last_seq: int | None = None,
         expected_last_subject_seq: int | None = None,
         expected_last_msg_id: str | None = None,
-        ttl: timedelta | None = None,
+        ttl: timedelta | float | None = None,
         rollup: str | None = None,
         timeout: float | None = None,
         retries: int = RETRIES,
@@ -156,8 +156,9 @@ class JetStream:
     async def create_stream(self, config: StreamConfig, *, timeout: float | None = None) -> Stream:
         """Make a stream, or find it made with the same configuration."""
         context, session = self._context, self._context.session
+        call = context.api.create_stream(config)
         mark = 0 if session is None else session.mark(config.name)
-        info = await context.run(context.api.create_stream(config), timeout=timeout)
+        info = await context.run(call, timeout=timeout)
         name = info.config.name
         if config.mirror is None:  # the messages of a mirror are as old as those of the stream it copies
             if session is not None:
@@ -253,7 +254,7 @@ class JetStream:
         *,
         stream: str = "",
         start_seq: int = 0,
-        start_time: int | None = None,
+        start_time: int | datetime | None = None,
         deliver_policy: str = "",
         headers_only: bool = False,
         heartbeat: float = HEARTBEAT,

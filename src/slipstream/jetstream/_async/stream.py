@@ -7,10 +7,12 @@ by a server that guarantees it itself. The blocking twin is generated from this 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import datetime
 from functools import partial
 
 from slipstream.api import ConsumerConfig, ConsumerInfo, GetRequest, ReplayPolicy, StreamInfo
-from slipstream.errors import UsageError
+from slipstream.api.times import instant
+from slipstream.errors import DirectGetNotAllowedError, Error, StreamNotFoundError, UsageError
 from slipstream.jetstream import requests
 from slipstream.jetstream._async.consumer import Consumer
 from slipstream.jetstream._async.context import JetStreamContext
@@ -24,6 +26,8 @@ from slipstream.jetstream.reads.columns import Columns, Part
 from slipstream.jetstream.reads.direct_get import StoredMessage
 from slipstream.wire import check_filter
 
+CAUSE_TIMEOUT = 1.0  # seconds to find out why a Direct Get had no responders
+
 
 class Stream:
     """One stream: what it is, its messages and its consumers.
@@ -32,9 +36,9 @@ class Stream:
     that cannot be had in time, StaleReadError is raised and no data returned. Deletes and purges of messages do not
     move a stream's sequence and are not covered. With `from_leader` only the leader answers.
 
-    Four kinds of errors: MessageNotFoundError (there is no such message), StaleReadError (no replica was new enough, or
-    could prove it), BadRequestError (the server rejected the request), and RequestTimeoutError or
-    DirectGetNotAllowedError (no replica answered; the second names the setting that is missing).
+    Five kinds of errors: MessageNotFoundError (there is no such message), StreamNotFoundError (nor such a stream),
+    StaleReadError (no replica was new enough, or could prove it), BadRequestError (the server rejected the request),
+    and RequestTimeoutError or DirectGetNotAllowedError (no replica answered; the second names the missing setting).
     """
 
     def __init__(self, context: JetStreamContext, name: str) -> None:
@@ -81,9 +85,7 @@ class Stream:
     ) -> StoredMessage:
         """The message with that sequence. Raises MessageNotFoundError if there is none (any more)."""
         requests.check_seq(seq, "seq", least=1)
-        return await self._reads.get(
-            GetRequest(seq=seq), min_last_seq=min_last_seq, from_leader=from_leader, timeout=timeout
-        )
+        return await self._get(GetRequest(seq=seq), min_last_seq, from_leader, timeout)
 
     async def get_next(
         self,
@@ -97,29 +99,48 @@ class Stream:
         """The first message at or after `seq` whose subject matches."""
         requests.check_seq(seq, "seq")
         request = GetRequest(seq=seq, next_by_subj=check_filter(subject))
-        return await self._reads.get(request, min_last_seq=min_last_seq, from_leader=from_leader, timeout=timeout)
+        return await self._get(request, min_last_seq, from_leader, timeout)
 
     async def get_last(
         self, subject: str, *, min_last_seq: int = 0, from_leader: bool = False, timeout: float | None = None
     ) -> StoredMessage:
         """The newest message whose subject matches. Raises MessageNotFoundError if there is none."""
         request = GetRequest(last_by_subj=check_filter(subject))
-        return await self._reads.get(request, min_last_seq=min_last_seq, from_leader=from_leader, timeout=timeout)
+        return await self._get(request, min_last_seq, from_leader, timeout)
+
+    async def _get(
+        self, request: GetRequest, min_last_seq: int, from_leader: bool, timeout: float | None
+    ) -> StoredMessage:
+        requests.check_timeout(timeout)
+        try:
+            return await self._reads.get(request, min_last_seq=min_last_seq, from_leader=from_leader, timeout=timeout)
+        except DirectGetNotAllowedError as error:
+            raise await self._cause_of(error) from None
+
+    async def _cause_of(self, error: DirectGetNotAllowedError) -> Error:
+        """No responders: the stream has no Direct Get, or there is no such stream, which only its info tells."""
+        try:
+            await self.info(timeout=min(self._context.timeout, CAUSE_TIMEOUT))
+        except StreamNotFoundError as found:
+            return found
+        except Error:  # it is not said, or this user may not ask
+            return error
+        return error
 
     async def get_last_many(
         self,
         subjects: Sequence[str],
         *,
         up_to_seq: int = 0,
-        up_to_time: int | None = None,
+        up_to_time: int | datetime | None = None,
         min_last_seq: int = 0,
         from_leader: bool = False,
         timeout: float | None = None,
     ) -> dict[str, StoredMessage]:
         """Subject to newest message, for any number of subjects and patterns; those without a message are left out.
 
-        With `up_to_seq` or `up_to_time` (nanoseconds since the epoch) the newest up to there. It is not one state of
-        the stream: subjects are read in pieces, each of which is at or after `min_last_seq`.
+        With `up_to_seq` or `up_to_time` (a datetime, or nanoseconds since the epoch) the newest up to there. It is not
+        one state of the stream: subjects are read in pieces, each of which is at or after `min_last_seq`.
         """
         if isinstance(subjects, str):
             raise UsageError(f"subjects must be a sequence of subjects, got the text {subjects!r}")
@@ -127,9 +148,14 @@ class Stream:
             raise UsageError("up_to_seq, up_to_time and from_leader are mutually exclusive")
         asked = tuple(check_filter(subject) for subject in subjects)
         requests.check_seq(up_to_seq, "up_to_seq")
-        return await self._reads.last_many(
-            asked, Bound(up_to_seq, up_to_time), min_last_seq=min_last_seq, from_leader=from_leader, timeout=timeout
-        )
+        requests.check_timeout(timeout)
+        bound = Bound(up_to_seq, None if up_to_time is None else instant(up_to_time, "up_to_time"))
+        try:
+            return await self._reads.last_many(
+                asked, bound, min_last_seq=min_last_seq, from_leader=from_leader, timeout=timeout
+            )
+        except DirectGetNotAllowedError as error:
+            raise await self._cause_of(error) from None
 
     async def get_from_leader(self, request: GetRequest, *, timeout: float | None = None) -> StoredMessage:
         """Message Get as it is: answered by the stream's leader alone, or by one that does not know it was deposed.
@@ -150,13 +176,17 @@ class Stream:
         start: int = 1,
         end: int = 0,
         subject: str = "",
-        start_time: int | None = None,
+        start_time: int | datetime | None = None,
         min_last_seq: int = 0,
         from_leader: bool = False,
         timeout: float | None = None,
     ) -> AsyncIterator[StoredMessage]:
-        """Every message that matches `subject`, in order, from `start` (or `start_time`, nanoseconds since 1970) to
-        `end` (inclusive; 0: to the last)."""
+        """Every message that matches `subject`, in order, from `start` (or `start_time`, a datetime or nanoseconds
+        since the epoch) to `end` (inclusive; 0: to the last).
+
+        A range with an `end` is complete: it waits until the stream has that sequence, and raises StaleReadError where
+        it has not in time. For what there is up to a sequence, end at `min(end, (await stream.info()).state.last_seq)`.
+        """
         chunks = self.read_columns(
             start=start,
             end=end,
@@ -176,7 +206,7 @@ class Stream:
         start: int = 1,
         end: int = 0,
         subject: str = "",
-        start_time: int | None = None,
+        start_time: int | datetime | None = None,
         min_last_seq: int = 0,
         from_leader: bool = False,
         timeout: float | None = None,
@@ -200,7 +230,7 @@ class Stream:
         start: int = 1,
         end: int = 0,
         subject: str = "",
-        start_time: int | None = None,
+        start_time: int | datetime | None = None,
         min_last_seq: int = 0,
         from_leader: bool = False,
         parts: Part = Part.ALL,
@@ -218,20 +248,25 @@ class Stream:
             requests.check_seq(seq, what)
         if start_time is not None and (start > 1 or from_leader):
             raise UsageError("start_time excludes start and from_leader")
+        requests.check_timeout(timeout)
+        since = None if start_time is None else instant(start_time, "start_time")
         if end and start > end:
             return
         chunks = self._reads.columns(
             start=start,
             end=end,
             subject=subject,
-            start_time=start_time,
+            start_time=since,
             min_last_seq=min_last_seq,
             from_leader=from_leader,
             parts=parts,
             timeout=timeout,
         )
-        async for columns in chunks:
-            yield columns
+        try:
+            async for columns in chunks:
+                yield columns
+        except DirectGetNotAllowedError as error:
+            raise await self._cause_of(error) from None
 
     # Consumers
 
@@ -285,7 +320,7 @@ class Stream:
         subjects: str | Sequence[str] = (),
         *,
         start_seq: int = 0,
-        start_time: int | None = None,
+        start_time: int | datetime | None = None,
         deliver_policy: str = "",
         headers_only: bool = False,
         replay_policy: str = ReplayPolicy.INSTANT.value,
@@ -295,9 +330,9 @@ class Stream:
     ) -> OrderedConsumer:
         """Messages in order, each once, across reconnects and restarts of the server: `async for message in …`.
 
-        Those of `subjects` (one filter or several; none: all), from the beginning, from a sequence, from a time
-        (nanoseconds since the epoch), or as `deliver_policy` says (`new`, `last`, `last_per_subject`). No request is
-        sent before the first read, `start` or `async with`.
+        Those of `subjects` (one filter or several; none: all), from the beginning, from a sequence, from a time (a
+        datetime, or nanoseconds since the epoch), or as `deliver_policy` says (`new`, `last`, `last_per_subject`). No
+        request is sent before the first read, `start` or `async with`.
 
         With `min_last_seq` it reads a copy that has that sequence, and `initial_pending` counts what is there then; in
         a session it has seen all that the session has. The start waits for it, and raises StaleReadError when its time

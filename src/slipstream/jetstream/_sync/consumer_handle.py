@@ -55,6 +55,12 @@ class ConsumerHandle:
         return self.cached_info is None or self.cached_info.config.ack_policy != AckPolicy.NONE
 
     @property
+    def max_ack_pending(self) -> int:
+        """How many messages may wait for their acks; 0 for any number."""
+        info = self.cached_info
+        return max(info.config.max_ack_pending, 0) if info is not None and self.wants_acks else 0
+
+    @property
     def ack_wait(self) -> float:
         """After how many seconds the server redelivers a message that was not acknowledged; infinite if not known."""
         if self.cached_info is None or not self.wants_acks:

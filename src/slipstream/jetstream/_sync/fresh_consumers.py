@@ -26,6 +26,7 @@ from slipstream.errors import (
 )
 from slipstream.jetstream._sync.context import JetStreamContext
 from slipstream.jetstream.consume.placement import Leader, has_one_copy, leader_of, starts_behind
+from slipstream.jetstream.consumer_requests import check_config
 from slipstream.jetstream.reads.retry import RetryPolicy
 from slipstream.jetstream.requests import MAX_SEQ, Call
 
@@ -109,6 +110,7 @@ def create_consumer(
     the sequence, and there is no other copy that it could ever read. Raises MinLastSequenceUnsupportedError elsewhere,
     and StaleReadError if the sequence is not there in time.
     """
+    check_config(config)
     wanted = config.min_last_seq
     if wanted and not server_keeps_min(context, stream, timeout=timeout):
         limit = context.timeout if timeout is None else timeout

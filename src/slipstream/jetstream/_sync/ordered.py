@@ -35,6 +35,7 @@ from slipstream.jetstream.consume.ordered import MessageRun, OrderedState
 from slipstream.jetstream.consume.placement import Leader, is_on, starts_behind
 from slipstream.jetstream.consume.status import ControlReply, HeartbeatMonitor
 from slipstream.jetstream.consumer_requests import Action
+from slipstream.jetstream.requests import check_timeout
 
 CREATE_TIMEOUT = 5.0
 IDLE_CHECK = 0.5  # seconds to wait for one of the initial messages before asking the server whether there is one
@@ -103,6 +104,7 @@ class OrderedConsumer:
         Raises the server's error if it rejects the consumer, StaleReadError if no copy was shown to have what it must
         have seen, and the last failure when the time is up.
         """
+        check_timeout(timeout)
         client = self._client
         deadline = client.now() + timeout
         while self._state.is_broken and not self._is_closed:
@@ -117,6 +119,7 @@ class OrderedConsumer:
 
     def next(self, *, timeout: float = 5.0) -> JsMessage:
         """The next message; raises RequestTimeoutError if none arrives in time."""
+        check_timeout(timeout)
         if not self._left:
             chunk = self.next_chunk(timeout=timeout)
             self._left = chunk[::-1]
@@ -124,6 +127,7 @@ class OrderedConsumer:
 
     def next_chunk(self, *, timeout: float = 5.0) -> list[JsMessage]:
         """All messages that have arrived, at least one; raises RequestTimeoutError if none arrives in time."""
+        check_timeout(timeout)
         try:
             chunk = self._read_chunk(timeout)
         except RequestTimeoutError as error:
@@ -220,7 +224,7 @@ class OrderedConsumer:
                 elif isinstance(found, Error):
                     self._discard_consumer()
                 elif state.is_broken:
-                    self.start(timeout=deadline - client.now())
+                    self.start(timeout=max(deadline - client.now(), 0.0))
                 else:
                     assert self._subscription is not None
                     now = client.now()

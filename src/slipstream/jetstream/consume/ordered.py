@@ -36,12 +36,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import NamedTuple
 
 import msgspec
 
 from slipstream.api import AckPolicy, ConsumerConfig, ConsumerInfo, DeliverPolicy, ReplayPolicy
+from slipstream.api.times import instant
 from slipstream.client.raw_columns import Packed
 from slipstream.errors import Error, MessageGapError, UsageError
 from slipstream.jetstream.consume.ack_subject import split_reply
@@ -110,7 +111,7 @@ def template(
     subjects: str | Sequence[str] = (),
     *,
     start_seq: int = 0,
-    start_time: int | None = None,
+    start_time: int | datetime | None = None,
     deliver_policy: str = "",
     headers_only: bool = False,
     replay_policy: str = ReplayPolicy.INSTANT.value,
@@ -141,7 +142,7 @@ def template(
         filter_subjects=filters if len(filters) > 1 else (),
         deliver_policy=policy.value,
         opt_start_seq=check_seq(start_seq, "start_seq"),
-        opt_start_time=start_time,
+        opt_start_time=None if start_time is None else instant(start_time, "start_time"),
         headers_only=headers_only,
         replay_policy=replay_policy,
         metadata=metadata or {},

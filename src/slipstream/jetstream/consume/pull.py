@@ -91,9 +91,12 @@ class PullState(enum.Enum):
 class Fetch:
     """Up to `batch` messages: those that are available, or else those that arrive in time."""
 
-    def __init__(self, batch: int, *, max_bytes: int = 0, max_expires: float = math.inf) -> None:
+    def __init__(
+        self, batch: int, *, most: int | None = None, max_bytes: int = 0, max_expires: float = math.inf
+    ) -> None:
+        """`most`: how many messages the consumer delivers at once; the server waits for acks before it sends more."""
         check_batch(batch, max_bytes)
-        self.batch = batch
+        self.batch = batch if most is None else min(batch, most)
         self.messages: list[Msg] = []
         self.statuses = 0  # frames that were no messages
         self.state = PullState.NO_WAIT
@@ -122,9 +125,14 @@ class Fetch:
         return lingering_body(self.batch, expires, max_bytes=self._max_bytes)
 
     def frame_timeout(self, left: float) -> float:
-        """How long to wait for the next frame: the answer to a `no_wait` arrives at once, or not at all."""
+        """How long to wait for the next frame: the answer to a `no_wait` arrives at once, or not at all.
+
+        Messages may arrive and the rest of the answer not: the consumer has reached its `max_ack_pending` with them.
+        """
         left = max(left, 0.0)
-        return min(left / 2, NO_WAIT_TIMEOUT) if self.state is PullState.NO_WAIT and not self.messages else left
+        if self.state is not PullState.NO_WAIT:
+            return left
+        return min(left, NO_WAIT_TIMEOUT) if self.messages else min(left / 2, NO_WAIT_TIMEOUT)
 
     def timed_out(self) -> bool:
         """Nothing arrived within `frame_timeout`; whether the next request is due. False: the deadline has passed."""

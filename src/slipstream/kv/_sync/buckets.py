@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from slipstream.api import StreamInfo
 from slipstream.errors import StreamNameInUseError, StreamNotFoundError
 from slipstream.jetstream._sync.jetstream import JetStream
-from slipstream.jetstream.requests import check_bucket
+from slipstream.jetstream.requests import check_bucket, check_type
 from slipstream.kv._sync.stream_storage import StreamStorage, not_found
 from slipstream.kv.bucket import STREAM_PREFIX, Address, BucketConfig
 from slipstream.kv.snapshot import forgotten_of
@@ -19,6 +19,7 @@ from slipstream.kv.snapshot import forgotten_of
 
 def create_bucket(js: JetStream, config: BucketConfig, *, timeout: float | None = None) -> StreamStorage:
     """Create a bucket, or open it if it exists with the same configuration."""
+    check_type(config, BucketConfig)
     stream = config.stream_config()
     address = _address(js, stream_prefix=config.key_prefix, info=StreamInfo(config=stream))
     try:
@@ -32,6 +33,7 @@ def create_bucket(js: JetStream, config: BucketConfig, *, timeout: float | None 
 
 def update_bucket(js: JetStream, config: BucketConfig, *, timeout: float | None = None) -> StreamStorage:
     """Change an existing bucket's options; other settings of its stream stay."""
+    check_type(config, BucketConfig)
     try:
         current = (js.stream(config.stream_name).info(timeout=timeout)).config
     except StreamNotFoundError as error:
