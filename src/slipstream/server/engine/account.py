@@ -127,6 +127,7 @@ class Account:
         was_mirror = stream.config.mirror is not None
         stream.configure(config)
         if was_mirror and config.mirror is None:  # promoted: it detects duplicates itself from now on
+            stream.promote()
             stream.restore(now)
         self._attach(stream)
         stream.journal.store.configure(stream.key, stream.stored())
@@ -198,7 +199,7 @@ class Account:
                 del stored[stream.key]
                 stream.configure(with_level(StreamConfig.from_dict(entry.config)))
                 stream.restore(now, lost=True)
-                stream.positions = dict(entry.positions)
+                stream.positions, stream.fidelity = dict(entry.positions), entry.fidelity
                 for ingest in self.ingests(stream):
                     ingest.reset()
                 self._attach(stream)
@@ -208,7 +209,7 @@ class Account:
         for key, entry in stored.items():
             config = with_level(StreamConfig.from_dict(entry.config))
             stream = Stream(self, journal, config, key=key, created=entry.created, now=now)
-            stream.positions = dict(entry.positions)
+            stream.positions, stream.fidelity = dict(entry.positions), entry.fidelity
             self._attach(stream)
             if entry.trimming:
                 stream.trim_subjects()
@@ -256,7 +257,7 @@ class Account:
                 self._mirror_responders[stream.name] = [
                     (f"{PREFIX}{config.mirror.name}{rest}", responder)
                     for peer in stream.replicas.peers
-                    for responder in (MirrorResponder(peer, config.mirror.name, mirror.may_answer),)
+                    for responder in (MirrorResponder(self, peer, mirror),)
                     for rest in ("", ".>")
                 ]
         else:

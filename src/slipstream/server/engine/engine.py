@@ -369,7 +369,7 @@ class Engine:
             # 5. Acks and API responses, those of one account together.
             for port, own_answers in self._by_port(answers):
                 port.answer_all(own_answers)
-            # 6. Reads that wait for a sequence, mirrors and sources.
+            # 6. Mirrors and sources, then reads that wait for a sequence.
             self._commit_waiters.release()
 
     def _by_port(self, answers: list[Answer]) -> Iterable[tuple[ReplyPort, list[Answer]]]:

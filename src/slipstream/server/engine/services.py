@@ -106,7 +106,7 @@ class CommitWaiters:
         self._followers.pop(waiter, None)
 
     def release(self) -> None:
-        for waiter in (*self._waiting, *self._followers):
+        for waiter in (*self._followers, *self._waiting):  # mirrors first: reads wait for what they have
             waiter.release()
 
 

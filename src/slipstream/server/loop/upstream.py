@@ -15,10 +15,10 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from slipstream.api import GetRequest, StreamInfo, format_time, names
+from slipstream.api import GetRequest, StreamInfo, encode_json, format_time, names
 from slipstream.errors import ApiError, Error, ErrorCode, MessageNotFoundError, RequestTimeoutError, UsageError
 from slipstream.server.engine.ports import Record
-from slipstream.server.engine.replication.ingest import CHUNK, RemoteIngest, identity_of
+from slipstream.server.engine.replication.ingest import CHUNK, RemoteIngest
 
 if TYPE_CHECKING:
     from slipstream.client._async.client import Client
@@ -32,6 +32,8 @@ RETRY = 0.25  # seconds between tries when an upstream cannot be reached
 POLL_FIRST, POLL_LAST = 0.01, 0.25  # seconds between polls for new messages
 FULL_WAIT = 0.005
 IDLE = 1.0  # seconds without a message before the upstream's state is read again
+MAX_CHAIN = 5  # mirrors of mirrors
+MAX_SILENCE = 3_500_000_000  # nanoseconds: followers of a leader that leads were heard of since
 MAX_FOREIGN_PAGES = 20  # pages answered by mirrors of the stream, before its leader is asked instead
 
 
@@ -167,8 +169,7 @@ class Reader:
     async def run(self) -> None:
         pause = POLL_FIRST
         while True:
-            info = await self._stream.info(timeout=TIMEOUT)
-            self._remote.meet(identity_of(info.created))
+            info = await self._observe()
             last = info.state.last_seq
             start = self._remote.next_seq or await self._start_by_time(last)
             if self._remote.is_paused:
@@ -215,19 +216,54 @@ class Reader:
                     part = records[at : at + CHUNK]
                     if not await self._offer(part, part[-1].seq, last):
                         return
+                if self._remote.needs_position and (await self._observe()).created != info.created:
+                    return
         finally:
             await consumer.close()
 
     async def _check_upstream(self, info: StreamInfo) -> bool:
         """No message arrived for a while. Messages that the filters skip, or that were deleted, count as seen. False if
         the stream was created again, or the ingest is held."""
-        now = await self._stream.info(timeout=TIMEOUT)
+        now = await self._observe()
         last = now.state.last_seq
         if now.created != info.created or last + 1 < self._remote.next_seq or self._remote.is_paused:
             return False
         if self._remote.next_seq <= last:
             return await self._fetch(now, self._remote.next_seq, last)
-        return await self._offer([], last, last)
+        done = await self._offer([], last, last)
+        if self._remote.needs_position:
+            await self._observe()
+        return done
+
+    async def _observe(self) -> StreamInfo:
+        """The state of the upstream; the ingest learns from it where a gap in what it was offered ends."""
+        info = await self._stream.info(timeout=TIMEOUT)
+        self._remote.meet(info.created, info.config)
+        if info.config.mirror is None:
+            if is_current(info):
+                self._remote.confirm(info.config, info.state.last_seq, info.state.messages)
+        elif (last := await self._end_of_mirror(info)) is not None:
+            self._remote.confirm(info.config, last, -1)
+        self._driver.wake()
+        return info
+
+    async def _end_of_mirror(self, info: StreamInfo) -> int | None:
+        """The same where the upstream is a mirror itself, and may have a gap. One of our servers says as of what it is;
+        otherwise the stream at the end of the chain is asked, if this server knows it."""
+        if info.config.allow_direct:
+            body = encode_json(GetRequest(seq=max(info.state.last_seq, 1), as_of=True))
+            reply = await self._js.client.request(self._direct_get, body, timeout=TIMEOUT)
+            said = reply.headers.get(names.AS_OF) if reply.headers is not None else None
+            if said is not None:
+                return int(said) if int(said) >= info.state.last_seq and is_current(info) else None
+        for _ in range(MAX_CHAIN):
+            mirror = info.config.mirror
+            if mirror is None:
+                return info.state.last_seq if is_current(info) else None
+            if mirror.external is not None:
+                return None
+            info = await self._js.stream(mirror.name).info(timeout=TIMEOUT)
+        return None
 
     async def _start_by_time(self, last: int) -> int:
         time = self._remote.source.opt_start_time
@@ -306,3 +342,13 @@ class Reader:
         if asyncio.get_running_loop().time() - begin < pause:
             await asyncio.sleep(pause)
         return False
+
+
+def is_current(info: StreamInfo) -> bool:
+    """Whether the leader gave this answer, and no other can have been elected meanwhile: a leader that is cut off goes
+    on answering for some time, but it does not hear of its followers."""
+    replicas = info.cluster.get("replicas") or ()
+    leader = info.cluster.get("leader")
+    if info.cluster and (not leader or any(replica.get("name") == leader for replica in replicas)):
+        return False
+    return all(replica.get("active", MAX_SILENCE) < MAX_SILENCE and not replica.get("offline") for replica in replicas)

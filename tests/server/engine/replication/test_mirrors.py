@@ -399,7 +399,8 @@ def test_a_mirror_of_a_bucket_is_a_read_replica_of_it(client: Client) -> None:
     """Reads of keys are Direct Gets with the subject appended; the answer names the stream that gave it."""
     bucket = {"subjects": ["$KV.b.>"], "max_msgs_per_subject": 5, "allow_rollup_hdrs": True, "deny_delete": True}
     client.create("KV_b", **bucket)
-    mirror(client, "KV_edge", of="KV_b", max_msgs_per_subject=5, mirror_direct=True, num_replicas=3)
+    limits = {"max_msgs_per_subject": 5, "allow_rollup_hdrs": True}
+    mirror(client, "KV_edge", of="KV_b", **limits, mirror_direct=True, num_replicas=3)
     seq = client.publish("$KV.b.key", b"1")["seq"]
 
     def get(**body: Any) -> set[tuple[str, bytes]]:

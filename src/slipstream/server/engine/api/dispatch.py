@@ -406,6 +406,7 @@ class Api:
         if stream.config.deny_purge:
             raise ErrorCode.STREAM_PURGE_FAILED.error(err="stream purge not permitted")
         purged = stream.log.purge(pattern=request.filter, below=request.seq, keep=request.keep)
+        stream.removed_on_request()
         stream.consumers.purged(request.filter)
         return Outcome({"success": True, "purged": purged}, stream.journal)
 
@@ -424,6 +425,7 @@ class Api:
                 raise ErrorCode.SEQUENCE_NOT_FOUND.error(seq=request.seq)
             beyond = request.seq > state.last_seq
             raise ErrorCode.STREAM_MSG_DELETE_FAILED.error(err="stream store EOF" if beyond else "no message found")
+        stream.removed_on_request()
         return Outcome({"success": True}, stream.journal)
 
     # Message Get: the leader answers from committed messages, which include every acknowledged one.
@@ -448,7 +450,7 @@ class Api:
                 send(reply, b"", failure(exc))
 
         for peer in stream.replicas.claimants:
-            if request.min_last_seq <= peer.reached():
+            if request.min_last_seq <= peer.as_of():
                 ready(peer)
             else:
                 peer.park(

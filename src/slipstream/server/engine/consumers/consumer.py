@@ -91,7 +91,13 @@ class Consumer:
             next_request=lambda reply, payload, now: self.delivery.next_request(reply, payload, now),
         )
         self.cursor = Cursor(
-            stream.log, self.state, self.writer, self._acks, settled=settled, started=state is not None
+            stream.log,
+            self.state,
+            self.writer,
+            self._acks,
+            settled=settled,
+            as_of=stream.as_of,
+            started=state is not None,
         )
         self._idle = IdleTimer(
             services.timers, used_until=lambda now: self.delivery.used_until(now), expire=lambda: expire(self)
@@ -212,13 +218,18 @@ class Consumer:
         if not self._job.live:
             return
         if not self.cursor.started:
-            if not self.cursor.held:
-                self._start()
-                self.cursor.recount()
-                self._job.wake()
+            self.resume()
             return
         self.cursor.committed(news, added, self.services.router.now)
         if self.cursor.left:
+            self._job.wake()
+
+    def resume(self) -> None:
+        """The stream may have reached the sequence that the consumer waits for."""
+        if self._job.live and not self.cursor.held:
+            if not self.cursor.started:
+                self._start()
+                self.cursor.recount()
             self._job.wake()
 
     def purged(self, pattern: str) -> None:

@@ -36,6 +36,7 @@ class Cursor:
         acks: AckHandling,
         *,
         settled: Callable[[Iterable[int]], None],
+        as_of: Callable[[], int],
         started: bool,
     ) -> None:
         """`started`: the state is that of a consumer that had begun before. `settled` tells the stream's retention
@@ -50,19 +51,30 @@ class Cursor:
         self._settled = settled
         # For `deliver_policy` new: what was published before the request, in the same turn even, is not new.
         self._after = log.state.last_seq
+        self._as_of = as_of
         self._min_last_seq = 0
+        self._is_reached = False
 
     def configure(self, config: ConsumerConfig) -> None:
         """Take over a configuration."""
         self.filters = Filters(filters_of(config))
-        self._min_last_seq = config.min_last_seq
+        if config.min_last_seq != self._min_last_seq:
+            self._min_last_seq, self._is_reached = config.min_last_seq, False
 
     # Position.
 
     @property
     def held(self) -> bool:
-        """Whether the stream has not reached the sequence that the consumer waits for."""
-        return self._min_last_seq > self._log.committed.last_seq
+        """Whether the stream has not reached the sequence that the consumer waits for. Once it has, a gap that a mirror
+        gets later does not matter."""
+        if not self._is_reached:
+            self._is_reached = self._min_last_seq <= self._as_of()
+        return not self._is_reached
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it was held when that was last asked."""
+        return not self._is_reached
 
     @property
     def at_end(self) -> bool:

@@ -30,6 +30,9 @@ class ParentStream(Protocol):
     @property
     def journal(self) -> Journal: ...
 
+    def as_of(self) -> int:
+        """The sequence as of which the leader's data is that of the stream."""
+
     @property
     def downstream(self) -> Mapping[UpstreamState, None]:
         """The mirrors and sources of other streams that read from this one."""

@@ -255,6 +255,12 @@ class Consumers:
         for consumer in consumers:
             consumer.committed(news, added)
 
+    def resume(self) -> None:
+        """A mirror's copy became worth more without a new message: consumers that wait for that look again."""
+        for consumer in self.items.values():
+            if consumer.cursor.is_waiting:
+                consumer.resume()
+
     def purged(self, pattern: str) -> None:
         """Messages are being purged on request: once that is durable, consumers pass over them."""
 

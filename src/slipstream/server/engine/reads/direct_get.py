@@ -63,7 +63,10 @@ class ReplicaPeer:
         self.log = log
         self.redirects_to: ReplicaPeer | None = None  # the leader of a follower
         self.deposed = False  # no longer leads, but believes that it does
-        self.seen = 0  # of a filtered mirror: the upstream was read up to here
+        # Of a mirror (`replication.fidelity`); all other streams are exact as of their last sequence.
+        self.seen = 0  # the upstream was read up to here, whatever a filter left out
+        self.gap_until = 0  # it speaks for nothing before it gets there
+        self.is_true_copy = False  # it may speak for its upstream
         self._services = services
         self._cut = len(PREFIX) + len(name)
         self._waiting: list[WaitingRead] = []
@@ -76,15 +79,15 @@ class ReplicaPeer:
         request = parse_appended(subject[self._cut + 1 :], payload) if len(subject) > self._cut else parse(payload)
         if isinstance(request, bytes):
             self._services.router.send(reply, request, b"")
-        elif request.min_last_seq > self.log.committed.last_seq:
+        elif request.min_last_seq > self.log.committed.last_seq or self.gap_until:
             self.wait_for(request, reply, now)
         else:
             self.answer(request, reply, self.stamp(request))
         return True
 
     def wait_for(self, request: GetRequest, reply: str, now: int) -> None:
-        """A request for a sequence that this peer does not have: a follower redirects it to the leader, others wait."""
-        if request.min_last_seq <= self.reached():
+        """A request that this peer may not be able to answer: a follower redirects it to the leader, others wait."""
+        if request.min_last_seq <= self.as_of():
             self.answer(request, reply, self.stamp(request))
         elif self.redirects_to is not None:
             self.redirects_to.wait_for(request, reply, now)
@@ -96,13 +99,14 @@ class ReplicaPeer:
                 now=now,
             )
 
-    def reached(self) -> int:
-        """The sequence up to which this peer knows everything."""
-        return max(self.log.committed.last_seq, self.seen)
+    def as_of(self) -> int:
+        """The sequence as of which this peer's data is that of the stream; 0 while a mirror has a gap."""
+        reached = max(self.log.committed.last_seq, self.seen)
+        return reached if reached >= self.gap_until else 0
 
     def stamp(self, request: GetRequest) -> str:
         """The header lines that a request with `as_of` gets; none otherwise."""
-        return stamp(self.peer, self.reached(), self.created) if request.as_of else ""
+        return stamp(self.peer, self.as_of(), self.created) if request.as_of else ""
 
     def answer(self, request: GetRequest, reply: str, stamp: str) -> None:
         if request.multi_last:
@@ -150,8 +154,8 @@ class ReplicaPeer:
     # Read-after-write.
 
     def park(self, seq: int, *, ready: Callable[[ReplicaPeer], None], reject: Callable[[], object], now: int) -> None:
-        """Call `ready` (with the peer that can) once `seq` is committed, or `reject` when that takes too long; at once,
-        if too many wait."""
+        """Call `ready` (with the peer that can) as of `seq`, or `reject` when that takes too long; at once, if too many
+        wait."""
         if not self._services.commit_waiters.wait(self, 1):
             reject()
             return
@@ -169,10 +173,10 @@ class ReplicaPeer:
         self._waiting.append(waiting)
 
     def release(self) -> None:
-        """Answer the waiting requests whose sequence is committed now."""
+        """Answer the waiting requests whose sequence was reached."""
         if not self._waiting:
             return
-        last = self.reached()
+        last = self.as_of()
         reached_now = [waiting for waiting in self._waiting if waiting.seq <= last]
         if reached_now:
             self._waiting = [waiting for waiting in self._waiting if waiting.seq > last]

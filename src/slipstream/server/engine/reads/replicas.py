@@ -68,12 +68,25 @@ class Replicas:
         since = format_time(self._leading_since)
         return {"leader": self.leader.peer, "leader_since": since, "replicas": others}
 
-    def look(self, seen: int) -> None:
-        """A mirror has read its upstream up to this sequence, and so have its followers."""
+    def show(self, *, seen: int, gap_until: int, is_true_copy: bool) -> bool:
+        """What the committed messages of a mirror are worth: its followers have the same. Whether that has changed."""
+        now = (seen, gap_until, is_true_copy)
+        changed = [
+            peer
+            for peer in self.peers
+            if not self.is_held(peer) and (peer.seen, peer.gap_until, peer.is_true_copy) != now
+        ]
+        for peer in changed:
+            peer.seen, peer.gap_until, peer.is_true_copy = now
+            peer.release()
+        return bool(changed)
+
+    def distrust(self, *, gap_until: int = 0, is_true_copy: bool = False) -> None:
+        """The same for uncommitted messages, from which nothing good follows before they are committed."""
         for peer in self.peers:
-            if not self.is_held(peer) and peer.seen != seen:
-                peer.seen = seen
-                peer.release()
+            if not self.is_held(peer):
+                peer.gap_until = max(peer.gap_until, gap_until)
+                peer.is_true_copy = peer.is_true_copy and is_true_copy
 
     # Scaling.
 
@@ -104,7 +117,14 @@ class Replicas:
     def _new_peer(self) -> ReplicaPeer:
         self._made += 1
         name = f"{self._services.leader_name}-{self._made}"
-        return ReplicaPeer(self._services, self._stream, self._log, peer=name, created=self._created)
+        peer = ReplicaPeer(self._services, self._stream, self._log, peer=name, created=self._created)
+        self._align(peer)
+        return peer
+
+    def _align(self, peer: ReplicaPeer) -> None:
+        """A peer that has the leader's data says the same about it."""
+        leader = self.leader
+        peer.seen, peer.gap_until, peer.is_true_copy = leader.seen, leader.gap_until, leader.is_true_copy
 
     def _dismiss(self, peer: ReplicaPeer) -> None:
         """Requests that wait at a removed peer go on waiting at the leader."""
@@ -146,7 +166,8 @@ class Replicas:
         """The peer catches up, and learns who leads."""
         if self._held_since.pop(peer, None) is None:
             return
-        peer.log, peer.deposed, peer.seen = self._log, False, self.leader.seen
+        peer.log, peer.deposed = self._log, False
+        self._align(peer)
         self._assign()
         peer.release()
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from slipstream.api import StreamSource, format_time
+from slipstream.api import StreamConfig, StreamSource, format_time
 from slipstream.api.names import API_PREFIX
 from slipstream.errors import (
     ApiError,
@@ -67,8 +67,15 @@ class RemoteIngest(Hashable, Protocol):
         """Take messages that match the filters, in order; the upstream was read up to `up_to` and ends at `last`. False
         if not all were taken: those from `next_seq` on must be offered again."""
 
-    def meet(self, identity: str) -> None:
+    def meet(self, created: int, config: StreamConfig) -> None:
         """Called before the first `offer` after each time the upstream was found."""
+
+    @property
+    def needs_position(self) -> bool:
+        """Whether messages were missing among those offered, and `confirm` has not been called since."""
+
+    def confirm(self, config: StreamConfig, last: int, messages: int) -> None:
+        """The upstream was asked after the last `offer`: it ended at `last`, and had so many messages (-1: unknown)."""
 
     def fail(self, error: ApiError, now: int) -> None:
         """The upstream cannot be read; it will be tried again."""
@@ -126,8 +133,14 @@ class Ingest:
     def looked(self, up_to: int) -> None:
         """The upstream was read up to a sequence."""
 
-    def meet(self, identity: str) -> None:
-        """The identity of the upstream, before anything is read from it."""
+    def reading(self, upstream: Stream) -> None:
+        """The next chunk is of an upstream in the same account, as it is now."""
+
+    def damaged(self) -> None:
+        """A message of the upstream cannot be read, and is left out."""
+
+    def meet(self, created: int, config: StreamConfig) -> None:
+        """When the upstream was created, and how it is configured, before anything is read from it."""
 
     # Lifecycle.
 
@@ -176,7 +189,7 @@ class Ingest:
         self._error = StreamNotFoundError() if upstream is None else None
         if upstream is not None:
             self._contact = self._services.router.now
-            self.meet(identity_of(upstream.created))
+            self.meet(upstream.created, upstream.config)
         return upstream
 
     def _is_behind(self, log: LogView) -> bool:
@@ -206,10 +219,12 @@ class Ingest:
             assert self.source.opt_start_time is not None
             self.next_seq = log.time_to_seq(self.source.opt_start_time)
         last = log.committed.last_seq
+        self.reading(upstream)
         try:
             records = log.scan(self._pattern, self.next_seq, limit=CHUNK, max_bytes=CHUNK_BYTES)
         except CorruptRecordError as exc:  # reads of the upstream report it; here it is a gap
             records, up_to = [], damaged_at(exc, log, self.next_seq)
+            self.damaged()
         else:
             up_to = records[-1].seq if records else last
         before = self.next_seq
@@ -274,6 +289,13 @@ class Ingest:
         self._compare(last)
         self._take(records, up_to, last)
         return self.next_seq > up_to
+
+    @property
+    def needs_position(self) -> bool:
+        return False
+
+    def confirm(self, config: StreamConfig, last: int, messages: int) -> None:
+        """Only a mirror wants to know."""
 
     def fail(self, error: ApiError, now: int) -> None:  # noqa: ARG002
         if not self.paused:

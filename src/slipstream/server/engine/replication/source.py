@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from slipstream.api import StreamSource
+from slipstream.api import StreamConfig, StreamSource
 from slipstream.server.engine.api.ids import short_hash
 from slipstream.server.engine.ports import Record
-from slipstream.server.engine.replication.ingest import Ingest
+from slipstream.server.engine.replication.ingest import Ingest, identity_of
 
 HEADER = "Nats-Stream-Source"
 _DROPPED = ("nats-stream-source:", "nats-expected-", "nats-batch-")
@@ -50,7 +50,8 @@ class SourceIngest(Ingest):
         if self.stream.positions.get(source_key(self.source)) != (up_to, self.identity):
             self.stream.keep_position(source_key(self.source), up_to, self.identity)
 
-    def meet(self, identity: str) -> None:
+    def meet(self, created: int, config: StreamConfig) -> None:  # noqa: ARG002
+        identity = identity_of(created)
         if self.identity and self.identity != identity:  # deleted and recreated: from its beginning
             self.next_seq = 1
         self.identity = identity

@@ -20,6 +20,7 @@ from slipstream.server.engine.consumers.registry import Consumers
 from slipstream.server.engine.journal import Journal
 from slipstream.server.engine.ports import Record, expires_at
 from slipstream.server.engine.reads.replicas import Replicas
+from slipstream.server.engine.replication.fidelity import Fidelity, sweeps
 from slipstream.server.engine.services import Services, UpstreamState
 from slipstream.server.engine.snapshots.writer import SnapshotWriter
 from slipstream.server.engine.streams import fast_batches, publish_checks, schedules
@@ -49,6 +50,7 @@ class StoredStream(msgspec.Struct, frozen=True):
     trimming: bool = msgspec.field(default=False, name="thin")
     restoring: bool = False  # a restore is running: the stream is not visible
     positions: dict[str, tuple[int, str]] = {}  # of its sources: sequence, and the upstream's identity
+    fidelity: Fidelity | None = None  # of a mirror
 
 
 class Stream:
@@ -68,6 +70,7 @@ class Stream:
         self.replicas = Replicas(services, self.name, self.log, now=created)
         self._services = services
         self.positions: dict[str, tuple[int, str]] = {}
+        self.fidelity: Fidelity | None = None
         self.ingests: tuple[UpstreamState, ...] = ()
         self.trimming = False
         self._subject_trim: SubjectTrim | None = None
@@ -123,12 +126,20 @@ class Stream:
     def stored(self) -> bytes:
         """The record for the store."""
         return encode_json(
-            StoredStream(self.created, self.config.to_dict(), trimming=self.trimming, positions=self.positions)
+            StoredStream(
+                self.created,
+                self.config.to_dict(),
+                trimming=self.trimming,
+                positions=self.positions,
+                fidelity=self.fidelity,
+            )
         )
 
     def restore(self, now: int, *, lost: bool = False) -> None:
         """Rebuild the state that is derived from the log: after a start, and after a group was lost."""
         self._clock = self.log.state.last_time
+        # The last message that removed others than the older ones of its subject; which one it was is not stored.
+        self.last_sweep = self.log.state.last_seq if sweeps(self.config) else 0
         self._counters.forget()
         self._batches.stop()
         self._fast.stop()
@@ -146,6 +157,7 @@ class Stream:
 
     def enforce(self, now: int) -> None:
         """Remove messages that a changed configuration no longer allows."""
+        self.last_sweep = self.log.state.last_seq
         self.trim_subjects()
         self._trim("")
         self.expiry.arm(now)
@@ -228,7 +240,7 @@ class Stream:
             and self.config.allow_rollup_hdrs
             and (rollup := parse_publish_headers(header).rollup) in ("sub", "all")
         ):
-            log.purge(pattern=subject if rollup == "sub" else "", keep=1)
+            self._roll_up(rollup, subject, seq)
         if self._republish is not None:
             self._republish_later(subject, header, payload, seq=seq, now=time, before=before)
         if self._limited:
@@ -258,6 +270,26 @@ class Stream:
         seq = self._append(subject, header, payload, now, wanted)
         if total is not None:
             self._counters.stored(subject, total, seq)
+
+    def keep_fidelity(self, fidelity: Fidelity) -> None:
+        """Store what a mirror's copy is worth, in the same group as its messages."""
+        self.fidelity = fidelity
+        self.journal.store.configure(self.key, self.stored())
+
+    def removed_on_request(self) -> None:
+        """Messages were deleted or purged: a mirror may then lack what its upstream has."""
+        if self.fidelity is not None and self.fidelity.is_whole:
+            self.replicas.distrust()
+            self.keep_fidelity(msgspec.structs.replace(self.fidelity, is_whole=False))
+
+    def promote(self) -> None:
+        """No longer a mirror: from now on it speaks for itself."""
+        self.fidelity = None
+        self.replicas.show(seen=0, gap_until=0, is_true_copy=False)
+
+    def as_of(self) -> int:
+        """The sequence as of which the leader's data is that of the stream."""
+        return self.replicas.leader.as_of()
 
     def keep_position(self, source: str, seq: int, identity: str) -> None:
         """Store the position of a source, in the same group as its messages."""
@@ -343,9 +375,10 @@ class Stream:
         if wanted.msg_id:
             self.duplicates.add(wanted.msg_id, seq, now)
         if wanted.rollup and self.config.allow_rollup_hdrs:
-            log.purge(pattern=subject if wanted.rollup == "sub" else "", keep=1)
+            self._roll_up(wanted.rollup, subject, seq)
         if wanted.schedule_next == schedules.PURGE and wanted.scheduler and self.config.allow_rollup_hdrs:
             log.purge(pattern=wanted.scheduler)
+            self.last_sweep = seq
         if self.schedules.on:
             self.schedules.stored(seq, subject, header, now)
         if self._republish is not None:
@@ -355,6 +388,11 @@ class Stream:
         if self._by_interest:
             self.consumers.retention.offered(seq, subject)
         return seq
+
+    def _roll_up(self, rollup: str, subject: str, seq: int) -> None:
+        if rollup != "sub":
+            self.last_sweep = seq
+        self.log.purge(pattern=subject if rollup == "sub" else "", keep=1)
 
     def _publish_scheduled(self, subject: str, header: bytes, payload: bytes, now: int) -> None:
         """Publish the message of a schedule that is due. Raises ApiError if the stream rejects it."""
