@@ -193,11 +193,10 @@ def test_notes_of_a_session_are_checked(our_url: str) -> None:
 
 def test_no_thread_waits_for_another() -> None:
     state = SessionState()
-    state.note("S", 1, "a")
     turn = state._turn.pop()  # another thread has it
+    state.made("S", 1_000, 2)
     state.note("S", 2, "a")
     state.note("T", 9, "a")
-    state.made("S", 1_000, 2)
     assert (state.seen("S"), state.seen("T"), state.known("S", "a")) == (2, 9, None)
     assert SessionState(state.token()).seen("T") == 9
     state._turn.append(turn)

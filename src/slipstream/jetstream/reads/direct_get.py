@@ -37,6 +37,10 @@ _TAIL = re.compile(
 _END = re.compile(
     rb"NATS/1\.0 204 EOB\r\n%b(?:Nats-UpTo-Sequence: (\d{1,20})\r\n)?\r\n" % (BATCH_HEADERS % (_NUMBER, _NUMBER))
 )
+_STAMP = re.compile(
+    rb"\r\n%b: ([^\r]*)\r\n%b: (\d{1,20})\r\n%b: (\d{1,20})\r\n\r\n\Z"
+    % (names.RESPONDER.encode(), names.AS_OF.encode(), names.CREATED.encode())
+)
 _STATUS_LINE = len(b"NATS/1.0")
 _UNKNOWN = -1
 
@@ -113,25 +117,48 @@ def decode_one(msg: Msg, *, asked: str, min_last_seq: int = 0) -> StoredMessage:
     return found.message
 
 
+class Stamp(NamedTuple):
+    """What our server says behind an answer if it was asked to: who gave it, as of which sequence, of which stream."""
+
+    responder: str
+    as_of: int
+    created: int
+
+
+def take_stamp(msg: Msg) -> tuple[Msg, Stamp | None]:
+    """A reply without its stamp, and the stamp. It stands behind all other headers, so none can be taken for it."""
+    found = _STAMP.search(msg.header)
+    if found is None:
+        return msg, None
+    responder, as_of, created = found.groups()
+    stamp = Stamp(_text(responder), int(as_of), int(created))
+    return msg._replace(header=msg.header[: found.start()] + b"\r\n\r\n"), stamp
+
+
 class Replies:
     """The replies to one request, message by message; a `ReplySink` of the client.
 
     For a handful of messages: whole batches have `columns.py`. A 404 is an answer too: `is_missing`.
     """
 
-    __slots__ = ("_asked", "_min_last_seq", "end", "error", "is_missing", "items", "responder")
+    __slots__ = ("_asked", "_has_stamp", "_min_last_seq", "end", "error", "is_missing", "items", "responder", "stamp")
 
-    def __init__(self, asked: str, *, min_last_seq: int = 0) -> None:
+    def __init__(self, asked: str, *, min_last_seq: int = 0, has_stamp: bool = False) -> None:
         self._asked = asked
         self._min_last_seq = min_last_seq
         self.items: list[BatchItem] = []
         self.end: EndOfBatch | None = None
         self.is_missing = False
         self.responder = ""  # the server that answered, where that is known
+        self._has_stamp = has_stamp  # whether one was asked for
+        self.stamp: Stamp | None = None
         self.error: Error | None = None
 
     def deliver(self, msg: Msg) -> bool:
         """Take a reply; True once it is the last."""
+        if self._has_stamp:
+            msg, stamp = take_stamp(msg)
+            self.stamp = stamp or self.stamp
         try:
             found = decode(msg, asked=self._asked, min_last_seq=self._min_last_seq)
         except MessageNotFoundError:

@@ -58,10 +58,17 @@ class DirectGets:
         return replies
 
     async def send(
-        self, subject: str, body: bytes, limit: float, *, min_last_seq: int = 0, header: bytes = b""
+        self,
+        subject: str,
+        body: bytes,
+        limit: float,
+        *,
+        min_last_seq: int = 0,
+        header: bytes = b"",
+        has_stamp: bool = False,
     ) -> Replies | Retry:
         """Send one request and wait for all its replies."""
-        client, replies = self._client, Replies(subject, min_last_seq=min_last_seq)
+        client, replies = self._client, Replies(subject, min_last_seq=min_last_seq, has_stamp=has_stamp)
         try:
             token = client.start(subject, body, replies, header=header)
             try:

@@ -72,13 +72,21 @@ class NativeRead:
             self._driver.run(goal, self._rule.learn_generation(goal))
 
         def attempt() -> StoredMessage | Retry:
-            asked = msgspec.structs.replace(request, min_last_seq=goal.wanted)
+            # A session must know as of when something is absent: a copy that is behind may still have it.
+            has_stamp = session is not None
+            asked = msgspec.structs.replace(request, min_last_seq=goal.wanted, as_of=has_stamp)
             limit = goal.policy.for_late_try() if goal.wanted else goal.policy.for_one_try()
             body = b"" if asked == _EMPTY else encode_json(asked)
-            replies = self._direct.send(subject, body, limit, min_last_seq=goal.wanted)
+            replies = self._direct.send(subject, body, limit, min_last_seq=goal.wanted, has_stamp=has_stamp)
             if isinstance(replies, Retry):
                 return replies
+            stamp = replies.stamp
+            if session is not None and stamp is not None and not session.made(goal.stream, stamp.created, 0):
+                return Retry(goal.stale("a copy of an older stream of that name answered"))
+            if stamp is not None and (replies.is_missing or original.next_by_subj):
+                goal.reach(stamp.as_of)  # what lay before it may be gone
             if replies.is_missing:
+                self._context.note_state(goal.stream, goal.reached, original.last_by_subj)
                 raise goal.missing_of(original)
             message = replies.items[0].message
             goal.reach(max(message.seq, goal.wanted))
