@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class Choices:
-    """Numbers below a bound, from a tape as far as it goes, then from a generator (without one: 0).
+    """Numbers below a bound, from a generator or from a tape; beyond its end they are 0.
 
     0 is the simplest choice everywhere, so that a tape with more zeros is a simpler schedule.
     """
@@ -25,11 +25,11 @@ class Choices:
 
     def below(self, bound: int) -> int:
         """A number from 0 to `bound` - 1."""
-        if self._at < len(self._tape):
+        if self._random is not None and not self._tape:
+            value = int(self._random() * bound)
+        elif self._at < len(self._tape):
             value = self._tape[self._at] % bound
             self._at += 1
-        elif self._random is not None:
-            value = int(self._random() * bound)
         else:
             value = 0
         self.made.append(value)

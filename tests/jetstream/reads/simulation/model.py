@@ -30,6 +30,7 @@ EPOCH = 1_800_000_000_000_000_000  # nanoseconds: when the virtual clock shows 0
 SECOND = 1_000_000_000
 ENTRY_BYTES = {"file": 30, "memory": 16}  # of one stored message: a file store counts more
 MOST_SUBJECTS = 1_024
+PAGE = 2  # messages of a multi-subject get with a limit of bytes
 JOIN_LAG = 1  # a mirror answers Direct Gets once no more than that is pending (10 on a server, with longer streams)
 ROLLUP_HEADER = {
     "": b"",
@@ -415,7 +416,7 @@ def _multi_last(replies: Replies, store: Store, stream: str, request: GetRequest
     if not found:
         replies.is_missing = True
         return
-    sent = found[: request.batch or len(found)]
+    sent = found[: request.batch or (PAGE if request.max_bytes else len(found))]
     for number, entry in enumerate(sent, 1):
         replies.items.append(BatchItem(entry.answered(stream), len(found) - number))
     replies.end = EndOfBatch(len(found) - len(sent), sent[-1].seq, bound or store.last)

@@ -6,11 +6,13 @@ import re
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import HealthCheck, Phase, find, settings
+from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import strategies as st
 
 from tests.jetstream.reads.simulation.choices import shrink
 from tests.jetstream.reads.simulation.model import Limits
+from tests.jetstream.reads.simulation.mutations import MUTATIONS
+from tests.jetstream.reads.simulation.new_rules import NewRules
 from tests.jetstream.reads.simulation.old_rules import OldRules
 from tests.jetstream.reads.simulation.runs import play, search
 from tests.jetstream.reads.simulation.world import Faults, Kind
@@ -43,6 +45,8 @@ FINDINGS = {
     "F9": (Faults(frozenset(), (Kind(_KV._replace(replicas=3)),), ("range",), is_early=False), "leftover"),
 }
 MOST_SCHEDULES = 3_000
+FEW_SCHEDULES = 600
+MANY_SCHEDULES = 1_000_000
 CHOICES = st.binary(min_size=600, max_size=600)  # one byte for each choice of a schedule
 
 
@@ -73,3 +77,42 @@ def test_hypothesis_finds_a_gap_of_the_old_rules_and_makes_its_schedule_simple()
     violation = play(OldRules, shrink(tape, is_bad, rounds=1), faults)
     assert violation is not None
     assert re.search("M1 is (edited|made again)", "\n".join(violation.steps))  # it takes a mirror that has changed
+
+
+# The rules of today
+
+
+@pytest.mark.spec("RW-13", "RW-19", on="C")
+def test_the_rules_keep_their_promises_in_every_schedule() -> None:
+    result = search(NewRules, range(FEW_SCHEDULES))
+    assert result.violation is None, str(result)
+    assert result.answered > FEW_SCHEDULES  # they do not keep them by refusing everything
+
+
+@given(CHOICES)
+@settings(max_examples=60, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
+def test_the_rules_keep_their_promises_in_schedules_by_hypothesis(tape: bytes) -> None:
+    violation = play(NewRules, tape)
+    assert violation is None, "\n".join(violation.steps)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(12 * 3600)
+def test_the_rules_keep_their_promises_in_a_million_schedules() -> None:
+    result = search(NewRules, range(FEW_SCHEDULES, FEW_SCHEDULES + MANY_SCHEDULES))
+    assert result.violation is None, str(result)
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_a_weakened_rule_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutation = MUTATIONS[name]
+    for target, attribute, replacement in mutation.changes:
+        monkeypatch.setattr(target, attribute, replacement)
+    result = search(NewRules, range(MOST_SCHEDULES), mutation.faults, is_shrunk=False)
+    assert result.violation is not None, result
+
+
+def test_the_rules_keep_their_promises_where_the_weakened_ones_do_not() -> None:
+    for mutation in MUTATIONS.values():
+        result = search(NewRules, range(20), mutation.faults)
+        assert result.violation is None, str(result)

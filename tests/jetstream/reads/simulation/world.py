@@ -36,6 +36,7 @@ from tests.jetstream.reads.simulation.actions import (
 from tests.jetstream.reads.simulation.checker import broken, first_right
 from tests.jetstream.reads.simulation.choices import Choices
 from tests.jetstream.reads.simulation.model import (
+    JOIN_LAG,
     SECOND,
     STREAM,
     History,
@@ -51,10 +52,12 @@ from tests.jetstream.reads.simulation.model import (
     timestamp,
 )
 
+LAST_STEPS = 30
 NODES = ("n1", "n2", "n3")
 SUBJECTS = ("s.a", "s.b", "s.c")
 ONE_TRY = 1.0  # seconds after which a request counts as lost
 LOST, NO_LEADER = Lost(), NoLeader()
+TIMEOUTS = (60.0, 5.0, 600.0)
 PAUSES = (0.002, 0.01, 0.05, 0.25)
 READ_STEPS = (0.001, 0.001, 0.002, 0.02, 0.3)  # seconds that pass with a step of a read
 TEMPOS = (  # and with an event
@@ -135,6 +138,8 @@ class Faults(NamedTuple):
     kinds: Sequence[Kind] | None = None
     reads: tuple[str, ...] = ("last", "seq", "next", "many", "range")
     is_traced: bool = True
+    views: tuple[int, ...] = (0, 1, 2)  # of clients: both sides of a partition, the majority, the minority
+    tempos: Sequence[tuple[float, ...]] = TEMPOS
     is_early: bool = True  # reads may want a sequence that does not exist yet
 
 
@@ -184,9 +189,9 @@ class World:
             name = f"M{number + 1}"
             node = choose.one_of(NODES)
             self.mirrors[name] = Mirror(name, node, nanoseconds(0.0), limits, filter_)
-        self._tempo = choose.one_of(TEMPOS)
+        self._tempo = choose.one_of(self._faults.tempos)
         self._events = self._possible_events()
-        self.clients = [Client(make_rules(lambda: self.now), choose.below(3)) for _ in range(2)]
+        self.clients = [Client(make_rules(lambda: self.now), choose.one_of(self._faults.views)) for _ in range(2)]
         self._keys = SUBJECTS[: 1 + choose.below(3)]
         for _ in range(choose.below(6)):
             self._write()
@@ -196,32 +201,33 @@ class World:
             while mirror.feed(self.history.states[-1], self.history.last):
                 pass
 
-    def _possible_events(self) -> list[Callable[[], None]]:
+    def _possible_events(self) -> list[Callable[[], bool]]:
         """The events of this schedule, each as often as it is likely. Not all of them: few at a time find more."""
         allowed = self._faults.allowed
-        events: list[Callable[[], None]] = []
+        events: list[Callable[[], bool]] = []
         for event, weight, is_possible in (
             (self._write, 8, True),
-            (self._apply, 6, self.history.limits.replicas > 1),
+            (self._apply, 6, True),
             (self._feed, 8, bool(self.mirrors)),
             (self._catch_up, 4, True),
-            (self._cut_follower, 2, self.history.limits.replicas > 1),
+            (self._cut_follower, 2, True),
             (self._cut_mirror, 3, bool(self.mirrors)),
             (self._heal, 3, True),
-            (self._cut_leader, 1, self.history.limits.replicas > 1),
-            (self._step_down, 1, self.history.limits.replicas > 1),
+            (self._cut_leader, 1, True),
+            (self._step_down, 1, True),
             (self._edit_mirror, 1, bool(self.mirrors)),
             (self._remake_mirror, 1, bool(self.mirrors)),
             (self._purge_mirror, 1, bool(self.mirrors)),
             (self._edit_stream, 1, True),
-            (self._scale_up, 1, self.history.limits.replicas == 1),
+            (self._scale_up, 2, self.history.limits.replicas == 1),
             (self._remake_stream, 1, True),
             (self._move_client, 1, True),
+            (self._wait, 2, True),
         ):
             name = event.__name__[1:]
             if not is_possible or (allowed is not None and name not in allowed and name not in ALWAYS):
                 continue
-            if name in ALWAYS or not self.choices.chance(45):
+            if name in ALWAYS or allowed is not None or not self.choices.chance(45):
                 events += [event] * weight
         return events
 
@@ -236,7 +242,9 @@ class World:
                 continue  # nothing: what is left out of a schedule becomes this
             if what < 7 or (what < 11 and not self._running):
                 self._pass_time(choose.one_of(self._tempo))
-                choose.one_of(self._events)()
+                for _ in range(4):  # what is not possible now is replaced by something else
+                    if choose.one_of(self._events)():
+                        break
             elif what < 15 and self._running:
                 self._pass_time(choose.one_of(READ_STEPS))
                 self._step(choose.one_of(self._running))
@@ -244,6 +252,13 @@ class World:
                     return self.violation
             elif len(self._running) < 3:
                 self._begin_read()
+        for _ in range(LAST_STEPS):  # what is under way may end
+            if not self._running:
+                break
+            self._pass_time(READ_STEPS[0])
+            self._step(choose.one_of(self._running))
+            if self.violation is not None:
+                return self.violation
         return None
 
     def _say(self, text: str) -> None:
@@ -259,7 +274,7 @@ class World:
             self._elect()
         for member in self.members.values():
             if not member.answers and member.joins_at and self.now >= member.joins_at:
-                member.answers = member.store.last * 10 >= self.history.last * 9
+                member.answers = self.history.last - member.store.last <= max(self.history.last // 10, JOIN_LAG)
 
     # Events of the stream
 
@@ -272,20 +287,22 @@ class World:
         up = sum(not member.is_cut for member in self.members.values())
         return up * 2 > len(self.members)
 
-    def _write(self) -> None:
+    def _write(self) -> bool:
         if self.leader is None or not self._majority():
-            return
+            return False
         choose, limits = self.choices, self.history.limits
         subject = choose.one_of(self._keys)
         rollup = choose.one_of(("", "", "sub", "all")) if limits.rollups else ""
         entry = self.history.write(subject, self._time(), rollup)
-        self._say(f"write {entry.seq} on {subject} {rollup}")
+        if self._log is not None:
+            self._say(f"write {entry.seq} on {subject} {rollup}")
         self._persist()
         client = choose.below(4)
         if client < len(self.clients):
             writer = self.clients[client]
             writer.rules.wrote(entry.seq, subject, is_rollup=bool(rollup))
             writer.seen, writer.floor = entry.seq, self.history.now
+        return True
 
     def _persist(self) -> None:
         """The log reaches all that are in contact; the leader's store at once."""
@@ -295,34 +312,45 @@ class World:
         if self.leader is not None:
             self.members[self.leader].replay_all()
 
-    def _apply(self) -> None:
-        member = self.choices.one_of(list(self.members.values()))
+    def _apply(self) -> bool:
+        behind = [
+            member for member in self.members.values() if member.catching_up < 0 and member.applied < member.logged
+        ]
+        if not behind:
+            return False
+        member = self.choices.one_of(behind)
         for _ in range(1 + self.choices.below(3)):
             if not member.replay():
                 break
+        return True
 
-    def _catch_up(self) -> None:
+    def _catch_up(self) -> bool:
         behind = [member for member in self.members.values() if member.catching_up >= 0 and not member.is_cut]
-        if behind and self.leader is not None:
-            member = self.choices.one_of(behind)
-            member.catch_up()
+        if not behind or self.leader is None:
+            return False
+        member = self.choices.one_of(behind)
+        member.catch_up()
+        if self._log is not None:
             self._say(f"{member.node} catches up: {sorted(member.store.messages)} last {member.store.last}")
+        return True
 
     def _followers(self) -> list[Member]:
         deposed = self._deposed.node if self._deposed is not None else ""
         return [m for m in self.members.values() if m.node not in (self.leader, deposed) and not m.is_cut]
 
-    def _cut_follower(self) -> None:
+    def _cut_follower(self) -> bool:
         followers = self._followers()
-        if followers and self.leader is not None:
-            member = self.choices.one_of(followers)
-            member.cut_at = self.now
-            self._say(f"{member.node} is cut off")
+        if not followers or self.leader is None:
+            return False
+        member = self.choices.one_of(followers)
+        member.cut_at = self.now
+        self._say(f"{member.node} is cut off")
+        return True
 
-    def _cut_leader(self) -> None:
+    def _cut_leader(self) -> bool:
         """The leader loses its majority: it leads in name for 10 to 20 s; the others elect one after 4 to 9 s."""
         if self.leader is None or self._deposed is not None or len(self.members) < 3:
-            return
+            return False
         choose, member = self.choices, self.members[self.leader]
         member.cut_at = self.now
         contact = self.now - choose.below(11) / 10
@@ -330,6 +358,7 @@ class World:
         self._election_at = contact + 4 + choose.below(51) / 10
         self._say(f"{self.leader} is cut off, and leads in name until {self._deposed.until:.1f}")
         self.leader = None
+        return True
 
     def _elect(self) -> None:
         self._election_at = None
@@ -347,13 +376,21 @@ class World:
         self.leader, self._leader_since = member.node, self.now
         self._say(f"{member.node} is elected")
 
-    def _step_down(self) -> None:
-        if self.leader is not None and len(self.members) == 3 and self._deposed is None:
-            self._say(f"{self.leader} steps down")
-            self.leader = None
-            self._election_at = self.now + self.choices.one_of((0.0, 0.5, 5.0))
+    def _wait(self) -> bool:
+        """Time passes until something is due, or for some seconds."""
+        due = self._election_at if self._election_at is not None else self.now + self.choices.one_of((1.0, 6.0, 31.0))
+        self._pass_time(max(due - self.now, 0.0) + 0.001)
+        return True
 
-    def _heal(self) -> None:
+    def _step_down(self) -> bool:
+        if self.leader is None or len(self.members) < 3 or self._deposed is not None:
+            return False
+        self._say(f"{self.leader} steps down")
+        self.leader = None
+        self._election_at = self.now + self.choices.one_of((0.0, 0.5, 5.0))
+        return True
+
+    def _heal(self) -> bool:
         """A copy is in contact again: a follower gets the log or a snapshot, a mirror goes on where it was."""
         choose = self.choices
         mirrors = [mirror for mirror in self.mirrors.values() if not mirror.is_connected]
@@ -364,6 +401,7 @@ class World:
             self._say(f"{mirror.name} is connected again")
         elif cut:
             self._heal_member(choose.one_of(cut))
+        return bool(mirrors or cut)
 
     def _heal_member(self, member: Member) -> None:
         deposed = self._deposed
@@ -381,7 +419,7 @@ class World:
         member.answers = True
         if member.logged < self.history.now and self.choices.chance(70):
             missed = self.history.now - member.logged
-            snapshot = self.history.now - self.choices.below(missed)
+            snapshot = self.history.now - (0 if self.choices.chance(50) else self.choices.below(missed))
             if member.catching_up < 0:
                 member.begin_catchup(snapshot)
             self._say(f"{member.node} gets a snapshot as of operation {snapshot}: {sorted(member.store.messages)}")
@@ -389,9 +427,9 @@ class World:
             self._say(f"{member.node} gets the log")
         member.logged = self.history.now
 
-    def _edit_stream(self) -> None:
+    def _edit_stream(self) -> bool:
         if self.leader is None or not self._majority():
-            return
+            return False
         limits = self.history.limits
         edited = self.choices.one_of(
             (limits._replace(per_subject=1), limits._replace(max_msgs=3), limits._replace(per_subject=-1, max_msgs=-1))
@@ -399,10 +437,11 @@ class World:
         self.history.edit(edited)
         self._persist()
         self._say(f"the stream is edited: {edited}")
+        return True
 
-    def _scale_up(self) -> None:
+    def _scale_up(self) -> bool:
         if len(self.members) != 1 or self.leader is None:
-            return
+            return False
         self.history.edit(self.history.limits._replace(replicas=3))
         self._leader_since = self.now
         for node in NODES:
@@ -413,11 +452,12 @@ class World:
                 member.joins_at = self.now + 2.0 + self.choices.below(3)
         self._persist()
         self._say("the stream gets two more replicas")
+        return True
 
-    def _remake_stream(self) -> None:
+    def _remake_stream(self) -> bool:
         """Deleted and made again, while a replica was away that still has the old one."""
         if self.leader is None or (self._deposed is not None and self._election_at is not None):
-            return
+            return False
         choose, limits = self.choices, self.history.limits
         self._ghosts = []
         if len(self.members) == 3:
@@ -439,51 +479,61 @@ class World:
         for client in self.clients:
             client.seen = client.floor = 0
         self._say(f"the stream is made again; {sorted(away)} still have the old one")
+        return True
 
     # Events of mirrors
 
     def _one_mirror(self) -> Mirror:
         return self.choices.one_of(list(self.mirrors.values()))
 
-    def _feed(self) -> None:
+    def _feed(self) -> bool:
         mirror = self._one_mirror()
         store = self._store_of_leader()
         if not mirror.is_connected or store is None:
-            return
+            return False
         for _ in range(1 + self.choices.below(3)):
             if not mirror.feed(store.messages, store.last):
                 break
-        self._say(f"{mirror.name} is fed: {sorted(mirror.store.messages)} last {mirror.store.last}")
+        if self._log is not None:
+            self._say(f"{mirror.name} is fed: {sorted(mirror.store.messages)} last {mirror.store.last}")
+        return True
 
     def _store_of_leader(self) -> Store | None:
         if self.leader is not None:
             return self.members[self.leader].store
         return self.members[self._deposed.node].store if self._deposed is not None else None
 
-    def _cut_mirror(self) -> None:
+    def _cut_mirror(self) -> bool:
         mirror = self._one_mirror()
+        if not mirror.is_connected:
+            return False
         mirror.is_connected = False
         self._say(f"{mirror.name} is cut off")
+        return True
 
-    def _edit_mirror(self) -> None:
+    def _edit_mirror(self) -> bool:
         mirror = self._one_mirror()
         mirror.edit(mirror.limits._replace(max_msgs=1 + self.choices.below(2)))
         self._say(f"{mirror.name} is edited: {mirror.limits}")
+        return True
 
-    def _remake_mirror(self) -> None:
+    def _remake_mirror(self) -> bool:
         mirror = self._one_mirror()
         choose = self.choices
         mirror.store, mirror.created, mirror.answers = Store(), nanoseconds(self.now), False
         mirror.filter, mirror.start = choose.one_of((("", 0), (SUBJECTS[0], 0), ("", 2 + choose.below(3))))
         self._say(f"{mirror.name} is made again: filter {mirror.filter!r}, start {mirror.start}")
+        return True
 
-    def _purge_mirror(self) -> None:
+    def _purge_mirror(self) -> bool:
         mirror = self._one_mirror()
         mirror.store.messages.clear()
         self._say(f"{mirror.name} is purged")
+        return True
 
-    def _move_client(self) -> None:
-        self.choices.one_of(self.clients).view = self.choices.below(3)
+    def _move_client(self) -> bool:
+        self.choices.one_of(self.clients).view = self.choices.one_of(self._faults.views)
+        return True
 
     # Reads
 
@@ -502,13 +552,14 @@ class World:
         read = self._new_read(choose.one_of(self._faults.reads), wanted, last)
         if is_session:
             read = replace(read, is_session=True)
-        deadline = self.now + choose.one_of((5.0, 2.0, 60.0))
+        deadline = self.now + choose.one_of(TIMEOUTS)
         running = Running(
             client, read, client.rules.read(read), self.now, deadline, client.floor, client.told, self.reads
         )
         self._running.append(running)
         self.reads += 1
-        self._say(f"read {running.number}: {_short(read)}{' of a session' if is_session else ''}")
+        if self._log is not None:
+            self._say(f"read {running.number}: {_short(read)}{' of a session' if is_session else ''}")
         self._resume(running, None)
 
     def _new_read(self, kind: str, wanted: int, last: int) -> Read:
@@ -597,7 +648,8 @@ class World:
         if store is None:
             return LOST if self.choices.chance(50) else NO_LEADER
         found = message_get(store[0].store, action.request)
-        self._say(f"  answered by leader {store[0].node}: {found and found.seq}")
+        if self._log is not None:
+            self._say(f"  answered by leader {store[0].node}: {found and found.seq}")
         return Got(None if found is None else found.answered(STREAM))
 
     def _is_visible(self, client: Client, *, is_cut: bool) -> bool:
@@ -616,9 +668,10 @@ class World:
             return Lost()
         store, stream, node = self.choices.one_of(copies)
         replies = direct_get(store, stream, action.request)
-        self._say(
-            f"  answered by {stream} on {node}: {[item.message.seq for item in replies.items]} up to {store.last}"
-        )
+        if self._log is not None:
+            self._say(
+                f"  answered by {stream} on {node}: {[item.message.seq for item in replies.items]} up to {store.last}"
+            )
         return Direct(replies, node if action.traced and self._faults.is_traced else None)
 
     def _leader_for(self, client: Client) -> tuple[Member, float, list[tuple[str, float]]] | None:
@@ -669,7 +722,8 @@ class World:
             member = self.choices.one_of(able)
             cluster = {"name": "C"}
             cluster["replicas"] = [{"name": n, "active": 0} for n in self.members if n != member.node]  # type: ignore[assignment]
-        self._say(f"  info by {member.node} {cluster.get('leader', 'without leader')}: last {member.store.last}")
+        if self._log is not None:
+            self._say(f"  info by {member.node} {cluster.get('leader', 'without leader')}: last {member.store.last}")
         return StreamInfo(
             config=config_of(STREAM, member.limits),
             created=member.history.created,
@@ -683,7 +737,8 @@ class World:
         if mirror is None:
             return NotThere()
         lag = max(self.history.last - mirror.store.last, 0) if self.choices.chance(50) else 0
-        self._say(f"  info of {mirror.name}: {sorted(mirror.store.messages)} last {mirror.store.last}")
+        if self._log is not None:
+            self._say(f"  info of {mirror.name}: {sorted(mirror.store.messages)} last {mirror.store.last}")
         return mirror.info(self.now, lag, deleted=action.deleted, subjects=action.subjects)
 
 
