@@ -133,3 +133,21 @@ async def test_consumer_of_a_mirror_is_rejected_where_the_server_keeps_no_sequen
         behind = mirror.ordered_consumer(start_seq=100, min_last_seq=99)  # all of its messages are newer
         await behind.start()
         await behind.close()
+
+
+async def test_bucket_without_direct_get_is_listed_by_a_consumer_that_has_the_revision(
+    real_url: str, fresh: str
+) -> None:
+    async with connect(real_url) as nc:
+        js = nc.jetstream()
+        name = f"KV_{fresh}"
+        config = StreamConfig(name=name, subjects=(f"$KV.{fresh}.>",), max_msgs_per_subject=2, allow_rollup_hdrs=True)
+        assert not (await (await js.create_stream(config)).info()).config.allow_direct
+        bucket = await js.key_value(fresh)
+        revision = [await bucket.put(key, key.encode()) for key in "aab"][-1]
+        assert sorted(await bucket.keys(min_last_revision=revision)) == ["a", "b"]
+        assert len(await bucket.history("a", min_last_revision=revision)) == 2
+        async with await bucket.watch(updates_only=True, min_last_revision=revision) as watch:
+            assert await watch.next(timeout=5) is None
+        with pytest.raises(StaleReadError, match="its leader has 3, wanted 4"):
+            await bucket.keys(min_last_revision=revision + 1, timeout=0.3)

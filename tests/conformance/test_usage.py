@@ -11,7 +11,9 @@ from slipstream import (
     BucketConfig,
     ConsumerConfig,
     DirectGetNotAllowedError,
+    MessageNotFoundError,
     ObjectStoreConfig,
+    StaleReadError,
     StreamConfig,
     StreamNotFoundError,
     StreamSource,
@@ -145,3 +147,30 @@ async def test_a_timeout_is_not_negative(our_url: str, fresh: str) -> None:
             for call in calls:
                 with pytest.raises(UsageError, match="timeout must be a number of seconds, 0 or more"):
                     await call(timeout)
+
+
+@pytest.mark.parametrize("least", [0, 1])
+async def test_a_message_that_is_not_found_is_named(any_server: str, fresh: str, least: int) -> None:
+    async with connect(any_server) as nc:
+        js = nc.jetstream()
+        stream = await js.create_stream(StreamConfig(name=fresh, subjects=(f"{fresh}.*",), allow_direct=True))
+        await js.publish(f"{fresh}.a")
+        with pytest.raises(MessageNotFoundError, match=f"{fresh}: no message on {fresh}.b"):
+            await stream.get_last(f"{fresh}.b", min_last_seq=least)
+        with pytest.raises(MessageNotFoundError, match=f"{fresh}: no message on {fresh}.a from 2 on"):
+            await stream.get_next(f"{fresh}.a", seq=2, min_last_seq=least)
+        with pytest.raises(MessageNotFoundError, match=f"{fresh}: no message with sequence 7"):
+            await stream.get(7, min_last_seq=least)
+
+
+async def test_an_end_that_the_stream_does_not_reach_is_named(any_server: str, fresh: str) -> None:
+    async with connect(any_server) as nc:
+        js = nc.jetstream()
+        stream = await js.create_stream(StreamConfig(name=fresh, subjects=(fresh,), allow_direct=True))
+        await js.publish(fresh)
+        with pytest.raises(StaleReadError, match="end=100 must be a sequence that the stream reaches") as refusal:
+            assert [message async for message in stream.read(end=100, timeout=2)]
+        assert refusal.value.min_last_seq == 100
+        with pytest.raises(StaleReadError) as refusal:
+            assert [message async for message in stream.read(end=1, min_last_seq=100, timeout=2)]
+        assert "end=" not in str(refusal.value)

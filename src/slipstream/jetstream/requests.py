@@ -267,6 +267,15 @@ class Api:
         return Call(f"{self.prefix}.STREAM.{verb}.{name}", payload, decode)
 
 
+def describe_missing(request: GetRequest) -> str:
+    """What a get did not find, in the words of its caller."""
+    if request.last_by_subj:
+        return f"no message on {request.last_by_subj}"
+    if request.next_by_subj:
+        return f"no message on {request.next_by_subj} from {max(request.seq, 1)} on"
+    return f"no message with sequence {request.seq}"
+
+
 def is_bad_request(msg: Msg, asked: str) -> bool:
     """Whether a Direct Get was rejected as malformed; a message, or "not found", is no rejection."""
     try:

@@ -13,7 +13,14 @@ from functools import partial
 
 from slipstream.api import ConsumerConfig, ConsumerInfo, GetRequest, ReplayPolicy, StreamInfo
 from slipstream.api.times import instant
-from slipstream.errors import DirectGetNotAllowedError, Error, StreamNotFoundError, UsageError
+from slipstream.errors import (
+    DirectGetNotAllowedError,
+    Error,
+    MessageNotFoundError,
+    StaleReadError,
+    StreamNotFoundError,
+    UsageError,
+)
 from slipstream.jetstream import requests
 from slipstream.jetstream._sync.consumer import Consumer
 from slipstream.jetstream._sync.context import JetStreamContext
@@ -113,6 +120,8 @@ class Stream:
             return self._reads.get(request, min_last_seq=min_last_seq, from_leader=from_leader, timeout=timeout)
         except DirectGetNotAllowedError as error:
             raise self._cause_of(error) from None
+        except MessageNotFoundError:
+            raise MessageNotFoundError(f"{self.name}: {requests.describe_missing(request)}") from None
 
     def _cause_of(self, error: DirectGetNotAllowedError) -> Error:
         """No responders: the stream has no Direct Get, or there is no such stream, which only its info tells."""
@@ -264,6 +273,11 @@ class Stream:
                 yield columns
         except DirectGetNotAllowedError as error:
             raise self._cause_of(error) from None
+        except StaleReadError as error:
+            if error.min_last_seq != end or end <= min_last_seq:
+                raise
+            why = f"{error}; a range with an end waits for it: end={end} must be a sequence that the stream reaches"
+            raise StaleReadError(why, stream=self.name, min_last_seq=end) from error
 
     # Consumers
 

@@ -11,6 +11,7 @@ from slipstream.api import GetRequest, StreamInfo
 from slipstream.errors import MessageNotFoundError, StaleReadError
 from slipstream.jetstream.reads.retry import RetryPolicy
 from slipstream.jetstream.reads.session import SessionState
+from slipstream.jetstream.requests import describe_missing
 
 
 class ReadGoal:
@@ -75,11 +76,7 @@ class ReadGoal:
 
     def missing_of(self, request: GetRequest) -> MessageNotFoundError:
         """It is proven that there is no message that the request asks for."""
-        if request.last_by_subj:
-            return self.missing(f"no message on {request.last_by_subj}")
-        if request.next_by_subj:
-            return self.missing(f"no message on {request.next_by_subj} from {max(request.seq, 1)} on")
-        return self.missing(f"no message with sequence {request.seq}")
+        return self.missing(describe_missing(request))
 
     def missing(self, what: str) -> MessageNotFoundError:
         """It is proven that there is no such message."""
