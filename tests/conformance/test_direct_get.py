@@ -318,3 +318,31 @@ async def test_status_lines_are_headers_and_never_json(any_server: str, fresh: s
             assert status is not None
             assert (status.code, reply.data) == (code, b"")
             assert Headers.parse(reply.raw.header).items() == []
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (b'{"seq":18446744073709551616}', 408),
+        (b'{"seq":18446744073709551615}', 404),
+        (b'{"seq":-1}', 408),
+        (b'{"multi_last":["a"],"up_to_seq":18446744073709551616}', 408),
+        (b'{"multi_last":[""]}', 404),
+    ],
+)
+async def test_numbers_beyond_a_sequence_and_empty_filters(any_server: str, fresh: str, body: bytes, code: int) -> None:
+    async with connect(any_server) as nc:
+        await nc.jetstream().create_stream(config(fresh))
+        await nc.jetstream().publish(f"{fresh}.a", b"1")
+        reply = await nc.request(f"$JS.API.DIRECT.GET.{fresh}", body)
+        assert reply.status is not None
+        assert reply.status.code == code
+
+
+async def test_a_multi_subject_get_keeps_its_headers(any_server: str, fresh: str) -> None:
+    async with connect(any_server) as nc:
+        await nc.jetstream().create_stream(config(fresh))
+        await nc.jetstream().publish(f"{fresh}.a", b"1")
+    found = await batch(any_server, fresh, GetRequest(multi_last=(f"{fresh}.*",), no_hdr=True))
+    assert isinstance(found[0], BatchItem)
+    assert found[0].message.subject == f"{fresh}.a"

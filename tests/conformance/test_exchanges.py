@@ -96,7 +96,7 @@ async def test_the_fields_of_a_pull(any_server: str, fresh: str, is_real: bool) 
         assert one.payload == b"2"
         assert end.header.startswith(b"NATS/1.0 408 Request Timeout\r\n")
         assert loop.time() - begin > 0.25
-        # As if it were not there: it lingers. (nats-server answers a negative one with 400, unlike the document.)
+        # As if it were not there: it lingers. (nats-server ends a negative one at once with 408, unlike the document.)
         for expires in (b"0",) if is_real else (b"0", b"-5"):
             pull = asyncio.create_task(raw_pull(at, b'{"batch":1,"expires":%b}' % expires, count=1))
             await asyncio.sleep(0.1)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from slipstream import Client, StreamConfig, connect
 from slipstream.errors import UsageError
 from slipstream.server import Server, Upstream, User
+from slipstream.server.engine.ports import Record
 from slipstream.server.loop import upstream as upstream_module
 from slipstream.server.process.flags import apply, parse
 from slipstream.server.process.options import ProcessOptions
@@ -341,3 +343,94 @@ async def test_an_upstream_stream_created_again_during_an_outage_is_not_confused
             found = [int(data) for _, _, _, _, data in await contents(here, "Q")]
             assert found == [1, 2, 3, *range(101, 131)]
     hub.stop()
+
+
+@contextmanager
+def hub_of(kind: str) -> Iterator[str]:
+    if kind == "real":
+        with real_server() as url:
+            yield url
+    else:
+        with TestServer() as hub:
+            yield hub.url
+
+
+async def trusted(nc: Client, subject: str, wanted: int, stream: str = "S") -> tuple[int | None, bytes]:
+    """Status and payload of a read with `min_last_seq`."""
+    body = b'{"last_by_subj":"%b","min_last_seq":%d}' % (subject.encode(), wanted)
+    reply = await nc.request(f"$JS.API.DIRECT.GET.{stream}", body, timeout=5)
+    return (reply.status.code if reply.status is not None else None), reply.data
+
+
+@pytest.mark.spec("RW-08", "RW-19", on="E")
+@pytest.mark.parametrize("kind", ["ours", "real"])
+async def test_a_mirror_of_another_server_that_catches_up_answers_only_as_of_what_it_is(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offer = upstream_module.Reader._offer
+
+    async def slowly(reader: upstream_module.Reader, records: list[Record], up_to: int, last: int) -> bool:
+        done = await offer(reader, records, up_to, last)
+        await asyncio.sleep(0.01)
+        return done
+
+    monkeypatch.setattr(upstream_module.Reader, "_offer", slowly)
+    monkeypatch.setattr(upstream_module, "CHUNK", 1)
+    monkeypatch.setattr(upstream_module, "IDLE", 0.05)
+    limits: dict[str, Any] = {"max_msgs_per_subject": 1, "allow_rollup_hdrs": True}
+    keys = [f"s.{n}" for n in range(30)]
+    with hub_of(kind) as url:
+        edge = TestServer(server=Server(upstreams={"hub": url}, faults=True))
+        with edge:
+            async with connect(edge.url) as here, connect(url) as there:
+                await there.jetstream().create_stream(S.replace(**limits))
+                await make(here, mirror_direct=True, **limits)
+                for key in keys:
+                    await there.jetstream().publish(key, b"1")
+                await reaches(here, len(keys))
+                edge.hold_mirror("M")
+                for n in (b"2", b"3"):
+                    for key in keys:
+                        await there.jetstream().publish(key, n)
+                wanted = 2 * len(keys)
+                edge.release_mirror("M")
+                seen: set[tuple[int | None, bytes]] = set()
+                async with asyncio.timeout(30):
+                    while seen != {(None, b"3")}:
+                        reads = [trusted(here, key, wanted, stream) for key in keys for stream in ("S", "M")]
+                        seen = set(await asyncio.gather(*reads))
+                        assert seen <= {(None, b"2"), (None, b"3"), (412, b"")}
+                assert await trusted(here, keys[0], 3 * len(keys)) == (None, b"3")
+
+
+@pytest.mark.spec("RW-19", on="E")
+async def test_a_mirror_of_a_deleted_stream_of_another_server_does_not_answer_for_the_new_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(upstream_module, "IDLE", 0.05)
+    with real_server() as url:
+        async with Server(upstreams={"hub": url}) as edge, connect(edge.url) as here, connect(url) as there:
+            await there.jetstream().create_stream(S)
+            await make(here, mirror_direct=True)
+            for _ in range(5):
+                await there.jetstream().publish("s.1", b"OLD")
+            await reaches(here, 5)
+
+            async def answers() -> bool:
+                return await trusted(here, "s.1", 5) == (None, b"OLD")
+
+            await until(answers)
+            await there.jetstream().stream("S").delete()
+            await there.jetstream().create_stream(S)
+            await there.jetstream().publish("s.1", b"NEW")
+
+            async def rejects() -> bool:
+                return await trusted(here, "s.1", 1) == (412, b"")
+
+            await until(rejects)
+            await fill(there, 2, 10)
+            await reaches(here, 10)
+            assert await trusted(here, "s.1", 1) == (412, b"")
+            assert await trusted(here, "s.1", 1, "M") == (412, b"")
+            reply = await here.request("$JS.API.DIRECT.GET.S.s.1", b"", timeout=5)
+            assert reply.status is None  # plain reads ask for nothing

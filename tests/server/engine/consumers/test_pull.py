@@ -104,9 +104,7 @@ def test_no_wait_with_heartbeats_does_not_wait_for_acks(bench: Bench) -> None:
     bench.create(max_ack_pending=2)
     bench.fill("s.a", "s.b", "s.c")
     answers = bench.pull(5, no_wait=True, expires=10 * SECOND, idle_heartbeat=SECOND)
-    assert (seqs(answers), statuses(answers)) == ([1, 2], [])
-    bench.rig.wait(1)
-    assert statuses(bench.client.messages()) == [(404, "No Messages")]
+    assert (seqs(answers), statuses(answers)) == ([1, 2], [(404, "No Messages")])
 
 
 def test_no_wait_does_not_overtake_waiting_requests(bench: Bench) -> None:
@@ -406,15 +404,27 @@ def test_last_per_subject_stays_exact_when_some_messages_are_removed(bench: Benc
     assert status(end) == (404, "No Messages")
 
 
-def test_no_wait_expires_where_it_must_wait_for_acks(bench: Bench) -> None:
-    bench.fill("s.a", "s.b")
-    bench.create("few", max_ack_pending=1)
-    bench.pull(1, "few")
-    assert bench.pull(1, "few", no_wait=True, expires=SECOND) == []
-    assert bench.info("few")["num_waiting"] == 1
-    bench.rig.wait(1)
-    assert statuses(bench.client.messages()) == [(408, "Request Timeout")]
+@pytest.mark.spec("PS-07", on="E")
+def test_no_wait_is_answered_at_once_where_others_wait_for_acks(bench: Bench) -> None:
+    bench.fill("s.a", "s.b", "s.c")
+    bench.create("few", max_ack_pending=2)
+    assert [status(answer) for answer in bench.pull(1, "few", no_wait=True)] == [(0, "")]
+    answers = bench.pull(5, "few", no_wait=True)
+    assert (seqs(answers), statuses(answers)) == ([2], [(404, "No Messages")])
+    assert statuses(bench.pull(1, "few", no_wait=True)) == [(404, "No Messages")]
+    assert statuses(bench.pull(1, "few", no_wait=True, expires=SECOND)) == [(404, "No Messages")]
     assert bench.info("few")["num_waiting"] == 0
+
+
+@pytest.mark.spec("PS-07", on="E")
+def test_no_wait_is_answered_at_once_while_the_consumer_waits_for_its_sequence(bench: Bench) -> None:
+    bench.fill("s.a")
+    bench.create("late", min_last_seq=2)
+    assert statuses(bench.pull(1, "late", no_wait=True)) == [(404, "No Messages")]
+    assert bench.pull(1, "late") == []
+    bench.client.send(pub("s.b", b"x"))
+    assert seqs(bench.client.messages()) == [1]
+    assert seqs(bench.pull(1, "late", no_wait=True)) == [2]
 
 
 def test_changed_filters_apply_to_the_rest_of_last_per_subject(bench: Bench) -> None:

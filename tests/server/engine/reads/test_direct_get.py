@@ -385,3 +385,28 @@ def test_a_batch_reaches_several_subscribers_of_its_reply_alike(client: Client) 
     copies = other.messages()
     assert sequences(answers) == sequences(copies) == [1, 2, 3, 4]
     assert [a.header for a in answers] == [c.header for c in copies]
+
+
+def test_multi_last_of_subjects_that_are_overwritten_meanwhile_leaves_none_out() -> None:
+    """The newest messages are looked up first and sent in chunks; a replaced one is looked up again."""
+    client = Rig().client()
+    client.create("S", max_msgs_per_subject=1)
+    for n in range(1000):
+        client.publish(f"s.{n}", b"old")
+    rig = client.rig
+    client.ask("$JS.API.DIRECT.GET.S", {"multi_last": ["s.*"]}, settle=False)
+    rig.engine.step(rig.now)  # the first chunk
+    client.send(b"PUB s.0 3\r\nnew\r\nPUB s.999 3\r\nnew\r\n", settle=False)
+    rig.commit()
+    rig.settle()
+    *messages, end = client.messages()
+    found = {headers(message)["Nats-Subject"]: message.payload for message in messages}
+    assert len(messages) == len(found) == 1000
+    assert (found["s.0"], found["s.999"]) == (b"old", b"new")
+    assert headers(end)["Nats-Num-Pending"] == "0"
+
+
+def test_multi_last_ignores_empty_filters_and_no_hdr(client: Client) -> None:
+    assert status(one(client.direct("S", {"multi_last": [""]}))) == (404, "No Results")
+    message, _ = client.direct("S", {"multi_last": ["", "s.1"], "no_hdr": True})
+    assert headers(message)["Nats-Subject"] == "s.1"

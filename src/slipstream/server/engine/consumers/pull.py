@@ -141,6 +141,10 @@ class PullDelivery:
             if available < sum(request.batch for request in self._queue):
                 self._state.last_active = now
                 return REQUESTS_PENDING
+        # It waits neither for acks of other messages nor for the consumer's `min_last_seq`.
+        if not body.waits and (self._cursor.held or (self._acks.full and not self._state.queue)):
+            self._state.last_active = now
+            return NO_MESSAGES
         return None
 
     @property
@@ -185,8 +189,7 @@ class PullDelivery:
         if not self._queue:
             return Progress.DONE, 0
         if self._job.paused or self._cursor.held or self._cursor.at_end:
-            if not self._cursor.held:
-                self._review(now, at_end=True)
+            self._review(now, at_end=True)
             return Progress.DONE, 0
         outbound = Outbound(self._services)
         # Each request wants at least one message: with as many requests as a chunk has messages the sum is not needed.
@@ -216,7 +219,10 @@ class PullDelivery:
             if self._cursor.at_end:
                 self._review(now, at_end=True)
             return Progress.DONE
-        return Progress.MORE if sent and (self._state.queue or not self._acks.full) else Progress.DONE
+        if self._acks.full and not self._state.queue:
+            self._review(now, at_end=True)  # what requests with `no_wait` did not get is not for them
+            return Progress.DONE
+        return Progress.MORE if sent else Progress.DONE
 
     def _redeliver(self, records: list[Record], outbound: Outbound, now: int) -> int:
         sent, state = 0, self._state

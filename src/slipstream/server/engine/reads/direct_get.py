@@ -133,13 +133,15 @@ class ReplicaPeer:
             if up_to < log.committed.first_seq:
                 self._services.router.send(reply, stamped(NO_RESULTS, stamp), b"")
                 return
+        bound = up_to
         up_to = up_to or log.committed.last_seq
-        found = log.multi_last(request.multi_last, up_to=up_to, limit=MAX_MULTI) if up_to else []
+        patterns = [pattern for pattern in request.multi_last if pattern]  # an empty one matches nothing here
+        found = log.multi_last(patterns, up_to=up_to, limit=MAX_MULTI) if up_to and patterns else []
         if not found:
             self._services.router.send(reply, TOO_MANY if found is None else stamped(NO_RESULTS, stamp), b"")
             return
         seqs = [seq for seq in found if seq >= request.seq]
-        batch = DirectBatch(self._services, self, request, reply, stamp, seqs=seqs, up_to=up_to)
+        batch = DirectBatch(self._services, self, request, reply, stamp, seqs=seqs, up_to=up_to, bound=bound)
         if not self._services.jobs.start(batch):
             self._services.router.send(reply, TOO_BUSY, b"")
 
@@ -214,18 +216,23 @@ class DirectBatch:
         *,
         seqs: list[int] | None = None,
         up_to: int = 0,
+        bound: int = 0,
     ) -> None:
+        """`up_to`: where the responder stood, or the bound that was asked for; `bound`: only the latter."""
         self._services, self._peer, self._log = services, peer, peer.log
         self._reply, self._stamp = reply, stamp
         self._pattern = request.next_by_subj
         self._seqs = seqs
-        self._up_to = up_to
+        self._up_to, self._bound = up_to, bound
+        self._patterns = [pattern for pattern in request.multi_last if pattern]
+        self._subjects: set[str] = set()  # of `seqs`, those that were sent
+        self._has_lost = False
         self._at = 0  # next of `seqs`
         self._seq = start_of(peer.log, request)
         self._left = request.batch if request.batch > 0 or seqs is None else MAX_MULTI
         self._bytes = request.max_bytes if request.max_bytes > 0 else services.max_pending
         self._chunk_bytes = min(CHUNK_BYTES, services.max_pending // 4)
-        self._plain = request.no_hdr
+        self._plain = request.no_hdr and seqs is None  # as on nats-server, multi-subject gets keep their headers
         self._last = 0
         self._pending = -1  # counted with the first chunk
         self._counted = 0  # the last sequence when that was
@@ -283,12 +290,27 @@ class DirectBatch:
         while self._at < len(self._seqs) and len(records) < limit and size < self._chunk_bytes:
             record = self._log.get(self._seqs[self._at])
             self._at += 1
-            if record is None:  # removed since the subjects were looked up
-                self._pending -= 1
-            else:
+            if record is not None:
                 records.append(record)
                 size += len(record.payload)
+                self._subjects.add(record.subject)
+            else:  # removed since the subjects were looked up, perhaps by a newer message
+                self._pending -= 1
+                self._has_lost = True
+            if self._at == len(self._seqs) and self._has_lost:
+                self._look_again()
         return records
+
+    def _look_again(self) -> None:
+        """Add the newest messages of the subjects whose newest one was removed meanwhile."""
+        assert self._seqs is not None
+        self._has_lost = False
+        newest = self._log.multi_last(self._patterns, up_to=self._bound, limit=MAX_MULTI)
+        for seq in newest or ():
+            record = self._log.get(seq)
+            if record is not None and record.subject not in self._subjects:
+                self._seqs.append(seq)
+                self._pending += 1
 
     def _encode(self, records: list[Record], sid: bytes) -> tuple[list[bytes], int]:
         """A chunk as frames for one subscription, and how many messages `max_bytes` allowed. Hot: 0.6 µs a message."""

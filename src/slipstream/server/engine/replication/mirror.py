@@ -254,6 +254,8 @@ class Mirror(Ingest):
 
     def speaks(self, peer: ReplicaPeer) -> bool:
         """Whether the data of a peer is that of the upstream, as of the peer's `as_of`."""
+        if self.fidelity.is_mixed:
+            return False
         upstream = None if self.is_remote else self._services.streams.get(self.source.name)
         if upstream is not None:
             if upstream.created != self.fidelity.origin:
