@@ -83,7 +83,8 @@ def leader_with(
         else:
             if check is not None:
                 check(info)
-            is_current = session is None or session.learn(info, mark)  # not what a deposed leader says of an old one
+            # Not what a deposed leader says of an older stream.
+            is_current = session is None or session.learn(stream, info, mark)
             leader = leader_of(info) if is_current else None
             least = wanted()
             if leader is not None and leader.last_seq >= least:

@@ -41,9 +41,15 @@ class ReadGoal:
         """
         if self.session is None:
             return True
-        is_current = self.session.learn(info, self._mark)
+        is_current = self.session.learn(self.stream, info, self._mark)
         self.wanted = max(self._asked, self.session.seen(self.stream))
         return is_current
+
+    @property
+    def is_claim(self) -> bool:
+        """Whether what is wanted must be compared with the stream first: a token, or it may have been made again."""
+        session = self.session
+        return session is not None and (session.is_claim(self.stream) or session.is_suspect(self.stream))
 
     def for_all_of(self, seq: int) -> ReadGoal:
         """The same goal for a part of the read that must have reached a sequence: the time is shared."""

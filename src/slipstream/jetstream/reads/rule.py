@@ -584,10 +584,10 @@ class ReadRule:
             return Retry(goal.stale("the leader of an older stream of that name answered"))
         return told
 
-    def learn_generation(self, goal: ReadGoal) -> Steps[None]:
+    def learn_generation(self, goal: ReadGoal, *, is_due: bool = False) -> Steps[None]:
         """Learn since when the stream exists, unless that is known; a leader that is away is not waited for."""
         cache, session, now = self.cache, goal.session, self._now()
-        is_known = cache.is_known(now)
+        is_known = cache.is_known(now) and not is_due
         if session is not None and cache.created:
             session.made(self.stream, cache.created, 0)  # it learns it, also if it need not be asked for
             is_known = is_known and session.created(self.stream) <= cache.created  # a token may be foreign

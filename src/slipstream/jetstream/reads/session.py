@@ -24,7 +24,8 @@ one thing only: stream info of a later generation than the known one, from a res
 (`is_firm`: a deposed leader may tell an old last sequence Z for seconds). What was noted before it was asked for cannot
 be more than Z of the new generation; what was noted since is kept as it is. For that each note has a number, and the
 *suffix maxima* are kept: the numbers at which the highest, the highest after that, ... was noted, which is one pair as
-long as sequences grow. If `created` was never learned nothing is lowered: the info may be of an older generation.
+long as sequences grow. If `created` was never learned nothing is lowered: the info may be of an older generation. A
+write that gets a sequence seen before is a sign of it (`is_suspect`): the next read asks the leader.
 
 **Tokens** carry all of it to another process, and are believed only when the stream's leader was heard: a stream made
 later than the token says is another one (stale), one made earlier, or one that ends before what the token has seen, is
@@ -51,13 +52,13 @@ import msgspec
 
 from slipstream.api import StreamConfig, StreamInfo
 from slipstream.errors import SessionTokenError, TokenMismatchError, UsageError
+from slipstream.jetstream.reads.evidence import leader_word
 from slipstream.wire import has_wildcard, matcher
 
 MOST_SUBJECTS = 1024  # per stream; the one noted least recently is forgotten first
 MOST_IN_TOKEN = 16  # subjects per stream: tokens travel in cookies and headers
 _LONGEST_IN_TOKEN = 128  # characters of a subject that is worth its place there
 _MOST_MAXIMA = 32
-_ACTIVE = 3_500_000_000  # ns: a replica that heard from its leader so lately has not elected another
 _MAX_TOKEN = 1 << 20
 _MAC_SIZE = 32
 _OLD, _PLAIN, _SIGNED = b"[", b"\x02", b"\x03"  # first byte: version 1 (a JSON array), version 2, version 2 signed
@@ -74,6 +75,8 @@ class _Note(NamedTuple):
     breaks_run: bool = False
 
     def apply(self, state: _StreamState) -> None:
+        if self.is_own_write and self.seq <= state.seen:
+            state.is_suspect = True
         state.raise_seen(self.as_of)
         if self.subject:
             state.know(self)
@@ -105,7 +108,7 @@ class _Made(NamedTuple):
                 return
         state.created = self.created
         if self.is_firm:
-            state.is_claim = False
+            state.is_claim = state.is_suspect = False
 
 
 def _nothing(_: str) -> bool:
@@ -115,7 +118,18 @@ def _nothing(_: str) -> bool:
 class _StreamState:
     """What a session knows of one stream. Changed by the thread that has the turn."""
 
-    __slots__ = ("count", "covers", "created", "is_claim", "maxima", "run_end", "run_start", "seen", "subjects")
+    __slots__ = (
+        "count",
+        "covers",
+        "created",
+        "is_claim",
+        "is_suspect",
+        "maxima",
+        "run_end",
+        "run_start",
+        "seen",
+        "subjects",
+    )
 
     def __init__(self) -> None:
         self.created = 0
@@ -126,6 +140,9 @@ class _StreamState:
         self.run_start, self.run_end = 1, 0  # own writes without a gap, both included
         self.covers: Callable[[str], bool] = _nothing  # what a write is stored under as it is, removing nothing else
         self.is_claim = False  # from a token, and the stream's leader was not heard yet
+        self.is_suspect = (
+            False  # a write got a sequence that was seen before: acks overtook each other, or it is another
+        )
 
     def raise_seen(self, seq: int) -> None:
         self.count += 1
@@ -252,6 +269,11 @@ class SessionState:
         state = self._streams.get(stream)
         return state is not None and state.is_claim
 
+    def is_suspect(self, stream: str) -> bool:
+        """Whether a write got a sequence that was seen before: the stream may have been made again, ask its leader."""
+        state = self._streams.get(stream)
+        return state is not None and state.is_suspect
+
     # What happens
 
     def note(
@@ -322,10 +344,12 @@ class SessionState:
             self._add(_Made(stream, created, last_seq, mark, is_firm or is_ours, config))
         return created >= known
 
-    def learn(self, info: StreamInfo, mark: int) -> bool:
-        """`made`, by stream info that was asked for after `mark`."""
+    def learn(self, stream: str, info: StreamInfo, mark: int) -> bool:
+        """`made`, by stream info that was asked for after `mark`: of the stream, or of the one it mirrors."""
         config, last_seq = info.config, info.state.last_seq
-        return self.made(config.name, info.created, last_seq, mark=mark, is_firm=_is_firm(info), config=config)
+        if config.mirror is not None:
+            return True  # its sequences are those of its origin: when it was made itself says nothing about them
+        return self.made(stream, info.created, last_seq, mark=mark, is_firm=_is_firm(info), config=config)
 
     def streams(self) -> list[str]:
         """The names of the streams of which something is known."""
@@ -347,16 +371,12 @@ class SessionState:
 
 
 def _is_firm(info: StreamInfo) -> bool:
-    """Whether stream info comes from the leader for certain: all its replicas have heard from it lately."""
-    cluster = info.cluster
-    if not cluster:
-        return True  # a server of its own
-    leader, replicas = cluster.get("leader"), cluster.get("replicas") or ()
-    if not leader or any(replica.get("name") == leader for replica in replicas):
-        return False  # a follower answers while there is no leader
-    if len(replicas) + 1 < info.config.num_replicas:
-        return False
-    return all(0 <= replica.get("active", _ACTIVE) < _ACTIVE for replica in replicas)
+    """Whether stream info comes from the leader for certain: all its replicas have answered it lately.
+
+    That it leads for long is not enough here: one that was cut off just now does too, and lacks what was written since.
+    """
+    word = leader_word(info)
+    return word is not None and word.is_heard_by_all
 
 
 # Tokens
@@ -419,6 +439,8 @@ def _read(token: str, secret: bytes) -> dict[str, _StreamState]:
             streams = {name: _Packed(seen, created) for name, (seen, created) in old.streams.items()}
         else:
             streams = msgspec.msgpack.decode(body, type=dict[str, _Packed])
+    except SessionTokenError:
+        raise
     except (ValueError, binascii.Error, msgspec.MsgspecError, RecursionError) as exc:
         raise SessionTokenError(
             f"session token must come from `token()` of a session, got {str(token)[:24]!r}: begin a session without it"

@@ -39,6 +39,8 @@ class StreamReads:
         if min_last_seq or from_leader or context.session is not None:
             goal = self._goal(min_last_seq, timeout)
             with _Counted(context, goal):
+                if goal.is_claim:
+                    self._trusted.check_token(goal)
                 get = self._trusted.by_leader.get if from_leader else self._get_trusted
                 found = get(goal, request)
                 context.note(goal.stream, found.seq, found.subject)
@@ -92,6 +94,8 @@ class StreamReads:
         requests.check_seq(min_last_seq, "min_last_seq")
         trusted, goal = self._trusted, self._goal(min_last_seq, timeout)
         with _Counted(self._context, goal):
+            if goal.is_claim:
+                trusted.check_token(goal)
             if from_leader:
                 found = trusted.last_many.newest_by_leader(goal, trusted.by_leader, subjects)
             else:
@@ -114,8 +118,10 @@ class StreamReads:
     ) -> Iterator[Columns]:
         """The messages of a range in columns, as they arrive."""
         trusted, goal = self._trusted, self._goal(min_last_seq, timeout)
-        wanted = goal.wanted
         with _Counted(self._context, goal):
+            if goal.is_claim:
+                trusted.check_token(goal)
+            wanted = goal.wanted
             has_goal = bool(end or wanted)
             ask = trusted.by_leader.is_guaranteed if from_leader else trusted.native.is_possible
             trusting = has_goal and ask(goal)

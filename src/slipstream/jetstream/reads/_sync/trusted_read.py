@@ -61,6 +61,11 @@ class TrustedReads:
             raise goal.missing_of(request)
         return found
 
+    def check_token(self, goal: ReadGoal) -> None:
+        """Compare what a session claims with the stream here, if its leader answers; see `SessionState.made`."""
+        is_suspect = goal.session is not None and goal.session.is_suspect(goal.stream)
+        self._driver.run(goal, self._rule.learn_generation(goal, is_due=is_suspect))
+
     def range(self, goal: ReadGoal, reader: RangeReader, *, is_plain: bool = False) -> RangeRead:
         """A range, by whichever replica answers. `is_plain`: there is no goal, or the server guarantees it."""
         return self._read_range(goal, reader, is_plain=is_plain)
