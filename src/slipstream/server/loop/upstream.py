@@ -242,6 +242,8 @@ class Reader:
         if info.config.mirror is None:
             if is_current(info):
                 self._remote.confirm(info.config, info.state.last_seq, info.state.messages)
+                if not info.cluster.get("replicas"):  # otherwise a follower may have been a moment ahead
+                    self._remote.lost(info.state.last_seq)
         elif (last := await self._end_of_mirror(info)) is not None:
             self._remote.confirm(info.config, last, -1)
         self._driver.wake()

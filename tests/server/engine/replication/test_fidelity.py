@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from slipstream.server.engine.ports import Store
+from slipstream.api import StreamConfig
+from slipstream.server.engine.ports import Record, Store
 from slipstream.server.engine.reads.direct_get import REJECT_DELAY
 from slipstream.server.engine.replication import ingest as ingest_module
 from slipstream.server.engine.replication.ingest import HELD, Ingest
@@ -360,3 +361,87 @@ def test_a_mirror_that_was_promoted_speaks_for_itself() -> None:
     client.api("STREAM.DELETE.S")
     assert "error" not in client.api("STREAM.UPDATE.M", config | {"subjects": ["s.>"], "mirror_direct": False})
     assert outcomes(client, "M", 5, last_by_subj="s.a", min_last_seq=2) == {(0, "M", b"1")}
+
+
+# Mirrors of other servers: the driver's calls, by hand.
+
+
+THEIRS = StreamConfig(name="S", subjects=("s.>",), max_msgs_per_subject=1, allow_rollup_hdrs=True, allow_direct=True)
+
+
+def remote_world() -> tuple[Client, Ingest]:
+    """A mirror M of a stream S on another server, which has s.a at 1 and s.b at 2."""
+    client = Rig().client()
+    source = {"name": "S", "external": {"api": "$JS.hub.API", "deliver": ""}}
+    body = {"name": "M", "storage": "memory", "mirror": source, "allow_direct": True, "mirror_direct": True} | LIMITS
+    assert "error" not in client.api("STREAM.CREATE.M", body)
+    mirror = ingest(client)
+    mirror.meet(START, THEIRS)
+    give(client, 2, record(1, "s.a"), record(2, "s.b"))
+    return client, mirror
+
+
+def record(seq: int, subject: str) -> Record:
+    return Record(seq, START, subject, b"", b"%d" % seq)
+
+
+def give(client: Client, last: int, *records: Record) -> None:
+    assert ingest(client).offer(records, records[-1].seq, last, client.rig.now)
+    client.rig.settle()
+
+
+def test_a_gap_in_what_another_server_sends_ends_where_that_server_says() -> None:
+    client, mirror = remote_world()
+    assert outcomes(client, "S", 1, last_by_subj="s.a", min_last_seq=2) == {(0, "M", b"1")}
+    assert not mirror.needs_position
+    give(client, 6, record(4, "s.b"))  # 3 was s.a; 5 and 6 are s.a and s.c
+    assert mirror.needs_position
+    mirror.confirm(THEIRS, 1, 1)  # of a server that lags
+    assert mirror.needs_position
+    assert outcomes(client, "M", 1, last_by_subj="s.a", min_last_seq=2) == {(412, "", b"")}
+    mirror.confirm(THEIRS, 6, 3)
+    assert not mirror.needs_position
+    for seq, subject in ((5, "s.a"), (6, "s.c")):
+        assert outcomes(client, "M", 1, last_by_subj="s.a", min_last_seq=2) == {(412, "", b"")}
+        give(client, 7, record(seq, subject))
+    assert outcomes(client, "M", 1, last_by_subj="s.a", min_last_seq=6) == {(0, "M", b"5")}
+    # As many messages as there were: nothing is left over, and it speaks for the stream as well.
+    assert outcomes(client, "S", 1, last_by_subj="s.a", min_last_seq=6) == {(0, "M", b"5")}
+
+
+def test_messages_that_another_server_has_no_more_keep_its_mirror_from_speaking_for_it() -> None:
+    client, mirror = remote_world()
+    give(client, 4, record(4, "s.r"))  # 3 was a rollup of all subjects, on s.r
+    mirror.confirm(THEIRS, 4, 1)
+    assert outcomes(client, "M", 1, last_by_subj="s.a", min_last_seq=4) == {(0, "M", b"1")}  # what it holds
+    assert outcomes(client, "S", 1, last_by_subj="s.a", min_last_seq=4) == {(412, "", b"")}
+    give(client, 6, record(5, "s.a"), record(6, "s.b"))
+    mirror.confirm(THEIRS, 6, 3)
+    assert outcomes(client, "S", 1, last_by_subj="s.a", min_last_seq=6) == {(0, "M", b"5")}
+
+
+@pytest.mark.parametrize("how", ["recreated", "lost"])
+def test_a_mirror_of_a_server_that_begins_again_or_lost_messages_answers_no_such_read(how: str) -> None:
+    client, mirror = remote_world()
+    if how == "recreated":
+        mirror.meet(START + 1, THEIRS)
+    else:
+        mirror.lost(2)
+        assert outcomes(client, "S", 1, last_by_subj="s.a", min_last_seq=1) == {(0, "M", b"1")}
+        mirror.lost(1)
+    for stream in ("S", "M"):
+        assert outcomes(client, stream, 1, last_by_subj="s.a", min_last_seq=1) == {(412, "", b"")}
+    assert outcomes(client, "S", 1, last_by_subj="s.a") == {(0, "M", b"1")}
+
+
+def test_limits_that_change_on_another_server_are_noticed_when_it_is_asked() -> None:
+    client, mirror = remote_world()
+    mirror.confirm(THEIRS.replace(max_msgs_per_subject=2), 2, 2)
+    assert outcomes(client, "S", 1, last_by_subj="s.a", min_last_seq=1) == {(412, "", b"")}
+    mirror.confirm(THEIRS, 2, 2)  # too late: it has removed what the stream kept
+    assert outcomes(client, "S", 1, last_by_subj="s.a", min_last_seq=1) == {(412, "", b"")}
+
+
+def test_a_bad_request_is_answered_by_the_mirror_if_the_stream_is_elsewhere() -> None:
+    client, _ = remote_world()
+    assert outcomes(client, "S", 1, seq=1, last_by_subj="s.a") == {(408, "", b"")}

@@ -11,7 +11,8 @@ after the gap push out a key whose newer version it has not got.)
 Four things are kept beside the messages, in the same group, so that a restart finds them:
 
 - `origin`: when the upstream was created that the messages are from. An upstream that was deleted and made again under
-  the same name is another stream. A copy of both is a copy of neither (`is_mixed`).
+  the same name is another stream. A copy of both is a copy of neither (`is_mixed`). So is the copy of an upstream that
+  lost messages, and gave their sequences to others.
 - `gap_until`: see above. `UNKNOWN` while the upstream has not said where it ends.
 - `is_whole`: false for ever once the mirror dropped something that the upstream may still have: by a filter, a start
   position, a limit of its own or a delete of its own.

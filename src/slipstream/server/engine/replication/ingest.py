@@ -77,6 +77,10 @@ class RemoteIngest(Hashable, Protocol):
     def confirm(self, config: StreamConfig, last: int, messages: int) -> None:
         """The upstream was asked after the last `offer`: it ended at `last`, and had so many messages (-1: unknown)."""
 
+    def lost(self, last: int) -> None:
+        """The upstream ends at `last` for certain. If more was taken from it, it has lost messages, and gives their
+        sequences to others."""
+
     def fail(self, error: ApiError, now: int) -> None:
         """The upstream cannot be read; it will be tried again."""
 
@@ -296,6 +300,9 @@ class Ingest:
 
     def confirm(self, config: StreamConfig, last: int, messages: int) -> None:
         """Only a mirror wants to know."""
+
+    def lost(self, last: int) -> None:
+        """Only a mirror has the upstream's sequences."""
 
     def fail(self, error: ApiError, now: int) -> None:  # noqa: ARG002
         if not self.paused:

@@ -206,6 +206,16 @@ class Mirror(Ingest):
         self._save()
         self._show()
 
+    def lost(self, last: int) -> None:
+        if last < self._stored:
+            self._learn(is_mixed=True)
+            self._save()
+
+    def _compare(self, last: int) -> None:
+        super()._compare(last)
+        if not self.is_remote:
+            self.lost(last)
+
     def meet(self, created: int, config: StreamConfig) -> None:
         known = self.fidelity
         if known.origin != created and not known.is_mixed:
@@ -278,7 +288,11 @@ class MirrorResponder:
 
     def receive(self, subject: str, reply: str, header: bytes, payload: bytes, now: int) -> bool:  # noqa: ARG002
         request = parse_appended(subject[self._cut + 1 :], payload) if len(subject) > self._cut else parse(payload)
-        if isinstance(request, bytes) or not reply or not self._mirror.may_answer(request):
+        if isinstance(request, bytes):
+            if self._mirror.is_alone and reply:
+                self._services.router.send(reply, request, b"")
+            return self._mirror.is_alone
+        if not reply or not self._mirror.may_answer(request):
             return False  # the next member of the group answers
         peer, wanted = self._peer, request.min_last_seq
         if not wanted:
