@@ -39,6 +39,7 @@ from slipstream.jetstream.requests import check_timeout
 CREATE_TIMEOUT = 5.0
 IDLE_CHECK = 0.5  # seconds to wait for one of the initial messages before asking the server whether there is one
 MIN_CREATE_TIMEOUT = 1.0  # a creation that has begun is not given up before that, whatever the caller's deadline
+PROBE_TIMEOUT = 2.0  # whether the server keeps `min_last_seq`: it may say so late
 PLACEMENT_TIMEOUT = 1.0  # for one of several creations: the server that it is placed on may be cut off
 
 
@@ -283,7 +284,7 @@ class OrderedConsumer:
             created = await self._create_one(inbox, 0, deadline)
         else:
             left = max(deadline - client.now(), 0.0)
-            keeps = await server_keeps_min(self._context, self.stream, timeout=min(left, CREATE_TIMEOUT))
+            keeps = await server_keeps_min(self._context, self.stream, timeout=min(left, PROBE_TIMEOUT))
             # Also where the server holds the consumer back: only then is `initial_pending` right.
             check = None if keeps else self._reject_mirror
             leader = await leader_with(self._context, self.stream, self._wanted, check=check, timeout=left)
