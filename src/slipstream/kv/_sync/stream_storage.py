@@ -232,11 +232,10 @@ class StreamStorage:
             feed.close()
 
     def _latest_proven(self, patterns: Sequence[str], min_last: int, timeout: float | None) -> list[Entry[bytes]]:
-        newest: dict[str, Entry[bytes]] = {}
-        for entries in self.read(patterns, min_last_revision=min_last, timeout=timeout):
-            for entry in entries:
-                newest[entry.key] = entry
-        return sorted(newest.values(), key=attrgetter("revision"))
+        """The newest of each key. Not by a range: it may miss a key that is replaced behind its end meanwhile."""
+        subjects = [self._prefix + pattern for pattern in patterns]
+        found = self.stream.get_last_many(subjects, min_last_seq=min_last, timeout=timeout)
+        return sorted(map(self._entry, found.values()), key=attrgetter("revision"))
 
     def _initial_data(
         self, patterns: Sequence[str], policy: DeliverPolicy, meta_only: bool, min_last: int, timeout: float | None
