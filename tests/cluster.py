@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -100,6 +101,13 @@ class Node:
             self.process.wait(timeout=START_TIMEOUT)
             self.process = None
 
+    def stop(self) -> None:
+        """End it in good order, if it runs."""
+        if self.process is not None:
+            self.process.terminate()
+            self.process.wait(timeout=START_TIMEOUT)
+            self.process = None
+
     def ask(self, path: str) -> dict[str, Any]:
         """What the monitoring endpoint says."""
         try:
@@ -174,6 +182,23 @@ class Cluster:
         """`kill -9`."""
         self.nodes[name].kill()
 
+    def stop(self, name: str) -> None:
+        """End a node in good order: it writes what it has not yet written."""
+        self.nodes[name].stop()
+
+    def freeze(self, name: str) -> None:
+        """The process stands still: its connections stay open, and what is sent to it waits."""
+        self._signal(name, signal.SIGSTOP)
+
+    def thaw(self, name: str) -> None:
+        """It goes on where it was, knowing nothing of the time that passed."""
+        self._signal(name, signal.SIGCONT)
+
+    def _signal(self, name: str, number: signal.Signals) -> None:
+        process = self.nodes[name].process
+        assert process is not None
+        process.send_signal(number)
+
     def others(self, name: str) -> list[str]:
         """The two other nodes."""
         return [each for each in NODES if each != name]
@@ -244,6 +269,11 @@ class Cluster:
         """The last sequence of one node's own copy; -1 if it has none."""
         detail = self._detail(name, stream)
         return int(detail["state"]["last_seq"]) if detail else -1
+
+    def state(self, name: str, stream: str) -> dict[str, Any]:
+        """The state of one node's own copy; empty if it has none."""
+        found: dict[str, Any] = self._detail(name, stream).get("state", {})
+        return found
 
     def _detail(self, name: str, stream: str) -> dict[str, Any]:
         answer = self.nodes[name].ask("jsz?streams=1")
