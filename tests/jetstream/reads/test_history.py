@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.jetstream.reads.history import Got, History, Kind, Model, Read, Write
@@ -27,7 +29,7 @@ def broken(reads: list[Read], **limits: int) -> list[str]:
     return history.broken()
 
 
-def read(path: str, key: str, wanted: int, got: object, **more: object) -> Read:
+def read(path: str, key: str, wanted: int, got: object, **more: Any) -> Read:
     return Read("r", path, key, wanted, LATEST, got)._replace(**more)
 
 

@@ -80,8 +80,12 @@ class Run:
         self._faults = Faults(
             cluster,
             self._health,
-            [self.workloads[kind].name for kind in ("bucket", "rollups", "ring", "again") if kind in self.workloads],
-            {workload.name: node for workload, node in zip(by_name.values(), itertools.cycle(NODES))},
+            [self.workloads[kind].name for kind in ("bucket", "rollups", "ring") if kind in self.workloads],
+            {
+                workload.name: node
+                for (kind, workload), node in zip(self.workloads.items(), itertools.cycle(NODES), strict=False)
+                if kind != "again"
+            },
             seed,
             crashes=crashes,
             overwrite=partial(on_loop, lambda workload: workload.overwrite(self._near(workload))),
@@ -152,7 +156,7 @@ class Run:
         js = self._contexts[2]
         edit: StreamConfig | None = self.workloads["log"].mirror
         while self.count < operations or len(self._faults.done) < len(self._faults.names):
-            for _ in range(30):
+            for _ in range(50):
                 await asyncio.sleep(0.5)
                 if self.count >= operations and len(self._faults.done) == len(self._faults.names):
                     break

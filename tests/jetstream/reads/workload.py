@@ -22,6 +22,7 @@ from slipstream.errors import Error, KeyNotFoundError, MessageNotFoundError, Str
 from slipstream.facade._async.client import JetStream
 from slipstream.jetstream._async.stream import Stream
 from slipstream.jetstream.reads.direct_get import StoredMessage
+from slipstream.jetstream.reads.read_state import GENERATION_AGE
 from slipstream.kv._async.key_value import KeyValue
 from tests.jetstream.reads.history import TTL, Got, History, Kind, Read, Refusal, Write
 
@@ -128,18 +129,19 @@ class Workload:
             self._running -= 1
 
     async def make_again(self, js: JetStream) -> None:
-        """Delete the stream and create it again, while no operation runs. Its mirror stays with what it has."""
+        """Delete the stream and create it again, while no operation runs. Its mirror stays with what it has.
+
+        A connection may take the new stream for the one it knew for a while: operations go on after that.
+        """
         self._open.clear()
-        try:
-            while self._running:
-                await asyncio.sleep(0.01)
-            with suppress(StreamNotFoundError):  # of an earlier try, whose answer was lost
-                await repeat(lambda: js.delete_stream(self.name, timeout=5))
-            self.history.begin_again()
-            self.marks = ()
-            await repeat(lambda: js.create_stream(self.shape.config, timeout=5))
-        finally:
-            self._open.set()
+        while self._running:
+            await asyncio.sleep(0.01)
+        with suppress(StreamNotFoundError):  # of an earlier try, whose answer was lost
+            await repeat(lambda: js.delete_stream(self.name, timeout=5))
+        self.history.begin_again()
+        self.marks = ()
+        await repeat(lambda: js.create_stream(self.shape.config, timeout=5))
+        asyncio.get_running_loop().call_later(GENERATION_AGE, self._open.set)
 
     # Writes
 
