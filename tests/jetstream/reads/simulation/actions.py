@@ -11,15 +11,17 @@ from typing import NamedTuple, Protocol
 
 from slipstream.api import GetRequest, StreamInfo
 from slipstream.jetstream.reads.direct_get import Replies, StoredMessage
+from tests.jetstream.reads.simulation.model import STREAM
 
 # Actions
 
 
 class AskDirect(NamedTuple):
-    """A Direct Get of the stream; `traced`: the responder's node is reported with the answer."""
+    """A Direct Get of the stream or of a mirror; `traced`: the responder's node is reported with the answer."""
 
     request: GetRequest
     traced: bool = False
+    stream: str = STREAM
 
 
 class AskInfo(NamedTuple):
@@ -28,6 +30,7 @@ class AskInfo(NamedTuple):
     stream: str
     deleted: bool = False
     subjects: str = ""
+    is_noted: bool = True  # the client learns from it since when the stream exists
 
 
 class AskLeader(NamedTuple):
@@ -90,6 +93,7 @@ class Read:
     subject: str = ""  # of last, next and range; a pattern of many
     seq: int = 0  # of seq, next; the start of a range
     end: int = 0  # of a range
+    is_from_leader: bool = False
     is_session: bool = False  # what it wants is all that the session has seen: `wanted` as the world counts it
 
 
@@ -114,4 +118,4 @@ class Rules(Protocol):
         ...
 
 
-MakeRules = Callable[[Callable[[], float]], Rules]  # of a clock
+MakeRules = Callable[[Callable[[], float], str], Rules]  # of a clock and the name of the stream that is read

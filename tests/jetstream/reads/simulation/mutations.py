@@ -15,6 +15,7 @@ from slipstream.jetstream.reads.direct_get import StoredMessage
 from slipstream.jetstream.reads.evidence import LeaderWord
 from slipstream.jetstream.reads.goal import ReadGoal
 from slipstream.jetstream.reads.range_reader import RangeReader
+from slipstream.jetstream.reads.read_state import StreamCache
 from slipstream.jetstream.reads.retry import Retry
 from slipstream.jetstream.reads.rule import Found, LeaderGet, ReadRule
 from tests.jetstream.reads.simulation.model import Limits
@@ -37,18 +38,23 @@ def _faults(kinds: Sequence[Kind], reads: str, allowed: str, *, is_split: bool =
     """`is_split`: clients see both sides of a partition, and time passes in seconds."""
     kinds, asked = tuple(kinds), tuple(reads.split())
     if not is_split:
-        return Faults(frozenset(allowed.split()), kinds, asked, is_early=False, tempos=TEMPOS[:1])
+        return Faults(
+            frozenset(allowed.split()),
+            kinds,
+            asked,
+            is_early=False,
+            tempos=TEMPOS[:1],
+            reads_mirrors=False,
+            from_leader=0,
+        )
     events = frozenset((*allowed.split(), "wait"))
-    return Faults(events, kinds, asked, is_early=False, views=(0,), tempos=TEMPOS[1:2])
+    return Faults(
+        events, kinds, asked, is_early=False, views=(0,), tempos=TEMPOS[1:2], reads_mirrors=False, from_leader=0
+    )
 
 
 _leader_word = evidence.leader_word
 _proves_itself = ReadRule._proves_itself
-
-
-def _word_heard_by_all(info: StreamInfo) -> LeaderWord | None:
-    word = _leader_word(info)
-    return word and word._replace(is_heard_by_all=True)
 
 
 def _word_of_anyone(info: StreamInfo) -> LeaderWord | None:
@@ -85,6 +91,17 @@ def _nearly_new(self: ReadRule, goal: ReadGoal, request: GetRequest, message: St
     return message.seq >= goal.wanted - 1 if request.last_by_subj else _proves_itself(self, goal, request, message)
 
 
+_learn = StreamCache.learn
+
+
+def _learn_config_once(self: StreamCache, info: StreamInfo, sent: float) -> bool:
+    config, is_lossless, is_known = self.config, self.is_lossless, self.created == info.created
+    is_current = _learn(self, info, sent)
+    if is_known:
+        self.config, self.is_lossless = config, is_lossless
+    return is_current
+
+
 def _yes(*_: object, **__: object) -> bool:
     return True
 
@@ -118,10 +135,6 @@ MUTATIONS: dict[str, Mutation] = {
     "a leader need not have reached the wanted sequence": Mutation(
         ((ReadRule, "_word", _word_of_any_age),), _faults((Kind(_KV3),), "last next", "cut_leader", is_split=True)
     ),
-    "a copy is level although the leader hears of no replica": Mutation(
-        ((rule, "leader_word", _word_heard_by_all), (read_state, "leader_word", _word_heard_by_all)),
-        _faults((Kind(_KV3),), "last many", "cut_leader cut_follower step_down move_client", is_split=True),
-    ),
     "a follower that answers without a leader counts as one": Mutation(
         ((rule, "leader_word", _word_of_anyone), (read_state, "leader_word", _word_of_anyone)),
         _faults((Kind(_KV3),), "last next many", "cut_leader step_down cut_follower wait"),
@@ -138,7 +151,8 @@ MUTATIONS: dict[str, Mutation] = {
         _faults((Kind(_KV3, (("", _KV),)),), "last", "remake_stream cut_mirror wait"),
     ),
     "a configuration is believed for ever": Mutation(
-        ((read_state, "CONFIG_AGE", 1e9),), _faults((Kind(_ALL3),), "last next seq", "edit_stream cut_follower")
+        ((read_state, "CONFIG_AGE", 1e9), (StreamCache, "learn", _learn_config_once)),
+        _faults((Kind(_ALL3),), "last next seq", "edit_stream cut_follower"),
     ),
     "every stream keeps everything": Mutation(
         ((read_state, "lost_nothing", _yes),), _faults((Kind(_KV3),), "last seq", "cut_follower")
@@ -159,4 +173,11 @@ MUTATIONS: dict[str, Mutation] = {
     "a message right before the wanted sequence proves itself": Mutation(
         ((ReadRule, "_proves_itself", _nearly_new),), _faults((Kind(_KV3),), "last", "cut_follower")
     ),
+}
+
+# What the rules rest on: in a cluster where this is not so their promises do not hold.
+ASSUMPTIONS: dict[str, Faults] = {
+    "a leader without a majority stops answering within 30 s": _faults(
+        (Kind(_KV3),), "last next", "cut_leader move_client", is_split=True
+    )._replace(deposed_for=(60.0, 90.0), tempos=TEMPOS[2:]),
 }

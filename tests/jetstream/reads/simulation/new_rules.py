@@ -1,7 +1,8 @@
 """The client's own rules as the simulator runs them: `ReadRule`, with the world in place of the driver.
 
-What the drivers add to the rule is repeated here in the same order: pages of a range (`range_read.py`), pages of a
-listing (`last_many.py`), and a look at the leader for the sake of a session (`drive.py`).
+What the drivers add to the rule is repeated here in the same order: the first request of a get (`stream_reads.py`),
+pages of a range (`range_read.py`) and of a listing (`last_many.py`), and a look at the leader for the sake of a session
+(`drive.py`).
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from slipstream.api import GetRequest, StreamInfo
 from slipstream.errors import RequestTimeoutError, StaleReadError
 from slipstream.jetstream.reads.columns import Columns
 from slipstream.jetstream.reads.direct_get import Replies, StoredMessage
+from slipstream.jetstream.reads.evidence import leader_word
 from slipstream.jetstream.reads.goal import ReadGoal
 from slipstream.jetstream.reads.range_reader import RangeReader, RangeState
 from slipstream.jetstream.reads.read_state import StreamCache
 from slipstream.jetstream.reads.retry import Retry, RetryPolicy
 from slipstream.jetstream.reads.rule import Direct, Info, LeaderGet, RangePage, ReadRule, Steps
 from slipstream.jetstream.reads.session import SessionState
+from slipstream.wire import has_wildcard
 from tests.jetstream.reads.simulation import actions
 from tests.jetstream.reads.simulation.actions import Action, Answer, Outcome, Read, Reading, RefusedError
 from tests.jetstream.reads.simulation.model import STREAM
@@ -38,40 +41,70 @@ class NewRules:
 
     make_rule = ReadRule
 
-    def __init__(self, now: Callable[[], float]) -> None:
+    def __init__(self, now: Callable[[], float], stream: str = STREAM) -> None:
         self._now = now
+        self._stream = stream
         self._cache = StreamCache()
-        self._rule = self.make_rule(STREAM, self._cache, now)
+        self._rule = self.make_rule(stream, self._cache, now)
         self._session = SessionState()
 
     def wrote(self, seq: int, subject: str, *, is_rollup: bool) -> None:
         """The session of this connection has written a message."""
-        self._session.note(STREAM, seq, subject, is_own_write=True, breaks_run=is_rollup)
+        self._session.note(self._stream, seq, subject, is_own_write=True, breaks_run=is_rollup)
 
     def read(self, read: Read) -> Reading:
         """Begin a read."""
         session = self._session if read.is_session else None
-        goal = ReadGoal(STREAM, 0 if read.is_session else read.wanted, session, RetryPolicy(FOREVER, self._now))
+        if read.kind == "last" and not read.is_from_leader and not has_wildcard(read.subject):
+            proven = yield from self._last_at_once(read, session)
+            if proven is not None:
+                return Answer((proven,))
+        goal = ReadGoal(self._stream, 0 if read.is_session else read.wanted, session, RetryPolicy(FOREVER, self._now))
         try:
             messages = yield from self._messages(goal, read)
         except StaleReadError as error:
             raise RefusedError from error
         if session is not None:
             for message in messages:
-                session.note(STREAM, message.seq, message.subject)
-            session.note(STREAM, goal.reached)
+                if read.kind == "last" and read.subject == message.subject:
+                    session.note_state(self._stream, max(message.seq, goal.wanted), message.subject, message.seq)
+                else:
+                    session.note(self._stream, message.seq, message.subject)
+            session.note(self._stream, goal.reached)
         return Answer(tuple(messages))
 
+    def _last_at_once(self, read: Read, session: SessionState | None) -> Step[StoredMessage | None]:
+        """The newest message of a literal subject by one request, as `stream_reads.py` does it before all else."""
+        wanted = read.wanted if session is None else session.seen(self._stream)
+        cache, now = self._cache, self._now()
+        existed, is_fresh = cache.reached, cache.has_config(now)
+        if cache.is_leader_first or not cache.is_known(now) or not cache.created or cache.origin:
+            return None
+        told = yield actions.AskDirect(GetRequest(last_by_subj=read.subject), stream=self._stream)
+        if not isinstance(told, actions.Direct) or not told.replies.items:
+            return None
+        found = told.replies.items[0].message
+        if found.stream != self._stream or found.time < cache.floor:
+            return None
+        is_alone = cache.config is not None and cache.config.num_replicas <= 1
+        if found.seq < wanted and not (is_fresh and is_alone and wanted <= existed):
+            return None
+        if session is not None:
+            session.note_state(self._stream, max(found.seq, wanted), found.subject, found.seq)
+        return found
+
     def _messages(self, goal: ReadGoal, read: Read) -> Step[list[StoredMessage]]:
+        get = self._rule.get_from_leader if read.is_from_leader else self._rule.get
         if read.kind == "last":
-            message = yield from self._run(goal, self._rule.get(goal, GetRequest(last_by_subj=read.subject)))
+            message = yield from self._run(goal, get(goal, GetRequest(last_by_subj=read.subject)))
         elif read.kind == "seq":
-            message = yield from self._run(goal, self._rule.get(goal, GetRequest(seq=read.seq)))
+            message = yield from self._run(goal, get(goal, GetRequest(seq=read.seq)))
         elif read.kind == "next":
-            request = GetRequest(seq=max(read.seq, 1), next_by_subj=read.subject)
-            message = yield from self._run(goal, self._rule.get(goal, request))
+            message = yield from self._run(goal, get(goal, GetRequest(seq=read.seq, next_by_subj=read.subject)))
         elif read.kind == "many":
             return (yield from self._many(goal, read.subject))
+        elif read.is_from_leader:
+            return (yield from self._range_by_leader(goal, read))
         else:
             return (yield from self._range(goal, read))
         return [] if message is None else [message]
@@ -123,8 +156,9 @@ class NewRules:
 
     def _resolve(self, goal: ReadGoal, pattern: str) -> Step[list[str]]:
         while True:
-            told = yield actions.AskInfo(STREAM, subjects=pattern)
-            if isinstance(told, StreamInfo) and told.state.last_seq >= goal.wanted:
+            told = yield actions.AskInfo(self._rule.origin, subjects=pattern, is_noted=False)
+            is_leader = isinstance(told, StreamInfo) and leader_word(told) is not None
+            if isinstance(told, StreamInfo) and is_leader and told.state.last_seq >= goal.wanted:
                 return list(told.state.subjects)
             yield actions.Wait()
 
@@ -146,6 +180,26 @@ class NewRules:
             elif columns.seqs:
                 found += columns.messages()
                 goal.reached = columns.seqs[-1]
+        return found
+
+    def _range_by_leader(self, goal: ReadGoal, read: Read) -> Step[list[StoredMessage]]:
+        """By Message Gets, if every leader has what is wanted (`leader_read.py`); here one after the other."""
+        reader = RangeReader(start=read.seq, end=read.end, subject=read.subject, at_least=goal.wanted)
+        part = goal.for_all_of(reader.goal)
+        if not (yield from self._run(part, self._rule.is_settled(part))):
+            return (yield from self._range(goal, read))
+        found: list[StoredMessage] = []
+        while not reader.is_done:
+            request = GetRequest(seq=reader.next_seq, next_by_subj=reader.filter)
+            told = yield actions.AskLeader(request)
+            if not isinstance(told, actions.Got):
+                yield actions.Wait()
+            elif told.message is None:
+                reader.finish()
+            else:
+                columns = reader.accept(Columns.of([told.message], STREAM), None)
+                found += columns.messages()
+                goal.reached = told.message.seq
         return found
 
     def _page(self, goal: ReadGoal, reader: RangeReader) -> Step[Columns | Retry]:
@@ -201,7 +255,7 @@ class NewRules:
                 outcome = None
 
     def _direct(self, action: Direct) -> Step[Replies | Retry]:
-        told = yield actions.AskDirect(action.request, traced=action.is_named)
+        told = yield actions.AskDirect(action.request, action.is_named, self._stream)
         if not isinstance(told, actions.Direct):
             return _SILENCE
         told.replies.responder = told.node or ""

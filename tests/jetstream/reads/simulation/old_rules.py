@@ -50,7 +50,7 @@ class Judged(NamedTuple):
 class OldRules:
     """The reads of one connection."""
 
-    def __init__(self, now: Callable[[], float]) -> None:
+    def __init__(self, now: Callable[[], float], _: str = STREAM) -> None:
         self._now = now
         self.created = 0
         self.floor = 0

@@ -3,15 +3,39 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import strategies as st
 
+from slipstream.api import StreamInfo
+from tests.jetstream.reads.simulation.actions import (
+    Action,
+    Answer,
+    AskDirect,
+    AskInfo,
+    Direct,
+    Outcome,
+    Read,
+    Reading,
+    Wait,
+)
+from tests.jetstream.reads.simulation.checker import broken
 from tests.jetstream.reads.simulation.choices import shrink
-from tests.jetstream.reads.simulation.model import Limits
-from tests.jetstream.reads.simulation.mutations import MUTATIONS
+from tests.jetstream.reads.simulation.model import (
+    SECOND,
+    STREAM,
+    History,
+    Limits,
+    Member,
+    config_of,
+    direct_get,
+    nanoseconds,
+    state_of,
+    timestamp,
+)
+from tests.jetstream.reads.simulation.mutations import ASSUMPTIONS, MUTATIONS
 from tests.jetstream.reads.simulation.new_rules import NewRules
 from tests.jetstream.reads.simulation.old_rules import OldRules
 from tests.jetstream.reads.simulation.runs import play, search
@@ -116,3 +140,59 @@ def test_the_rules_keep_their_promises_where_the_weakened_ones_do_not() -> None:
     for mutation in MUTATIONS.values():
         result = search(NewRules, range(20), mutation.faults)
         assert result.violation is None, str(result)
+
+
+@pytest.mark.parametrize(("silence", "is_right"), [(8, True), (0, False)])
+def test_a_copy_that_is_level_with_a_deposed_leader_is_believed_only_if_that_hears_of_all(
+    silence: int, is_right: bool
+) -> None:
+    """Two faults at once: a follower catches up from the new leader, and has reached what the deposed one has.
+
+    Were another leader elected while the deposed one has just heard of every replica, the promise would be broken.
+    """
+    history = History(nanoseconds(0.0), _KV._replace(replicas=3))
+    for number, subject in enumerate(("s.a", "s.b", "s.a")):
+        history.write(subject, nanoseconds(1.0) + number)
+    deposed, follower = Member("n1", history), Member("n2", history)
+    deposed.logged = history.now
+    deposed.replay_all()
+    follower.begin_catchup(history.now)
+    history.write("s.a", nanoseconds(2.0))  # by the new leader: the third is gone
+    follower.catch_up()
+    follower.catch_up()
+    assert (follower.store.last, list(follower.store.messages)) == (deposed.store.last, [2])
+
+    def outcome(action: Action) -> Outcome:
+        if isinstance(action, AskDirect):
+            return Direct(direct_get(follower.store, STREAM, action.request), follower.node)
+        assert isinstance(action, AskInfo)
+        heard = [{"name": node, "active": silence * SECOND} for node in ("n2", "n3")]
+        return StreamInfo(
+            config=config_of(STREAM, history.limits),
+            created=history.created,
+            state=state_of(deposed.store, deleted=action.deleted, subjects=action.subjects),
+            cluster={"leader": "n1", "leader_since": timestamp(0.0), "replicas": heard},
+            ts=nanoseconds(9.0),
+        )
+
+    read = Read("many", 3, "s.*")
+    answer = answer_of(NewRules(lambda: 9.0).read(read), outcome)
+    assert is_right == (answer is None or not broken(read, answer, history))
+
+
+def answer_of(steps: Reading, outcome: Callable[[Action], Outcome]) -> Answer | None:
+    """What a read returns; None if it waits for a better answer."""
+    try:
+        action = next(steps)
+        while not isinstance(action, Wait):
+            action = steps.send(outcome(action))
+    except StopIteration as stop:
+        answer: Answer = stop.value
+        return answer
+    return None
+
+
+@pytest.mark.parametrize("assumption", ASSUMPTIONS)
+def test_the_promises_rest_on_what_the_design_says(assumption: str) -> None:
+    result = search(NewRules, range(MOST_SCHEDULES), ASSUMPTIONS[assumption], is_shrunk=False)
+    assert result.violation is not None, result

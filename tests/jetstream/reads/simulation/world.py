@@ -140,6 +140,10 @@ class Faults(NamedTuple):
     is_traced: bool = True
     views: tuple[int, ...] = (0, 1, 2)  # of clients: both sides of a partition, the majority, the minority
     tempos: Sequence[tuple[float, ...]] = TEMPOS
+    deposed_for: tuple[float, float] = (10.0, 20.0)  # seconds for which a leader without a majority still answers
+    elected_after: tuple[float, float] = (4.0, 9.0)  # seconds after its last contact another one is elected
+    reads_mirrors: bool = True  # a client may read a mirror by its own name
+    from_leader: int = 10  # percent of the reads
     is_early: bool = True  # reads may want a sequence that does not exist yet
 
 
@@ -191,7 +195,11 @@ class World:
             self.mirrors[name] = Mirror(name, node, nanoseconds(0.0), limits, filter_)
         self._tempo = choose.one_of(self._faults.tempos)
         self._events = self._possible_events()
-        self.clients = [Client(make_rules(lambda: self.now), choose.one_of(self._faults.views)) for _ in range(2)]
+        self.clients = []
+        for _ in range(2):
+            is_of_mirror = bool(self.mirrors) and self._faults.reads_mirrors and choose.chance(15)
+            stream = choose.one_of(list(self.mirrors)) if is_of_mirror else STREAM
+            self.clients.append(Client(make_rules(lambda: self.now, stream), choose.one_of(self._faults.views)))
         self._keys = SUBJECTS[: 1 + choose.below(3)]
         for _ in range(choose.below(6)):
             self._write()
@@ -354,8 +362,10 @@ class World:
         choose, member = self.choices, self.members[self.leader]
         member.cut_at = self.now
         contact = self.now - choose.below(11) / 10
-        self._deposed = Deposed(self.leader, self.now + 10 + choose.below(101) / 10, contact, self._leader_since)
-        self._election_at = contact + 4 + choose.below(51) / 10
+        life, wait = self._faults.deposed_for, self._faults.elected_after
+        until = self.now + life[0] + (life[1] - life[0]) * choose.below(101) / 100
+        self._deposed = Deposed(self.leader, until, contact, self._leader_since)
+        self._election_at = contact + wait[0] + (wait[1] - wait[0]) * choose.below(51) / 50
         self._say(f"{self.leader} is cut off, and leads in name until {self._deposed.until:.1f}")
         self.leader = None
         return True
@@ -552,6 +562,8 @@ class World:
         read = self._new_read(choose.one_of(self._faults.reads), wanted, last)
         if is_session:
             read = replace(read, is_session=True)
+        if choose.chance(self._faults.from_leader):
+            read = replace(read, is_from_leader=True)
         deadline = self.now + choose.one_of(TIMEOUTS)
         running = Running(
             client, read, client.rules.read(read), self.now, deadline, client.floor, client.told, self.reads
@@ -593,7 +605,8 @@ class World:
         else:
             if isinstance(running.outcome, Lost):
                 self._pass_time(ONE_TRY)
-            if isinstance(running.outcome, StreamInfo) and running.outcome.config.name == STREAM:
+            is_noted = isinstance(action, AskInfo) and action.stream == STREAM and action.is_noted
+            if isinstance(running.outcome, StreamInfo) and is_noted:
                 running.client.told = max(running.client.told, running.outcome.created)
             self._resume(running, running.outcome)
 
@@ -656,6 +669,9 @@ class World:
         return client.view == 0 or is_cut == (client.view == 2)
 
     def _direct(self, client: Client, action: AskDirect) -> Outcome:
+        if action.stream != STREAM:
+            mirror = self.mirrors[action.stream]
+            return self._answer(action, mirror.store, mirror.name, mirror.node) if mirror.answers else LOST
         copies = [
             (member.store, STREAM, member.node)
             for member in self.members.values()
@@ -666,7 +682,9 @@ class World:
             copies += [(ghost.member.store, STREAM, ghost.member.node) for ghost in self._ghosts]
         if not copies:
             return Lost()
-        store, stream, node = self.choices.one_of(copies)
+        return self._answer(action, *self.choices.one_of(copies))
+
+    def _answer(self, action: AskDirect, store: Store, stream: str, node: str) -> Direct:
         replies = direct_get(store, stream, action.request)
         if self._log is not None:
             self._say(
