@@ -35,6 +35,7 @@ from slipstream.errors import (
     UsageError,
 )
 from slipstream.jetstream.reads.direct_get import StoredMessage, decode_one
+from slipstream.jetstream.reads.evidence import leader_word
 from slipstream.wire import Headers, Msg, check_filter, check_subject, parse_status
 from slipstream.wire.headers import HeaderValues
 
@@ -72,6 +73,7 @@ class SubjectsPage(NamedTuple):
     subjects: tuple[str, ...]
     total: int
     last_seq: int
+    is_leader: bool  # the responder leads the stream, or did so a moment ago
 
 
 class Answer:
@@ -412,8 +414,9 @@ def to_text(value: Any) -> str:
 def _subjects(msg: Msg) -> SubjectsPage:
     body = api_body(msg)
     total = body.get("total", 0)
-    state = decode_stream_info(msg).state
-    return SubjectsPage(tuple(state.subjects), total if isinstance(total, int) else 0, state.last_seq)
+    info = decode_stream_info(msg)
+    state, is_leader = info.state, leader_word(info) is not None
+    return SubjectsPage(tuple(state.subjects), total if isinstance(total, int) else 0, state.last_seq, is_leader)
 
 
 def decode_success(msg: Msg) -> None:

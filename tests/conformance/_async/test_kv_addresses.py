@@ -77,7 +77,8 @@ async def test_a_mirror_of_a_bucket_with_its_own_stream_and_subjects(any_server:
             mirror = await make(config)
             revision = await mirror.put("a.b", b"1")  # goes to the origin
             entry = await mirror.get("a.b", min_last_revision=revision)
-            assert (entry.value, entry.revision, entry.stream) == (b"1", revision, f"KV_{fresh}m")
+            assert (entry.value, entry.revision) == (b"1", revision)
+            assert entry.stream in (f"KV_{fresh}m", name)  # the origin proves what the mirror does not have yet
             assert await mirror.keys(min_last_revision=revision) == ["a.b"]
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from slipstream import connect
-from slipstream.errors import DirectGetNotAllowedError, MessageNotFoundError, StaleReadError
+from slipstream.errors import DirectGetNotAllowedError, MessageNotFoundError, StaleReadError, StreamNotFoundError
 from tests.conformance.test_streams import config
 
 
@@ -66,9 +68,9 @@ async def test_a_missing_stream_is_not_waited_for(any_server: str, fresh: str) -
     async with connect(any_server) as nc:
         stream = nc.jetstream(timeout=30).stream(fresh)
         begin = nc.now()
-        for read in (stream.get(1, min_last_seq=1), stream.get_last(f"{fresh}.a", min_last_seq=1)):
-            with pytest.raises(DirectGetNotAllowedError):
-                await read
-        with pytest.raises(DirectGetNotAllowedError):
+        for read in (partial(stream.get, 1), partial(stream.get_last, f"{fresh}.a")):
+            with pytest.raises(StreamNotFoundError):
+                await read(min_last_seq=1)
+        with pytest.raises(StreamNotFoundError):
             assert [m async for m in stream.read(end=5)]
         assert nc.now() - begin < 20  # of 30

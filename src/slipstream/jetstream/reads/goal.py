@@ -17,7 +17,18 @@ from slipstream.jetstream.requests import describe_missing
 class ReadGoal:
     """How new one read of a stream must be (`wanted`), its time, and how new its answer is known to be (`reached`)."""
 
-    __slots__ = ("_asked", "_mark", "has_looked", "policy", "reached", "session", "stream", "wanted", "with_leader")
+    __slots__ = (
+        "_asked",
+        "_mark",
+        "has_looked",
+        "leader_silences",
+        "policy",
+        "reached",
+        "session",
+        "stream",
+        "wanted",
+        "with_leader",
+    )
 
     def __init__(self, stream: str, wanted: int, session: SessionState | None, policy: RetryPolicy) -> None:
         self._asked = wanted  # by the caller; a session may want more
@@ -27,6 +38,7 @@ class ReadGoal:
         self._mark = 0 if session is None else session.mark(stream)  # what is noted from now on is kept
         self.wanted = wanted if session is None else max(wanted, session.seen(stream))
         self.reached = 0
+        self.leader_silences = 0
         self.with_leader = False  # whether the leader's word was part of the proof
         self.has_looked = False  # whether the leader was asked for the sake of the session
 

@@ -13,7 +13,8 @@ from slipstream.api.times import ZERO
 from slipstream.jetstream.reads.evidence import LeaderWord, leader_word, lost_nothing
 
 GENERATION_AGE = 10.0  # seconds until the leader is asked again when the stream was created
-CONFIG_AGE = 1.0  # seconds for which conclusions from a configuration hold
+CONFIG_AGE = 1.0  # seconds for which conclusions from a configuration hold,
+SILENT_CONFIG_AGE = 30.0  # and while the leader does not answer
 ASK_AGAIN = 1.0  # and the least between two such requests, also after a suspicious answer
 
 
@@ -60,6 +61,7 @@ class StreamCache:
         "origin",
         "reached",
         "settled",
+        "silent_at",
     )
 
     def __init__(self) -> None:
@@ -67,6 +69,7 @@ class StreamCache:
         self.asked_at: float | None = None  # when the leader was asked last, and answered or not
         self.config: StreamConfig | None = None
         self.config_at = -CONFIG_AGE  # when the request was sent that it answered
+        self.silent_at = -CONFIG_AGE  # when one was sent that was not answered
         self.mirrors: dict[str, MirrorFacts] = {}
         self.origin = ""  # of a mirror: the stream at the end of its upstreams
         self.is_mute = False  # this user may not ask for stream info
@@ -92,9 +95,23 @@ class StreamCache:
         """Whether a suspicious answer is reason enough to ask the leader again."""
         return self.asked_at is None or now - self.asked_at >= ASK_AGAIN
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether its store is the only one: there are no replicas."""
+        return self.config is not None and self.config.num_replicas <= 1
+
     def has_config(self, now: float) -> bool:
-        """Whether the configuration is fresh: what it allows to conclude was true a moment ago."""
-        return self.config is not None and now - self.config_at < CONFIG_AGE
+        """Whether the configuration is fresh: what it allows to conclude was true a moment ago.
+
+        While the leader is silent, it is not asked by every read: it can hardly have been changed without one.
+        """
+        if self.config is None or now - self.config_at < CONFIG_AGE:
+            return self.config is not None
+        return now - self.silent_at < CONFIG_AGE and self.had_config(now)
+
+    def had_config(self, now: float) -> bool:
+        """Whether the configuration was known when the leader was there last."""
+        return self.config is not None and now - self.config_at < SILENT_CONFIG_AGE
 
     def learn(self, info: StreamInfo, sent: float) -> bool:
         """Take note of an answer to a request that was `sent` then; False if it is of an older stream of that name.

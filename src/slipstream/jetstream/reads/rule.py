@@ -22,7 +22,14 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from slipstream.api import GetRequest, StreamInfo
-from slipstream.errors import ApiError, AuthorizationError, BadRequestError, StaleReadError, TooManyResultsError
+from slipstream.errors import (
+    ApiError,
+    AuthorizationError,
+    BadRequestError,
+    RequestTimeoutError,
+    StaleReadError,
+    TooManyResultsError,
+)
 from slipstream.jetstream.reads.direct_get import Replies, StoredMessage
 from slipstream.jetstream.reads.evidence import (
     MOST_DELETED,
@@ -48,6 +55,7 @@ from slipstream.wire import has_wildcard
 
 T = TypeVar("T")
 
+ALONE_SILENCES = 2  # of the only server of a stream, after which nothing is to be expected
 NAMED_TRIES = 8  # Direct Gets in a row for the leader's copy, one of a few
 _FORBIDDEN = "only stream info could prove it, which this user may not ask for"
 
@@ -205,12 +213,12 @@ class ReadRule:
         cache = self.cache
         if not cache.has_config(self._now()):
             told = yield from self.info(goal)
-            if isinstance(told, Retry):
+            if isinstance(told, Retry) and not cache.had_config(self._now()):
                 return told
         config = cache.config
         if config is None or goal.wanted > max(existed, has):
             return False
-        if source == self.origin and config.num_replicas <= 1:
+        if source == self.origin and cache.is_alone:
             return True  # the only store there is
         if not cache.is_lossless or has < needs:
             return False
@@ -267,7 +275,12 @@ class ReadRule:
         """The word of a leader that has reached the wanted sequence."""
         info = yield from self.info(goal)
         if isinstance(info, Retry):
-            return info
+            if not any(isinstance(reason, RequestTimeoutError) for reason in info.reasons):
+                return info
+            goal.leader_silences += 1
+            if self.cache.is_alone and goal.leader_silences >= ALONE_SILENCES:
+                raise goal.stale("its only server does not answer, and no other could prove more")
+            return info.then(goal.stale("its leader does not answer"))
         word = leader_word(info)
         if word is None:
             return Retry(goal.stale("it has no leader"))
@@ -286,7 +299,7 @@ class ReadRule:
         doubt = yield from self._doubt(goal, self.origin, message.time)
         if doubt is not None:
             return Retry(doubt)
-        self.cache.is_leader_first = message.seq < goal.wanted
+        self.cache.is_leader_first = message.seq < goal.wanted and not self.cache.is_alone
         goal.reach(max(message.seq, goal.wanted))
         if request.next_by_subj and goal.session is not None:  # what lay before it may be gone: never show it again
             told = yield from self._word(goal)
@@ -331,7 +344,7 @@ class ReadRule:
             return Retry(goal.stale("only a multi-subject get could prove it: nats-server 2.11 or newer is needed"))
         if isinstance(answer, Retry):
             return answer
-        if isinstance(answer, Replies):
+        if isinstance(answer, Replies) and answer.items:
             message = answer.items[0].message
             goal.reach(max(goal.wanted, message.seq))
             if request.next_by_subj and self.cache.leader is not None:
@@ -371,7 +384,7 @@ class ReadRule:
             answer = yield from self.by_name(goal, GetRequest(multi_last=(request.next_by_subj,)), before)
         except (BadRequestError, TooManyResultsError):
             return None
-        if not isinstance(answer, Replies) or answer.end is None or answer.end.pending > 0:
+        if not isinstance(answer, Replies) or not answer.items or answer.end is None or answer.end.pending > 0:
             return answer if isinstance(answer, Retry) else None
         last = newest(answer.items, request.next_by_subj)
         if last is not None and last.seq >= max(request.seq, 1):
@@ -383,16 +396,18 @@ class ReadRule:
     def by_name(self, goal: ReadGoal, request: GetRequest, before: LeaderWord) -> Steps[Replies | Retry | None]:
         """An answer of the leader's own copy, or of one that is level with it; None if it was neither.
 
-        `before` is the leader's word, which has reached the wanted sequence.
+        `before` is the leader's word, which has reached the wanted sequence. An empty answer proves nothing.
         """
         answer: Replies | Retry = yield Direct(request, is_named=True)
         if isinstance(answer, Retry):
             return answer
-        if not answer.items or source_of(answer) != self.origin:
+        if not answer.items:
+            return answer  # by an unknown responder
+        if source_of(answer) != self.origin:
             return None
         doubt = yield from self._doubt(goal, self.origin, oldest_time(answer.items))
         if doubt is not None:
-            return Retry(doubt)
+            return None
         is_named = bool(answer.responder) and answer.responder == before.name
         if not is_named and answer.responder and (_is_bounded(request) or up_to(answer) < before.last_seq):
             return None  # another copy, and one that is behind
@@ -510,12 +525,12 @@ class ReadRule:
         cache = self.cache
         if not cache.has_config(self._now()):
             told = yield from self._word(goal)
-            if isinstance(told, Retry):
+            if isinstance(told, Retry) and not cache.had_config(self._now()):
                 return told
         config = cache.config
         if config is None:
             return Retry(goal.stale("its configuration is unknown"))
-        if source == self.origin and (config.num_replicas <= 1 or cache.is_lossless):
+        if source == self.origin and (cache.is_alone or cache.is_lossless):
             return set()
         if cache.is_lossless:
             is_right = yield from self._is_right_mirror(source, seqs[-1])
@@ -568,6 +583,7 @@ class ReadRule:
                 cache.is_mute, cache.asked_at = True, sent
                 return Retry(goal.stale(_FORBIDDEN))
             if isinstance(told, Retry):
+                cache.silent_at = sent
                 return told
             upstream = told.config.mirror
             if upstream is None:
@@ -606,6 +622,8 @@ class ReadRule:
             is_plain = yield from self._is_plain_mirror(source)
             if not is_plain:
                 return goal.foreign(source)
+            if not cache.has_config(self._now()):  # a mirror may hold the messages of a stream that was deleted
+                yield from self.info(goal)
         if oldest >= cache.floor:
             return None
         if cache.may_ask(self._now()):

@@ -315,16 +315,22 @@ class StreamStorage:
         order moves it along. Where patterns are read one after the other, it is the leader's newest one before the
         first, and moves on as far as keys were overwritten before their pattern was read.
         """
-        is_in_order = len(patterns) == 1 or not self.address.is_direct
-        last = min_last if self.address.is_direct and is_in_order else await self._wait_for_leader(min_last, timeout)
+        is_direct = self.address.is_direct
+        is_in_order = not is_direct or (is_history and len(patterns) == 1)
+        last = min_last if is_direct and is_in_order else await self._wait_for_leader(min_last, timeout)
         by = attrgetter("revision" if is_history else "key")
         kept: dict[str | int, Entry[bytes]] = {}
         later: list[Entry[bytes]] = []
-        async for entries in self.read(patterns, min_last_revision=last, timeout=timeout):
-            if is_in_order and entries:
-                last = max(last, entries[-1].revision)
-            kept.update((by(entry), entry) for entry in entries if entry.revision <= last)
-            later += [entry for entry in entries if entry.revision > last]
+        if is_direct and not is_history:
+            newest = await self._latest_proven(patterns, last, timeout)
+            kept.update((by(entry), entry) for entry in newest if entry.revision <= last)
+            later += [entry for entry in newest if entry.revision > last]
+        else:
+            async for entries in self.read(patterns, min_last_revision=last, timeout=timeout):
+                if is_in_order and entries:
+                    last = max(last, entries[-1].revision)
+                kept.update((by(entry), entry) for entry in entries if entry.revision <= last)
+                later += [entry for entry in entries if entry.revision > last]
         if later:
             known = {entry.key for entry in kept.values()}
             missing = {entry.key: entry.revision for entry in reversed(later) if entry.key not in known}

@@ -216,13 +216,15 @@ class LastMany:
                 return found
 
     async def _subjects_page(self, goal: ReadGoal, pattern: str, offset: int) -> SubjectsPage | Retry:
-        call = self._context.api.subjects(goal.stream, pattern, offset=offset)
+        call = self._context.api.subjects(self._rule.origin, pattern, offset=offset)
         try:
             page = await self._context.run(call, timeout=goal.policy.left())
         except ApiError as error:
             if error.code != NO_LEADER:
                 raise
             return Retry(error)
+        if not page.is_leader:
+            return Retry(goal.stale("it has no leader"))
         return Retry(goal.behind(page.last_seq)) if page.last_seq < goal.wanted else page
 
 

@@ -144,11 +144,7 @@ class RangeRead:
         reader, cache = self._reader, self._rule.cache
         if columns.seqs:
             page.columns.append(columns)
-        is_right_at_once = (
-            cache.config is not None
-            and columns.stream == self._rule.origin
-            and (cache.config.num_replicas <= 1 or cache.is_lossless)
-        )
+        is_right_at_once = columns.stream == self._rule.origin and (cache.is_alone or cache.is_lossless)
         if not is_over and not is_right_at_once:  # one state of the leader for a page, not for every chunk
             return Columns.empty()
         whole = Columns.join(page.columns)
