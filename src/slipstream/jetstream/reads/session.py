@@ -25,7 +25,7 @@ one thing only: stream info of a later generation than the known one, from a res
 be more than Z of the new generation; what was noted since is kept as it is. For that each note has a number, and the
 *suffix maxima* are kept: the numbers at which the highest, the highest after that, ... was noted, which is one pair as
 long as sequences grow. If `created` was never learned nothing is lowered: the info may be of an older generation. A
-write that gets a sequence seen before is a sign of it (`is_suspect`): the next read asks the leader.
+write that gets a lower sequence than was seen is a sign of it (`is_suspect`): the next read asks the leader.
 
 **Tokens** carry all of it to another process, and are believed only when the stream's leader was heard: a stream made
 later than the token says is another one (stale), one made earlier, or one that ends before what the token has seen, is
@@ -75,7 +75,7 @@ class _Note(NamedTuple):
     breaks_run: bool = False
 
     def apply(self, state: _StreamState) -> None:
-        if self.is_own_write and self.seq <= state.seen:
+        if self.is_own_write and self.seq < state.seen:
             state.is_suspect = True
         state.raise_seen(self.as_of)
         if self.subject:
@@ -140,9 +140,7 @@ class _StreamState:
         self.run_start, self.run_end = 1, 0  # own writes without a gap, both included
         self.covers: Callable[[str], bool] = _nothing  # what a write is stored under as it is, removing nothing else
         self.is_claim = False  # from a token, and the stream's leader was not heard yet
-        self.is_suspect = (
-            False  # a write got a sequence that was seen before: acks overtook each other, or it is another
-        )
+        self.is_suspect = False  # a write got a lower sequence than was seen: its ack was overtaken, or it is another
 
     def raise_seen(self, seq: int) -> None:
         self.count += 1
@@ -270,7 +268,7 @@ class SessionState:
         return state is not None and state.is_claim
 
     def is_suspect(self, stream: str) -> bool:
-        """Whether a write got a sequence that was seen before: the stream may have been made again, ask its leader."""
+        """Whether a write got a lower sequence than was seen: the stream may have been made again, ask its leader."""
         state = self._streams.get(stream)
         return state is not None and state.is_suspect
 
