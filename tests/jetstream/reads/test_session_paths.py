@@ -200,6 +200,9 @@ async def test_a_cache_of_a_session_has_seen_all_that_the_session_has(any_server
             await elsewhere.put("k", b"theirs")
             shown = (await bucket.get("k")).revision
             assert (await cached.get("k")).revision >= shown
+            theirs = await elsewhere.put("k", b"theirs")
+            session.note(f"KV_{fresh}", theirs)  # as if it had seen another key behind it
+            assert (await cached.get("k")).revision >= theirs
             await bucket.delete("k")
             with pytest.raises(KeyNotFoundError):
                 await cached.get("k")
