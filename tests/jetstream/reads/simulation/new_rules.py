@@ -86,8 +86,7 @@ class NewRules:
         found = told.replies.items[0].message
         if found.stream != self._stream or found.time < cache.floor:
             return None
-        is_alone = cache.config is not None and cache.config.num_replicas <= 1
-        if found.seq < wanted and not (is_fresh and is_alone and wanted <= existed):
+        if found.seq < wanted and not (is_fresh and cache.is_alone and wanted <= existed):
             return None
         if session is not None:
             session.note_state(self._stream, max(found.seq, wanted), found.subject, found.seq)

@@ -183,6 +183,7 @@ class World:
         kind = choose.one_of(self._faults.kinds or KINDS)
         if kind.limits.replicas == 1 and self._faults.kinds is None and choose.chance(60):
             kind = kind._replace(limits=kind.limits._replace(replicas=3))
+        self._is_clustered = kind.limits.replicas > 1 or not choose.chance(30)
         self.history = History(nanoseconds(0.0), kind.limits)
         self.histories = [self.history]
         self.members = {node: Member(node, self.history) for node in NODES[: kind.limits.replicas]}
@@ -227,7 +228,7 @@ class World:
             (self._remake_mirror, 1, bool(self.mirrors)),
             (self._purge_mirror, 1, bool(self.mirrors)),
             (self._edit_stream, 1, True),
-            (self._scale_up, 2, self.history.limits.replicas == 1),
+            (self._scale_up, 2, self.history.limits.replicas == 1 and self._is_clustered),
             (self._remake_stream, 1, True),
             (self._move_client, 1, True),
             (self._wait, 2, True),
@@ -746,7 +747,7 @@ class World:
             config=config_of(STREAM, member.limits),
             created=member.history.created,
             state=state_of(member.store, deleted=action.deleted, subjects=action.subjects),
-            cluster=cluster,
+            cluster=cluster if self._is_clustered else {},
             ts=nanoseconds(self.now),
         )
 
