@@ -23,11 +23,13 @@ from slipstream.jetstream.reads.retry import Retry
 from slipstream.jetstream.reads.rule import RangePage, ReadRule
 from slipstream.jetstream.reads.trace import TraceSink, trace_header
 
+MOST_WAITS = 3  # what arrives on the connection may be of other requests, and the page's own lost with its responder
+
 
 class RequestedPage:
     """A page that is under way: its replies, who is asked to name the responder, and the leader's word before it."""
 
-    __slots__ = ("before", "columns", "replies", "start", "token", "trace", "trace_token")
+    __slots__ = ("before", "columns", "replies", "start", "token", "trace", "trace_token", "waits")
 
     def __init__(self, replies: ColumnPage, start: int, before: LeaderWord | None) -> None:
         self.replies = replies
@@ -37,6 +39,7 @@ class RequestedPage:
         self.token = ""
         self.trace: TraceSink | None = None
         self.trace_token = ""
+        self.waits = 0  # in a row, in which nothing of it arrived
 
 
 class RangeRead:
@@ -119,7 +122,9 @@ class RangeRead:
             await client.wait(page.replies.ready, timeout=limit, what=f"messages of {self._goal.stream}")
             columns, is_over = page.replies.take()
         except RequestTimeoutError as error:
-            if client.stats.in_bytes - received > len(self._direct.subject) and not policy.is_over:
+            page.waits += 1
+            is_silent = client.stats.in_bytes - received <= len(self._direct.subject) or page.waits > MOST_WAITS
+            if not is_silent and not policy.is_over:
                 return Columns.empty()  # large messages on a slow connection are no silence
             return Retry(error)
         except (ConnectionLostError, DirectGetNotAllowedError, StaleReadError) as error:
@@ -127,6 +132,7 @@ class RangeRead:
                 raise
             return Retry(error)
         policy.heard()
+        page.waits = 0
         if not self._is_plain and (columns.seqs or page.columns):
             proven = await self._prove(page, columns, is_over=is_over)
             if isinstance(proven, Retry):
