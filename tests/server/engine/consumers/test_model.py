@@ -56,8 +56,8 @@ class Model:
     def pull(self) -> None:
         self.ask(self.chance.choice(list(CONSUMERS)), self.chance.randint(1, 9))
 
-    def ask(self, name: str, batch: int) -> None:
-        body = b'{"batch":%d,"no_wait":true}' % batch
+    def ask(self, name: str, batch: int, *, end: bytes = b'"no_wait":true') -> None:
+        body = b'{"batch":%d,%b}' % (batch, end)
         self.worker.send(pub(f"$JS.API.CONSUMER.MSG.NEXT.S.{name}", body, f"{self.worker.inbox}{name}"))
 
     def collect(self) -> None:
@@ -132,7 +132,7 @@ class Model:
         """In the end every consumer has had every message that is still in the stream."""
         for name in CONSUMERS:
             for _ in range(12):
-                self.ask(name, 500)
+                self.ask(name, 500, end=b'"expires":30000000000')  # waits for acks, unlike one with `no_wait`
                 self.collect()
                 while self.open[name]:
                     self.bench.ack(self.open[name].pop())
