@@ -51,6 +51,7 @@ class StreamCache:
         "created",
         "first_seq",
         "floor",
+        "is_alone",
         "is_leader_first",
         "is_lossless",
         "is_mute",
@@ -82,6 +83,7 @@ class StreamCache:
         self.reached = 0  # a sequence that is known to exist or to have existed
         self.settled = 0  # a sequence that every leader has, now and later
         self.first_seq = 1
+        self.is_alone = False  # a server without a cluster: its store is the only one, and no other can be added
         self.is_lossless = False  # it keeps everything, and has everything that was ever stored in it
         self.leader: LeaderWord | None = None
         self.is_leader_first = False  # reads of late needed the leader's word
@@ -94,11 +96,6 @@ class StreamCache:
     def may_ask(self, now: float) -> bool:
         """Whether a suspicious answer is reason enough to ask the leader again."""
         return self.asked_at is None or now - self.asked_at >= ASK_AGAIN
-
-    @property
-    def is_alone(self) -> bool:
-        """Whether its store is the only one: there are no replicas."""
-        return self.config is not None and self.config.num_replicas <= 1
 
     def has_config(self, now: float) -> bool:
         """Whether the configuration is fresh: what it allows to conclude was true a moment ago.
@@ -131,6 +128,7 @@ class StreamCache:
         self.reached = max(self.reached, state.last_seq)
         if word is not None:
             self.leader, self.first_seq, self.is_lossless = word, state.first_seq, lost_nothing(info)
+            self.is_alone = not info.cluster
             if word.is_settled:
                 self.settled = max(self.settled, word.last_seq)
         return True

@@ -193,8 +193,7 @@ class ReadRule:
 
     def _keeps_in_replicas(self) -> bool:
         """Whether the last sequence of a copy proves something: then it is asked for."""
-        config = self.cache.config
-        return config is not None and config.num_replicas > 1 and self.cache.is_lossless
+        return self.cache.is_lossless and not self.cache.is_alone
 
     def _proves_itself(self, goal: ReadGoal, request: GetRequest, message: StoredMessage) -> bool:
         """A message that is new enough was the newest of its subject when it was stored; or the session knew it."""
@@ -466,8 +465,8 @@ class ReadRule:
             told = yield from self._word(goal)
             if isinstance(told, Retry):
                 return told
-        config, existed = cache.config, cache.reached
-        is_by_name = config is not None and config.num_replicas > 1 and (is_bounded or not cache.is_lossless)
+        existed = cache.reached
+        is_by_name = not cache.is_alone and (is_bounded or not cache.is_lossless)
         if is_by_name:
             before = cache.leader
             if before is None or before.last_seq < goal.wanted:
