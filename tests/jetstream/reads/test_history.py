@@ -70,12 +70,12 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize("right", RIGHT, ids=str)
+@pytest.mark.parametrize("right", RIGHT, ids=lambda read: f"{read.path}-{read.wanted}")
 def test_a_read_that_is_right_as_of_some_sequence_is_accepted(right: Read) -> None:
     assert broken([right], per_subject=2) == []
 
 
-@pytest.mark.parametrize("wrong", WRONG, ids=str)
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda read: f"{read.path}-{read.wanted}")
 def test_a_read_that_is_wrong_as_of_every_sequence_is_found(wrong: Read) -> None:
     assert len(broken([wrong], per_subject=2)) == 1
 
