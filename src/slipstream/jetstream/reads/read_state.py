@@ -124,10 +124,11 @@ class StreamCache:
         state, word = info.state, leader_word(info)
         first = state.first_ts if state.messages and state.first_ts > ZERO else info.created
         self.floor = min(info.created, first)
-        self.config, self.config_at = info.config, sent
         self.reached = max(self.reached, state.last_seq)
-        if word is not None:
-            self.leader, self.first_seq, self.is_lossless = word, state.first_seq, lost_nothing(info)
+        if word is not None:  # a follower without a leader may tell an old configuration
+            self.config, self.config_at = info.config, sent
+            self.leader, self.first_seq = word, state.first_seq
+            self.is_lossless = word.is_heard_by_all and lost_nothing(info)
             self.is_alone = not info.cluster
             if word.is_settled:
                 self.settled = max(self.settled, word.last_seq)
