@@ -417,3 +417,21 @@ async def test_rule_9_no_key_is_missing_while_a_replica_catches_up(cluster: Clus
                 cluster.proxy.pace(leader, behind, 2_000_000)  # about a second for all
             is_level = cluster.last_seq(behind, fresh) >= publisher.acked
         cluster.release_replica(leader, behind)
+
+
+async def test_rule_4_a_mirror_of_a_part_proves_only_what_is_new_enough(real_url: str, fresh: str) -> None:
+    async with connect(real_url) as nc:
+        js = nc.jetstream()
+        await js.create_stream(config(fresh))
+        part = f"{fresh}_PART"
+        source = StreamSource(name=fresh, filter_subject=f"{fresh}.a")
+        await js.create_stream(StreamConfig(name=part, mirror=source, allow_direct=True))
+        for key in ("a", "b", "a"):
+            await js.publish(f"{fresh}.{key}", key.encode())
+        mirror = js.stream(part)
+        assert (await mirror.get_last(f"{fresh}.a", min_last_seq=3)).seq == 3
+        await js.publish(f"{fresh}.b", b"")
+        with pytest.raises(StaleReadError, match="mirrors a part"):
+            await mirror.get_last(f"{fresh}.a", min_last_seq=4, timeout=0.5)
+        with pytest.raises(StaleReadError, match="mirrors a part"):
+            assert [m async for m in mirror.read(min_last_seq=4, timeout=0.5)]

@@ -55,7 +55,6 @@ class StreamCache:
         "is_leader_first",
         "is_lossless",
         "is_mute",
-        "is_partial",
         "leader",
         "mirrors",
         "needs_names",
@@ -74,7 +73,6 @@ class StreamCache:
         self.mirrors: dict[str, MirrorFacts] = {}
         self.origin = ""  # of a mirror: the stream at the end of its upstreams
         self.is_mute = False  # this user may not ask for stream info
-        self.is_partial = False  # a mirror of a part of a stream, or of one elsewhere: there is no leader to ask
         self._forget()
 
     def _forget(self) -> None:

@@ -131,7 +131,6 @@ class ReadRule:
             if not self._begins_at_leader(goal):
                 result = yield from self._by_copy(goal, request)
             if result is None:
-                self._refuse_what_cannot_be_proven(goal)
                 result = yield from self._by_leader(goal, request)
             if isinstance(result, Found):
                 return result.message
@@ -184,13 +183,6 @@ class ReadRule:
         goal.reach(goal.wanted)
         return Found(message)
 
-    def _refuse_what_cannot_be_proven(self, goal: ReadGoal) -> None:
-        if self.cache.is_partial:
-            raise goal.stale(
-                f"{self.origin!r} mirrors a part of a stream, or a stream elsewhere: there only a message that is new "
-                "enough itself can be proven"
-            )
-
     def _keeps_in_replicas(self) -> bool:
         """Whether the last sequence of a copy proves something: then it is asked for."""
         return self.cache.is_lossless and not self.cache.is_alone
@@ -242,7 +234,6 @@ class ReadRule:
     def get_from_leader(self, goal: ReadGoal, request: GetRequest) -> Steps[StoredMessage | None]:
         """The same by the leader alone, as far as it can prove itself."""
         while True:
-            self._refuse_what_cannot_be_proven(goal)
             result = yield from self._by_leader(goal, request)
             if isinstance(result, Found):
                 return result.message
@@ -506,7 +497,6 @@ class ReadRule:
     def exists(self, goal: ReadGoal) -> Steps[None]:
         """Wait until what is wanted is known to exist: an answer that was asked for before proves nothing about it."""
         while self.cache.reached < goal.wanted:
-            self._refuse_what_cannot_be_proven(goal)
             word = yield from self._word(goal)
             if isinstance(word, Retry):
                 yield Wait(word)
@@ -534,7 +524,6 @@ class ReadRule:
         if cache.is_lossless:
             is_right = yield from self._is_right_mirror(source, seqs[-1])
             return set() if is_right else Retry(goal.foreign(source))
-        self._refuse_what_cannot_be_proven(goal)
         return (yield from self._leftovers(goal, page, before))
 
     def _leftovers(self, goal: ReadGoal, page: RangePage, before: LeaderWord | None) -> Steps[set[int] | Retry]:
@@ -549,6 +538,7 @@ class ReadRule:
         is_replica = page.source == self.origin
         is_by_name = (
             is_replica
+            and bool(page.responder)
             and before is not None
             and before.last_seq >= goal.wanted
             and page.responder == before.name
@@ -592,8 +582,10 @@ class ReadRule:
                 or not takes_over_all(told.config, upstream.name)
                 or upstream.name == self.stream
             ):
-                cache.is_partial, cache.asked_at = True, sent
-                return Retry(goal.stale(f"{self.origin!r} mirrors a part of a stream, or a stream elsewhere"))
+                cache.asked_at = sent
+                part = f"{self.origin!r} mirrors a part of a stream, or a stream elsewhere"
+                reason = f"{part}: only a message that is new enough proves itself there"
+                return Retry(goal.stale(reason))
             cache.origin = upstream.name
         if not cache.learn(told, sent) or not goal.learn(told):
             return Retry(goal.stale("the leader of an older stream of that name answered"))
