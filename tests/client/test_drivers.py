@@ -397,6 +397,6 @@ def test_only_what_may_wait_is_awaited() -> None:
     plain = {name for name, member in public(aio.Client).items() if inspect.isfunction(member)} - {
         name for name, member in public(aio.Client).items() if inspect.iscoroutinefunction(member)
     }
-    for_layers_above = {"start", "start_bulk", "start_many", "publish_many", "cancel", "answer", "report"}
+    for_layers_above = {"start", "start_bulk", "start_many", "expect", "publish_many", "cancel", "answer", "report"}
     for_layers_above |= {"spawn", "leave_server", "run_here", "shared"}
     assert plain == {"request_many", "new_inbox", "now"} | for_layers_above

@@ -189,11 +189,13 @@ async def follower_catching_up(cluster: Cluster, name: str, prefix: str, js: Jet
 
 @pytest.mark.spec("RW-19", on="C N")
 async def test_a_follower_that_gets_a_snapshot_is_not_believed(cluster: Cluster, fresh: str) -> None:
+    name, prefix = f"KV_{fresh}", f"$KV.{fresh}."
     async with connect(cluster.urls) as nc:
-        js = nc.jetstream(timeout=20)
-        await js.create_key_value(BucketConfig(bucket=fresh, replicas=3))
-        name, prefix = f"KV_{fresh}", f"$KV.{fresh}."
+        await nc.jetstream(timeout=20).create_key_value(BucketConfig(bucket=fresh, replicas=3))
         await asyncio.to_thread(cluster.wait_for_direct, name)
+    # What the leader sends to the follower is slowed: a client there would wait for every answer of the leader.
+    async with connect(cluster.url(cluster.leader(name))) as nc:
+        js = nc.jetstream(timeout=20)
         await asyncio.to_thread(cluster.wait_until_level, name, await write_all(js, prefix, b"first"))
         bucket, stream = await js.key_value(fresh), js.stream(name)
         seen: Counter[str] = Counter()

@@ -280,7 +280,9 @@ class ReadRule:
 
     def _settled(self, goal: ReadGoal, request: GetRequest) -> Steps[Found | Retry]:
         """A Message Get: every leader has what is wanted, so whichever answers is right."""
-        message: StoredMessage | Retry | None = yield LeaderGet(self.origin, request)
+        # Where nothing is wanted, a mirror's own leader speaks for the mirror.
+        leader_of = self.origin if goal.wanted else self.stream
+        message: StoredMessage | Retry | None = yield LeaderGet(leader_of, request)
         if isinstance(message, Retry):
             return message
         if message is None:

@@ -55,10 +55,10 @@ def prefix_of(js: JetStream, bucket: str, info: StreamInfo) -> str:
     stream, is_empty = js.stream(info.config.name), not info.state.messages
     with contextlib.suppress(UsageError):  # its origin is not a bucket with a usual name
         usual = Address.found(info.config, api_prefix=js.prefix).prefix
-        if is_empty or _stores(stream, usual, info):
+        if is_empty or _stores(stream, usual):
             return usual
     prefix = origin_of(js, bucket).address.prefix
-    if is_empty or _stores(stream, prefix, info):
+    if is_empty or _stores(stream, prefix):
         return prefix
     raise UsageError(
         f"{JETSTREAM_KV} cannot find the keys of bucket {bucket!r}: it is a replica of stream {mirror.name!r}, whose "
@@ -100,9 +100,10 @@ def _address(config: StreamConfig, bucket: str, api_prefix: str) -> Address:
         ) from error
 
 
-def _stores(stream: Stream, prefix: str, info: StreamInfo) -> bool:
+def _stores(stream: Stream, prefix: str) -> bool:
+    """Whether the stream has messages of that prefix, by its own leader, who gave its info too."""
     try:
-        stream.get_next(f"{prefix}>", seq=1, min_last_seq=info.state.last_seq)
+        stream.get_next(f"{prefix}>", seq=1, from_leader=True)
     except MessageNotFoundError:
         return False
     return True
