@@ -435,3 +435,20 @@ async def test_rule_4_a_mirror_of_a_part_proves_only_what_is_new_enough(real_url
             await mirror.get_last(f"{fresh}.a", min_last_seq=4, timeout=0.5)
         with pytest.raises(StaleReadError, match="mirrors a part"):
             assert [m async for m in mirror.read(min_last_seq=4, timeout=0.5)]
+
+
+async def test_rule_4_a_mirror_read_by_its_name_is_proven_by_its_origin(real_url: str, fresh: str) -> None:
+    async with connect(real_url) as nc:
+        js = nc.jetstream()
+        await js.create_stream(config(fresh, max_msgs_per_subject=2))
+        copy = StreamConfig(name=f"{fresh}_COPY", mirror=StreamSource(name=fresh), allow_direct=True)
+        await js.create_stream(copy)
+        last = [(await js.publish(f"{fresh}.{key}", key.encode())).seq for key in "ababa"][-1]
+        mirror = js.stream(f"{fresh}_COPY")
+        assert [m.seq async for m in mirror.read(subject=f"{fresh}.a", end=last)] == [3, 5]
+        assert [m.seq async for m in mirror.read(min_last_seq=last)] == [2, 3, 4, 5]
+        newest = await mirror.get_last_many([f"{fresh}.*"], min_last_seq=last)
+        assert {subject: message.seq for subject, message in newest.items()} == {f"{fresh}.b": 4, f"{fresh}.a": 5}
+        assert (await mirror.get_last(f"{fresh}.b", min_last_seq=last)).seq == 4
+        with pytest.raises(MessageNotFoundError):
+            await mirror.get(1, min_last_seq=last)

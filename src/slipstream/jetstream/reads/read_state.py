@@ -55,6 +55,7 @@ class StreamCache:
         "is_leader_first",
         "is_lossless",
         "is_mute",
+        "is_origin_first",
         "leader",
         "mirrors",
         "needs_names",
@@ -73,6 +74,7 @@ class StreamCache:
         self.mirrors: dict[str, MirrorFacts] = {}
         self.origin = ""  # of a mirror: the stream at the end of its upstreams
         self.is_mute = False  # this user may not ask for stream info
+        self.is_origin_first = False  # of a mirror: its own copies could not prove something, so its origin's are asked
         self._forget()
 
     def _forget(self) -> None:

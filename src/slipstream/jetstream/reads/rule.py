@@ -484,7 +484,7 @@ class ReadRule:
         if is_right is True or isinstance(is_right, Retry):
             return answer if is_right is True else is_right
         if source != self.origin:
-            return Retry(goal.foreign(source))
+            return self._by_origin(source) or Retry(goal.foreign(source))
         if before is None:
             return Retry(goal.behind(reached))
         word = yield from self._word(goal)
@@ -525,7 +525,7 @@ class ReadRule:
             return set()
         if cache.is_lossless:
             is_right = yield from self._is_right_mirror(source, seqs[-1])
-            return set() if is_right else Retry(goal.foreign(source))
+            return set() if is_right else self._by_origin(source) or Retry(goal.foreign(source))
         return (yield from self._leftovers(goal, page, before))
 
     def _leftovers(self, goal: ReadGoal, page: RangePage, before: LeaderWord | None) -> Steps[set[int] | Retry]:
@@ -553,8 +553,15 @@ class ReadRule:
         if gone is None:
             return Retry(goal.stale("too much of it was deleted for a list, and its leader's own copy did not answer"))
         if not is_replica and (not page.is_of_all or lacks_any_of(told.state, page.start, seqs)):
-            return Retry(goal.foreign(page.source))
+            return self._by_origin(page.source) or Retry(goal.foreign(page.source))
         return gone
+
+    def _by_origin(self, source: str) -> Retry | None:
+        """A mirror that is read by its own name could not prove something: its origin's copies are asked at once."""
+        if source != self.stream or self.cache.is_origin_first:
+            return None
+        self.cache.is_origin_first = True
+        return Retry()
 
     # Whom to believe
 
@@ -562,6 +569,11 @@ class ReadRule:
     def origin(self) -> str:
         """The stream whose leader is asked: this one, or the one at the end of a mirror's upstreams."""
         return self.cache.origin or self.stream
+
+    @property
+    def copies(self) -> str:
+        """The stream whose copies are asked: this one, or the origin of a mirror that cannot prove what it has."""
+        return self.cache.origin if self.cache.is_origin_first and self.cache.origin else self.stream
 
     def info(self, goal: ReadGoal, *, is_deleted: bool = False, subjects_filter: str = "") -> Steps[StreamInfo | Retry]:
         """Stream info of the origin, noted; a `Retry` also if it is of an older stream of that name."""

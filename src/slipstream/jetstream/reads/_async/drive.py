@@ -69,7 +69,7 @@ class ReadDriver:
 
     async def _carry_out(self, goal: ReadGoal, action: Action) -> Any:
         if isinstance(action, Direct):
-            return await self._direct.ask(goal, action.request, is_named=action.is_named)
+            return await self._direct.ask(goal, action.request, is_named=action.is_named, copies=self._rule.copies)
         if isinstance(action, Wait):
             return await self.wait(goal, action.retry)
         if isinstance(action, Info):

@@ -22,11 +22,16 @@ TRACE_WAIT = 0.25  # seconds that a name may come later than the answer
 class DirectGets:
     """The requests about one stream that any copy may answer."""
 
-    __slots__ = ("_client", "subject")
+    __slots__ = ("_client", "_prefix", "subject")
 
     def __init__(self, context: JetStreamContext, stream: str) -> None:
         self._client = context.client
-        self.subject = f"{context.prefix}.DIRECT.GET.{stream}"  # the name was checked when its handle was made
+        self._prefix = f"{context.prefix}.DIRECT.GET."
+        self.subject = self._prefix + stream  # the name was checked when its handle was made
+
+    def subject_of(self, stream: str) -> str:
+        """Where the copies of a stream are asked: this one, or the one that it mirrors."""
+        return self._prefix + stream
 
     def appended(self, request: GetRequest) -> str:
         """Where the newest message of a literal subject is asked for; empty for other requests.
@@ -37,21 +42,25 @@ class DirectGets:
         return f"{self.subject}.{subject}" if subject and not has_wildcard(subject) else ""
 
     def ask(
-        self, goal: ReadGoal, request: GetRequest, *, is_late: bool = False, is_named: bool = False
+        self, goal: ReadGoal, request: GetRequest, *, is_late: bool = False, is_named: bool = False, copies: str = ""
     ) -> Replies | Retry:
         """Send one request. `is_late`: the server may hold its answer back until it is new enough.
+
+        `copies`: of which stream, if not of this one.
 
         Raises what will not be different the next time (a bad request, too many subjects).
         """
         policy = goal.policy
         limit = policy.for_late_try() if is_late else policy.for_one_try()
-        subject = "" if request.min_last_seq else self.appended(request)
+        is_ours = not copies or self.subject_of(copies) == self.subject
+        subject = self.appended(request) if is_ours and not request.min_last_seq else ""
         body = b"" if subject else encode_json(request)
+        subject = subject or (self.subject if is_ours else self.subject_of(copies))
         try:
             if is_named:
-                replies = self._named(subject or self.subject, body, limit)
+                replies = self._named(subject, body, limit)
             else:
-                replies = self.send(subject or self.subject, body, limit, min_last_seq=request.min_last_seq)
+                replies = self.send(subject, body, limit, min_last_seq=request.min_last_seq)
         except DirectGetNotAllowedError as error:
             return Retry(error)
         if not isinstance(replies, Retry):

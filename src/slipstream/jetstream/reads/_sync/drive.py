@@ -70,7 +70,7 @@ class ReadDriver:
 
     def _carry_out(self, goal: ReadGoal, action: Action) -> Any:
         if isinstance(action, Direct):
-            return self._direct.ask(goal, action.request, is_named=action.is_named)
+            return self._direct.ask(goal, action.request, is_named=action.is_named, copies=self._rule.copies)
         if isinstance(action, Wait):
             return self.wait(goal, action.retry)
         if isinstance(action, Info):

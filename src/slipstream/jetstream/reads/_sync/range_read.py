@@ -84,7 +84,8 @@ class RangeRead:
             self._drop_page()
 
     def _request_page(self) -> RequestedPage:
-        reader, subject, cache = self._reader, self._direct.subject, self._rule.cache
+        reader, rule, cache = self._reader, self._rule, self._rule.cache
+        subject = self._direct.subject if self._is_plain else self._direct.subject_of(rule.copies)
         page = self._page = RequestedPage(reader.page(subject), reader.next_seq, cache.leader)
         header = b""
         if cache.needs_names and not self._is_plain:
