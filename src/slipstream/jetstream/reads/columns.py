@@ -13,7 +13,7 @@ from __future__ import annotations
 import enum
 import re
 from collections import deque
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Container, Sequence
 from itertools import islice
 from operator import lt
 from typing import NamedTuple
@@ -90,10 +90,6 @@ class Columns(NamedTuple):
         stream = self.stream
         rows = zip(self.subjects, self.seqs, self.times, self.headers, self.data, strict=True)
         return [StoredMessage(*row, stream) for row in rows]
-
-    def keep(self, wanted: Callable[[str], bool]) -> Columns:
-        """The messages whose subject is wanted."""
-        return Columns.of([message for message in self.messages() if wanted(message.subject)], self.stream)
 
     @classmethod
     def join(cls, pieces: Sequence[Columns]) -> Columns:
