@@ -49,7 +49,7 @@ from slipstream.jetstream.reads.evidence import (
     up_to,
 )
 from slipstream.jetstream.reads.goal import ReadGoal
-from slipstream.jetstream.reads.read_state import GENERATION_AGE, MirrorFacts, StreamCache
+from slipstream.jetstream.reads.read_state import ASK_AGAIN, GENERATION_AGE, MirrorFacts, StreamCache
 from slipstream.jetstream.reads.retry import Retry
 from slipstream.wire import has_wildcard
 
@@ -615,8 +615,8 @@ class ReadRule:
         if is_known:
             return
         told = yield from self.info(goal)
-        if isinstance(told, Retry):
-            cache.asked_at = now
+        if isinstance(told, Retry):  # not by every read, but soon again: meanwhile it may have been made again
+            cache.asked_at = now - GENERATION_AGE + ASK_AGAIN
 
     def _doubt(self, goal: ReadGoal, source: str, oldest: int) -> Steps[StaleReadError | None]:
         """Why an answer of `source`, whose oldest message is of that time, is not to be believed; None if it is."""
