@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 from collections import deque
 from collections.abc import Callable
@@ -15,12 +16,19 @@ from slipstream import JetStream, connect, connect_blocking
 from slipstream.api import GetRequest
 from slipstream.client._async.client import Client
 from slipstream.client.events import ReplySink
-from slipstream.errors import MinLastSequenceError, RequestTimeoutError, StaleReadError, UsageError
+from slipstream.errors import (
+    MessageNotFoundError,
+    MinLastSequenceError,
+    RequestTimeoutError,
+    StaleReadError,
+    UsageError,
+)
 from slipstream.jetstream._async.context import JetStreamContext
 from slipstream.jetstream._async.publisher import Publisher
 from slipstream.jetstream.reads.read_state import ReadState
 from slipstream.wire import Msg
 from tests.conformance.test_streams import config
+from tests.proxy import proxy_to
 
 
 @pytest.mark.spec("RW-02", "RW-04", on="E C")
@@ -179,3 +187,16 @@ def test_blocking_reads_and_publishes_are_whole_when_other_threads_read_the_sock
             assert counts == [4_500] * 6
     finally:
         sys.setswitchinterval(before)
+
+
+@pytest.mark.parametrize("key", ["a", "missing"])
+async def test_a_server_that_keeps_min_last_seq_is_asked_once(our_url: str, fresh: str, key: str) -> None:
+    async with proxy_to(our_url) as proxy, connect(proxy.url) as nc:
+        js = nc.jetstream()
+        stream = await js.create_stream(config(fresh))
+        last = (await js.publish(f"{fresh}.a", b"x")).seq
+        await stream.get_last(f"{fresh}.a", min_last_seq=last)  # finds out that the server keeps it
+        proxy.sent.clear()
+        with contextlib.suppress(MessageNotFoundError):
+            await stream.get_last(f"{fresh}.{key}", min_last_seq=last)
+        assert proxy.sent.count(b"$JS.API.") == 1

@@ -88,14 +88,10 @@ class ReadGoal:
         seen = f"a replica with last sequence {reached} answered" if reached else "a replica answered that has less"
         return self.stale(f"{seen}, wanted {wanted}", wanted)
 
-    def foreign(self, mirror: str, wanted: int = 0) -> StaleReadError:
+    def foreign(self, mirror: str) -> StaleReadError:
         """A stream answered that need not hold all of this one."""
-        return self.stale(f"answered by {mirror!r}, which is not known to be a whole copy of it", wanted)
+        return self.stale(f"answered by {mirror!r}, which is not known to be a whole copy of it")
 
     def missing_of(self, request: GetRequest) -> MessageNotFoundError:
         """It is proven that there is no message that the request asks for."""
-        return self.missing(describe_missing(request))
-
-    def missing(self, what: str) -> MessageNotFoundError:
-        """It is proven that there is no such message."""
-        return MessageNotFoundError(f"{self.stream}: {what}")
+        return MessageNotFoundError(f"{self.stream}: {describe_missing(request)}")

@@ -286,8 +286,7 @@ class ReadRule:
         if isinstance(message, Retry):
             return message
         if message is None:
-            is_absent = yield from self._is_absent(goal, request)
-            return is_absent if isinstance(is_absent, Retry) else Found(None)
+            return (yield from self._absent(goal, request))
         doubt = yield from self._doubt(goal, self.origin, message.time)
         if doubt is not None:
             return Retry(doubt)
@@ -300,8 +299,8 @@ class ReadRule:
             goal.reach(told.last_seq)
         return Found(message)
 
-    def _is_absent(self, goal: ReadGoal, request: GetRequest) -> Steps[Found | Retry | None]:
-        """The leader found nothing: True to its word, but for the last message of a pattern, which it may overlook.
+    def _absent(self, goal: ReadGoal, request: GetRequest) -> Steps[Found | Retry]:
+        """The leader found nothing: that is true, but for the last message of a pattern, which it may overlook.
 
         A session remembers the absence, by a state of the leader behind it.
         """
@@ -316,7 +315,7 @@ class ReadRule:
                 return Retry(goal.stale(f"its leader finds no newest message of {request.last_by_subj}"))
             goal.reach(told.state.last_seq)
         goal.reach(goal.wanted)
-        return None
+        return Found(None)
 
     # After an election
 

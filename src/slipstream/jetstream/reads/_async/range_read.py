@@ -174,7 +174,9 @@ class RangeRead:
             start_time=format_time(reader.since) if by_time else None,
             next_by_subj=reader.filter,
         )
-        following = await self._driver.run(goal, self._rule.get(goal.for_all_of(reader.goal), request))
+        part = goal.for_all_of(reader.goal)
+        following = await self._driver.run(part, self._rule.get(part, request))
+        goal.reach(part.reached)  # a session remembers as of when the rest was absent
         if following is None or (reader.end and following.seq > reader.end):
             reader.finish()
             return Columns.empty()

@@ -18,7 +18,7 @@ from slipstream.jetstream.reads.columns import Columns, Part
 from slipstream.jetstream.reads.direct_get import StoredMessage, decode_one
 from slipstream.jetstream.reads.goal import ReadGoal
 from slipstream.jetstream.reads.range_reader import RangeReader
-from slipstream.jetstream.reads.retry import LONGEST_TRY, TRIES_IN_TIMEOUT, RetryPolicy
+from slipstream.jetstream.reads.retry import LONGEST_TRY, SHORTEST_TRY, TRIES_IN_TIMEOUT, RetryPolicy
 from slipstream.wire import has_wildcard
 
 
@@ -40,9 +40,11 @@ class StreamReads:
         limit = context.timeout if timeout is None else timeout
         if min_last_seq or from_leader or context.session is not None:
             if request.last_by_subj and not from_leader:
+                begin = context.client.now()
                 proven = await self._last_at_once(request, min_last_seq, limit)
                 if proven is not None:
                     return proven
+                limit = max(limit - (context.client.now() - begin), SHORTEST_TRY)  # what was waited counts
             return await self._get_proven(request, self._goal(min_last_seq, limit), from_leader=from_leader)
         # A Direct Get of whichever replica answers.
         state = context.read_state
@@ -88,6 +90,11 @@ class StreamReads:
         body = b'{"min_last_seq":%d}' % wanted if keeps and wanted else b""
         try:
             found = await self._ask(subject, body, min(limit / TRIES_IN_TIMEOUT, LONGEST_TRY))
+        except MessageNotFoundError as error:
+            if not keeps:
+                return None  # nothing is known of who found nothing
+            context.read_state.at_once += 1
+            raise self._goal(wanted, limit).missing_of(request) from error
         except Error:
             return None
         if not keeps:
