@@ -84,5 +84,5 @@ def is_real(request: pytest.FixtureRequest) -> bool:
 
 @pytest.fixture
 def fresh() -> str:
-    """A name that no other test uses."""
-    return f"T{next(_counter)}"
+    """A name that no other test uses, also with digits after it: it ends with a letter."""
+    return f"T{next(_counter)}x"
