@@ -10,6 +10,7 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Any
 
+from slipstream.api.fields_set import TracksFieldsType
 from slipstream.api.model import NANOS, NANOS_LIST, TIME, JsonModel, always, nested, via
 from slipstream.api.times import ZERO
 
@@ -50,7 +51,7 @@ class PriorityPolicy(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConsumerConfig(JsonModel):
+class ConsumerConfig(JsonModel, metaclass=TracksFieldsType):
     """How a consumer is set up. Without a `deliver_subject` it is a pull consumer; 0 leaves a limit to the server."""
 
     durable_name: str = ""

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Self, TypeVar, get_type_hints
 
 import msgspec
 
+from slipstream.api.fields_set import TracksFields
 from slipstream.api.times import DURATION, INSTANT, ExactDuration, format_time, instant, nanoseconds, parse_time
 from slipstream.errors import UsageError
 
@@ -121,7 +122,7 @@ def _kind(hint: Any) -> str:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class JsonModel:
+class JsonModel(TracksFields):
     """Base of every configuration and report of the API."""
 
     unknown: Mapping[str, Any] = unknown_fields()
@@ -189,7 +190,3 @@ class JsonModel:
     def to_json(self) -> bytes:
         """The object as JSON."""
         return msgspec.json.encode(self.to_dict())
-
-    def replace(self, **changes: Any) -> Self:
-        """A copy with some fields changed."""
-        return dataclasses.replace(self, **changes)

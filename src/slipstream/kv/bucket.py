@@ -17,6 +17,7 @@ from slipstream.api import (
     SubjectTransform,
     names,
 )
+from slipstream.api.fields_set import TracksFields, TracksFieldsType
 from slipstream.api.times import duration
 from slipstream.errors import UsageError
 from slipstream.jetstream.requests import check_bucket
@@ -84,7 +85,7 @@ def _source(source: BucketSource | str) -> BucketSource:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BucketConfig:
+class BucketConfig(TracksFields, metaclass=TracksFieldsType):
     """Configuration of a bucket. A limit of -1 is unlimited; a `ttl` of 0 keeps values forever.
 
     `value_ttl` allows a TTL per value. With `limit_marker_ttl` the server leaves a marker, kept for that long, where
