@@ -7,7 +7,8 @@ last value of a key. Any mark, also of a kind we do not know, means that the key
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from enum import Enum, StrEnum
 from typing import Generic, NamedTuple, TypeVar
 
@@ -47,7 +48,11 @@ def payload_of(value: bytes | None, operation: Operation) -> bytes:
 class Entry(NamedTuple, Generic[V]):
     """A value with its key, revision and origin.
 
-    `created` is nanoseconds since the epoch; `delta` is the distance from the newest entry of the key (itself: 0).
+    `created` is nanoseconds since the epoch. `delta` is the distance from the newest entry of the key: how many newer
+    ones of that key the bucket held when this one was read (the newest: 0), or None where a read cannot know it. It is
+    known of `get`, of ranges and snapshots, of `history`, of the newest entries that a watch begins with, and of a
+    watch of one key; it may be None in a watch of several keys that returns more than the newest entry of each, and of
+    `get(revision=...)`.
     `marker` is the reason if the server wrote the entry itself (empty: a client did). `stream` is the stream that
     answered: a read replica names itself.
     """
@@ -57,7 +62,7 @@ class Entry(NamedTuple, Generic[V]):
     value: V
     revision: int
     created: int
-    delta: int
+    delta: int | None
     operation: Operation
     marker: str = ""
     stream: str = ""
@@ -66,6 +71,16 @@ class Entry(NamedTuple, Generic[V]):
     def is_deleted(self) -> bool:
         """Whether the key has no value as of this entry."""
         return self.operation is not Operation.PUT
+
+
+def with_deltas(entries: Sequence[Entry[V]]) -> list[Entry[V]]:
+    """Entries in the order of revisions, none of a key missing behind another one of it, each with its delta."""
+    newer: Counter[str] = Counter()
+    counted: list[Entry[V]] = []
+    for entry in reversed(entries):
+        counted.append(entry._replace(delta=newer[entry.key]))
+        newer[entry.key] += 1
+    return counted[::-1]
 
 
 class Mark(NamedTuple):

@@ -12,6 +12,7 @@ stream's metadata: up to which revision), snapshots of earlier revisions are rej
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Generic, TypeVar
 
@@ -25,7 +26,10 @@ FORGOTTEN = "slipstream.kv.forgotten"  # stream metadata: deleted keys up to tha
 
 
 class Fold(Generic[V]):
-    """Folds every kept entry of a range, those after the revision included; memory is one entry per key."""
+    """Folds every kept entry of a range, those after the revision included; memory is one entry per key.
+
+    The delta of an entry is the number of entries of its key after the revision.
+    """
 
     def __init__(self, bucket: str, revision: int, history: int) -> None:
         self.bucket = bucket
@@ -34,6 +38,7 @@ class Fold(Generic[V]):
         self._state: dict[str, Entry[V]] = {}
         # Keys first seen after the revision: how many entries, and the operation of the first.
         self._after: dict[str, tuple[int, Operation]] = {}
+        self._newer: Counter[str] = Counter()  # of keys that have an entry at or before the revision
 
     def feed(self, entries: Iterable[Entry[V]]) -> None:
         """Take entries; those of one key must be in the order of their revisions."""
@@ -45,6 +50,8 @@ class Fold(Generic[V]):
             elif key not in state:
                 count, first = after.get(key, (0, entry.operation))
                 after[key] = (count + 1, first)
+            else:
+                self._newer[key] += 1
 
     def result(self) -> dict[str, Entry[V]]:
         """The keys that had a value, with their entries, in the order of revisions. Raises HistoryLostError."""
@@ -52,7 +59,8 @@ class Fold(Generic[V]):
             why = why_lost(key, count, first, history=self._history)
             if why:
                 raise HistoryLostError(self.bucket, self.revision, why)
-        live = [entry for entry in self._state.values() if not entry.is_deleted]
+        newer = self._newer
+        live = [entry._replace(delta=newer[key]) for key, entry in self._state.items() if not entry.is_deleted]
         return {entry.key: entry for entry in sorted(live, key=lambda entry: entry.revision)}
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 
-from slipstream.api import StreamConfig, StreamInfo, StreamState
+from slipstream.api import Storage, StreamConfig, StreamInfo, StreamState
 from slipstream.api.times import nanoseconds
 from slipstream.errors import (
     BucketNotFoundError,
@@ -21,6 +21,7 @@ from slipstream.errors import (
     StoreError,
     StreamMessageTooLargeError,
     StreamNameInUseError,
+    UsageError,
 )
 from slipstream.kv.bucket import BucketConfig, BucketStatus
 from slipstream.kv.entry import Entry, From, Operation, Start
@@ -29,6 +30,8 @@ from slipstream.kv.snapshot import forgotten_of, with_forgotten
 
 BACKING_STORE = "SQLite"
 CHUNK = 1000
+MEMORY = ":memory:"
+_SERVER_OPTIONS = ("replicas", "mirror", "sources", "placement", "republish", "compression", "stream", "subject_prefix")
 _LAYOUT = 1
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS bucket (
@@ -42,8 +45,20 @@ CREATE TABLE IF NOT EXISTS entries (
 CREATE INDEX IF NOT EXISTS by_key ON entries (key, revision);
 CREATE INDEX IF NOT EXISTS by_expiry ON entries (expires) WHERE expires IS NOT NULL;
 """
-_COLUMNS = "key, value, revision, created, operation, marker"
+_NEWER = "(SELECT count(*) FROM entries AS newer WHERE newer.key = entries.key AND newer.revision > entries.revision)"
+_COLUMNS = f"key, value, revision, created, {_NEWER}, operation, marker"
 _SIZE = "length(key) + length(value) + 32"  # of a row, as `max_bytes` counts it
+
+
+def check_options(config: BucketConfig, *, is_file: bool) -> None:
+    """Reject options that have no effect without a server."""
+    for name in _SERVER_OPTIONS:
+        value = getattr(config, name)
+        if name in config.fields_set and value and (name, value) != ("replicas", 1):
+            raise UsageError(f"{name} must not be set for a local bucket, which has no server, got {value!r}")
+    kind = Storage.FILE.value if is_file else Storage.MEMORY.value
+    if "storage" in config.fields_set and config.storage != kind:
+        raise UsageError(f"storage of this local bucket must be {kind!r} or not set, got {config.storage!r}")
 
 
 class SqliteBucket:
@@ -52,6 +67,7 @@ class SqliteBucket:
     def __init__(self, database: sqlite3.Connection, config: StreamConfig, bucket: str, created: int) -> None:
         self.bucket = bucket
         self.config = config
+        self.is_destroyed = False
         self._db = database
         self._created = created
         self._bytes = self._one(f"SELECT coalesce(sum({_SIZE}), 0) FROM entries")
@@ -74,6 +90,8 @@ class SqliteBucket:
 
     @classmethod
     def _opened(cls, database: sqlite3.Connection, path: str, config: BucketConfig | None, now: int) -> SqliteBucket:
+        if config is not None:
+            check_options(config, is_file=path != MEMORY)
         wanted = config.stream_config() if config else None
         row = database.execute("SELECT name, config, created, layout FROM bucket").fetchone()
         if row is None:
@@ -109,6 +127,7 @@ class SqliteBucket:
         with self._transaction():
             self._db.execute("DELETE FROM entries")
             self._db.execute("DELETE FROM bucket")
+        self.is_destroyed = True
 
     # Writing
 
@@ -303,8 +322,8 @@ class SqliteBucket:
         except sqlite3.Error as error:
             raise StoreError(f"bucket {self.bucket!r}: {error}") from error
         return [
-            Entry(self.bucket, key, value, revision, created, 0, Operation(operation), marker, self.bucket)
-            for key, value, revision, created, operation, marker in rows
+            Entry(self.bucket, key, value, revision, created, delta, Operation(operation), marker, self.bucket)
+            for key, value, revision, created, delta, operation, marker in rows
         ]
 
     def _one(self, query: str, *values: object) -> int:

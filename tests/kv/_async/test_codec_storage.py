@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 
 from slipstream import BucketConfig
-from slipstream.errors import CodecError, DecryptionError, KeyNotFoundError, UsageError
+from slipstream.errors import (
+    CodecError,
+    DecryptionError,
+    KeyExistsError,
+    KeyNotFoundError,
+    RequestTimeoutError,
+    UsageError,
+)
 from slipstream.kv._async.key_value import KeyValue, open_local_key_value
 from slipstream.kv.codecs import Base64Keys, Codec, Compressed, Encrypted, Json, Keyring, PathKeys
 
@@ -54,11 +61,49 @@ async def test_codecs_are_stacked_and_each_is_a_bucket() -> None:
         await raw.with_codec(Compressed()).put("k", "text")  # type: ignore[arg-type]
 
 
-async def test_a_key_that_the_codec_did_not_write_raises() -> None:
+@pytest.mark.spec("KV-44")
+async def test_a_key_that_the_codec_did_not_write_is_left_out_and_reported(caplog: pytest.LogCaptureFixture) -> None:
+    raw = await bucket(history=2)
+    kv = raw.with_codec(Base64Keys())
+    await raw.put("plain/key", b"1")
+    await kv.put("jöe", b"2")
+    await raw.delete("another/")
+    assert await kv.keys() == ["jöe"]
+    assert [key async for key in kv.iter_keys()] == ["jöe"]
+    assert list(await kv.get_range()) == ["jöe"]
+    assert list(await kv.snapshot()) == ["jöe"]
+    async with await kv.watch() as watch:
+        assert [entry.key for entry in await watch.initial()] == ["jöe"]
+        await raw.put("plain/key", b"3")
+        await kv.put("jöe", b"4")
+        entry = await watch.next(timeout=5)
+        assert entry is not None
+        assert (entry.key, entry.value) == ("jöe", b"4")
+        foreign = await raw.put("plain/key", b"5")
+        with pytest.raises(RequestTimeoutError):
+            await watch.next(timeout=0.1)
+    cached = await kv.cached()
+    assert (await cached.get("jöe")).value == b"4"
+    assert set(cached.foreign_keys) == {"plain/key", "another/"}
+    await cached.close()
+    with pytest.raises(CodecError, match="not base64"):
+        await kv.get("jöe", revision=foreign)
+    assert await kv.delete_range(">") == 1
+    assert (await raw.get("plain/key")).value == b"5"
+    assert set(kv.foreign_keys) == {"plain/key", "another/"}
+    assert raw.foreign_keys == ()
+    told = [record.getMessage() for record in caplog.records if record.name == "slipstream.kv"]
+    assert sorted(text.split(" is ")[0] for text in told) == [
+        "bucket 'b': key 'another/'",
+        "bucket 'b': key 'plain/key'",
+    ]
+
+
+async def test_initial_data_of_foreign_keys_alone_still_ends() -> None:
     raw = await bucket()
     await raw.put("plain/key", b"1")
-    with pytest.raises(CodecError):
-        await raw.with_codec(Base64Keys()).keys()
+    async with await raw.with_codec(Base64Keys()).watch() as watch:
+        assert await watch.next(timeout=5) is None
 
 
 async def test_a_codec_of_the_program() -> None:
@@ -76,13 +121,36 @@ async def test_a_codec_of_the_program() -> None:
 
 async def test_filters_match_path_keys() -> None:
     kv = (await bucket()).with_codec(PathKeys())
-    for key in ("/etc/app/a.conf", "/etc/app/b.conf", "/var/x", "rel/y"):
+    for key in ("/etc/app/a", "/etc/app/b", "/var/x", "rel/y", "/"):
         await kv.put(key, key.encode())
-    assert await kv.keys("/etc/>") == ["/etc/app/a.conf", "/etc/app/b.conf"]
-    assert await kv.keys("/*/*/b.conf") == ["/etc/app/b.conf"]
-    assert len(await kv.keys()) == 4
-    with pytest.raises(UsageError):
-        await kv.put("/etc/", b"")
+    assert await kv.keys("/etc/>") == ["/etc/app/a", "/etc/app/b"]
+    assert await kv.keys("/*/*/b") == ["/etc/app/b"]
+    assert len(await kv.keys()) == 5
+    with pytest.raises(UsageError, match="whole tokens"):
+        await kv.keys("/etc/a*")
+    with pytest.raises(UsageError, match="without empty parts"):
+        await kv.put("/etc//app", b"")
+
+
+@pytest.mark.spec("KV-45")
+async def test_two_paths_that_are_stored_as_one_key_are_one_key() -> None:
+    raw = await bucket(history=3)
+    kv = raw.with_codec(PathKeys()).with_codec(Json[Any]())
+    first = await kv.put("/etc/app.conf", 1)
+    assert await raw.keys() == ["_root_.etc.app.conf"]
+    for key in ("/etc/app.conf", "/etc/app/conf", "/etc/app/conf/"):
+        entry = await kv.get(key)
+        assert (entry.key, entry.value) == ("/etc/app/conf", 1)
+        assert (await kv.get(key, revision=first)).value == 1
+        assert len(await kv.history(key)) == 1
+        with pytest.raises(KeyExistsError):
+            await kv.create(key, 2)
+    async with await kv.watch("/etc/app.conf") as watch:
+        assert [entry.key for entry in await watch.initial()] == ["/etc/app/conf"]
+    cached = await kv.cached()
+    assert (await cached.get("/etc/app.conf")).value == 1
+    assert cached.stats.hits == 1
+    await cached.close()
 
 
 async def test_an_encrypted_bucket_hides_keys_and_values_and_can_be_filtered() -> None:

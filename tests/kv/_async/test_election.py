@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 from functools import partial
 
+import pytest
+
 from slipstream import BucketConfig
 from slipstream.kv._async.key_value import KeyValue, open_local_key_value
 from tests._async.concurrency import spawn
@@ -66,3 +68,23 @@ async def test_members_join_change_and_leave() -> None:
     assert (change.kind, change.member.name) == ("left", "b")
     assert await group.members() == {}
     await changes.aclose()  # type: ignore[attr-defined]
+
+
+@pytest.mark.spec("KV-44")
+async def test_a_key_without_a_lease_below_a_set_is_left_out_and_reported(caplog: pytest.LogCaptureFixture) -> None:
+    kv = await open_local_key_value(config=BucketConfig(bucket="b"))
+    group = kv.members("svc", ttl=30 * SECOND)
+    await kv.put("svc.readme", b"not a lease")
+    lease = await group.join("a", b"1")
+    assert list(await group.members()) == ["a"]
+    changes = group.watch()
+    assert (await anext(changes)).member.name == "a"
+    await kv.put("svc.readme", b"still not")
+    other = await group.join("b", b"2")
+    assert (await anext(changes)).member.name == "b"
+    await changes.aclose()  # type: ignore[attr-defined]
+    assert list(group.foreign.keys) == ["svc.readme"]
+    assert [record.levelname for record in caplog.records if record.name == "slipstream.kv"] == ["WARNING"]
+    for held in (lease, other):
+        await held.release()
+    await kv.close()

@@ -9,10 +9,11 @@ from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from slipstream import BucketConfig
+from slipstream import BucketConfig, Placement, Republish
 from slipstream.errors import (
     ApiError,
     BucketNotFoundError,
@@ -207,3 +208,64 @@ async def test_cancelled_calls_leave_the_file_consistent(tmp_path: Path) -> None
 
 
 # unasync: on
+
+
+@pytest.mark.spec("KV-43")
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"replicas": 3},
+        {"mirror": "origin"},
+        {"sources": ("origin",)},
+        {"placement": Placement(cluster="east")},
+        {"republish": Republish(src=">", dest="copy.>")},
+        {"compression": True},
+        {"stream": "OTHER"},
+        {"subject_prefix": "other"},
+    ],
+    ids=lambda option: next(iter(option)),
+)
+async def test_an_option_without_effect_is_rejected(option: dict[str, Any]) -> None:
+    name = next(iter(option))
+    with pytest.raises(UsageError, match=f"{name} must not be set for a local bucket"):
+        await open_local_key_value(config=BucketConfig(bucket="b", **option))
+
+
+@pytest.mark.spec("KV-43")
+async def test_the_storage_of_a_local_bucket_is_where_it_is(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="storage of this local bucket must be 'file' or not set, got 'memory'"):
+        await open_local_key_value(str(tmp_path / "b.db"), BucketConfig(bucket="b", storage="memory"))
+    with pytest.raises(UsageError, match="storage of this local bucket must be 'memory' or not set, got 'file'"):
+        await open_local_key_value(config=BucketConfig(bucket="b", storage="file"))
+    kv = await open_local_key_value(config=BucketConfig(bucket="b", storage="memory", replicas=1))
+    await kv.close()
+
+
+async def test_every_call_after_destroy_says_that_the_bucket_is_gone() -> None:
+    kv = await open_local_key_value(config=BucketConfig(bucket="b"))
+    await kv.put("a", b"1")
+    watch = await kv.watch()
+    await watch.initial()
+    await kv.destroy()
+    calls: list[Any] = [
+        partial(kv.get, "a"),
+        partial(kv.get, "a", revision=1),
+        partial(kv.put, "a", b"2"),
+        partial(kv.create, "a", b"2"),
+        partial(kv.delete, "a"),
+        partial(kv.purge, "a"),
+        partial(kv.history, "a"),
+        kv.keys,
+        kv.get_range,
+        kv.snapshot,
+        kv.watch,
+        kv.purge_deletes,
+        kv.status,
+        kv.destroy,
+        partial(watch.next, timeout=5),
+    ]
+    for call in calls:
+        with pytest.raises(BucketNotFoundError, match="bucket 'b' was destroyed"):
+            await call()
+    await watch.close()
+    await kv.close()

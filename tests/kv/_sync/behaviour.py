@@ -292,7 +292,8 @@ class Behaviour:
             ]  # fmt: skip
             assert initial(ignore_deletes=True) == [("a.x", b"2"), ("b", b"4")]
             assert initial("a.x", "b", resume_from=second) == [("a.x", b"2"), ("b", b"4")]
-            assert [key for key, _ in initial(meta_only=True)] == ["a.x", "a.y", "b"]
+            assert initial(meta_only=True) == [("a.x", b""), ("a.y", b""), ("b", b"")]
+            assert initial("a.x", meta_only=True, include_history=True) == [("a.x", b""), ("a.x", b"")]
             assert initial("a.*", "*.x", ignore_deletes=True) == [("a.x", b"2")]
             last = (kv.status()).last_revision
             assert initial("b", min_last_revision=last) == [("b", b"4")]
@@ -300,6 +301,55 @@ class Behaviour:
                 kv.watch(include_history=True, updates_only=True)
             with pytest.raises(UsageError, match="key filter"):
                 kv.watch("a*")
+
+    def test_a_watch_with_meta_only_returns_no_values(self, fresh: str) -> None:
+        with self.bucket(BucketConfig(bucket=fresh, history=3)) as kv:
+            kv.put("a", b"1")
+            last = kv.put("a", b"2")
+            for options in ({}, {"include_history": True}, {"resume_from": last}, {"min_last_revision": last}):
+                with kv.watch(meta_only=True, **options) as watch:
+                    assert {entry.value for entry in watch.initial()} == {b""}
+            with kv.watch(meta_only=True, updates_only=True) as watch:
+                assert watch.next(timeout=5) is None
+                changed = kv.put("a", b"3")
+                entry = watch.next(timeout=5)
+                assert entry is not None
+                assert (entry.value, entry.revision, entry.operation) == (b"", changed, Operation.PUT)
+
+    def test_delta_is_the_number_of_newer_entries_of_the_key_or_absent(self, fresh: str) -> None:
+        with self.bucket(BucketConfig(bucket=fresh, history=5)) as kv:
+            first = kv.put("a", b"0")
+            for key in ("a", "z", "a"):
+                kv.put(key, b"1")
+            at = kv.put("z", b"1")
+
+            def deltas(*filters: str, **options: bool | int) -> list[tuple[str, int | None]]:
+                with kv.watch(*filters, **options) as watch:  # type: ignore[arg-type]
+                    return [(entry.key, entry.delta) for entry in watch.initial()]
+
+            assert (kv.get("a")).delta == 0
+            assert (kv.get("a", revision=first)).delta in (2, None)
+            assert [entry.delta for entry in kv.history("a")] == [2, 1, 0]
+            assert [entry.delta for entry in (kv.get_range()).values()] == [0, 0]
+            assert {key: entry.delta for key, entry in (kv.snapshot(revision=first)).items()} == {"a": 2}
+            assert {key: entry.delta for key, entry in (kv.snapshot()).items()} == {"a": 0, "z": 0}
+            assert deltas() == [("a", 0), ("z", 0)]
+            assert deltas(min_last_revision=at) == [("a", 0), ("z", 0)]
+            assert deltas("a", include_history=True) == [("a", 2), ("a", 1), ("a", 0)]
+            assert deltas("a", resume_from=first + 1) == [("a", 1), ("a", 0)]
+            right = [("a", 2), ("a", 1), ("z", 1), ("a", 0), ("z", 0)]
+            for options in ({}, {"min_last_revision": at}):
+                for filters in ((), ("a", "z"), ("*", "a")):
+                    found = deltas(*filters, include_history=True, **options)
+                    assert [key for key, _ in found] == [key for key, _ in right]
+                    assert all(got[1] in (want[1], None) for got, want in zip(found, right, strict=True))
+                    assert found[-1] == ("z", 0)
+            with kv.watch("a", "z") as watch:
+                watch.initial()
+                kv.put("a", b"2")
+                entry = watch.next(timeout=5)
+                assert entry is not None
+                assert entry.delta == 0
 
     def test_many_changes_reach_a_watch_in_order(self, fresh: str) -> None:
         with self.bucket(BucketConfig(bucket=fresh, history=64)) as kv, kv.watch() as watch:

@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 
 from slipstream import BucketConfig
-from slipstream.errors import CodecError, DecryptionError, KeyNotFoundError, UsageError
+from slipstream.errors import (
+    CodecError,
+    DecryptionError,
+    KeyExistsError,
+    KeyNotFoundError,
+    RequestTimeoutError,
+    UsageError,
+)
 from slipstream.kv._sync.key_value import KeyValue, open_local_key_value
 from slipstream.kv.codecs import Base64Keys, Codec, Compressed, Encrypted, Json, Keyring, PathKeys
 
@@ -55,11 +62,49 @@ def test_codecs_are_stacked_and_each_is_a_bucket() -> None:
         raw.with_codec(Compressed()).put("k", "text")  # type: ignore[arg-type]
 
 
-def test_a_key_that_the_codec_did_not_write_raises() -> None:
+@pytest.mark.spec("KV-44")
+def test_a_key_that_the_codec_did_not_write_is_left_out_and_reported(caplog: pytest.LogCaptureFixture) -> None:
+    raw = bucket(history=2)
+    kv = raw.with_codec(Base64Keys())
+    raw.put("plain/key", b"1")
+    kv.put("jöe", b"2")
+    raw.delete("another/")
+    assert kv.keys() == ["jöe"]
+    assert [key for key in kv.iter_keys()] == ["jöe"]
+    assert list(kv.get_range()) == ["jöe"]
+    assert list(kv.snapshot()) == ["jöe"]
+    with kv.watch() as watch:
+        assert [entry.key for entry in watch.initial()] == ["jöe"]
+        raw.put("plain/key", b"3")
+        kv.put("jöe", b"4")
+        entry = watch.next(timeout=5)
+        assert entry is not None
+        assert (entry.key, entry.value) == ("jöe", b"4")
+        foreign = raw.put("plain/key", b"5")
+        with pytest.raises(RequestTimeoutError):
+            watch.next(timeout=0.1)
+    cached = kv.cached()
+    assert (cached.get("jöe")).value == b"4"
+    assert set(cached.foreign_keys) == {"plain/key", "another/"}
+    cached.close()
+    with pytest.raises(CodecError, match="not base64"):
+        kv.get("jöe", revision=foreign)
+    assert kv.delete_range(">") == 1
+    assert (raw.get("plain/key")).value == b"5"
+    assert set(kv.foreign_keys) == {"plain/key", "another/"}
+    assert raw.foreign_keys == ()
+    told = [record.getMessage() for record in caplog.records if record.name == "slipstream.kv"]
+    assert sorted(text.split(" is ")[0] for text in told) == [
+        "bucket 'b': key 'another/'",
+        "bucket 'b': key 'plain/key'",
+    ]
+
+
+def test_initial_data_of_foreign_keys_alone_still_ends() -> None:
     raw = bucket()
     raw.put("plain/key", b"1")
-    with pytest.raises(CodecError):
-        raw.with_codec(Base64Keys()).keys()
+    with raw.with_codec(Base64Keys()).watch() as watch:
+        assert watch.next(timeout=5) is None
 
 
 def test_a_codec_of_the_program() -> None:
@@ -77,13 +122,36 @@ def test_a_codec_of_the_program() -> None:
 
 def test_filters_match_path_keys() -> None:
     kv = (bucket()).with_codec(PathKeys())
-    for key in ("/etc/app/a.conf", "/etc/app/b.conf", "/var/x", "rel/y"):
+    for key in ("/etc/app/a", "/etc/app/b", "/var/x", "rel/y", "/"):
         kv.put(key, key.encode())
-    assert kv.keys("/etc/>") == ["/etc/app/a.conf", "/etc/app/b.conf"]
-    assert kv.keys("/*/*/b.conf") == ["/etc/app/b.conf"]
-    assert len(kv.keys()) == 4
-    with pytest.raises(UsageError):
-        kv.put("/etc/", b"")
+    assert kv.keys("/etc/>") == ["/etc/app/a", "/etc/app/b"]
+    assert kv.keys("/*/*/b") == ["/etc/app/b"]
+    assert len(kv.keys()) == 5
+    with pytest.raises(UsageError, match="whole tokens"):
+        kv.keys("/etc/a*")
+    with pytest.raises(UsageError, match="without empty parts"):
+        kv.put("/etc//app", b"")
+
+
+@pytest.mark.spec("KV-45")
+def test_two_paths_that_are_stored_as_one_key_are_one_key() -> None:
+    raw = bucket(history=3)
+    kv = raw.with_codec(PathKeys()).with_codec(Json[Any]())
+    first = kv.put("/etc/app.conf", 1)
+    assert raw.keys() == ["_root_.etc.app.conf"]
+    for key in ("/etc/app.conf", "/etc/app/conf", "/etc/app/conf/"):
+        entry = kv.get(key)
+        assert (entry.key, entry.value) == ("/etc/app/conf", 1)
+        assert (kv.get(key, revision=first)).value == 1
+        assert len(kv.history(key)) == 1
+        with pytest.raises(KeyExistsError):
+            kv.create(key, 2)
+    with kv.watch("/etc/app.conf") as watch:
+        assert [entry.key for entry in watch.initial()] == ["/etc/app/conf"]
+    cached = kv.cached()
+    assert (cached.get("/etc/app.conf")).value == 1
+    assert cached.stats.hits == 1
+    cached.close()
 
 
 def test_an_encrypted_bucket_hides_keys_and_values_and_can_be_filtered() -> None:

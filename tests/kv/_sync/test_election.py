@@ -6,6 +6,8 @@ from __future__ import annotations
 from datetime import timedelta
 from functools import partial
 
+import pytest
+
 from slipstream import BucketConfig
 from slipstream.kv._sync.key_value import KeyValue, open_local_key_value
 from tests._sync.concurrency import spawn
@@ -67,3 +69,23 @@ def test_members_join_change_and_leave() -> None:
     assert (change.kind, change.member.name) == ("left", "b")
     assert group.members() == {}
     changes.close()  # type: ignore[attr-defined]
+
+
+@pytest.mark.spec("KV-44")
+def test_a_key_without_a_lease_below_a_set_is_left_out_and_reported(caplog: pytest.LogCaptureFixture) -> None:
+    kv = open_local_key_value(config=BucketConfig(bucket="b"))
+    group = kv.members("svc", ttl=30 * SECOND)
+    kv.put("svc.readme", b"not a lease")
+    lease = group.join("a", b"1")
+    assert list(group.members()) == ["a"]
+    changes = group.watch()
+    assert (next(changes)).member.name == "a"
+    kv.put("svc.readme", b"still not")
+    other = group.join("b", b"2")
+    assert (next(changes)).member.name == "b"
+    changes.close()  # type: ignore[attr-defined]
+    assert list(group.foreign.keys) == ["svc.readme"]
+    assert [record.levelname for record in caplog.records if record.name == "slipstream.kv"] == ["WARNING"]
+    for held in (lease, other):
+        held.release()
+    kv.close()

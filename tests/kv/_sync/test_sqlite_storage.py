@@ -8,10 +8,11 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from slipstream import BucketConfig
+from slipstream import BucketConfig, Placement, Republish
 from slipstream.errors import (
     ApiError,
     BucketNotFoundError,
@@ -186,4 +187,65 @@ def test_concurrent_updates_do_not_overwrite_each_other(tmp_path: Path) -> None:
     for adder in adders:
         adder.result()
     assert (kv.get("n")).value == b"50"
+    kv.close()
+
+
+@pytest.mark.spec("KV-43")
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"replicas": 3},
+        {"mirror": "origin"},
+        {"sources": ("origin",)},
+        {"placement": Placement(cluster="east")},
+        {"republish": Republish(src=">", dest="copy.>")},
+        {"compression": True},
+        {"stream": "OTHER"},
+        {"subject_prefix": "other"},
+    ],
+    ids=lambda option: next(iter(option)),
+)
+def test_an_option_without_effect_is_rejected(option: dict[str, Any]) -> None:
+    name = next(iter(option))
+    with pytest.raises(UsageError, match=f"{name} must not be set for a local bucket"):
+        open_local_key_value(config=BucketConfig(bucket="b", **option))
+
+
+@pytest.mark.spec("KV-43")
+def test_the_storage_of_a_local_bucket_is_where_it_is(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="storage of this local bucket must be 'file' or not set, got 'memory'"):
+        open_local_key_value(str(tmp_path / "b.db"), BucketConfig(bucket="b", storage="memory"))
+    with pytest.raises(UsageError, match="storage of this local bucket must be 'memory' or not set, got 'file'"):
+        open_local_key_value(config=BucketConfig(bucket="b", storage="file"))
+    kv = open_local_key_value(config=BucketConfig(bucket="b", storage="memory", replicas=1))
+    kv.close()
+
+
+def test_every_call_after_destroy_says_that_the_bucket_is_gone() -> None:
+    kv = open_local_key_value(config=BucketConfig(bucket="b"))
+    kv.put("a", b"1")
+    watch = kv.watch()
+    watch.initial()
+    kv.destroy()
+    calls: list[Any] = [
+        partial(kv.get, "a"),
+        partial(kv.get, "a", revision=1),
+        partial(kv.put, "a", b"2"),
+        partial(kv.create, "a", b"2"),
+        partial(kv.delete, "a"),
+        partial(kv.purge, "a"),
+        partial(kv.history, "a"),
+        kv.keys,
+        kv.get_range,
+        kv.snapshot,
+        kv.watch,
+        kv.purge_deletes,
+        kv.status,
+        kv.destroy,
+        partial(watch.next, timeout=5),
+    ]
+    for call in calls:
+        with pytest.raises(BucketNotFoundError, match="bucket 'b' was destroyed"):
+            call()
+    watch.close()
     kv.close()

@@ -11,13 +11,14 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import NamedTuple, Self
 
-from slipstream.errors import RequestTimeoutError, UsageError
+from slipstream.errors import CodecError, RequestTimeoutError, UsageError
 from slipstream.kv._async.lease import DEFAULT_TTL, Lease
 from slipstream.kv._async.runtime import clock
 from slipstream.kv._async.storage import Storage, read_live
 from slipstream.kv._async.watch import Watch
+from slipstream.kv.codecs.base import ForeignKeys
 from slipstream.kv.entry import LATEST, Entry
-from slipstream.kv.lease import Observation, decode_record
+from slipstream.kv.lease import Observation, Record, decode_record
 
 
 class Leader(NamedTuple):
@@ -114,7 +115,10 @@ class Change(NamedTuple):
 
 
 class Members:
-    """A set of members, each a lease on a key below `prefix`. A member that does not renew its lease is removed."""
+    """A set of members, each a lease on a key below `prefix`. A member that does not renew its lease is removed.
+
+    Keys below the prefix that hold no lease are left out, and reported once each: see `foreign`.
+    """
 
     def __init__(
         self,
@@ -125,6 +129,7 @@ class Members:
         now: Callable[[], float] = clock,
     ) -> None:
         self.prefix = storage.check_key(prefix)
+        self.foreign = ForeignKeys(storage.bucket)
         self._storage = storage
         self._ttl = ttl
         self._now = now
@@ -146,12 +151,20 @@ class Members:
             self._storage, (f"{self.prefix}.*",), min_last_revision=min_last_revision, timeout=timeout
         )
         now = (await self._storage.status(timeout=timeout)).stream_info.ts
-        members = ((entry, decode_record(entry.key, entry.value)) for entry in found.values())
+        members = ((entry, self._record(entry)) for entry in found.values())
         return {
             record.name: Member(record.name, record.data, entry.revision)
             for entry, record in members
-            if now - entry.created <= record.ttl * 1e9
+            if record is not None and now - entry.created <= record.ttl * 1e9
         }
+
+    def _record(self, entry: Entry[bytes]) -> Record | None:
+        """The lease of a member; None if the key holds something else, which is reported."""
+        try:
+            return decode_record(entry.key, entry.value)
+        except CodecError as error:
+            self.foreign.report(entry.key, error)
+            return None
 
     async def watch(self) -> AsyncIterator[Change]:
         """Each member that joins, changes its data or leaves, beginning with the present members."""
@@ -161,9 +174,10 @@ class Members:
             while True:
                 entry = await self._next_until_expiry(watch, present)
                 if entry is not None:
-                    if not watch.is_current and _is_expired(entry, alive):
+                    record = None if entry.is_deleted else self._record(entry)
+                    if record is not None and not watch.is_current and record.name not in alive:
                         continue  # its lease had run out before the watch began
-                    for change in self._changes(entry, present):
+                    for change in self._changes(entry, record, present):
                         yield change
                 now = self._now()
                 for key in [key for key, (_, seen) in present.items() if seen.takeover_in(now) <= 0]:
@@ -179,11 +193,12 @@ class Members:
             return await watch.next(timeout=None if soonest is None else max(soonest, 0.01))
         return None
 
-    def _changes(self, entry: Entry[bytes], present: dict[str, tuple[Member, Observation]]) -> list[Change]:
-        if entry.is_deleted:
+    def _changes(
+        self, entry: Entry[bytes], record: Record | None, present: dict[str, tuple[Member, Observation]]
+    ) -> list[Change]:
+        if record is None:  # deleted, or overwritten with something else
             gone = present.pop(entry.key, None)
             return [Change("left", gone[0])] if gone else []
-        record = decode_record(entry.key, entry.value)
         member = Member(record.name, record.data, entry.revision)
         known, seen = present.get(entry.key, (None, Observation()))
         seen.see(entry.revision, record.ttl, self._now())
@@ -191,7 +206,3 @@ class Members:
         if known is None:
             return [Change("joined", member)]
         return [Change("updated", member)] if known.data != member.data else []
-
-
-def _is_expired(entry: Entry[bytes], alive: dict[str, Member]) -> bool:
-    return not entry.is_deleted and decode_record(entry.key, entry.value).name not in alive

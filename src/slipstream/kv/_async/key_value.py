@@ -13,7 +13,7 @@ from typing import Generic, TypeVar, cast
 from slipstream.api.times import nanoseconds
 from slipstream.errors import HistoryLostError, KeyExistsError, KeyNotFoundError, UsageError, WrongLastSequenceError
 from slipstream.kv._async.cached_storage import CACHE_BYTES, CACHE_ENTRIES, CachedStorage
-from slipstream.kv._async.codec_storage import CodecStorage
+from slipstream.kv._async.codec_storage import CodecStorage, foreign_keys
 from slipstream.kv._async.election import Election, Members
 from slipstream.kv._async.lease import DEFAULT_TTL, Lock
 from slipstream.kv._async.storage import ReadOnlyStorage, Storage, StorageWriter, read_live
@@ -21,7 +21,7 @@ from slipstream.kv._async.watch import Watch
 from slipstream.kv.bucket import SHORTEST_TTL, BucketConfig, BucketStatus
 from slipstream.kv.cache import CacheStats
 from slipstream.kv.codecs.base import Codec
-from slipstream.kv.entry import ALL, LATEST, NEW, Entry, From, Operation, Start
+from slipstream.kv.entry import ALL, LATEST, NEW, Entry, From, Operation, Start, with_deltas
 from slipstream.kv.snapshot import Fold, check_past
 
 V = TypeVar("V")
@@ -47,6 +47,11 @@ class KeyValue(Generic[V]):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.bucket!r} in {type(self.storage).__name__}>"
 
+    @property
+    def foreign_keys(self) -> tuple[str, ...]:
+        """Stored keys that this handle left out so far, because its codecs cannot have written them (1,000 at most)."""
+        return foreign_keys(self.storage)
+
     # One key
 
     async def put(self, key: str, value: V, *, ttl: timedelta | None = None, timeout: float | None = None) -> int:
@@ -57,7 +62,7 @@ class KeyValue(Generic[V]):
         self, key: str, *, revision: int = 0, min_last_revision: int = 0, timeout: float | None = None
     ) -> Entry[V]:
         """The newest value of a key, or the one of a revision. Raises KeyNotFoundError if there is none."""
-        self.storage.check_key(key)
+        key = self.storage.check_key(key)
         if revision:
             entry = await self.storage.at(revision, min_last_revision=min_last_revision, timeout=timeout)
             if entry is not None and entry.key != key:
@@ -74,7 +79,7 @@ class KeyValue(Generic[V]):
 
     async def create(self, key: str, value: V, *, ttl: timedelta | None = None, timeout: float | None = None) -> int:
         """Store a value only if the key has none; returns its revision. Raises KeyExistsError otherwise."""
-        self.storage.check_key(key)
+        key = self.storage.check_key(key)
         _check_ttl(ttl)
         expected = attempts = 0
         while True:
@@ -126,7 +131,7 @@ class KeyValue(Generic[V]):
 
     async def history(self, key: str, *, min_last_revision: int = 0, timeout: float | None = None) -> list[Entry[V]]:
         """Every entry kept of a key, oldest first, marks included. Raises KeyNotFoundError if there is none."""
-        self.storage.check_key(key)
+        key = self.storage.check_key(key)
         found: list[Entry[V]] = []
         chunks = self.storage.read(
             self.storage.patterns((key,), exact=True), min_last_revision=min_last_revision, timeout=timeout
@@ -135,7 +140,7 @@ class KeyValue(Generic[V]):
             found += entries
         if not found:
             raise KeyNotFoundError(self.bucket, key)
-        return [entry._replace(delta=len(found) - 1 - at) for at, entry in enumerate(found)]
+        return with_deltas(found)
 
     async def watch(
         self,

@@ -11,10 +11,11 @@ from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Generic, TypeVar, cast
 
-from slipstream.errors import Error
+from slipstream.errors import CodecError, DecryptionError, Error
+from slipstream.kv._sync.runtime import clock
 from slipstream.kv._sync.storage import Feed, Seen, Storage, StorageWriter
 from slipstream.kv.bucket import BucketStatus
-from slipstream.kv.codecs.base import Codec
+from slipstream.kv.codecs.base import Codec, ForeignKeys
 from slipstream.kv.entry import Entry, Listing, Operation, Start
 
 V = TypeVar("V")
@@ -27,11 +28,13 @@ class CodecStorage(Generic[V]):
         self.bucket = inner.bucket
         self.inner = inner
         self.codec = codec
+        self.foreign = ForeignKeys(inner.bucket)
 
     def check_key(self, key: str) -> str:
-        """Return `key`, or raise a UsageError if its stored form is not a valid key."""
-        self.inner.check_key(self.codec.encode_key(key))
-        return key
+        """Return `key` as it is listed, or raise a UsageError if its stored form is not a valid key."""
+        stored = self.codec.encode_key(key)
+        listed = self.inner.check_key(stored)
+        return self.codec.canonical_key(key) if listed == stored else self.codec.decode_key(listed)
 
     def patterns(self, filters: Sequence[str], *, exact: bool = False) -> tuple[str, ...]:
         """The stored form of filters over the program's keys."""
@@ -78,7 +81,7 @@ class CodecStorage(Generic[V]):
     ) -> Iterator[list[Entry[V]]]:
         """Every entry kept."""
         for entries in self.inner.read(patterns, min_last_revision=min_last_revision, timeout=timeout):
-            yield [decoded(self.codec, entry) for entry in entries]
+            yield self._decoded(entries)
 
     def latest(
         self,
@@ -91,15 +94,26 @@ class CodecStorage(Generic[V]):
         """The newest entry of each key."""
         chunks = self.inner.latest(patterns, meta_only=meta_only, min_last_revision=min_last_revision, timeout=timeout)
         for entries in chunks:
-            yield [decoded(self.codec, entry, meta_only) for entry in entries]
+            yield self._decoded(entries, meta_only)
 
     def keys(
         self, patterns: Sequence[str], *, min_last_revision: int = 0, timeout: float | None = None
     ) -> Iterator[Listing]:
         """Like `latest`, but keys only."""
-        decode = self.codec.decode_key
         for live, deleted in self.inner.keys(patterns, min_last_revision=min_last_revision, timeout=timeout):
-            yield Listing([decode(key) for key in live], [decode(key) for key in deleted])
+            yield Listing(
+                [key for stored in live if (key := own_key(self.codec, stored, self.foreign)) is not None],
+                [key for stored in deleted if (key := own_key(self.codec, stored, self.foreign)) is not None],
+            )
+
+    def _decoded(self, entries: Sequence[Entry[bytes]], meta_only: bool = False) -> list[Entry[V]]:
+        """The program's form of entries, without those of foreign keys."""
+        codec, foreign = self.codec, self.foreign
+        return [
+            decoded_value(codec, entry, key, meta_only)
+            for entry in entries
+            if (key := own_key(codec, entry.key, foreign)) is not None
+        ]
 
     def follow(
         self,
@@ -114,7 +128,7 @@ class CodecStorage(Generic[V]):
         inner = self.inner.follow(
             patterns, start, meta_only=meta_only, min_last_revision=min_last_revision, timeout=timeout
         )
-        return CodecFeed(inner, self.codec, meta_only)
+        return CodecFeed(inner, self.codec, self.foreign, meta_only)
 
     def forget(self, key: str, *, below: int, timeout: float | None = None) -> None:
         """Remove the key's entries below a revision."""
@@ -144,13 +158,38 @@ def encoded(codec: Codec[V], key: str, value: V | None, operation: Operation) ->
     return codec.encode_key(key), codec.encode_value(key, cast("V", value))
 
 
-def decoded(codec: Codec[V], entry: Entry[bytes], meta_only: bool = False) -> Entry[V]:
-    """The program's form of an entry. With `meta_only` the value is not decoded: it may be empty."""
-    key = codec.decode_key(entry.key)
+def own_key(codec: Codec[V], stored: str, foreign: ForeignKeys) -> str | None:
+    """The program's form of a stored key; None if it is foreign to the codec, which is reported."""
+    try:
+        return codec.decode_key(stored)
+    except DecryptionError:  # of a wrong keyring, perhaps: leaving it out would look as if it did not exist
+        raise
+    except CodecError as error:
+        foreign.report(stored, error)
+        return None
+
+
+def decoded(codec: Codec[V], entry: Entry[bytes]) -> Entry[V]:
+    """The program's form of an entry."""
+    return decoded_value(codec, entry, codec.decode_key(entry.key), meta_only=False)
+
+
+def decoded_value(codec: Codec[V], entry: Entry[bytes], key: str, meta_only: bool) -> Entry[V]:
+    """The same if its key is decoded already. With `meta_only` the value is not decoded: it may be empty."""
     if meta_only or entry.is_deleted:
         return cast("Entry[V]", entry._replace(key=key))
     changed: Entry[object] = cast("Entry[object]", entry)._replace(key=key, value=codec.decode_value(key, entry.value))
     return cast("Entry[V]", changed)
+
+
+def foreign_keys(storage: object) -> tuple[str, ...]:
+    """The foreign keys that a storage and those below it have met."""
+    found: list[str] = []
+    while storage is not None:
+        if isinstance(storage, CodecStorage):
+            found += storage.foreign.keys
+        storage = getattr(storage, "inner", None)
+    return tuple(found)
 
 
 class CodecWriter(Generic[V]):
@@ -177,9 +216,10 @@ class CodecWriter(Generic[V]):
 class CodecFeed(Generic[V]):
     """A feed through a codec."""
 
-    def __init__(self, inner: Feed[bytes], codec: Codec[V], meta_only: bool) -> None:
+    def __init__(self, inner: Feed[bytes], codec: Codec[V], foreign: ForeignKeys, meta_only: bool) -> None:
         self._inner = inner
         self._codec = codec
+        self._foreign = foreign
         self._meta_only = meta_only
         self._held: deque[Entry[bytes]] = deque()  # received but not decoded: one before them failed to decode
         self._held_pending = 0  # how many of them belong to the initial data
@@ -201,23 +241,36 @@ class CodecFeed(Generic[V]):
         return self._inner.is_live
 
     def next_entries(self, *, timeout: float | None = None) -> list[Entry[V]]:
-        """The next entries. An entry that cannot be decoded raises in its turn; those around it are still returned."""
-        held = self._held
-        if not held:
-            before = self._inner.pending
-            held.extend(self._inner.next_entries(timeout=timeout))
-            self._held_pending = min(max(before - self._inner.pending, 0), len(held))
-        found: list[Entry[V]] = []
+        """The next entries. A value that cannot be decoded raises in its turn; those around it are still returned."""
+        deadline = None if timeout is None else clock() + timeout
+        was_pending = self.pending
+        while True:
+            if not self._held:
+                self._fill(None if deadline is None else max(deadline - clock(), 0.0))
+            found = self._decode_held()
+            if found or (was_pending and not self.pending):
+                return found
+
+    def _fill(self, timeout: float | None) -> None:
+        before = self._inner.pending
+        self._held.extend(self._inner.next_entries(timeout=timeout))
+        self._held_pending = min(max(before - self._inner.pending, 0), len(self._held))
+
+    def _decode_held(self) -> list[Entry[V]]:
+        """The entries held, up to one that cannot be decoded; without those of foreign keys."""
+        held, found = self._held, list[Entry[V]]()
         while held:
             try:
-                entry = decoded(self._codec, held[0], self._meta_only)
+                key = own_key(self._codec, held[0].key, self._foreign)
+                entry = None if key is None else decoded_value(self._codec, held[0], key, self._meta_only)
             except Error:
                 if found:
                     break
                 self._take()
                 raise
             self._take()
-            found.append(entry)
+            if entry is not None:
+                found.append(entry)
         return found
 
     def _take(self) -> None:

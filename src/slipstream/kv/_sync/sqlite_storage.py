@@ -12,13 +12,13 @@ from datetime import timedelta
 from functools import partial
 from typing import TypeVar
 
-from slipstream.errors import RequestTimeoutError, StaleReadError, UsageError
+from slipstream.errors import BucketNotFoundError, RequestTimeoutError, StaleReadError, UsageError
 from slipstream.kv._sync.runtime import Guard, Signal, clock, off_loop, wall_ns
 from slipstream.kv._sync.storage import Seen
 from slipstream.kv.bucket import BucketConfig, BucketStatus
 from slipstream.kv.entry import Entry, From, Listing, Operation, Start, listing_of, payload_of
 from slipstream.kv.keys import check_key, check_patterns
-from slipstream.kv.sqlite import SqliteBucket
+from slipstream.kv.sqlite import MEMORY, SqliteBucket
 
 T = TypeVar("T")
 
@@ -26,7 +26,6 @@ T = TypeVar("T")
 ReadPage = Callable[[SqliteBucket, Sequence[str], int, int], tuple[list[Entry[bytes]], int]]
 
 DEFAULT_TIMEOUT = 5.0
-MEMORY = ":memory:"
 
 
 def open_sqlite(
@@ -62,6 +61,8 @@ class SerializedBucket:
         with self._guard:
             if self._is_closed:
                 raise UsageError(f"bucket {self.name!r} is closed")
+            if self._bucket.is_destroyed:
+                raise BucketNotFoundError(f"bucket {self.name!r} was destroyed")
             return self._off_loop(lambda: function(self._bucket))
 
     def read(self, function: Callable[[SqliteBucket], T]) -> T:
@@ -175,8 +176,8 @@ class SqliteStorage:
         timeout: float | None = None,
     ) -> Iterator[list[Entry[bytes]]]:
         """The newest entry of each key."""
-        del meta_only
-        return self._pages(SqliteBucket.latest, patterns, min_last_revision, timeout)
+        pages = self._pages(SqliteBucket.latest, patterns, min_last_revision, timeout)
+        return _without_values(pages) if meta_only else pages
 
     def keys(
         self, patterns: Sequence[str], *, min_last_revision: int = 0, timeout: float | None = None
@@ -211,10 +212,9 @@ class SqliteStorage:
         timeout: float | None = None,
     ) -> SqliteFeed:
         """Open a feed: entries from a start on, then every change."""
-        del meta_only
         self._wait_for_revision(min_last_revision, timeout)
         up_to, pending = self._database.read(lambda bucket: (bucket.last_revision, bucket.count(patterns, start)))
-        return SqliteFeed(self._database, patterns, start, up_to, pending)
+        return SqliteFeed(self._database, patterns, start, up_to, pending, meta_only=meta_only)
 
     def _wait_for_revision(self, wanted: int, timeout: float | None) -> None:
         """Wait until a revision was assigned."""
@@ -247,6 +247,11 @@ class SqliteStorage:
         self._database.changed.set()
 
 
+def _without_values(pages: Iterator[list[Entry[bytes]]]) -> Iterator[list[Entry[bytes]]]:
+    for entries in pages:
+        yield [entry._replace(value=b"") for entry in entries]
+
+
 class SqliteWriter:
     """Appends one after the other."""
 
@@ -270,12 +275,20 @@ class SqliteFeed:
     """Entries in the order of revisions, read from the database after each change."""
 
     def __init__(
-        self, database: SerializedBucket, patterns: Sequence[str], start: Start, up_to: int, pending: int
+        self,
+        database: SerializedBucket,
+        patterns: Sequence[str],
+        start: Start,
+        up_to: int,
+        pending: int,
+        *,
+        meta_only: bool,
     ) -> None:
         self.pending = pending
         self.revision = 0
         self._database = database
         self._patterns = patterns
+        self._meta_only = meta_only
         self._at = up_to if start.kind is From.NEW else max(start.revision - 1, 0)
         self._initial_up_to = up_to
         self._latest_up_to = up_to if start.kind is From.LATEST else 0
@@ -328,7 +341,7 @@ class SqliteFeed:
             self.revision = entries[-1].revision
         # Counted entries may have been removed since; the position decides whether the initial data is complete.
         self.pending = 0 if self._at >= self._initial_up_to else max(self.pending - len(entries), 1)
-        return entries
+        return [entry._replace(value=b"") for entry in entries] if self._meta_only else entries
 
     def close(self) -> None:
         """End it."""

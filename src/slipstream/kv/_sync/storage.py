@@ -89,7 +89,7 @@ class Storage(Protocol[V]):
     bucket: str
 
     def check_key(self, key: str) -> str:
-        """Return `key`, or raise a UsageError."""
+        """Return `key` as it is listed, or raise a UsageError."""
         ...
 
     def patterns(self, filters: Sequence[str], *, exact: bool = False) -> tuple[str, ...]:
@@ -144,7 +144,7 @@ class Storage(Protocol[V]):
     ) -> Iterator[list[Entry[V]]]:
         """The newest entry of each key, marks included. A key that changes during the read may be returned again.
 
-        With `meta_only` values may be left empty.
+        With `meta_only` values may be left empty; those of a feed are.
         """
         ...
 

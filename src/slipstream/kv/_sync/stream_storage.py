@@ -13,7 +13,7 @@ The blocking twin is generated from this file (`tools/unasync.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
 from itertools import repeat
@@ -53,6 +53,7 @@ from slipstream.kv.entry import (
     mark_of,
     marks_of,
     payload_of,
+    with_deltas,
 )
 from slipstream.kv.keys import any_of, check_key, check_patterns, filters_for
 from slipstream.kv.snapshot import forgotten_of, with_forgotten
@@ -165,7 +166,7 @@ class StreamStorage:
             )
         except MessageNotFoundError:
             return None
-        return self._entry(message) if message.subject.startswith(self._prefix) else None
+        return self._entry(message)._replace(delta=None) if message.subject.startswith(self._prefix) else None
 
     def read(
         self, patterns: Sequence[str], *, min_last_revision: int = 0, timeout: float | None = None
@@ -241,10 +242,7 @@ class StreamStorage:
         self, patterns: Sequence[str], policy: DeliverPolicy, meta_only: bool, min_last: int, timeout: float | None
     ) -> Iterator[list[Entry[bytes]]]:
         """The initial data of a feed, which is closed behind it."""
-        counts_delta = policy is DeliverPolicy.ALL
-        feed = self._start_feed(
-            patterns, policy, meta_only=meta_only, counts_delta=counts_delta, min_last=min_last, timeout=timeout
-        )
+        feed = self._start_feed(patterns, policy, meta_only=meta_only, min_last=min_last, timeout=timeout)
         limit = self._limit(timeout)
         try:
             while feed.pending:
@@ -273,7 +271,6 @@ class StreamStorage:
             policy,
             start_seq=start.revision,
             meta_only=meta_only,
-            counts_delta=start.kind is not From.LATEST,
             min_last=required,
             timeout=timeout,
         )
@@ -292,7 +289,7 @@ class StreamStorage:
         entries, last = self._read_proven(patterns, is_history, min_last, timeout)
         initial = [entry for entry in entries if entry.revision >= start.revision]
         if is_history:
-            initial = [entry._replace(delta=len(initial) - 1 - at) for at, entry in enumerate(initial)]
+            initial = with_deltas(initial)
         if meta_only:
             initial = [entry._replace(value=b"") for entry in initial]
         return self._start_feed(
@@ -300,7 +297,6 @@ class StreamStorage:
             DeliverPolicy.BY_START_SEQUENCE,
             start_seq=max(last + 1, start.revision),
             meta_only=meta_only,
-            counts_delta=is_history,
             initial=initial,
             timeout=timeout,
         )
@@ -375,7 +371,6 @@ class StreamStorage:
         *,
         start_seq: int = 0,
         meta_only: bool,
-        counts_delta: bool = False,
         initial: Sequence[Entry[bytes]] = (),
         min_last: int = 0,
         timeout: float | None,
@@ -400,7 +395,8 @@ class StreamStorage:
             is_connected=lambda: self.js.client.is_connected,
             is_wanted=any_of(patterns) if filters != tuple(patterns) else None,
             note=self.note,
-            counts_delta=counts_delta,
+            is_latest=policy is DeliverPolicy.LAST_PER_SUBJECT,
+            is_one_key=len(patterns) == 1 and not {"*", ">"} & set(patterns[0].split(".")),
             initial=initial,
         )
 
@@ -412,9 +408,9 @@ class StreamStorage:
         rows = zip(columns.subjects, columns.seqs, columns.times, columns.headers, columns.data, strict=True)
         make = partial(Entry, bucket)
         return [
-            make(subject[cut:], data, seq, time, 0, *mark_of(header), stream)
+            make(subject[cut:], data, seq, time, None, *mark_of(header), stream)
             if header
-            else make(subject[cut:], data, seq, time, 0, put, "", stream)
+            else make(subject[cut:], data, seq, time, None, put, "", stream)
             for subject, seq, time, header, data in rows
         ]
 
@@ -495,8 +491,8 @@ class StreamFeed:
     """Entries of an ordered consumer.
 
     `is_wanted` drops keys that a server could not filter. `initial` are entries read by other means, which the consumer
-    starts behind. With `counts_delta` entries of the initial data say how many follow them. `note` is called with each
-    newest revision.
+    starts behind. `is_latest`: the consumer begins with the newest message of each key; `is_one_key`: it has messages
+    of one key alone. `note` is called with each newest revision.
     """
 
     def __init__(
@@ -508,7 +504,8 @@ class StreamFeed:
         is_connected: Callable[[], bool],
         is_wanted: Callable[[str], bool] | None,
         note: Callable[[int], None],
-        counts_delta: bool,
+        is_latest: bool,
+        is_one_key: bool,
         initial: Sequence[Entry[bytes]],
     ) -> None:
         self.bucket = bucket
@@ -519,7 +516,8 @@ class StreamFeed:
         self._is_connected = is_connected
         self._is_wanted = is_wanted
         self._note = note
-        self._counts_delta = counts_delta
+        self._is_latest = is_latest
+        self._is_one_key = is_one_key
         self._initial = list(initial)
         self._to_come = 0 if initial else consumer.initial_pending
 
@@ -583,7 +581,7 @@ class StreamFeed:
 
     def _entries(self, run: MessageRun) -> list[Entry[bytes]]:
         """The entries of a run. A hot path: 10,000 keys are read at once, and most of them have no header."""
-        deltas = run.left if self.pending and self._counts_delta else _ZEROS
+        deltas = self._deltas(run)
         keys = self._received(run)
         columns = zip(
             repeat(self.bucket), keys, run.payloads(), run.seqs, run.times, deltas, _PUTS, _EMPTY, repeat(run.stream)
@@ -594,6 +592,19 @@ class StreamFeed:
         if self._is_wanted is not None:
             return [entry for entry in entries if self._is_wanted(entry.key)]
         return entries
+
+    def _deltas(self, run: MessageRun) -> Iterable[int | None]:
+        """How many newer entries of its key the bucket held behind each message, None where the server did not say.
+
+        It says how many messages the consumer has left. Of one key that is the answer; of several only if none is left.
+        (A consumer of last messages counts keys, and on released servers not exactly.)
+        """
+        if not self._is_latest:
+            return run.left if self._is_one_key else [None if left else 0 for left in run.left]
+        newest = 0 if self._consumer.resets else self.pending
+        if newest >= len(run.left):
+            return _ZEROS
+        return [0 if at < newest or not left else None for at, left in enumerate(run.left)]
 
     def _received(self, run: MessageRun) -> list[str]:
         """Count the messages of a run, and note the newest; returns their keys."""

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from slipstream.kv.codecs.base import Codec, TokenCodec
-from slipstream.kv.codecs.keys import Base64Keys, PathKeys
+from slipstream.kv.codecs.keys import Base64Keys, EscapedPathKeys, PathKeys
 from slipstream.kv.codecs.values import Base64Values, Compressed, Json, MessagePack
 
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ __all__ = [
     "Codec",
     "Compressed",
     "Encrypted",
+    "EscapedPathKeys",
     "Json",
     "Keyring",
     "MessagePack",

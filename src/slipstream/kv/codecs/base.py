@@ -2,13 +2,16 @@
 
 A program's own codec is a subclass of `Codec`. `kv.with_codec(codec)` returns a bucket again, so codecs are stacked by
 calling it again: the last one added is nearest to the program. Decoding is strict: stored data that a codec cannot have
-written raises a CodecError, never yields a wrong key or value.
+written raises a CodecError, never yields a wrong key or value. A stored key that raises one is *foreign* to the codec:
+listings, ranges, snapshots and watches leave it out and report it (`ForeignKeys`). A DecryptionError is raised instead:
+the key may well be one of ours.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import logging
 from typing import Generic, TypeVar, cast
 
 from slipstream.errors import CodecError, UsageError
@@ -16,6 +19,23 @@ from slipstream.errors import CodecError, UsageError
 V = TypeVar("V")
 
 WILDCARDS = ("*", ">")
+MAX_FOREIGN = 1000  # foreign keys that a handle remembers, so that each is reported once
+
+log = logging.getLogger("slipstream.kv")
+
+
+class ForeignKeys:
+    """Keys of a bucket that a reader left out because it could not decode them; each is logged once, as a warning."""
+
+    def __init__(self, bucket: str) -> None:
+        self.keys: dict[str, None] = {}
+        self._bucket = bucket
+
+    def report(self, key: str, error: CodecError) -> None:
+        """Remember a key and log it, unless it was reported before or there are too many."""
+        if key not in self.keys and len(self.keys) < MAX_FOREIGN:
+            self.keys[key] = None
+            log.warning("bucket %r: key %r is left out of listings: %s", self._bucket, key, error)
 
 
 class Codec(Generic[V]):
@@ -30,6 +50,10 @@ class Codec(Generic[V]):
 
     def decode_key(self, key: str) -> str:
         """The program's form of a stored key."""
+        return key
+
+    def canonical_key(self, key: str) -> str:
+        """The form of a key in which it is listed, for codecs that store several keys under one name."""
         return key
 
     def encode_filter(self, pattern: str) -> str:

@@ -32,10 +32,48 @@ _ESCAPED = re.compile(r"(?:=[0-9A-F]{2})+")
 
 
 class PathKeys(Codec[bytes]):
-    """Keys like paths: `/a/b` is stored as `_root_.a.b`, `a/b` as `a.b`.
+    """Keys like paths: `/a/b` is stored as `_root_.a.b`, `a/b` as `a.b`, `/` as `_root_`.
 
-    Characters other than letters, digits, `-` and `_` (dots too) are escaped as `=XX`, so any path round-trips. A path
-    must not end with `/` or have empty parts.
+    Stored keys are, byte for byte, those of the path codec of other NATS clients. It replaces each slash by a dot and
+    leaves out one slash at the end, so a dot in a path is a slash too: `/etc/app.conf` and `/etc/app/conf` are one key,
+    which is listed as `/etc/app/conf`. `EscapedPathKeys` tells them apart.
+    """
+
+    def encode_key(self, key: str) -> str:
+        """The stored form of a path."""
+        if key == "/":
+            return _ROOT
+        path = f"{_ROOT}.{key[1:]}" if key[:1] == "/" else key
+        stored = path.removesuffix("/").replace("/", ".")
+        if not all(stored.split(".")):
+            raise UsageError(f"key must be a path without empty parts, got {key!r}")
+        return stored
+
+    def encode_filter(self, pattern: str) -> str:
+        """The stored form of a filter such as `/a/*/c` or `/a/>`."""
+        stored = self.encode_key(pattern)
+        check_wildcards(pattern, stored.split("."))
+        return stored
+
+    def decode_key(self, key: str) -> str:
+        """The path of a stored key. Raises CodecError for one with a slash: no path is stored so."""
+        if "/" in key:
+            raise CodecError(f"{key!r} is not a path-style key")
+        if key == _ROOT:
+            return "/"
+        return key.removeprefix(_ROOT if key.startswith(_ROOT + ".") else "").replace(".", "/")
+
+    def canonical_key(self, key: str) -> str:
+        """The form in which a path is listed: without dots, nor a slash at its end."""
+        return self.decode_key(self.encode_key(key))
+
+
+class EscapedPathKeys(Codec[bytes]):
+    """Keys like paths, in which every character is kept: a form of Slipstream's own, for any path.
+
+    `/a/b` is stored as `_root_.a.b`, as `PathKeys` stores it. Characters other than letters, digits, `-` and `_` (dots
+    too) are escaped as `=XX`, so any path round-trips. A path must not end with `/` or have empty parts. (`PathKeys` of
+    version 0.1 and earlier was this codec.)
     """
 
     def encode_key(self, key: str) -> str:
@@ -62,7 +100,7 @@ class PathKeys(Codec[bytes]):
     @staticmethod
     def _escape(part: str) -> str:
         if part[:3] == "_kv":  # a reserved prefix: escape its first character
-            return "=5F" + PathKeys._escape(part[1:])
+            return "=5F" + EscapedPathKeys._escape(part[1:])
         return "".join(
             char if _PLAIN.match(char) else "".join(f"={byte:02X}" for byte in char.encode()) for char in part
         )
