@@ -133,6 +133,14 @@ def has_everything(state: StreamState, first: int, wanted: int) -> bool:
     return state.last_seq >= wanted and state.first_seq <= max(first, 1) and not state.num_deleted
 
 
+def begins_as(state: StreamState, first_ts: int) -> bool:
+    """Whether a mirror begins with the message that its upstream begins with, stored at `first_ts` (0: not known).
+
+    A mirror outlives its upstream: where that was made again, it may have messages of both in one sequence.
+    """
+    return state.first_ts == first_ts
+
+
 def removed_of(state: StreamState, seqs: Sequence[int]) -> set[int] | None:
     """Which of the messages with these sequences are gone in one state; None if it does not say."""
     if state.num_deleted and not state.deleted:

@@ -32,10 +32,19 @@ class ReadStats(NamedTuple):
 
 
 class MirrorFacts(NamedTuple):
-    """What the configuration of a mirror says, and when it was asked for."""
+    """What the info of a mirror said, when it was asked for, and since when it is known to be this mirror."""
 
     is_plain: bool  # it holds messages of the stream, under their own subjects
+    created: int
     asked_at: float
+    known_at: float
+
+    def is_one(self, created: int, asked_at: float) -> bool:
+        """Whether a mirror that was made then is the one that answered a request sent at `asked_at`.
+
+        Otherwise one that lacked messages may have been deleted behind its answer, and a whole one made.
+        """
+        return created == self.created and self.known_at <= asked_at
 
 
 class StreamCache:
@@ -50,6 +59,7 @@ class StreamCache:
         "config_at",
         "created",
         "first_seq",
+        "first_ts",
         "floor",
         "is_alone",
         "is_leader_first",
@@ -83,6 +93,7 @@ class StreamCache:
         self.reached = 0  # a sequence that is known to exist or to have existed
         self.settled = 0  # a sequence that every leader has, now and later
         self.first_seq = 1
+        self.first_ts = 0  # when its first message was stored, by its leader; 0 if it had none
         self.is_alone = False  # a server without a cluster: its store is the only one, and no other can be added
         self.is_lossless = False  # it keeps everything, and has everything that was ever stored in it
         self.leader: LeaderWord | None = None
@@ -128,6 +139,7 @@ class StreamCache:
         if word is not None:  # a follower without a leader may tell an old configuration
             self.config, self.config_at = info.config, sent
             self.leader, self.first_seq = word, state.first_seq
+            self.first_ts = state.first_ts if state.messages else 0
             self.is_lossless = word.is_heard_by_all and lost_nothing(info)
             self.is_alone = not info.cluster
             if word.is_settled:

@@ -34,6 +34,7 @@ from slipstream.jetstream.reads.direct_get import Replies, StoredMessage
 from slipstream.jetstream.reads.evidence import (
     MOST_DELETED,
     LeaderWord,
+    begins_as,
     has_any_from,
     has_everything,
     is_plain_mirror,
@@ -109,6 +110,7 @@ class RangePage(NamedTuple):
     seqs: Sequence[int]
     oldest: int  # time
     start: int  # the first sequence asked for
+    asked_at: float
     is_of_all: bool  # subjects, not of some
 
 
@@ -151,7 +153,7 @@ class ReadRule:
             asked = request
         else:  # with what follows it: that shows that it is gone
             asked = GetRequest(seq=request.seq, next_by_subj=">")
-        existed = cache.reached
+        existed, asked_at = cache.reached, self._now()
         answer: Replies | Retry = yield Direct(asked)
         if isinstance(answer, Retry):
             return answer
@@ -170,6 +172,7 @@ class ReadRule:
             goal,
             message.stream,
             existed,
+            asked_at,
             has=up_to(answer) if subject else message.seq,
             needs=goal.wanted if subject else message.seq,
         )
@@ -195,7 +198,9 @@ class ReadRule:
             return message.subject == request.last_by_subj and goal.known(message.subject) == message.seq
         return not request.next_by_subj and message.seq == request.seq >= goal.wanted
 
-    def _is_right_copy(self, goal: ReadGoal, source: str, existed: int, *, has: int, needs: int) -> Steps[bool | Retry]:
+    def _is_right_copy(
+        self, goal: ReadGoal, source: str, existed: int, asked_at: float, *, has: int, needs: int
+    ) -> Steps[bool | Retry]:
         """Whether a copy that has reached one sequence, and needs to have reached another, is right in what it shows.
 
         What is wanted must have existed when it was asked; where nothing was ever removed, a copy need not have reached
@@ -215,19 +220,27 @@ class ReadRule:
             return False
         if source == self.origin:
             return True
-        return (yield from self._is_right_mirror(source, needs))
+        return (yield from self._is_right_mirror(source, needs, asked_at))
 
-    def _is_right_mirror(self, source: str, needs: int) -> Steps[bool]:
-        """Whether a mirror of a stream that keeps everything has all of it: asked after its answer, of itself."""
+    def _is_right_mirror(self, source: str, needs: int, asked_at: float) -> Steps[bool | Retry]:
+        """Whether a mirror of a stream that keeps everything has all of it: asked after its answer, of itself.
+
+        A `Retry` if it has, but was not known before the answer was requested, at `asked_at`.
+        """
+        before, sent = self.cache.mirrors.get(source), self._now()
         try:
             told: StreamInfo | Retry = yield Info(source)
         except (ApiError, AuthorizationError):  # of another account or domain
             return False
-        return (
-            isinstance(told, StreamInfo)
-            and is_whole_mirror(told.config, self.origin)
-            and has_everything(told.state, self.cache.first_seq, needs)
-        )
+        if (
+            isinstance(told, Retry)
+            or not is_whole_mirror(told.config, self.origin)
+            or not has_everything(told.state, self.cache.first_seq, needs)
+            or not begins_as(told.state, self.cache.first_ts)
+        ):
+            return False
+        self._note_mirror(source, told, sent)
+        return True if before is not None and before.is_one(told.created, asked_at) else Retry()
 
     # By the leader
 
@@ -466,6 +479,7 @@ class ReadRule:
                 if isinstance(word, Retry):
                     return word
                 before = word
+        asked_at = self._now()
         answer: Replies | Retry = yield Direct(request, is_named=is_by_name)
         if isinstance(answer, Retry):
             return answer
@@ -479,7 +493,7 @@ class ReadRule:
         reached = -1 if end is None or is_bounded else end.up_to_seq
         if not is_bounded and _all_new(answer, subjects, goal.wanted):
             return answer
-        is_right = yield from self._is_right_copy(goal, source, existed, has=reached, needs=goal.wanted)
+        is_right = yield from self._is_right_copy(goal, source, existed, asked_at, has=reached, needs=goal.wanted)
         if is_right is True or isinstance(is_right, Retry):
             return answer if is_right is True else is_right
         if source != self.origin:
@@ -523,7 +537,9 @@ class ReadRule:
         if source == self.origin and (cache.is_alone or cache.is_lossless):
             return set()
         if cache.is_lossless:
-            is_right = yield from self._is_right_mirror(source, seqs[-1])
+            is_right = yield from self._is_right_mirror(source, seqs[-1], page.asked_at)
+            if isinstance(is_right, Retry):
+                return is_right
             return set() if is_right else self._by_origin(source) or Retry(goal.foreign(source))
         return (yield from self._leftovers(goal, page, before))
 
@@ -643,12 +659,16 @@ class ReadRule:
             return known.is_plain
         try:
             told: StreamInfo | Retry = yield Info(source)
-            if isinstance(told, Retry):
-                return False
-            is_plain = is_plain_mirror(told.config, self.origin)
         except (ApiError, AuthorizationError):  # of another account or domain: what it holds cannot be known
-            is_plain = False
-        self.cache.mirrors[source] = MirrorFacts(is_plain, now)
+            self.cache.mirrors[source] = MirrorFacts(is_plain=False, created=0, asked_at=now, known_at=now)
+            return False
+        return not isinstance(told, Retry) and self._note_mirror(source, told, now)
+
+    def _note_mirror(self, source: str, told: StreamInfo, sent: float) -> bool:
+        """Take note of the info of a mirror; whether it is a plain one."""
+        known, is_plain = self.cache.mirrors.get(source), is_plain_mirror(told.config, self.origin)
+        since = known.known_at if known is not None and known.created == told.created else self._now()
+        self.cache.mirrors[source] = MirrorFacts(is_plain, told.created, sent, since)
         return is_plain
 
 

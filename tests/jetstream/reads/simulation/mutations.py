@@ -15,7 +15,7 @@ from slipstream.jetstream.reads.direct_get import StoredMessage
 from slipstream.jetstream.reads.evidence import LeaderWord
 from slipstream.jetstream.reads.goal import ReadGoal
 from slipstream.jetstream.reads.range_reader import RangeReader
-from slipstream.jetstream.reads.read_state import StreamCache
+from slipstream.jetstream.reads.read_state import MirrorFacts, StreamCache
 from slipstream.jetstream.reads.retry import Retry
 from slipstream.jetstream.reads.rule import Found, LeaderGet, ReadRule
 from tests.jetstream.reads.simulation.model import Limits
@@ -158,8 +158,16 @@ MUTATIONS: dict[str, Mutation] = {
         ((read_state, "lost_nothing", _yes),), _faults((Kind(_KV3),), "last seq", "cut_follower")
     ),
     "a mirror has everything": Mutation(
-        ((rule, "has_everything", _yes),),
+        ((rule, "has_everything", _yes), (rule, "begins_as", _yes)),
         _faults((Kind(_ALL, (("", _ALL),)),), "range seq next", "edit_mirror purge_mirror"),
+    ),
+    "a mirror begins as its origin does": Mutation(
+        ((rule, "begins_as", _yes),),
+        _faults((Kind(_ALL, (("", _ALL),)),), "last many seq next", "remake_stream cut_mirror wait"),
+    ),
+    "a mirror is the one that answered": Mutation(
+        ((MirrorFacts, "is_one", _yes),),
+        _faults((Kind(_ALL, (("", _ALL),)),), "last many seq next", "remake_mirror cut_mirror"),
     ),
     "a range shows what a copy still has": Mutation(
         ((ReadRule, "_leftovers", _no_leftovers),), _faults((Kind(_KV3),), "range", "cut_follower")

@@ -204,6 +204,7 @@ class NewRules:
     def _page(self, goal: ReadGoal, reader: RangeReader) -> Step[Columns | Retry]:
         start, before, request = reader.next_seq, self._cache.leader, reader.request()
         request = msgspec.structs.replace(request, batch=min(request.batch, PAGE_MESSAGES))
+        asked_at = self._now()
         answer = yield from self._direct(Direct(request, self._cache.needs_names))
         if isinstance(answer, Retry):
             return answer
@@ -212,7 +213,9 @@ class NewRules:
             return Columns.empty()
         messages = [item.message for item in answer.items]
         columns = Columns.of(messages, messages[0].stream)
-        page = RangePage(columns.stream, answer.responder, columns.seqs, columns.times[0], start, reader.is_of_all)
+        page = RangePage(
+            columns.stream, answer.responder, columns.seqs, columns.times[0], start, asked_at, reader.is_of_all
+        )
         gone = yield from self._run(goal, self._rule.page(goal, page, before))
         if isinstance(gone, Retry):
             return gone

@@ -524,7 +524,10 @@ class World:
 
     def _edit_mirror(self) -> bool:
         mirror = self._one_mirror()
-        mirror.edit(mirror.limits._replace(max_msgs=1 + self.choices.below(2)))
+        before, most = mirror.limits, 1 + self.choices.below(2)
+        mirror.edit(before._replace(per_subject=most) if self.choices.chance(50) else before._replace(max_msgs=most))
+        if self.choices.chance(50):  # a mistake that is corrected at once: what it removed stays away
+            mirror.edit(before)
         self._say(f"{mirror.name} is edited: {mirror.limits}")
         return True
 

@@ -29,11 +29,12 @@ MOST_WAITS = 3  # what arrives on the connection may be of other requests, and t
 class RequestedPage:
     """A page that is under way: its replies, who is asked to name the responder, and the leader's word before it."""
 
-    __slots__ = ("before", "columns", "replies", "start", "token", "trace", "trace_token", "waits")
+    __slots__ = ("asked_at", "before", "columns", "replies", "start", "token", "trace", "trace_token", "waits")
 
-    def __init__(self, replies: ColumnPage, start: int, before: LeaderWord | None) -> None:
+    def __init__(self, replies: ColumnPage, start: int, before: LeaderWord | None, asked_at: float) -> None:
         self.replies = replies
         self.start = start
+        self.asked_at = asked_at
         self.before = before
         self.columns: list[Columns] = []  # arrived, and not yet proven
         self.token = ""
@@ -85,7 +86,8 @@ class RangeRead:
     def _request_page(self) -> RequestedPage:
         reader, rule, cache = self._reader, self._rule, self._rule.cache
         subject = self._direct.subject if self._is_plain else self._direct.subject_of(rule.copies)
-        page = self._page = RequestedPage(reader.page(subject), reader.next_seq, cache.leader)
+        page = RequestedPage(reader.page(subject), reader.next_seq, cache.leader, self._client.now())
+        self._page = page
         header = b""
         if cache.needs_names and not self._is_plain:
             page.trace = TraceSink()
@@ -156,7 +158,9 @@ class RangeRead:
         whole = Columns.join(page.columns)
         page.columns.clear()
         responder = "" if page.trace is None else await self._direct.name_of(page.trace)
-        arrived = RangePage(whole.stream, responder, whole.seqs, whole.times[0], page.start, reader.is_of_all)
+        arrived = RangePage(
+            whole.stream, responder, whole.seqs, whole.times[0], page.start, page.asked_at, reader.is_of_all
+        )
         page.start = whole.seqs[-1] + 1
         gone = await self._driver.run(self._goal, self._rule.page(self._goal, arrived, page.before))
         if isinstance(gone, Retry) or not gone:
