@@ -10,6 +10,7 @@ JSON, the client finds the class by the code. Every error can be pickled (Spark'
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from enum import IntEnum, unique
 from typing import Any, ClassVar
 
@@ -152,7 +153,24 @@ class KeyExistsError(Error):
 
 
 class BucketNotFoundError(Error):
-    """No bucket has the requested name."""
+    """No bucket has the requested name, or it was deleted."""
+
+
+class ReplicaOptionsError(UsageError):
+    """A read replica would answer reads of its origin with other values than the origin has.
+
+    `differences` has a text for each option; nothing was created or changed.
+    """
+
+    def __init__(self, replica: str, origin: str, differences: Sequence[str], advice: str = "") -> None:
+        super().__init__(
+            f"bucket {replica!r} must keep what its origin, stream {origin!r}, keeps, because it answers reads of it: "
+            + "; ".join(differences)
+            + (f". {advice}" if advice else "")
+        )
+        self.replica = replica
+        self.origin = origin
+        self.differences = tuple(differences)
 
 
 class ObjectNotFoundError(Error, KeyError):
@@ -482,6 +500,16 @@ class StreamNameInUseError(ApiError, reason=ErrorCode.STREAM_NAME_EXIST):
     """A stream of that name exists with another configuration."""
 
 
+class BucketOptionsError(StreamNameInUseError):
+    """A bucket of that name exists with other options: `differences` has what was wanted and what it has of each."""
+
+    def __init__(self, bucket: str, differences: Mapping[str, tuple[object, object]]) -> None:
+        told = "; ".join(f"{option}: wanted {wanted}, it has {has}" for option, (wanted, has) in differences.items())
+        super().__init__(f"bucket {bucket!r} exists with other options: {told}")
+        self.bucket = bucket
+        self.differences = dict(differences)
+
+
 class StreamNotFoundError(ApiError, reason=ErrorCode.STREAM_NOT_FOUND):
     """No stream has the requested name."""
 
@@ -531,6 +559,19 @@ class MinLastSequenceError(ApiError, StaleReadError, reason=ErrorCode.STREAM_MIN
 
 class NoStreamError(NoRespondersError):
     """No stream listens on the subject of the publish."""
+
+
+class OriginUnreachableError(NoStreamError):
+    """A write through a read replica cannot reach the bucket's origin by this connection. Reads of it still work."""
+
+    def __init__(self, bucket: str, origin: str, subject: str) -> None:
+        super().__init__(
+            subject,
+            f"bucket {bucket!r} is a read replica, its writes go to {origin}, which cannot be reached from here; "
+            "connect to the server of the origin and write there",
+        )
+        self.bucket = bucket
+        self.origin = origin
 
 
 class StreamLookupError(Error):

@@ -54,9 +54,14 @@ def test_the_address_follows_from_the_stream_configuration() -> None:
         mirror=StreamSource(name="KV_b", external=ExternalStream(api="$JS.hub.API")),
         mirror_direct=True,
     )
-    assert Address.found(mirror, api_prefix="$JS.API") == Address("KV_edge", "$KV.b.", "$JS.hub.API.$KV.b.", True)
+    origin = "stream 'KV_b' below '$JS.hub.API'"
+    there = Address("KV_edge", "$KV.b.", "$JS.hub.API.$KV.b.", True, origin)
+    assert Address.found(mirror, api_prefix="$JS.API") == there
+    assert Address.of_replica(mirror, usual, api_prefix="$JS.hub.API") == there
     moved = StreamConfig(
         name="KV_edge",
         mirror=StreamSource(name="KV_b", subject_transforms=(SubjectTransform(src="$KV.b.>", dest="$KV.edge.>"),)),
     )
-    assert Address.found(moved, api_prefix="$JS.API") == Address("KV_edge", "$KV.edge.", "$KV.b.", False)
+    assert Address.found(moved, api_prefix="$JS.API") == Address(
+        "KV_edge", "$KV.edge.", "$KV.b.", False, "stream 'KV_b'"
+    )

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from typing import Any
 
 from slipstream.api import (
     ExternalStream,
     Placement,
     Republish,
+    Retention,
     Storage,
     StreamConfig,
     StreamInfo,
@@ -32,6 +34,8 @@ STREAM_PREFIX = "KV_"
 SUBJECT_PREFIX = "$KV."
 DUPLICATE_WINDOW = timedelta(minutes=2)
 SHORTEST_TTL = timedelta(seconds=1)
+OWN_METADATA = "slipstream.kv."  # metadata of a stream that the client keeps for itself
+SERVER_METADATA = "_nats."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +43,8 @@ class BucketSource:
     """A bucket that another one mirrors or aggregates.
 
     `keys` selects the keys that an aggregate takes; `prefix`, if set, is put before them there. `external` is for a
-    bucket of another domain, account or server. `stream` (and its `subject_prefix`) is needed only for a bucket with a
-    stream other than `KV_<bucket>`.
+    bucket of another domain, account or server. `stream` is needed only for a bucket with a stream other than
+    `KV_<bucket>`, and `subject_prefix` if its keys are not below `$KV.<bucket>` and its server cannot be asked.
     """
 
     bucket: str
@@ -56,17 +60,43 @@ class BucketSource:
             raise UsageError(
                 "mirror must not set keys or prefix: it has all keys of its origin under their names; use sources"
             )
-        return StreamSource(name=self._stream(), external=self.external)
+        return StreamSource(name=self.stream_name, external=self.external)
 
-    def as_source(self, bucket: str) -> StreamSource:
-        """One of the `sources` of an aggregate's stream configuration: subjects are mapped to those of `bucket`."""
+    def as_source(self, prefix: str) -> StreamSource:
+        """One of the `sources` of an aggregate's stream configuration: keys are moved below the aggregate's prefix."""
         keys = check_pattern(self.keys)
         origin = self.subject_prefix or SUBJECT_PREFIX + check_bucket(self.bucket)
         below = f"{check_key(self.prefix)}." if self.prefix else ""
-        transform = SubjectTransform(src=f"{origin}.{keys}", dest=f"{SUBJECT_PREFIX}{bucket}.{below}{_numbered(keys)}")
-        return StreamSource(name=self._stream(), external=self.external, subject_transforms=(transform,))
+        transform = SubjectTransform(src=f"{origin}.{keys}", dest=f"{prefix}.{below}{_numbered(keys)}")
+        return StreamSource(name=self.stream_name, external=self.external, subject_transforms=(transform,))
 
-    def _stream(self) -> str:
+    @classmethod
+    def of_stream(cls, source: StreamSource, prefix: str = "") -> BucketSource:
+        """The bucket that a stream mirrors, or collects below `prefix`."""
+        is_usual = source.name.startswith(STREAM_PREFIX)
+        bucket = source.name.removeprefix(STREAM_PREFIX)
+        found = cls(bucket=bucket, external=source.external, stream="" if is_usual else source.name)
+        if not prefix or len(source.subject_transforms) != 1:
+            return found
+        transform = source.subject_transforms[0]
+        src, dest = transform.src.split("."), transform.dest.removeprefix(f"{prefix}.").split(".")
+        usual = found.subject_prefix or f"{SUBJECT_PREFIX}{bucket}"
+        longest = min(len(src) - 1, len(dest))
+        # How many tokens of the source are keys is not stored. Any cut with equal ends gives the same transform again.
+        for count in (len(src) - len(usual.split(".")), *range(longest, 0, -1)):
+            if 0 < count <= longest and _numbered(".".join(src[-count:])).split(".") == dest[-count:]:
+                origin = ".".join(src[:-count])
+                return replace(
+                    found,
+                    keys=".".join(src[-count:]),
+                    prefix=".".join(dest[:-count]),
+                    subject_prefix="" if origin == usual else origin,
+                )
+        return found
+
+    @property
+    def stream_name(self) -> str:
+        """The name of the bucket's stream."""
         return self.stream or STREAM_PREFIX + check_bucket(self.bucket)
 
 
@@ -80,7 +110,8 @@ def _numbered(pattern: str) -> str:
     return ".".join(tokens)
 
 
-def _source(source: BucketSource | str) -> BucketSource:
+def as_source(source: BucketSource | str) -> BucketSource:
+    """A source by its bucket's name, or as it is."""
     return BucketSource(bucket=source) if isinstance(source, str) else source
 
 
@@ -125,43 +156,60 @@ class BucketConfig(TracksFields, metaclass=TracksFieldsType):
     @property
     def key_prefix(self) -> str:
         """The configured prefix of keys, if any: a mirror has the subjects of its origin."""
-        return _source(self.mirror).subject_prefix if self.mirror else self.subject_prefix
+        return as_source(self.mirror).subject_prefix if self.mirror else self.subject_prefix
+
+    @classmethod
+    def of_stream(cls, config: StreamConfig, bucket: str = "") -> BucketConfig:
+        """The options of a bucket of any client, by the configuration of its stream. Every field counts as set."""
+        bucket = bucket or config.name.removeprefix(STREAM_PREFIX)
+        prefix, usual = _prefixes(config, "")[0], SUBJECT_PREFIX + bucket
+        private = (SERVER_METADATA, OWN_METADATA)
+        return cls(
+            bucket=bucket,
+            description=config.description,
+            history=config.max_msgs_per_subject,
+            ttl=config.max_age,
+            max_value_size=config.max_msg_size if config.max_msg_size > 0 else -1,
+            max_bytes=config.max_bytes if config.max_bytes > 0 else -1,
+            storage=config.storage,
+            replicas=config.num_replicas,
+            value_ttl=config.allow_msg_ttl,
+            limit_marker_ttl=config.subject_delete_marker_ttl,
+            mirror=BucketSource.of_stream(config.mirror) if config.mirror else None,
+            sources=tuple(BucketSource.of_stream(source, prefix) for source in config.sources),
+            placement=config.placement,
+            republish=config.republish,
+            compression=config.compression != "none",
+            metadata={key: value for key, value in config.metadata.items() if not key.startswith(private)},
+            stream="" if config.name == STREAM_PREFIX + bucket else config.name,
+            subject_prefix="" if config.mirror or prefix == usual else prefix,
+        )
 
     def stream_config(self) -> StreamConfig:
         """The configuration of the bucket's stream, exactly as the specification has it.
 
         `allow_direct` is always set: the specification expects servers to turn it on, released ones do not.
         """
-        return self.applied_to(StreamConfig(name=self.stream_name))
+        self._check()
+        return StreamConfig(
+            name=self.stream_name, allow_rollup_hdrs=True, deny_delete=True, allow_direct=True, **_settings(self)
+        )
 
     def applied_to(self, current: StreamConfig) -> StreamConfig:
-        """A stream's configuration with this bucket's options; its other settings stay."""
+        """A stream's configuration with the options that were set here; all else stays as it is."""
         self._check()
-        name = check_bucket(self.bucket)
-        prefix = check_subject(self.subject_prefix) if self.subject_prefix else SUBJECT_PREFIX + name
-        return current.replace(
-            description=self.description,
-            subjects=() if self.mirror else (f"{prefix}.>",),
-            max_msgs_per_subject=self.history,
-            max_bytes=self.max_bytes,
-            max_age=self.ttl,
-            max_msg_size=self.max_value_size,
-            storage=self.storage,
-            num_replicas=self.replicas,
-            duplicate_window=min(self.ttl, DUPLICATE_WINDOW) if self.ttl else DUPLICATE_WINDOW,
-            placement=self.placement or current.placement,
-            republish=self.republish,
-            compression="s2" if self.compression else "none",
-            mirror=_source(self.mirror).as_mirror() if self.mirror else None,
-            sources=tuple(_source(each).as_source(name) for each in self.sources),
-            allow_rollup_hdrs=True,
-            deny_delete=True,
-            allow_direct=True,
-            mirror_direct=bool(self.mirror),
-            allow_msg_ttl=self.value_ttl or bool(self.limit_marker_ttl),
-            subject_delete_marker_ttl=self.limit_marker_ttl,
-            metadata={**current.metadata, **self.metadata},
-        )
+        now = BucketConfig.of_stream(current, self.bucket)
+        wanted = now.replace(**{name: getattr(self, name) for name in self.fields_set if name in _DECIDES})
+        settings = _settings(wanted)
+        changes = {
+            setting: settings[setting]
+            for option, decided in _DECIDES.items()
+            if getattr(wanted, option) != getattr(now, option)
+            for setting in decided
+        }
+        if "metadata" in changes:
+            changes["metadata"] = {**current.metadata, **wanted.metadata}
+        return current.replace(**changes)
 
     def _check(self) -> None:
         if not 1 <= self.history <= MAX_HISTORY:
@@ -176,6 +224,90 @@ class BucketConfig(TracksFields, metaclass=TracksFieldsType):
             raise UsageError("a mirror must not set sources, limit_marker_ttl or subject_prefix")
 
 
+def _settings(config: BucketConfig) -> dict[str, Any]:
+    """The settings of a stream that the options decide."""
+    prefix = (
+        check_subject(config.subject_prefix) if config.subject_prefix else SUBJECT_PREFIX + check_bucket(config.bucket)
+    )
+    return {
+        "description": config.description,
+        "subjects": () if config.mirror else (f"{prefix}.>",),
+        "max_msgs_per_subject": config.history,
+        "max_bytes": config.max_bytes,
+        "max_age": config.ttl,
+        "max_msg_size": config.max_value_size,
+        "storage": config.storage,
+        "num_replicas": config.replicas,
+        "duplicate_window": min(config.ttl, DUPLICATE_WINDOW) if config.ttl else DUPLICATE_WINDOW,
+        "placement": config.placement,
+        "republish": config.republish,
+        "compression": "s2" if config.compression else "none",
+        "mirror": as_source(config.mirror).as_mirror() if config.mirror else None,
+        "sources": tuple(as_source(each).as_source(prefix) for each in config.sources),
+        "mirror_direct": bool(config.mirror),
+        "allow_msg_ttl": config.value_ttl or bool(config.limit_marker_ttl),
+        "subject_delete_marker_ttl": config.limit_marker_ttl,
+        "metadata": dict(config.metadata),
+    }
+
+
+# The settings of a stream that each option of a bucket decides.
+_DECIDES = {
+    "description": ("description",),
+    "history": ("max_msgs_per_subject",),
+    "ttl": ("max_age", "duplicate_window"),
+    "max_value_size": ("max_msg_size",),
+    "max_bytes": ("max_bytes",),
+    "storage": ("storage",),
+    "replicas": ("num_replicas",),
+    "value_ttl": ("allow_msg_ttl",),
+    "limit_marker_ttl": ("subject_delete_marker_ttl", "allow_msg_ttl"),
+    "mirror": ("mirror", "mirror_direct", "subjects"),
+    "sources": ("sources",),
+    "placement": ("placement",),
+    "republish": ("republish",),
+    "compression": ("compression",),
+    "metadata": ("metadata",),
+    "subject_prefix": ("subjects", "sources"),
+}
+# What a stream must have to keep values as a bucket does, whatever its options are.
+_REQUIRED = {
+    "retention": Retention.LIMITS.value,
+    "max_msgs": -1,
+    "allow_rollup_hdrs": True,
+    "discard_new_per_subject": False,
+}
+
+
+def differences(wanted: StreamConfig, found: StreamConfig, *, bucket: str) -> dict[str, tuple[object, object]]:
+    """The options in which a bucket that exists differs from one that is wanted: each with both values.
+
+    Only what the specification says of buckets, or an option decides, counts. Other clients make them with other
+    settings besides: `discard`, `allow_direct`, `deny_delete`, duplicate windows, metadata that was not asked for.
+    """
+    ours, theirs = BucketConfig.of_stream(wanted, bucket), BucketConfig.of_stream(found, bucket)
+    if theirs.republish is not None and ours.republish == theirs.republish.replace(src=""):  # no source: all subjects
+        theirs = theirs.replace(republish=ours.republish)
+    different = {
+        option: (getattr(ours, option), getattr(theirs, option))
+        for option in _DECIDES
+        if getattr(ours, option) != getattr(theirs, option)
+    }
+    if wanted.placement is None:  # left to the server
+        different.pop("placement", None)
+    if ours.metadata.items() <= theirs.metadata.items():
+        different.pop("metadata", None)
+    if set(wanted.subjects) <= set(found.subjects) and bool(wanted.mirror) == bool(found.mirror):
+        different.pop("subject_prefix", None)
+    if wanted.sources != found.sources:  # also where a bucket's options cannot express what is found
+        different["sources"] = ours.sources, theirs.sources
+    for setting, required in _REQUIRED.items():
+        has = getattr(found, setting)
+        if has != required and not (setting == "max_msgs" and has <= 0):
+            different[setting] = required, has
+    return different
+
+
 @dataclass(frozen=True, slots=True)
 class Address:
     """Address of a bucket: its stream, the prefix of stored subjects, and the prefix that writes are published to."""
@@ -184,6 +316,7 @@ class Address:
     prefix: str  # of stored subjects, with the dot
     put_prefix: str  # of subjects to publish to, with the dot
     is_direct: bool = True
+    origin: str = ""  # of a read replica: the stream that takes its writes, and where it is
 
     @classmethod
     def usual(cls, bucket: str, *, api_prefix: str = names.API_PREFIX) -> Address:
@@ -203,7 +336,20 @@ class Address:
             )
         put = f"{put_prefix}." if put_prefix else _put_prefix(f"{origin}.", api)
         is_direct = config.mirror_direct or config.allow_direct if config.mirror else config.allow_direct
-        return cls(config.name, f"{stored}.", put, is_direct)
+        return cls(
+            config.name, f"{stored}.", put, is_direct, stream_at(config.mirror.name, api) if config.mirror else ""
+        )
+
+    @classmethod
+    def of_replica(cls, config: StreamConfig, origin: StreamConfig, *, api_prefix: str) -> Address:
+        """The address of a read replica whose origin has that configuration, and is below that API prefix."""
+        theirs, own = cls.found(origin, api_prefix=api_prefix), config.mirror_direct or config.allow_direct
+        return cls(config.name, theirs.prefix, theirs.put_prefix, own, stream_at(origin.name, api_prefix))
+
+
+def stream_at(stream: str, api_prefix: str) -> str:
+    """A stream and where it is, for messages."""
+    return f"stream {stream!r}" + (f" below {api_prefix!r}" if api_prefix != names.API_PREFIX else "")
 
 
 def _put_prefix(prefix: str, api_prefix: str) -> str:
@@ -236,6 +382,16 @@ class BucketStatus:
     bucket: str
     stream_info: StreamInfo
     backing_store: str = BACKING_STORE
+
+    @property
+    def config(self) -> BucketConfig:
+        """The bucket's options, all of them: change some with `replace` and pass them to `update_key_value`."""
+        return BucketConfig.of_stream(self.stream_info.config, self.bucket)
+
+    @property
+    def num_keys(self) -> int:
+        """How many keys have an entry, be it a mark. Their names: `kv.keys()`."""
+        return self.stream_info.state.num_subjects
 
     @property
     def values(self) -> int:

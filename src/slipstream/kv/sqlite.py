@@ -17,13 +17,14 @@ from slipstream.api import Storage, StreamConfig, StreamInfo, StreamState
 from slipstream.api.times import nanoseconds
 from slipstream.errors import (
     BucketNotFoundError,
+    BucketOptionsError,
     ErrorCode,
     StoreError,
     StreamMessageTooLargeError,
     StreamNameInUseError,
     UsageError,
 )
-from slipstream.kv.bucket import BucketConfig, BucketStatus
+from slipstream.kv.bucket import BucketConfig, BucketStatus, differences
 from slipstream.kv.entry import Entry, From, Operation, Start
 from slipstream.kv.keys import any_of
 from slipstream.kv.snapshot import forgotten_of, with_forgotten
@@ -76,7 +77,7 @@ class SqliteBucket:
     def open(cls, path: str, *, config: BucketConfig | None = None, now: int) -> SqliteBucket:
         """Open the bucket of a file (`:memory:`: in memory), or create it if a configuration is passed.
 
-        Raises StreamNameInUseError if it exists with another configuration, BucketNotFoundError if there is none.
+        Raises BucketOptionsError if it exists with other options, BucketNotFoundError if there is none.
         """
         try:
             database = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
@@ -111,11 +112,13 @@ class SqliteBucket:
         if layout != _LAYOUT:
             database.close()
             raise StoreError(f"{path} has layout {layout}: this version reads {_LAYOUT}")
-        if wanted is not None and with_forgotten(wanted, forgotten_of(found)) != with_forgotten(
-            found, forgotten_of(found)
-        ):
-            database.close()
-            raise StreamNameInUseError(f"{path} holds bucket {name!r} with another configuration")
+        if config is not None and wanted is not None:
+            if name != config.bucket:
+                database.close()
+                raise StreamNameInUseError(f"{path} must hold bucket {config.bucket!r}, got {name!r}")
+            if different := differences(wanted, found, bucket=name):
+                database.close()
+                raise BucketOptionsError(name, different)
         return cls(database, found, name, created)
 
     def close(self) -> None:

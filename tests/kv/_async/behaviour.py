@@ -15,6 +15,7 @@ import pytest
 
 from slipstream import BucketConfig
 from slipstream.errors import (
+    BucketNotFoundError,
     HistoryLostError,
     KeyExistsError,
     KeyNotFoundError,
@@ -415,9 +416,33 @@ class Behaviour:
             with pytest.raises(UsageError, match="limit_marker_ttl"):
                 await kv.cached()
 
-    async def test_a_destroyed_bucket_is_gone(self, fresh: str) -> None:
-        async with self.bucket(BucketConfig(bucket=fresh)) as kv:
-            await kv.put("a", b"1")
+    async def test_every_call_on_a_destroyed_bucket_says_that_it_does_not_exist(self, fresh: str) -> None:
+        async with self.bucket(BucketConfig(bucket=fresh, history=2)) as kv:
+            revision = await kv.put("a", b"1")
+            writer = kv.writer()
             await kv.destroy()
-            with pytest.raises(Exception, match=r"does not exist|destroyed"):
-                await kv.status()
+
+            async def write() -> None:
+                await writer.put("a", b"2")
+                await writer.flush()
+
+            calls: list[Any] = [
+                lambda: kv.put("a", b"2"),
+                lambda: kv.purge("a"),
+                lambda: kv.get("a"),
+                lambda: kv.get("a", revision=revision),
+                lambda: kv.history("a"),
+                lambda: kv.watch(),
+                lambda: kv.watch(include_history=True),
+                lambda: kv.keys(),
+                lambda: kv.get_range("a"),
+                lambda: kv.delete_range("a"),
+                lambda: kv.snapshot(),
+                lambda: kv.purge_deletes(older_than=timedelta(0)),
+                lambda: kv.status(),
+                lambda: kv.destroy(),
+                write,
+            ]
+            for call in calls:
+                with pytest.raises(BucketNotFoundError, match=kv.bucket):
+                    await call()

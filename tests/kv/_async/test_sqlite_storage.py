@@ -17,6 +17,7 @@ from slipstream import BucketConfig, Placement, Republish
 from slipstream.errors import (
     ApiError,
     BucketNotFoundError,
+    BucketOptionsError,
     KeyNotFoundError,
     StoreError,
     StreamNameInUseError,
@@ -84,8 +85,12 @@ async def test_a_file_holds_its_bucket(tmp_path: Path) -> None:
     assert await kv.put("a", b"2") == revision + 1
     assert (await kv.status()).history == 2
     await kv.close()
-    with pytest.raises(StreamNameInUseError, match="another configuration"):
+    with pytest.raises(StreamNameInUseError, match="other options: history: wanted 3, it has 2") as different:
         await open_local_key_value(path, BucketConfig(bucket="b", history=3))
+    assert isinstance(different.value, BucketOptionsError)
+    assert different.value.differences == {"history": (3, 2)}
+    with pytest.raises(StreamNameInUseError, match="must hold bucket 'c', got 'b'"):
+        await open_local_key_value(path, BucketConfig(bucket="c", history=2))
 
 
 async def test_there_must_be_a_bucket_or_a_configuration(tmp_path: Path) -> None:

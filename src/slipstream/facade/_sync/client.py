@@ -24,12 +24,19 @@ from slipstream.objects.info import ObjectStoreConfig
 class JetStream(jetstream.JetStream):
     """JetStream of one account: publish, streams, Key-Value buckets."""
 
-    def create_key_value(self, config: BucketConfig, *, timeout: float | None = None) -> KeyValue[bytes]:
-        """Create a bucket; an existing one must have the same configuration."""
+    def create_key_value(self, config: BucketConfig | str, *, timeout: float | None = None) -> KeyValue[bytes]:
+        """Create a bucket: by its options, or by its name alone. An existing one must have the same options.
+
+        Raises BucketOptionsError if it has others, ReplicaOptionsError for a read replica that would answer reads of
+        its origin with other values.
+        """
         return KeyValue(buckets.create_bucket(self, config, timeout=timeout))
 
     def update_key_value(self, config: BucketConfig, *, timeout: float | None = None) -> KeyValue[bytes]:
-        """Change the options of an existing bucket."""
+        """Change the options of an existing bucket that were set in `config`, also to their default; others stay.
+
+        Its read replicas in the same account change with it. All options of a bucket: `(kv.status()).config`.
+        """
         return KeyValue(buckets.update_bucket(self, config, timeout=timeout))
 
     def key_value(

@@ -1,44 +1,75 @@
 """Administration of the buckets of a JetStream account, over asyncio: create, update, open, list and delete.
 
-The blocking twin is generated from this file (`tools/unasync.py`).
+A read replica takes over what its origin keeps, and the replicas of a bucket are changed with it: `kv/replica.py` says
+why. The blocking twin is generated from this file (`tools/unasync.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncIterator, Collection
+from dataclasses import replace
 
-from slipstream.api import StreamInfo
-from slipstream.errors import StreamNameInUseError, StreamNotFoundError
+from slipstream.api import StreamConfig
+from slipstream.errors import (
+    BucketNotFoundError,
+    BucketOptionsError,
+    ReplicaOptionsError,
+    StreamNameInUseError,
+    StreamNotFoundError,
+    UsageError,
+)
 from slipstream.jetstream._async.jetstream import JetStream
 from slipstream.jetstream.requests import check_bucket, check_type
+from slipstream.kv._async.replicas import Upstream, is_local_mirror, origin_of, replicas_of, upstream_of
 from slipstream.kv._async.stream_storage import StreamStorage, not_found
-from slipstream.kv.bucket import STREAM_PREFIX, Address, BucketConfig
-from slipstream.kv.snapshot import forgotten_of
+from slipstream.kv.bucket import STREAM_PREFIX, Address, BucketConfig, BucketSource, as_source, differences
+from slipstream.kv.replica import FOLLOWED, following, grows, keeps_alike, kept_differently
+
+log = logging.getLogger("slipstream.kv")
+
+_ADVICE = "Leave these options out to take them over, or use sources: such a bucket answers for itself alone"
 
 
-async def create_bucket(js: JetStream, config: BucketConfig, *, timeout: float | None = None) -> StreamStorage:
-    """Create a bucket, or open it if it exists with the same configuration."""
+async def create_bucket(js: JetStream, config: BucketConfig | str, *, timeout: float | None = None) -> StreamStorage:
+    """Create a bucket, or open it if it exists with the same options. A name is a bucket with the default options."""
+    config = BucketConfig(bucket=config) if isinstance(config, str) else config
     check_type(config, BucketConfig)
-    stream = config.stream_config()
-    address = _address(js, stream_prefix=config.key_prefix, info=StreamInfo(config=stream))
+    config = await _with_source_prefixes(js, config, timeout)
+    stream, unknown = config.stream_config(), set[str]()
+    if stream.mirror is not None:
+        upstream = await _upstream(js, stream, timeout)
+        stream = _joined(config.bucket, stream, upstream, own=config.fields_set)
+        if upstream is None:  # what the replica took over from its origin before is no difference
+            unknown = FOLLOWED.keys() - config.fields_set
     try:
         await js.create_stream(stream, timeout=timeout)
-    except StreamNameInUseError:
+    except StreamNameInUseError as error:
         found = (await js.stream(stream.name).info(timeout=timeout)).config
-        if not forgotten_of(found) or config.applied_to(found) != found:  # otherwise it differs by that record only
-            raise
-    return StreamStorage(js, check_bucket(config.bucket), address)
+        different = differences(stream, found, bucket=config.bucket)
+        different = {option: values for option, values in different.items() if option not in unknown}
+        if different:
+            raise BucketOptionsError(config.bucket, different) from error
+        stream = found
+    return await _storage(js, check_bucket(config.bucket), stream, subject_prefix=config.key_prefix, timeout=timeout)
 
 
 async def update_bucket(js: JetStream, config: BucketConfig, *, timeout: float | None = None) -> StreamStorage:
-    """Change an existing bucket's options; other settings of its stream stay."""
+    """Change the options of an existing bucket that `config` sets, and those of its read replicas with them."""
     check_type(config, BucketConfig)
     try:
         current = (await js.stream(config.stream_name).info(timeout=timeout)).config
     except StreamNotFoundError as error:
         raise not_found(config.bucket) from error
-    info = await js.update_stream(config.applied_to(current), timeout=timeout)
-    return StreamStorage(js, config.bucket, _address(js, stream_prefix=config.key_prefix, info=info))
+    wanted = (await _with_source_prefixes(js, config, timeout)).applied_to(current)
+    if wanted.mirror is not None:
+        upstream = await _upstream(js, wanted, timeout)
+        wanted = _joined(config.bucket, wanted, upstream, own=FOLLOWED)
+    replicas = await _replicas_with(js, current, wanted, timeout)
+    updates = [*replicas, wanted] if grows(current, wanted) else [wanted, *replicas]
+    for update in updates:  # a replica must at no time remove what its origin keeps
+        await js.update_stream(update, timeout=timeout)
+    return await _storage(js, config.bucket, wanted, subject_prefix=config.key_prefix, timeout=timeout)
 
 
 async def open_bucket(
@@ -59,7 +90,9 @@ async def open_bucket(
         info = await js.stream(stream or STREAM_PREFIX + bucket).info(timeout=timeout)
     except StreamNotFoundError as error:
         raise not_found(bucket) from error
-    return StreamStorage(js, bucket, _address(js, stream_prefix=subject_prefix, put_prefix=put_prefix, info=info))
+    return await _storage(
+        js, bucket, info.config, subject_prefix=subject_prefix, put_prefix=put_prefix, timeout=timeout
+    )
 
 
 async def delete_bucket(js: JetStream, bucket: str, *, timeout: float | None = None) -> None:
@@ -74,5 +107,120 @@ async def bucket_names(js: JetStream, *, timeout: float | None = None) -> AsyncI
             yield name.removeprefix(STREAM_PREFIX)
 
 
-def _address(js: JetStream, *, info: StreamInfo, stream_prefix: str = "", put_prefix: str = "") -> Address:
-    return Address.found(info.config, api_prefix=js.prefix, subject_prefix=stream_prefix, put_prefix=put_prefix)
+async def _storage(
+    js: JetStream,
+    bucket: str,
+    stream: StreamConfig,
+    *,
+    subject_prefix: str,
+    put_prefix: str = "",
+    timeout: float | None,
+) -> StreamStorage:
+    """A bucket at the address that follows from its stream's configuration; of a replica, from its origin's."""
+    mirror = stream.mirror
+    if mirror is not None and not mirror.subject_transforms and not subject_prefix and not put_prefix:
+        origin = await origin_of(js, mirror, timeout=timeout)
+        if origin is not None:
+            return StreamStorage(js, bucket, Address.of_replica(stream, origin.config, api_prefix=origin.js.prefix))
+    address = Address.found(stream, api_prefix=js.prefix, subject_prefix=subject_prefix, put_prefix=put_prefix)
+    return StreamStorage(js, bucket, address)
+
+
+async def _with_source_prefixes(js: JetStream, config: BucketConfig, timeout: float | None) -> BucketConfig:
+    """The options of an aggregate, with the prefix of keys for each source whose server can be asked.
+
+    The keys of a source need not be below `$KV.<bucket>`: it may have a prefix of its own, or be a read replica.
+    """
+    if not config.sources:
+        return config
+    sources = [await _with_prefix(js, as_source(source), timeout) for source in config.sources]
+    return config.replace(sources=tuple(sources))
+
+
+async def _with_prefix(js: JetStream, source: BucketSource, timeout: float | None) -> BucketSource:
+    if source.subject_prefix:
+        return source
+    try:
+        found = await upstream_of(js, source.as_source("x"), timeout=timeout)
+    except StreamNotFoundError:  # a source may be created later
+        return source
+    if found is None:
+        return source
+    if found.config.mirror is not None and not found.config.mirror.subject_transforms:
+        found = await origin_of(found.js, found.config.mirror, timeout=timeout) or found
+    try:
+        prefix = Address.found(found.config, api_prefix=js.prefix).prefix.removesuffix(".")
+    except UsageError:  # it does not say; the usual one is as good as any
+        return source
+    return (
+        source
+        if prefix == Address.usual(source.bucket).prefix.removesuffix(".")
+        else replace(source, subject_prefix=prefix)
+    )
+
+
+# Read replicas
+
+
+async def _upstream(js: JetStream, stream: StreamConfig, timeout: float | None) -> Upstream | None:
+    assert stream.mirror is not None
+    try:
+        return await upstream_of(js, stream.mirror, timeout=timeout)
+    except StreamNotFoundError as error:
+        bucket = stream.mirror.name.removeprefix(STREAM_PREFIX)
+        raise BucketNotFoundError(f"bucket {bucket!r}, the origin of stream {stream.name!r}, does not exist") from error
+
+
+def _joined(bucket: str, stream: StreamConfig, upstream: Upstream | None, *, own: Collection[str]) -> StreamConfig:
+    """A replica's configuration that keeps what its origin keeps, or does not answer reads of it."""
+    assert stream.mirror is not None
+    origin = stream.mirror.name
+    if upstream is None:
+        log.warning(
+            "replica %r does not answer reads of its origin, stream %r: the origin cannot be asked what it keeps; "
+            "set history, ttl and value_ttl as it has them",
+            bucket,
+            origin,
+        )
+        return stream.replace(mirror_direct=False)
+    stream = following(stream, upstream.config, own=own)
+    different = kept_differently(stream, upstream.config)
+    if not different or not upstream.config.allow_direct:
+        return stream.replace(mirror_direct=upstream.config.allow_direct)
+    if is_local_mirror(stream):
+        raise ReplicaOptionsError(bucket, origin, different, _ADVICE)
+    log.warning("replica %r does not answer reads of its origin, stream %r: %s", bucket, origin, "; ".join(different))
+    return stream.replace(mirror_direct=False)
+
+
+async def _replicas_with(
+    js: JetStream, before: StreamConfig, after: StreamConfig, timeout: float | None
+) -> list[StreamConfig]:
+    """The configurations of a bucket's replicas that a change of its options changes too."""
+    if keeps_alike(before, after):
+        return []
+    changes = {before.name: (before, after)}
+    changed = []
+    for info in await replicas_of(js, before.name, timeout=timeout):
+        replica = info.config
+        assert replica.mirror is not None
+        then, now = changes[replica.mirror.name]
+        own = [
+            option for option, (setting, *_) in FOLLOWED.items() if getattr(replica, setting) != getattr(then, setting)
+        ]
+        adapted = following(replica, now, own=own)
+        changes[replica.name] = replica, adapted
+        different = kept_differently(adapted, now)
+        if different and now.allow_direct:
+            bucket = replica.name.removeprefix(STREAM_PREFIX)
+            if not kept_differently(replica, then):
+                raise ReplicaOptionsError(bucket, now.name, different, "Delete the replica first, or keep the option")
+            log.warning(
+                "stream %r answers reads of bucket %r with other values: %s",
+                replica.name,
+                now.name,
+                "; ".join(different),
+            )
+        if adapted != replica:
+            changed.append(adapted)
+    return changed

@@ -313,7 +313,7 @@ class SqliteFeed:
                 raise UsageError(f"the feed of bucket {database.name!r} is closed")
             left = None if deadline is None else deadline - clock()
             if left is not None and left <= 0:
-                raise RequestTimeoutError(f"no entry of bucket {database.name!r} arrived within {timeout} s")
+                raise RequestTimeoutError(f"bucket {database.name!r}: no entry within {timeout:g} s")
             await database.changed.wait(seen, await self._until_next_change(left))
 
     async def _until_next_change(self, left: float | None) -> float | None:

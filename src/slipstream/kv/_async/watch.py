@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Generic, Self, TypeVar
 
-from slipstream.errors import Error
+from slipstream.errors import Error, RequestTimeoutError
 from slipstream.kv._async.runtime import clock
 from slipstream.kv._async.storage import Feed
 from slipstream.kv.entry import Entry
@@ -24,7 +24,10 @@ class Watch(Generic[V]):
     continue (its bucket was deleted) raises.
     """
 
-    def __init__(self, feed: Feed[V], *, ignore_deletes: bool = False, is_current: bool = False) -> None:
+    def __init__(
+        self, feed: Feed[V], *, bucket: str = "", ignore_deletes: bool = False, is_current: bool = False
+    ) -> None:
+        self._bucket = bucket
         self._feed = feed
         self._ignores_deletes = ignore_deletes
         self._is_current = False
@@ -60,7 +63,12 @@ class Watch(Generic[V]):
                 self._is_current = True
                 return []
             left = None if deadline is None else max(deadline - clock(), 0.0)
-            entries = await self._feed.next_entries(timeout=left)
+            try:
+                entries = await self._feed.next_entries(timeout=left)
+            except RequestTimeoutError as error:
+                if timeout is None or not self._bucket:
+                    raise
+                raise RequestTimeoutError(f"watch of bucket {self._bucket!r}: no entry within {timeout:g} s") from error
             if self._ignores_deletes:
                 entries = [entry for entry in entries if not entry.is_deleted]
             if entries:

@@ -166,7 +166,7 @@ class KeyValue(Generic[V]):
             min_last_revision=min_last_revision,
             timeout=timeout,
         )
-        return Watch(feed, ignore_deletes=ignore_deletes, is_current=updates_only)
+        return Watch(feed, bucket=self.bucket, ignore_deletes=ignore_deletes, is_current=updates_only)
 
     # Ranges of keys: filters in which a token may be `*` and the last one `>`; none: all keys
 

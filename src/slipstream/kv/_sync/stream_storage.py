@@ -24,8 +24,11 @@ from slipstream.client.base import FOREVER
 from slipstream.errors import (
     BucketNotFoundError,
     ConnectionClosedError,
+    DirectGetNotAllowedError,
     Error,
     MessageNotFoundError,
+    NoStreamError,
+    OriginUnreachableError,
     RequestTimeoutError,
     StaleReadError,
     StreamNotFoundError,
@@ -99,26 +102,45 @@ class StreamStorage:
         timeout: float | None = None,
     ) -> int:
         """Publish an entry; returns its sequence."""
-        ack = self.js.publish(
-            self._put_prefix + key,
-            payload_of(value, operation),
-            headers=_HEADERS.get(operation),
-            rollup=names.ROLLUP_SUBJECT if operation is Operation.PURGE else None,
-            expected_last_subject_seq=last,
-            ttl=ttl,
-            timeout=timeout,
-        )
+        try:
+            ack = self.js.publish(
+                self._put_prefix + key,
+                payload_of(value, operation),
+                headers=_HEADERS.get(operation),
+                rollup=names.ROLLUP_SUBJECT if operation is Operation.PURGE else None,
+                expected_last_subject_seq=last,
+                ttl=ttl,
+                timeout=timeout,
+            )
+        except NoStreamError as error:
+            raise self.cause_of(error) from error
         self.note(ack.seq, key)  # of a read replica too: its sequences are those of its origin
         return ack.seq
 
     def writer(self, *, max_in_flight: int, timeout: float | None = None) -> StreamWriter:
         """Publish entries in a pipeline, each acknowledged."""
-        publisher = self.js.publisher(max_in_flight=max_in_flight, timeout=timeout)
-        return StreamWriter(publisher, self._put_prefix, self.note)
+        return StreamWriter(self, self.js.publisher(max_in_flight=max_in_flight, timeout=timeout))
+
+    def cause_of(self, error: Error) -> Error:
+        """The error to raise where no server answers: the bucket was deleted, or is a replica without its origin."""
+        if not isinstance(error, StreamNotFoundError):
+            try:
+                self.stream.info()
+            except StreamNotFoundError:
+                return not_found(self.bucket)
+            except Error:  # it is not known, or this user may not ask
+                return error
+            if isinstance(error, NoStreamError) and self.address.origin:
+                return OriginUnreachableError(self.bucket, self.address.origin, error.subject)
+            return error
+        return not_found(self.bucket)
 
     def forget(self, key: str, *, below: int, timeout: float | None = None) -> None:
         """Purge the subject below a sequence: messages written meanwhile stay."""
-        self.stream.purge(subject=self._prefix + key, below=below, timeout=timeout)
+        try:
+            self.stream.purge(subject=self._prefix + key, below=below, timeout=timeout)
+        except StreamNotFoundError as error:
+            raise not_found(self.bucket) from error
 
     def record_forgotten(self, revision: int, *, timeout: float | None = None) -> None:
         """Record it in the stream's metadata, for other programs too."""
@@ -141,6 +163,8 @@ class StreamStorage:
             )
         except MessageNotFoundError:
             return None
+        except _UNANSWERED as error:
+            raise self.cause_of(error) from error
         return self._entry(message)
 
     def _last_of_any_replica(self, key: str, timeout: float | None) -> Entry[bytes] | None:
@@ -152,8 +176,10 @@ class StreamStorage:
         except MessageNotFoundError:
             context.read_state.at_once += 1
             return None
-        except Error:
+        except Error as error:
             context.read_state.failed += 1
+            if isinstance(error, _UNANSWERED):
+                raise self.cause_of(error) from error
             raise
         context.read_state.at_once += 1
         return found
@@ -166,6 +192,8 @@ class StreamStorage:
             )
         except MessageNotFoundError:
             return None
+        except _UNANSWERED as error:
+            raise self.cause_of(error) from error
         return self._entry(message)._replace(delta=None) if message.subject.startswith(self._prefix) else None
 
     def read(
@@ -189,9 +217,12 @@ class StreamStorage:
             chunks = self.stream.read_columns(
                 start=start, end=end, subject=self._prefix + pattern, min_last_seq=min_last, timeout=timeout
             )
-            for columns in chunks:
-                entries = self._entries(columns)
-                yield [entry for entry in entries if not any(is_seen(entry.key) for is_seen in seen)]
+            try:
+                for columns in chunks:
+                    entries = self._entries(columns)
+                    yield [entry for entry in entries if not any(is_seen(entry.key) for is_seen in seen)]
+            except _UNANSWERED as error:
+                raise self.cause_of(error) from error
 
     def latest(
         self,
@@ -235,7 +266,10 @@ class StreamStorage:
     def _latest_proven(self, patterns: Sequence[str], min_last: int, timeout: float | None) -> list[Entry[bytes]]:
         """The newest of each key. Not by a range: it may miss a key that is replaced behind its end meanwhile."""
         subjects = [self._prefix + pattern for pattern in patterns]
-        found = self.stream.get_last_many(subjects, min_last_seq=min_last, timeout=timeout)
+        try:
+            found = self.stream.get_last_many(subjects, min_last_seq=min_last, timeout=timeout)
+        except _UNANSWERED as error:
+            raise self.cause_of(error) from error
         return sorted(map(self._entry, found.values()), key=attrgetter("revision"))
 
     def _initial_data(
@@ -434,6 +468,7 @@ class StreamStorage:
             raise not_found(self.bucket) from error
 
 
+_UNANSWERED = (DirectGetNotAllowedError, StreamNotFoundError)
 _POLICIES = {
     From.LATEST: DeliverPolicy.LAST_PER_SUBJECT,
     From.ALL: DeliverPolicy.ALL,
@@ -455,26 +490,37 @@ def not_found(bucket: str) -> BucketNotFoundError:
 
 
 class StreamWriter:
-    """Pipelined publishes; `note` is called with the newest revision once they are stored."""
+    """Pipelined publishes; the storage notes the newest revision once they are stored."""
 
-    def __init__(self, publisher: Publisher, prefix: str, note: Callable[[int], None]) -> None:
+    def __init__(self, storage: StreamStorage, publisher: Publisher) -> None:
+        self._storage = storage
         self._publisher = publisher
-        self._prefix = prefix
-        self._note = note
+        self._prefix = storage.address.put_prefix
 
     def append(self, key: str, value: bytes | None, operation: Operation = Operation.PUT) -> None:
         """Send one; waits only while too many are unacknowledged."""
         headers = _WRITER_HEADERS.get(operation)
-        self._publisher.publish(self._prefix + key, payload_of(value, operation), headers=headers)
+        try:
+            self._publisher.publish(self._prefix + key, payload_of(value, operation), headers=headers)
+        except (NoStreamError, RequestTimeoutError) as error:
+            raise self._cause_of(error) from error
 
     def flush(self) -> int:
         """Wait until all are stored; returns the newest revision."""
-        self._publisher.flush()
+        try:
+            self._publisher.flush()
+        except (NoStreamError, RequestTimeoutError) as error:
+            raise self._cause_of(error) from error
         ack = self._publisher.last_ack
         if ack is None:
             return 0
-        self._note(ack.seq)  # of a read replica too: the acks name its origin
+        self._storage.note(ack.seq)  # of a read replica too: the acks name its origin
         return ack.seq
+
+    def _cause_of(self, error: Error) -> Error:
+        if isinstance(error, RequestTimeoutError):
+            return RequestTimeoutError(f"bucket {self._storage.bucket!r}: {error}")
+        return self._storage.cause_of(error)
 
     def abandon(self) -> None:
         """Stop waiting for acknowledgements."""
@@ -531,7 +577,7 @@ class StreamFeed:
         if self._initial:
             return self._take_initial()
         deadline = None if timeout is None else clock() + timeout
-        while (run := self._await_run(deadline)) is not None:
+        while (run := self._await_run(deadline, timeout)) is not None:
             entries = self._entries(run)
             if entries or not self.pending:
                 return entries
@@ -541,7 +587,7 @@ class StreamFeed:
         """The next part of the initial data as keys only: the same without an entry for each."""
         if self._initial or self._is_wanted is not None:
             return listing_of(self.next_entries(timeout=timeout))
-        run = self._await_run(clock() + timeout)
+        run = self._await_run(clock() + timeout, timeout)
         if run is None:
             return Listing([], [])
         keys = self._received(run)
@@ -550,7 +596,7 @@ class StreamFeed:
             return Listing([key for key, is_live in live.items() if is_live], [key for key in live if not live[key]])
         return Listing(keys, [])
 
-    def _await_run(self, deadline: float | None) -> MessageRun | None:
+    def _await_run(self, deadline: float | None, timeout: float | None) -> MessageRun | None:
         """The next messages; None when the initial data turned out to be complete.
 
         Messages of the initial data may be removed before they are delivered. So while some are expected, a silence of
@@ -562,12 +608,12 @@ class StreamFeed:
                 run = self._consumer.receive_run(timeout=min(left, IDLE_CHECK) if self.pending else left)
             except StreamNotFoundError as error:
                 raise BucketNotFoundError(f"bucket {self.bucket!r} was deleted") from error
-            except RequestTimeoutError:
+            except RequestTimeoutError as error:
                 if self.pending and self._consumer.is_drained():
                     self.pending = 0
                     return None
                 if deadline is not None and clock() >= deadline:
-                    raise
+                    raise RequestTimeoutError(f"bucket {self.bucket!r}: no entry within {timeout:g} s") from error
             else:
                 if run is None:
                     raise ConnectionClosedError(f"the feed of bucket {self.bucket!r} is closed")
