@@ -24,6 +24,7 @@ from slipstream.api.times import duration
 from slipstream.errors import UsageError
 from slipstream.jetstream.requests import check_bucket
 from slipstream.kv.keys import check_key, check_pattern
+from slipstream.kv.lifetime import SHORTEST_TTL, shortest_ttl
 from slipstream.wire import check_subject
 
 __all__ = ["Address", "BucketConfig", "BucketSource", "BucketStatus", "check_bucket", "check_key"]
@@ -33,7 +34,6 @@ BACKING_STORE = "JetStream"
 STREAM_PREFIX = "KV_"
 SUBJECT_PREFIX = "$KV."
 DUPLICATE_WINDOW = timedelta(minutes=2)
-SHORTEST_TTL = timedelta(seconds=1)
 OWN_METADATA = "slipstream.kv."  # metadata of a stream that the client keeps for itself
 SERVER_METADATA = "_nats."
 
@@ -120,7 +120,8 @@ class BucketConfig(TracksFields, metaclass=TracksFieldsType):
     """Configuration of a bucket. A limit of -1 is unlimited; a `ttl` of 0 keeps values forever.
 
     `value_ttl` allows a TTL per value. With `limit_marker_ttl` the server leaves a marker, kept for that long, where
-    its limits remove the last value of a key (this allows a TTL per value too). `mirror` makes a read replica of
+    its limits remove the last value of a key (this allows a TTL per value too; with a `history` above 1 none shorter
+    than the markers'). `mirror` makes a read replica of
     another bucket, `sources` an aggregate of several. `stream` and `subject_prefix` are for names other than
     `KV_<bucket>` and `$KV.<bucket>`.
     """
@@ -427,6 +428,11 @@ class BucketStatus:
     def limit_marker_ttl(self) -> timedelta:
         """How long markers left by the server's limits are kept; 0: it leaves none."""
         return self.stream_info.config.subject_delete_marker_ttl
+
+    @property
+    def shortest_ttl(self) -> timedelta:
+        """The shortest TTL that a value may have, where it may have one: see `limit_marker_ttl`."""
+        return shortest_ttl(self.stream_info.config)
 
     @property
     def mirror_of(self) -> str:

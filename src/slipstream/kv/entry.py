@@ -13,6 +13,8 @@ from enum import Enum, StrEnum
 from typing import Generic, NamedTuple, TypeVar
 
 from slipstream.api import names
+from slipstream.api.times import SECOND
+from slipstream.api.ttl import time_to_live
 from slipstream.errors import UsageError
 from slipstream.jetstream.reads.direct_get import StoredMessage, decode_one, match_tail, own_headers, time_of
 from slipstream.wire import Headers, Msg
@@ -21,6 +23,7 @@ V = TypeVar("V")
 
 _MARK = names.KV_OPERATION.encode()
 _MARKER = names.MARKER_REASON.encode()
+_TTL = names.TTL.encode()
 
 
 class Operation(StrEnum):
@@ -54,7 +57,8 @@ class Entry(NamedTuple, Generic[V]):
     watch of one key; it may be None in a watch of several keys that returns more than the newest entry of each, and of
     `get(revision=...)`.
     `marker` is the reason if the server wrote the entry itself (empty: a client did). `stream` is the stream that
-    answered: a read replica names itself.
+    answered: a read replica names itself. `expires` is when the TTL of this very entry ends, in nanoseconds since the
+    epoch by the server's clock (0: it has none of its own, -1: it is kept even beyond the TTL of its bucket).
     """
 
     bucket: str
@@ -66,6 +70,7 @@ class Entry(NamedTuple, Generic[V]):
     operation: Operation
     marker: str = ""
     stream: str = ""
+    expires: int = 0
 
     @property
     def is_deleted(self) -> bool:
@@ -121,6 +126,25 @@ def marks_of(headers: list[bytes]) -> list[tuple[int, Mark]]:
     return [(at, mark_of(header)) for at, header in enumerate(headers) if has_mark(header)]
 
 
+def expiry_of(header: bytes, created: int) -> int:
+    """When the TTL that a header block sets for its entry ends; 0 if it sets none, -1 for `never`."""
+    if _TTL not in header:
+        return 0
+    try:
+        seconds = time_to_live(header)
+    except ValueError:  # written before the stream allowed TTLs: the server ignores it too
+        return 0
+    return created + seconds * SECOND if seconds > 0 else seconds
+
+
+def expiries_of(headers: list[bytes], created: list[int]) -> list[tuple[int, int]]:
+    """The ends of TTLs among header blocks, each with its index."""
+    if _TTL not in b"".join(headers):
+        return []
+    ends = ((at, expiry_of(header, created[at])) for at, header in enumerate(headers))
+    return [(at, expires) for at, expires in ends if expires]
+
+
 def operation_of(header: bytes) -> Operation:
     """The operation alone."""
     return mark_of(header).operation
@@ -130,7 +154,8 @@ def entry_of(message: StoredMessage, bucket: str, cut: int) -> Entry[bytes]:
     """The entry that a message of the bucket's stream is; the key is its subject without the first `cut` characters."""
     operation, marker = mark_of(message.header)
     key = message.subject[cut:]
-    return Entry(bucket, key, message.data, message.seq, message.time, 0, operation, marker, message.stream)
+    expires = expiry_of(message.header, message.time)
+    return Entry(bucket, key, message.data, message.seq, message.time, 0, operation, marker, message.stream, expires)
 
 
 def decode_entry(msg: Msg, *, bucket: str, key: str, subject: str) -> Entry[bytes]:
@@ -144,11 +169,13 @@ def decode_entry(msg: Msg, *, bucket: str, key: str, subject: str) -> Entry[byte
     if tail is None or tail[2] != subject.encode():
         return entry_of(decode_one(msg, asked=subject), bucket, len(subject) - len(key))
     stream, _, seq, time, _, _ = tail.groups()
-    operation, marker = Operation.PUT, ""
-    if tail.start() > len("NATS/1.0") and has_mark(header):  # it was stored with headers, and they may be a mark
-        operation, marker = mark_of(own_headers(header, tail))
-    created = time_of(time, subject)
-    return Entry(bucket, key, msg.payload, int(seq), created, 0, operation, marker, stream.decode(errors="replace"))
+    operation, marker, created, expires = Operation.PUT, "", time_of(time, subject), 0
+    if tail.start() > len("NATS/1.0"):  # it was stored with headers
+        own = own_headers(header, tail)
+        operation, marker = mark_of(own)
+        expires = expiry_of(own, created)
+    name = stream.decode(errors="replace")
+    return Entry(bucket, key, msg.payload, int(seq), created, 0, operation, marker, name, expires)
 
 
 class Listing(NamedTuple):

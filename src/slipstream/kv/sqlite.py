@@ -27,6 +27,7 @@ from slipstream.errors import (
 from slipstream.kv.bucket import BucketConfig, BucketStatus, differences
 from slipstream.kv.entry import Entry, From, Operation, Start
 from slipstream.kv.keys import any_of
+from slipstream.kv.lifetime import rejected_ttl
 from slipstream.kv.snapshot import forgotten_of, with_forgotten
 
 BACKING_STORE = "SQLite"
@@ -47,7 +48,7 @@ CREATE INDEX IF NOT EXISTS by_key ON entries (key, revision);
 CREATE INDEX IF NOT EXISTS by_expiry ON entries (expires) WHERE expires IS NOT NULL;
 """
 _NEWER = "(SELECT count(*) FROM entries AS newer WHERE newer.key = entries.key AND newer.revision > entries.revision)"
-_COLUMNS = f"key, value, revision, created, {_NEWER}, operation, marker"
+_COLUMNS = f"key, value, revision, created, {_NEWER}, operation, marker, coalesce(expires, 0)"
 _SIZE = "length(key) + length(value) + 32"  # of a row, as `max_bytes` counts it
 
 
@@ -148,8 +149,8 @@ class SqliteBucket:
         limit = self.config.max_msg_size
         if 0 <= limit < len(value):
             raise StreamMessageTooLargeError(f"message size exceeds maximum allowed: {len(value)} of {limit} bytes")
-        if ttl and not self.config.allow_msg_ttl:
-            raise ErrorCode.MESSAGE_TTL_DISABLED.error()  # as a server answers
+        if ttl and (error := rejected_ttl(self.config, self.bucket, ttl)):
+            raise error
         with self._transaction():
             self._expire(now)
             if last is not None:
@@ -157,7 +158,7 @@ class SqliteBucket:
                 if newest != last:
                     raise ErrorCode.STREAM_WRONG_LAST_SEQUENCE.error(seq=newest)
             revision = self._insert(key, value, operation, "", ttl, now)
-            if operation is Operation.PURGE:
+            if operation is Operation.PURGE or ttl:
                 self._remove("key = ? AND revision < ?", key, revision)
             else:
                 self._keep_history(key)
@@ -324,9 +325,13 @@ class SqliteBucket:
             rows = self._db.execute(query, (*values, limit)).fetchall()
         except sqlite3.Error as error:
             raise StoreError(f"bucket {self.bucket!r}: {error}") from error
+        age = nanoseconds(self.config.max_age)
         return [
-            Entry(self.bucket, key, value, revision, created, delta, Operation(operation), marker, self.bucket)
-            for key, value, revision, created, delta, operation, marker in rows
+            Entry(
+                *(self.bucket, key, value, revision, created, delta, Operation(operation), marker, self.bucket),
+                expires=0 if age and expires == created + age else expires,  # of the entry's own TTL alone
+            )
+            for key, value, revision, created, delta, operation, marker, expires in rows
         ]
 
     def _one(self, query: str, *values: object) -> int:

@@ -16,6 +16,7 @@ import pytest
 
 from slipstream import BucketConfig
 from slipstream.errors import (
+    ApiError,
     BucketNotFoundError,
     HistoryLostError,
     KeyExistsError,
@@ -416,6 +417,80 @@ class Behaviour:
         with self.bucket(BucketConfig(bucket=fresh, ttl=timedelta(minutes=5))) as kv:
             with pytest.raises(UsageError, match="limit_marker_ttl"):
                 kv.cached()
+
+    @pytest.mark.parametrize("markers", [0, 1])
+    def test_a_value_with_a_ttl_replaces_the_history_and_nothing_comes_back(self, fresh: str, markers: int) -> None:
+        second = timedelta(seconds=1)
+        config = BucketConfig(bucket=fresh, history=3, value_ttl=True, limit_marker_ttl=timedelta(seconds=markers))
+        with self.bucket(config) as kv:
+            kv.put("put", b"old")
+            kv.put("put", b"older")
+            kv.put("put", b"goes", ttl=second)
+            kv.put("create", b"old")
+            kv.delete("create")
+            kv.create("create", b"goes", ttl=second)
+            kv.update("update", b"goes", last=kv.put("update", b"old"), ttl=second)
+            kv.put("stays", b"old")
+            kv.put("stays", b"new")
+            kv.put("after", b"goes", ttl=second)
+            kv.put("after", b"no ttl")  # replaces a value with a TTL: this one stays
+            with pytest.raises(WrongLastSequenceError):
+                kv.update("after", b"x", last=1, ttl=second)
+            seen: set[bytes] = set()
+
+            def are_gone() -> bool:
+                with kv.watch("put", "create", "update", include_history=True) as watch:
+                    seen.update(entry.value for entry in watch.initial() if not entry.is_deleted)
+                return set(kv.keys()) == {"stays", "after"}
+
+            until(are_gone)
+            assert seen <= {b"goes"}  # no older value beside it, and none behind it
+            assert [entry.value for entry in kv.history("stays")] == [b"old", b"new"]
+            entry = kv.get("after")
+            assert (entry.value, entry.expires) == (b"no ttl", 0)
+
+    def test_a_ttl_is_rejected_unless_the_bucket_allows_it(self, fresh: str) -> None:
+        with self.bucket(BucketConfig(bucket=fresh)) as kv:
+            for ttl in (1, timedelta(hours=1)):
+                with pytest.raises(ApiError, match=r"TTL is disabled in bucket .*: create it with value_ttl=True"):
+                    kv.put("a", b"1", ttl=ttl)
+            kv.put("a", b"1")
+            with pytest.raises(ApiError, match="value_ttl=True"):
+                kv.purge("a", ttl=1)
+            assert (kv.get("a")).value == b"1"
+
+    def test_a_ttl_that_the_server_would_lengthen_is_rejected(self, fresh: str) -> None:
+        config = BucketConfig(bucket=fresh, history=2, limit_marker_ttl=timedelta(minutes=5))
+        with self.bucket(config) as kv:
+            assert (kv.status()).shortest_ttl == timedelta(minutes=5)
+            short: list[Any] = [
+                lambda: kv.put("a", b"1", ttl=299),
+                lambda: kv.create("a", b"1", ttl=timedelta(seconds=1)),
+                lambda: kv.update("a", b"1", last=0, ttl=2.5),
+                lambda: kv.purge("a", ttl=1),
+            ]
+            for write in short:
+                with pytest.raises(UsageError, match=r"ttl must be at least limit_marker_ttl \(0:05:00\)"):
+                    write()
+            assert (kv.status()).last_revision == 0
+            kv.put("a", b"1", ttl=300)
+            entry = kv.get("a")
+            assert entry.expires - entry.created == 300 * 10**9
+
+    def test_a_ttl_is_counted_in_whole_seconds_rounded_up(self, fresh: str) -> None:
+        with self.bucket(BucketConfig(bucket=fresh, limit_marker_ttl=timedelta(minutes=5))) as kv:
+            for ttl, seconds in ((60, 60), (60.001, 61), (timedelta(seconds=61, microseconds=1), 62)):
+                kv.put("a", b"1", ttl=ttl)
+                entry = kv.get("a")
+                assert entry.expires - entry.created == seconds * 10**9
+            wrong: list[Any] = [0, -1, 0.999, timedelta(milliseconds=1)]
+            for ttl in wrong:
+                with pytest.raises(UsageError, match="ttl must be at least 1 second"):
+                    kv.put("a", b"1", ttl=ttl)
+            others: list[Any] = ["5s", True]
+            for ttl in others:
+                with pytest.raises(UsageError, match="ttl must be a timedelta or a number of seconds"):
+                    kv.put("a", b"1", ttl=ttl)
 
     def test_every_call_on_a_destroyed_bucket_says_that_it_does_not_exist(self, fresh: str) -> None:
         with self.bucket(BucketConfig(bucket=fresh, history=2)) as kv:

@@ -63,6 +63,7 @@ class Lease:
         self._seen = Observation()
         self._owner = ""
         self._has_server_ttl: bool | None = None
+        self._shortest_ttl = timedelta(0)  # of values in the bucket, where they may have one
         self._worker: Worker | None = None
         self._turn = Guard()  # one claim or renewal at a time: the caller's and the background ones
         self._stop = Signal()
@@ -182,7 +183,7 @@ class Lease:
 
     async def _store(self, last: int) -> bool:
         """Claim or renew: write our record over revision `last`."""
-        ttl = server_ttl(self._ttl) if await self._server_expires() else None
+        ttl = max(server_ttl(self._ttl), self._shortest_ttl) if await self._server_expires() else None
         record = Record(owner=self._owner, ttl=self._ttl, token=self._claim.token, name=self.name, data=self._data)
         sent = self._now()
         self._claim.sending(sent)
@@ -205,7 +206,8 @@ class Lease:
         Otherwise only candidates that saw it unchanged for its TTL can tell.
         """
         if self._has_server_ttl is None:
-            self._has_server_ttl = (await self._storage.status(timeout=self._request_timeout())).value_ttl
+            status = await self._storage.status(timeout=self._request_timeout())
+            self._has_server_ttl, self._shortest_ttl = status.value_ttl, status.shortest_ttl
         return self._has_server_ttl
 
     def _request_timeout(self) -> float:

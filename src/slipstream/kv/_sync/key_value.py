@@ -19,10 +19,11 @@ from slipstream.kv._sync.election import Election, Members
 from slipstream.kv._sync.lease import DEFAULT_TTL, Lock
 from slipstream.kv._sync.storage import ReadOnlyStorage, Storage, StorageWriter, read_live
 from slipstream.kv._sync.watch import Watch
-from slipstream.kv.bucket import SHORTEST_TTL, BucketConfig, BucketStatus
+from slipstream.kv.bucket import BucketConfig, BucketStatus
 from slipstream.kv.cache import CacheStats
 from slipstream.kv.codecs.base import Codec
 from slipstream.kv.entry import ALL, LATEST, NEW, Entry, From, Operation, Start, with_deltas
+from slipstream.kv.lifetime import whole_seconds
 from slipstream.kv.snapshot import Fold, check_past
 
 V = TypeVar("V")
@@ -55,9 +56,13 @@ class KeyValue(Generic[V]):
 
     # One key
 
-    def put(self, key: str, value: V, *, ttl: timedelta | None = None, timeout: float | None = None) -> int:
-        """Store a value; returns its revision. With a `ttl` it expires (the bucket must allow that)."""
-        return self.storage.append(self.storage.check_key(key), value, ttl=_check_ttl(ttl), timeout=timeout)
+    def put(self, key: str, value: V, *, ttl: timedelta | float | None = None, timeout: float | None = None) -> int:
+        """Store a value; returns its revision.
+
+        With a `ttl` (the bucket must allow that: `value_ttl`) it replaces the key's history, and the key is gone when
+        it expires. Servers count whole seconds: fractions are rounded up.
+        """
+        return self.storage.append(self.storage.check_key(key), value, ttl=whole_seconds(ttl), timeout=timeout)
 
     def get(self, key: str, *, revision: int = 0, min_last_revision: int = 0, timeout: float | None = None) -> Entry[V]:
         """The newest value of a key, or the one of a revision. Raises KeyNotFoundError if there is none."""
@@ -76,14 +81,14 @@ class KeyValue(Generic[V]):
             )
         return entry
 
-    def create(self, key: str, value: V, *, ttl: timedelta | None = None, timeout: float | None = None) -> int:
+    def create(self, key: str, value: V, *, ttl: timedelta | float | None = None, timeout: float | None = None) -> int:
         """Store a value only if the key has none; returns its revision. Raises KeyExistsError otherwise."""
         key = self.storage.check_key(key)
-        _check_ttl(ttl)
+        span = whole_seconds(ttl)
         expected = attempts = 0
         while True:
             try:
-                return self.storage.append(key, value, last=expected, ttl=ttl, timeout=timeout)
+                return self.storage.append(key, value, last=expected, ttl=span, timeout=timeout)
             except WrongLastSequenceError as error:
                 attempts += 1
                 if attempts == _CREATE_ATTEMPTS:  # the key appears and disappears faster than we can write
@@ -102,10 +107,12 @@ class KeyValue(Generic[V]):
         return (self.storage.status(timeout=timeout)).last_revision  # the server's text without a sequence
 
     def update(
-        self, key: str, value: V, *, last: int, ttl: timedelta | None = None, timeout: float | None = None
+        self, key: str, value: V, *, last: int, ttl: timedelta | float | None = None, timeout: float | None = None
     ) -> int:
         """Store a value only if the key's revision is `last`. Raises WrongLastSequenceError otherwise."""
-        return self.storage.append(self.storage.check_key(key), value, last=last, ttl=_check_ttl(ttl), timeout=timeout)
+        return self.storage.append(
+            self.storage.check_key(key), value, last=last, ttl=whole_seconds(ttl), timeout=timeout
+        )
 
     def delete(self, key: str, *, last: int | None = None, timeout: float | None = None) -> int:
         """Mark a key as deleted, keeping its history; returns the revision of the mark."""
@@ -114,7 +121,7 @@ class KeyValue(Generic[V]):
         )
 
     def purge(
-        self, key: str, *, last: int | None = None, ttl: timedelta | None = None, timeout: float | None = None
+        self, key: str, *, last: int | None = None, ttl: timedelta | float | None = None, timeout: float | None = None
     ) -> int:
         """Remove a key with all its history, leaving one mark (which expires after `ttl`); returns its revision."""
         return self.storage.append(
@@ -122,7 +129,7 @@ class KeyValue(Generic[V]):
             None,
             operation=Operation.PURGE,
             last=last,
-            ttl=_check_ttl(ttl),
+            ttl=whole_seconds(ttl),
             timeout=timeout,
         )
 
@@ -345,12 +352,6 @@ def open_local_key_value(path: str = ":memory:", config: BucketConfig | None = N
     from slipstream.kv._sync.sqlite_storage import open_sqlite  # other programs need not load SQLite
 
     return KeyValue(open_sqlite(path, config))
-
-
-def _check_ttl(ttl: timedelta | None) -> timedelta | None:
-    if ttl is not None and ttl < SHORTEST_TTL:
-        raise UsageError(f"ttl must be at least 1 second, got {ttl!r}")
-    return ttl
 
 
 class Writer(Generic[V]):

@@ -19,14 +19,17 @@ from functools import partial
 from itertools import repeat
 from operator import attrgetter
 
-from slipstream.api import DeliverPolicy, names
+from slipstream.api import DeliverPolicy, StreamConfig, names
 from slipstream.client.base import FOREVER
 from slipstream.errors import (
+    ApiError,
     BucketNotFoundError,
     ConnectionClosedError,
     DirectGetNotAllowedError,
     Error,
+    ErrorCode,
     MessageNotFoundError,
+    NoRespondersError,
     NoStreamError,
     OriginUnreachableError,
     RequestTimeoutError,
@@ -52,6 +55,8 @@ from slipstream.kv.entry import (
     Start,
     decode_entry,
     entry_of,
+    expiries_of,
+    expiry_of,
     listing_of,
     mark_of,
     marks_of,
@@ -59,8 +64,11 @@ from slipstream.kv.entry import (
     with_deltas,
 )
 from slipstream.kv.keys import any_of, check_key, check_patterns, filters_for
+from slipstream.kv.lifetime import rejected_ttl, ttl_disabled
 from slipstream.kv.snapshot import forgotten_of, with_forgotten
 from slipstream.wire import matcher
+
+OPTIONS_TRUSTED = 2.0  # seconds for which a bucket's options are taken as they were read
 
 
 class StreamStorage:
@@ -74,6 +82,8 @@ class StreamStorage:
         self.stream = js.stream(address.stream)
         self._prefix = address.prefix
         self._put_prefix = address.put_prefix
+        self._options = StreamConfig(name=address.stream)
+        self._options_until = 0.0
         self._direct = js.context.api.direct_subject(address.stream) + "." + address.prefix
 
     def check_key(self, key: str) -> str:
@@ -101,21 +111,48 @@ class StreamStorage:
         ttl: timedelta | None = None,
         timeout: float | None = None,
     ) -> int:
-        """Publish an entry; returns its sequence."""
+        """Publish an entry; returns its sequence. A value with a TTL replaces the key's history: `kv/lifetime.py`."""
+        payload = payload_of(value, operation)
+        is_rollup = ttl is not None and self._checked_rollup(ttl, timeout)
         try:
             ack = self.js.publish(
                 self._put_prefix + key,
-                payload_of(value, operation),
+                payload,
                 headers=_HEADERS.get(operation),
-                rollup=names.ROLLUP_SUBJECT if operation is Operation.PURGE else None,
+                rollup=names.ROLLUP_SUBJECT if is_rollup or operation is Operation.PURGE else None,
                 expected_last_subject_seq=last,
                 ttl=ttl,
                 timeout=timeout,
             )
         except NoStreamError as error:
             raise self.cause_of(error) from error
+        except ApiError as error:
+            if error.err_code == ErrorCode.MESSAGE_TTL_DISABLED:
+                raise ttl_disabled(self.bucket) from error
+            raise
         self.note(ack.seq, key)  # of a read replica too: its sequences are those of its origin
         return ack.seq
+
+    def _checked_rollup(self, ttl: timedelta, timeout: float | None) -> bool:
+        """Whether a value with a TTL must replace the key's history. Raises if the bucket does not take that TTL."""
+        if clock() >= self._options_until or rejected_ttl(self._options, self.bucket, ttl):  # it may have changed
+            self._options = self._stored_options(timeout)
+            self._options_until = clock() + OPTIONS_TRUSTED
+        if error := rejected_ttl(self._options, self.bucket, ttl):
+            raise error
+        return self._options.allow_rollup_hdrs
+
+    def _stored_options(self, timeout: float | None) -> StreamConfig:
+        """The options of the stream that takes this bucket's writes: a read replica's are its origin's."""
+        js, config = self.js, (self.status(timeout=timeout)).stream_info.config
+        while (mirror := config.mirror) is not None:
+            if mirror.external is not None and mirror.external.api:
+                js = JetStream(js.client, prefix=mirror.external.api, timeout=js.timeout)
+            try:
+                config = (js.stream(mirror.name).info(timeout=timeout)).config
+            except NoRespondersError as error:
+                raise OriginUnreachableError(self.bucket, self.address.origin or mirror.name, error.subject) from error
+        return config
 
     def writer(self, *, max_in_flight: int, timeout: float | None = None) -> StreamWriter:
         """Publish entries in a pipeline, each acknowledged."""
@@ -442,7 +479,7 @@ class StreamStorage:
         rows = zip(columns.subjects, columns.seqs, columns.times, columns.headers, columns.data, strict=True)
         make = partial(Entry, bucket)
         return [
-            make(subject[cut:], data, seq, time, None, *mark_of(header), stream)
+            make(subject[cut:], data, seq, time, None, *mark_of(header), stream, expiry_of(header, time))
             if header
             else make(subject[cut:], data, seq, time, None, put, "", stream)
             for subject, seq, time, header, data in rows
@@ -630,11 +667,23 @@ class StreamFeed:
         deltas = self._deltas(run)
         keys = self._received(run)
         columns = zip(
-            repeat(self.bucket), keys, run.payloads(), run.seqs, run.times, deltas, _PUTS, _EMPTY, repeat(run.stream)
+            repeat(self.bucket),
+            keys,
+            run.payloads(),
+            run.seqs,
+            run.times,
+            deltas,
+            _PUTS,
+            _EMPTY,
+            repeat(run.stream),
+            _ZEROS,
         )
         entries: list[Entry[bytes]] = list(map(_new_entry, columns))
-        for at, (operation, marker) in marks_of(run.headers()):
+        headers = run.headers()
+        for at, (operation, marker) in marks_of(headers):
             entries[at] = entries[at]._replace(operation=operation, marker=marker)
+        for at, expires in expiries_of(headers, run.times):
+            entries[at] = entries[at]._replace(expires=expires)
         if self._is_wanted is not None:
             return [entry for entry in entries if self._is_wanted(entry.key)]
         return entries

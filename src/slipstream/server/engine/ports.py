@@ -15,10 +15,14 @@ one too, is dropped and both views are as of the last commit.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
 from typing import NamedTuple, Protocol
 
-from slipstream.api.times import parse_duration
+# The time to live of a message is in its header: stores keep an index of the moments, made of nothing else, so that
+# expired messages are found at the cost of the expired ones alone.
+from slipstream.api.ttl import NEVER as NEVER
+from slipstream.api.ttl import expires_at as expires_at
+from slipstream.api.ttl import parse_ttl as parse_ttl
+from slipstream.api.ttl import time_to_live as time_to_live
 
 # Which filter covers which subject is part of the contract: a store takes the rule from here.
 from slipstream.wire.subjects import has_wildcard as has_wildcard
@@ -220,44 +224,3 @@ def record_size(subject: str, header: bytes, payload: bytes) -> int:
 def memory_size(subject: str, header: bytes, payload: bytes) -> int:
     """The same by its formula for streams in memory."""
     return (len(subject) if subject.isascii() else len(subject.encode())) + len(header) + len(payload) + 16
-
-
-# The time to live of a message is in its header: stores keep an index of the moments, made of nothing else, so that
-# expired messages are found at the cost of the expired ones alone.
-
-_TTL_LINE = b"\r\nNats-TTL:"
-NEVER = -1
-
-
-def time_to_live(header: bytes) -> int:
-    """Seconds that a message is to be kept, by its header; 0: not said; -1: for ever. Raises ValueError."""
-    at = header.find(_TTL_LINE)
-    if at < 0:
-        return 0
-    begin = at + len(_TTL_LINE)
-    return parse_ttl(header[begin : header.find(b"\r\n", begin)].decode(errors="replace").strip())
-
-
-@lru_cache(maxsize=1024)
-def parse_ttl(text: str) -> int:
-    """A time to live as nats-server reads it: whole seconds, a duration of at least one, or `never`."""
-    if not text:
-        return 0
-    if text.lower() == "never":
-        return NEVER
-    if text.isascii() and text.isdigit() and 0 < int(text) < 2**63:
-        return int(text)
-    seconds = parse_duration(text) // 1_000_000_000
-    if seconds < 1:
-        raise ValueError(f"time to live must be at least 1 second, got {text!r}")
-    return seconds
-
-
-def expires_at(time: int, header: bytes) -> int:
-    """When a message that was stored at `time` expires by its header; 0: never."""
-    try:
-        seconds = time_to_live(header)
-    except ValueError:
-        return 0
-    when = time + seconds * 1_000_000_000
-    return when if seconds > 0 and when < 2**63 else 0
