@@ -615,6 +615,16 @@ class StatusError(Error):
         self.description = description
 
 
+class StrayMessageError(StatusError):
+    """A message on a consumer's deliver subject or inbox that no consumer sent: another program published it there."""
+
+    def __init__(self, subject: str) -> None:
+        text = f"a message on {subject!r} was not sent by a consumer but published there: it has no ack subject"
+        Error.__init__(self, text)
+        self.code = 0
+        self.description = text
+
+
 class PullRefusedError(StatusError):
     """A pull request was rejected: it exceeds a limit, too many are waiting, or it does not fit the consumer."""
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
+from functools import partial
 from typing import NamedTuple
 
 import pytest
@@ -26,6 +27,7 @@ from slipstream.jetstream._async.consumer import Consumer
 from slipstream.jetstream._async.message import JsMessage
 from slipstream.jetstream._async.stream import Stream
 from slipstream.jetstream._sync.consumer import Consumer as BlockingConsumer
+from tests.proxy import proxy_to
 
 PATIENT = ConsumerConfig(durable_name="dur", ack_wait=timedelta(minutes=5))  # a slow machine is no redelivery
 
@@ -347,11 +349,51 @@ async def test_each_kind_of_ack_does_what_it_says(any_server: str, fresh: str) -
         assert await fetch_answered(consumer, 5, timeout=ack_wait + 0.2) == []
         info = await consumer.info()
         assert (info.num_ack_pending, info.ack_floor.stream_seq) == (0, 5)
-        none = await stream.create_consumer(ConsumerConfig(durable_name="none", ack_policy=AckPolicy.NONE))
-        quiet = (await none.fetch(1))[0]
-        assert quiet.is_settled
-        await quiet.nak()
-        assert await none.fetch(5) != []
+
+
+@pytest.mark.spec("SW-11")
+async def test_acks_on_the_wire_are_the_documented_ones_and_ignored_ones_are_not_sent(
+    any_server: str, fresh: str
+) -> None:
+    async with world(any_server, fresh, 5) as here, proxy_to(any_server) as proxy, connect(proxy.url) as nc:
+        js = nc.jetstream()
+
+        async def sent_by(*calls: Callable[[], Awaitable[None]]) -> list[tuple[bytes, bytes]]:
+            """Subject and body of every message that the calls send."""
+            proxy.sent.clear()
+            for call in calls:
+                await call()
+            await nc.flush()
+            lines = bytes(proxy.sent).split(b"\r\n")
+            return [(line.split(b" ")[1], lines[n + 1]) for n, line in enumerate(lines) if line.startswith(b"PUB ")]
+
+        def every(message: JsMessage) -> list[Callable[[], Awaitable[None]]]:
+            return [
+                message.ack,
+                message.nak,
+                partial(message.nak, 1.5),
+                message.term,
+                message.in_progress,
+                message.ack_sync,
+            ]
+
+        await here.stream.create_consumer(PATIENT)
+        await here.stream.create_consumer(ConsumerConfig(durable_name="none", ack_policy=AckPolicy.NONE))
+        acked, naked, delayed, ended, synced = await (await js.stream(fresh).consumer("dur")).fetch(5)
+        for message, calls, bodies in (
+            (acked, [acked.in_progress, acked.ack], [b"+WPI", b"+ACK"]),
+            (naked, [naked.nak], [b"-NAK"]),
+            (delayed, [partial(delayed.nak, 1.5)], [b'-NAK {"delay":1500000000}']),
+            (ended, [ended.term], [b"+TERM"]),
+            (synced, [synced.ack_sync], [b"+ACK"]),
+        ):
+            assert await sent_by(*calls) == [(message.reply.encode(), body) for body in bodies]
+            assert await sent_by(*every(message)) == []
+        pulled = (await (await js.stream(fresh).consumer("none")).fetch(1))[0]
+        pushed = await js.subscribe(f"{fresh}.>", config=ConsumerConfig(ack_policy="none"))
+        for quiet in (pulled, await pushed.next()):
+            assert await sent_by(*every(quiet)) == []
+        assert (await (await here.stream.consumer("none")).fetch(5)) != []
 
 
 @pytest.mark.spec("PS-53")

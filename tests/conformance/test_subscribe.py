@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
-from slipstream import ConsumerConfig, StreamConfig, connect, connect_blocking
-from slipstream.client.events import ClientEvent
+from slipstream import (
+    ConsumerConfig,
+    DeliverPolicy,
+    PriorityPolicy,
+    StreamConfig,
+    connect,
+    connect_blocking,
+)
+from slipstream.client.events import ClientEvent, EventKind
 from slipstream.errors import (
     ConfigMismatchError,
     ConsumerGoneError,
@@ -19,6 +28,7 @@ from slipstream.errors import (
     HeartbeatLostError,
     MessageGapError,
     NoDeliverGroupError,
+    PullAckPolicyError,
     PullConsumerError,
     PushConsumerError,
     QueueFlowControlError,
@@ -26,18 +36,30 @@ from slipstream.errors import (
     QueueMismatchError,
     QueueRequiredError,
     StatusError,
+    StrayMessageError,
     StreamLookupError,
+    SubscribeError,
+    UsageError,
 )
 from slipstream.jetstream._async.message import JsMessage
 from slipstream.jetstream._async.stream import Stream
 from tests.conformance.test_pull import World, numbers, world
-from tests.proxy import proxy_to, whole
+from tests.consumer_fields import FIELDS, PULL, PUSH, default_of, named
+from tests.frozen_loop import FrozenLoop, run_frozen
+from tests.proxy import Fault, proxy_to, whole
 
 BEAT = timedelta(seconds=5)
 
 
 async def names(stream: Stream) -> list[str]:
     return sorted([name async for name in stream.consumer_names()])
+
+
+async def unbound(stream: Stream, consumer: str) -> None:
+    """Wait until a server has noticed that the last subscription of a push consumer is gone."""
+    async with asyncio.timeout(20):
+        while (await (await stream.consumer(consumer)).info()).push_bound:
+            await asyncio.sleep(0.01)
 
 
 async def fill(here: World, count: int, *, first: int = 0) -> None:
@@ -184,6 +206,132 @@ async def test_what_does_not_match_an_existing_consumer_is_an_error(any_server: 
         assert not same.is_owner
 
 
+def config_for(kind: str, field: str, fresh: str, **fields: Any) -> ConsumerConfig:
+    """A durable of that kind, named after the field."""
+    own = {"deliver_subject": f"{fresh}_{field}"} if kind == PUSH else {}
+    return ConsumerConfig(**{"durable_name": field} | own | fields)
+
+
+@pytest.mark.spec("SW-07", "SW-19", "SW-20")
+@pytest.mark.parametrize("kind", [PUSH, PULL])
+async def test_each_field_that_was_set_is_compared_with_the_existing_consumer(
+    any_server: str, fresh: str, is_real: bool, kind: str
+) -> None:
+    """The same value is bound; another one, and the default where the program set it, are errors.
+
+    Fields that a server refuses for a consumer of that kind are asked of one that does not have them.
+    """
+    async with world(any_server, fresh, 3) as here:
+
+        async def attempt(durable: str, **fields: Any) -> SubscribeError | None:
+            config = ConsumerConfig(**fields)
+            try:
+                if kind == PULL:
+                    found = await here.js.pull_subscribe(stream=fresh, durable=durable, config=config)
+                    assert not found.is_owner
+                else:
+                    await unbound(here.stream, durable)
+                    group = fields.get("deliver_group", "")
+                    async with await here.js.subscribe(
+                        stream=fresh, durable=durable, queue=group, config=config
+                    ) as sub:
+                        assert not sub.is_owner
+            except SubscribeError as error:
+                return error
+            return None
+
+        await here.stream.create_consumer(config_for(kind, "plain", fresh))
+        for field, about in FIELDS.items():
+            value, other = named(about.value, fresh), named(about.other, fresh)
+            also = {name: named(each, fresh) for name, each in about.also.items()}
+            if kind not in about.kinds:
+                assert await attempt("plain", **{field: value}) is not None, field
+                continue
+            await here.stream.create_consumer(config_for(kind, field, fresh, **also | {field: value}))
+            same, differs = await attempt(field, **also | {field: value}), await attempt(field, **also | {field: other})
+            default = await attempt(field, **{field: default_of(field)})
+            if (kind, field) == (PULL, "ack_policy"):
+                assert isinstance(same, PullAckPolicyError)
+                assert isinstance(differs, PullAckPolicyError)
+            else:
+                assert same is None, field
+                # Released servers do not keep min_last_seq: the client does, and there is nothing to compare.
+                assert (differs is None) == (field == "min_last_seq" and is_real), field
+            assert (default is None) == about.is_open, field
+            for error in (differs, default):
+                if isinstance(error, ConfigMismatchError):
+                    assert error.fields == (field,)
+                elif error is not None:
+                    assert field in ("ack_policy", "deliver_group")  # they have errors of their own
+            await here.stream.delete_consumer(field)
+        assert await names(here.stream) == ["plain"]
+
+
+@pytest.mark.spec("SW-19")
+@pytest.mark.parametrize("kind", [PUSH, PULL])
+async def test_a_program_that_crashed_is_bound_to_its_own_durable_again(any_server: str, fresh: str, kind: str) -> None:
+    """With each field set to something, as numbers, lists and datetimes too."""
+    everything: dict[str, Any] = {
+        "metadata": {"team": "a"}, "description": "mine", "ack_wait": 20, "max_deliver": -5, "backoff": [1, 2.5],
+        "filter_subjects": [f"{fresh}.a", f"{fresh}.b"], "deliver_policy": DeliverPolicy.BY_START_TIME,
+        "opt_start_time": datetime(2020, 1, 1, 12, 30, tzinfo=UTC), "sample_freq": "10", "max_ack_pending": 70,
+        "inactive_threshold": 3600, "num_replicas": 1, "mem_storage": True, "priority_policy": PriorityPolicy.NONE,
+        "min_last_seq": 2, "headers_only": False, "max_bytes": 0, "pause_until": None, "direct": False,
+    }  # fmt: skip
+    if kind == PUSH:
+        everything |= {"idle_heartbeat": 5, "flow_control": True, "rate_limit_bps": 10**6}
+    config = ConsumerConfig(**everything)
+    async with world(any_server, fresh, 3) as here:
+        for _ in range(2):
+            async with connect(any_server) as nc:  # closed without `unsubscribe`, as in a crash
+                js = nc.jetstream()
+                if kind == PULL:
+                    await js.pull_subscribe(stream=fresh, durable="mine", config=config)
+                else:
+                    await js.subscribe(stream=fresh, durable="mine", config=config)
+            await unbound(here.stream, "mine")
+        assert await names(here.stream) == ["mine"]
+
+
+@pytest.mark.spec("SW-24", on="C")
+async def test_what_cannot_work_is_refused_before_anything_is_sent(any_server: str, fresh: str) -> None:
+    async with world(any_server, fresh) as here, proxy_to(any_server) as proxy, connect(proxy.url) as nc:
+        js = nc.jetstream()
+        await nc.flush()
+        before = len(proxy.sent)
+        filters = ConsumerConfig(filter_subjects=(f"{fresh}.b", f"{fresh}.c"))
+        for kind in (js.subscribe, js.pull_subscribe):
+            for subject in (f"{fresh}.a", f"{fresh}.b", f"{fresh}.>"):
+                with pytest.raises(FilterMismatchError, match="for several filters leave out subject and set stream"):
+                    await kind(subject, config=filters)
+        for error, config in (
+            (QueueHeartbeatError, ConsumerConfig(deliver_group="g", idle_heartbeat=BEAT)),
+            (QueueFlowControlError, ConsumerConfig(deliver_group="g", flow_control=True)),
+        ):
+            with pytest.raises(error):
+                await js.subscribe(f"{fresh}.>", config=config)
+        callback: Any = "x"
+        with pytest.raises(UsageError, match="callback must be callable, got 'x'"):
+            await js.subscribe(f"{fresh}.>", callback=callback)
+        with pytest.raises(UsageError, match="callback must be callable, got 'x'"):
+            await nc.subscribe(f"{fresh}.>", callback=callback)
+        assert len(proxy.sent) == before
+        pull = await js.pull_subscribe(stream=fresh, config=filters)
+        with pytest.raises(UsageError, match="callback must be callable, got 'x'"):
+            await pull.consume(callback)
+        assert (await pull.info()).config.filter_subjects == filters.filter_subjects
+        await pull.unsubscribe()
+        assert await names(here.stream) == []
+
+
+async def test_a_message_that_no_consumer_sent_is_named_as_such(any_server: str, fresh: str) -> None:
+    async with world(any_server, fresh) as here:
+        subscription = await here.js.subscribe(f"{fresh}.>")
+        await here.nc.publish(subscription.subject, b"hello")
+        with pytest.raises(StrayMessageError, match="was not sent by a consumer but published there"):
+            await subscription.next()
+
+
 @pytest.mark.spec("SW-08")
 async def test_the_race_to_create_is_lost_gracefully(any_server: str, fresh: str) -> None:
     """Both look, both see nothing, one is first: the proxy holds the other back between its two requests."""
@@ -219,6 +367,48 @@ async def test_the_race_to_create_is_lost_gracefully(any_server: str, fresh: str
         assert len(late._session.subscriptions) == 1  # the queue member's; no inbox is left behind
 
 
+@pytest.mark.spec("SW-08", "SW-23")
+async def test_of_racing_pull_subscribers_one_is_the_owner(any_server: str, fresh: str) -> None:
+    """The late one's request arrives when the consumer is there, with and without the mark of its creation."""
+    async with world(any_server, fresh, 2) as here, proxy_to(any_server) as proxy, connect(proxy.url) as late:
+        js = late.jetstream()
+        proxy.hold = b"CONSUMER.DURABLE.CREATE"
+        task = asyncio.create_task(js.pull_subscribe(f"{fresh}.>", durable="race"))
+        await proxy.holding.wait()
+        first = await here.js.pull_subscribe(f"{fresh}.>", durable="race")
+        proxy.release.set()
+        second = await task
+        assert (first.is_owner, second.is_owner) == (True, False)
+        config = (await first.info()).config
+        assert [key for key in config.metadata if not key.startswith("_nats.")] == []
+        await here.stream.create_consumer(ConsumerConfig(durable_name="race", filter_subject=f"{fresh}.>"))  # the same
+        for end in (second.unsubscribe, second.drain):
+            await end()
+            assert await names(here.stream) == ["race"]
+        assert numbers(await first.fetch(2)) == [0, 1]
+        await first.unsubscribe()
+        assert await names(here.stream) == []
+
+
+@pytest.mark.spec("SW-08", "SW-23")
+async def test_of_subscribers_that_begin_at_once_one_is_the_owner(any_server: str, fresh: str) -> None:
+    group = ConsumerConfig(deliver_subject=f"{fresh}_to", deliver_group="g")  # the same for all of them
+    async with world(any_server, fresh) as here, connect(any_server) as other:
+        for n in range(5):
+            pulls = await asyncio.gather(
+                *(nc.jetstream().pull_subscribe(f"{fresh}.>", durable=f"pull{n}") for nc in (here.nc, other))
+            )
+            pushes = await asyncio.gather(
+                *(nc.jetstream().subscribe(f"{fresh}.>", durable=f"push{n}", config=group) for nc in (here.nc, other))
+            )
+            for pair in (pulls, pushes):
+                assert sorted(one.is_owner for one in pair) == [False, True]
+                for is_owner in (False, True):
+                    (one,) = [one for one in pair if one.is_owner == is_owner]
+                    await one.unsubscribe()
+            assert await names(here.stream) == []
+
+
 @pytest.mark.spec("SW-09")
 async def test_what_was_created_is_deleted_and_what_was_bound_is_left_alone(any_server: str, fresh: str) -> None:
     async with world(any_server, fresh) as here, proxy_to(any_server) as proxy, connect(proxy.url) as nc:
@@ -245,28 +435,139 @@ async def test_what_was_created_is_deleted_and_what_was_bound_is_left_alone(any_
         assert await names(here.stream) == ["kept", "kept2"]
 
 
-@pytest.mark.spec("SW-12")
-async def test_three_missed_heartbeats_are_reported(any_server: str, fresh: str) -> None:
-    events: list[ClientEvent] = []
-    async with (
-        world(any_server, fresh) as here,
-        proxy_to(any_server) as proxy,
-        connect(proxy.url, on_event=events.append) as nc,
-    ):
-        config = ConsumerConfig(idle_heartbeat=timedelta(seconds=0.5))
-        subscription = await nc.jetstream().subscribe(f"{fresh}.>", config=config)
-        task = asyncio.create_task(subscription.next(timeout=60))
-        async with asyncio.timeout(20):
-            while proxy.received.count(b"Idle Heartbeat") < 4:  # more than three intervals
-                await asyncio.sleep(0.01)
-        assert not [event for event in events if event.error]
-        proxy.fault = lambda frame: [] if b"Idle Heartbeat" in frame else [frame]
-        begin = time.monotonic()
-        while not [event for event in events if isinstance(event.error, HeartbeatLostError)]:
+class Beats:
+    """A fault of the proxy: idle heartbeats are lost unless `is_passing`."""
+
+    def __init__(self) -> None:
+        self.is_passing = True
+        self.passed: list[float] = []  # the times
+        self._came = asyncio.Event()
+
+    def __call__(self, frame: bytes) -> list[bytes]:
+        if b"Idle Heartbeat" not in frame:
+            return [frame]
+        self._came.set()
+        if not self.is_passing:
+            return []
+        self.passed.append(time.monotonic())
+        return [frame]
+
+    async def next(self) -> None:
+        self._came.clear()
+        await self._came.wait()
+
+
+@pytest.mark.spec("SW-12", "SW-22")
+@pytest.mark.parametrize("reader", ["nobody", "next", "callback"])
+def test_an_alarm_comes_exactly_three_heartbeats_after_the_last_one(any_server: str, fresh: str, reader: str) -> None:
+    """On a clock that stands still until it is moved: not a moment before, and once per silence."""
+
+    async def main(loop: FrozenLoop) -> None:
+        events: list[ClientEvent] = []
+
+        def alarms() -> int:
+            assert not [event.error for event in events if event.kind is EventKind.ERROR and not is_alarm(event)]
+            return len([event for event in events if is_alarm(event)])
+
+        async def settle() -> None:
+            for _ in range(10):
+                await asyncio.sleep(0)
+            if nc.is_connected:
+                await nc.flush()
+
+        async def pass_time(seconds: float) -> None:
+            for _ in range(int(seconds / 0.25)):
+                loop.advance(0.25)
+                await settle()
+
+        async def hear() -> None:
+            """A heartbeat arrives, and then none."""
+            beats.is_passing = True
+            await beats.next()
+            beats.is_passing = False
+            await nc.flush()
+
+        async with (
+            world(any_server, fresh),
+            proxy_to(any_server) as proxy,
+            connect(proxy.url, on_event=events.append, reconnect_wait=0.25, reconnect_max_wait=0.25) as nc,
+        ):
+            beats = proxy.fault = Beats()
+            config = ConsumerConfig(idle_heartbeat=timedelta(seconds=0.5))
+            callback = (lambda _: None) if reader == "callback" else None
+            subscription = await nc.jetstream().subscribe(f"{fresh}.>", config=config, callback=callback)
+            task = asyncio.create_task(subscription.next(timeout=10_000)) if reader == "next" else None
+            await hear()
+            for count in (1, 2):
+                await pass_time(1.25)
+                loop.advance(0.25 - 2**-10)
+                await settle()
+                assert alarms() == count - 1
+                loop.advance(2**-10)
+                await settle()
+                assert alarms() == count
+                await pass_time(10.0)
+                assert alarms() == count  # the same silence
+                await hear()
+            # Without a connection there is no alarm: that has its own event. Then the time begins anew.
+            proxy.is_refusing = True
+            proxy.cut()
+            while nc.is_connected:
+                await asyncio.sleep(0)
+            await pass_time(10.0)
+            assert alarms() == 2
+            proxy.is_refusing = False
+            while not nc.is_connected:
+                loop.advance(0.25)
+                await asyncio.sleep(0)
+            await settle()
+            await pass_time(1.25)
+            assert alarms() == 2
+            await pass_time(0.5)
+            assert alarms() == 3
+            await hear()
+            if reader == "nobody":
+                await subscription.drain()
+            else:
+                await subscription.unsubscribe()
+            await pass_time(10.0)
+            assert alarms() == 3
+            if task is not None:
+                task.cancel()
+
+    run_frozen(main)
+
+
+def is_alarm(event: ClientEvent) -> bool:
+    return isinstance(event.error, HeartbeatLostError)
+
+
+@pytest.mark.spec("SW-12", "SW-22")
+async def test_the_blocking_client_raises_the_alarm_while_no_thread_reads(any_server: str, fresh: str) -> None:
+    interval = 0.5
+    alarms: list[float] = []
+
+    def on_event(event: ClientEvent) -> None:
+        if is_alarm(event):
+            alarms.append(time.monotonic())
+
+    async with world(any_server, fresh), proxy_to(any_server) as proxy, asyncio.timeout(40):
+        beats = proxy.fault = Beats()
+        nc = await asyncio.to_thread(connect_blocking, proxy.url, on_event=on_event)
+        config = ConsumerConfig(idle_heartbeat=timedelta(seconds=interval))
+        subscription = await asyncio.to_thread(nc.jetstream().subscribe, f"{fresh}.>", config=config)
+        while len(beats.passed) < 4:
+            await beats.next()
+        longest = max(after - before for before, after in itertools.pairwise(beats.passed))
+        assert not alarms or longest > 3 * interval  # the server itself was late
+        alarms.clear()
+        beats.is_passing = False
+        last = beats.passed[-1]
+        while not alarms:
             await asyncio.sleep(0.01)
-        assert time.monotonic() - begin > 0.9
-        await fill(here, 1)
-        assert int((await task).data) == 0
+        assert alarms[0] >= last + 3 * interval
+        await asyncio.to_thread(subscription.unsubscribe)
+        await asyncio.to_thread(nc.close)
 
 
 @pytest.mark.spec("SW-13")
@@ -299,6 +600,110 @@ async def test_gaps_are_reported_but_not_to_queue_groups(any_server: str, fresh:
         await fill(here, 1, first=4)
         assert int((await task).data) == 4
         assert len([event for event in events if event.error]) == 2
+
+
+def is_message(frame: bytes) -> bool:
+    return b" $JS.ACK." in frame[:200]
+
+
+def gaps(events: list[ClientEvent]) -> list[tuple[int, int]]:
+    errors = [event.error for event in events if event.kind is EventKind.ERROR]
+    assert [type(error) for error in errors] == [MessageGapError] * len(errors)
+    return [(error.expected, error.seen) for error in errors if isinstance(error, MessageGapError)]
+
+
+@pytest.mark.spec("SW-13", "SW-21")
+async def test_messages_lost_before_the_first_one_are_a_gap(any_server: str, fresh: str) -> None:
+    events: list[ClientEvent] = []
+    async with (
+        world(any_server, fresh) as here,
+        proxy_to(any_server) as proxy,
+        connect(proxy.url, on_event=events.append) as nc,
+    ):
+        js = nc.jetstream()
+        lose: Fault = lambda frame: [] if is_message(frame) else [frame]  # noqa: E731
+        # The next message tells.
+        quiet = await js.subscribe(f"{fresh}.>", config=ConsumerConfig(ack_policy="none"))
+        proxy.fault = lose
+        await fill(here, 3)
+        while (await quiet.info()).delivered.consumer_seq < 3:
+            await asyncio.sleep(0.01)
+        await nc.flush()
+        proxy.fault = whole
+        await fill(here, 1, first=3)
+        assert int((await quiet.next()).data) == 3
+        assert gaps(events) == [(1, 4)]
+        await quiet.unsubscribe()
+        # Or a heartbeat does, if no message follows.
+        proxy.fault = lose
+        config = ConsumerConfig(idle_heartbeat=timedelta(seconds=0.5))
+        beating = await js.subscribe(f"{fresh}.>", durable="beating", config=config)
+        task = asyncio.create_task(beating.next(timeout=30))
+        async with asyncio.timeout(30):
+            while len(gaps(events)) < 2:
+                await asyncio.sleep(0.01)
+        assert gaps(events)[1] == (1, 5)
+        task.cancel()
+        # A bound consumer is followed from where it was.
+        delivered = (await beating.info()).delivered.consumer_seq
+        beating._subscription.end()  # a crash: not unsubscribed
+        await unbound(here.stream, "beating")
+        bound = await js.subscribe(f"{fresh}.>", durable="beating")
+        assert not bound.is_owner
+        await fill(here, 2, first=4)
+        while (await bound.info()).delivered.consumer_seq < delivered + 2:
+            await asyncio.sleep(0.01)
+        await nc.flush()
+        proxy.fault = whole
+        await fill(here, 1, first=6)
+        assert int((await bound.next()).data) == 6
+        assert gaps(events)[2:] == [(delivered + 1, delivered + 3)]
+
+
+@pytest.mark.spec("SW-21")
+async def test_no_gap_is_reported_where_nothing_was_lost(any_server: str, fresh: str) -> None:
+    """Bound while another program still reads, then with redeliveries, after a reconnect, and created again."""
+    events: list[ClientEvent] = []
+    async with (
+        world(any_server, fresh) as here,
+        proxy_to(any_server) as proxy,
+        connect(proxy.url, on_event=events.append, reconnect_wait=0.01) as nc,
+        asyncio.timeout(40),
+    ):
+        to = f"{fresh}_to"
+        config = ConsumerConfig(durable_name="dur", deliver_subject=to, ack_wait=timedelta(seconds=1))
+        await here.stream.create_consumer(config)
+        proxy.hold = b"SUB " + to.encode()
+        task = asyncio.create_task(nc.jetstream().subscribe(f"{fresh}.>", durable="dur"))
+        await proxy.holding.wait()
+        other = await here.nc.subscribe(to)  # between our look-up and our subscription
+        await fill(here, 3)
+        replies = [(await other.next()).reply for _ in range(3)]
+        await other.unsubscribe()
+        await here.nc.flush()
+        proxy.release.set()
+        subscription = await task
+        redelivered = [await subscription.next(timeout=10) for _ in range(3)]
+        assert sorted(numbers(redelivered)) == [0, 1, 2]
+        assert all(message.num_delivered > 1 for message in redelivered)
+        for reply in (*replies, *(message.reply for message in redelivered)):
+            await nc.publish(reply, b"+ACK")
+        await nc.flush()
+        proxy.cut()
+        while not [event for event in events if event.kind is EventKind.RECONNECTED]:
+            await asyncio.sleep(0.01)
+        await nc.flush()
+        await fill(here, 3, first=3)
+        last = [await subscription.next(timeout=10) for _ in range(3)]
+        assert {int(message.data) for message in last} <= {0, 1, 2, 3, 4, 5}
+        await here.stream.delete_consumer("dur")
+        await here.stream.create_consumer(config.replace(deliver_policy="new"))
+        await nc.flush()
+        await fill(here, 2, first=6)
+        got = [await subscription.next(timeout=10)]
+        while int(got[-1].data) < 7:
+            got.append(await subscription.next(timeout=10))
+        assert gaps(events) == []
 
 
 @pytest.mark.spec("SW-15")

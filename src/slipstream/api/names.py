@@ -54,6 +54,9 @@ LAST_CONSUMER = "Nats-Last-Consumer"
 LAST_STREAM = "Nats-Last-Stream"
 CONSUMER_STALLED = "Nats-Consumer-Stalled"
 
+# Our own metadata of a consumer that a subscription created: which one, so that of two that race one is the owner.
+OWNER = "slipstream.owner"
+
 KV_OPERATION = "KV-Operation"
 KV_DELETE = "DEL"
 KV_PURGE = "PURGE"

@@ -183,6 +183,12 @@ class BaseClient:
         return f"<Client {self._session.server} {self._session.state.name}>"
 
 
+def check_callback(callback: object) -> None:
+    """Reject a callback that cannot be called: its worker would find out with the first message."""
+    if not callable(callback):
+        raise UsageError(f"callback must be callable, got {callback!r}")
+
+
 def encode_headers(headers: HeadersLike | None) -> bytes:
     """The header block of a message; empty for none."""
     if not headers:

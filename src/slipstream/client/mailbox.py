@@ -31,8 +31,9 @@ class Mailbox:
     """One subscription: the server's view of it (`sid`, `subject`, `queue`) and what arrived."""
 
     __slots__ = (
-        "_gaps", "_in_packs", "_packs", "_size", "_wake", "before", "closing", "dropped", "error", "is_ended", "items",
-        "limit", "max_bytes", "max_msgs", "on_gap", "queue", "received", "sid", "subject",
+        "_gaps", "_in_packs", "_packs", "_size", "_wake", "before", "closing", "dropped", "error", "heard",
+        "is_draining", "is_ended", "items", "limit", "max_bytes", "max_msgs", "on_gap", "queue", "received", "sid",
+        "subject",
     )  # fmt: skip
 
     def __init__(self, sid: bytes, subject: str, *, queue: str, max_msgs: int, max_bytes: int) -> None:
@@ -49,6 +50,8 @@ class Mailbox:
         self.received = 0
         self.before = 0  # of these, those of earlier connections
         self.dropped = 0  # because too many were pending
+        self.heard = 0.0  # when something arrived
+        self.is_draining = False  # the server was asked to send no more
         self.is_ended = False
         self.error: Error | None = None  # why it ended, if not by the user's order
         self.closing: Error | None = None  # the client was closed: iteration stops, `next` raises this

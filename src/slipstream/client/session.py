@@ -134,6 +134,7 @@ class Session:
         self.login = Login()  # the driver reads it again for each connection
         self.timer = math.inf  # when `tick` (or, while WAITING, `dial`) is due
         self.epoch = 0  # how many connections were lost while in use
+        self.connected_at = 0.0  # when the last of them was accepted
         self._is_secure = False  # TLS is, or is about to be, around what we say
         self._was_open = False  # the state was CONNECTED once
         self._pool = ServerPool(options.addresses)
@@ -297,6 +298,7 @@ class Session:
 
     def received(self, data: bytes, now: float) -> list[Effect]:
         """Handle a chunk: messages go to their sinks and mailboxes, the rest becomes effects and outgoing frames."""
+        self.subscriptions.now = now
         events = self._parser.feed(data)
         self._silent_pings = 0
         self._server_error = None  # the server went on after it
@@ -424,6 +426,7 @@ class Session:
 
     def _resume(self, now: float) -> None:
         """The server accepted the connection: subscribe again, then send what was kept."""
+        self.connected_at = now
         self.timer = now + self.options.ping_interval
         self._silent_pings = 0
         self._failed = 0

@@ -24,6 +24,7 @@ class Subscriptions:
 
     def __init__(self, outgoing: Outgoing, *, scanner: RawScanner, effects: Effects) -> None:
         self.is_draining = False  # no new subscriptions
+        self.now = 0.0  # when the chunk that is being delivered arrived
         self._outgoing = outgoing
         self._scanner = scanner
         self._effects = effects
@@ -76,6 +77,8 @@ class Subscriptions:
     def stop(self, box: Mailbox | None) -> list[Mailbox]:
         """Ask the server for no more messages of one subscription, or of any; what it has sent still arrives."""
         boxes = [one for one in self._boxes.values() if box is None or one is box]
+        for one in boxes:
+            one.is_draining = True
         if self._outgoing.is_open:
             for one in boxes:
                 self._outgoing.send(unsub(one.sid))
@@ -99,8 +102,10 @@ class Subscriptions:
         """Deliver messages, those in a row for one subscription together."""
         for sid, run in runs:
             box = self._boxes.get(sid)
-            if box is not None and box.add_all(run):
-                self._remove(box)
+            if box is not None:
+                box.heard = self.now
+                if box.add_all(run):
+                    self._remove(box)
 
     def pack(self, box: Mailbox, reply_prefix: str) -> None:
         """Deliver messages with such reply subjects in columns from now on."""
@@ -108,6 +113,7 @@ class Subscriptions:
             self._scanner.add(box.sid, Packer(box.sid, reply_prefix, partial(self._deliver_packed, box)).scan)
 
     def _deliver_packed(self, box: Mailbox, packed: Packed) -> None:
+        box.heard = self.now
         if box.add_packed(packed):
             self._remove(box)
 

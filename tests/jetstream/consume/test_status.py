@@ -10,6 +10,7 @@ from slipstream.errors import (
     MessageGapError,
     PullRefusedError,
     StatusError,
+    StrayMessageError,
 )
 from slipstream.jetstream.consume.status import ControlReply, HeartbeatMonitor, Meaning, PushState, judge, pieces_of
 from slipstream.wire import Headers, Msg
@@ -45,7 +46,11 @@ def test_every_status_has_a_meaning(code: int, text: str, meaning: Meaning, erro
 
 
 def test_a_foreign_message_is_an_error_and_a_stored_status_line_is_a_message() -> None:
-    assert judge(Msg("a", b"7", "", b"", b"hello")).meaning is Meaning.ERROR
+    meaning, error = judge(Msg("_INBOX.x", b"7", "", b"", b"hello"))
+    assert (meaning, type(error)) == (Meaning.ERROR, StrayMessageError)
+    assert str(error) == (
+        "a message on '_INBOX.x' was not sent by a consumer but published there: it has no ack subject"
+    )
     odd = message(1)._replace(header=b"NATS/1.0 404 No Messages\r\n\r\n", payload=b"")
     assert pieces_of([odd]) == [[odd]]
 
@@ -72,8 +77,8 @@ def test_flow_control_is_replied_to_once_behind_the_messages_before_it() -> None
 
 
 def test_a_gap_is_reported_in_place_and_the_messages_behind_it_are_returned() -> None:
-    state = PushState("C", gaps=True)
-    state.feed([message(10, cseq=5)])  # bound to a consumer that was used before
+    state = PushState("C", gaps=True, first=5)  # bound to a consumer that was used before
+    state.feed([message(10, cseq=5)])
     state.feed([message(11, cseq=6), message(12, cseq=8)])
     state.feed([message(13, cseq=9)])
     assert state.take() == [message(10, cseq=5)]
@@ -89,6 +94,52 @@ def test_a_gap_is_reported_in_place_and_the_messages_behind_it_are_returned() ->
     state.feed([heartbeat(11), message(14, cseq=12)])
     assert state.take() == [message(14, cseq=12)]
     assert state.take() is None
+
+
+@pytest.mark.spec("SW-21")
+def test_messages_missing_before_the_first_one_are_a_gap() -> None:
+    own = PushState("C", gaps=True)
+    own.feed([heartbeat(0)])
+    assert own.take() is None
+    own.feed([heartbeat(3), message(4)])
+    gap = own.take()
+    assert isinstance(gap, MessageGapError)
+    assert (gap.expected, gap.seen) == (1, 4)
+    assert [own.take(), own.take()] == [[message(4)], None]
+    bound = PushState("C", gaps=True, first=8)
+    bound.feed([heartbeat(7)])
+    assert bound.take() is None
+    bound.feed([message(20, cseq=10)])
+    gap = bound.take()
+    assert isinstance(gap, MessageGapError)
+    assert (gap.expected, gap.seen) == (8, 10)
+
+
+@pytest.mark.spec("SW-21")
+def test_what_a_bound_consumer_delivered_before_it_was_bound_is_no_gap() -> None:
+    """Up to `first` the messages may have come here, as those that were on the way, or have gone elsewhere."""
+    for begin in range(1, 9):
+        state = PushState("C", gaps=True, first=8)
+        state.feed([heartbeat(7), *(message(n, cseq=n) for n in range(begin, 12)), heartbeat(11)])
+        assert isinstance(state.take(), list), begin
+        assert state.take() is None, begin
+    state = PushState("C", gaps=True, first=8)  # followed from the first one on
+    state.feed([message(5), message(7)])
+    gap = state.take()
+    assert isinstance(gap, MessageGapError)
+    assert (gap.expected, gap.seen) == (6, 7)
+    for cseq in (1, 2):  # deleted and created again before the first message
+        state = PushState("C", gaps=True, first=8)
+        state.feed([heartbeat(0), message(30, cseq=cseq), message(31, cseq=cseq + 1), heartbeat(cseq + 1)])
+        assert [type(state.take()) for _ in range(2)] == [list, type(None)]
+
+
+def test_a_deliver_subject_of_several_consumers_has_no_sequence_to_follow() -> None:
+    state = PushState("C", gaps=True)
+    foreign = message(7)._replace(reply=message(7).reply.replace(".C.", ".D."))
+    state.feed([message(1), foreign, message(3)])
+    state.feed([heartbeat(9)])
+    assert [type(state.take()) for _ in range(2)] == [list, type(None)]
 
 
 def test_duplicates_and_a_recreated_consumer_are_no_gaps() -> None:

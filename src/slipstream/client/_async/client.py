@@ -15,6 +15,7 @@ from slipstream.client.base import (
     DRAIN_TIMEOUT,
     BaseClient,
     HeadersLike,
+    check_callback,
     drain_timeout,
     encode_headers,
     is_no_responders,
@@ -97,6 +98,8 @@ class Client(BaseClient):
         Messages are read from the subscription, or handed to `callback` (a function or a coroutine function) one after
         the other, in order. At most `max_pending_msgs` messages and `max_pending_bytes` bytes wait to be taken.
         """
+        if callback is not None:
+            check_callback(callback)
         box = self._session.subscriptions.subscribe(
             subject, queue=queue, max_msgs=max_pending_msgs, max_bytes=max_pending_bytes
         )

@@ -7,6 +7,7 @@ answer or the end of the connection; a cancelled wait takes nothing with it. Wor
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import secrets
 from collections.abc import Callable, Coroutine
@@ -23,6 +24,7 @@ from slipstream.client.options import ClientOptions
 from slipstream.client.reporter import Reporter
 from slipstream.client.secrets import read_login
 from slipstream.client.session import Session, State
+from slipstream.client.silence import SilenceAlarm
 from slipstream.errors import ConnectionLostError, CredentialsError, Error
 from slipstream.wire import Msg
 
@@ -47,6 +49,7 @@ class Connection:
         self._waiters: dict[asyncio.Future[None], tuple[Callable[[], bool], asyncio.TimerHandle]] = {}
         self._sleepers: set[asyncio.Future[None]] = set()
         self._writers: list[asyncio.Future[None]] = []  # wait until the transport takes bytes again
+        self._alarms: dict[SilenceAlarm, asyncio.TimerHandle] = {}
 
     # Waiting
 
@@ -123,6 +126,19 @@ class Connection:
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
         return task
+
+    def watch(self, alarm: SilenceAlarm) -> None:
+        """Raise this alarm when it is due, until its subscription or the client ends."""
+        self._alarms[alarm] = self.loop.call_at(alarm.next, self._look, alarm)
+
+    def _look(self, alarm: SilenceAlarm) -> None:
+        is_due = alarm.look(self.loop.time())
+        if alarm.next < math.inf:
+            self.watch(alarm)
+        else:
+            del self._alarms[alarm]
+        if is_due:
+            alarm.call()
 
     async def close(self) -> None:
         """Send what is pending, end all subscriptions and close the transport."""
@@ -311,6 +327,9 @@ class Connection:
         """The session is closed: end the timer, the tasks and the waits. The tasks returned are ending."""
         if self._timer is not None:
             self._timer.cancel()
+        for look in self._alarms.values():
+            look.cancel()
+        self._alarms.clear()
         current = asyncio.current_task(self.loop)
         tasks = [task for task in (self._dialer, *self.tasks) if task is not None and task is not current]
         for task in tasks:

@@ -14,6 +14,7 @@ from slipstream.client._async.connection import Connection
 from slipstream.client.base import BaseMessage, BaseSubscription, HeadersLike, connection_lost, drain_timeout, timed_out
 from slipstream.client.mailbox import Mailbox
 from slipstream.client.raw_columns import Packed
+from slipstream.client.silence import SilenceAlarm
 from slipstream.errors import Error, SlowConsumerError
 from slipstream.wire import Msg
 
@@ -134,6 +135,14 @@ class Subscription(BaseSubscription):
     def take_now(self) -> list[Msg]:
         """Every message that has arrived, perhaps none, without waiting."""
         return self._box.take_all() if self._box.items else []
+
+    def watch_silence(self, timeout: float, call: Callable[[], None]) -> None:
+        """Call a function each time that nothing has arrived for `timeout` seconds, until the end of the subscription.
+
+        Once per silence; the time without a connection does not count. The function is called on the client's loop.
+        """
+        connection = self._connection
+        connection.watch(SilenceAlarm(self._box, connection.session, timeout, call, now=self._client.now()))
 
     def drain_soon(self) -> None:
         """End the subscription as `drain` does, without waiting: what the server has sent can be taken later."""

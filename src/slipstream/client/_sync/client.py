@@ -15,6 +15,7 @@ from slipstream.client.base import (
     DRAIN_TIMEOUT,
     BaseClient,
     HeadersLike,
+    check_callback,
     drain_timeout,
     encode_headers,
     is_no_responders,
@@ -109,6 +110,8 @@ class Client(BaseClient):
         wait to be taken.
         """
         connection = self._connection
+        if callback is not None:
+            check_callback(callback)
         with connection.lock:
             box = self._session.subscriptions.subscribe(
                 subject, queue=queue, max_msgs=max_pending_msgs, max_bytes=max_pending_bytes

@@ -16,7 +16,9 @@ thread that waits for a reply reads the socket itself.
   the socket does not take stays in the transport, and the pump looks for space as well as for bytes.
 - **The keeper** is a daemon thread that wakes once a second, or when it is kicked. It sends what a burst left over,
   sends keep-alive PINGs, reads if no thread has read for a second (or the server's PINGs would go unanswered), and
-  reconnects. It holds the connection weakly, so that a client which was dropped without `close` can be collected.
+  reconnects. It also looks after the alarms of silent subscriptions: with such alarms it wakes and reads more often,
+  since what is not read yet seems not to have arrived. It holds the connection weakly, so that a client which was
+  dropped without `close` can be collected.
 - **Closing a transport** is up to the pump that reads it, since a file descriptor closed under a reader could be
   reused; the thread that gives it up only shuts it down. Without a pump it is closed at once.
 - **After a fork** the child's copy is useless, as the socket is the parent's: its lock is replaced by one that raises.
@@ -50,11 +52,13 @@ from slipstream.client.options import ClientOptions
 from slipstream.client.reporter import Reporter
 from slipstream.client.secrets import read_login
 from slipstream.client.session import Session, State
+from slipstream.client.silence import SilenceAlarm
 from slipstream.errors import ConnectionLostError, CredentialsError, Error, UsageError
 
 WRITE_SIZE = 64 * 1024  # frames are sent when that much is pending,
 IDLE = 0.001  # or at once when nothing was sent for that long, else by the keeper after that time
 KEEPER_INTERVAL = 1.0
+READS_PER_ALARM = 6  # in the time of an alarm, if no thread waits: so much later than due an alarm may be
 CLOSE_TIMEOUT = 0.5
 
 
@@ -78,6 +82,7 @@ class Connection:
         self._last_read = 0.0  # by the keeper
         self._kick = threading.Event()  # wakes the keeper
         self._threads: list[threading.Thread] = []
+        self._alarms: set[SilenceAlarm] = set()
         self._deferred: deque[Callable[[], None]] = deque()  # calls of finalizers that ran under the lock
         _connections.add(self)
 
@@ -168,6 +173,12 @@ class Connection:
                 self.session.drain(box)
                 self.write()
                 self.stir()
+
+    def watch(self, alarm: SilenceAlarm) -> None:
+        """Raise this alarm when it is due, until its subscription or the client ends."""
+        with self.lock:
+            self._alarms.add(alarm)
+        self._kick.set()
 
     def leave(self, reason: Error) -> bool:
         """Drop this connection for one to another server; whether another is known."""
@@ -365,8 +376,11 @@ class Connection:
 
     # Threads
 
-    def keep(self) -> None:
-        """One turn of the keeper: write, ping, read and reconnect, where no other thread does."""
+    def keep(self) -> float:
+        """One turn of the keeper: write, ping, read and reconnect, where no other thread does.
+
+        Returns the seconds until its next turn.
+        """
         while self._deferred:
             self._deferred.popleft()()
         with self.lock:
@@ -376,9 +390,30 @@ class Connection:
         if self.session.state is State.WAITING:
             with suppress(Error):  # closed meanwhile
                 self._connect()
-        elif time.monotonic() - self._last_read >= KEEPER_INTERVAL:
-            self._read_all()
+        else:
+            self._read_and_look()
         self._report_events()
+        with self.lock:
+            now = time.monotonic()
+            due = min((alarm.next for alarm in self._alarms), default=math.inf)
+            return max(IDLE, min(due, self._last_read + self._read_interval()) - now)
+
+    def _read_and_look(self) -> None:
+        """Read if that is due, then raise the alarms that are."""
+        with self.lock:
+            now = time.monotonic()
+            is_due = now - self._last_read >= self._read_interval() or any(alarm.next <= now for alarm in self._alarms)
+        if is_due:
+            self._read_all()
+        with self.lock:
+            now = time.monotonic()
+            raised = [alarm for alarm in self._alarms if alarm.next <= now and alarm.look(now)]
+            self._alarms = {alarm for alarm in self._alarms if alarm.next < math.inf}
+        for alarm in raised:
+            alarm.call()
+
+    def _read_interval(self) -> float:
+        return min([KEEPER_INTERVAL, *(alarm.timeout / READS_PER_ALARM for alarm in self._alarms)])
 
     def _read_all(self) -> None:
         """Read all that has arrived, unless another thread pumps."""
@@ -449,14 +484,15 @@ if hasattr(os, "register_at_fork"):
 
 def _run_keeper(ref: weakref.ref[Connection], kick: threading.Event) -> None:
     """The keeper's thread. It holds the connection only while it works, so that a dropped client can be collected."""
+    pause = KEEPER_INTERVAL
     while True:
-        if kick.wait(KEEPER_INTERVAL):
+        if kick.wait(pause):
             kick.clear()
             time.sleep(IDLE)  # more of a burst may be pending then
         connection = ref()
         if connection is None or connection.closing.is_set() or connection.is_closed:
             return
-        connection.keep()
+        pause = connection.keep()
         del connection
 
 

@@ -15,6 +15,7 @@ from slipstream.client._sync.connection import Connection
 from slipstream.client.base import FOREVER, BaseMessage, BaseSubscription, HeadersLike, drain_timeout, timed_out
 from slipstream.client.mailbox import Mailbox
 from slipstream.client.raw_columns import Packed
+from slipstream.client.silence import SilenceAlarm
 from slipstream.errors import Error, SlowConsumerError
 from slipstream.wire import Msg
 
@@ -189,6 +190,14 @@ class Subscription(BaseSubscription):
         """Every message that has arrived, perhaps none, without waiting."""
         with self._connection.lock:
             return self._box.take_all() if self._box.items else []
+
+    def watch_silence(self, timeout: float, call: Callable[[], None]) -> None:
+        """Call a function each time that nothing has arrived for `timeout` seconds, until the end of the subscription.
+
+        Once per silence; the time without a connection does not count. The keeper calls the function.
+        """
+        connection = self._connection
+        connection.watch(SilenceAlarm(self._box, connection.session, timeout, call, now=self._client.now()))
 
     def drain_soon(self) -> None:
         """End the subscription as `drain` does, without waiting: what the server has sent can be taken later."""

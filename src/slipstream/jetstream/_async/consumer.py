@@ -11,6 +11,7 @@ from datetime import datetime
 
 from slipstream.api import ConsumerInfo
 from slipstream.api.times import instant
+from slipstream.client.base import check_callback
 from slipstream.errors import ConnectionLostError, RequestTimeoutError, UsageError
 from slipstream.jetstream import requests
 from slipstream.jetstream._async.consumer_handle import ConsumerHandle
@@ -172,6 +173,7 @@ class Consumer:
         An exception of the callback is reported to on_event, and the message is left unacknowledged. An error that ends
         the loop is reported to on_event as well, and raised by `stop`. See `chunks` for the other arguments.
         """
+        check_callback(callback)
         return Consuming(self._pull_loop(max_messages, max_bytes, threshold, expires, heartbeat), callback)
 
     def _pull_loop(

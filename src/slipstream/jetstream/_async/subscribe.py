@@ -7,10 +7,13 @@ created when it ends, and leaves alone one that it was only bound to. The blocki
 
 from __future__ import annotations
 
+import dataclasses
+from contextlib import suppress
 from functools import partial
 
-from slipstream.api import ConsumerInfo
+from slipstream.api import ConsumerConfig, ConsumerInfo, names
 from slipstream.client._async.client import Subscription
+from slipstream.client.base import check_callback
 from slipstream.client.options import MAX_PENDING_BYTES, MAX_PENDING_MSGS
 from slipstream.errors import (
     ConsumerExistsError,
@@ -21,11 +24,12 @@ from slipstream.errors import (
 )
 from slipstream.jetstream._async.consumer import Consumer
 from slipstream.jetstream._async.context import JetStreamContext
-from slipstream.jetstream._async.fresh_consumers import create_consumer
+from slipstream.jetstream._async.fresh_consumers import create_consumer, keep_min
 from slipstream.jetstream._async.message import Callback
 from slipstream.jetstream._async.push import PushSubscription, delete_and_report
 from slipstream.jetstream.consume.inbox import DRAIN_TIMEOUT
 from slipstream.jetstream.consume.subscribe import Wanted, check_existing
+from slipstream.jetstream.consumer_requests import Action
 
 
 class PullSubscription(Consumer):
@@ -75,6 +79,8 @@ async def push_subscribe(
 ) -> PushSubscription:
     """Bind to the wanted push consumer, or create it. It is subscribed to first: nothing that is pushed is missed."""
     client, api = context.client, context.consumer_api
+    if callback is not None:
+        check_callback(callback)
     stream = wanted.stream or await context.stream_name_of(wanted.subject, timeout=timeout)
     info = await _look_up(context, wanted, stream, timeout)
 
@@ -85,23 +91,29 @@ async def push_subscribe(
 
     is_owner = info is None
     if info is not None:
-        check_existing(wanted, info)
+        await _check_existing(context, wanted, info, timeout)
         subscription = await listen(info.config.deliver_subject)
     else:
         config = wanted.new_config(client.new_inbox())
         subscription = await listen(config.deliver_subject)
-        request = partial(api.create_as_documented, stream)
         try:
-            info = await create_consumer(context, stream, config, request, timeout=timeout)
+            info = await _create(context, stream, config, timeout)
         except (ConsumerExistsError, ConsumerNameInUseError) as refusal:
             subscription.end()
             is_owner = False
             info = await context.run(api.info(stream, wanted.name), timeout=timeout)
-            check_existing(wanted, info)
+            await _check_existing(context, wanted, info, timeout)
             if not wanted.group:
                 text = f"consumer {info.name!r} was created by another program at the same time"
                 raise DuplicateSubscriptionError(text) from refusal
             subscription = await listen(info.config.deliver_subject)
+        except BaseException:
+            subscription.end()
+            raise
+    if not is_owner and not wanted.group:
+        # Once more, now that the subscription is there: what was delivered before it is not missing here.
+        try:
+            info = await context.run(api.info(stream, info.name), timeout=timeout)
         except BaseException:
             subscription.end()
             raise
@@ -119,18 +131,41 @@ async def pull_subscribe(
             info = await context.run(api.info(stream, wanted.name), timeout=timeout)
         except Error:  # perhaps only its info is forbidden: the first pull request will tell
             return PullSubscription(context, stream, wanted.name)
-        check_existing(wanted, info)
+        await _check_existing(context, wanted, info, timeout)
         return PullSubscription(context, stream, wanted.name, info)
     existing = await _look_up(context, wanted, stream, timeout)
     if existing is None:
         try:
-            request = partial(api.create_as_documented, stream)
-            info = await create_consumer(context, stream, wanted.new_config(""), request, timeout=timeout)
+            info = await _create(context, stream, wanted.new_config(context.client.new_inbox()), timeout)
             return PullSubscription(context, stream, info.name, info, is_owner=True)
         except (ConsumerExistsError, ConsumerNameInUseError):
             existing = await context.run(api.info(stream, wanted.name), timeout=timeout)
-    check_existing(wanted, existing)
+    await _check_existing(context, wanted, existing, timeout)
     return PullSubscription(context, stream, existing.name, existing)
+
+
+async def _check_existing(context: JetStreamContext, wanted: Wanted, info: ConsumerInfo, timeout: float | None) -> None:
+    """Check an existing consumer; a `min_last_seq` that its server does not keep is kept here."""
+    if wanted.config is not None:
+        config = await keep_min(context, info.stream_name, wanted.config, timeout=timeout)
+        wanted = dataclasses.replace(wanted, config=config)
+    check_existing(wanted, info)
+
+
+async def _create(
+    context: JetStreamContext, stream: str, config: ConsumerConfig, timeout: float | None
+) -> ConsumerInfo:
+    """Create a consumer of which this program is the owner; raises if it exists."""
+    api = context.consumer_api
+    info = await create_consumer(context, stream, config, partial(api.create_as_documented, stream), timeout=timeout)
+    if names.OWNER in config.metadata:
+        # The mark has done its work: a second create is rejected from now on, since it has a mark and this has none.
+        # Without it the consumer is what the program configured, and found again by `create_consumer`.
+        metadata = {key: value for key, value in info.config.metadata.items() if key != names.OWNER}
+        unmarked = api.create(stream, info.config.replace(metadata=metadata), Action.UPDATE)
+        with suppress(Error):  # not allowed, or too late: the mark does no harm
+            info = await context.run(unmarked, timeout=timeout)
+    return info
 
 
 async def _look_up(

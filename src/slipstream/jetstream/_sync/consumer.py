@@ -12,6 +12,7 @@ from datetime import datetime
 
 from slipstream.api import ConsumerInfo
 from slipstream.api.times import instant
+from slipstream.client.base import check_callback
 from slipstream.errors import ConnectionLostError, RequestTimeoutError, UsageError
 from slipstream.jetstream import requests
 from slipstream.jetstream._sync.consumer_handle import ConsumerHandle
@@ -173,6 +174,7 @@ class Consumer:
         An exception of the callback is reported to on_event, and the message is left unacknowledged. An error that ends
         the loop is reported to on_event as well, and raised by `stop`. See `chunks` for the other arguments.
         """
+        check_callback(callback)
         return Consuming(self._pull_loop(max_messages, max_bytes, threshold, expires, heartbeat), callback)
 
     def _pull_loop(

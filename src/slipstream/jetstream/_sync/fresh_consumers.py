@@ -114,13 +114,20 @@ def create_consumer(
     and StaleReadError if the sequence is not there in time.
     """
     check_config(config)
+    return context.run(request(keep_min(context, stream, config, timeout=timeout)), timeout=timeout)
+
+
+def keep_min(
+    context: JetStreamContext, stream: str, config: ConsumerConfig, *, timeout: float | None
+) -> ConsumerConfig:
+    """A configuration whose `min_last_seq` is left to the server, or 0 after it was kept in the server's place."""
     wanted = config.min_last_seq
     if wanted and not server_keeps_min(context, stream, timeout=timeout):
         limit = context.timeout if timeout is None else timeout
         config = config.replace(min_last_seq=0)
         if not starts_behind(config, wanted):
             leader_with(context, stream, lambda: wanted, check=_check_copies, timeout=limit)
-    return context.run(request(config), timeout=timeout)
+    return config
 
 
 def _check_copies(info: StreamInfo) -> None:

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Self
 
 from slipstream.api import AckPolicy, ConsumerInfo
-from slipstream.client._sync.client import Subscription
+from slipstream.client._sync.client import Client, Subscription
 from slipstream.client._sync.tasks import Worker, finish
 from slipstream.client.base import FOREVER
 from slipstream.errors import (
@@ -28,14 +28,15 @@ from slipstream.errors import (
 from slipstream.jetstream._sync.context import JetStreamContext
 from slipstream.jetstream._sync.message import Callback, JsMessage
 from slipstream.jetstream.consume.inbox import DRAIN_TIMEOUT
-from slipstream.jetstream.consume.status import ControlReply, HeartbeatMonitor, PushState
+from slipstream.jetstream.consume.status import MISSED_HEARTBEATS, ControlReply, PushState
 
 
 class PushSubscription:
     """Messages of a push consumer: `for message in subscription`, `next`, or `next_chunk` for all that arrived.
 
-    Heartbeats and flow control are handled. Three missed heartbeats, and gaps, are reported to on_event; other statuses
-    are raised. `is_owner`: the consumer was created by this subscription, and is deleted with it.
+    Heartbeats and flow control are handled. Three missed heartbeats are reported to on_event, whether or not a reader
+    waits, and gaps when a reader comes to them; other statuses are raised. `is_owner`: the consumer was
+    created by this subscription, and is deleted with it.
     """
 
     def __init__(
@@ -51,14 +52,18 @@ class PushSubscription:
         self._client = context.client
         self._subscription = subscription
         self._is_settled = info.config.ack_policy == AckPolicy.NONE
-        self._state = PushState(info.name, gaps=not info.config.deliver_group)
-        self._heartbeats = HeartbeatMonitor(info.config.idle_heartbeat.total_seconds(), self._client.now())
+        first = 1 if is_owner else info.delivered.consumer_seq + 1
+        self._state = PushState(info.name, gaps=not info.config.deliver_group, first=first)
         self._worker: Worker | None = None
         self._left: list[JsMessage] = []  # of a chunk, in reverse: not taken by a reader of single messages
         self.is_owner = is_owner
         self.stream = info.stream_name
         self.consumer_name = info.name
         self.cached_info = info
+        if heartbeat := info.config.idle_heartbeat.total_seconds():
+            silence = heartbeat * MISSED_HEARTBEATS
+            lost = f"consumer {info.name}: neither a message nor a heartbeat for {silence:.3g} s"
+            subscription.watch_silence(silence, partial(_report_silence, self._client, lost))
         if callback is not None:
             name = f"callback of consumer {self.consumer_name}"
             self._worker = self._client.spawn(partial(self._call_back, callback), name)
@@ -150,39 +155,29 @@ class PushSubscription:
             chunk, self._left = self._left[::-1], []
             return chunk
         client, state = self._client, self._state
-        self._heartbeats.resume(client.now())
-        try:
-            while True:
-                found = state.take()
-                if isinstance(found, list):
-                    is_settled = self._is_settled
-                    chunk = [JsMessage(msg, client, is_settled) for msg in found]
-                    self._context.note_messages(self.stream, chunk)
-                    return chunk
-                if isinstance(found, ControlReply):
-                    client.answer(found.subject)
-                elif isinstance(found, MessageGapError):
-                    client.report(found)
-                elif isinstance(found, Error):
-                    raise found
-                elif self._subscription.is_over:
-                    self._delete_owned()
-                    return None
-                else:
-                    self._receive_frames(deadline)
-        finally:
-            self._heartbeats.suspend(client.now())
+        while True:
+            found = state.take()
+            if isinstance(found, list):
+                is_settled = self._is_settled
+                chunk = [JsMessage(msg, client, is_settled) for msg in found]
+                self._context.note_messages(self.stream, chunk)
+                return chunk
+            if isinstance(found, ControlReply):
+                client.answer(found.subject)
+            elif isinstance(found, MessageGapError):
+                client.report(found)
+            elif isinstance(found, Error):
+                raise found
+            elif self._subscription.is_over:
+                self._delete_owned()
+                return None
+            else:
+                self._receive_frames(deadline)
 
     def _receive_frames(self, deadline: float) -> None:
-        client, now = self._client, self._client.now()
-        silence = self._heartbeats.left(now)
+        client = self._client
         try:
-            msgs = self._subscription.next_msgs(timeout=max(min(deadline - now, silence), 0.0), epoch=client.epoch)
-        except RequestTimeoutError:
-            if self._heartbeats.left(client.now()) > 0:
-                raise
-            client.report(HeartbeatLostError(f"consumer {self.consumer_name}: no heartbeat for {silence:.3g} s"))
-            self._heartbeats.hear(client.now())
+            msgs = self._subscription.next_msgs(timeout=max(deadline - client.now(), 0.0), epoch=client.epoch)
         except ConnectionLostError:
             if self._subscription.is_ended:
                 return  # the reader takes what is left, and then sees the end
@@ -192,7 +187,6 @@ class PushSubscription:
             if not self._subscription.is_over:
                 raise
         else:
-            self._heartbeats.hear(client.now())
             self._state.feed(msgs)
 
     def _delete_owned(self) -> None:
@@ -218,6 +212,10 @@ class PushSubscription:
                     finish(callback(message))
                 except Exception as exc:  # the top of the user's code
                     self._client.report(exc)
+
+
+def _report_silence(client: Client, text: str) -> None:
+    client.report(HeartbeatLostError(text))
 
 
 def delete_and_report(context: JetStreamContext, stream: str, name: str, *, timeout: float | None = None) -> None:

@@ -8,10 +8,13 @@ created when it ends, and leaves alone one that it was only bound to. The blocki
 
 from __future__ import annotations
 
+import dataclasses
+from contextlib import suppress
 from functools import partial
 
-from slipstream.api import ConsumerInfo
+from slipstream.api import ConsumerConfig, ConsumerInfo, names
 from slipstream.client._sync.client import Subscription
+from slipstream.client.base import check_callback
 from slipstream.client.options import MAX_PENDING_BYTES, MAX_PENDING_MSGS
 from slipstream.errors import (
     ConsumerExistsError,
@@ -22,11 +25,12 @@ from slipstream.errors import (
 )
 from slipstream.jetstream._sync.consumer import Consumer
 from slipstream.jetstream._sync.context import JetStreamContext
-from slipstream.jetstream._sync.fresh_consumers import create_consumer
+from slipstream.jetstream._sync.fresh_consumers import create_consumer, keep_min
 from slipstream.jetstream._sync.message import Callback
 from slipstream.jetstream._sync.push import PushSubscription, delete_and_report
 from slipstream.jetstream.consume.inbox import DRAIN_TIMEOUT
 from slipstream.jetstream.consume.subscribe import Wanted, check_existing
+from slipstream.jetstream.consumer_requests import Action
 
 
 class PullSubscription(Consumer):
@@ -76,6 +80,8 @@ def push_subscribe(
 ) -> PushSubscription:
     """Bind to the wanted push consumer, or create it. It is subscribed to first: nothing that is pushed is missed."""
     client, api = context.client, context.consumer_api
+    if callback is not None:
+        check_callback(callback)
     stream = wanted.stream or context.stream_name_of(wanted.subject, timeout=timeout)
     info = _look_up(context, wanted, stream, timeout)
 
@@ -86,23 +92,29 @@ def push_subscribe(
 
     is_owner = info is None
     if info is not None:
-        check_existing(wanted, info)
+        _check_existing(context, wanted, info, timeout)
         subscription = listen(info.config.deliver_subject)
     else:
         config = wanted.new_config(client.new_inbox())
         subscription = listen(config.deliver_subject)
-        request = partial(api.create_as_documented, stream)
         try:
-            info = create_consumer(context, stream, config, request, timeout=timeout)
+            info = _create(context, stream, config, timeout)
         except (ConsumerExistsError, ConsumerNameInUseError) as refusal:
             subscription.end()
             is_owner = False
             info = context.run(api.info(stream, wanted.name), timeout=timeout)
-            check_existing(wanted, info)
+            _check_existing(context, wanted, info, timeout)
             if not wanted.group:
                 text = f"consumer {info.name!r} was created by another program at the same time"
                 raise DuplicateSubscriptionError(text) from refusal
             subscription = listen(info.config.deliver_subject)
+        except BaseException:
+            subscription.end()
+            raise
+    if not is_owner and not wanted.group:
+        # Once more, now that the subscription is there: what was delivered before it is not missing here.
+        try:
+            info = context.run(api.info(stream, info.name), timeout=timeout)
         except BaseException:
             subscription.end()
             raise
@@ -118,18 +130,39 @@ def pull_subscribe(context: JetStreamContext, wanted: Wanted, *, timeout: float 
             info = context.run(api.info(stream, wanted.name), timeout=timeout)
         except Error:  # perhaps only its info is forbidden: the first pull request will tell
             return PullSubscription(context, stream, wanted.name)
-        check_existing(wanted, info)
+        _check_existing(context, wanted, info, timeout)
         return PullSubscription(context, stream, wanted.name, info)
     existing = _look_up(context, wanted, stream, timeout)
     if existing is None:
         try:
-            request = partial(api.create_as_documented, stream)
-            info = create_consumer(context, stream, wanted.new_config(""), request, timeout=timeout)
+            info = _create(context, stream, wanted.new_config(context.client.new_inbox()), timeout)
             return PullSubscription(context, stream, info.name, info, is_owner=True)
         except (ConsumerExistsError, ConsumerNameInUseError):
             existing = context.run(api.info(stream, wanted.name), timeout=timeout)
-    check_existing(wanted, existing)
+    _check_existing(context, wanted, existing, timeout)
     return PullSubscription(context, stream, existing.name, existing)
+
+
+def _check_existing(context: JetStreamContext, wanted: Wanted, info: ConsumerInfo, timeout: float | None) -> None:
+    """Check an existing consumer; a `min_last_seq` that its server does not keep is kept here."""
+    if wanted.config is not None:
+        config = keep_min(context, info.stream_name, wanted.config, timeout=timeout)
+        wanted = dataclasses.replace(wanted, config=config)
+    check_existing(wanted, info)
+
+
+def _create(context: JetStreamContext, stream: str, config: ConsumerConfig, timeout: float | None) -> ConsumerInfo:
+    """Create a consumer of which this program is the owner; raises if it exists."""
+    api = context.consumer_api
+    info = create_consumer(context, stream, config, partial(api.create_as_documented, stream), timeout=timeout)
+    if names.OWNER in config.metadata:
+        # The mark has done its work: a second create is rejected from now on, since it has a mark and this has none.
+        # Without it the consumer is what the program configured, and found again by `create_consumer`.
+        metadata = {key: value for key, value in info.config.metadata.items() if key != names.OWNER}
+        unmarked = api.create(stream, info.config.replace(metadata=metadata), Action.UPDATE)
+        with suppress(Error):  # not allowed, or too late: the mark does no harm
+            info = context.run(unmarked, timeout=timeout)
+    return info
 
 
 def _look_up(context: JetStreamContext, wanted: Wanted, stream: str, timeout: float | None) -> ConsumerInfo | None:

@@ -20,6 +20,7 @@ from slipstream.errors import (
     MessageGapError,
     PullRefusedError,
     StatusError,
+    StrayMessageError,
 )
 from slipstream.jetstream.consume.ack_subject import ACK_PREFIX, split_reply
 from slipstream.wire import Headers, Msg, parse_status
@@ -55,7 +56,7 @@ def judge(msg: Msg) -> Judgement:
     """The meaning of a frame that is no JetStream message: a status, or a message of another publisher."""
     status = parse_status(msg[3])
     if status is None:
-        return Judgement(Meaning.ERROR, StatusError(0, f"a message on {msg[0]!r} that was not sent by a consumer"))
+        return Judgement(Meaning.ERROR, StrayMessageError(msg[0]))
     code, text = status
     lower = text.lower()
     if code == 100:
@@ -180,13 +181,19 @@ class PushState:
     """One push subscription: messages, flow control replies and errors, in the order in which they are due.
 
     `gaps`: consumer sequences are followed, and a missing message is an error to be reported (not raised: the messages
-    behind it are good). A member of a queue group sees only its share, so there is nothing to follow.
+    behind it are good). A member of a queue group sees only its share, so there is nothing to follow; nor is there on a
+    deliver subject that several consumers share. Heartbeats tell of a missing message at the end.
+
+    `first`: the highest consumer sequence that the first message can have if none is missing. For a consumer that was
+    created after its deliver subject was subscribed to that is 1. For another one it is what the consumer had delivered
+    when the subscription was there, plus one: the messages up to it may have arrived here or elsewhere.
     """
 
-    def __init__(self, consumer: str, *, gaps: bool) -> None:
+    def __init__(self, consumer: str, *, gaps: bool, first: int = 1) -> None:
         self.consumer = consumer
         self._gaps = gaps
-        self._expected = 0  # the next consumer sequence; 0 before the first message
+        self._expected = first  # the next consumer sequence
+        self._has_begun = False
         self._flow = FlowControl()
         self._queue: deque[list[Msg] | ControlReply | Error] = deque()
 
@@ -218,7 +225,7 @@ class PushState:
             self._due(msg[2])
         elif meaning is Meaning.ALIVE:
             self._due(stalled(msg))
-            if self._gaps and self._expected:
+            if self._gaps:
                 self._check_gap(last_delivered(msg)[0] + 1)
         elif error is not None:
             self._queue.append(error)
@@ -228,15 +235,21 @@ class PushState:
             self._queue.append(ControlReply(subject))
 
     def _follow(self, msgs: list[Msg]) -> None:
-        seqs = [int(split_reply(msg[2])[6]) for msg in msgs]
+        replies = [split_reply(msg[2]) for msg in msgs]
+        if {reply[3] for reply in replies} != {self.consumer}:
+            self._gaps = False
+            return
+        seqs = [int(reply[6]) for reply in replies]
+        has_begun, self._has_begun = self._has_begun, True
         # The usual case, a run without a gap, in one comparison.
-        if self._expected and seqs == list(range(self._expected, self._expected + len(seqs))):
+        if seqs == list(range(self._expected, self._expected + len(seqs))):
             self._expected += len(seqs)
             return
         for seq in seqs:
-            if self._expected and seq != 1:  # 1: the consumer was deleted and created again
-                self._check_gap(seq)
-            self._expected = max(self._expected, seq + 1) if seq != 1 else 2
+            self._check_gap(seq)
+            # Sequence 1: the consumer was deleted and created again.
+            self._expected = max(self._expected, seq + 1) if has_begun and seq != 1 else seq + 1
+            has_begun = True
 
     def _check_gap(self, seq: int) -> None:
         """`seq` is the next sequence that the server has sent, or will send: those before it are missing."""

@@ -61,6 +61,7 @@ MAX_VALID_SUBJECTS = 16 * 1024  # remembered
 MAX_CLOSED = 1000  # closed connections that monitoring still shows
 
 _NO_SHORTCUTS: Mapping[str, Subscriber] = {}
+_RESERVED_STARTS = frozenset(("$JS.", "_R_.", "_GR_"))  # the first four characters of replies that may be reserved
 
 
 class Engine:
@@ -234,11 +235,12 @@ class Engine:
                 count += 1
                 size += len(header) + len(payload)
                 stream = shortcuts.get(subject)
-                if stream is not None and (session.headers or not header):
+                if stream is not None and (session.headers or not header) and reply[:4] not in _RESERVED_STARTS:
                     stream.receive(subject, reply, header, payload, now)
                     continue
                 if (
                     subject[:8] == ACK_PREFIX
+                    and reply[:4] not in _RESERVED_STARTS
                     and shortcuts is not _NO_SHORTCUTS
                     and router.acks is not None
                     and router.acks.receive(subject, reply, header, payload, now)
@@ -482,6 +484,9 @@ class Engine:
         if session.grant is not None and not session.grant.may_publish(subject, router.now):
             router.push(session, err(f"Permissions Violation for Publish to {quoted(subject)}"))
             return
+        if reply[:4] in _RESERVED_STARTS and _is_reserved(reply):
+            router.push(session, err(f"Permissions Violation for Publish with Reply of {quoted(reply)}"))
+            return
         if session.verbose:
             router.push(session, OK)
         if not valid:
@@ -504,3 +509,9 @@ class Engine:
             self._valid_subjects.clear()
         self._valid_subjects.add(subject)
         return True
+
+
+def _is_reserved(reply: str) -> bool:
+    """Whether only servers may ask for answers there. An answer below `$JS.ACK.` would settle a message of a consumer,
+    in the name of the server that sends it; the other two are for replies across accounts and gateways."""
+    return reply.startswith("_R_.") or (reply.startswith((ACK_PREFIX, "_GR_.")) and reply not in (ACK_PREFIX, "_GR_."))
