@@ -229,6 +229,7 @@ class LeaseLostError(Error):
     def __init__(self, name: str, detail: str) -> None:
         super().__init__(f"{name!r} is not held: {detail}")
         self.name = name
+        self.detail = detail
 
 
 class SnapshotError(Error):

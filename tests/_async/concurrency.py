@@ -33,6 +33,11 @@ class Task(Generic[T]):
         return await asyncio.wait_for(self._task, timeout)
 
 
+def run(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Run a coroutine function as a whole program."""
+    return asyncio.run(main())
+
+
 def spawn(main: Callable[[], Coroutine[Any, Any, T]]) -> Task[T]:
     """Run a coroutine function beside the test."""
     return Task(main)

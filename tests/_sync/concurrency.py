@@ -40,6 +40,11 @@ class Task(Generic[T]):
         return self._future.result(timeout)
 
 
+def run(main: Callable[[], T]) -> T:
+    """Run a function as a whole program."""
+    return main()
+
+
 def spawn(main: Callable[[], T]) -> Task[T]:
     """Run a function beside the test."""
     return Task(main)

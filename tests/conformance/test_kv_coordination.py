@@ -150,7 +150,6 @@ async def test_a_claim_whose_ack_is_lost_is_recognized(any_server: str, fresh: s
         kv = await direct.jetstream().create_key_value(BucketConfig(bucket=fresh))
         async with connect(proxy.url) as nc:
             lock = (await nc.jetstream().key_value(fresh)).lock("l", ttl=timedelta(seconds=6))
-            await lock._server_expires()
 
             def lose_acks(frame: bytes) -> list[bytes]:
                 return [] if b'"stream":' in frame and b'"seq":' in frame else [frame]

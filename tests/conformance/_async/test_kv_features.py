@@ -502,29 +502,6 @@ async def test_dead_members_are_removed(any_server: str, fresh: str) -> None:
         await changes.aclose()  # type: ignore[attr-defined]
 
 
-@pytest.mark.spec("KV-27")
-async def test_a_lock_is_safe_when_its_holder_stalls(any_server: str, fresh: str) -> None:
-    async with connect(any_server) as one, connect(any_server) as two:
-        kv = await one.jetstream().create_key_value(BucketConfig(bucket=fresh))
-        theirs = await two.jetstream().key_value(fresh)
-        stalled = kv.lock("job", ttl=SECOND)
-        token = await stalled.acquire(timeout=5)
-        assert not await theirs.lock("job", ttl=SECOND).try_acquire()
-        stalled._stop.set()  # the holder stalls: it renews no more
-        taker = theirs.lock("job", ttl=SECOND)
-        newer = await taker.acquire(timeout=10)
-        assert newer > token
-        with pytest.raises(LeaseLostError):
-            stalled.check()
-        # A resource that keeps the highest token rejects the late writer.
-        highest = max(0, newer)
-        assert token < highest
-        assert taker.check() == newer
-        await taker.release()
-        async with kv.lock("job", ttl=SECOND) as lock:
-            assert lock.token > newer
-
-
 @pytest.mark.spec("RW-14")
 async def test_every_read_honours_a_minimum_sequence(any_server: str, fresh: str) -> None:
     """Stream gets, a Key-Value bucket, an object bucket: the data if it exists, StaleReadError if it cannot."""

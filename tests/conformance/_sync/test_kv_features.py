@@ -505,29 +505,6 @@ def test_dead_members_are_removed(any_server: str, fresh: str) -> None:
         changes.close()  # type: ignore[attr-defined]
 
 
-@pytest.mark.spec("KV-27")
-def test_a_lock_is_safe_when_its_holder_stalls(any_server: str, fresh: str) -> None:
-    with connect(any_server) as one, connect(any_server) as two:
-        kv = one.jetstream().create_key_value(BucketConfig(bucket=fresh))
-        theirs = two.jetstream().key_value(fresh)
-        stalled = kv.lock("job", ttl=SECOND)
-        token = stalled.acquire(timeout=5)
-        assert not theirs.lock("job", ttl=SECOND).try_acquire()
-        stalled._stop.set()  # the holder stalls: it renews no more
-        taker = theirs.lock("job", ttl=SECOND)
-        newer = taker.acquire(timeout=10)
-        assert newer > token
-        with pytest.raises(LeaseLostError):
-            stalled.check()
-        # A resource that keeps the highest token rejects the late writer.
-        highest = max(0, newer)
-        assert token < highest
-        assert taker.check() == newer
-        taker.release()
-        with kv.lock("job", ttl=SECOND) as lock:
-            assert lock.token > newer
-
-
 @pytest.mark.spec("RW-14")
 def test_every_read_honours_a_minimum_sequence(any_server: str, fresh: str) -> None:
     """Stream gets, a Key-Value bucket, an object bucket: the data if it exists, StaleReadError if it cannot."""

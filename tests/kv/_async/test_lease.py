@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
 from functools import partial
 
@@ -81,6 +82,71 @@ async def test_a_stalled_holder_loses_the_lease_and_has_the_lower_token() -> Non
     assert await holder.wait_lost(timeout=1)
     assert taker.is_held
     await taker.release()
+
+
+@pytest.mark.spec("KV-34")
+async def test_a_suspended_machine_loses_its_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A suspended machine stops CLOCK_MONOTONIC; CLOCK_BOOTTIME goes on."""
+    asleep = 0.0
+    read_clock = time.clock_gettime
+
+    def clock_gettime(which: int) -> float:
+        return read_clock(which) + (asleep if which == time.CLOCK_BOOTTIME else 0.0)
+
+    monkeypatch.setattr(time, "clock_gettime", clock_gettime)
+    kv = await bucket()
+    lock, election = kv.lock("l", ttl=60), kv.election("e", ttl=60)
+    member = await kv.members("m", ttl=60).join("a")
+    await lock.acquire()
+    await election.campaign()
+    asleep = 55.0  # 90 % of the lease is 54 s
+    for check in (lock.check, election.check, member.check):
+        with pytest.raises(LeaseLostError, match="not be renewed in time"):
+            check()
+
+
+@pytest.mark.spec("KV-31", on="C")
+@pytest.mark.parametrize(
+    ("setting", "config"),
+    [
+        pytest.param("ttl", BucketConfig(bucket="b", ttl=29 * SECOND), id="ttl"),
+        pytest.param("max_bytes", BucketConfig(bucket="b", max_bytes=2000), id="max_bytes"),
+    ],
+)
+async def test_a_local_bucket_that_may_remove_a_lease_early_is_rejected(setting: str, config: BucketConfig) -> None:
+    kv = await open_local_key_value(config=config)
+    with pytest.raises(UsageError, match=f"^{setting} of bucket 'b' must be .* for a lease of 15 s, got"):
+        await kv.lock("l").acquire()
+    with pytest.raises(UsageError, match=setting):
+        await kv.members("m").join("a")
+    with pytest.raises(UsageError, match=setting):
+        await kv.election("e").campaign()
+    assert await kv.keys() == []
+
+
+async def test_a_candidate_waits_for_a_holder_whose_record_vanished() -> None:
+    kv = await bucket()
+    clock = Stalled()
+    holder = kv.lock("l", ttl=10)
+    taker = Lock(kv.storage, "l", ttl=10, now=clock)
+    token = await holder.acquire()
+    assert not await taker.try_acquire()
+    await kv.storage.forget("l", below=token + 1)  # no mark is left
+    clock.now += 10.9
+    assert not await taker.try_acquire()
+    clock.now += 0.2
+    assert await taker.try_acquire()
+    await taker.release()
+
+
+async def test_an_object_is_one_contender() -> None:
+    kv = await bucket()
+    lock = kv.lock("l", ttl=60)
+    async with lock:
+        token = lock.check()
+        with pytest.raises(UsageError, match="held by this object already"):
+            await spawn(lock.acquire).result()
+        assert lock.check() == token
 
 
 async def test_a_lock_whose_key_was_removed_is_lost() -> None:

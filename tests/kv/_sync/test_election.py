@@ -9,7 +9,10 @@ from functools import partial
 import pytest
 
 from slipstream import BucketConfig
+from slipstream.kv._sync.election import Election
 from slipstream.kv._sync.key_value import KeyValue, open_local_key_value
+from slipstream.kv._sync.sqlite_storage import open_sqlite
+from slipstream.kv.lease import Record, encode_record
 from tests._sync.concurrency import spawn
 
 SECOND = timedelta(seconds=1)
@@ -43,6 +46,37 @@ def test_an_election_has_one_leader_and_a_growing_term() -> None:
     assert leader == ("two", b"host2", next_term)
     seen.close()  # type: ignore[attr-defined]
     two.resign()
+
+
+class Clocks:
+    """The server's clock and that of a program, which go on together when they are moved."""
+
+    def __init__(self) -> None:
+        self.seconds = 1000.0
+
+    def wall_ns(self) -> int:
+        return int(self.seconds * 1e9)
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+def test_a_dead_leader_is_reported_within_its_lease() -> None:
+    clocks = Clocks()
+    storage = open_sqlite(config=BucketConfig(bucket="b"), now=clocks.wall_ns)
+    record = encode_record(Record(owner="o", ttl=1.0, name="dead"))
+    election = Election(storage, "e", name="second", ttl=1, now=clocks)
+    seen = election.observe()
+    assert next(seen) is None
+    term = storage.append("e", record)  # elected, and never heard of again
+    assert next(seen) == ("dead", b"", term) == election.leader()
+    clocks.seconds += 1.2
+    assert next(seen) is None
+    assert election.leader() is None
+    assert next(Election(storage, "e", now=clocks).observe()) is None
+    term = storage.append("e", record)  # it was only slow
+    assert next(seen) == ("dead", b"", term) == election.leader()
+    seen.close()  # type: ignore[attr-defined]
 
 
 def test_members_join_change_and_leave() -> None:

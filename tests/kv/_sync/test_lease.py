@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
 from functools import partial
 
@@ -82,6 +83,71 @@ def test_a_stalled_holder_loses_the_lease_and_has_the_lower_token() -> None:
     assert holder.wait_lost(timeout=1)
     assert taker.is_held
     taker.release()
+
+
+@pytest.mark.spec("KV-34")
+def test_a_suspended_machine_loses_its_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A suspended machine stops CLOCK_MONOTONIC; CLOCK_BOOTTIME goes on."""
+    asleep = 0.0
+    read_clock = time.clock_gettime
+
+    def clock_gettime(which: int) -> float:
+        return read_clock(which) + (asleep if which == time.CLOCK_BOOTTIME else 0.0)
+
+    monkeypatch.setattr(time, "clock_gettime", clock_gettime)
+    kv = bucket()
+    lock, election = kv.lock("l", ttl=60), kv.election("e", ttl=60)
+    member = kv.members("m", ttl=60).join("a")
+    lock.acquire()
+    election.campaign()
+    asleep = 55.0  # 90 % of the lease is 54 s
+    for check in (lock.check, election.check, member.check):
+        with pytest.raises(LeaseLostError, match="not be renewed in time"):
+            check()
+
+
+@pytest.mark.spec("KV-31", on="C")
+@pytest.mark.parametrize(
+    ("setting", "config"),
+    [
+        pytest.param("ttl", BucketConfig(bucket="b", ttl=29 * SECOND), id="ttl"),
+        pytest.param("max_bytes", BucketConfig(bucket="b", max_bytes=2000), id="max_bytes"),
+    ],
+)
+def test_a_local_bucket_that_may_remove_a_lease_early_is_rejected(setting: str, config: BucketConfig) -> None:
+    kv = open_local_key_value(config=config)
+    with pytest.raises(UsageError, match=f"^{setting} of bucket 'b' must be .* for a lease of 15 s, got"):
+        kv.lock("l").acquire()
+    with pytest.raises(UsageError, match=setting):
+        kv.members("m").join("a")
+    with pytest.raises(UsageError, match=setting):
+        kv.election("e").campaign()
+    assert kv.keys() == []
+
+
+def test_a_candidate_waits_for_a_holder_whose_record_vanished() -> None:
+    kv = bucket()
+    clock = Stalled()
+    holder = kv.lock("l", ttl=10)
+    taker = Lock(kv.storage, "l", ttl=10, now=clock)
+    token = holder.acquire()
+    assert not taker.try_acquire()
+    kv.storage.forget("l", below=token + 1)  # no mark is left
+    clock.now += 10.9
+    assert not taker.try_acquire()
+    clock.now += 0.2
+    assert taker.try_acquire()
+    taker.release()
+
+
+def test_an_object_is_one_contender() -> None:
+    kv = bucket()
+    lock = kv.lock("l", ttl=60)
+    with lock:
+        token = lock.check()
+        with pytest.raises(UsageError, match="held by this object already"):
+            spawn(lock.acquire).result()
+        assert lock.check() == token
 
 
 def test_a_lock_whose_key_was_removed_is_lost() -> None:

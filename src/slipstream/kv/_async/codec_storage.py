@@ -141,6 +141,10 @@ class CodecStorage(Generic[V]):
         """The bucket's configuration and state."""
         return await self.inner.status(timeout=timeout)
 
+    async def write_path(self, *, timeout: float | None = None) -> Sequence[BucketStatus]:
+        """The status of every bucket on the way of a write."""
+        return await self.inner.write_path(timeout=timeout)
+
     async def destroy(self, *, timeout: float | None = None) -> None:
         """Remove the bucket with everything in it."""
         await self.inner.destroy(timeout=timeout)

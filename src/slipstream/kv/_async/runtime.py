@@ -14,14 +14,35 @@ from contextlib import suppress
 from typing import TypeVar
 
 from slipstream.client._async.tasks import Guard, Worker
+from slipstream.client._async.tasks import Lock as Mutex
 
-__all__ = ["Guard", "Signal", "Worker", "clock", "new_id", "off_loop", "sleep", "spawn", "wall_ns"]
+__all__ = [
+    "Guard",
+    "Mutex",
+    "Signal",
+    "Worker",
+    "clock",
+    "current_worker",
+    "lease_clock",
+    "new_id",
+    "off_loop",
+    "sleep",
+    "spawn",
+    "wall_ns",
+]
 
 T = TypeVar("T")
 
 sleep = asyncio.sleep
 clock = time.monotonic
 wall_ns = time.time_ns
+# Linux stops CLOCK_MONOTONIC while the machine is suspended, macOS what time.monotonic() reads; Windows stops neither.
+_LEASE_CLOCK = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
+
+
+def lease_clock() -> float:
+    """Seconds on a clock that is never set and also counts while the machine is suspended."""
+    return time.monotonic() if _LEASE_CLOCK is None else time.clock_gettime(_LEASE_CLOCK)
 
 
 def new_id() -> str:
@@ -49,6 +70,13 @@ async def off_loop(function: Callable[[], T]) -> T:
 def spawn(main: Callable[[], Coroutine[None, None, None]], name: str) -> Worker:
     """Run a coroutine function in the background; it must check by itself when to stop."""
     return Worker(asyncio.get_running_loop().create_task(main(), name=name))
+
+
+def current_worker() -> Worker:
+    """The task that the caller runs in."""
+    task = asyncio.current_task()
+    assert task is not None  # a coroutine of ours runs in one
+    return Worker(task)
 
 
 class Signal:

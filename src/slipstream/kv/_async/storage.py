@@ -177,6 +177,10 @@ class Storage(Protocol[V]):
         """The bucket's configuration and state."""
         ...
 
+    async def write_path(self, *, timeout: float | None = None) -> Sequence[BucketStatus]:
+        """The status of this bucket and, of a read replica, that of its origin: the last one takes the writes."""
+        ...
+
     async def destroy(self, *, timeout: float | None = None) -> None:
         """Remove the bucket with everything in it."""
         ...
@@ -293,6 +297,10 @@ class WrappedStorage(Generic[V]):
         """The bucket's configuration and state."""
         return await self.inner.status(timeout=timeout)
 
+    async def write_path(self, *, timeout: float | None = None) -> Sequence[BucketStatus]:
+        """The status of every bucket on the way of a write."""
+        return await self.inner.write_path(timeout=timeout)
+
     async def destroy(self, *, timeout: float | None = None) -> None:
         """Remove the bucket with everything in it."""
         await self.inner.destroy(timeout=timeout)
@@ -336,6 +344,11 @@ class ReadOnlyStorage(WrappedStorage[V]):
         """Rejected."""
         del timeout
         self._reject(f"removal of keys deleted up to revision {revision}")
+
+    async def write_path(self, *, timeout: float | None = None) -> Sequence[BucketStatus]:
+        """Rejected."""
+        del timeout
+        self._reject("a lease")
 
     async def destroy(self, *, timeout: float | None = None) -> None:
         """Rejected."""

@@ -45,7 +45,7 @@ from slipstream.jetstream.reads.retry import RetryPolicy
 from slipstream.jetstream.requests import Call
 from slipstream.kv._async.runtime import clock
 from slipstream.kv._async.storage import Seen
-from slipstream.kv.bucket import Address, BucketStatus
+from slipstream.kv.bucket import STREAM_PREFIX, Address, BucketStatus
 from slipstream.kv.entry import (
     Entry,
     From,
@@ -135,23 +135,11 @@ class StreamStorage:
     async def _checked_rollup(self, ttl: timedelta, timeout: float | None) -> bool:
         """Whether a value with a TTL must replace the key's history. Raises if the bucket does not take that TTL."""
         if clock() >= self._options_until or rejected_ttl(self._options, self.bucket, ttl):  # it may have changed
-            self._options = await self._stored_options(timeout)
+            self._options = (await self.write_path(timeout=timeout))[-1].stream_info.config
             self._options_until = clock() + OPTIONS_TRUSTED
         if error := rejected_ttl(self._options, self.bucket, ttl):
             raise error
         return self._options.allow_rollup_hdrs
-
-    async def _stored_options(self, timeout: float | None) -> StreamConfig:
-        """The options of the stream that takes this bucket's writes: a read replica's are its origin's."""
-        js, config = self.js, (await self.status(timeout=timeout)).stream_info.config
-        while (mirror := config.mirror) is not None:
-            if mirror.external is not None and mirror.external.api:
-                js = JetStream(js.client, prefix=mirror.external.api, timeout=js.timeout)
-            try:
-                config = (await js.stream(mirror.name).info(timeout=timeout)).config
-            except NoRespondersError as error:
-                raise OriginUnreachableError(self.bucket, self.address.origin or mirror.name, error.subject) from error
-        return config
 
     def writer(self, *, max_in_flight: int, timeout: float | None = None) -> StreamWriter:
         """Publish entries in a pipeline, each acknowledged."""
@@ -494,6 +482,21 @@ class StreamStorage:
             return BucketStatus(self.bucket, await self.stream.info(timeout=timeout))
         except StreamNotFoundError as error:
             raise not_found(self.bucket) from error
+
+    async def write_path(self, *, timeout: float | None = None) -> Sequence[BucketStatus]:
+        """The stream's info and, of a mirror, that of each stream on the way to the one that takes the writes."""
+        js, path = self.js, [await self.status(timeout=timeout)]
+        while (mirror := path[-1].stream_info.config.mirror) is not None:
+            if mirror.external is not None and mirror.external.api:
+                js = JetStream(js.client, prefix=mirror.external.api, timeout=js.timeout)
+            try:
+                info = await js.stream(mirror.name).info(timeout=timeout)
+            except NoRespondersError as error:
+                raise OriginUnreachableError(self.bucket, self.address.origin or mirror.name, error.subject) from error
+            except StreamNotFoundError as error:
+                raise not_found(mirror.name.removeprefix(STREAM_PREFIX)) from error
+            path.append(BucketStatus(mirror.name.removeprefix(STREAM_PREFIX), info))
+        return path
 
     async def close(self) -> None:
         """Nothing to release: the connection is the caller's."""

@@ -142,6 +142,10 @@ class CodecStorage(Generic[V]):
         """The bucket's configuration and state."""
         return self.inner.status(timeout=timeout)
 
+    def write_path(self, *, timeout: float | None = None) -> Sequence[BucketStatus]:
+        """The status of every bucket on the way of a write."""
+        return self.inner.write_path(timeout=timeout)
+
     def destroy(self, *, timeout: float | None = None) -> None:
         """Remove the bucket with everything in it."""
         self.inner.destroy(timeout=timeout)

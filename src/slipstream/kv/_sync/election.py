@@ -8,18 +8,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from datetime import timedelta
 from typing import NamedTuple, Self
 
 from slipstream.errors import CodecError, RequestTimeoutError, UsageError
 from slipstream.kv._sync.lease import DEFAULT_TTL, Lease
-from slipstream.kv._sync.runtime import clock
+from slipstream.kv._sync.runtime import lease_clock
 from slipstream.kv._sync.storage import Storage, read_live
 from slipstream.kv._sync.watch import Watch
 from slipstream.kv.codecs.base import ForeignKeys
 from slipstream.kv.entry import LATEST, Entry
-from slipstream.kv.lease import Observation, Record, decode_record
+from slipstream.kv.lease import Observation, Record, check_ttl, decode_record, is_expired
+
+SHORTEST_WAIT = 0.01
 
 
 class Leader(NamedTuple):
@@ -40,11 +41,12 @@ class Election:
         *,
         name: str = "",
         data: bytes = b"",
-        ttl: timedelta = DEFAULT_TTL,
-        now: Callable[[], float] = clock,
+        ttl: timedelta | float = DEFAULT_TTL,
+        now: Callable[[], float] = lease_clock,
     ) -> None:
         self.lease = Lease(storage, key, ttl=ttl, name=name, data=data, now=now)
         self._storage = storage
+        self._now = now
 
     @property
     def is_leader(self) -> bool:
@@ -64,22 +66,49 @@ class Election:
         return self.lease.check()
 
     def leader(self, *, timeout: float | None = None) -> Leader | None:
-        """The last one elected that has not resigned. It may have died since, for at most the length of its lease."""
-        entry = self._storage.last(self.lease.key, timeout=timeout)
-        return _leader(entry)
+        """The leader, if there is one. It may have died since, for at most the length of its lease.
+
+        The age of its last renewal is measured with the server's clock, which also dated it.
+        """
+        key = self.lease.key
+        entry = self._storage.last(key, timeout=timeout)
+        if _leader(entry) is None:
+            return None
+        status = self._storage.status(timeout=timeout)
+        now = status.stream_info.ts
+        if not _is_alive(entry, now):  # or the copy that answered is behind, and has not seen it renewed
+            entry = self._storage.last(key, min_last_revision=status.last_revision, timeout=timeout)
+        return _leader(entry) if _is_alive(entry, now) else None
 
     def observe(self) -> Iterator[Leader | None]:
-        """Each change of leadership, beginning with the current leader (None: there is none)."""
+        """Each change of leadership, beginning with the current leader (None: there is none).
+
+        A leader that does not renew its lease is reported as None once nothing was heard of it for 110 % of its lease.
+        """
         with _watch(self._storage, self.lease.key) as watch:
+            started = (self._storage.status()).stream_info.ts
             known: str | None = None
+            seen = Observation()
             while True:
-                entry = watch.next()
-                owner = decode_record(entry.key, entry.value).owner if entry and not entry.is_deleted else ""
+                wait = seen.takeover_in(self._now()) if known else None
+                try:
+                    entry = watch.next(timeout=None if wait is None else max(wait, SHORTEST_WAIT))
+                except RequestTimeoutError:
+                    if seen.takeover_in(self._now()) <= 0:
+                        known = ""
+                        yield None
+                    continue
                 if entry is None and known is not None:  # the end of the initial data, not a change
                     continue
+                owner = ""
+                if entry is not None and (watch.is_current or _is_alive(entry, started)):
+                    record = decode_record(entry.key, entry.value) if not entry.is_deleted else None
+                    if record is not None:
+                        seen.see(entry.revision, entry.created, record.ttl, self._now())
+                        owner = record.owner
                 if owner != known:
                     known = owner
-                    yield _leader(entry)
+                    yield _leader(entry) if owner else None
 
     def __enter__(self) -> Self:
         self.campaign()
@@ -91,6 +120,13 @@ class Election:
 
 def _watch(storage: Storage[bytes], key_filter: str) -> Watch[bytes]:
     return Watch(storage.follow(storage.patterns((key_filter,)), LATEST))
+
+
+def _is_alive(entry: Entry[bytes] | None, now: int) -> bool:
+    """Whether an entry is a lease that was renewed in time, as of the server's time `now`."""
+    if entry is None or entry.is_deleted:
+        return False
+    return not is_expired(decode_record(entry.key, entry.value), entry.created, now)
 
 
 def _leader(entry: Entry[bytes] | None) -> Leader | None:
@@ -126,9 +162,10 @@ class Members:
         storage: Storage[bytes],
         prefix: str,
         *,
-        ttl: timedelta = DEFAULT_TTL,
-        now: Callable[[], float] = clock,
+        ttl: timedelta | float = DEFAULT_TTL,
+        now: Callable[[], float] = lease_clock,
     ) -> None:
+        check_ttl(ttl)
         self.prefix = storage.check_key(prefix)
         self.foreign = ForeignKeys(storage.bucket)
         self._storage = storage
@@ -154,7 +191,7 @@ class Members:
         return {
             record.name: Member(record.name, record.data, entry.revision)
             for entry, record in members
-            if record is not None and now - entry.created <= record.ttl * 1e9
+            if record is not None and not is_expired(record, entry.created, now)
         }
 
     def _record(self, entry: Entry[bytes]) -> Record | None:
@@ -168,15 +205,13 @@ class Members:
     def watch(self) -> Iterator[Change]:
         """Each member that joins, changes its data or leaves, beginning with the present members."""
         present: dict[str, tuple[Member, Observation]] = {}
-        alive = self.members()
         with _watch(self._storage, f"{self.prefix}.*") as watch:
+            # Asked for behind the watch: no member that joins meanwhile is taken for one that lapsed before.
+            started = (self._storage.status()).stream_info.ts
             while True:
                 entry = self._next_until_expiry(watch, present)
                 if entry is not None:
-                    record = None if entry.is_deleted else self._record(entry)
-                    if record is not None and not watch.is_current and record.name not in alive:
-                        continue  # its lease had run out before the watch began
-                    for change in self._changes(entry, record, present):
+                    for change in self._changes(entry, present, 0 if watch.is_current else started):
                         yield change
                 now = self._now()
                 for key in [key for key, (_, seen) in present.items() if seen.takeover_in(now) <= 0]:
@@ -188,19 +223,24 @@ class Members:
         """The next entry; None once a member's lease may have run out."""
         now = self._now()
         soonest = min((seen.takeover_in(now) for _, seen in present.values()), default=None)
-        with suppress(RequestTimeoutError):
-            return watch.next(timeout=None if soonest is None else max(soonest, 0.01))
-        return None
+        try:
+            return watch.next(timeout=None if soonest is None else max(soonest, SHORTEST_WAIT))
+        except RequestTimeoutError:
+            return None
 
     def _changes(
-        self, entry: Entry[bytes], record: Record | None, present: dict[str, tuple[Member, Observation]]
+        self, entry: Entry[bytes], present: dict[str, tuple[Member, Observation]], started: int
     ) -> list[Change]:
+        """What an entry changes; one of the initial data may have lapsed before the server's time `started`."""
+        record = None if entry.is_deleted else self._record(entry)
         if record is None:  # deleted, or overwritten with something else
             gone = present.pop(entry.key, None)
             return [Change("left", gone[0])] if gone else []
+        if started and is_expired(record, entry.created, started):
+            return []
         member = Member(record.name, record.data, entry.revision)
         known, seen = present.get(entry.key, (None, Observation()))
-        seen.see(entry.revision, record.ttl, self._now())
+        seen.see(entry.revision, entry.created, record.ttl, self._now())
         present[entry.key] = (member, seen)
         if known is None:
             return [Change("joined", member)]

@@ -292,17 +292,17 @@ class KeyValue(Generic[V]):
 
     # Coordination: docs/kv-coordination.md says what each guarantees
 
-    def lock(self: KeyValue[bytes], key: str, *, ttl: timedelta = DEFAULT_TTL, name: str = "") -> Lock:
+    def lock(self: KeyValue[bytes], key: str, *, ttl: timedelta | float = DEFAULT_TTL, name: str = "") -> Lock:
         """A lock with a fencing token; use it as a context manager, or `acquire` and `release` it."""
         return Lock(self.storage, key, ttl=ttl, name=name)
 
     def election(
-        self: KeyValue[bytes], key: str, *, name: str = "", data: bytes = b"", ttl: timedelta = DEFAULT_TTL
+        self: KeyValue[bytes], key: str, *, name: str = "", data: bytes = b"", ttl: timedelta | float = DEFAULT_TTL
     ) -> Election:
         """A candidacy for the leadership of a key."""
         return Election(self.storage, key, name=name, data=data, ttl=ttl)
 
-    def members(self: KeyValue[bytes], prefix: str, *, ttl: timedelta = DEFAULT_TTL) -> Members:
+    def members(self: KeyValue[bytes], prefix: str, *, ttl: timedelta | float = DEFAULT_TTL) -> Members:
         """A set of members on keys below `prefix`; a member that does not renew its lease is removed."""
         return Members(self.storage, prefix, ttl=ttl)
 

@@ -7,8 +7,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Self
 
@@ -21,17 +21,28 @@ from slipstream.errors import (
     NoRespondersError,
     RequestTimeoutError,
     StaleReadError,
+    UsageError,
     WrongLastSequenceError,
 )
-from slipstream.kv._sync.runtime import Guard, Signal, Worker, clock, new_id, sleep, spawn
+from slipstream.kv._sync.runtime import Guard, Mutex, Signal, Worker, current_worker, lease_clock, new_id, sleep, spawn
 from slipstream.kv._sync.storage import Storage
 from slipstream.kv._sync.watch import Watch
 from slipstream.kv.entry import LATEST, Entry, Operation
-from slipstream.kv.lease import Claim, Observation, Record, check_ttl, decode_record, encode_record, server_ttl
+from slipstream.kv.lease import (
+    Claim,
+    Observation,
+    Record,
+    check_keeps_record,
+    check_ttl,
+    decode_record,
+    encode_record,
+    record_ttl,
+)
 
 DEFAULT_TTL = timedelta(seconds=15)
 RENEWALS = 3  # per TTL
 SHORTEST_WAIT = 0.05
+UNANSWERED_TTLS = 2  # after so many TTLs without an answer `acquire` raises, though it is connected
 _UNSURE = (RequestTimeoutError, ConnectionLostError, NoRespondersError)  # whether a write was stored is unknown
 _TRANSIENT = (*_UNSURE, StaleReadError)
 
@@ -42,6 +53,9 @@ class Lease:
     `token` is the fencing token while the lease is held: pass it to the resource that the lease protects, which must
     reject tokens lower than one it has seen. The lease is renewed in the background; call `check()` before each action
     that depends on it.
+
+    One object is one contender: a second `acquire` is rejected until it is released. Each task or thread that contends
+    needs an object of its own.
     """
 
     def __init__(
@@ -49,10 +63,10 @@ class Lease:
         storage: Storage[bytes],
         key: str,
         *,
-        ttl: timedelta = DEFAULT_TTL,
+        ttl: timedelta | float = DEFAULT_TTL,
         name: str = "",
         data: bytes = b"",
-        now: Callable[[], float] = clock,
+        now: Callable[[], float] = lease_clock,
     ) -> None:
         self.key = storage.check_key(key)
         self.name = name or new_id()
@@ -63,8 +77,11 @@ class Lease:
         self._claim = Claim(self._ttl)
         self._seen = Observation()
         self._owner = ""
-        self._has_server_ttl: bool | None = None
-        self._shortest_ttl = timedelta(0)  # of values in the bucket, where they may have one
+        self._created = 0  # of the bucket: one that was made again is another one
+        self._record_ttl: timedelta | None = None
+        self._user: Worker | None = None  # the task or thread that acquired it, until it is released
+        self._is_acquiring = False
+        self._mutex = Mutex()  # around looking at the two above and setting them
         self._worker: Worker | None = None
         self._turn = Guard()  # one claim or renewal at a time: the caller's and the background ones
         self._stop = Signal()
@@ -104,16 +121,29 @@ class Lease:
     # Acquiring
 
     def acquire(self, *, timeout: float | None = None) -> int:
-        """Wait until the lease is ours; returns the fencing token. Raises RequestTimeoutError on timeout."""
+        """Wait until the lease is ours; returns the fencing token. Raises RequestTimeoutError on timeout.
+
+        Raises UsageError if the bucket may remove the lease while it is held, or if this object is in use already; and
+        the error of its last attempt if none was answered for two lease times in spite of a connection.
+        """
+        with self._single_use():
+            token = self._acquire(timeout)
+            self._user = current_worker()
+            return token
+
+    def _acquire(self, timeout: float | None) -> int:
         deadline = None if timeout is None else self._now() + timeout
         watch: Watch[bytes] | None = None
         is_ours = False
+        silence = _Silence(self._ttl * UNANSWERED_TTLS)
         try:
             try:
-                while not self.try_acquire():
+                self._look_at_bucket_first()
+                while not self._attempt_unless_silent(silence):
                     left = None if deadline is None else deadline - self._now()
                     if left is not None and left <= 0:
-                        raise RequestTimeoutError(f"lease {self.key!r}: not acquired within {timeout} s")
+                        why = f": {silence.error}" if silence.error else ""
+                        raise RequestTimeoutError(f"lease {self.key!r}: not acquired within {timeout} s{why}")
                     watch = self._await_change(watch, left)
             finally:
                 if watch is not None:
@@ -123,6 +153,49 @@ class Lease:
             if not is_ours and self._worker is not None:  # cancelled after it was acquired: no caller will release it
                 self._abandon()
         return self._claim.token
+
+    def _look_at_bucket_first(self) -> None:
+        """Reject a bucket that cannot hold leases or take writes at once; a lost connection is waited for."""
+        self._created = 0
+        try:
+            self._look_at_bucket()
+        except ConnectionClosedError:
+            raise
+        except (RequestTimeoutError, ConnectionLostError):
+            return
+
+    def _attempt_unless_silent(self, silence: _Silence) -> bool:
+        """One attempt; False also if it was not answered, unless that went on for too long."""
+        try:
+            is_ours = self._attempt()
+        except ConnectionClosedError:
+            raise
+        except (ConnectionLostError, StaleReadError):
+            silence.broken()
+            return False
+        except (RequestTimeoutError, NoRespondersError) as error:
+            if silence.lasts(error, self._now()):
+                raise
+            return False
+        silence.broken()
+        return is_ours
+
+    @contextmanager
+    def _single_use(self) -> Iterator[None]:
+        """Reject a second user: the first one to leave would release the lease under the other."""
+        with self._mutex:
+            if self._is_acquiring:
+                raise UsageError(f"lease {self.key!r} is being acquired by this object already: use one for each task")
+            if self.is_held:
+                raise UsageError(f"lease {self.key!r} is held by this object already: use one for each task")
+            user = self._user
+            if user is not None and not user.is_own and not user.is_done:
+                raise UsageError(f"lease {self.key!r} was lost but not released by the task that acquired it")
+            self._is_acquiring, self._user = True, None
+        try:
+            yield
+        finally:
+            self._is_acquiring = False
 
     def _await_change(self, watch: Watch[bytes] | None, left: float | None) -> Watch[bytes] | None:
         """Wait until the key changes or its holder may be dead; without a connection only briefly."""
@@ -147,80 +220,111 @@ class Lease:
         return watch
 
     def try_acquire(self) -> bool:
-        """Acquire the lease if it is free or may be taken over; whether it is ours now."""
-        if self.is_held:
-            return True
+        """Acquire the lease if it is free or may be taken over; whether it is ours now. Raises as `acquire` does."""
+        with self._single_use():
+            self._look_at_bucket_first()
+            try:
+                is_ours = self._attempt()
+            except (ConnectionClosedError, NoRespondersError):
+                raise
+            except _TRANSIENT:
+                return False
+            self._user = current_worker() if is_ours else None
+            return is_ours
+
+    def _attempt(self) -> bool:
+        """Claim the lease if it is free or may be taken over; whether it is ours now."""
         with self._turn:
-            if self.is_held:
-                return True
             self._stop.set()  # ends renewals of an earlier acquisition; this one starts its own
             self._worker = None
             self._claim.pause()
             if not self._owner:
                 self._owner = new_id()  # kept across attempts with an unknown outcome, to recognize our own claim
             try:
-                entry = self._storage.last(self.key, timeout=self._request_timeout())
-                if entry is not None and not entry.is_deleted:
-                    return self._take_over(entry)
-                return self._store(entry.revision if entry else 0)
-            except ConnectionClosedError:
-                raise
-            except (WrongLastSequenceError, *_TRANSIENT):
+                is_ours = self._claim_if_free()
+            except WrongLastSequenceError:
                 return False
+            except (UsageError, LeaseLostError) as error:  # the bucket was changed: another may hold the lease, too
+                revision, owner = self._claim.revision, self._owner
+                self._give_up(str(error))
+                if revision:
+                    self._remove(revision, owner)
+                raise
+            if is_ours:
+                self._why = ""
+                self._stop = Signal()
+                self._worker = spawn(self._keep_renewed, f"renewal of {self.key}")
+            return is_ours
+
+    def _claim_if_free(self) -> bool:
+        entry = self._storage.last(self.key, timeout=self._request_timeout())
+        if entry is not None and not entry.is_deleted:
+            return self._take_over(entry)
+        if entry is not None and not entry.marker:
+            self._seen.forget()  # the holder released it
+        elif self._seen.takeover_in(self._now()) > 0:
+            return False  # the record that we saw vanished: its holder may not know yet
+        return self._store(entry.revision if entry else 0)
 
     def _take_over(self, entry: Entry[bytes]) -> bool:
         """The key is held: by a claim of ours whose answer was lost, or by another holder, which may be dead."""
         record = decode_record(self.key, entry.value)
         now = self._now()
         if record.owner == self._owner:
-            self._claim.found(entry.revision, now)
-            if self.is_held:
-                self._begin()
-                return True
-        self._seen.see(entry.revision, record.ttl, now)
+            self._claim.found(entry.revision, now, record.token)
+            self._confirm()
+            return self.is_held or self._store(entry.revision)  # a renewal: no other was in between
+        self._seen.see(entry.revision, entry.created, record.ttl, now)
         if self._seen.takeover_in(now) > 0:
             return False
         return self._store(entry.revision)
 
     def _store(self, last: int) -> bool:
         """Claim or renew: write our record over revision `last`."""
-        ttl = max(server_ttl(self._ttl), self._shortest_ttl) if self._server_expires() else None
+        if not self._created:
+            self._look_at_bucket()
         record = Record(owner=self._owner, ttl=self._ttl, token=self._claim.token, name=self.name, data=self._data)
         sent = self._now()
         self._claim.sending(sent)
         try:
             revision = self._storage.append(
-                self.key, encode_record(record), last=last, ttl=ttl, timeout=self._request_timeout()
+                self.key, encode_record(record), last=last, ttl=self._record_ttl, timeout=self._request_timeout()
             )
         except WrongLastSequenceError:
             self._claim.rejected(sent)
             raise
-        if self._owner != record.owner:  # released while the request was in flight
-            raise LeaseLostError(self.key, self._why)
+        self._check_owner(record.owner)
         self._claim.stored(revision, sent)
-        self._begin()
+        self._confirm()
         return self.is_held
 
-    def _server_expires(self) -> bool:
-        """Whether the bucket allows TTLs, so that the server removes a dead holder's record.
+    def _confirm(self) -> None:
+        """Look at the bucket behind a stored claim: whatever removed an earlier record before it shows there."""
+        owner = self._owner
+        self._look_at_bucket()
+        self._check_owner(owner)
+        self._claim.confirm()
 
-        Otherwise only candidates that saw it unchanged for its TTL can tell.
-        """
-        if self._has_server_ttl is None:
-            status = self._storage.status(timeout=self._request_timeout())
-            self._has_server_ttl, self._shortest_ttl = status.value_ttl, status.shortest_ttl
-        return self._has_server_ttl
+    def _check_owner(self, owner: str) -> None:
+        if self._owner != owner:  # released while a request was in flight
+            raise LeaseLostError(self.key, self._why)
+
+    def _look_at_bucket(self) -> int:
+        """Its newest revision. Raises UsageError if it may remove our record, LeaseLostError if it was made again."""
+        statuses = self._storage.write_path(timeout=self._request_timeout())
+        for status in statuses:
+            check_keeps_record(status.bucket, status.stream_info.config, self._ttl)
+        info = statuses[-1].stream_info
+        self._record_ttl = record_ttl(info.config, self._ttl)
+        was, self._created = self._created, info.created
+        if was and was != info.created:
+            raise LeaseLostError(self.key, "its bucket was made again")
+        return info.state.last_seq
 
     def _request_timeout(self) -> float:
         return max(self._ttl / RENEWALS, 0.25)
 
     # Renewing
-
-    def _begin(self) -> None:
-        self._why = ""
-        if self._worker is None:
-            self._stop = Signal()
-            self._worker = spawn(self._keep_renewed, f"renewal of {self.key}")
 
     def _keep_renewed(self) -> None:
         stop, pause = self._stop, self._ttl / RENEWALS
@@ -244,25 +348,29 @@ class Lease:
             if data is not None:
                 self._data = data
             try:
-                self._store(self._claim.revision)
-            except WrongLastSequenceError:
-                self._find_own()
+                self._store_or_find_own()
+            except (UsageError, LeaseLostError) as error:
+                self._give_up(error.detail if isinstance(error, LeaseLostError) else str(error))
+                raise LeaseLostError(self.key, self._why) from None
             except _TRANSIENT:
                 if not self.is_held:  # another may hold it: a later renewal would be a new claim
                     self._give_up("it could not be renewed in time")
                     raise LeaseLostError(self.key, self._why) from None
                 raise
 
-    def _find_own(self) -> None:
-        """Our revision is not the newest: a renewal of ours lost its answer, or another holds the lease."""
-        timeout = self._request_timeout()
-        status = self._storage.status(timeout=timeout)
-        entry = self._storage.last(self.key, min_last_revision=status.last_revision, timeout=timeout)
-        if entry is not None and not entry.is_deleted and decode_record(self.key, entry.value).owner == self._owner:
-            self._claim.found(entry.revision, self._now())
+    def _store_or_find_own(self) -> None:
+        try:
+            self._store(self._claim.revision)
             return
-        self._give_up("another holder has it" if entry and not entry.is_deleted else "it was removed")
-        raise LeaseLostError(self.key, self._why)
+        except WrongLastSequenceError:  # a renewal of ours lost its answer, or another holds the lease
+            newest = self._look_at_bucket()
+        entry = self._storage.last(self.key, min_last_revision=newest, timeout=self._request_timeout())
+        if entry is None or entry.is_deleted:
+            raise LeaseLostError(self.key, "it was removed")
+        if decode_record(self.key, entry.value).owner != self._owner:
+            raise LeaseLostError(self.key, "another holder has it")
+        self._claim.found(entry.revision, self._now())
+        self._confirm()
 
     def _abandon(self) -> None:
         self._stop.set()
@@ -286,6 +394,7 @@ class Lease:
         revision = self._claim.revision
         owner, self._owner = self._owner, ""
         self._claim.lose()
+        self._user = None
         self._why = "it was released"
         self._lost.set()
         return bool(revision) and self._remove(revision, owner)
@@ -323,3 +432,23 @@ class Lock(Lease):
     No two holders pass `check()` at the same time, given clocks that run at about the same speed. Whatever the clocks
     do, a resource that rejects tokens lower than one it has seen never accepts two holders.
     """
+
+
+class _Silence:
+    """For how long requests were not answered, in a row."""
+
+    def __init__(self, limit: float) -> None:
+        self.error: Error | None = None
+        self._limit = limit
+        self._since = 0.0
+
+    def lasts(self, error: Error, now: float) -> bool:
+        """A request was not answered; whether that goes on for too long."""
+        if self.error is None:
+            self._since = now
+        self.error = error
+        return now - self._since >= self._limit
+
+    def broken(self) -> None:
+        """A request was answered, or there was no connection to send it on."""
+        self.error = None

@@ -12,14 +12,35 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from slipstream.client._sync.tasks import Guard, Worker
+from slipstream.client._sync.tasks import Lock as Mutex
 
-__all__ = ["Guard", "Signal", "Worker", "clock", "new_id", "off_loop", "sleep", "spawn", "wall_ns"]
+__all__ = [
+    "Guard",
+    "Mutex",
+    "Signal",
+    "Worker",
+    "clock",
+    "current_worker",
+    "lease_clock",
+    "new_id",
+    "off_loop",
+    "sleep",
+    "spawn",
+    "wall_ns",
+]
 
 T = TypeVar("T")
 
 sleep = time.sleep
 clock = time.monotonic
 wall_ns = time.time_ns
+# Linux stops CLOCK_MONOTONIC while the machine is suspended, macOS what time.monotonic() reads; Windows stops neither.
+_LEASE_CLOCK = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
+
+
+def lease_clock() -> float:
+    """Seconds on a clock that is never set and also counts while the machine is suspended."""
+    return time.monotonic() if _LEASE_CLOCK is None else time.clock_gettime(_LEASE_CLOCK)
 
 
 def new_id() -> str:
@@ -37,6 +58,11 @@ def spawn(main: Callable[[], None], name: str) -> Worker:
     thread = threading.Thread(target=main, name=name, daemon=True)
     thread.start()
     return Worker(thread)
+
+
+def current_worker() -> Worker:
+    """The thread that the caller runs in."""
+    return Worker(threading.current_thread())
 
 
 class Signal:

@@ -240,6 +240,10 @@ class SqliteStorage:
         now = self._database.now()
         return self._database.read(lambda bucket: bucket.status(now=now))
 
+    def write_path(self, *, timeout: float | None = None) -> Sequence[BucketStatus]:
+        """The bucket's status: a local bucket has no origin."""
+        return (self.status(timeout=timeout),)
+
     def destroy(self, *, timeout: float | None = None) -> None:
         """Remove everything. The handle is of no use afterwards; waiting feeds raise."""
         del timeout

@@ -178,6 +178,10 @@ class Storage(Protocol[V]):
         """The bucket's configuration and state."""
         ...
 
+    def write_path(self, *, timeout: float | None = None) -> Sequence[BucketStatus]:
+        """The status of this bucket and, of a read replica, that of its origin: the last one takes the writes."""
+        ...
+
     def destroy(self, *, timeout: float | None = None) -> None:
         """Remove the bucket with everything in it."""
         ...
@@ -294,6 +298,10 @@ class WrappedStorage(Generic[V]):
         """The bucket's configuration and state."""
         return self.inner.status(timeout=timeout)
 
+    def write_path(self, *, timeout: float | None = None) -> Sequence[BucketStatus]:
+        """The status of every bucket on the way of a write."""
+        return self.inner.write_path(timeout=timeout)
+
     def destroy(self, *, timeout: float | None = None) -> None:
         """Remove the bucket with everything in it."""
         self.inner.destroy(timeout=timeout)
@@ -337,6 +345,11 @@ class ReadOnlyStorage(WrappedStorage[V]):
         """Rejected."""
         del timeout
         self._reject(f"removal of keys deleted up to revision {revision}")
+
+    def write_path(self, *, timeout: float | None = None) -> Sequence[BucketStatus]:
+        """Rejected."""
+        del timeout
+        self._reject("a lease")
 
     def destroy(self, *, timeout: float | None = None) -> None:
         """Rejected."""

@@ -46,7 +46,7 @@ from slipstream.jetstream.reads.retry import RetryPolicy
 from slipstream.jetstream.requests import Call
 from slipstream.kv._sync.runtime import clock
 from slipstream.kv._sync.storage import Seen
-from slipstream.kv.bucket import Address, BucketStatus
+from slipstream.kv.bucket import STREAM_PREFIX, Address, BucketStatus
 from slipstream.kv.entry import (
     Entry,
     From,
@@ -136,23 +136,11 @@ class StreamStorage:
     def _checked_rollup(self, ttl: timedelta, timeout: float | None) -> bool:
         """Whether a value with a TTL must replace the key's history. Raises if the bucket does not take that TTL."""
         if clock() >= self._options_until or rejected_ttl(self._options, self.bucket, ttl):  # it may have changed
-            self._options = self._stored_options(timeout)
+            self._options = (self.write_path(timeout=timeout))[-1].stream_info.config
             self._options_until = clock() + OPTIONS_TRUSTED
         if error := rejected_ttl(self._options, self.bucket, ttl):
             raise error
         return self._options.allow_rollup_hdrs
-
-    def _stored_options(self, timeout: float | None) -> StreamConfig:
-        """The options of the stream that takes this bucket's writes: a read replica's are its origin's."""
-        js, config = self.js, (self.status(timeout=timeout)).stream_info.config
-        while (mirror := config.mirror) is not None:
-            if mirror.external is not None and mirror.external.api:
-                js = JetStream(js.client, prefix=mirror.external.api, timeout=js.timeout)
-            try:
-                config = (js.stream(mirror.name).info(timeout=timeout)).config
-            except NoRespondersError as error:
-                raise OriginUnreachableError(self.bucket, self.address.origin or mirror.name, error.subject) from error
-        return config
 
     def writer(self, *, max_in_flight: int, timeout: float | None = None) -> StreamWriter:
         """Publish entries in a pipeline, each acknowledged."""
@@ -493,6 +481,21 @@ class StreamStorage:
             return BucketStatus(self.bucket, self.stream.info(timeout=timeout))
         except StreamNotFoundError as error:
             raise not_found(self.bucket) from error
+
+    def write_path(self, *, timeout: float | None = None) -> Sequence[BucketStatus]:
+        """The stream's info and, of a mirror, that of each stream on the way to the one that takes the writes."""
+        js, path = self.js, [self.status(timeout=timeout)]
+        while (mirror := path[-1].stream_info.config.mirror) is not None:
+            if mirror.external is not None and mirror.external.api:
+                js = JetStream(js.client, prefix=mirror.external.api, timeout=js.timeout)
+            try:
+                info = js.stream(mirror.name).info(timeout=timeout)
+            except NoRespondersError as error:
+                raise OriginUnreachableError(self.bucket, self.address.origin or mirror.name, error.subject) from error
+            except StreamNotFoundError as error:
+                raise not_found(mirror.name.removeprefix(STREAM_PREFIX)) from error
+            path.append(BucketStatus(mirror.name.removeprefix(STREAM_PREFIX), info))
+        return path
 
     def close(self) -> None:
         """Nothing to release: the connection is the caller's."""
