@@ -47,6 +47,9 @@ EDGES: dict[str, set[str]] = {
 }
 EXTRA_EDGES = {
     "slipstream/server/loop/upstream.py": {CLIENT, JETSTREAM, API},  # mirrors of streams on another server
+    "slipstream/cli/kv/opening.py": {"slipstream.kv.codecs"},
+    "slipstream/cli/kv/keyring_file.py": {"slipstream.kv.codecs"},
+    "slipstream/cli/kv/encryption.py": {"slipstream.kv.codecs", "slipstream.kv._sync.rekey"},
     "slipstream/cli/server.py": {SERVER},  # the one command that is the server and not a client
     "slipstream/spark/pipelines/connection.py": {ROOT},  # an embedded server, where no other is named
     "slipstream/spark/pipelines/__main__.py": {"cli"},  # a program: `slipstream pipeline` by another name

@@ -25,6 +25,8 @@ from slipstream.errors import Error
 
 COMMAND = (sys.executable, "-m", "slipstream")
 WAIT = 60.0
+# A program that runs as long as the command that started it; it must not keep that one's output open.
+WAITING = ("sh", "-c", "exec >/dev/null 2>&1; while kill -0 $PPID; do sleep 0.05; done")
 
 
 class Done(NamedTuple):

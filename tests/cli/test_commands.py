@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import nats
 import pytest
 
-from slipstream.cli import kv, values
-from slipstream.cli.common import Shell
-from slipstream.errors import LeaseLostError
+from slipstream.cli import values
 from tests.cli.support import Cli
 
 
@@ -240,43 +235,6 @@ async def test_key_value_commands_interoperate_with_another_client(cli: Cli, fre
     cli.ok("kv", "compact", "-f", fresh, "--older-than", "0s")
     cli.ok("kv", "del", "-f", fresh)
     assert cli.run("kv", "ls", fresh).code == 3
-
-
-def test_a_lock_is_held_while_a_command_runs(our_cli: Cli, fresh: str) -> None:
-    our_cli.ok("kv", "add", fresh)
-    inner = "import os; print(os.environ['SLIPSTREAM_TOKEN'])"
-    first = our_cli.process("kv", "lock", fresh, "nightly", "--", sys.executable, "-c", inner)
-    second = our_cli.process("kv", "elect", fresh, "nightly", "--", sys.executable, "-c", inner)
-    assert int(second.out) > int(first.out) > 0
-    with our_cli.started("kv", "lock", fresh, "nightly", "--", "sleep", "3", until="got the lock"):
-        busy = our_cli.run("kv", "lock", fresh, "nightly", "--wait", "500ms", "--", "true")
-        assert (busy.code, "nightly is held by another process" in busy.err) == (5, True)
-
-
-def test_a_command_that_does_not_stop_when_the_lock_is_lost_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Held:
-        checks = 0
-
-        def check(self) -> int:
-            self.checks += 1
-            if self.checks > 8:
-                raise LeaseLostError("nightly", "another holder has it")
-            return 1
-
-    started: list[subprocess.Popen[bytes]] = []
-    popen = subprocess.Popen
-
-    def start(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
-        started.append(popen(*arguments, **options))
-        return started[0]
-
-    monkeypatch.setattr(kv, "STOP_TIMEOUT", 0.5)
-    monkeypatch.setattr(subprocess, "Popen", start)
-    stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
-    options = argparse.Namespace(program=[sys.executable, "-c", stubborn])
-    with pytest.raises(LeaseLostError):
-        kv._run(Shell(options), Held(), "the lock")
-    assert started[0].poll() is not None
 
 
 def test_values_are_printed_without_markup(our_cli: Cli, fresh: str) -> None:

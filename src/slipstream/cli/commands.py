@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from argparse import RawDescriptionHelpFormatter
-
 from slipstream.cli import bench, completion, consumers, contexts, get, kv, objects, pipeline, pubsub, server, streams
-from slipstream.cli.common import Commands, Parser, shared_options
+from slipstream.cli.common import Commands, HelpFormatter, Parser, shared_options
 from slipstream.version import VERSION
 
 
@@ -16,7 +14,7 @@ def build_parser() -> Parser:
         prog="slipstream",
         description="NATS and JetStream from the command line.",
         parents=[shared],
-        formatter_class=RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"slipstream {VERSION}")

@@ -21,6 +21,9 @@ from slipstream.errors import UsageError
 
 Run = Callable[["Shell"], int | None]  # an exit code; None is success
 
+# Titles of groups of options that many commands share.
+BUCKET, CONNECTION = "bucket", "connection"
+
 
 class Shell:
     """The context of a running command: its options, its output, its connection."""
@@ -87,6 +90,25 @@ class Shell:
         return value
 
 
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Help whose usage line spells out the command's own arguments, and only names the groups of shared options."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=30)
+
+    def add_usage(self, usage: str | None, actions: Any, groups: Any, prefix: str | None = None) -> None:
+        """Add the usage line."""
+        own, others = [], dict[str, argparse.Action]()
+        for action in actions:
+            title = getattr(action, "container", None) and action.container.title
+            if title in (CONNECTION, BUCKET):
+                others[title] = argparse.Action([f"{title} options"], dest="", nargs=0)
+            else:
+                own.append(action)
+        named = [others[title] for title in (BUCKET, CONNECTION) if title in others]
+        super().add_usage(usage, [*own, *named], groups, prefix)
+
+
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser that can list its options and commands, which argparse has no public way to do."""
 
@@ -97,6 +119,11 @@ class Parser(argparse.ArgumentParser):
     def add_subparsers(self, **kwargs: Any) -> Any:
         self._subparsers_action = action = super().add_subparsers(**kwargs)
         return action
+
+    def format_help(self) -> str:
+        """The help, with what is particular to the command first."""
+        self._action_groups.sort(key=lambda group: group.title == CONNECTION)
+        return super().format_help()
 
     @property
     def commands(self) -> dict[str, Parser]:
@@ -131,7 +158,7 @@ class Commands:
             help=text,
             description=text[0].upper() + text[1:] + ".",
             epilog=f"examples:\n{examples}" if examples else None,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            formatter_class=HelpFormatter,
             parents=[self._shared],
             allow_abbrev=False,
         )
@@ -163,7 +190,7 @@ class Commands:
 def shared_options() -> argparse.ArgumentParser:
     """The options that every command takes. Without defaults, so that they may stand before the command as well."""
     parser = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
-    group = parser.add_argument_group("connection")
+    group = parser.add_argument_group(CONNECTION)
     group.add_argument("--context", metavar="NAME", help="name of the context to use (NATS_CONTEXT)")
     for name, setting in ClientOptions.settings().items():
         flags = ("-s", setting.flag) if name == "servers" else (setting.flag,)

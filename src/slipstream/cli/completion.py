@@ -30,7 +30,7 @@ def add(commands: Commands, root: Parser) -> None:
         "completion",
         partial(_completion, root),
         "print a script that completes commands and options in a shell",
-        examples='  eval "$(slipstream completion bash)"      # in ~/.bashrc; zsh and fish likewise',
+        examples='  eval "$(slipstream completion bash)"    # in ~/.bashrc; zsh and fish likewise',
     )
     parser.add_argument("shell", choices=("bash", "zsh", "fish"))
 

@@ -13,16 +13,31 @@ from slipstream.errors import UsageError
 
 T = TypeVar("T")
 
-Fields = Mapping[str, tuple[str, Callable[[str], Any], str]]
-"""Option -> (field of the configuration, parser of its value, help)."""
+Setting = tuple[str, Callable[[str], Any], str]
+"""A field of the configuration, the parser of its value, help. With the parser `bool`: a flag, and `--no-…`."""
+Fields = Mapping[str, Setting]
+"""The setting of each option."""
+
+_METAVARS = {values.duration: "TIME", values.size: "SIZE", values.count: "N", values.whole: "N", int: "N"}
 
 
-def add_fields(parser: Parser, fields: Fields) -> None:
-    """Declare `--config`, the options of the table and `--metadata`."""
-    parser.add_argument("--config", metavar="FILE", help="configuration as JSON; options take precedence")
+def add_fields(parser: Parser, fields: Fields, *, has_file: bool = True) -> None:
+    """Declare `--config` (unless it `has_file` false), the options of the table and `--metadata`."""
+    if has_file:
+        parser.add_argument("--config", metavar="FILE", help="configuration as JSON; options take precedence")
     for option, (_, read, text) in fields.items():
-        parser.add_argument(option, type=read, default=None, metavar="VALUE", help=text)
-    parser.add_argument("--metadata", type=values.pair, action="append", metavar="KEY=VALUE", help="may be repeated")
+        if read is bool:
+            parser.add_argument(option, action=argparse.BooleanOptionalAction, default=None, help=text)
+        else:
+            parser.add_argument(option, type=read, default=None, metavar=_metavar(option, read), help=text)
+    parser.add_argument(
+        "--metadata", type=values.pair, action="append", metavar="KEY=VALUE", help="metadata; may be repeated"
+    )
+
+
+def _metavar(option: str, read: Callable[[str], Any]) -> str:
+    """What stands for the value in help: what kind it is of, or the option's last word."""
+    return _METAVARS.get(read) or option.rpartition("-")[2].upper()
 
 
 def changed_fields(options: argparse.Namespace, fields: Fields) -> dict[str, Any]:

@@ -47,7 +47,7 @@ def add(commands: Commands) -> None:
             run,
             text,
             aliases=aliases,
-            examples=f"  slipstream consumer {name} ORDERS worker --filter 'orders.*' --max-deliver 5 --wait 30s",
+            examples=f"  slipstream consumer {name} ORDERS worker --filter 'orders.*' --max-deliver 5",
         )
         _named(parser)
         _config_options(parser)

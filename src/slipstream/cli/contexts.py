@@ -27,7 +27,7 @@ def add(commands: Commands) -> None:
         _save,
         "create or change a context from the connection options",
         aliases=("save", "edit"),
-        examples="  slipstream context add prod -s tls://nats.example.com --creds ~/prod.creds --select",
+        examples="  slipstream context add prod -s tls://nats.example.com --creds ~/prod.creds",
     )
     _name(saving)
     saving.add_argument("--description", default=None, help="description")

@@ -38,7 +38,7 @@ def add(commands: Commands) -> None:
             "  slipstream get ORDERS --last orders.7         # the last of a subject\n"
             "  slipstream get ORDERS --next 'orders.*' --seq 100\n"
             "  slipstream get ORDERS --from 1 --to 1000      # a complete range\n"
-            "  slipstream get ORDERS --last orders.7 --min-last-seq 4711   # not older than that write"
+            "  slipstream get ORDERS --last orders.7 --min-last-seq 4711   # not older"
         ),
     )
     parser.add_argument("stream", metavar="STREAM")

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
@@ -66,12 +67,13 @@ class Output:
         """Print rows; framed in a terminal, plain columns elsewhere. Columns that end in `#` are numbers."""
         framed = self._console.is_terminal
         table = Table(box=box.ROUNDED if framed else None, title=title if framed else None, pad_edge=framed)
-        for column in columns:
-            table.add_column(
-                column.removesuffix("#"), justify="right" if column.endswith("#") else "left", no_wrap=True
-            )
-        for row in rows:
-            table.add_row(*[str(cell) for cell in row])
+        cells = [[str(cell) for cell in row] for row in rows]
+        widths = _fitted(columns, cells, self._console.width) if framed else [None] * len(columns)
+        for column, width in zip(columns, widths, strict=True):
+            justify: Any = "right" if column.endswith("#") else "left"
+            table.add_column(column.removesuffix("#"), justify=justify, no_wrap=True, max_width=width)
+        for row in cells:
+            table.add_row(*row)
         if framed:
             self._console.print(table)
         else:
@@ -97,6 +99,18 @@ class Output:
                 bar.update(task, completed=done)
 
             yield update
+
+
+def _fitted(columns: Sequence[str], cells: Sequence[Sequence[str]], width: int) -> list[int]:
+    """Widths of columns with which a framed table fits: the widest column of text is cut, the others stay whole."""
+    rows = [[column.removesuffix("#") for column in columns], *cells]
+    widths = [max(cell_len(line) for row in rows for line in row[at].split("\n")) for at in range(len(columns))]
+    excess = sum(widths) + 3 * len(columns) + 1 - width
+    texts = [at for at, column in enumerate(columns) if not column.endswith("#")]
+    if excess > 0 and texts:
+        widest = max(texts, key=lambda at: (widths[at], at))
+        widths[widest] = max(widths[widest] - excess, 8)
+    return widths
 
 
 def payload(data: bytes) -> dict[str, str]:

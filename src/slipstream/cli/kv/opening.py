@@ -1,0 +1,132 @@
+"""Arguments that name a bucket and say how its keys and values are encoded; opening it as they say.
+
+Codecs are named from the bucket outwards, as `with_codec` stacks them.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from slipstream import BlockingKeyValue
+from slipstream.cli import values
+from slipstream.cli.common import BUCKET, Parser, Shell
+from slipstream.cli.kv.keyring_file import KeyringFile
+from slipstream.errors import UsageError
+from slipstream.kv.codecs import (
+    Base64Keys,
+    Base64Values,
+    Codec,
+    Compressed,
+    EscapedPathKeys,
+    Json,
+    MessagePack,
+    PathKeys,
+)
+
+if TYPE_CHECKING:
+    from slipstream.kv.codecs import Encrypted
+
+_ENCRYPTED = "encrypted"
+_CODECS: dict[str, type[Codec[Any]]] = {
+    "base64-keys": Base64Keys,
+    "base64-values": Base64Values,
+    "compressed": Compressed,
+    "escaped-path": EscapedPathKeys,
+    "json": Json,
+    "msgpack": MessagePack,
+    "path": PathKeys,
+}
+_STRUCTURED = ("json", "msgpack")  # their values are not bytes
+_KNOWN = ", ".join(sorted((*_CODECS, _ENCRYPTED)))
+
+
+def add_bucket(parser: Parser) -> Parser:
+    """Declare the name of a bucket, and the options that say where and how it is stored."""
+    parser.add_argument("bucket", metavar="BUCKET")
+    add_bucket_options(parser)
+    return parser
+
+
+def add_key(parser: Parser) -> Parser:
+    """The same, and a key."""
+    add_bucket(parser).add_argument("key", metavar="KEY")
+    return parser
+
+
+def add_bucket_options(parser: Parser) -> None:
+    """Declare the options alone."""
+    group = parser.add_argument_group(BUCKET)
+    for option, metavar, text in (
+        ("--stream", "NAME", "its stream (default: KV_<bucket>)"),
+        ("--subject-prefix", "PREFIX", "prefix of its keys (default: as its stream says)"),
+        ("--put-prefix", "PREFIX", "publish writes below this prefix instead"),
+    ):
+        group.add_argument(option, default="", metavar=metavar, help=text)
+    group.add_argument(
+        "--codec", type=_codec_names, default=[], metavar="NAMES", help=f"codecs, from the bucket outwards: {_KNOWN}"
+    )
+    group.add_argument("--keyring", metavar="FILE", help="encrypt with the keys in this file (kv keyring makes one)")
+    group.add_argument(
+        "--encryption-context", default="", metavar="TEXT", help="what ciphertext is bound to (default: BUCKET)"
+    )
+    group.add_argument("--plain-keys", action="store_true", help="encrypt values only")
+
+
+def _codec_names(text: str) -> list[str]:
+    names = values.names(text)
+    for at, name in enumerate(names):
+        if name != _ENCRYPTED and name not in _CODECS:
+            raise argparse.ArgumentTypeError(f"must be among {_KNOWN}, got {name!r}")
+        if name in _STRUCTURED and at != len(names) - 1:
+            raise argparse.ArgumentTypeError(f"{name} must be the last one, because its values are not bytes")
+    return names
+
+
+def structured_codec(options: argparse.Namespace) -> str:
+    """The codec through which values are something else than bytes; empty if there is none."""
+    return options.codec[-1] if options.codec and options.codec[-1] in _STRUCTURED else ""
+
+
+@contextmanager
+def opened(shell: Shell) -> Iterator[BlockingKeyValue[Any]]:
+    """The bucket that the options name, with their codecs."""
+    codecs = codecs_of(shell)  # before there is a connection: a bad keyring needs none
+    with opened_raw(shell) as kv:
+        for codec in codecs:
+            kv = kv.with_codec(codec)
+        yield kv
+
+
+@contextmanager
+def opened_raw(shell: Shell) -> Iterator[BlockingKeyValue[Any]]:
+    """The bucket that the options name, as it is stored."""
+    options = shell.options
+    with shell.connect() as client:
+        yield shell.jetstream(client).key_value(
+            options.bucket, stream=options.stream, subject_prefix=options.subject_prefix, put_prefix=options.put_prefix
+        )
+
+
+def codecs_of(shell: Shell) -> list[Codec[Any]]:
+    """The codecs that the options name, from the bucket outwards. Encryption is nearest to it unless --codec says."""
+    options = shell.options
+    names = list(options.codec)
+    if options.keyring and _ENCRYPTED not in names:
+        names.insert(0, _ENCRYPTED)
+    if not options.keyring and (_ENCRYPTED in names or options.encryption_context or options.plain_keys):
+        raise UsageError("encryption must have --keyring, a file of keys; slipstream kv keyring makes one")
+    return [_encryption(shell) if name == _ENCRYPTED else _CODECS[name]() for name in names]
+
+
+def _encryption(shell: Shell) -> Encrypted:
+    from slipstream.kv.codecs import Encrypted  # loads a cipher, which other commands do not need
+
+    options = shell.options
+    file = KeyringFile.read(options.keyring)
+    if not file.is_private:
+        shell.out.note(f"warning: other users may read {file.path}; chmod 600 it")
+    context = options.encryption_context or options.bucket
+    return Encrypted(file.keyring(), context=context, keys=not options.plain_keys)
