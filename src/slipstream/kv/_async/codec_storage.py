@@ -219,6 +219,8 @@ class CodecWriter(Generic[V]):
 class CodecFeed(Generic[V]):
     """A feed through a codec."""
 
+    knows_delta = True  # False: a key may have entries under several names, which the inner feed does not know of
+
     def __init__(self, inner: Feed[bytes], codec: Codec[V], foreign: ForeignKeys, meta_only: bool) -> None:
         self._inner = inner
         self._codec = codec
@@ -273,7 +275,7 @@ class CodecFeed(Generic[V]):
                 raise
             self._take()
             if entry is not None:
-                found.append(entry)
+                found.append(entry if self.knows_delta else entry._replace(delta=None))
         return found
 
     def _take(self) -> None:

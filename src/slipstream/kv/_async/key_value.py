@@ -15,6 +15,7 @@ from slipstream.errors import HistoryLostError, KeyExistsError, KeyNotFoundError
 from slipstream.kv._async.cached_storage import CACHE_BYTES, CACHE_ENTRIES, CachedStorage
 from slipstream.kv._async.codec_storage import CodecStorage, foreign_keys
 from slipstream.kv._async.election import Election, Members
+from slipstream.kv._async.hidden_keys import HiddenKeyStorage
 from slipstream.kv._async.lease import DEFAULT_TTL, Lock
 from slipstream.kv._async.storage import ReadOnlyStorage, Storage, StorageWriter, read_live
 from slipstream.kv._async.watch import Watch
@@ -340,7 +341,8 @@ class KeyValue(Generic[V]):
 
     def with_codec(self, codec: Codec[W]) -> KeyValue[W]:
         """The bucket with keys and values encoded by a codec. Codecs stack on a bucket whose values are bytes."""
-        return KeyValue(CodecStorage(cast("Storage[bytes]", self.storage), codec))
+        wrapper = HiddenKeyStorage if codec.hides_keys else CodecStorage
+        return KeyValue(wrapper(cast("Storage[bytes]", self.storage), codec))
 
 
 class CachedKeyValue(KeyValue[V]):

@@ -16,6 +16,7 @@ from slipstream.errors import HistoryLostError, KeyExistsError, KeyNotFoundError
 from slipstream.kv._sync.cached_storage import CACHE_BYTES, CACHE_ENTRIES, CachedStorage
 from slipstream.kv._sync.codec_storage import CodecStorage, foreign_keys
 from slipstream.kv._sync.election import Election, Members
+from slipstream.kv._sync.hidden_keys import HiddenKeyStorage
 from slipstream.kv._sync.lease import DEFAULT_TTL, Lock
 from slipstream.kv._sync.storage import ReadOnlyStorage, Storage, StorageWriter, read_live
 from slipstream.kv._sync.watch import Watch
@@ -331,7 +332,8 @@ class KeyValue(Generic[V]):
 
     def with_codec(self, codec: Codec[W]) -> KeyValue[W]:
         """The bucket with keys and values encoded by a codec. Codecs stack on a bucket whose values are bytes."""
-        return KeyValue(CodecStorage(cast("Storage[bytes]", self.storage), codec))
+        wrapper = HiddenKeyStorage if codec.hides_keys else CodecStorage
+        return KeyValue(wrapper(cast("Storage[bytes]", self.storage), codec))
 
 
 class CachedKeyValue(KeyValue[V]):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import base64
 import binascii
 import logging
+from collections.abc import Sequence
 from typing import Generic, TypeVar, cast
 
 from slipstream.errors import CodecError, UsageError
@@ -52,9 +53,28 @@ class Codec(Generic[V]):
         """The program's form of a stored key."""
         return key
 
+    def check_stored(self, key: str) -> None:
+        """Raise CodecError if this codec cannot have written a stored key. May be quicker than to decode it."""
+        self.decode_key(key)
+
     def canonical_key(self, key: str) -> str:
         """The form of a key in which it is listed, for codecs that store several keys under one name."""
         return key
+
+    @property
+    def hides_keys(self) -> bool:
+        """Whether a stored key cannot be found, nor told from an absent one, without the secret it was made with."""
+        return False
+
+    def other_keys(self, key: str) -> Sequence[str]:
+        """Other names under which a key may still be stored, while names are changed; none at any other time."""
+        del key
+        return ()
+
+    def other_filters(self, pattern: str) -> Sequence[str]:
+        """A filter over the program's keys as filters over such names."""
+        del pattern
+        return ()
 
     def encode_filter(self, pattern: str) -> str:
         """A filter over the program's keys as one over stored keys. Raises UsageError if the codec has no such form."""

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import base64
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives import hashes
@@ -18,16 +19,50 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM, AESSIV
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from slipstream.errors import CodecError, DecryptionError, UsageError
-from slipstream.kv.codecs.base import TokenCodec, from_base64
+from slipstream.kv.codecs.base import Codec, TokenCodec, from_base64
 
 VERSION = 1
 MASTER_SIZE = 32
 SALT_SIZE = 16
 NONCE_SIZE = 12
+_REMEMBERED = 1024  # decrypted tokens
 TAG_SIZE = 16
 _VALUE_INFO = b"slipstream kv 1 value"
 _TOKEN_INFO = b"slipstream kv 1 token"
 _TOKEN_MARK = "k1"  # version of key tokens; it begins with a letter, so that no token looks like a reserved key
+
+
+class _Tokens(TokenCodec):
+    """Key tokens encrypted with one master key."""
+
+    def __init__(self, master: bytes, context: bytes) -> None:
+        self._siv = AESSIV(_derived(master, b"", _TOKEN_INFO, 64))
+        self._context = context
+        self._opened = lru_cache(_REMEMBERED)(self._open)  # keys of a listing share their first tokens
+
+    def encode_token(self, token: str, index: int) -> str:
+        """One token encrypted, bound to the context and its index."""
+        sealed = self._siv.encrypt(token.encode(), [self._context, b"%d" % index])
+        return _TOKEN_MARK + base64.urlsafe_b64encode(sealed).rstrip(b"=").decode()
+
+    def decode_key(self, key: str) -> str:
+        """The key decrypted. That each token looks like an encrypted one is checked first: else the key is foreign."""
+        sealed = [_sealed(token) for token in key.split(".")]
+        try:
+            return ".".join([self._opened(data, index) for index, data in enumerate(sealed)])
+        except (InvalidTag, ValueError) as error:
+            raise DecryptionError(f"stored key {key!r} cannot be decrypted") from error
+
+    def _open(self, sealed: bytes, index: int) -> str:
+        return self._siv.decrypt(sealed, [self._context, b"%d" % index]).decode()
+
+
+def _sealed(token: str) -> bytes:
+    """The ciphertext of a stored token. Raises CodecError if it is none: too short, not base64, without the mark."""
+    sealed = from_base64(token[len(_TOKEN_MARK) :]) if token.startswith(_TOKEN_MARK) else b""
+    if len(sealed) <= TAG_SIZE:
+        raise CodecError(f"{token!r} is not an encrypted key token")
+    return sealed
 
 
 def _derived(master: bytes, salt: bytes, info: bytes, size: int) -> bytes:
@@ -37,12 +72,12 @@ def _derived(master: bytes, salt: bytes, info: bytes, size: int) -> bytes:
 class Keyring:
     """Master keys of 32 bytes by name. Values are encrypted with `primary`, key tokens with `tokens`.
 
-    To rotate: add a key, make it primary, and call `reencrypt` on the bucket; then the old key can be removed. Key
-    tokens must always encrypt to the same text, so the `tokens` key (default: the first one) stays for the life of a
-    bucket.
+    A ring of several keys must say which is which. `tokens` names one key, or, while the names in a bucket are moved
+    from one key to another, several: names are written with the first, and looked for under all of them. How to rotate
+    keys is described in `docs/design/kv-encryption.md`.
     """
 
-    def __init__(self, keys: Mapping[str, bytes], *, primary: str = "", tokens: str = "") -> None:
+    def __init__(self, keys: Mapping[str, bytes], *, primary: str = "", tokens: str | Sequence[str] = ()) -> None:
         if not keys:
             raise UsageError("keyring must have at least one key, got none")
         for name, key in keys.items():
@@ -51,9 +86,12 @@ class Keyring:
             if not isinstance(key, bytes) or len(key) != MASTER_SIZE:
                 raise UsageError(f"encryption key {name!r} must be {MASTER_SIZE} bytes, got {len(key)}")
         self._keys = dict(keys)
-        self.primary = primary or list(keys)[-1]
-        self.tokens = tokens or next(iter(keys))
-        for name in (self.primary, self.tokens):
+        only = next(iter(keys)) if len(keys) == 1 else ""
+        if not (primary or only):  # by its place in the ring, a new key in front would change the meaning of the others
+            raise UsageError(f"primary must be set in a keyring of several keys, to one of {sorted(keys)}")
+        self.primary = primary or only
+        self.tokens = (tokens,) if isinstance(tokens, str) and tokens else tuple(tokens) or (only,) * bool(only)
+        for name in (self.primary, *self.tokens):
             self.key(name)
 
     def key(self, name: str) -> bytes:
@@ -63,11 +101,20 @@ class Keyring:
         except KeyError:
             raise DecryptionError(f"the keyring has no key {name!r}, it has {sorted(self._keys)}") from None
 
+    def token_keys(self) -> tuple[str, ...]:
+        """The names of the keys of key tokens. Raises UsageError if the ring does not say."""
+        if not self.tokens:
+            raise UsageError(
+                f"tokens must be set in a keyring of several keys, to the one of {sorted(self._keys)} that the key "
+                "tokens of the bucket are encrypted with"
+            )
+        return self.tokens
+
     def __repr__(self) -> str:
         return f"<Keyring {sorted(self._keys)}>"
 
 
-class Encrypted(TokenCodec):
+class Encrypted(Codec[bytes]):
     """Values and key tokens encrypted with a keyring.
 
     `context` is bound into every ciphertext, usually the bucket's name (of the origin, for a mirror): ciphertext of one
@@ -79,37 +126,51 @@ class Encrypted(TokenCodec):
             raise UsageError("context must name what the ciphertext belongs to, usually the bucket, got ''")
         self._ring = keyring
         self._context = context.encode()
-        self._has_keys = keys
-        self._siv = AESSIV(_derived(keyring.key(keyring.tokens), b"", _TOKEN_INFO, 64))
+        self._names: list[Codec[bytes]] = [Codec()]
+        if keys:
+            self._names = [_Tokens(keyring.key(name), self._context) for name in dict.fromkeys(keyring.token_keys())]
 
-    # Keys
+    # Keys: with the first of the token keys, while names are moved to it with others as well
+
+    @property
+    def hides_keys(self) -> bool:
+        """Whether key tokens are encrypted."""
+        return isinstance(self._names[0], _Tokens)
 
     def encode_key(self, key: str) -> str:
         """The key with its tokens encrypted."""
-        return super().encode_key(key) if self._has_keys else key
-
-    def decode_key(self, key: str) -> str:
-        """The key with its tokens decrypted."""
-        return super().decode_key(key) if self._has_keys else key
+        return self._names[0].encode_key(key)
 
     def encode_filter(self, pattern: str) -> str:
         """A filter over encrypted tokens: the same token at the same index always encrypts to the same text."""
-        return super().encode_filter(pattern) if self._has_keys else pattern
+        return self._names[0].encode_filter(pattern)
 
-    def encode_token(self, token: str, index: int) -> str:
-        """One token encrypted, bound to the context and its index."""
-        sealed = self._siv.encrypt(token.encode(), [self._context, b"%d" % index])
-        return _TOKEN_MARK + base64.urlsafe_b64encode(sealed).rstrip(b"=").decode()
+    def other_keys(self, key: str) -> Sequence[str]:
+        """The key encrypted with the other token keys."""
+        return [names.encode_key(key) for names in self._names[1:]]
 
-    def decode_token(self, token: str, index: int) -> str:
-        """One token decrypted."""
-        if not token.startswith(_TOKEN_MARK):
-            raise CodecError(f"{token!r} is not an encrypted key token: those begin with {_TOKEN_MARK!r}")
+    def other_filters(self, pattern: str) -> Sequence[str]:
+        """A filter over the same."""
+        return [names.encode_filter(pattern) for names in self._names[1:]]
+
+    def check_stored(self, key: str) -> None:
+        """Decrypt the first token alone: all tokens of a key have one token key."""
         try:
-            sealed = from_base64(token[len(_TOKEN_MARK) :])
-            return self._siv.decrypt(sealed, [self._context, b"%d" % index]).decode()
-        except (InvalidTag, ValueError) as error:
-            raise DecryptionError(f"key token {token!r} cannot be decrypted with key {self._ring.tokens!r}") from error
+            self.decode_key(key.partition(".")[0])
+        except DecryptionError:
+            self.decode_key(key)  # raises, with the whole key
+
+    def decode_key(self, key: str) -> str:
+        """The key with its tokens decrypted. Raises CodecError for a key whose tokens are not encrypted at all."""
+        for names in self._names:
+            try:
+                return names.decode_key(key)
+            except DecryptionError:
+                continue
+        raise DecryptionError(
+            f"stored key {key!r} cannot be decrypted with token keys {list(self._ring.tokens)}: the keyring lacks its "
+            "key, or it was written for another context"
+        )
 
     # The stored form of a value: version, length and name of the key, salt, nonce, ciphertext with tag
 
@@ -126,7 +187,7 @@ class Encrypted(TokenCodec):
         at = 2 + (data[1] if len(data) > 1 else 0)
         end = at + SALT_SIZE + NONCE_SIZE
         if len(data) < end + TAG_SIZE or data[0] != VERSION:
-            raise CodecError(f"the value of key {key!r} is not encrypted in version {VERSION}")
+            raise DecryptionError(f"the value of key {key!r} is not encrypted in version {VERSION}, or is truncated")
         master = self._ring.key(self.key_name(data))
         cipher = AESGCM(_derived(master, data[at : at + SALT_SIZE], _VALUE_INFO, 32))
         try:
