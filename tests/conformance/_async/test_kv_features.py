@@ -361,7 +361,7 @@ async def test_a_read_cache_is_fresh_and_honours_revisions(any_server: str, fres
         kv = await nc.jetstream().create_key_value(BucketConfig(bucket=fresh, history=history))
         theirs = await other.jetstream().key_value(fresh)
         await kv.put("a", b"0")
-        cached = await kv.cached()
+        cached = await kv.cached(recheck_after=timedelta(hours=1))  # no check is sent meanwhile
         revision = 0
         for n in range(1, 50):
             revision = await theirs.put("a", b"%d" % n)

@@ -364,7 +364,7 @@ def test_a_read_cache_is_fresh_and_honours_revisions(any_server: str, fresh: str
         kv = nc.jetstream().create_key_value(BucketConfig(bucket=fresh, history=history))
         theirs = other.jetstream().key_value(fresh)
         kv.put("a", b"0")
-        cached = kv.cached()
+        cached = kv.cached(recheck_after=timedelta(hours=1))  # no check is sent meanwhile
         revision = 0
         for n in range(1, 50):
             revision = theirs.put("a", b"%d" % n)

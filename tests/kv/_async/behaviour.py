@@ -7,7 +7,7 @@ Subclasses open a bucket of their kind: `tests/kv/_async/test_sqlite_storage.py`
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -373,7 +373,7 @@ class Behaviour:
             await kv.put("a", b"1")
             await kv.put("gone", b"1")
             await kv.delete("gone")
-            cached = await kv.cached()
+            cached = await kv.cached(recheck_after=timedelta(hours=1))
             try:
                 assert (await cached.get("a")).value == b"1"
                 for missing in ("gone", "nope"):
@@ -399,7 +399,7 @@ class Behaviour:
             for n in range(10):
                 await kv.put(f"a.{n}", b"%d" % n)
             await kv.put("b", b"x")
-            cached = await kv.cached("a.*", max_entries=4)
+            cached = await kv.cached("a.*", max_entries=4, recheck_after=timedelta(hours=1))
             try:
                 assert cached.stats.entries == 4
                 assert cached.stats.evicted == 6
@@ -412,10 +412,34 @@ class Behaviour:
             finally:
                 await cached.close()
 
-    async def test_a_bucket_whose_values_expire_without_a_marker_is_not_cached(self, fresh: str) -> None:
-        async with self.bucket(BucketConfig(bucket=fresh, ttl=timedelta(minutes=5))) as kv:
-            with pytest.raises(UsageError, match="limit_marker_ttl"):
-                await kv.cached()
+    async def test_a_cache_does_not_return_what_has_expired(self, fresh: str) -> None:
+        config = BucketConfig(bucket=fresh, history=3, ttl=timedelta(hours=1), value_ttl=True)
+        async with self.bucket(config) as kv:
+            for key in ("stays", "goes"):
+                await kv.put(key, b"old")
+            await kv.put("goes", b"new", ttl=1)
+            cached = await kv.cached(recheck_after=timedelta(hours=1))  # no check helps
+            try:
+
+                async def is_gone() -> bool:
+                    found = await cached.get_range("goes")
+                    with suppress(KeyNotFoundError):
+                        assert (await cached.get("goes")).value == b"new"
+                    return not found
+
+                await until(is_gone)
+                with pytest.raises(KeyNotFoundError):
+                    await cached.get("goes")
+                assert (await cached.get("stays")).value == b"old"
+                assert cached.stats.hits >= 1
+                assert sum(cached.stats.reasons.values()) == cached.stats.misses
+            finally:
+                await cached.close()
+
+    async def test_the_time_between_checks_of_a_cache_is_not_negative(self, fresh: str) -> None:
+        async with self.bucket(BucketConfig(bucket=fresh)) as kv:
+            with pytest.raises(UsageError, match="recheck_after must be 0"):
+                await kv.cached(recheck_after=-1)
 
     @pytest.mark.parametrize("markers", [0, 1])
     async def test_a_value_with_a_ttl_replaces_the_history_and_nothing_comes_back(

@@ -8,7 +8,7 @@ Subclasses open a bucket of their kind: `tests/kv/_sync/test_sqlite_storage.py` 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -374,7 +374,7 @@ class Behaviour:
             kv.put("a", b"1")
             kv.put("gone", b"1")
             kv.delete("gone")
-            cached = kv.cached()
+            cached = kv.cached(recheck_after=timedelta(hours=1))
             try:
                 assert (cached.get("a")).value == b"1"
                 for missing in ("gone", "nope"):
@@ -400,7 +400,7 @@ class Behaviour:
             for n in range(10):
                 kv.put(f"a.{n}", b"%d" % n)
             kv.put("b", b"x")
-            cached = kv.cached("a.*", max_entries=4)
+            cached = kv.cached("a.*", max_entries=4, recheck_after=timedelta(hours=1))
             try:
                 assert cached.stats.entries == 4
                 assert cached.stats.evicted == 6
@@ -413,10 +413,34 @@ class Behaviour:
             finally:
                 cached.close()
 
-    def test_a_bucket_whose_values_expire_without_a_marker_is_not_cached(self, fresh: str) -> None:
-        with self.bucket(BucketConfig(bucket=fresh, ttl=timedelta(minutes=5))) as kv:
-            with pytest.raises(UsageError, match="limit_marker_ttl"):
-                kv.cached()
+    def test_a_cache_does_not_return_what_has_expired(self, fresh: str) -> None:
+        config = BucketConfig(bucket=fresh, history=3, ttl=timedelta(hours=1), value_ttl=True)
+        with self.bucket(config) as kv:
+            for key in ("stays", "goes"):
+                kv.put(key, b"old")
+            kv.put("goes", b"new", ttl=1)
+            cached = kv.cached(recheck_after=timedelta(hours=1))  # no check helps
+            try:
+
+                def is_gone() -> bool:
+                    found = cached.get_range("goes")
+                    with suppress(KeyNotFoundError):
+                        assert (cached.get("goes")).value == b"new"
+                    return not found
+
+                until(is_gone)
+                with pytest.raises(KeyNotFoundError):
+                    cached.get("goes")
+                assert (cached.get("stays")).value == b"old"
+                assert cached.stats.hits >= 1
+                assert sum(cached.stats.reasons.values()) == cached.stats.misses
+            finally:
+                cached.close()
+
+    def test_the_time_between_checks_of_a_cache_is_not_negative(self, fresh: str) -> None:
+        with self.bucket(BucketConfig(bucket=fresh)) as kv:
+            with pytest.raises(UsageError, match="recheck_after must be 0"):
+                kv.cached(recheck_after=-1)
 
     @pytest.mark.parametrize("markers", [0, 1])
     def test_a_value_with_a_ttl_replaces_the_history_and_nothing_comes_back(self, fresh: str, markers: int) -> None:

@@ -1,19 +1,22 @@
 """A storage wrapper that answers reads from memory, kept fresh by a feed of all changes, over asyncio.
 
-The blocking twin is generated from this file (`tools/unasync.py`).
+`kv/cache.py` has the rules: what memory may answer, and what a check of the bucket proves. Here are the feed, the
+checks (a request for the stream's info, while the cache is in use) and the reads that go to the bucket. The blocking
+twin is generated from this file (`tools/unasync.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Generic, Self, TypeVar
 
-from slipstream.errors import Error, UsageError
-from slipstream.kv._async.runtime import Guard, Worker, spawn
+from slipstream.api.times import duration
+from slipstream.errors import ConnectionClosedError, Error, StaleReadError, UsageError, WrongLastSequenceError
+from slipstream.kv._async.runtime import Guard, Signal, Worker, clock, sleep, spawn
 from slipstream.kv._async.storage import Feed, Storage, StorageWriter, WrappedStorage
-from slipstream.kv.bucket import BucketStatus
-from slipstream.kv.cache import CacheStats, EntryCache
+from slipstream.kv.cache import CacheStats, EntryCache, Miss, Verdict
 from slipstream.kv.entry import LATEST, Entry, Listing, Operation
 from slipstream.kv.keys import any_of
 
@@ -21,51 +24,142 @@ V = TypeVar("V")
 
 CACHE_ENTRIES = 100_000
 CACHE_BYTES = 256 * 1024 * 1024
+RECHECK_AFTER = timedelta(seconds=2)
 CLOSE_TIMEOUT = 2.0
+CHECK_TIMEOUT = 5.0
+CHECK_ATTEMPTS = 3  # until all changes up to the answer were applied when it was asked for
+CATCH_UP = 0.005  # seconds between them
+SHORTEST_INTERVAL = 0.05  # between checks
+IDLE_CHECKS = 10  # after so many without a read in between, the next one waits for a read
+RELOAD_PAUSE = 30.0  # seconds between two loads of a bucket from which entries are removed without a trace
 
 
 class CachedStorage(WrappedStorage[V]):
-    """Reads of newest entries are answered from memory while the feed lives; all else goes to the bucket."""
+    """Reads of newest entries are answered from memory where it is known to be right; all else goes to the bucket."""
 
-    def __init__(self, inner: Storage[V], patterns: Sequence[str], feed: Feed[V], cache: EntryCache[V]) -> None:
+    def __init__(self, inner: Storage[V], patterns: Sequence[str], cache: EntryCache[V], recheck_after: float) -> None:
         super().__init__(inner)
         self._patterns = patterns
         self._is_covered = any_of(patterns)
-        self._feed = feed
         self._cache = cache
+        self._interval = max(recheck_after / 2, SHORTEST_INTERVAL)
         self._guard = Guard()
+        self._feed: Feed[V] | None = None  # None: it ended, or is being opened
         self._own = 0  # the newest revision written through this handle: its reads must see it
-        self._is_dead = False  # the feed has ended: memory is out of date
-        self._worker: Worker | None = None
+        self._created = 0  # of the bucket that was loaded
+        self._loaded_at = 0.0
+        self._reads = 0
+        self._is_idle = False
+        self._is_closed = False
+        self._turn = Guard()  # one check or load at a time
+        self._wake = Signal()
+        self._workers: list[Worker] = []
 
     @classmethod
     async def opened(
-        cls, inner: Storage[V], filters: Sequence[str], *, max_entries: int, max_bytes: int, timeout: float | None
+        cls,
+        inner: Storage[V],
+        filters: Sequence[str],
+        *,
+        max_entries: int,
+        max_bytes: int,
+        recheck_after: timedelta | float,
+        timeout: float | None,
     ) -> Self:
         """Open a cache that has read the bucket."""
-        cache: EntryCache[V] = EntryCache(max_entries, max_bytes)
-        check_cacheable(await inner.status(timeout=timeout))
+        span = duration(recheck_after, "recheck_after").total_seconds()
+        if span < 0:
+            raise UsageError(f"recheck_after must be 0 (every read goes to the bucket) or more, got {recheck_after!r}")
         patterns = inner.patterns(filters)
-        feed = await inner.follow(patterns, LATEST, timeout=timeout)
-        try:
-            while feed.pending:
-                cache.apply(await feed.next_entries(timeout=timeout))
-        except BaseException:
-            await feed.close()
-            raise
-        storage = cls(inner, patterns, feed, cache)
-        storage._worker = spawn(storage._keep_fresh, f"cache of {inner.bucket}")
+        cache: EntryCache[V] = EntryCache(
+            max_entries, max_bytes, recheck_after=span, is_whole=tuple(patterns) == (">",)
+        )
+        storage = cls(inner, patterns, cache, span)
+        await storage._load(timeout)
+        if span:
+            storage._workers.append(spawn(storage._keep_checked, f"checks of the cache of {inner.bucket}"))
         return storage
 
-    async def _keep_fresh(self) -> None:
+    # The feed, and checks of the bucket
+
+    async def _load(self, timeout: float | None) -> None:
+        """Read the bucket as a whole, and follow its changes from there on."""
+        async with self._turn:
+            old, self._feed = self._feed, None
+            if old is not None:
+                await old.close()
+            self._loaded_at = sent = clock()
+            info = (await self.inner.status(timeout=timeout)).stream_info
+            async with self._guard:
+                self._cache.begin(info, sent)
+                if self._created != info.created:  # revisions of an earlier bucket say nothing of this one
+                    self._created, self._own = info.created, 0
+            feed = await self.inner.follow(self._patterns, LATEST, timeout=timeout)
+            try:
+                while feed.pending:
+                    entries = await feed.next_entries(timeout=timeout)
+                    async with self._guard:
+                        self._cache.apply(entries, is_initial=True)
+            except BaseException:
+                await feed.close()
+                raise
+            async with self._guard:
+                self._feed = None if self._is_closed else feed
+            if self._is_closed:
+                await feed.close()
+                return
+            self._workers = [worker for worker in self._workers if not worker.is_done]
+            self._workers.append(spawn(partial(self._read_feed, feed), f"cache of {self.bucket}"))
+        await self._check(timeout)
+
+    async def _read_feed(self, feed: Feed[V]) -> None:
         try:
-            while not self._is_dead:
-                entries = await self._feed.next_entries()
+            while True:
+                entries = await feed.next_entries()
                 async with self._guard:
+                    if self._feed is not feed:
+                        return
                     self._cache.apply(entries)
         except Error:  # closed, or the bucket was deleted: reads go to the bucket, which reports that
-            self._is_dead = True
-            self._cache.clear()
+            if self._feed is feed:
+                self._feed = None
+
+    async def _keep_checked(self) -> None:
+        """Check the bucket while the cache is in use, and load it again where that is needed."""
+        seen = quiet = 0
+        while not self._is_closed:
+            self._is_idle = quiet >= IDLE_CHECKS
+            await self._wake.wait(self._wake.count, None if self._is_idle else self._interval)
+            quiet = quiet + 1 if seen == self._reads else 0
+            seen = self._reads
+            try:
+                if not self._is_closed:
+                    await self._refresh()
+            except (ConnectionClosedError, UsageError):  # the bucket can never be read again
+                return
+            except Error:  # without a check in time reads go to the bucket, which reports what is wrong
+                continue
+
+    async def _refresh(self) -> None:
+        """Check the bucket; load it if it is another one, the feed has ended, or much was removed without a trace."""
+        verdict = Verdict.REPLACED if self._feed is None else await self._check(CHECK_TIMEOUT)
+        is_due = clock() - self._loaded_at >= RELOAD_PAUSE
+        if verdict is Verdict.REPLACED or (verdict is Verdict.REMOVED and is_due):
+            await self._load(CHECK_TIMEOUT)
+
+    async def _check(self, timeout: float | None) -> Verdict:
+        """Ask for the bucket's state, best when all changes before the answer were applied before the question."""
+        async with self._turn:
+            for attempt in range(CHECK_ATTEMPTS):
+                async with self._guard:
+                    as_of, sent = self._cache.revision, clock()
+                info = (await self.inner.status(timeout=timeout)).stream_info
+                is_last = attempt + 1 == CHECK_ATTEMPTS or not self._cache.can_count
+                async with self._guard:
+                    if is_last or info.state.last_seq <= as_of:
+                        return self._cache.check(info, sent, as_of)
+                await sleep(CATCH_UP)
+        raise AssertionError("the last attempt returns")
 
     @property
     def stats(self) -> CacheStats:
@@ -74,34 +168,59 @@ class CachedStorage(WrappedStorage[V]):
 
     async def close(self) -> None:
         """End the feed; the wrapped handle stays open."""
-        self._is_dead = True
-        await self._feed.close()
-        if self._worker is not None:
-            await self._worker.join(CLOSE_TIMEOUT)
+        async with self._guard:
+            self._is_closed = True
+            feed, self._feed = self._feed, None
+        self._wake.set()
+        if feed is not None:
+            await feed.close()
+        for worker in self._workers:
+            await worker.join(CLOSE_TIMEOUT)
+
+    # Reading
 
     async def last(self, key: str, *, min_last_revision: int = 0, timeout: float | None = None) -> Entry[V] | None:
-        """The newest entry of a key, from memory if the cache is as new as the read asks for."""
+        """The newest entry of a key, from memory if that is as new as the read asks for, and known to be right."""
         seen = self.inner.seen(key)
         need = max(min_last_revision, self._own, seen.bucket)
-        stats = self._cache.stats
+        self._reads += 1
+        if self._is_idle:
+            self._wake.set()
         async with self._guard:
-            as_of = self._cache.revision
-            if not self._is_dead and self._feed.is_live and self._covers(key):
-                if as_of >= need:
-                    is_known, entry = self._cache.look(key)
-                    # A consumer on a replica that catches up skips what was replaced meanwhile.
-                    if is_known and (entry.revision if entry is not None else 0) >= seen.key:
-                        stats.hits += 1
-                        stats.absent += entry is None
-                        return entry
-                else:
-                    stats.behind += 1
-            stats.misses += 1
-        entry = await self.inner.last(key, min_last_revision=max(need, as_of), timeout=timeout)
+            found = self._look(key, need, seen.key)
+            if not isinstance(found, Miss):
+                self._cache.stats.hits += 1
+                self._cache.stats.absent += found is None
+                return found
+            self._cache.stats.missed(found)
+            as_of, epoch, created = self._cache.revision, self._cache.epoch, self._created
+        try:
+            entry = await self.inner.last(key, min_last_revision=max(need, as_of), timeout=timeout)
+        except StaleReadError:
+            if self._is_closed:
+                raise
+            await self._refresh()
+            if self._created == created:
+                raise
+            return await self.inner.last(key, min_last_revision=min_last_revision, timeout=timeout)
         if entry is not None and self._covers(key):
             async with self._guard:
-                self._cache.learn(entry, as_of)
+                self._cache.learn(entry, as_of, epoch)
         return entry
+
+    def _look(self, key: str, need: int, need_of_key: int) -> Entry[V] | Miss | None:
+        feed = self._feed
+        if self._is_closed or feed is None or not feed.is_live:
+            return Miss.OFFLINE
+        if not self._covers(key):
+            return Miss.NOT_HELD
+        if self._cache.revision < need:
+            return Miss.BEHIND
+        found = self._cache.look(key, clock())
+        # A consumer on a replica that catches up skips what was replaced meanwhile.
+        if not isinstance(found, Miss) and (found.revision if found is not None else 0) < need_of_key:
+            return Miss.BEHIND
+        return found
 
     def _covers(self, key: str) -> bool:
         return self._patterns == (">",) or self._is_covered(self.inner.patterns((key,), exact=True)[0])
@@ -119,7 +238,12 @@ class CachedStorage(WrappedStorage[V]):
         timeout: float | None = None,
     ) -> int:
         """Record an entry; later reads of this handle are at least as new."""
-        revision = await self.inner.append(key, value, operation=operation, last=last, ttl=ttl, timeout=timeout)
+        try:
+            revision = await self.inner.append(key, value, operation=operation, last=last, ttl=ttl, timeout=timeout)
+        except WrongLastSequenceError:  # the caller may have taken its revision from memory
+            async with self._guard:
+                self._cache.doubt(key)
+            raise
         self._note_own(revision)
         return revision
 
@@ -159,19 +283,6 @@ class CachedStorage(WrappedStorage[V]):
         await self.inner.forget(key, below=below, timeout=timeout)
         async with self._guard:
             self._cache.drop(key, below)
-
-
-def check_cacheable(status: BucketStatus) -> None:
-    """Reject buckets whose values can vanish without a trace in the feed: a cache would keep them forever."""
-    config = status.stream_info.config
-    if (config.max_age or config.allow_msg_ttl) and not config.subject_delete_marker_ttl:
-        raise UsageError(
-            f"bucket {status.bucket!r} lets values expire without a marker: set limit_marker_ttl to cache it"
-        )
-    if config.max_bytes > 0 or config.max_msgs > 0:
-        raise UsageError(
-            f"bucket {status.bucket!r} drops its oldest values without a marker when full: it cannot be cached"
-        )
 
 
 class CacheWriter(Generic[V]):

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar, cast
 
 from slipstream.api.times import nanoseconds
 from slipstream.errors import HistoryLostError, KeyExistsError, KeyNotFoundError, UsageError, WrongLastSequenceError
-from slipstream.kv._sync.cached_storage import CACHE_BYTES, CACHE_ENTRIES, CachedStorage
+from slipstream.kv._sync.cached_storage import CACHE_BYTES, CACHE_ENTRIES, RECHECK_AFTER, CachedStorage
 from slipstream.kv._sync.codec_storage import CodecStorage, foreign_keys
 from slipstream.kv._sync.election import Election, Members
 from slipstream.kv._sync.hidden_keys import HiddenKeyStorage
@@ -318,15 +318,24 @@ class KeyValue(Generic[V]):
         *filters: str,
         max_entries: int = CACHE_ENTRIES,
         max_bytes: int = CACHE_BYTES,
+        recheck_after: timedelta | float = RECHECK_AFTER,
         timeout: float | None = None,
     ) -> CachedKeyValue[V]:
-        """A handle whose `get` is answered from memory if that is as new as the read asks for; close it at the end.
+        """A handle whose `get` is answered from memory where that is known to be right; close it at the end.
 
         A watch keeps it fresh. The handle always sees its own writes, and those of others a little later, or at once
-        with `min_last_revision`. Without a connection reads go to the bucket, not to memory.
+        with `min_last_revision`. A value with a TTL is not returned once that has ended. What is removed without a
+        message (by a purge of the stream, by limits, with a bucket that is made again) is not returned any more after
+        `recheck_after`: the bucket's state is checked twice as often, while there are reads. Where neither is known,
+        and without a connection, reads go to the bucket; `stats.reasons` says why.
         """
         storage = CachedStorage.opened(
-            self.storage, filters, max_entries=max_entries, max_bytes=max_bytes, timeout=timeout
+            self.storage,
+            filters,
+            max_entries=max_entries,
+            max_bytes=max_bytes,
+            recheck_after=recheck_after,
+            timeout=timeout,
         )
         return CachedKeyValue(storage)
 
