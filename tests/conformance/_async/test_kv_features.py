@@ -209,6 +209,48 @@ async def test_codecs_for_keys_and_values(any_server: str, fresh: str) -> None:
             assert (entry.key, entry.value) == ("/a/c", {"n": 2})
 
 
+@pytest.mark.spec("KV-44")
+@pytest.mark.parametrize(
+    "codec", [Base64Keys(), Encrypted(Keyring({"a": b"k" * 32}), context="c")], ids=["base64", "aes"]
+)
+async def test_a_foreign_key_hides_no_other_key(any_server: str, fresh: str, codec: Codec[bytes]) -> None:
+    async with connect(any_server) as nc:
+        raw = await nc.jetstream().create_key_value(BucketConfig(bucket=fresh, history=2, value_ttl=True))
+        kv = raw.with_codec(codec)
+        await raw.put("plain/key", b"1")
+        last = await kv.put("own", b"2")
+        await raw.delete("plain/other")
+        for least in (0, last):
+            assert await kv.keys(min_last_revision=least) == ["own"]
+            assert list(await kv.get_range(min_last_revision=least)) == ["own"]
+            assert list(await kv.snapshot(min_last_revision=least)) == ["own"]
+            async with await kv.watch(include_history=True, min_last_revision=least) as watch:
+                assert [entry.key for entry in await watch.initial()] == ["own"]
+        assert (await kv.get("own")).value == b"2"
+        assert set(kv.foreign_keys) == {"plain/key", "plain/other"}
+        group = raw.members("svc", ttl=60 * SECOND)
+        await raw.put("svc.readme", b"no lease")
+        lease = await group.join("a")
+        assert list(await group.members()) == ["a"]
+        assert list(group.foreign.keys) == ["svc.readme"]
+        await lease.release()
+
+
+@pytest.mark.spec("KV-45")
+async def test_path_keys_are_stored_as_other_clients_store_them(any_server: str, fresh: str) -> None:
+    async with connect(any_server) as nc:
+        raw = await nc.jetstream().create_key_value(BucketConfig(bucket=fresh, history=2))
+        for key in ("_root_.etc.app.conf", "_root_", "_root_.a=b"):  # by orbit.go, for the paths below
+            await raw.put(key, key.encode())
+        kv = raw.with_codec(PathKeys())
+        assert await kv.keys() == ["/etc/app/conf", "/", "/a=b"]
+        for path, stored in (("/etc/app.conf", b"_root_.etc.app.conf"), ("/", b"_root_"), ("/a=b", b"_root_.a=b")):
+            assert (await kv.get(path)).value == stored
+            revision = await kv.put(path, b"new")
+            assert (await raw.get(stored.decode())).revision == revision
+            assert (await kv.get(path, revision=revision)).value == b"new"
+
+
 @pytest.mark.spec("KV-18", "KV-26")
 async def test_a_ttl_per_value_and_the_marker_that_it_leaves(any_server: str, fresh: str) -> None:
     async with connect(any_server) as nc:

@@ -303,6 +303,7 @@ class Behaviour:
             with pytest.raises(UsageError, match="key filter"):
                 await kv.watch("a*")
 
+    @pytest.mark.spec("KV-43")
     async def test_a_watch_with_meta_only_returns_no_values(self, fresh: str) -> None:
         async with self.bucket(BucketConfig(bucket=fresh, history=3)) as kv:
             await kv.put("a", b"1")
@@ -317,6 +318,7 @@ class Behaviour:
                 assert entry is not None
                 assert (entry.value, entry.revision, entry.operation) == (b"", changed, Operation.PUT)
 
+    @pytest.mark.spec("KV-43")
     async def test_delta_is_the_number_of_newer_entries_of_the_key_or_absent(self, fresh: str) -> None:
         async with self.bucket(BucketConfig(bucket=fresh, history=5)) as kv:
             first = await kv.put("a", b"0")

@@ -304,6 +304,7 @@ class Behaviour:
             with pytest.raises(UsageError, match="key filter"):
                 kv.watch("a*")
 
+    @pytest.mark.spec("KV-43")
     def test_a_watch_with_meta_only_returns_no_values(self, fresh: str) -> None:
         with self.bucket(BucketConfig(bucket=fresh, history=3)) as kv:
             kv.put("a", b"1")
@@ -318,6 +319,7 @@ class Behaviour:
                 assert entry is not None
                 assert (entry.value, entry.revision, entry.operation) == (b"", changed, Operation.PUT)
 
+    @pytest.mark.spec("KV-43")
     def test_delta_is_the_number_of_newer_entries_of_the_key_or_absent(self, fresh: str) -> None:
         with self.bucket(BucketConfig(bucket=fresh, history=5)) as kv:
             first = kv.put("a", b"0")

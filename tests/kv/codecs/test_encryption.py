@@ -113,3 +113,29 @@ def test_the_repr_of_a_keyring_shows_no_keys() -> None:
 def test_the_codec_is_exported_by_its_documented_modules() -> None:
     assert codecs.Encrypted is encryption.Encrypted is Encrypted
     assert codecs.Keyring is encryption.Keyring is Keyring
+
+
+def test_keys_and_values_of_version_0_1_are_read() -> None:
+    stored = "k1wsJptcynyD34BY0zEzDHoooOhFb3.k1CAaG6BwA4Bo8DUXBuX1lJeiuiRGy"
+    value = bytes.fromhex(
+        "0104323032370a21a400b5908b62bb5dc49857ee8625b265cc22daa8c95d027eee833d39c469664fdf767bc523f97de8527561ac42f420a6"
+    )
+    codec = Encrypted(Keyring({"2027": OTHER, "2026": KEY}, primary="2027", tokens="2026"), context="orders")
+    assert codec.encode_key("users.alice") == stored
+    assert codec.decode_key(stored) == "users.alice"
+    assert codec.decode_value("users.alice", value) == b"secret"
+    for cut in range(len(value)):
+        with pytest.raises(DecryptionError):
+            codec.decode_value("users.alice", value[:cut])
+
+
+def test_a_key_is_foreign_unless_all_its_tokens_look_encrypted() -> None:
+    codec = Encrypted(ring(), context="c")
+    good = codec.encode_key("a")
+    for foreign in ("plain", "k1", "k1AAAA", f"{good}.plain", "k1!!", "k1" + "A" * 21):
+        with pytest.raises(CodecError) as caught:
+            codec.decode_key(foreign)
+        assert not isinstance(caught.value, DecryptionError)
+    for other in (f"{good}.{good}", "k1" + "A" * 23, Encrypted(ring(k1=OTHER), context="c").encode_key("a")):
+        with pytest.raises(DecryptionError, match="lacks its key"):
+            codec.decode_key(other)
