@@ -1,7 +1,8 @@
 """Locks and elections under faults, with a checker: never two holders at once, never a token accepted out of order.
 
 Contenders have clocks that show different times and run at different speeds, connections that are cut, and holders that
-stall between looking at their lease and acting. The resource refuses a token lower than one it has seen.
+stall between looking at their lease and acting, or die. The resource refuses a token lower than one it has seen. (Whole
+processes are stopped by signals in `_async/test_kv_leases.py`.)
 """
 
 from __future__ import annotations
@@ -9,15 +10,19 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 
 import pytest
 
-from slipstream import BucketConfig, connect
+from slipstream import BucketConfig, Client, connect
 from slipstream.errors import Error, LeaseLostError
+from slipstream.kv import Operation
 from slipstream.kv._async.lease import Lease, Lock
+from slipstream.kv._async.storage import Storage, WrappedStorage
+from slipstream.kv.bucket import BucketStatus
+from tests.lock_history import Pass, check_history
 from tests.proxy import Proxy, proxy_to
 
 TTL = timedelta(seconds=1)
@@ -56,30 +61,85 @@ class Checker:
         assert len(held) <= 1, f"two holders at once: {held}"
 
 
-async def contend(
-    lock: Lock, resource: Resource, checker: Checker, chance: random.Random, is_over: Callable[[], bool]
-) -> None:
-    while not is_over():
-        try:
-            await lock.acquire(timeout=2)
-        except Error:
-            continue
-        with suppress(LeaseLostError):
-            for _ in range(chance.randrange(1, 6)):
-                token = lock.check()
-                checker.look()
-                if chance.random() < 0.15:  # it stalls between the check and the write, longer than its lease
-                    lock._stop.set()
-                    await asyncio.sleep(chance.uniform(1.2, 1.8))
-                resource.write(token, lock.name)
-                await asyncio.sleep(chance.uniform(0, 0.05))
-        if chance.random() < 0.7:
+class Stallable(WrappedStorage[bytes]):
+    """The bucket as a holder sees it that stalls: nothing it sends leaves, its renewals neither."""
+
+    def __init__(self, inner: Storage[bytes]) -> None:
+        super().__init__(inner)
+        self.runs = asyncio.Event()
+        self.runs.set()
+
+    async def write_path(self, *, timeout: float | None = None) -> Sequence[BucketStatus]:
+        await self.runs.wait()
+        return await super().write_path(timeout=timeout)
+
+    async def append(
+        self,
+        key: str,
+        value: bytes | None,
+        *,
+        operation: Operation = Operation.PUT,
+        last: int | None = None,
+        ttl: timedelta | None = None,
+        timeout: float | None = None,
+    ) -> int:
+        await self.runs.wait()
+        return await super().append(key, value, operation=operation, last=last, ttl=ttl, timeout=timeout)
+
+
+class Run:
+    """One fault run: what every contender shares."""
+
+    def __init__(self, bucket: str, seed: int, seconds: float) -> None:
+        self.bucket = bucket
+        self.chance = random.Random(seed)
+        self.resource = Resource()
+        self.checker = Checker([])
+        self.passes: list[Pass] = []
+        self._until = time.monotonic() + seconds
+
+    def is_over(self) -> bool:
+        self.checker.look()
+        return time.monotonic() > self._until
+
+    async def contend(self, url: str, name: str) -> None:
+        """Contend until the end; after each death as another program."""
+        lives = 0
+        while not self.is_over():
+            lives += 1
+            await asyncio.sleep(0.01)
+            with suppress(Error):  # also of a connection that is refused
+                async with connect(url, reconnect_wait=0.02, reconnect_max_wait=0.1) as nc:
+                    await self._live(nc, f"{name}.{lives}")
+
+    async def _live(self, nc: Client, name: str) -> None:
+        storage = Stallable((await nc.jetstream(timeout=1).key_value(self.bucket)).storage)
+        now = clock(self.chance.uniform(-1e6, 1e6), self.chance.uniform(0.96, 1.04))
+        lock = Lock(storage, "lock", ttl=TTL, name=name, now=now)
+        self.checker.leases.append(lock)
+        while not self.is_over():
+            try:
+                await lock.acquire(timeout=2)
+            except Error:
+                continue
+            with suppress(LeaseLostError):
+                await self._hold(lock, storage)
+            if self.chance.random() >= 0.7:  # it dies without a release
+                return
             await lock.release()
-        else:  # it dies without a release; from here on it is another holder
-            lock._stop.set()
-            lock._claim.lose()
-            lock._owner = ""
-            lock._worker = None
+
+    async def _hold(self, lock: Lock, storage: Stallable) -> None:
+        for _ in range(self.chance.randrange(1, 6)):
+            before = time.monotonic()
+            token = lock.check()
+            self.passes.append(Pass(lock.name, token, before, time.monotonic()))
+            self.checker.look()
+            if self.chance.random() < 0.15:  # it stalls between the check and the write, longer than its lease
+                storage.runs.clear()
+                await asyncio.sleep(self.chance.uniform(1.2, 1.8))
+                storage.runs.set()
+            self.resource.write(token, lock.name)
+            await asyncio.sleep(self.chance.uniform(0, 0.05))
 
 
 async def cut_now_and_then(proxy: Proxy, chance: random.Random, is_over: Callable[[], bool]) -> None:
@@ -92,38 +152,21 @@ async def cut_now_and_then(proxy: Proxy, chance: random.Random, is_over: Callabl
 
 
 async def fault_run(url: str, bucket: str, *, seed: int, seconds: float, value_ttl: bool) -> Resource:
-    chance = random.Random(seed)
-    resource = Resource()
+    """Four contenders, three of them behind connections that are cut; the whole history is checked."""
     async with connect(url) as direct, proxy_to(url) as one, proxy_to(url) as two:
         await direct.jetstream().create_key_value(BucketConfig(bucket=bucket, value_ttl=value_ttl))
-        urls = [url, one.url, two.url, one.url]
-        clients = [await connect(each, reconnect_wait=0.02, reconnect_max_wait=0.1) for each in urls]
-        try:
-            locks = []
-            for number, nc in enumerate(clients):
-                kv = await nc.jetstream(timeout=1).key_value(bucket)
-                now = clock(chance.uniform(-1e6, 1e6), chance.uniform(0.96, 1.04))
-                locks.append(Lock(kv.storage, "lock", ttl=TTL, name=f"c{number}", now=now))
-            checker = Checker([*locks])
-            until = time.monotonic() + seconds
-
-            def is_over() -> bool:
-                checker.look()
-                return time.monotonic() > until
-
-            await asyncio.gather(
-                *(contend(lock, resource, checker, chance, is_over) for lock in locks),
-                cut_now_and_then(one, chance, is_over),
-                cut_now_and_then(two, chance, is_over),
-            )
-        finally:
-            for nc in clients:
-                await nc.close()
-    assert checker.looks > 50
-    return resource
+        run = Run(bucket, seed, seconds)
+        await asyncio.gather(
+            *(run.contend(each, f"c{number}") for number, each in enumerate((url, one.url, two.url, one.url))),
+            cut_now_and_then(one, run.chance, run.is_over),
+            cut_now_and_then(two, run.chance, run.is_over),
+        )
+    assert run.checker.looks > 50
+    check_history(run.passes)
+    return run.resource
 
 
-def check_history(resource: Resource) -> None:
+def check_writes(resource: Resource) -> None:
     tokens = [token for token, _ in resource.accepted]
     assert tokens == sorted(tokens)
     owners: dict[int, str] = {}
@@ -134,7 +177,7 @@ def check_history(resource: Resource) -> None:
 @pytest.mark.parametrize("value_ttl", [False, True], ids=["observed", "ttl"])
 async def test_locks_are_safe_under_faults(any_server: str, fresh: str, value_ttl: bool) -> None:
     resource = await fault_run(any_server, fresh, seed=11, seconds=8, value_ttl=value_ttl)
-    check_history(resource)
+    check_writes(resource)
     assert len({token for token, _ in resource.accepted}) >= 3
     assert len({name for _, name in resource.accepted}) >= 2
 
@@ -142,7 +185,7 @@ async def test_locks_are_safe_under_faults(any_server: str, fresh: str, value_tt
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(10))
 async def test_locks_are_safe_under_faults_for_longer(any_server: str, fresh: str, seed: int) -> None:
-    check_history(await fault_run(any_server, fresh, seed=seed, seconds=30, value_ttl=bool(seed % 2)))
+    check_writes(await fault_run(any_server, fresh, seed=seed, seconds=30, value_ttl=bool(seed % 2)))
 
 
 async def test_a_claim_whose_ack_is_lost_is_recognized(any_server: str, fresh: str) -> None:
