@@ -15,7 +15,7 @@ import pytest
 from nats.js.api import KeyValueConfig
 
 from slipstream import BucketConfig, connect
-from slipstream.errors import KeyExistsError, KeyNotFoundError, WrongLastSequenceError
+from slipstream.errors import BucketOptionsError, KeyExistsError, KeyNotFoundError, WrongLastSequenceError
 from slipstream.kv import Operation
 from slipstream.kv._async.key_value import KeyValue
 
@@ -43,6 +43,20 @@ async def both(url: str, bucket: str, maker: str, **options: Any) -> AsyncIterat
 def maker(request: pytest.FixtureRequest) -> str:
     """Which client made the bucket. One of nats-py has no Direct Get: it is read from its leader."""
     return str(request.param)
+
+
+@pytest.mark.spec("KV-35")
+async def test_a_bucket_of_the_other_client_with_the_same_options_opens(any_server: str, fresh: str) -> None:
+    options: dict[str, Any] = {"description": "d", "history": 3, "ttl": timedelta(hours=1), "max_value_size": 1000}
+    async with both(any_server, fresh, "theirs", **options) as (found, theirs), connect(any_server) as nc:
+        assert (await found.status()).value_ttl  # it always allows them
+        ours = await nc.jetstream().create_key_value(BucketConfig(bucket=fresh, **options))
+        await ours.put("k", b"1")
+        assert (await theirs.get("k")).value == (await ours.get("k")).value == b"1"
+        with pytest.raises(BucketOptionsError, match=r"options: history: wanted 4, it has 3 \(code"):
+            await nc.jetstream().create_key_value(BucketConfig(bucket=fresh, **options | {"history": 4}))
+        with pytest.raises(BucketOptionsError, match="value_ttl: wanted False, it has True"):
+            await nc.jetstream().create_key_value(BucketConfig(bucket=fresh, **options, value_ttl=False))
 
 
 async def test_each_client_reads_the_values_of_the_other(any_server: str, fresh: str, maker: str) -> None:

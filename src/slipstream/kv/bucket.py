@@ -280,13 +280,14 @@ _REQUIRED = {
 }
 
 
-def differences(wanted: StreamConfig, found: StreamConfig, *, bucket: str) -> dict[str, tuple[object, object]]:
-    """The options in which a bucket that exists differs from one that is wanted: each with both values.
+def differences(wanted: StreamConfig, found: StreamConfig, config: BucketConfig) -> dict[str, tuple[object, object]]:
+    """The options in which a bucket that exists differs from the one of `config`: each with both values.
 
     Only what the specification says of buckets, or an option decides, counts. Other clients make them with other
-    settings besides: `discard`, `allow_direct`, `deny_delete`, duplicate windows, metadata that was not asked for.
+    settings besides: `discard`, `allow_direct`, `deny_delete`, duplicate windows, metadata that was not asked for. A
+    TTL per value, which nats-py always allows, is a difference only if `value_ttl=False` was set.
     """
-    ours, theirs = BucketConfig.of_stream(wanted, bucket), BucketConfig.of_stream(found, bucket)
+    ours, theirs = BucketConfig.of_stream(wanted, config.bucket), BucketConfig.of_stream(found, config.bucket)
     if theirs.republish is not None and ours.republish == theirs.republish.replace(src=""):  # no source: all subjects
         theirs = theirs.replace(republish=ours.republish)
     different = {
@@ -294,6 +295,8 @@ def differences(wanted: StreamConfig, found: StreamConfig, *, bucket: str) -> di
         for option in _DECIDES
         if getattr(ours, option) != getattr(theirs, option)
     }
+    if theirs.value_ttl and "value_ttl" not in config.fields_set:
+        different.pop("value_ttl", None)
     if wanted.placement is None:  # left to the server
         different.pop("placement", None)
     if ours.metadata.items() <= theirs.metadata.items():

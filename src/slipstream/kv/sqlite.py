@@ -117,7 +117,7 @@ class SqliteBucket:
             if name != config.bucket:
                 database.close()
                 raise StreamNameInUseError(f"{path} must hold bucket {config.bucket!r}, got {name!r}")
-            if different := differences(wanted, found, bucket=name):
+            if different := differences(wanted, found, config):
                 database.close()
                 raise BucketOptionsError(name, different)
         return cls(database, found, name, created)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from slipstream import BucketConfig, JetStream, Republish, StreamConfig, connect
+from slipstream import BucketConfig, JetStream, Republish, StreamConfig, StreamSource, connect
 from slipstream.errors import (
     BucketNotFoundError,
     BucketOptionsError,
@@ -250,6 +251,21 @@ async def test_a_replica_that_keeps_something_else_than_its_origin_is_refused(an
             await js.create_key_value(BucketConfig(bucket=f"{fresh}s", mirror=f"{fresh}none"))
 
 
+async def test_a_replica_that_has_removed_values_cannot_become_a_copy_by_an_update(any_server: str, fresh: str) -> None:
+    """As version 0.1 made them: with a history of 1, whatever their origin had."""
+    async with connect(any_server) as nc:
+        js = nc.jetstream()
+        await js.create_key_value(BucketConfig(bucket=fresh, history=3))
+        replica = BucketConfig(bucket=f"{fresh}r", mirror=fresh)
+        await js.create_stream(replica.stream_config())
+        with pytest.raises(BucketOptionsError, match="history: wanted 3, it has 1"):
+            await js.create_key_value(replica)
+        with pytest.raises(ReplicaOptionsError, match=r"history must be 3, got 1\. Delete it and create it again"):
+            await js.update_key_value(replica.replace(history=3))
+        await js.delete_key_value(f"{fresh}r")
+        assert (await (await js.create_key_value(replica)).status()).history == 3
+
+
 @pytest.mark.spec("KV-36")
 async def test_replicas_follow_when_the_options_of_their_origin_change(any_server: str, fresh: str) -> None:
     async with connect(any_server) as nc, connect(any_server) as other:
@@ -277,6 +293,109 @@ async def test_replicas_follow_when_the_options_of_their_origin_change(any_serve
         for _ in range(READS):
             assert [entry.value for entry in await reader.history("a")] == [b"3", b"4"]
         assert (await kv.status()).values == (await second.status()).values == 2
+
+
+@pytest.mark.spec("KV-38", "KV-19")
+async def test_replicas_are_found_without_a_setting_and_left_when_they_are_gone(any_server: str, fresh: str) -> None:
+    async with connect(any_server) as nc, connect(any_server) as other:
+        js = nc.jetstream()
+        kv = await js.create_key_value(BucketConfig(bucket=fresh, history=2))
+        revision = await kv.put("a", b"1")
+        reader = await other.jetstream().key_value(fresh)  # before there is a replica
+        await check_members(reader, "a", [fresh])
+        replica = await js.create_key_value(BucketConfig(bucket=f"{fresh}r", mirror=fresh))
+
+        async def is_found() -> bool:
+            entry = await reader.get("a")
+            assert (entry.value, entry.revision) == (b"1", revision)
+            return entry.stream == f"KV_{fresh}r"
+
+        await until(is_found)
+        await check_members(reader, "a", [fresh, f"{fresh}r"])
+        await replica.destroy()
+        await check_members(reader, "a", [fresh])
+        assert (await kv.get("a")).value == b"1"
+
+
+@pytest.mark.spec("KV-39")
+async def test_keys_are_counted_and_a_closed_handle_holds_nothing(any_server: str, fresh: str) -> None:
+    async with connect(any_server) as nc:
+        kv = await nc.jetstream().create_key_value(BucketConfig(bucket=fresh, history=3))
+        for key in ("a", "b", "a"):
+            await kv.put(key, b"1")
+        assert (await kv.status()).num_keys == len(await kv.keys()) == 2
+        async with await kv.cached() as cached:
+            assert (await cached.get("a")).value == b"1"
+            assert (await kv.status()).stream_info.state.consumer_count == 1
+
+        async def is_released() -> bool:
+            return (await kv.status()).stream_info.state.consumer_count == 0
+
+        await until(is_released)
+        handles = (cached, kv, kv.read_only())
+        for handle in (*handles, *handles):  # again
+            await handle.close()
+        assert (await kv.get("a")).value == b"1"  # the bucket and the connection stay
+
+
+@pytest.mark.spec("KV-36")
+async def test_keys_removed_for_good_are_gone_whichever_member_answers(
+    any_server: str, is_real: bool, fresh: str
+) -> None:
+    async with connect(any_server) as nc, connect(any_server) as other:
+        js = nc.jetstream()
+        members = (fresh, f"{fresh}r", f"{fresh}rr")
+        kv = await js.create_key_value(BucketConfig(bucket=fresh, history=3))
+        for origin, name in pairwise(members):
+            await js.create_key_value(BucketConfig(bucket=name, mirror=origin))
+        for key in ("a", "b", "c"):
+            for n in range(2):
+                await kv.put(key, b"%d" % n)
+        await kv.delete("a")
+        await kv.purge("b")
+        assert await kv.purge_deletes(older_than=timedelta(0)) == 2
+        last = await kv.put("d", b"2")
+        await until(lambda: caught_up(js, *members))
+        expected = [
+            [None, None, b"1"],
+            [None, None],
+            [None, None, [(5, Operation.PUT, b"0"), (6, Operation.PUT, b"1")]],
+        ]
+        for name in members:
+            reader = await other.jetstream().key_value(name)
+            await check_members(reader, "c", members[members.index(name) :][:2])
+            await check_reads(reader, ("a", "b", "c"), (1, 7), expected)
+            assert await reader.keys() == ["c", "d"]
+            assert (await reader.status()).num_keys == 2
+            if not is_real:  # a replica that was purged as its origin is still believed where a read must be new
+                streams = {(await reader.get("c", min_last_revision=last)).stream for _ in range(READS)}
+                assert streams == {f"KV_{member}" for member in members[members.index(name) :][:2]}
+        # Through a replica: removal is a write, and goes to the origin.
+        replica = await js.key_value(f"{fresh}rr")
+        await replica.delete("d")
+        await until(lambda: caught_up(js, *members))
+        assert await replica.purge_deletes(older_than=timedelta(0)) == 1
+        for name in members:
+            assert (await (await js.key_value(name)).status()).num_keys == 1
+
+
+async def test_a_mirror_that_keeps_more_is_not_purged_with_the_bucket(
+    any_server: str, fresh: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with connect(any_server) as nc:
+        js = nc.jetstream()
+        kv = await js.create_key_value(BucketConfig(bucket=fresh, history=3))
+        archive = await js.create_stream(StreamConfig(name=f"{fresh}OLD", mirror=StreamSource(name=f"KV_{fresh}")))
+        await kv.put("a", b"1")
+        last = await kv.delete("a")
+
+        async def has_all() -> bool:
+            return (await archive.info()).state.last_seq == last
+
+        await until(has_all)
+        await kv.purge_deletes(older_than=timedelta(0))
+        assert f"mirror '{fresh}OLD' of stream 'KV_{fresh}' keeps keys that are removed" in caplog.text
+        assert (await archive.info()).state.messages == 2
 
 
 # Aggregates

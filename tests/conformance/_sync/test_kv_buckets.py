@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from slipstream import BlockingJetStream as JetStream
-from slipstream import BucketConfig, Republish, StreamConfig
+from slipstream import BucketConfig, Republish, StreamConfig, StreamSource
 from slipstream import connect_blocking as connect
 from slipstream.errors import (
     BucketNotFoundError,
@@ -251,6 +252,21 @@ def test_a_replica_that_keeps_something_else_than_its_origin_is_refused(any_serv
             js.create_key_value(BucketConfig(bucket=f"{fresh}s", mirror=f"{fresh}none"))
 
 
+def test_a_replica_that_has_removed_values_cannot_become_a_copy_by_an_update(any_server: str, fresh: str) -> None:
+    """As version 0.1 made them: with a history of 1, whatever their origin had."""
+    with connect(any_server) as nc:
+        js = nc.jetstream()
+        js.create_key_value(BucketConfig(bucket=fresh, history=3))
+        replica = BucketConfig(bucket=f"{fresh}r", mirror=fresh)
+        js.create_stream(replica.stream_config())
+        with pytest.raises(BucketOptionsError, match="history: wanted 3, it has 1"):
+            js.create_key_value(replica)
+        with pytest.raises(ReplicaOptionsError, match=r"history must be 3, got 1\. Delete it and create it again"):
+            js.update_key_value(replica.replace(history=3))
+        js.delete_key_value(f"{fresh}r")
+        assert ((js.create_key_value(replica)).status()).history == 3
+
+
 @pytest.mark.spec("KV-36")
 def test_replicas_follow_when_the_options_of_their_origin_change(any_server: str, fresh: str) -> None:
     with connect(any_server) as nc, connect(any_server) as other:
@@ -278,6 +294,107 @@ def test_replicas_follow_when_the_options_of_their_origin_change(any_server: str
         for _ in range(READS):
             assert [entry.value for entry in reader.history("a")] == [b"3", b"4"]
         assert (kv.status()).values == (second.status()).values == 2
+
+
+@pytest.mark.spec("KV-38", "KV-19")
+def test_replicas_are_found_without_a_setting_and_left_when_they_are_gone(any_server: str, fresh: str) -> None:
+    with connect(any_server) as nc, connect(any_server) as other:
+        js = nc.jetstream()
+        kv = js.create_key_value(BucketConfig(bucket=fresh, history=2))
+        revision = kv.put("a", b"1")
+        reader = other.jetstream().key_value(fresh)  # before there is a replica
+        check_members(reader, "a", [fresh])
+        replica = js.create_key_value(BucketConfig(bucket=f"{fresh}r", mirror=fresh))
+
+        def is_found() -> bool:
+            entry = reader.get("a")
+            assert (entry.value, entry.revision) == (b"1", revision)
+            return entry.stream == f"KV_{fresh}r"
+
+        until(is_found)
+        check_members(reader, "a", [fresh, f"{fresh}r"])
+        replica.destroy()
+        check_members(reader, "a", [fresh])
+        assert (kv.get("a")).value == b"1"
+
+
+@pytest.mark.spec("KV-39")
+def test_keys_are_counted_and_a_closed_handle_holds_nothing(any_server: str, fresh: str) -> None:
+    with connect(any_server) as nc:
+        kv = nc.jetstream().create_key_value(BucketConfig(bucket=fresh, history=3))
+        for key in ("a", "b", "a"):
+            kv.put(key, b"1")
+        assert (kv.status()).num_keys == len(kv.keys()) == 2
+        with kv.cached() as cached:
+            assert (cached.get("a")).value == b"1"
+            assert (kv.status()).stream_info.state.consumer_count == 1
+
+        def is_released() -> bool:
+            return (kv.status()).stream_info.state.consumer_count == 0
+
+        until(is_released)
+        handles = (cached, kv, kv.read_only())
+        for handle in (*handles, *handles):  # again
+            handle.close()
+        assert (kv.get("a")).value == b"1"  # the bucket and the connection stay
+
+
+@pytest.mark.spec("KV-36")
+def test_keys_removed_for_good_are_gone_whichever_member_answers(any_server: str, is_real: bool, fresh: str) -> None:
+    with connect(any_server) as nc, connect(any_server) as other:
+        js = nc.jetstream()
+        members = (fresh, f"{fresh}r", f"{fresh}rr")
+        kv = js.create_key_value(BucketConfig(bucket=fresh, history=3))
+        for origin, name in pairwise(members):
+            js.create_key_value(BucketConfig(bucket=name, mirror=origin))
+        for key in ("a", "b", "c"):
+            for n in range(2):
+                kv.put(key, b"%d" % n)
+        kv.delete("a")
+        kv.purge("b")
+        assert kv.purge_deletes(older_than=timedelta(0)) == 2
+        last = kv.put("d", b"2")
+        until(lambda: caught_up(js, *members))
+        expected = [
+            [None, None, b"1"],
+            [None, None],
+            [None, None, [(5, Operation.PUT, b"0"), (6, Operation.PUT, b"1")]],
+        ]
+        for name in members:
+            reader = other.jetstream().key_value(name)
+            check_members(reader, "c", members[members.index(name) :][:2])
+            check_reads(reader, ("a", "b", "c"), (1, 7), expected)
+            assert reader.keys() == ["c", "d"]
+            assert (reader.status()).num_keys == 2
+            if not is_real:  # a replica that was purged as its origin is still believed where a read must be new
+                streams = {(reader.get("c", min_last_revision=last)).stream for _ in range(READS)}
+                assert streams == {f"KV_{member}" for member in members[members.index(name) :][:2]}
+        # Through a replica: removal is a write, and goes to the origin.
+        replica = js.key_value(f"{fresh}rr")
+        replica.delete("d")
+        until(lambda: caught_up(js, *members))
+        assert replica.purge_deletes(older_than=timedelta(0)) == 1
+        for name in members:
+            assert ((js.key_value(name)).status()).num_keys == 1
+
+
+def test_a_mirror_that_keeps_more_is_not_purged_with_the_bucket(
+    any_server: str, fresh: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with connect(any_server) as nc:
+        js = nc.jetstream()
+        kv = js.create_key_value(BucketConfig(bucket=fresh, history=3))
+        archive = js.create_stream(StreamConfig(name=f"{fresh}OLD", mirror=StreamSource(name=f"KV_{fresh}")))
+        kv.put("a", b"1")
+        last = kv.delete("a")
+
+        def has_all() -> bool:
+            return (archive.info()).state.last_seq == last
+
+        until(has_all)
+        kv.purge_deletes(older_than=timedelta(0))
+        assert f"mirror '{fresh}OLD' of stream 'KV_{fresh}' keeps keys that are removed" in caplog.text
+        assert (archive.info()).state.messages == 2
 
 
 # Aggregates

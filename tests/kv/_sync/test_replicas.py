@@ -4,15 +4,81 @@
 from __future__ import annotations
 
 import logging
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
+from slipstream import BlockingJetStream as JetStream
 from slipstream import BucketConfig, ExternalStream, Server
 from slipstream import connect_blocking as connect
-from slipstream.errors import NoStreamError, OriginUnreachableError
+from slipstream.errors import Error, NoStreamError, OriginUnreachableError
 from slipstream.kv import BucketSource
 from tests._sync.concurrency import until
+from tests.ports import free_port
+from tests.servers import real_server
+
+READS = 60
+HUB = ExternalStream(api="$JS.hub.API")
+
+
+def check_in_domain(there: str, here: str, members: set[str], log: pytest.LogCaptureFixture) -> None:
+    with connect(there) as hub, connect(here) as nc, connect(there) as other:
+        js = nc.jetstream()
+        origin = hub.jetstream().create_key_value(BucketConfig(bucket="eu", history=3, ttl=timedelta(hours=1)))
+        source = BucketSource(bucket="eu", external=HUB)
+        same = js.create_key_value(BucketConfig(bucket="same", mirror=source))
+        status = same.status()
+        assert (status.history, status.ttl, status.stream_info.config.mirror_direct) == (3, timedelta(hours=1), True)
+        assert not [record for record in log.records if record.name == "slipstream.kv"]
+        less = js.create_key_value(BucketConfig(bucket="less", history=1, mirror=source))
+        assert "'less' does not answer reads of its origin, stream 'KV_eu': history must be 3, got 1" in log.text
+        assert not (less.status()).stream_info.config.mirror_direct
+        for n in range(4):
+            last = less.put("k", b"%d" % n)  # arrives at the origin
+
+        def have_all() -> bool:
+            return (same.status()).last_revision == (less.status()).last_revision == last
+
+        until(have_all)
+        reader = other.jetstream().key_value("eu")
+        found = [reader.history("k") for _ in range(READS)]
+        assert {tuple(entry.value for entry in entries) for entries in found} == {(b"1", b"2", b"3")}
+        assert {entry.stream for entries in found for entry in entries} == members
+        assert [entry.value for entry in less.history("k")] == [b"3"]
+        assert less.keys() == origin.keys() == ["k"]
+        sources = (BucketSource(bucket="eu", external=HUB, prefix="from.hub"),)
+        both = js.create_key_value(BucketConfig(bucket="all", subject_prefix="my.all", sources=sources))
+
+        def is_collected() -> bool:
+            return both.keys() == ["from.hub.k"]
+
+        until(is_collected)
+
+
+@pytest.mark.spec("KV-36", "KV-37", on="C N")
+def test_a_replica_of_another_domain_that_keeps_less_stays_out_of_reads(caplog: pytest.LogCaptureFixture) -> None:
+    port = free_port()
+    config = f'jetstream {{ domain: "hub" }}\nleafnodes {{ host: "127.0.0.1", port: {port} }}'
+    leaf = f'jetstream {{ domain: "leaf" }}\nleafnodes {{ remotes: [{{ url: "nats://127.0.0.1:{port}" }}] }}'
+    with real_server(config=config) as there, real_server(config=leaf) as here:
+        with connect(here) as nc:
+            until(lambda: is_linked(nc.jetstream(domain="hub")))
+        check_in_domain(there, here, {"KV_eu"}, caplog)
+
+
+def is_linked(hub: JetStream) -> bool:
+    try:
+        hub.account_info(timeout=1.0)
+    except Error:  # not yet, in whichever way that shows
+        return False
+    return True
+
+
+@pytest.mark.spec("KV-36", on="E")
+def test_the_same_on_our_server(caplog: pytest.LogCaptureFixture) -> None:
+    with Server(domain="hub") as server:
+        check_in_domain(server.url, server.url, {"KV_eu", "KV_same"}, caplog)
 
 
 @pytest.mark.spec("KV-36", on="E C")

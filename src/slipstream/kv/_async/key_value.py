@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator
 from datetime import timedelta
-from typing import Generic, TypeVar, cast
+from typing import Generic, Self, TypeVar, cast
 
 from slipstream.api.times import nanoseconds
 from slipstream.errors import HistoryLostError, KeyExistsError, KeyNotFoundError, UsageError, WrongLastSequenceError
@@ -39,7 +39,8 @@ DELETES_KEPT = timedelta(minutes=30)
 class KeyValue(Generic[V]):
     """A bucket. Every read takes `min_last_revision`: its answer is at least as new as that write.
 
-    Values are `bytes`, or the type of a codec (`with_codec`).
+    Values are `bytes`, or the type of a codec (`with_codec`). What the Key-Value specification does not have is an
+    extension of this client: `min_last_revision`, ranges, snapshots, writers and more; the reference lists them all.
     """
 
     def __init__(self, storage: Storage[V]) -> None:
@@ -168,6 +169,7 @@ class KeyValue(Generic[V]):
         `include_history` begins with all entries that are kept, `resume_from` with those written from that revision on,
         `updates_only` with changes only. `meta_only` leaves values empty, `ignore_deletes` leaves marks out. One `None`
         among the entries marks the end of the initial data. End it with `close`, or use it as a context manager.
+        Extensions of this client: several filters, `resume_from` and `min_last_revision`.
         """
         if include_history + updates_only + bool(resume_from) > 1:
             raise UsageError("include_history, updates_only and resume_from are mutually exclusive")
@@ -262,8 +264,8 @@ class KeyValue(Generic[V]):
 
         A key that is written meanwhile keeps its new entries. With `recorded` the stream's metadata records up to which
         revision, so that a `snapshot` of an earlier one is rejected; otherwise such a snapshot omits the removed keys.
-        (Recording changes the stream's configuration: other programs that create the bucket at each start then find a
-        configuration that differs from theirs.)
+        Read replicas in the same account are purged as well, since a mirror does not repeat the purges of its origin;
+        one that cannot be, or lags behind for the whole timeout, is logged and keeps its marks.
         """
         if older_than < timedelta(0):
             raise UsageError(f"older_than must be 0 (all marks) or more, got {older_than!r}")
@@ -293,8 +295,17 @@ class KeyValue(Generic[V]):
         await self.storage.destroy(timeout=timeout)
 
     async def close(self) -> None:
-        """Release what this handle holds (a file, a cache); the bucket stays."""
+        """Release what this handle holds (a file, a cache); the bucket stays. Can be called again.
+
+        A handle on a server's bucket holds nothing: the connection is the caller's.
+        """
         await self.storage.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
     def writer(self, *, max_in_flight: int = _IN_FLIGHT, timeout: float | None = None) -> Writer[V]:
         """Put and delete keys in a pipeline, each acknowledged: the fast way."""

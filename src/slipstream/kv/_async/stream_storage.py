@@ -43,6 +43,7 @@ from slipstream.jetstream.reads.columns import Columns
 from slipstream.jetstream.reads.direct_get import StoredMessage
 from slipstream.jetstream.reads.retry import RetryPolicy
 from slipstream.jetstream.requests import Call
+from slipstream.kv._async.replicas import Copies, find_copies
 from slipstream.kv._async.runtime import clock
 from slipstream.kv._async.storage import Seen
 from slipstream.kv.bucket import STREAM_PREFIX, Address, BucketStatus
@@ -79,6 +80,8 @@ class StreamStorage:
         self._context = js.context
         self.address = address
         self.stream = js.stream(address.stream)
+        self._copies: Copies | None = None
+        self._copies_until = 0.0
         self._prefix = address.prefix
         self._put_prefix = address.put_prefix
         self._options = StreamConfig(name=address.stream)
@@ -160,9 +163,14 @@ class StreamStorage:
         return not_found(self.bucket)
 
     async def forget(self, key: str, *, below: int, timeout: float | None = None) -> None:
-        """Purge the subject below a sequence: messages written meanwhile stay."""
+        """Purge the subject below a sequence, in the bucket and its replicas: messages written meanwhile stay."""
         try:
-            await self.stream.purge(subject=self._prefix + key, below=below, timeout=timeout)
+            if clock() >= self._copies_until:
+                self._copies = await find_copies(self.js, self.stream, timeout=timeout)
+                self._copies_until = clock() + OPTIONS_TRUSTED
+            if self._copies is None:
+                raise OriginUnreachableError(self.bucket, self.address.origin, self._put_prefix + key)
+            await self._copies.purge(self._prefix + key, below, timeout=timeout)
         except StreamNotFoundError as error:
             raise not_found(self.bucket) from error
 

@@ -47,7 +47,7 @@ def create_bucket(js: JetStream, config: BucketConfig | str, *, timeout: float |
         js.create_stream(stream, timeout=timeout)
     except StreamNameInUseError as error:
         found = (js.stream(stream.name).info(timeout=timeout)).config
-        different = differences(stream, found, bucket=config.bucket)
+        different = differences(stream, found, config)
         different = {option: values for option, values in different.items() if option not in unknown}
         if different:
             raise BucketOptionsError(config.bucket, different) from error
@@ -66,6 +66,10 @@ def update_bucket(js: JetStream, config: BucketConfig, *, timeout: float | None 
     if wanted.mirror is not None:
         upstream = _upstream(js, wanted, timeout)
         wanted = _joined(config.bucket, wanted, upstream, own=FOLLOWED)
+        if wanted.mirror_direct and upstream is not None and grows(current, wanted):
+            advice = "Delete it and create it again: values that it has removed do not come back"
+            different = kept_differently(current, upstream.config)
+            raise ReplicaOptionsError(config.bucket, upstream.config.name, different, advice)
     replicas = _replicas_with(js, current, wanted, timeout)
     updates = [*replicas, wanted] if grows(current, wanted) else [wanted, *replicas]
     for update in updates:  # a replica must at no time remove what its origin keeps

@@ -6,12 +6,24 @@ The blocking twin is generated from this file (`tools/unasync.py`).
 
 from __future__ import annotations
 
+import logging
 from typing import NamedTuple
 
 from slipstream.api import StreamConfig, StreamInfo, StreamSource
-from slipstream.errors import Error, StreamNotFoundError, UsageError
+from slipstream.errors import (
+    ApiError,
+    Error,
+    NoRespondersError,
+    RequestTimeoutError,
+    StreamNotFoundError,
+    UsageError,
+)
 from slipstream.jetstream._sync.jetstream import JetStream
+from slipstream.jetstream._sync.stream import Stream
 from slipstream.jetstream.reads.retry import RetryPolicy
+from slipstream.kv.replica import kept_differently
+
+log = logging.getLogger("slipstream.kv")
 
 MAX_HOPS = 8  # from a replica to the replica that it mirrors
 ASK_TIMEOUT = 2.0  # seconds: an origin elsewhere may be out of reach, and its replica is used all the same
@@ -68,17 +80,62 @@ def is_local_mirror(config: StreamConfig) -> bool:
     return config.mirror is not None and config.mirror.external is None
 
 
-def wait_for_replica(js: JetStream, replica: str, revision: int, *, timeout: float | None = None) -> bool:
-    """Wait until a replica has a revision; False if it does not get there in time, or is gone."""
-    retry = RetryPolicy(js.timeout if timeout is None else timeout, js.client.now)
-    while True:
-        try:
-            last = (js.stream(replica).info(timeout=retry.left())).state.last_seq
-        except Error:
-            return False
-        if last >= revision:
-            return True
-        pause = retry.next_pause(Error(f"{replica} has {last}, wanted {revision}"))
-        if pause is None:
-            return False
-        js.client.sleep(pause)
+class Copies:
+    """The streams that hold a bucket's entries: the origin, and its replicas, each behind the one that it copies.
+
+    `behind` has how far each replica is known to be.
+    """
+
+    def __init__(self, js: JetStream, origin: Stream, behind: dict[str, int]) -> None:
+        self._js = js
+        self._origin = origin
+        self._last = behind
+
+    def purge(self, subject: str, below: int, *, timeout: float | None = None) -> None:
+        """Remove a subject's messages below a sequence from all of them: a mirror does not repeat a purge."""
+        for name, last in list(self._last.items()):  # what is still on its way would arrive behind the purge
+            if last < below - 1:
+                self._wait(name, below - 1, timeout)
+        self._origin.purge(subject=subject, below=below, timeout=timeout)
+        for name in self._last:  # only then: our server believes a replica that removes what is gone from its origin
+            self._js.stream(name).purge(subject=subject, below=below, timeout=timeout)
+
+    def _wait(self, name: str, revision: int, timeout: float | None) -> None:
+        """Wait until a replica has a revision; one that does not get there in time is left out."""
+        retry = RetryPolicy(self._js.timeout if timeout is None else timeout, self._js.client.now)
+        pause: float | None = 0.0
+        while pause is not None:
+            self._js.client.sleep(pause)
+            try:
+                self._last[name] = (self._js.stream(name).info(timeout=retry.left())).state.last_seq
+            except Error as error:
+                log.warning("replica %r keeps keys that are removed: %s", name, error)
+                break
+            if self._last[name] >= revision:
+                return
+            pause = retry.next_pause(Error(f"{name} has {self._last[name]}, wanted {revision}"))
+        log.warning("replica %r keeps keys that are removed: it lags behind", name)
+        del self._last[name]
+
+
+def find_copies(js: JetStream, stream: Stream, *, timeout: float | None = None) -> Copies | None:
+    """The streams of a bucket in its account; None for a replica whose origin cannot be asked.
+
+    Replicas in other accounts or domains are not known here. A mirror that keeps more, such as an archive, is none.
+    """
+    config = (stream.info(timeout=timeout)).config
+    if config.mirror is not None:
+        origin = origin_of(js, config.mirror, timeout=timeout)
+        if origin is None:
+            return None
+        js, config = origin
+    behind: dict[str, int] = {}
+    try:
+        for info in replicas_of(js, config.name, timeout=timeout):
+            if kept_differently(info.config, config) or info.config.deny_purge:
+                log.warning("mirror %r of stream %r keeps keys that are removed", info.config.name, config.name)
+            else:
+                behind[info.config.name] = info.state.last_seq
+    except (ApiError, NoRespondersError, RequestTimeoutError) as error:  # this user may not list streams
+        log.warning("replicas of stream %r, if any, keep keys that are removed: %s", config.name, error)
+    return Copies(js, js.stream(config.name), behind)

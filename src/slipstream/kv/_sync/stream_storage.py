@@ -44,6 +44,7 @@ from slipstream.jetstream.reads.columns import Columns
 from slipstream.jetstream.reads.direct_get import StoredMessage
 from slipstream.jetstream.reads.retry import RetryPolicy
 from slipstream.jetstream.requests import Call
+from slipstream.kv._sync.replicas import Copies, find_copies
 from slipstream.kv._sync.runtime import clock
 from slipstream.kv._sync.storage import Seen
 from slipstream.kv.bucket import STREAM_PREFIX, Address, BucketStatus
@@ -80,6 +81,8 @@ class StreamStorage:
         self._context = js.context
         self.address = address
         self.stream = js.stream(address.stream)
+        self._copies: Copies | None = None
+        self._copies_until = 0.0
         self._prefix = address.prefix
         self._put_prefix = address.put_prefix
         self._options = StreamConfig(name=address.stream)
@@ -161,9 +164,14 @@ class StreamStorage:
         return not_found(self.bucket)
 
     def forget(self, key: str, *, below: int, timeout: float | None = None) -> None:
-        """Purge the subject below a sequence: messages written meanwhile stay."""
+        """Purge the subject below a sequence, in the bucket and its replicas: messages written meanwhile stay."""
         try:
-            self.stream.purge(subject=self._prefix + key, below=below, timeout=timeout)
+            if clock() >= self._copies_until:
+                self._copies = find_copies(self.js, self.stream, timeout=timeout)
+                self._copies_until = clock() + OPTIONS_TRUSTED
+            if self._copies is None:
+                raise OriginUnreachableError(self.bucket, self.address.origin, self._put_prefix + key)
+            self._copies.purge(self._prefix + key, below, timeout=timeout)
         except StreamNotFoundError as error:
             raise not_found(self.bucket) from error
 

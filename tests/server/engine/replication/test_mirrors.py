@@ -342,6 +342,23 @@ def test_a_mirror_that_can_answers(client: Client) -> None:
     assert set(answers(client, min_last_seq=2)) == {("S", b"2"), ("M", b"2")}
 
 
+@pytest.mark.parametrize(
+    ("body", "believed"),
+    [({"filter": "s.9", "seq": 3}, {"S", "M"}), ({"filter": "s.9", "seq": 4}, {"S"}), ({"filter": "s.9"}, {"S"})],
+    ids=["as-upstream", "more", "all-of-it"],
+)
+def test_a_mirror_that_repeats_a_purge_of_its_upstream_still_speaks_for_it(
+    client: Client, body: dict[str, Any], believed: set[str]
+) -> None:
+    """A purge that removes what the upstream has makes the copy a part of it, for ever."""
+    for payload in (b"old", b"kept"):
+        client.publish("s.9", payload)
+    client.publish("s.1", b"4")
+    assert client.api("STREAM.PURGE.S", {"filter": "s.9", "seq": 3})["purged"] == 1
+    assert client.api("STREAM.PURGE.M", body)["purged"] >= 1
+    assert set(answers(client, min_last_seq=4)) == {(stream, b"4") for stream in believed}
+
+
 @pytest.mark.spec("RW-05", "RW-08")
 def test_a_mirror_that_catches_up_in_time_answers_after_all(client: Client) -> None:
     ingest(client).pause(HELD)

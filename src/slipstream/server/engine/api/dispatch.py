@@ -41,7 +41,7 @@ from slipstream.server.engine.streams import config as rules
 from slipstream.server.engine.streams import source_config
 from slipstream.server.engine.streams.features import API_LEVEL, server_metadata
 from slipstream.server.engine.streams.stream import Stream
-from slipstream.wire import overlaps
+from slipstream.wire import is_valid_subject, overlaps
 
 MAX_NAMES = 1024
 MAX_LIST = 256
@@ -406,9 +406,22 @@ class Api:
         if stream.config.deny_purge:
             raise ErrorCode.STREAM_PURGE_FAILED.error(err="stream purge not permitted")
         purged = stream.log.purge(pattern=request.filter, below=request.seq, keep=request.keep)
-        stream.removed_on_request()
+        if not self._is_purged_upstream(stream, request):
+            stream.removed_on_request()
         stream.consumers.purged(request.filter)
         return Outcome({"success": True, "purged": purged}, stream.journal)
+
+    def _is_purged_upstream(self, stream: Stream, request: PurgeRequest) -> bool:
+        """Whether a mirror removes only what its upstream in this account has not any more: clients repeat the purges
+        of a bucket on its replicas, and these are as good as before."""
+        mirror = stream.config.mirror
+        if mirror is None or mirror.external is not None or not request.seq or not is_valid_subject(request.filter):
+            return False
+        upstream = self._catalog.streams.get(mirror.name)
+        if upstream is None:
+            return False
+        first = upstream.log.first_seq_of(request.filter)
+        return not first or first >= request.seq
 
     def _delete_message(self, name: str, payload: bytes, _: int) -> Outcome:
         if _is_empty(payload):
