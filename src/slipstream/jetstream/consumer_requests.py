@@ -60,7 +60,9 @@ class ConsumerApi:
                 subject += f".{config.filter_subject}"
         return Call(subject, _create_body(stream, config, action), decode_info)
 
-    def create_as_documented(self, stream: str, config: ConsumerConfig) -> Call[ConsumerInfo]:
+    def create_as_documented(
+        self, stream: str, config: ConsumerConfig, action: Action = Action.CREATE
+    ) -> Call[ConsumerInfo]:
         """Create a consumer, unless it exists, on the older subjects that the subscribe workflow documents."""
         check_config(config)
         check_name(stream)
@@ -68,7 +70,7 @@ class ConsumerApi:
             subject = f"CONSUMER.DURABLE.CREATE.{stream}.{check_name(config.durable_name, 'consumer')}"
         else:
             subject = f"CONSUMER.CREATE.{stream}" + (f".{config.name}" if config.name else "")
-        return Call(f"{self.prefix}.{subject}", _create_body(stream, config, Action.CREATE), decode_info)
+        return Call(f"{self.prefix}.{subject}", _create_body(stream, config, action), decode_info)
 
     def info(self, stream: str, name: str) -> Call[ConsumerInfo]:
         """Configuration and state."""

@@ -58,7 +58,7 @@ from slipstream.errors import ConnectionLostError, CredentialsError, Error, Usag
 WRITE_SIZE = 64 * 1024  # frames are sent when that much is pending,
 IDLE = 0.001  # or at once when nothing was sent for that long, else by the keeper after that time
 KEEPER_INTERVAL = 1.0
-READS_PER_ALARM = 6  # in the time of an alarm, if no thread waits: so much later than due an alarm may be
+READS_PER_ALARM = 6  # in the time of an alarm, if no thread waits; it may be late by the time between two of them
 CLOSE_TIMEOUT = 0.5
 
 

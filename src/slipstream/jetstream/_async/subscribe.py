@@ -162,8 +162,8 @@ async def _create(
         # The mark has done its work: a second create is rejected from now on, since it has a mark and this has none.
         # Without it the consumer is what the program configured, and found again by `create_consumer`.
         metadata = {key: value for key, value in info.config.metadata.items() if key != names.OWNER}
-        unmarked = api.create(stream, info.config.replace(metadata=metadata), Action.UPDATE)
-        with suppress(Error):  # not allowed, or too late: the mark does no harm
+        unmarked = api.create_as_documented(stream, info.config.replace(metadata=metadata), Action.UPDATE)
+        with suppress(Error):  # the mark does no harm
             info = await context.run(unmarked, timeout=timeout)
     return info
 

@@ -236,14 +236,14 @@ class PushState:
 
     def _follow(self, msgs: list[Msg]) -> None:
         replies = [split_reply(msg[2]) for msg in msgs]
-        if {reply[3] for reply in replies} != {self.consumer}:
-            self._gaps = False
-            return
         seqs = [int(reply[6]) for reply in replies]
         has_begun, self._has_begun = self._has_begun, True
         # The usual case, a run without a gap, in one comparison.
         if seqs == list(range(self._expected, self._expected + len(seqs))):
             self._expected += len(seqs)
+            return
+        if {reply[3] for reply in replies} != {self.consumer}:
+            self._gaps = False
             return
         for seq in seqs:
             self._check_gap(seq)
