@@ -463,6 +463,9 @@ class Beats:
 def test_an_alarm_comes_exactly_three_heartbeats_after_the_last_one(any_server: str, fresh: str, reader: str) -> None:
     """On a clock that stands still until it is moved: not a moment before, and once per silence."""
 
+    beat, step, moment = 0.25, 0.125, 2**-10
+    limit = 3 * beat
+
     async def main(loop: FrozenLoop) -> None:
         events: list[ClientEvent] = []
 
@@ -477,8 +480,8 @@ def test_an_alarm_comes_exactly_three_heartbeats_after_the_last_one(any_server: 
                 await nc.flush()
 
         async def pass_time(seconds: float) -> None:
-            for _ in range(int(seconds / 0.25)):
-                loop.advance(0.25)
+            for _ in range(int(seconds / step)):
+                loop.advance(step)
                 await settle()
 
         async def hear() -> None:
@@ -491,23 +494,23 @@ def test_an_alarm_comes_exactly_three_heartbeats_after_the_last_one(any_server: 
         async with (
             world(any_server, fresh),
             proxy_to(any_server) as proxy,
-            connect(proxy.url, on_event=events.append, reconnect_wait=0.25, reconnect_max_wait=0.25) as nc,
+            connect(proxy.url, on_event=events.append, reconnect_wait=step, reconnect_max_wait=step) as nc,
         ):
             beats = proxy.fault = Beats()
-            config = ConsumerConfig(idle_heartbeat=timedelta(seconds=0.5))
+            config = ConsumerConfig(idle_heartbeat=timedelta(seconds=beat))
             callback = (lambda _: None) if reader == "callback" else None
             subscription = await nc.jetstream().subscribe(f"{fresh}.>", config=config, callback=callback)
             task = asyncio.create_task(subscription.next(timeout=10_000)) if reader == "next" else None
             await hear()
             for count in (1, 2):
-                await pass_time(1.25)
-                loop.advance(0.25 - 2**-10)
+                await pass_time(limit - step)
+                loop.advance(step - moment)
                 await settle()
                 assert alarms() == count - 1
-                loop.advance(2**-10)
+                loop.advance(moment)
                 await settle()
                 assert alarms() == count
-                await pass_time(10.0)
+                await pass_time(10 * beat)
                 assert alarms() == count  # the same silence
                 await hear()
             # Without a connection there is no alarm: that has its own event. Then the time begins anew.
@@ -515,24 +518,24 @@ def test_an_alarm_comes_exactly_three_heartbeats_after_the_last_one(any_server: 
             proxy.cut()
             while nc.is_connected:
                 await asyncio.sleep(0)
-            await pass_time(10.0)
+            await pass_time(10 * beat)
             assert alarms() == 2
             proxy.is_refusing = False
             while not nc.is_connected:
                 if nc._session.state is State.WAITING:
-                    loop.advance(0.25)
+                    loop.advance(step)
                 await asyncio.sleep(0)
             await settle()
-            await pass_time(1.25)
+            await pass_time(limit - step)
             assert alarms() == 2
-            await pass_time(0.5)
+            await pass_time(2 * step)
             assert alarms() == 3
             await hear()
             if reader == "nobody":
                 await subscription.drain()
             else:
                 await subscription.unsubscribe()
-            await pass_time(10.0)
+            await pass_time(10 * beat)
             assert alarms() == 3
             if task is not None:
                 task.cancel()
