@@ -185,6 +185,16 @@ def test_a_ring_is_checked_again_until_the_bucket_has_names() -> None:
     assert values(other) == {"a": b"1"}
 
 
+def test_a_program_that_may_not_list_keys_does_without_the_check() -> None:
+    raw = bucket()
+    raw.with_codec(BEFORE).put("a", b"1")
+    unchecked = Encrypted(Keyring({"2027": NEW}), context="b", check_names=False)
+    with pytest.raises(KeyNotFoundError):
+        raw.with_codec(unchecked).get("a")
+    raw.with_codec(unchecked).put("b", b"2")
+    assert (raw.with_codec(unchecked).get("b")).value == b"2"
+
+
 def test_a_ring_of_several_keys_says_what_each_is_for() -> None:
     keys = RINGS["old key first"]
     with pytest.raises(UsageError, match="primary must be set in a keyring of several keys, to one of"):

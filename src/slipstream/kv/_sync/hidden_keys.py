@@ -25,7 +25,8 @@ from typing import TypeVar
 
 from slipstream.errors import CodecError, DecryptionError, ErrorCode
 from slipstream.kv._sync.codec_storage import CodecFeed, CodecStorage, CodecWriter, decoded, encoded
-from slipstream.kv._sync.storage import Seen
+from slipstream.kv._sync.storage import Seen, Storage
+from slipstream.kv.codecs.base import Codec
 from slipstream.kv.entry import Entry, Listing, Operation, Start, listing_of
 
 V = TypeVar("V")
@@ -36,7 +37,10 @@ _ALL = (">",)
 class HiddenKeyStorage(CodecStorage[V]):
     """The entries of another storage through a codec that hides the names of keys."""
 
-    _is_confirmed = False  # whether the bucket was found to have names, all of which the codec can decrypt
+    def __init__(self, inner: Storage[bytes], codec: Codec[V]) -> None:
+        super().__init__(inner, codec)
+        # Whether the bucket was found to have names, all of which the codec can decrypt.
+        self._is_confirmed = not codec.checks_names
 
     def patterns(self, filters: Sequence[str], *, exact: bool = False) -> tuple[str, ...]:
         """The stored form of filters over the program's keys, under every name."""

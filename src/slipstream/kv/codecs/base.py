@@ -61,6 +61,8 @@ class Codec(Generic[V]):
         """The form of a key in which it is listed, for codecs that store several keys under one name."""
         return key
 
+    checks_names = True  # of a codec that hides keys: whether a bucket's names are looked at before they are relied on
+
     @property
     def hides_keys(self) -> bool:
         """Whether a stored key cannot be found, nor told from an absent one, without the secret it was made with."""

@@ -119,11 +119,15 @@ class Encrypted(Codec[bytes]):
 
     `context` is bound into every ciphertext, usually the bucket's name (of the origin, for a mirror): ciphertext of one
     context cannot be decrypted in another. With `keys=False` only values are encrypted.
+
+    A handle looks once at the names in its bucket, so a wrong keyring is an error. With `check_names=False` it does
+    not, for programs that may not list keys: with a wrong keyring keys are then "not found", and written a second time.
     """
 
-    def __init__(self, keyring: Keyring, *, context: str, keys: bool = True) -> None:
+    def __init__(self, keyring: Keyring, *, context: str, keys: bool = True, check_names: bool = True) -> None:
         if not context:
             raise UsageError("context must name what the ciphertext belongs to, usually the bucket, got ''")
+        self.checks_names = check_names
         self._ring = keyring
         self._context = context.encode()
         self._names: list[Codec[bytes]] = [Codec()]
