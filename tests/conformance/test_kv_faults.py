@@ -4,7 +4,7 @@ comes twice, a watch that cannot go on says so, and no consumer is left behind."
 from __future__ import annotations
 
 import asyncio
-import random
+import itertools
 import time
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import pytest
 
 from slipstream import BucketConfig, connect, connect_blocking
 from slipstream.errors import BucketNotFoundError, Error
+from slipstream.jetstream._async.stream import Stream
 from slipstream.kv import Entry
 from slipstream.kv._async.key_value import KeyValue
 from slipstream.kv._async.watch import Watch
@@ -29,6 +30,23 @@ async def put_all(kv: KeyValue[bytes], first: int, count: int, pause: float = 0.
         await kv.put(f"k.{n // 32}", b"%d" % n)
         if pause:
             await asyncio.sleep(pause)
+
+
+def is_of_a_watch(frame: bytes) -> bool:
+    """Whether a frame of the server is an entry of a bucket."""
+    return frame.startswith((b"MSG", b"HMSG")) and b"$KV." in frame.split(b"\r\n")[0]
+
+
+def is_heartbeat(frame: bytes) -> bool:
+    return frame.startswith(b"HMSG") and b"NATS/1.0 100 Idle Heartbeat" in frame
+
+
+@pytest.fixture
+def fast_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Watches whose heartbeats come so often that losing three of them takes no time."""
+    defaults = Stream.ordered_consumer.__kwdefaults__
+    assert defaults is not None
+    monkeypatch.setitem(defaults, "heartbeat", 0.2)
 
 
 async def read(watch: Watch[bytes], count: int) -> list[int]:
@@ -49,37 +67,90 @@ async def no_consumers(kv: KeyValue[bytes]) -> bool:
 
 
 @pytest.mark.spec("KV-10")
-async def test_a_watch_survives_lost_connections_lost_and_duplicated_messages(any_server: str, fresh: str) -> None:
-    chance = random.Random(7)
+@pytest.mark.usefixtures("fast_heartbeats")
+@pytest.mark.parametrize("history", [HISTORY, 5])
+async def test_a_watch_survives_lost_connections_lost_and_duplicated_messages(
+    any_server: str, fresh: str, history: int
+) -> None:
+    """Whatever is lost: with a history that holds all writes every one arrives, otherwise all that the bucket keeps."""
+    number = itertools.count(1)
 
     def fault(frame: bytes) -> list[bytes]:
-        if not frame.startswith((b"MSG", b"HMSG")) or b"$KV." not in frame.split(b"\r\n")[0]:
-            return [frame]  # heartbeats and answers pass
-        roll = chance.random()
-        return [] if roll < 0.02 else [frame, frame] if roll < 0.05 else [frame]
+        if is_heartbeat(frame):
+            return []
+        if not is_of_a_watch(frame):
+            return [frame]  # answers pass
+        n = next(number)
+        return [] if n % 47 == 0 else [frame, frame] if n % 31 == 0 else [frame]
 
     async with connect(any_server) as direct, proxy_to(any_server) as proxy:
-        kv = await direct.jetstream().create_key_value(BucketConfig(bucket=fresh, history=HISTORY))
-        await put_all(kv, 0, 100)
+        kv = await direct.jetstream().create_key_value(BucketConfig(bucket=fresh, history=history))
+        await put_all(kv, 0, 50)
         async with connect(proxy.url, **FAST) as nc:  # type: ignore[arg-type]
             theirs = await nc.jetstream().key_value(fresh)
             async with await theirs.watch("k.>", include_history=True) as watch:
                 proxy.fault = fault
-                writing = asyncio.create_task(put_all(kv, 100, 500, 0.002))
-
-                async def cut() -> None:
-                    for _ in range(6):
-                        await asyncio.sleep(0.2)
-                        proxy.cut()
-
-                cutting = asyncio.create_task(cut())
-                assert await read(watch, 600) == list(range(600))
-                await asyncio.gather(writing, cutting)
+                seen: list[int] = []
+                reading = asyncio.create_task(read_until(watch, 299, seen))
+                for first in range(50, 300, 50):
+                    await put_all(kv, first, 50)
+                    proxy.cut()
+                await reading
+                kept = [int(entry.value) for n in range(300 // 32 + 1) for entry in await kv.history(f"k.{n}")]
+                assert seen == sorted(set(seen))  # none twice, in order
+                assert set(kept) <= set(seen)
+                assert len(kept) == (300 if history == HISTORY else 50)
                 proxy.fault = whole
-                await put_all(kv, 600, 10)
-                assert await read(watch, 10) == list(range(600, 610))
+                await put_all(kv, 300, 5)
+                assert await read(watch, 5) == list(range(300, 305))
                 assert watch.is_current
         assert await no_consumers(kv)
+
+
+async def read_until(watch: Watch[bytes], last: int, seen: list[int]) -> None:
+    while last not in seen[-1:]:
+        seen += [int(entry.value) for entry in await watch.next_entries(timeout=30)]
+
+
+@pytest.mark.spec("KV-10")
+@pytest.mark.usefixtures("fast_heartbeats")
+@pytest.mark.parametrize("is_all_lost", [False, True], ids=["heartbeats", "heartbeats-and-entries"])
+async def test_a_watch_that_hears_nothing_goes_on_with_a_new_consumer(
+    any_server: str, fresh: str, is_all_lost: bool
+) -> None:
+    async with connect(any_server) as direct, proxy_to(any_server) as proxy:
+        kv = await direct.jetstream().create_key_value(BucketConfig(bucket=fresh, history=5))
+        for n in range(8):
+            await kv.put("k", b"%d" % n)
+        async with connect(proxy.url, **FAST) as nc:  # type: ignore[arg-type]
+            theirs = await nc.jetstream().key_value(fresh)
+            async with await theirs.watch(include_history=True) as watch:
+                assert [int(entry.value) for entry in await watch.initial()] == [3, 4, 5, 6, 7]
+                consumers = proxy.sent.count(b"CONSUMER.CREATE")
+
+                def fault(frame: bytes) -> list[bytes]:
+                    is_new = proxy.sent.count(b"CONSUMER.CREATE") > consumers
+                    is_lost = is_heartbeat(frame) or (is_all_lost and is_of_a_watch(frame))
+                    return [] if is_lost and not is_new else [frame]
+
+                proxy.fault = fault
+                reading = asyncio.create_task(read(watch, 3))
+                if is_all_lost:
+                    await put_three(kv, 8)
+                async with asyncio.timeout(20):  # its own clock tells it that three heartbeats are missing
+                    while proxy.sent.count(b"CONSUMER.CREATE") == consumers:
+                        await asyncio.sleep(0.01)
+                if not is_all_lost:
+                    await put_three(kv, 8)
+                assert await reading == [8, 9, 10]
+                await put_three(kv, 11)
+                assert await read(watch, 3) == [11, 12, 13]
+        assert await no_consumers(kv)
+
+
+async def put_three(kv: KeyValue[bytes], first: int) -> None:
+    for n in range(first, first + 3):
+        await kv.put("k", b"%d" % n)
 
 
 async def test_an_idle_watch_continues_after_a_reconnect(any_server: str, fresh: str) -> None:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from slipstream import BucketConfig, connect
-from slipstream.errors import KeyNotFoundError
+from slipstream.errors import ApiError, KeyNotFoundError
 from slipstream.kv._async.key_value import KeyValue
 from tests.cluster import Cluster
 
@@ -32,6 +32,43 @@ def lagging(cluster: Cluster, stream: str) -> Iterator[None]:
         yield
     finally:
         cluster.release_replica(leader, follower)
+
+
+@pytest.mark.spec("KV-01", on="C N")
+async def test_a_bucket_of_three_replicas_is_on_three_servers(cluster: Cluster, fresh: str) -> None:
+    async with connect(cluster.urls) as nc:
+        js = nc.jetstream(timeout=15)
+        kv = await js.create_key_value(BucketConfig(bucket=fresh, history=5, replicas=3))
+        await check_replicas(kv)
+        revision = await kv.put("a", b"1")
+        await asyncio.to_thread(cluster.wait_until_level, f"KV_{fresh}", revision)  # each has a copy of its own
+        await js.update_key_value(BucketConfig(bucket=fresh, replicas=1))
+        config = (await kv.status()).stream_info.config
+        assert (config.num_replicas, config.max_msgs_per_subject) == (1, 5)
+
+
+@pytest.mark.spec("KV-01", on="E C")
+async def test_a_bucket_of_three_replicas_on_our_server(our_url: str, fresh: str) -> None:
+    async with connect(our_url) as nc:
+        js = nc.jetstream()
+        await check_replicas(await js.create_key_value(BucketConfig(bucket=fresh, history=5, replicas=3)))
+        with pytest.raises(ApiError, match="replicas"):
+            await js.create_key_value(BucketConfig(bucket=f"{fresh}six", replicas=6))
+
+
+async def check_replicas(kv: KeyValue[bytes]) -> None:
+    """The stream of a bucket with three replicas, as the specification has it."""
+    info = (await kv.status()).stream_info
+    config, cluster = info.config, info.cluster
+    assert (config.num_replicas, config.max_msgs_per_subject) == (3, 5)
+    assert (config.name, config.subjects) == (f"KV_{kv.bucket}", (f"$KV.{kv.bucket}.>",))
+    assert (config.retention, config.storage, config.discard) == ("limits", "file", "old")
+    assert (config.max_msgs, config.max_bytes, config.max_msg_size, config.max_consumers) == (-1, -1, -1, -1)
+    assert config.allow_rollup_hdrs
+    assert config.deny_delete
+    assert config.allow_direct
+    servers = {cluster["leader"], *(replica["name"] for replica in cluster["replicas"])}
+    assert len(servers) == 3
 
 
 async def test_a_read_with_min_last_revision_is_never_stale(cluster: Cluster, fresh: str) -> None:

@@ -17,6 +17,7 @@ from slipstream.cli.commands import build_parser
 from slipstream.cli.common import CONNECTION, Parser
 from slipstream.facade._sync.client import JetStream
 from slipstream.kv import codecs
+from slipstream.kv._sync import rekey
 from slipstream.kv._sync.election import Election, Members
 from slipstream.kv._sync.key_value import KeyValue
 from slipstream.kv.codecs import Encrypted, Keyring
@@ -83,11 +84,14 @@ purge {b}plain --filter 'a.*' --force
 info {b}
 keyring {k} --add 2026
 keyring {k} --add 2027
-put {b}plain sealed 1 --keyring {k} --encryption-context words --codec encrypted,path,compressed,base64-values
+put {b}plain sealed 1 --keyring {k} --plain-keys --codec encrypted,path,compressed,base64-values
 put {b}plain k 1 --keyring {k} --plain-keys --codec json
-reencrypt {b}plain --keyring {k} --encryption-context words
-keyring {k} --add 2028
-keyring {k} --remove 2027
+add {b}sealed
+put {b}sealed k 1 --keyring {k} --encryption-context words
+keyring {k} --use 2027
+reencrypt {b}sealed --keyring {k} --encryption-context words --drop-history --renew-ttl --recorded
+keyring {k} --remove 2026
+get {b}sealed k --keyring {k} --encryption-context words
 put {b}plain 'a b' 1 --codec base64-keys,msgpack
 put {b}plain /a/b.c 1 --codec escaped-path
 lock {b}plain locked --name me --ttl 2s --wait 5s -- true
@@ -111,14 +115,15 @@ class Calls:
         for owner in CLASSES:
             for name, value in methods_of(owner):
                 monkeypatch.setattr(owner, name, self._recorded(owner, name, value))
+        monkeypatch.setattr(rekey, "reencrypt", self._recorded(rekey, "reencrypt", rekey.reencrypt))
         for name in OPENING:
             monkeypatch.setattr(JetStream, name, self._recorded(JetStream, name, getattr(JetStream, name)))
 
-    def _recorded(self, owner: type[Any], name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _recorded(self, owner: Any, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         signature = inspect.signature(function)
 
         def record(*args: Any, **kwargs: Any) -> Any:
-            label = f"{owner.__name__}.{name}"
+            label = f"{owner.__name__.rpartition('.')[2]}.{name}"
             self.seen.add(label)
             for argument, value in signature.bind(*args, **kwargs).arguments.items():
                 if argument != "self" and value != signature.parameters[argument].default:
@@ -157,6 +162,7 @@ def offered() -> set[str]:
     functions = [(owner, name, value) for owner in CLASSES[:3] for name, value in methods_of(owner)]
     functions += [(owner, "__init__", owner.__init__) for owner in CLASSES[3:]]
     functions += [(JetStream, name, getattr(JetStream, name)) for name in OPENING]
+    found |= {f"rekey.reencrypt({name})" for name in inspect.signature(rekey.reencrypt).parameters if name != "timeout"}
     for owner, name, value in functions:
         found.add(f"{owner.__name__}.{name}")
         arguments = set(inspect.signature(value).parameters) - {"self", "timeout"}

@@ -1,9 +1,9 @@
 """Files of encryption keys: JSON that only their owner may read, so that no key is ever on a command line.
 
-    {"keys": {"2026": "<32 bytes in base64>"}, "primary": "2026", "tokens": "2026"}
+    {"keys": {"2026": "<32 bytes in base64>"}, "primary": "2026", "tokens": ["2026"]}
 
-`primary` is the key that encrypts values, `tokens` the one that encrypts the tokens of keys, for the life of a bucket.
-An error names the file and the key, never a secret.
+`primary` encrypts values. `tokens` encrypt the names of keys, which are written with the first of them and looked
+for under all. An error names the file and the key, never a secret.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class KeyringFile:
     path: Path
     keys: dict[str, bytes] = field(default_factory=dict, repr=False)
     primary: str = ""
-    tokens: str = ""
+    tokens: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, path: str) -> KeyringFile:
@@ -44,8 +44,10 @@ class KeyringFile:
         keys = found.get("keys") if isinstance(found, dict) else None
         if not isinstance(keys, dict) or not keys:
             raise UsageError(f'keyring {path} must have an object "keys" with at least one key')
-        names = {each: _name(path, each, found.get(each, ""), keys) for each in ("primary", "tokens")}
-        return cls(Path(path), {name: _key(path, name, text) for name, text in keys.items()}, **names)
+        (primary,) = _names(path, "primary", [found.get("primary", "")], keys)
+        tokens = found.get("tokens", "")
+        tokens = _names(path, "tokens", tokens if isinstance(tokens, list) else [tokens], keys)
+        return cls(Path(path), {name: _key(path, name, text) for name, text in keys.items()}, primary, tokens)
 
     @property
     def is_private(self) -> bool:
@@ -59,24 +61,30 @@ class KeyringFile:
         return Keyring(self.keys, primary=self.primary, tokens=self.tokens)
 
     def add(self, name: str) -> None:
-        """Add a new key of random bytes, and make it the primary one."""
+        """Add a new key of random bytes. The first one is used at once; of a later one this is what can be read."""
         if name in self.keys:
             raise UsageError(f"keyring {self.path} already has a key {name!r}")
         self.keys[name] = secrets.token_bytes(KEY_SIZE)
+        self.primary = self.primary or name
+        self.tokens = (*self.tokens, name)
+
+    def use(self, name: str) -> None:
+        """Encrypt values and names of keys with a key from now on."""
+        self._check(name)
         self.primary = name
-        self.tokens = self.tokens or name
+        self.tokens = (name, *(each for each in self.tokens if each != name))
 
     def remove(self, name: str) -> None:
         """Remove a key that is not needed any more."""
+        self._check(name)
+        if name in (self.primary, self.tokens[0]):
+            raise UsageError(f"key {name!r} must stay in the keyring, because it is in use; --use another one first")
+        del self.keys[name]
+        self.tokens = tuple(each for each in self.tokens if each != name)
+
+    def _check(self, name: str) -> None:
         if name not in self.keys:
             raise UsageError(f"keyring {self.path} has no key {name!r}; it has {', '.join(self.keys)}")
-        if name == self.tokens:
-            raise UsageError(
-                f"key {name!r} must stay in the keyring: it encrypts the names of keys, for the life of a bucket"
-            )
-        if name == self.primary:
-            raise UsageError(f"key {name!r} must stay in the keyring: it is the primary one, which encrypts values")
-        del self.keys[name]
 
     def write(self) -> None:
         """Replace the file at once; it is never there in part, or readable by others."""
@@ -91,13 +99,13 @@ class KeyringFile:
         written.replace(self.path)
 
 
-def _name(path: str, role: str, name: Any, keys: dict[str, Any]) -> str:
-    """The name of the key with that role; it may be left out where there is one key only."""
-    if not name and len(keys) == 1:
-        return next(iter(keys))
-    if not isinstance(name, str) or name not in keys:
-        raise UsageError(f'keyring {path}: "{role}" must name one of its keys, {", ".join(keys)}; got {name!r}')
-    return name
+def _names(path: str, role: str, names: list[Any], keys: dict[str, Any]) -> tuple[str, ...]:
+    """The names of the keys with that role; they may be left out where there is one key only."""
+    if names == [""] and len(keys) == 1:
+        return tuple(keys)
+    if not names or not all(isinstance(name, str) and name in keys for name in names):
+        raise UsageError(f'keyring {path}: "{role}" must name keys that it has, {", ".join(keys)}; got {names!r}')
+    return tuple(names)
 
 
 def _key(path: str, name: str, text: Any) -> bytes:

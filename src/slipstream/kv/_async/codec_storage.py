@@ -46,6 +46,10 @@ class CodecStorage(Generic[V]):
         """What a read of a key must have seen because of the session it belongs to."""
         return self.inner.seen(self.codec.encode_key(key))
 
+    def check_writable(self, what: str) -> None:
+        """Raise ReadOnlyError if nothing can be written."""
+        self.inner.check_writable(what)
+
     async def append(
         self,
         key: str,

@@ -112,6 +112,9 @@ class SqliteStorage:
 
     # Writing
 
+    def check_writable(self, what: str) -> None:
+        """It can be written."""
+
     async def append(
         self,
         key: str,

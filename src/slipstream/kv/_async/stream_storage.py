@@ -103,6 +103,9 @@ class StreamStorage:
 
     # Writing
 
+    def check_writable(self, what: str) -> None:
+        """It can be written."""
+
     async def append(
         self,
         key: str,

@@ -212,6 +212,7 @@ class KeyValue(Generic[V]):
     def _mark_range(self, filters: tuple[str, ...], operation: Operation, timeout: float | None) -> int:
         if not filters:
             raise UsageError("a range must have at least one filter; pass '>' for every key of the bucket")
+        self.storage.check_writable(f"{operation} of keys {filters}")
         keys = self.keys(*filters, timeout=timeout)
         writer = self.storage.writer(max_in_flight=_IN_FLIGHT, timeout=timeout)
         for key in keys:
@@ -260,6 +261,7 @@ class KeyValue(Generic[V]):
         """
         if older_than < timedelta(0):
             raise UsageError(f"older_than must be 0 (all marks) or more, got {older_than!r}")
+        self.storage.check_writable("removal of deleted keys")
         marks = [
             entry
             for entries in self.storage.latest((">",), meta_only=True, timeout=timeout)
@@ -340,6 +342,7 @@ class KeyValue(Generic[V]):
         `recheck_after`: the bucket's state is checked twice as often, while there are reads. Where neither is known,
         and without a connection, reads go to the bucket; `stats.reasons` says why.
         """
+        self.storage.patterns(filters)  # a malformed filter is rejected before anything is sent
         storage = CachedStorage.opened(
             self.storage,
             filters,

@@ -113,6 +113,9 @@ class SqliteStorage:
 
     # Writing
 
+    def check_writable(self, what: str) -> None:
+        """It can be written."""
+
     def append(
         self,
         key: str,

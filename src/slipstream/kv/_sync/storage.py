@@ -103,6 +103,10 @@ class Storage(Protocol[V]):
         """What a read of a key must have seen because of the session it belongs to."""
         ...
 
+    def check_writable(self, what: str) -> None:
+        """Raise ReadOnlyError if nothing can be written: for writes that begin with a read. `what` is to be written."""
+        ...
+
     def append(
         self,
         key: str,
@@ -224,6 +228,10 @@ class WrappedStorage(Generic[V]):
         """What a read of a key must have seen because of the session it belongs to."""
         return self.inner.seen(key)
 
+    def check_writable(self, what: str) -> None:
+        """Raise ReadOnlyError if nothing can be written."""
+        self.inner.check_writable(what)
+
     def append(
         self,
         key: str,
@@ -314,7 +322,8 @@ class WrappedStorage(Generic[V]):
 class ReadOnlyStorage(WrappedStorage[V]):
     """A bucket that can only be read; every write is rejected before anything is sent."""
 
-    def _reject(self, what: str) -> NoReturn:
+    def check_writable(self, what: str) -> NoReturn:
+        """Rejected."""
         raise ReadOnlyError(self.bucket, what)
 
     def append(
@@ -329,29 +338,29 @@ class ReadOnlyStorage(WrappedStorage[V]):
     ) -> int:
         """Rejected."""
         del value, last, ttl, timeout
-        self._reject(f"{operation} of key {key!r}")
+        self.check_writable(f"{operation} of key {key!r}")
 
     def writer(self, *, max_in_flight: int, timeout: float | None = None) -> StorageWriter[V]:
         """Rejected."""
         del max_in_flight, timeout
-        self._reject("a writer")
+        self.check_writable("a writer")
 
     def forget(self, key: str, *, below: int, timeout: float | None = None) -> None:
         """Rejected."""
         del below, timeout
-        self._reject(f"removal of key {key!r}")
+        self.check_writable(f"removal of key {key!r}")
 
     def record_forgotten(self, revision: int, *, timeout: float | None = None) -> None:
         """Rejected."""
         del timeout
-        self._reject(f"removal of keys deleted up to revision {revision}")
+        self.check_writable(f"removal of keys deleted up to revision {revision}")
 
     def write_path(self, *, timeout: float | None = None) -> Sequence[BucketStatus]:
         """Rejected."""
         del timeout
-        self._reject("a lease")
+        self.check_writable("a lease")
 
     def destroy(self, *, timeout: float | None = None) -> None:
         """Rejected."""
         del timeout
-        self._reject("destruction")
+        self.check_writable("destruction")

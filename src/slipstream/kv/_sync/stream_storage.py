@@ -104,6 +104,9 @@ class StreamStorage:
 
     # Writing
 
+    def check_writable(self, what: str) -> None:
+        """It can be written."""
+
     def append(
         self,
         key: str,
