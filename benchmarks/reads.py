@@ -23,6 +23,7 @@ import slipstream
 from benchmarks.report import Row, row, table
 from slipstream.jetstream._async.stream import Stream
 from slipstream.kv import BucketConfig
+from slipstream.kv._async.key_value import KeyValue
 from tests.cluster import Cluster
 from tests.servers import OurProcess, real_server
 
@@ -36,7 +37,8 @@ SETTLED = 32.0  # seconds after which a leader of nats-server is believed
 PAYLOAD = b"x" * 128
 SUBJECTS = [f"$KV.bench.key.{n}" for n in range(KEYS)]
 
-Measure = Callable[[str], Coroutine[None, None, tuple[float, float]]]
+Rates = tuple[float, float]  # plain, trusted
+Measure = Callable[[str], Coroutine[None, None, Rates]]
 
 
 async def fill(url: str) -> None:
@@ -133,14 +135,68 @@ async def ranges(url: str) -> tuple[float, float]:
         return await in_turn(lambda: read(0), lambda: read(last))
 
 
-MEASURES: dict[str, Measure] = {each.__name__: each for each in (newer, older, ranges, older_busy, write)}
-ROWS = {
+async def by_handle(url: str, consistency: str, begin: Callable[[KeyValue[bytes]], Awaitable[object]]) -> Rates:
+    """Gets through a handle of any consistency, and through one of `consistency` that has begun somehow."""
+    async with slipstream.connect(url) as nc:
+        js = nc.jetstream(timeout=20)
+        plain = await js.key_value("bench", consistency="any")
+
+        async def run(kv: KeyValue[bytes]) -> float:
+            return await in_flight(lambda subject: kv.get(subject.removeprefix("$KV.bench.")))
+
+        async def trusted() -> float:
+            kv = await js.key_value("bench", consistency=consistency)
+            await begin(kv)
+            return await run(kv)
+
+        return await in_turn(lambda: run(plain), trusted)
+
+
+async def own_key(url: str) -> Rates:
+    """The keys were written or read through the handle before."""
+
+    async def begin(kv: KeyValue[bytes]) -> None:
+        await kv.get_range()
+
+    return await by_handle(url, "own-writes", begin)
+
+
+async def other_key(url: str) -> Rates:
+    """Another key was written through the handle."""
+    return await by_handle(url, "own-writes", lambda kv: kv.put(f"key.{KEYS - 1}", PAYLOAD))
+
+
+async def after_writer(url: str) -> Rates:
+    """Another key was written through the handle's pipelined writer, which does not tell which."""
+
+    async def begin(kv: KeyValue[bytes]) -> None:
+        async with kv.writer() as writer:
+            await writer.put(f"key.{KEYS - 1}", PAYLOAD)
+
+    return await by_handle(url, "own-writes", begin)
+
+
+async def latest(url: str) -> Rates:
+    """As new as the leader."""
+    return await by_handle(url, "latest", lambda kv: kv.get("key.0"))
+
+
+MEASURES: dict[str, Measure] = {
+    each.__name__: each for each in (newer, older, ranges, older_busy, write, own_key, other_key, after_writer, latest)
+}
+ROWS: dict[str, tuple[str, float | None]] = {
     "newer": ("get_last of a key newer than wanted", 0.9),
     "older": ("get_last of a key older than wanted", 0.6),
     "ranges": ("a range of 10,000", 0.9),
     "older_busy": (f"get_last of a key older than wanted, {WRITES} writes a second", 0.4),
+    "own_key": ("kv.get, own-writes: of a key seen before, against any", 0.9),
+    "other_key": ("kv.get, own-writes: after a write of another key", 0.5),
+    "after_writer": ("kv.get, own-writes: after a pipelined write", None),
+    "latest": ("kv.get, latest", None),
 }
-OURS = 0.97  # the target of every row on our server, which proves nothing by further requests
+OURS = 0.97  # the target of every row on our server, which proves nothing by further requests,
+# but these of a handle
+OURS_HANDLE: dict[str, float | None] = {"own_key": 0.95, "other_key": 0.95, "after_writer": None, "latest": None}
 
 
 def measure(name: str, url: str) -> tuple[float, float]:
@@ -175,7 +231,8 @@ def rows_of(where: str, url: str, target: float | None = None) -> list[Row]:
     found = []
     for name, (work, least) in ROWS.items():
         plain, trusted = measure(name, url)
-        found.append(row(f"{where}: {work}", trusted, plain, target=target or least))
+        least = OURS_HANDLE.get(name, target) if target else least
+        found.append(row(f"{where}: {work}", trusted, plain, target=least))
     return found
 
 

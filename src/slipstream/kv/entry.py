@@ -7,6 +7,7 @@ last value of a key. Any mark, also of a kind we do not know, means that the key
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from enum import Enum, StrEnum
@@ -15,12 +16,13 @@ from typing import Generic, NamedTuple, TypeVar
 from slipstream.api import names
 from slipstream.api.times import SECOND
 from slipstream.api.ttl import time_to_live
-from slipstream.errors import UsageError
+from slipstream.errors import UsageError, WrongLastSequenceError
 from slipstream.jetstream.reads.direct_get import StoredMessage, decode_one, match_tail, own_headers, time_of
 from slipstream.wire import Headers, Msg
 
 V = TypeVar("V")
 
+_LAST_SEQUENCE = re.compile(r"wrong last sequence: (\d+)")
 _MARK = names.KV_OPERATION.encode()
 _MARKER = names.MARKER_REASON.encode()
 _TTL = names.TTL.encode()
@@ -148,6 +150,12 @@ def expiries_of(headers: list[bytes], created: list[int]) -> list[tuple[int, int
 def operation_of(header: bytes) -> Operation:
     """The operation alone."""
     return mark_of(header).operation
+
+
+def last_sequence_of(error: WrongLastSequenceError) -> int:
+    """The newest revision of the key for which the leader rejected a write; 0 if its text does not say it."""
+    found = _LAST_SEQUENCE.search(error.description)
+    return int(found[1]) if found else 0
 
 
 def entry_of(message: StoredMessage, bucket: str, cut: int) -> Entry[bytes]:

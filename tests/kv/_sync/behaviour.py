@@ -7,6 +7,7 @@ Subclasses open a bucket of their kind: `tests/kv/_sync/test_sqlite_storage.py` 
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -548,3 +549,109 @@ class Behaviour:
             for call in calls:
                 with pytest.raises(BucketNotFoundError, match=kv.bucket):
                     call()
+
+    # Where a watch is: `revision` is the last one that the program got
+
+    @pytest.mark.spec("KV-53")
+    def test_revision_of_a_watch_is_that_of_the_entry_returned_last(self, fresh: str) -> None:
+        with self.bucket(BucketConfig(bucket=fresh, history=5)) as kv:
+            revisions = [kv.put(f"k{n}", b"%d" % n) for n in range(10)]
+            mark = kv.delete("k9")
+            with kv.watch(include_history=True) as watch:
+                assert watch.revision < revisions[0]
+                for revision in revisions[:3]:
+                    entry = watch.next(timeout=5)
+                    assert entry is not None
+                    assert entry.revision == watch.revision == revision  # although more have arrived
+                rest = watch.next_entries(timeout=5)
+                assert watch.revision == rest[-1].revision
+            with kv.watch(ignore_deletes=True, resume_from=revisions[-1]) as watch:
+                assert watch.revision == revisions[-1] - 1
+                entry = watch.next(timeout=5)
+                assert entry is not None
+                assert entry.revision == revisions[-1]
+                assert watch.next(timeout=5) is None
+                assert watch.revision == mark  # passed with the entry before it
+
+    @pytest.mark.spec("KV-53")
+    def test_revision_of_a_watch_for_changes_begins_where_the_bucket_is(self, fresh: str) -> None:
+        with self.bucket(BucketConfig(bucket=fresh, history=5)) as kv:
+            last = [kv.put(f"k{n}", b"") for n in range(3)][-1]
+            with kv.watch(updates_only=True) as watch:
+                assert watch.revision == last
+                assert watch.next(timeout=5) is None
+                assert watch.revision == last
+            new = kv.put("k0", b"1")
+            with kv.watch(resume_from=watch.revision + 1) as watch:
+                assert [entry.revision for entry in watch.initial()] == [new]
+            with kv.watch("none") as watch:  # nothing matches: what comes is a change
+                assert watch.next(timeout=5) is None
+                assert watch.revision <= new
+
+    @pytest.mark.spec("KV-53")
+    def test_initial_data_that_is_interrupted_is_returned_by_the_next_read(
+        self, fresh: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with self.bucket(BucketConfig(bucket=fresh, history=5)) as kv:
+            revisions = [kv.put(f"k{n}", b"") for n in range(4)]
+            with kv.watch(include_history=True) as watch:
+                before, receive = watch.revision, watch._receive
+
+                def in_two(timeout: float | None) -> Any:
+                    entries = receive(timeout)
+                    monkeypatch.setattr(watch, "_receive", times_out)
+                    return entries
+
+                def times_out(_timeout: float | None) -> Any:
+                    raise RequestTimeoutError("no more for now")
+
+                monkeypatch.setattr(watch, "_receive", in_two)
+                with pytest.raises(RequestTimeoutError):
+                    watch.initial(timeout=5)
+                assert watch.revision == before
+                monkeypatch.setattr(watch, "_receive", receive)
+                assert [entry.revision for entry in watch.initial(timeout=5)] == revisions
+
+    @pytest.mark.spec("KV-53")
+    @pytest.mark.parametrize("ignore_deletes", [False, True])
+    @pytest.mark.parametrize("include_history", [False, True])
+    @pytest.mark.parametrize("filters", [(), ("a.*", "c.*", "b.1")])
+    def test_watch_resumed_at_its_revision_loses_and_repeats_nothing(
+        self, fresh: str, filters: tuple[str, ...], include_history: bool, ignore_deletes: bool
+    ) -> None:
+        """A watch that is cut at any entry, again and again, while the bucket is written: the parts are the whole."""
+        chance = random.Random(f"{filters}{include_history}{ignore_deletes}")
+        keys = [f"{letter}.{digit}" for letter in "abcd" for digit in range(3)]
+
+        def write(kv: KeyValue[bytes], count: int) -> None:
+            for _ in range(count):
+                key = chance.choice(keys)
+                (kv.delete(key) if chance.random() < 0.3 else kv.put(key, b"%d" % chance.randrange(100)))
+
+        def whole(kv: KeyValue[bytes], **options: Any) -> list[tuple[str, int]]:
+            with kv.watch(*filters, ignore_deletes=ignore_deletes, **options) as watch:
+                return [(entry.key, entry.revision) for entry in watch.initial()]
+
+        with self.bucket(BucketConfig(bucket=fresh, history=64)) as kv:
+            write(kv, 30)
+            start = whole(kv, include_history=include_history)
+            watch = kv.watch(*filters, include_history=include_history, ignore_deletes=ignore_deletes)
+            parts: list[tuple[str, int]] = []
+            cuts = passed = 0
+            for part in range(12):
+                for _ in range(chance.randrange(4)):
+                    if chance.random() < 0.2:
+                        found = watch.next_entries(timeout=5) if not watch.is_current else []
+                        parts += [(entry.key, entry.revision) for entry in found]
+                    elif not watch.is_current and (entry := watch.next(timeout=5)) is not None:
+                        parts.append((entry.key, entry.revision))
+                if not part:
+                    cuts = len(parts)
+                    passed = watch.revision
+                watch.close()
+                write(kv, chance.randrange(4))
+                watch = kv.watch(*filters, ignore_deletes=ignore_deletes, resume_from=watch.revision + 1)
+            parts += [(entry.key, entry.revision) for entry in watch.initial()]
+            watch.close()
+            assert parts[:cuts] == [found for found in start if found[1] <= passed]
+            assert parts[cuts:] == [found for found in whole(kv, include_history=True) if found[1] > passed]

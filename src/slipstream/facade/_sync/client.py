@@ -16,6 +16,7 @@ from slipstream.jetstream._sync.snapshot import CHUNK_SIZE, Snapshot, restore
 from slipstream.kv._sync import buckets
 from slipstream.kv._sync.key_value import KeyValue
 from slipstream.kv.bucket import BucketConfig
+from slipstream.kv.consistency import Consistency
 from slipstream.objects._sync.object_store import ObjectStore
 from slipstream.objects.info import STREAM_PREFIX as OBJECTS_PREFIX
 from slipstream.objects.info import ObjectStoreConfig
@@ -24,20 +25,25 @@ from slipstream.objects.info import ObjectStoreConfig
 class JetStream(jetstream.JetStream):
     """JetStream of one account: publish, streams, Key-Value buckets."""
 
-    def create_key_value(self, config: BucketConfig | str, *, timeout: float | None = None) -> KeyValue[bytes]:
+    def create_key_value(
+        self, config: BucketConfig | str, *, consistency: str = Consistency.OWN_WRITES, timeout: float | None = None
+    ) -> KeyValue[bytes]:
         """Create a bucket: by its options, or by its name alone. An existing one must have the same options.
 
         Raises BucketOptionsError if it has others, ReplicaOptionsError for a read replica that would answer reads of
-        its origin with other values.
+        its origin with other values. `consistency`: as for `key_value`.
         """
-        return KeyValue(buckets.create_bucket(self, config, timeout=timeout))
+        return KeyValue(buckets.create_bucket(self, config, consistency=consistency, timeout=timeout))
 
-    def update_key_value(self, config: BucketConfig, *, timeout: float | None = None) -> KeyValue[bytes]:
+    def update_key_value(
+        self, config: BucketConfig, *, consistency: str = Consistency.OWN_WRITES, timeout: float | None = None
+    ) -> KeyValue[bytes]:
         """Change the options of an existing bucket that were set in `config`, also to their default; others stay.
 
         Its read replicas in the same account change with it. All options of a bucket: `(kv.status()).config`.
+        `consistency`: as for `key_value`.
         """
-        return KeyValue(buckets.update_bucket(self, config, timeout=timeout))
+        return KeyValue(buckets.update_bucket(self, config, consistency=consistency, timeout=timeout))
 
     def key_value(
         self,
@@ -46,15 +52,26 @@ class JetStream(jetstream.JetStream):
         stream: str = "",
         subject_prefix: str = "",
         put_prefix: str = "",
+        consistency: str = Consistency.OWN_WRITES,
         timeout: float | None = None,
     ) -> KeyValue[bytes]:
         """Open an existing bucket, made by any client; raises BucketNotFoundError if there is none.
 
         `stream` and `subject_prefix` are for buckets whose stream is not `KV_<bucket>` on `$KV.<bucket>`, `put_prefix`
         for writes to other subjects (those imported from another account).
+
+        `consistency` says what every read of the handle has seen: "own-writes" what was written and shown through the
+        handle before, "latest" all that the bucket's leader had when the read was called, "any" what the replica has
+        that answers first. A session's buckets have seen what the session has, and may be "latest".
         """
         storage = buckets.open_bucket(
-            self, bucket, stream=stream, subject_prefix=subject_prefix, put_prefix=put_prefix, timeout=timeout
+            self,
+            bucket,
+            stream=stream,
+            subject_prefix=subject_prefix,
+            put_prefix=put_prefix,
+            consistency=consistency,
+            timeout=timeout,
         )
         return KeyValue(storage)
 

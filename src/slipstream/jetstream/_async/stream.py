@@ -166,6 +166,19 @@ class Stream:
         except DirectGetNotAllowedError as error:
             raise await self._cause_of(error) from None
 
+    async def newest_seq(self, *, timeout: float | None = None) -> int:
+        """The newest sequence, by the leader when this was called; of a mirror, that of the stream it copies.
+
+        A read with it as `min_last_seq` shows all that was stored before the call. The request is shared by those who
+        wait for the same.
+        """
+        requests.check_timeout(timeout)
+        return await self._reads.newest_seq(timeout=timeout)
+
+    async def learn_generation(self, *, timeout: float | None = None) -> None:
+        """Ask the leader when the stream was made, unless that was done a moment ago: for the layers above."""
+        await self._reads.learn_generation(timeout=timeout)
+
     async def get_from_leader(self, request: GetRequest, *, timeout: float | None = None) -> StoredMessage:
         """Message Get as it is: answered by the stream's leader alone, or by one that does not know it was deposed.
 

@@ -93,6 +93,12 @@ class JetStreamContext:
             self._know_generation(self.session, stream)
             self.session.note_state(stream, as_of, subject, seq)
 
+    def note_many(self, stream: str, subjects: Sequence[str], seqs: Sequence[int]) -> None:
+        """Tell the session, if there is one, of messages that were read, in the order of their sequences."""
+        if self.session is not None:
+            self._know_generation(self.session, stream)
+            self.session.note_many(stream, subjects, seqs)
+
     def note_ack(self, ack: PubAck, subject: str = "", header: bytes = b"") -> None:
         """Tell the session, if there is one, of a publish that was stored, with its header."""
         if self.session is None:

@@ -85,6 +85,11 @@ class OrderedConsumer:
         return self._state.last_seq
 
     @property
+    def starts_behind(self) -> int:
+        """The stream sequence that the reading began behind; 0 where the consumer's start does not tell it."""
+        return self._state.floor
+
+    @property
     def consumer_seq(self) -> int:
         """How many messages of the consumer in use were received in order."""
         return self._state.consumer_seq

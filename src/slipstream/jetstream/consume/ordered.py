@@ -202,6 +202,11 @@ class OrderedState:
             num_replicas=1,
         )
 
+    @property
+    def floor(self) -> int:
+        """Every message to read has a greater stream sequence; 0 where the consumer's start does not tell it."""
+        return self._floor or 0
+
     def created(self, info: ConsumerInfo) -> None:
         """A consumer was created: its messages are next."""
         self.name = info.name

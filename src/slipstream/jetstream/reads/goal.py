@@ -20,6 +20,7 @@ class ReadGoal:
     __slots__ = (
         "_asked",
         "_mark",
+        "_subject",
         "has_looked",
         "leader_silences",
         "policy",
@@ -30,13 +31,16 @@ class ReadGoal:
         "with_leader",
     )
 
-    def __init__(self, stream: str, wanted: int, session: SessionState | None, policy: RetryPolicy) -> None:
+    def __init__(
+        self, stream: str, wanted: int, session: SessionState | None, policy: RetryPolicy, *, subject: str = ""
+    ) -> None:
         self._asked = wanted  # by the caller; a session may want more
+        self._subject = subject  # the literal one that is read; empty for more than one
         self.stream = stream
         self.session = session
         self.policy = policy
         self._mark = 0 if session is None else session.mark(stream)  # what is noted from now on is kept
-        self.wanted = wanted if session is None else max(wanted, session.seen(stream))
+        self.wanted = wanted if session is None else max(wanted, session.wanted(stream, subject))
         self.reached = 0
         self.leader_silences = 0
         self.with_leader = False  # whether the leader's word was part of the proof
@@ -54,7 +58,7 @@ class ReadGoal:
         if self.session is None:
             return True
         is_current = self.session.learn(self.stream, info, self._mark)
-        self.wanted = max(self._asked, self.session.seen(self.stream))
+        self.wanted = max(self._asked, self.session.wanted(self.stream, self._subject))
         return is_current
 
     @property
@@ -65,14 +69,14 @@ class ReadGoal:
 
     def for_all_of(self, seq: int) -> ReadGoal:
         """The same goal for a part of the read that must have reached a sequence: the time is shared."""
-        part = ReadGoal(self.stream, max(self._asked, seq), self.session, self.policy)
+        part = ReadGoal(self.stream, max(self._asked, seq), self.session, self.policy, subject=self._subject)
         part.has_looked = self.has_looked
         return part
 
     def known(self, subject: str) -> int | None:
         """The newest message of a subject as of what is wanted, if the session knows it; 0: there is none."""
         session = self.session
-        if session is None or self.wanted > session.seen(self.stream):
+        if session is None or self.wanted > session.wanted(self.stream, subject):
             return None
         return session.known(self.stream, subject)
 

@@ -262,6 +262,15 @@ class ReadRule:
             yield Wait(word)
         return True
 
+    def newest_seq(self, goal: ReadGoal) -> Steps[int]:
+        """The newest sequence by the word of a leader that has what is wanted."""
+        goal.with_leader = True
+        while True:
+            word = yield from self._word(goal)
+            if isinstance(word, LeaderWord):
+                return word.last_seq
+            yield Wait(word)
+
     def _by_leader(self, goal: ReadGoal, request: GetRequest) -> Steps[Found | Retry]:
         """The leader's answer, if it can be proven."""
         cache = self.cache

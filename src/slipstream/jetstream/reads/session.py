@@ -32,6 +32,14 @@ later than the token says is another one (stale), one made earlier, or one that 
 not the stream it was made with (foreign). With a secret they are signed; without one a token is a claim of its bearer,
 who can deceive the session that begins with it, and no other.
 
+**Handles** (`HandleState`). A handle of a bucket promises less than a session: its own writes are seen, and no read of
+a subject goes back. A read of one subject wants a of what is known of that subject alone, so most answers prove
+themselves: a message at q >= a, or r itself, which shows nothing older. Reads of many subjects want W. Two floors stand
+for what is not known by subject: *evicted*, the highest a of those that are not held any more, counts for subjects that
+are not held; *blind*, the newest own write whose subject was not noted, for all. "Not found" does not say as of when.
+It is noted with an open a: not found again is the same state; a message after it may be older, and must be proven
+against the newest sequence of the leader.
+
 **Threads.** Several may use one session, and none waits for another. The state is changed by the thread that has the
 turn (a list with one item, which is popped: one step). What happens in other threads meanwhile is appended to a second
 list, which the next one with the turn takes in. `seen` counts what is in that list; `known` says "unknown", and a token
@@ -45,7 +53,7 @@ import base64
 import binascii
 import hmac
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -56,6 +64,8 @@ from slipstream.jetstream.reads.evidence import leader_word
 from slipstream.wire import has_wildcard, matcher
 
 MOST_SUBJECTS = 1024  # per stream; the one noted least recently is forgotten first
+MOST_KEYS = 16_384  # the same for a handle: the floor of those forgotten makes reads of others cost more
+OPEN = 1 << 63  # as of when nothing was found, where that is not known
 MOST_IN_TOKEN = 16  # subjects per stream: tokens travel in cookies and headers
 _LONGEST_IN_TOKEN = 128  # characters of a subject that is worth its place there
 _MOST_MAXIMA = 32
@@ -75,13 +85,55 @@ class _Note(NamedTuple):
     breaks_run: bool = False
 
     def apply(self, state: _StreamState) -> None:
-        if self.is_own_write and self.seq < state.seen:
+        if self.is_own_write and self.seq < state.seen and not state.is_of_handle:
             state.is_suspect = True
         state.raise_seen(self.as_of)
         if self.subject:
             state.know(self)
+        elif self.is_own_write:
+            state.is_suspect = state.is_suspect or self.seq < state.blind
+            state.write_blind(self.seq)
         if self.is_own_write:
             state.extend_run(self)
+
+
+class _Listed(NamedTuple):
+    """Messages were read, each the newest of its subject when it was stored; the last one is the newest of all."""
+
+    stream: str
+    subjects: Sequence[str]
+    seqs: Sequence[int]
+    as_of: int
+
+    def apply(self, state: _StreamState) -> None:
+        state.raise_seen(self.as_of)
+        state.know_many(self.subjects, self.seqs)
+
+
+class _Absent(NamedTuple):
+    """Nothing was found of a subject, by a copy that did not say as of when."""
+
+    stream: str
+    subject: str
+    as_of: int = 0
+
+    def apply(self, state: _StreamState) -> None:
+        state.subjects.pop(self.subject, None)
+        state.subjects[self.subject] = (0, OPEN)
+        state.has_open = True
+        state.evict()
+
+
+class _Closed(NamedTuple):
+    """The leader's newest sequence, asked for after subjects that are not held any more were found absent."""
+
+    stream: str
+    newest: int
+    as_of: int = 0
+
+    def apply(self, state: _StreamState) -> None:
+        if state.evicted == OPEN:
+            state.evicted = self.newest
 
 
 class _Made(NamedTuple):
@@ -111,6 +163,9 @@ class _Made(NamedTuple):
             state.is_claim = state.is_suspect = False
 
 
+_Event = _Note | _Listed | _Absent | _Closed | _Made
+
+
 def _nothing(_: str) -> bool:
     return False
 
@@ -119,10 +174,14 @@ class _StreamState:
     """What a session knows of one stream. Changed by the thread that has the turn."""
 
     __slots__ = (
+        "blind",
         "count",
         "covers",
         "created",
+        "evicted",
+        "has_open",
         "is_claim",
+        "is_of_handle",
         "is_suspect",
         "maxima",
         "run_end",
@@ -131,7 +190,11 @@ class _StreamState:
         "subjects",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_of_handle: bool = False) -> None:
+        self.is_of_handle = is_of_handle
+        self.evicted = 0  # the highest a of subjects that are not held any more; OPEN if one of them was open
+        self.blind = 0  # the newest own write whose subject was not noted
+        self.has_open = False  # whether there may be subjects that were found absent, and nothing written blindly since
         self.created = 0
         self.seen = 0
         self.count = 0  # of notes
@@ -155,15 +218,45 @@ class _StreamState:
     def know(self, note: _Note) -> None:
         subject, subjects = note.subject, self.subjects
         newest, as_of = subjects.pop(subject, (0, 0))
-        if note.as_of > as_of:
+        if note.as_of > as_of or as_of == OPEN:
             newest, as_of = note.seq, note.as_of
         elif note.is_own_write and note.seq != newest:
             # A write below what was seen of its subject: acks overtook each other, or the stream was made again.
             self.forget_subjects()
+            self.is_suspect = True
             newest, as_of = note.seq, note.as_of
         subjects[subject] = (newest, as_of)
-        if len(subjects) > MOST_SUBJECTS:
-            self._shorten_run(subjects.pop(next(iter(subjects)))[1])
+        self.evict()
+
+    def know_many(self, names: Sequence[str], seqs: Sequence[int]) -> None:
+        """The same for many messages that were read. (A listing of 10,000 keys pays for each line here.)"""
+        subjects = self.subjects
+        find = subjects.get
+        for name, seq in zip(names, seqs, strict=True):
+            known = find(name)
+            if known is None:
+                subjects[name] = (seq, seq)
+            elif known[1] < seq:
+                del subjects[name]
+                subjects[name] = (seq, seq)
+        self.evict()
+
+    def write_blind(self, seq: int) -> None:
+        """A write whose subject is not known: it may be of one that was found absent."""
+        self.blind = max(self.blind, seq)
+        if self.has_open:
+            self.has_open = False
+            for name, (_, as_of) in self.subjects.items():
+                if as_of == OPEN:
+                    self.subjects[name] = (-1, OPEN)
+
+    def evict(self) -> None:
+        """Keep the bound: what was noted least recently goes first, and leaves its a in a floor."""
+        subjects = self.subjects
+        while len(subjects) > (MOST_KEYS if self.is_of_handle else MOST_SUBJECTS):
+            as_of = subjects.pop(next(iter(subjects)))[1]
+            self.evicted = max(self.evicted, as_of)
+            self._shorten_run(as_of)
 
     def extend_run(self, note: _Note) -> None:
         seq = note.seq
@@ -188,6 +281,10 @@ class _StreamState:
         return None
 
     def forget_subjects(self) -> None:
+        is_open = self.evicted == OPEN or any(as_of == OPEN for _, as_of in self.subjects.values())
+        self.evicted = OPEN if is_open else self.seen
+        self.blind = min(self.blind, self.seen)
+        self.has_open = False
         self.subjects.clear()
         self.run_start, self.run_end = self.seen + 1, self.seen
 
@@ -213,13 +310,14 @@ class SessionState:
     """What a session has written, seen and found absent. Several threads may use it."""
 
     __slots__ = ("_pending", "_secret", "_streams", "_turn")
+    _is_of_handle = False
 
     def __init__(self, token: str = "", *, secret: bytes = b"") -> None:
         if not isinstance(secret, bytes):
             raise UsageError(f"secret must be bytes, got {type(secret).__name__}")
         self._secret = secret
         self._turn = [True]
-        self._pending: list[_Note | _Made] = []  # of threads that did not get the turn
+        self._pending: list[_Event] = []  # of threads that did not get the turn
         self._streams = _read(token, secret) if token else {}
 
     # What is known
@@ -232,6 +330,14 @@ class SessionState:
         if pending:
             return max(seen, max((note.as_of for note in pending if note.stream == stream), default=0))
         return seen
+
+    def wanted(self, stream: str, subject: str = "") -> int:  # noqa: ARG002
+        """What a read of a literal subject (empty: of more than one) must have seen."""
+        return self.seen(stream)
+
+    def is_open(self, stream: str, subject: str) -> bool:  # noqa: ARG002
+        """Whether a message of a subject must be proven against the leader's newest sequence: see `HandleState`."""
+        return False
 
     def created(self, stream: str) -> int:
         """When the stream of those sequences was made, in nanoseconds; 0 if unknown."""
@@ -289,7 +395,12 @@ class SessionState:
         if as_of:
             self._add(_Note(stream, seq, "" if has_wildcard(subject) else subject, as_of))
 
-    def _add(self, event: _Note | _Made) -> None:
+    def note_many(self, stream: str, subjects: Sequence[str], seqs: Sequence[int]) -> None:
+        """Messages in the order of their sequences were read."""
+        for subject, seq in zip(subjects, seqs, strict=True):
+            self.note(stream, seq, subject)
+
+    def _add(self, event: _Event) -> None:
         if not self._begin():
             self._pending.append(event)
             return
@@ -315,7 +426,7 @@ class SessionState:
     def _state(self, stream: str) -> _StreamState:
         state = self._streams.get(stream)
         if state is None:
-            state = self._streams[stream] = _StreamState()
+            state = self._streams[stream] = _StreamState(is_of_handle=self._is_of_handle)
         return state
 
     def made(
@@ -366,6 +477,119 @@ class SessionState:
         if self._secret:
             raw += _mac(self._secret, raw)
         return base64.urlsafe_b64encode(raw).decode().rstrip("=")
+
+
+class HandleState(SessionState):
+    """What the reads and writes of one handle of a bucket have shown. Several threads may use it."""
+
+    __slots__ = ()
+    _is_of_handle = True
+
+    def wanted(self, stream: str, subject: str = "") -> int:
+        """What a read of a literal subject (empty: of more than one) must have seen, as far as that is a sequence."""
+        if not subject or (self._pending and self._is_behind()):
+            return self.seen(stream)
+        state = self._streams.get(stream)
+        if state is None:
+            return 0
+        known = state.subjects.get(subject)
+        as_of = state.evicted if known is None else known[1]
+        return state.blind if as_of == OPEN or as_of < state.blind else as_of
+
+    def is_open(self, stream: str, subject: str) -> bool:
+        """Whether nothing was found of a subject, and as of when is not known."""
+        if not subject or has_wildcard(subject):
+            return False
+        self._is_behind()
+        state = self._streams.get(stream)
+        if state is None:
+            return False
+        known = state.subjects.get(subject)
+        return (state.evicted if known is None else known[1]) == OPEN
+
+    def known(self, stream: str, subject: str) -> int | None:
+        """The newest message of a subject as of what is wanted of it. 0: none; None: unknown."""
+        if self._is_behind():
+            return None
+        state = self._streams.get(stream)
+        known = state.subjects.get(subject) if state is not None else None
+        return known[0] if known is not None and state is not None and known[1] >= state.blind else None
+
+    def takes(self, stream: str, subject: str, seq: int) -> bool:
+        """Whether a copy that shows `seq` as the newest message of a subject (0: none) shows nothing older than before.
+
+        Of a copy of the stream of that name that exists: who calls must know that. A message is noted then.
+        """
+        if self._pending and self._is_behind():
+            return False
+        state = self._streams.get(stream)
+        if state is not None:
+            known = state.subjects.get(subject)
+            if known is None:
+                if seq < state.evicted or seq < state.blind:
+                    return False
+            else:
+                newest, as_of = known
+                if seq <= as_of:
+                    return seq == newest and as_of >= state.blind
+                if seq < state.blind:
+                    return False
+        if not seq:
+            return True
+        try:
+            self._turn.pop()
+        except IndexError:
+            self._pending.append(_Note(stream, seq, subject, seq))
+            return True
+        try:  # as `_Note` does it
+            state = self._state(stream)
+            state.raise_seen(seq)
+            state.subjects.pop(subject, None)
+            state.subjects[subject] = (seq, seq)
+            state.evict()
+        finally:
+            self._turn.append(True)
+        return True
+
+    def floor(self, stream: str, subject: str) -> int:
+        """What an answer must have seen beyond what is known of a subject; -1 if the stream's leader must be asked."""
+        if self._pending and self._is_behind():
+            return self.seen(stream)
+        state = self._streams.get(stream)
+        if state is None:
+            return 0
+        if state.is_suspect:
+            return -1
+        known = state.subjects.get(subject)
+        if known is None:
+            return state.blind if state.evicted == OPEN else max(state.evicted, state.blind)
+        return state.blind if state.blind > known[1] else 0
+
+    def held(self, stream: str) -> list[str]:
+        """The subjects that are known to have a message."""
+        state = self._streams.get(stream)
+        return [] if state is None else [name for name, known in list(state.subjects.items()) if known[0] > 0]
+
+    def note_absent(self, stream: str, subject: str) -> None:
+        """Nothing was found of a subject, by a copy that did not say as of when."""
+        self._add(_Absent(stream, subject))
+
+    def note_many(self, stream: str, subjects: Sequence[str], seqs: Sequence[int]) -> None:
+        """Messages in the order of their sequences were read."""
+        if seqs:
+            self._add(_Listed(stream, subjects, seqs, seqs[-1]))
+
+    def close(self, stream: str, newest: int) -> None:
+        """The leader has that sequence: what was found absent before was so as of that one at the latest."""
+        self._add(_Closed(stream, newest))
+
+    def _is_behind(self) -> bool:
+        """Whether there are events of other threads that cannot be taken in just now."""
+        if not self._pending:
+            return False
+        if self._begin():
+            self._turn.append(True)
+        return bool(self._pending)
 
 
 def _is_firm(info: StreamInfo) -> bool:

@@ -24,6 +24,7 @@ from slipstream.jetstream.requests import check_bucket, check_type
 from slipstream.kv._async.replicas import Upstream, is_local_mirror, origin_of, replicas_of, upstream_of
 from slipstream.kv._async.stream_storage import StreamStorage, not_found
 from slipstream.kv.bucket import STREAM_PREFIX, Address, BucketConfig, BucketSource, as_source, differences
+from slipstream.kv.consistency import Consistency, check_consistency
 from slipstream.kv.replica import FOLLOWED, following, grows, keeps_alike, kept_differently
 
 log = logging.getLogger("slipstream.kv")
@@ -31,10 +32,17 @@ log = logging.getLogger("slipstream.kv")
 _ADVICE = "Leave these options out to take them over, or use sources: such a bucket answers for itself alone"
 
 
-async def create_bucket(js: JetStream, config: BucketConfig | str, *, timeout: float | None = None) -> StreamStorage:
+async def create_bucket(
+    js: JetStream,
+    config: BucketConfig | str,
+    *,
+    consistency: str = Consistency.OWN_WRITES,
+    timeout: float | None = None,
+) -> StreamStorage:
     """Create a bucket, or open it if it exists with the same options. A name is a bucket with the default options."""
     config = BucketConfig(bucket=config) if isinstance(config, str) else config
     check_type(config, BucketConfig)
+    reads = check_consistency(consistency, in_session=js.context.session is not None)
     config = await _with_source_prefixes(js, config, timeout)
     stream, unknown = config.stream_config(), set[str]()
     if stream.mirror is not None:
@@ -51,12 +59,16 @@ async def create_bucket(js: JetStream, config: BucketConfig | str, *, timeout: f
         if different:
             raise BucketOptionsError(config.bucket, different) from error
         stream = found
-    return await _storage(js, check_bucket(config.bucket), stream, subject_prefix=config.key_prefix, timeout=timeout)
+    bucket, prefix = check_bucket(config.bucket), config.key_prefix
+    return await _storage(js, bucket, stream, subject_prefix=prefix, consistency=reads, timeout=timeout)
 
 
-async def update_bucket(js: JetStream, config: BucketConfig, *, timeout: float | None = None) -> StreamStorage:
+async def update_bucket(
+    js: JetStream, config: BucketConfig, *, consistency: str = Consistency.OWN_WRITES, timeout: float | None = None
+) -> StreamStorage:
     """Change the options of an existing bucket that `config` sets, and those of its read replicas with them."""
     check_type(config, BucketConfig)
+    reads = check_consistency(consistency, in_session=js.context.session is not None)
     try:
         current = (await js.stream(config.stream_name).info(timeout=timeout)).config
     except StreamNotFoundError as error:
@@ -73,7 +85,8 @@ async def update_bucket(js: JetStream, config: BucketConfig, *, timeout: float |
     updates = [*replicas, wanted] if grows(current, wanted) else [wanted, *replicas]
     for update in updates:  # a replica must at no time remove what its origin keeps
         await js.update_stream(update, timeout=timeout)
-    return await _storage(js, config.bucket, wanted, subject_prefix=config.key_prefix, timeout=timeout)
+    bucket, prefix = config.bucket, config.key_prefix
+    return await _storage(js, bucket, wanted, subject_prefix=prefix, consistency=reads, timeout=timeout)
 
 
 async def open_bucket(
@@ -83,6 +96,7 @@ async def open_bucket(
     stream: str = "",
     subject_prefix: str = "",
     put_prefix: str = "",
+    consistency: str = Consistency.OWN_WRITES,
     timeout: float | None = None,
 ) -> StreamStorage:
     """Open an existing bucket. Raises BucketNotFoundError if there is none.
@@ -90,12 +104,23 @@ async def open_bucket(
     How to read and write it follows from its stream's configuration, so buckets of other clients work too.
     """
     check_bucket(bucket)
+    context = js.context
+    reads = check_consistency(consistency, in_session=context.session is not None)
+    name, sent = stream or STREAM_PREFIX + bucket, context.client.now()
     try:
-        info = await js.stream(stream or STREAM_PREFIX + bucket).info(timeout=timeout)
+        info = await js.stream(name).info(timeout=timeout)
     except StreamNotFoundError as error:
         raise not_found(bucket) from error
+    if info.config.mirror is None:  # reads need to know when the bucket was made; a mirror is as old as its origin
+        context.read_state.stream(context.prefix, name).learn(info, sent)
     return await _storage(
-        js, bucket, info.config, subject_prefix=subject_prefix, put_prefix=put_prefix, timeout=timeout
+        js,
+        bucket,
+        info.config,
+        subject_prefix=subject_prefix,
+        put_prefix=put_prefix,
+        consistency=reads,
+        timeout=timeout,
     )
 
 
@@ -118,6 +143,7 @@ async def _storage(
     *,
     subject_prefix: str,
     put_prefix: str = "",
+    consistency: Consistency,
     timeout: float | None,
 ) -> StreamStorage:
     """A bucket at the address that follows from its stream's configuration; of a replica, from its origin's."""
@@ -125,9 +151,10 @@ async def _storage(
     if mirror is not None and not mirror.subject_transforms and not subject_prefix and not put_prefix:
         origin = await origin_of(js, mirror, timeout=timeout)
         if origin is not None:
-            return StreamStorage(js, bucket, Address.of_replica(stream, origin.config, api_prefix=origin.js.prefix))
+            address = Address.of_replica(stream, origin.config, api_prefix=origin.js.prefix)
+            return StreamStorage(js, bucket, address, consistency=consistency)
     address = Address.found(stream, api_prefix=js.prefix, subject_prefix=subject_prefix, put_prefix=put_prefix)
-    return StreamStorage(js, bucket, address)
+    return StreamStorage(js, bucket, address, consistency=consistency)
 
 
 async def _with_source_prefixes(js: JetStream, config: BucketConfig, timeout: float | None) -> BucketConfig:

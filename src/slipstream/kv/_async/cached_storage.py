@@ -67,6 +67,8 @@ class CachedStorage(WrappedStorage[V]):
         timeout: float | None,
     ) -> Self:
         """Open a cache that has read the bucket."""
+        if inner.seen().is_latest:
+            raise UsageError("consistency must be 'own-writes' or 'any' for cached(), got 'latest'")
         span = duration(recheck_after, "recheck_after").total_seconds()
         if span < 0:
             raise UsageError(f"recheck_after must be 0 (every read goes to the bucket) or more, got {recheck_after!r}")

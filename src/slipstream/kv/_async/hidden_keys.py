@@ -52,10 +52,10 @@ class HiddenKeyStorage(CodecStorage[V]):
             stored += [each] if each in ("", ">") else [codec.encode_filter(each), *codec.other_filters(each)]
         return self.inner.patterns(stored)
 
-    def seen(self, key: str) -> Seen:
-        """What a read of a key must have seen because of the session it belongs to."""
-        seen = [self.inner.seen(name) for name in self._names(key)]
-        return Seen(max(each.bucket for each in seen), max(each.key for each in seen))
+    def seen(self, key: str = "") -> Seen:
+        """What a read of a key must have seen because of the session or handle it belongs to."""
+        seen = [self.inner.seen(name) for name in (self._names(key) if key else [""])]
+        return Seen(max(each.bucket for each in seen), max(each.key for each in seen), seen[0].is_latest)
 
     def _names(self, key: str) -> list[str]:
         """The names of a key, the one that is written last."""

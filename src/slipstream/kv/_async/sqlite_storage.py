@@ -102,8 +102,8 @@ class SqliteStorage:
         """Filters over keys, checked."""
         return tuple(filters) if exact else check_patterns(filters)
 
-    def seen(self, key: str) -> Seen:  # noqa: ARG002
-        """Nothing: a local bucket belongs to no session."""
+    def seen(self, key: str = "") -> Seen:  # noqa: ARG002
+        """Nothing: every read of a local bucket is the latest."""
         return Seen()
 
     async def close(self) -> None:
@@ -293,7 +293,6 @@ class SqliteFeed:
         meta_only: bool,
     ) -> None:
         self.pending = pending
-        self.revision = 0
         self._database = database
         self._patterns = patterns
         self._meta_only = meta_only
@@ -301,6 +300,11 @@ class SqliteFeed:
         self._initial_up_to = up_to
         self._latest_up_to = up_to if start.kind is From.LATEST else 0
         self._is_closed = False
+
+    @property
+    def revision(self) -> int:
+        """Every entry up to this revision was returned."""
+        return self._at
 
     @property
     def is_live(self) -> bool:
@@ -335,18 +339,19 @@ class SqliteFeed:
     async def _read_available(self) -> list[Entry[bytes]]:
         """Entries that can be read without waiting."""
 
-        def read(bucket: SqliteBucket) -> list[Entry[bytes]]:
+        def read(bucket: SqliteBucket) -> tuple[list[Entry[bytes]], int]:
             found: list[Entry[bytes]] = []
-            while not found and self._at < (newest := bucket.last_revision):
-                if self._at < self._latest_up_to:
-                    found, self._at = bucket.latest(self._patterns, self._at, self._latest_up_to)
+            at = self._at
+            while not found and at < (newest := bucket.last_revision):
+                if at < self._latest_up_to:
+                    found, at = bucket.latest(self._patterns, at, self._latest_up_to)
                 else:
-                    found, self._at = bucket.read(self._patterns, self._at, newest)
-            return found
+                    found, at = bucket.read(self._patterns, at, newest)
+            return found, at
 
-        entries = [] if self._is_closed else await self._database.read(read)
-        if entries:
-            self.revision = entries[-1].revision
+        if self._is_closed:
+            return []
+        entries, self._at = await self._database.read(read)  # moves on with the entries: a cancelled read loses none
         # Counted entries may have been removed since; the position decides whether the initial data is complete.
         self.pending = 0 if self._at >= self._initial_up_to else max(self.pending - len(entries), 1)
         return [entry._replace(value=b"") for entry in entries] if self._meta_only else entries

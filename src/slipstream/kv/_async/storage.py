@@ -38,7 +38,7 @@ class Feed(Protocol[V]):
 
     @property
     def revision(self) -> int:
-        """The newest revision returned."""
+        """Every entry up to this revision that belongs to the feed was returned; 0 if that is not known."""
         ...
 
     @property
@@ -76,10 +76,15 @@ class StorageWriter(Protocol[V_in]):
 
 
 class Seen(NamedTuple):
-    """Revisions that a session has seen: of a bucket, and of one key (0: none, or not remembered)."""
+    """What a read must have seen because of its session or handle.
+
+    `bucket` is the revision that the answer must have seen, `key` one that the key has reached (0 or less: none, or not
+    remembered); with `is_latest` it must have seen all that the leader has.
+    """
 
     bucket: int = 0
     key: int = 0
+    is_latest: bool = False
 
 
 class Storage(Protocol[V]):
@@ -98,8 +103,8 @@ class Storage(Protocol[V]):
         """
         ...
 
-    def seen(self, key: str) -> Seen:
-        """What a read of a key must have seen because of the session it belongs to."""
+    def seen(self, key: str = "") -> Seen:
+        """What a read of a key (empty: of more than one) must have seen because of the session or handle."""
         ...
 
     def check_writable(self, what: str) -> None:
@@ -223,8 +228,8 @@ class WrappedStorage(Generic[V]):
         """Patterns for filters."""
         return self.inner.patterns(filters, exact=exact)
 
-    def seen(self, key: str) -> Seen:
-        """What a read of a key must have seen because of the session it belongs to."""
+    def seen(self, key: str = "") -> Seen:
+        """What a read of a key must have seen because of the session or handle it belongs to."""
         return self.inner.seen(key)
 
     def check_writable(self, what: str) -> None:

@@ -32,7 +32,8 @@ class Watch(Generic[V]):
         self._ignores_deletes = ignore_deletes
         self._is_current = False
         self._starts_current = is_current
-        self._ready: deque[Entry[V]] = deque()
+        self._ready: deque[Entry[V]] = deque()  # received, and not yet returned
+        self._returned = self._received = feed.revision
         self._is_closed = False
 
     @property
@@ -42,21 +43,36 @@ class Watch(Generic[V]):
 
     @property
     def revision(self) -> int:
-        """The newest revision received; a watch with `resume_from` this plus one continues after it."""
-        return self._feed.revision
+        """Where the program is: a watch with `resume_from` this plus one goes on without a loss or a repetition.
+
+        Everything up to it was returned, or left out as the options of the watch say. Entries that have arrived but
+        were not returned yet lie behind it. Before the first entry it is the revision that the watch began behind, as
+        far as that is known (0: the beginning).
+        """
+        return self._returned
 
     async def next(self, *, timeout: float | None = None) -> Entry[V] | None:
         """The next entry, or the one `None`. Raises RequestTimeoutError if none arrives in time (None: forever)."""
         if not self._ready:
-            self._ready.extend(await self.next_entries(timeout=timeout))
-        return self._ready.popleft() if self._ready else None
+            self._ready.extend(await self._receive(timeout))
+        return self._take()
 
     async def next_entries(self, *, timeout: float | None = None) -> list[Entry[V]]:
         """All entries that have arrived, at least one: the fast way. Empty once, when the initial data is complete."""
-        if self._ready:
-            entries = list(self._ready)
-            self._ready.clear()
-            return entries
+        entries = list(self._ready) or await self._receive(timeout)
+        self._ready.clear()
+        self._returned = self._received
+        return entries
+
+    def _take(self) -> Entry[V] | None:
+        """Return the next entry that has arrived; None for the end of the initial data."""
+        entry = self._ready.popleft() if self._ready else None
+        # Behind the last one may lie entries that are left out: they are passed with it.
+        self._returned = entry.revision if entry is not None and self._ready else self._received
+        return entry
+
+    async def _receive(self, timeout: float | None) -> list[Entry[V]]:
+        """The next entries of the feed, at least one; empty once, when the initial data is complete."""
         deadline = None if timeout is None else clock() + timeout
         while True:
             if not self._is_current and (self._starts_current or not self._feed.pending):
@@ -66,19 +82,35 @@ class Watch(Generic[V]):
             try:
                 entries = await self._feed.next_entries(timeout=left)
             except RequestTimeoutError as error:
+                self._returned = self._received = self._feed.revision
                 if timeout is None or not self._bucket:
                     raise
                 raise RequestTimeoutError(f"watch of bucket {self._bucket!r}: no entry within {timeout:g} s") from error
+            except Error:
+                self._returned = self._received = self._feed.revision  # it tells of an entry that cannot be decoded
+                raise
+            self._received = self._feed.revision
             if self._ignores_deletes:
                 entries = [entry for entry in entries if not entry.is_deleted]
             if entries:
                 return entries
+            self._returned = self._received
 
     async def initial(self, *, timeout: float = 5.0) -> list[Entry[V]]:
-        """All of the initial data; later reads return changes. `timeout` is for each wait."""
+        """All of the initial data; later reads return changes. `timeout` is for each wait.
+
+        If it raises nothing is lost: what had arrived is returned by the next read.
+        """
         found: list[Entry[V]] = []
-        while not self._is_current:
-            found += await self.next_entries(timeout=timeout)
+        before = self._returned
+        try:
+            while not self._is_current:
+                found += await self.next_entries(timeout=timeout)
+        except BaseException:
+            self._ready.extendleft(reversed(found))
+            if found:
+                self._returned = before
+            raise
         return found
 
     async def close(self) -> None:
@@ -95,12 +127,12 @@ class Watch(Generic[V]):
             if self._is_closed:
                 raise StopAsyncIteration
             try:
-                self._ready.extend(await self.next_entries())
+                self._ready.extend(await self._receive(None))
             except Error:
                 if self._is_closed:  # while waiting
                     raise StopAsyncIteration from None
                 raise
-        return self._ready.popleft() if self._ready else None
+        return self._take()
 
     async def __aenter__(self) -> Self:
         return self

@@ -25,6 +25,7 @@ from slipstream.jetstream.requests import check_bucket, check_type
 from slipstream.kv._sync.replicas import Upstream, is_local_mirror, origin_of, replicas_of, upstream_of
 from slipstream.kv._sync.stream_storage import StreamStorage, not_found
 from slipstream.kv.bucket import STREAM_PREFIX, Address, BucketConfig, BucketSource, as_source, differences
+from slipstream.kv.consistency import Consistency, check_consistency
 from slipstream.kv.replica import FOLLOWED, following, grows, keeps_alike, kept_differently
 
 log = logging.getLogger("slipstream.kv")
@@ -32,10 +33,17 @@ log = logging.getLogger("slipstream.kv")
 _ADVICE = "Leave these options out to take them over, or use sources: such a bucket answers for itself alone"
 
 
-def create_bucket(js: JetStream, config: BucketConfig | str, *, timeout: float | None = None) -> StreamStorage:
+def create_bucket(
+    js: JetStream,
+    config: BucketConfig | str,
+    *,
+    consistency: str = Consistency.OWN_WRITES,
+    timeout: float | None = None,
+) -> StreamStorage:
     """Create a bucket, or open it if it exists with the same options. A name is a bucket with the default options."""
     config = BucketConfig(bucket=config) if isinstance(config, str) else config
     check_type(config, BucketConfig)
+    reads = check_consistency(consistency, in_session=js.context.session is not None)
     config = _with_source_prefixes(js, config, timeout)
     stream, unknown = config.stream_config(), set[str]()
     if stream.mirror is not None:
@@ -52,12 +60,16 @@ def create_bucket(js: JetStream, config: BucketConfig | str, *, timeout: float |
         if different:
             raise BucketOptionsError(config.bucket, different) from error
         stream = found
-    return _storage(js, check_bucket(config.bucket), stream, subject_prefix=config.key_prefix, timeout=timeout)
+    bucket, prefix = check_bucket(config.bucket), config.key_prefix
+    return _storage(js, bucket, stream, subject_prefix=prefix, consistency=reads, timeout=timeout)
 
 
-def update_bucket(js: JetStream, config: BucketConfig, *, timeout: float | None = None) -> StreamStorage:
+def update_bucket(
+    js: JetStream, config: BucketConfig, *, consistency: str = Consistency.OWN_WRITES, timeout: float | None = None
+) -> StreamStorage:
     """Change the options of an existing bucket that `config` sets, and those of its read replicas with them."""
     check_type(config, BucketConfig)
+    reads = check_consistency(consistency, in_session=js.context.session is not None)
     try:
         current = (js.stream(config.stream_name).info(timeout=timeout)).config
     except StreamNotFoundError as error:
@@ -74,7 +86,8 @@ def update_bucket(js: JetStream, config: BucketConfig, *, timeout: float | None 
     updates = [*replicas, wanted] if grows(current, wanted) else [wanted, *replicas]
     for update in updates:  # a replica must at no time remove what its origin keeps
         js.update_stream(update, timeout=timeout)
-    return _storage(js, config.bucket, wanted, subject_prefix=config.key_prefix, timeout=timeout)
+    bucket, prefix = config.bucket, config.key_prefix
+    return _storage(js, bucket, wanted, subject_prefix=prefix, consistency=reads, timeout=timeout)
 
 
 def open_bucket(
@@ -84,6 +97,7 @@ def open_bucket(
     stream: str = "",
     subject_prefix: str = "",
     put_prefix: str = "",
+    consistency: str = Consistency.OWN_WRITES,
     timeout: float | None = None,
 ) -> StreamStorage:
     """Open an existing bucket. Raises BucketNotFoundError if there is none.
@@ -91,11 +105,24 @@ def open_bucket(
     How to read and write it follows from its stream's configuration, so buckets of other clients work too.
     """
     check_bucket(bucket)
+    context = js.context
+    reads = check_consistency(consistency, in_session=context.session is not None)
+    name, sent = stream or STREAM_PREFIX + bucket, context.client.now()
     try:
-        info = js.stream(stream or STREAM_PREFIX + bucket).info(timeout=timeout)
+        info = js.stream(name).info(timeout=timeout)
     except StreamNotFoundError as error:
         raise not_found(bucket) from error
-    return _storage(js, bucket, info.config, subject_prefix=subject_prefix, put_prefix=put_prefix, timeout=timeout)
+    if info.config.mirror is None:  # reads need to know when the bucket was made; a mirror is as old as its origin
+        context.read_state.stream(context.prefix, name).learn(info, sent)
+    return _storage(
+        js,
+        bucket,
+        info.config,
+        subject_prefix=subject_prefix,
+        put_prefix=put_prefix,
+        consistency=reads,
+        timeout=timeout,
+    )
 
 
 def delete_bucket(js: JetStream, bucket: str, *, timeout: float | None = None) -> None:
@@ -117,6 +144,7 @@ def _storage(
     *,
     subject_prefix: str,
     put_prefix: str = "",
+    consistency: Consistency,
     timeout: float | None,
 ) -> StreamStorage:
     """A bucket at the address that follows from its stream's configuration; of a replica, from its origin's."""
@@ -124,9 +152,10 @@ def _storage(
     if mirror is not None and not mirror.subject_transforms and not subject_prefix and not put_prefix:
         origin = origin_of(js, mirror, timeout=timeout)
         if origin is not None:
-            return StreamStorage(js, bucket, Address.of_replica(stream, origin.config, api_prefix=origin.js.prefix))
+            address = Address.of_replica(stream, origin.config, api_prefix=origin.js.prefix)
+            return StreamStorage(js, bucket, address, consistency=consistency)
     address = Address.found(stream, api_prefix=js.prefix, subject_prefix=subject_prefix, put_prefix=put_prefix)
-    return StreamStorage(js, bucket, address)
+    return StreamStorage(js, bucket, address, consistency=consistency)
 
 
 def _with_source_prefixes(js: JetStream, config: BucketConfig, timeout: float | None) -> BucketConfig:

@@ -43,9 +43,9 @@ class CodecStorage(Generic[V]):
         encode = self.codec.encode_filter
         return self.inner.patterns([each if each in ("", ">") else encode(each) for each in filters])
 
-    def seen(self, key: str) -> Seen:
-        """What a read of a key must have seen because of the session it belongs to."""
-        return self.inner.seen(self.codec.encode_key(key))
+    def seen(self, key: str = "") -> Seen:
+        """What a read of a key must have seen because of the session or handle it belongs to."""
+        return self.inner.seen(self.codec.encode_key(key) if key else "")
 
     def check_writable(self, what: str) -> None:
         """Raise ReadOnlyError if nothing can be written."""
@@ -242,7 +242,7 @@ class CodecFeed(Generic[V]):
 
     @property
     def revision(self) -> int:
-        """The newest revision returned."""
+        """Every entry up to this revision was returned."""
         return self._revision if self._held else self._inner.revision
 
     @property

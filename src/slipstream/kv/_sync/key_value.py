@@ -232,7 +232,7 @@ class KeyValue(Generic[V]):
         attempts = 0
         while True:
             status = self.storage.status(timeout=timeout)
-            as_of = revision or max(status.last_revision, min_last_revision)
+            as_of = revision or max(status.last_revision, min_last_revision, self.storage.seen().bucket)
             if revision:
                 check_past(self.bucket, revision, status.stream_info)
             fold: Fold[V] = Fold(self.bucket, as_of, status.history)

@@ -35,19 +35,25 @@ from slipstream.errors import (
     RequestTimeoutError,
     StaleReadError,
     StreamNotFoundError,
+    WrongLastSequenceError,
 )
+from slipstream.jetstream._sync.fresh_consumers import leader_with
 from slipstream.jetstream._sync.jetstream import JetStream
 from slipstream.jetstream._sync.ordered import IDLE_CHECK, OrderedConsumer
 from slipstream.jetstream._sync.publisher import Publisher
+from slipstream.jetstream._sync.stream import Stream
 from slipstream.jetstream.consume.ordered import MessageRun
+from slipstream.jetstream.reads.at_once import AtOnce
 from slipstream.jetstream.reads.columns import Columns
 from slipstream.jetstream.reads.direct_get import StoredMessage
-from slipstream.jetstream.reads.retry import RetryPolicy
+from slipstream.jetstream.reads.retry import SHORTEST_TRY
+from slipstream.jetstream.reads.session import HandleState
 from slipstream.jetstream.requests import Call
 from slipstream.kv._sync.replicas import Copies, find_copies
 from slipstream.kv._sync.runtime import clock
 from slipstream.kv._sync.storage import Seen
 from slipstream.kv.bucket import STREAM_PREFIX, Address, BucketStatus
+from slipstream.kv.consistency import Consistency
 from slipstream.kv.entry import (
     Entry,
     From,
@@ -58,6 +64,7 @@ from slipstream.kv.entry import (
     entry_of,
     expiries_of,
     expiry_of,
+    last_sequence_of,
     listing_of,
     mark_of,
     marks_of,
@@ -73,14 +80,28 @@ OPTIONS_TRUSTED = 2.0  # seconds for which a bucket's options are taken as they 
 
 
 class StreamStorage:
-    """A bucket as a stream of a NATS server."""
+    """A bucket as a stream of a NATS server.
 
-    def __init__(self, js: JetStream, bucket: str, address: Address) -> None:
+    `consistency` says what reads must have seen: see `kv/consistency.py`. In a session that is what the session saw.
+    """
+
+    def __init__(
+        self, js: JetStream, bucket: str, address: Address, *, consistency: Consistency = Consistency.OWN_WRITES
+    ) -> None:
         self.bucket = bucket
         self.js = js
-        self._context = js.context
         self.address = address
-        self.stream = js.stream(address.stream)
+        context = js.context
+        self._is_latest = consistency is Consistency.LATEST
+        self._state: HandleState | None = None
+        self._at_once: AtOnce | None = None
+        if context.session is None and consistency is not Consistency.ANY:
+            self._state = HandleState()
+            cache = context.read_state.stream(context.prefix, address.stream)
+            self._at_once = AtOnce(address.stream, self._state, cache)
+            context = context.in_session(self._state)
+        self._context = context
+        self.stream = Stream(context, address.stream)
         self._copies: Copies | None = None
         self._copies_until = 0.0
         self._prefix = address.prefix
@@ -97,10 +118,13 @@ class StreamStorage:
         """Filters over keys, checked; subjects differ from them by the prefix only."""
         return tuple(filters) if exact else check_patterns(filters)
 
-    def seen(self, key: str) -> Seen:
-        """What a read of a key must have seen because of the session it belongs to."""
+    def seen(self, key: str = "") -> Seen:
+        """What a read of a key must have seen because of the session or handle it belongs to."""
         session, stream = self._context.session, self.address.stream
-        return Seen() if session is None else Seen(session.seen(stream), session.seen_of(stream, self._prefix + key))
+        if session is None:
+            return Seen()
+        subject = self._prefix + key if key else ""
+        return Seen(session.wanted(stream, subject), session.seen_of(stream, subject), self._is_latest)
 
     # Writing
 
@@ -132,11 +156,15 @@ class StreamStorage:
             )
         except NoStreamError as error:
             raise self.cause_of(error) from error
+        except WrongLastSequenceError as error:
+            if rejected := last_sequence_of(error):  # what the leader has of the key: the next read must show it
+                self._context.note(self.address.stream, rejected, self._prefix + key)
+            raise
         except ApiError as error:
             if error.err_code == ErrorCode.MESSAGE_TTL_DISABLED:
                 raise ttl_disabled(self.bucket) from error
             raise
-        self.note(ack.seq, key)  # of a read replica too: its sequences are those of its origin
+        self.note_write(ack.seq, self._prefix + key)  # of a read replica too: its sequences are those of its origin
         return ack.seq
 
     def _checked_rollup(self, ttl: timedelta, timeout: float | None) -> bool:
@@ -188,20 +216,76 @@ class StreamStorage:
 
     def last(self, key: str, *, min_last_revision: int = 0, timeout: float | None = None) -> Entry[bytes] | None:
         """The last message of the key's subject."""
-        if self.address.is_direct and not min_last_revision and self._context.session is None:
-            return self._last_of_any_replica(key, timeout)
+        least, begin = min_last_revision, clock()
+        if self._is_latest:
+            least = self._least(min_last_revision, timeout)
+        if self.address.is_direct:
+            if self._at_once is not None:
+                is_proven, entry = self._last_at_once(self._at_once, key, least, timeout)
+                if is_proven:
+                    return entry
+            elif not least and self._context.session is None:
+                return self._last_of_any_replica(key, timeout)
         try:
             message = self.stream.get_last(
                 self._prefix + key,
-                min_last_seq=min_last_revision,
+                min_last_seq=least,
                 from_leader=not self.address.is_direct,
-                timeout=timeout,
+                timeout=max(self._limit(timeout) - (clock() - begin), SHORTEST_TRY),  # what was waited counts
             )
         except MessageNotFoundError:
             return None
         except _UNANSWERED as error:
             raise self.cause_of(error) from error
         return self._entry(message)
+
+    def _last_at_once(
+        self, reads: AtOnce, key: str, least: int, timeout: float | None
+    ) -> tuple[bool, Entry[bytes] | None]:
+        """The same by one request, as most reads of a handle are proven; False: it must be read by all means."""
+        context, subject = self._context, self._prefix + key
+        now = context.client.now()
+        floor = reads.begin(subject, now)
+        if floor < 0:
+            try:
+                self.stream.learn_generation(timeout=timeout)
+            except StreamNotFoundError as error:
+                raise not_found(self.bucket) from error
+            floor = reads.begin(subject, now)
+        existed, wanted = reads.existed(), 0
+        if floor or least:  # otherwise the answer will prove itself, most likely
+            wanted = reads.wanted(subject, least)
+            if not context.server_keeps_min:
+                wanted = 0
+                if reads.is_hopeless(subject):
+                    return False, None
+        body = b'{"min_last_seq":%d}' % wanted if wanted else b""
+        decode = partial(decode_entry, bucket=self.bucket, key=key, subject=subject)
+        try:
+            entry = context.run(Call(self._direct + key, body, decode), timeout=timeout)
+        except MessageNotFoundError:
+            is_proven = reads.takes_absence(subject, least=least, is_kept=bool(wanted))
+            context.read_state.at_once += is_proven
+            return is_proven, None
+        except StaleReadError:
+            return False, None
+        except Error as error:
+            context.read_state.failed += 1
+            if isinstance(error, _UNANSWERED):
+                raise self.cause_of(error) from error
+            raise
+        seq, time = entry.revision, entry.created
+        is_own = entry.stream == self.address.stream
+        if wanted:
+            is_proven = reads.takes_kept(subject, seq, wanted)
+        elif is_own or reads.is_copy(entry.stream, now) or context.server_keeps_min:
+            is_proven = reads.takes(subject, seq, least, time) or (
+                is_own and reads.takes_by_only_store(subject, seq, least=least, existed=existed, time=time, now=now)
+            )
+        else:
+            is_proven = False
+        context.read_state.at_once += is_proven
+        return is_proven, entry
 
     def _last_of_any_replica(self, key: str, timeout: float | None) -> Entry[bytes] | None:
         """The same from the first replica that answers: the hot path of `get`, one request and nothing else."""
@@ -222,9 +306,10 @@ class StreamStorage:
 
     def at(self, revision: int, *, min_last_revision: int = 0, timeout: float | None = None) -> Entry[bytes] | None:
         """The message of a sequence."""
+        least = self._least(min_last_revision, timeout)
         try:
             message = self.stream.get(
-                revision, min_last_seq=min_last_revision, from_leader=not self.address.is_direct, timeout=timeout
+                revision, min_last_seq=least, from_leader=not self.address.is_direct, timeout=timeout
             )
         except MessageNotFoundError:
             return None
@@ -236,12 +321,12 @@ class StreamStorage:
         self, patterns: Sequence[str], *, min_last_revision: int = 0, timeout: float | None = None
     ) -> Iterator[list[Entry[bytes]]]:
         """Every message of the keys' subjects, by batched Direct Get, one pattern after the other."""
+        least = self._least(min_last_revision, timeout)
         if not self.address.is_direct:
-            required = self._required_revision(min_last_revision)
-            for entries in self._initial_data(patterns, DeliverPolicy.ALL, False, required, timeout):
+            for entries in self._initial_data(patterns, DeliverPolicy.ALL, False, least, timeout):
                 yield entries
             return
-        for entries in self._read_each_pattern(patterns, min_last=min_last_revision, timeout=timeout):
+        for entries in self._read_each_pattern(patterns, min_last=least, timeout=timeout):
             yield entries
 
     def _read_each_pattern(
@@ -255,6 +340,8 @@ class StreamStorage:
             )
             try:
                 for columns in chunks:
+                    if self._state is not None:
+                        self._context.note_many(self.address.stream, columns.subjects, columns.seqs)
                     entries = self._entries(columns)
                     yield [entry for entry in entries if not any(is_seen(entry.key) for is_seen in seen)]
             except _UNANSWERED as error:
@@ -269,12 +356,13 @@ class StreamStorage:
         timeout: float | None = None,
     ) -> Iterator[list[Entry[bytes]]]:
         """The last message of each subject: by a consumer, or by Direct Gets if it must be as new as a revision."""
-        required = self._required_revision(min_last_revision)
-        if required and self.address.is_direct:
-            yield self._latest_proven(patterns, required, timeout)
+        least = self._least(min_last_revision, timeout)
+        is_proven = self._needs_direct_gets(min_last_revision) if meta_only else least or self.seen().bucket
+        if is_proven and self.address.is_direct:
+            yield self._latest_proven(patterns, least, timeout)
             return
         policy = DeliverPolicy.LAST_PER_SUBJECT
-        for entries in self._initial_data(patterns, policy, meta_only, required, timeout):
+        for entries in self._initial_data(patterns, policy, meta_only, least, timeout):
             yield entries
 
     def keys(
@@ -284,20 +372,53 @@ class StreamStorage:
 
         With a required revision the values are read as well: a Direct Get has no form without them, and how many keys a
         consumer has left is not exact on released servers while keys are overwritten, so that its end proves nothing.
+        A handle's own listing is by a consumer on a copy that has seen enough; keys that the handle knows and that are
+        not in it are looked up.
         """
-        required = self._required_revision(min_last_revision)
-        if required and self.address.is_direct:
-            yield listing_of(self._latest_proven(patterns, required, timeout))
+        least = self._least(min_last_revision, timeout)
+        if self._needs_direct_gets(min_last_revision) and self.address.is_direct:
+            yield listing_of(self._latest_proven(patterns, least, timeout))
             return
         feed = self._start_feed(
-            patterns, DeliverPolicy.LAST_PER_SUBJECT, meta_only=True, min_last=required, timeout=timeout
+            patterns, DeliverPolicy.LAST_PER_SUBJECT, meta_only=True, min_last=least, timeout=timeout
         )
         limit = self._limit(timeout)
+        listed: set[str] = set()
         try:
             while feed.pending:
-                yield feed.next_keys(timeout=limit)
+                part = feed.next_keys(timeout=limit)
+                listed.update(part.live)
+                listed.update(part.deleted)
+                yield part
         finally:
             feed.close()
+        if self._state is not None and not self._context.server_keeps_min:
+            left_out = self._left_out(self._state, patterns, listed, timeout)
+            if left_out:
+                yield listing_of(left_out)
+
+    def _left_out(
+        self, state: HandleState, patterns: Sequence[str], listed: set[str], timeout: float | None
+    ) -> list[Entry[bytes]]:
+        """The entries of keys that the handle knows and that a listing has left out."""
+        stream, cut, is_wanted = self.address.stream, len(self._prefix), any_of(patterns)
+        missing = [name for name in state.held(stream) if name[cut:] not in listed and is_wanted(name[cut:])]
+        if not missing or not self.address.is_direct:
+            return []
+        found = self.stream.get_last_many(missing, timeout=timeout)
+        for name in missing:
+            if name not in found:  # it has expired, or was removed for good
+                state.note_absent(stream, name)
+        return [self._entry(message) for message in found.values()]
+
+    def _needs_direct_gets(self, min_last_revision: int) -> bool:
+        """Whether a listing or the initial data of a feed must be read by Direct Gets, which prove it.
+
+        A handle's consumers are placed on a copy that has seen enough. That of a mirror cannot be shown to have.
+        """
+        if self._state is not None and not self.address.origin:
+            return bool(min_last_revision)
+        return bool(min_last_revision or self.seen().bucket)
 
     def _latest_proven(self, patterns: Sequence[str], min_last: int, timeout: float | None) -> list[Entry[bytes]]:
         """The newest of each key. Not by a range: it may miss a key that is replaced behind its end meanwhile."""
@@ -332,16 +453,18 @@ class StreamStorage:
         timeout: float | None = None,
     ) -> StreamFeed:
         """Open a feed on an ordered consumer."""
-        required = self._required_revision(min_last_revision)
-        if required and start.kind is not From.NEW:
-            return self._follow_proven(patterns, start, meta_only, required, timeout)
+        least = min_last_revision
+        if start.kind is not From.NEW:
+            least = self._least(min_last_revision, timeout)
+            if self._needs_direct_gets(min_last_revision):
+                return self._follow_proven(patterns, start, meta_only, least, timeout)
         policy = _POLICIES[start.kind]
         feed = self._start_feed(
             patterns,
             policy,
             start_seq=start.revision,
             meta_only=meta_only,
-            min_last=required,
+            min_last=least,
             timeout=timeout,
         )
         if policy is DeliverPolicy.LAST_PER_SUBJECT and not feed.pending:
@@ -368,6 +491,7 @@ class StreamStorage:
             start_seq=max(last + 1, start.revision),
             meta_only=meta_only,
             initial=initial,
+            begins_behind=max(start.revision - 1, 0),
             timeout=timeout,
         )
 
@@ -382,7 +506,8 @@ class StreamStorage:
         """
         is_direct = self.address.is_direct
         is_in_order = not is_direct or (is_history and len(patterns) == 1)
-        last = min_last if is_direct and is_in_order else self._wait_for_leader(min_last, timeout)
+        is_plain = is_direct and is_in_order and self._context.session is None
+        last = min_last if is_plain else self._wait_for_leader(min_last, timeout)
         by = attrgetter("revision" if is_history else "key")
         kept: dict[str | int, Entry[bytes]] = {}
         later: list[Entry[bytes]] = []
@@ -406,33 +531,46 @@ class StreamStorage:
             last = up_to
         return sorted(kept.values(), key=attrgetter("revision")), last
 
-    def _wait_for_leader(self, wanted: int, timeout: float | None) -> int:
-        """Wait until the leader has a revision; returns its newest (0 if none was wanted)."""
-        if not wanted:
-            return 0
-        retry = RetryPolicy(self._limit(timeout), self.js.client.now)
-        while True:
-            last = (self.status(timeout=retry.left())).last_revision
-            if last >= wanted:
-                return last
-            behind = f"{self.address.stream}: its leader has {last}, wanted {wanted}"
-            error = StaleReadError(behind, stream=self.address.stream, min_last_seq=wanted)
-            pause = retry.next_pause(error)
-            if pause is None:
-                raise error
-            self.js.client.sleep(pause)
+    def _wait_for_leader(self, least: int, timeout: float | None) -> int:
+        """Wait until the leader has a revision, and what the session or handle has seen; returns its newest."""
+
+        def wanted() -> int:  # it falls if the bucket turns out to have been made again
+            return max(least, self.seen().bucket)
+
+        try:
+            leader = leader_with(self._context, self.address.stream, wanted, timeout=self._limit(timeout))
+        except StreamNotFoundError as error:
+            raise not_found(self.bucket) from error
+        return leader.last_seq
+
+    def _least(self, min_last: int, timeout: float | None) -> int:
+        """The revision that a read must have seen: the caller's, or the leader's newest where reads are the latest.
+
+        What the session or the handle has seen comes to it later: it falls if the bucket was made again.
+        """
+        if not self._is_latest:
+            return min_last
+        try:
+            return max(min_last, self.stream.newest_seq(timeout=timeout))
+        except StreamNotFoundError as error:
+            raise not_found(self.bucket) from error
 
     def _limit(self, timeout: float | None) -> float:
         return self.js.timeout if timeout is None else timeout
 
-    def _required_revision(self, min_last: int) -> int:
-        """The revision that a read must have seen: the caller's or the session's, whichever is newer; 0: any."""
-        session = self._context.session
-        return min_last if session is None else max(min_last, session.seen(self.address.stream))
+    def note_write(self, revision: int, subject: str = "") -> None:
+        """Tell the session or the handle's state of a revision that was written."""
+        # A session was told of it by the publish itself, as of its own write.
+        if self._at_once is not None:
+            self._at_once.written(revision)
+        self._context.note(self.address.stream, revision, subject, is_own_write=self._state is not None)
 
-    def note(self, revision: int, key: str = "") -> None:
-        """Tell the session, if there is one, of a revision that was written or read."""
-        self._context.note(self.address.stream, revision, self._prefix + key if key else "")
+    def _note_run(self, subjects: Sequence[str], revisions: Sequence[int]) -> None:
+        """Tell the session or the handle's state of messages that arrived."""
+        if self._state is not None:
+            self._context.note_many(self.address.stream, subjects, revisions)
+        else:
+            self._context.note(self.address.stream, revisions[-1])
 
     def _start_feed(
         self,
@@ -442,6 +580,7 @@ class StreamStorage:
         start_seq: int = 0,
         meta_only: bool,
         initial: Sequence[Entry[bytes]] = (),
+        begins_behind: int = 0,
         min_last: int = 0,
         timeout: float | None,
     ) -> StreamFeed:
@@ -464,10 +603,12 @@ class StreamStorage:
             self._prefix,
             is_connected=lambda: self.js.client.is_connected,
             is_wanted=any_of(patterns) if filters != tuple(patterns) else None,
-            note=self.note,
+            note=self._note_run,
             is_latest=policy is DeliverPolicy.LAST_PER_SUBJECT,
             is_one_key=len(patterns) == 1 and not {"*", ">"} & set(patterns[0].split(".")),
             initial=initial,
+            begins_behind=begins_behind,
+            changes_behind=max(start_seq - 1, 0),
         )
 
     def _entry(self, message: StoredMessage) -> Entry[bytes]:
@@ -488,10 +629,15 @@ class StreamStorage:
 
     def status(self, *, timeout: float | None = None) -> BucketStatus:
         """The stream's info, from its leader."""
+        session, stream = self._context.session, self.address.stream
+        mark = 0 if session is None else session.mark(stream)
         try:
-            return BucketStatus(self.bucket, self.stream.info(timeout=timeout))
+            info = self.stream.info(timeout=timeout)
         except StreamNotFoundError as error:
             raise not_found(self.bucket) from error
+        if session is not None:
+            session.learn(stream, info, mark)  # it may have been made again
+        return BucketStatus(self.bucket, info)
 
     def write_path(self, *, timeout: float | None = None) -> Sequence[BucketStatus]:
         """The stream's info and, of a mirror, that of each stream on the way to the one that takes the writes."""
@@ -565,7 +711,7 @@ class StreamWriter:
         ack = self._publisher.last_ack
         if ack is None:
             return 0
-        self._storage.note(ack.seq)  # of a read replica too: the acks name its origin
+        self._storage.note_write(ack.seq)  # of a read replica too: the acks name its origin
         return ack.seq
 
     def _cause_of(self, error: Error) -> Error:
@@ -588,8 +734,9 @@ class StreamFeed:
     """Entries of an ordered consumer.
 
     `is_wanted` drops keys that a server could not filter. `initial` are entries read by other means, which the consumer
-    starts behind. `is_latest`: the consumer begins with the newest message of each key; `is_one_key`: it has messages
-    of one key alone. `note` is called with each newest revision.
+    starts behind: all of them lie behind the revision `begins_behind`, all others behind `changes_behind`. `is_latest`:
+    the consumer begins with the newest message of each key; `is_one_key`: it has messages of one key alone. `note` is
+    called with the subjects and revisions received.
     """
 
     def __init__(
@@ -600,14 +747,16 @@ class StreamFeed:
         *,
         is_connected: Callable[[], bool],
         is_wanted: Callable[[str], bool] | None,
-        note: Callable[[int], None],
+        note: Callable[[Sequence[str], Sequence[int]], None],
         is_latest: bool,
         is_one_key: bool,
         initial: Sequence[Entry[bytes]],
+        begins_behind: int,
+        changes_behind: int,
     ) -> None:
         self.bucket = bucket
         self.pending = len(initial) or consumer.initial_pending
-        self.revision = 0
+        self.revision = begins_behind if initial else max(changes_behind, consumer.starts_behind)
         self._consumer = consumer
         self._cut = len(prefix)
         self._is_connected = is_connected
@@ -616,6 +765,7 @@ class StreamFeed:
         self._is_latest = is_latest
         self._is_one_key = is_one_key
         self._initial = list(initial)
+        self._changes_behind = changes_behind
         self._to_come = 0 if initial else consumer.initial_pending
 
     @property
@@ -673,7 +823,7 @@ class StreamFeed:
     def _take_initial(self) -> list[Entry[bytes]]:
         entries, self._initial = self._initial, []
         self.pending = 0
-        self.revision = max(self.revision, entries[-1].revision)
+        self.revision = max(self._changes_behind, entries[-1].revision)
         return entries
 
     def _entries(self, run: MessageRun) -> list[Entry[bytes]]:
@@ -699,7 +849,10 @@ class StreamFeed:
         for at, expires in expiries_of(headers, run.times):
             entries[at] = entries[at]._replace(expires=expires)
         if self._is_wanted is not None:
-            return [entry for entry in entries if self._is_wanted(entry.key)]
+            entries = [entry for entry in entries if self._is_wanted(entry.key)]
+        if entries and entries[0].revision <= self._changes_behind:
+            # A copy that is behind starts a consumer behind its own last message, whatever was asked for.
+            entries = [entry for entry in entries if entry.revision > self._changes_behind]
         return entries
 
     def _deltas(self, run: MessageRun) -> Iterable[int | None]:
@@ -722,10 +875,11 @@ class StreamFeed:
             # The initial data is complete when none was left behind a message, or as many as there were have arrived. A
             # replaced consumer has a count of its own: it starts behind the messages that have arrived.
             self.pending = run.left[-1] if self._consumer.resets else max(min(self._to_come, run.left[-1]), 0)
-        self.revision = run.seqs[-1]
-        self._note(self.revision)
+        self.revision = max(self.revision, run.seqs[-1])
+        subjects = run.subjects()
+        self._note(subjects, run.seqs)
         cut = self._cut
-        return [subject[cut:] for subject in run.subjects()]
+        return [subject[cut:] for subject in subjects]
 
     def close(self) -> None:
         """End the feed; its consumer is deleted."""

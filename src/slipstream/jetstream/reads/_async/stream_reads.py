@@ -19,6 +19,7 @@ from slipstream.jetstream.reads.direct_get import StoredMessage, decode_one
 from slipstream.jetstream.reads.goal import ReadGoal
 from slipstream.jetstream.reads.range_reader import RangeReader
 from slipstream.jetstream.reads.retry import LONGEST_TRY, SHORTEST_TRY, TRIES_IN_TIMEOUT, RetryPolicy
+from slipstream.jetstream.reads.session import HandleState
 from slipstream.wire import has_wildcard
 
 
@@ -36,16 +37,21 @@ class StreamReads:
     ) -> StoredMessage:
         """One message: by its sequence, the next one of a subject, or the last one. Its subject must be valid."""
         requests.check_seq(min_last_seq, "min_last_seq")
-        context = self._context
+        context, session = self._context, self._context.session
         limit = context.timeout if timeout is None else timeout
-        if min_last_seq or from_leader or context.session is not None:
+        if min_last_seq or from_leader or session is not None:
+            begin = context.client.now()
+            if isinstance(session, HandleState) and session.is_open(self._stream, request.last_by_subj):
+                newest = await self.newest_seq(timeout=limit)
+                session.close(self._stream, newest)
+                min_last_seq = max(min_last_seq, newest)
             if request.last_by_subj and not from_leader:
-                begin = context.client.now()
                 proven = await self._last_at_once(request, min_last_seq, limit)
                 if proven is not None:
                     return proven
                 limit = max(limit - (context.client.now() - begin), SHORTEST_TRY)  # what was waited counts
-            return await self._get_proven(request, self._goal(min_last_seq, limit), from_leader=from_leader)
+            goal = self._goal(min_last_seq, limit, subject=_literal(request.last_by_subj))
+            return await self._get_proven(request, goal, from_leader=from_leader)
         # A Direct Get of whichever replica answers.
         state = context.read_state
         appended = self._appended(request) if request.last_by_subj else ""
@@ -82,7 +88,7 @@ class StreamReads:
         if session is not None:
             if session.is_claim(self._stream) or session.is_suspect(self._stream):
                 return None
-            wanted = max(wanted, session.seen(self._stream))
+            wanted = max(wanted, session.wanted(self._stream, request.last_by_subj))
         cache, now = context.read_state.stream(context.prefix, self._stream), context.client.now()
         existed, is_fresh = cache.reached, cache.has_config(now)
         if not keeps and (cache.is_leader_first or not cache.is_known(now) or not cache.created or cache.origin):
@@ -112,7 +118,11 @@ class StreamReads:
             if goal.is_claim:
                 await self._trusted.check_token(goal)
             get = self._trusted.by_leader.get if from_leader else self._get_trusted
-            found = await get(goal, request)
+            try:
+                found = await get(goal, request)
+            except MessageNotFoundError:
+                context.note_state(goal.stream, goal.reached, request.last_by_subj)
+                raise
             if request.last_by_subj == found.subject:
                 context.note_state(goal.stream, max(found.seq, goal.wanted), found.subject, found.seq)
             else:
@@ -155,9 +165,16 @@ class StreamReads:
                 found = await trusted.last_many.newest_by_leader(goal, trusted.by_leader, subjects)
             else:
                 found = await trusted.last_many.newest(goal, subjects, bound)
-        for message in found.values():
-            self._context.note(self._stream, message.seq, message.subject)
+        self._context.note_many(self._stream, list(found), [message.seq for message in found.values()])
         return found
+
+    async def newest_seq(self, *, timeout: float | None) -> int:
+        """The newest sequence of the stream, by its leader: of a mirror, that of its origin."""
+        return await self._trusted.newest_seq(self._goal(0, self._context.timeout if timeout is None else timeout))
+
+    async def learn_generation(self, *, timeout: float | None) -> None:
+        """Ask the leader when the stream was made, unless that is known; one that is away is not waited for."""
+        await self._trusted.check_token(self._goal(0, self._context.timeout if timeout is None else timeout))
 
     async def columns(
         self,
@@ -206,10 +223,16 @@ class StreamReads:
             parts = self._parts = TrustedReads(self._context, self._stream)
         return parts
 
-    def _goal(self, min_last_seq: int, limit: float) -> ReadGoal:
-        """The goal of a new read; its time begins now."""
+    def _goal(self, min_last_seq: int, limit: float, *, subject: str = "") -> ReadGoal:
+        """The goal of a new read, of that literal subject alone or of more; its time begins now."""
         context = self._context
-        return ReadGoal(self._stream, min_last_seq, context.session, RetryPolicy(limit, context.client.now))
+        policy = RetryPolicy(limit, context.client.now)
+        return ReadGoal(self._stream, min_last_seq, context.session, policy, subject=subject)
+
+
+def _literal(subject: str) -> str:
+    """A subject, if it is one and no pattern."""
+    return "" if has_wildcard(subject) else subject
 
 
 class _Counted:
@@ -233,6 +256,7 @@ class _Counted:
             context.read_state.failed += 1
             if isinstance(error, StaleReadError) and context.session is not None:
                 error.add_note(
-                    f"the session has seen sequence {context.session.seen(goal.stream)} of {goal.stream!r}; if that "
-                    "stream was made again or restored since, begin a new session"
+                    f"the session or bucket handle has seen sequence {context.session.seen(goal.stream)} of "
+                    f"{goal.stream!r}; if that "
+                    "stream was made again or restored since, begin a new session or open the bucket again"
                 )

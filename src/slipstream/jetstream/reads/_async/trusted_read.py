@@ -65,6 +65,10 @@ class TrustedReads:
         is_suspect = goal.session is not None and goal.session.is_suspect(goal.stream)
         await self._driver.run(goal, self._rule.learn_generation(goal, is_due=is_suspect))
 
+    async def newest_seq(self, goal: ReadGoal) -> int:
+        """The newest sequence of the stream, by its leader; for a mirror that of its origin."""
+        return await self._driver.run(goal, self._rule.newest_seq(goal))
+
     def range(self, goal: ReadGoal, reader: RangeReader, *, is_plain: bool = False) -> RangeRead:
         """A range, by whichever replica answers. `is_plain`: there is no goal, or the server guarantees it."""
         return self._read_range(goal, reader, is_plain=is_plain)
