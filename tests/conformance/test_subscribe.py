@@ -591,20 +591,20 @@ async def test_gaps_are_reported_but_not_to_queue_groups(any_server: str, fresh:
         await fill(here, 3)
         assert [int((await subscription.next()).data) for _ in range(2)] == [0, 2]
         assert [int((await member.next()).data) for _ in range(2)] == [0, 2]
-        (gap,) = [event.error for event in events if event.error]
-        assert isinstance(gap, MessageGapError)
-        assert (gap.consumer, gap.expected, gap.seen) == (subscription.consumer_name, 2, 3)
+        assert gaps(events) == [(2, 3)]
+        assert {event.error.consumer for event in events if isinstance(event.error, MessageGapError)} == {
+            subscription.consumer_name
+        }
         proxy.fault = lambda frame: [] if b" $JS.ACK." in frame[:200] else [frame]
         await fill(here, 1, first=3)
         task = asyncio.create_task(subscription.next(timeout=20))
-        while len(errors := [event.error for event in events if event.error]) < 2:  # seen by the heartbeat alone
+        while len(gaps(events)) < 2:  # seen by the heartbeat alone
             await asyncio.sleep(0.01)
-        assert isinstance(errors[1], MessageGapError)
-        assert (errors[1].expected, errors[1].seen) == (4, 5)
+        assert gaps(events)[1] == (4, 5)
         proxy.fault = whole
         await fill(here, 1, first=4)
         assert int((await task).data) == 4
-        assert len([event for event in events if event.error]) == 2
+        assert len(gaps(events)) == 2
 
 
 def is_message(frame: bytes) -> bool:
@@ -612,8 +612,9 @@ def is_message(frame: bytes) -> bool:
 
 
 def gaps(events: list[ClientEvent]) -> list[tuple[int, int]]:
-    errors = [event.error for event in events if event.kind is EventKind.ERROR]
-    assert [type(error) for error in errors] == [MessageGapError] * len(errors)
+    """What is reported as missing. On a machine that stands still heartbeats are late, which is no part of this."""
+    errors = [event.error for event in events if event.kind is EventKind.ERROR and not is_alarm(event)]
+    assert {type(error) for error in errors} <= {MessageGapError}
     return [(error.expected, error.seen) for error in errors if isinstance(error, MessageGapError)]
 
 
