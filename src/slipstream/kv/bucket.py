@@ -122,8 +122,8 @@ class BucketConfig(TracksFields, metaclass=TracksFieldsType):
     `value_ttl` allows a TTL per value. With `limit_marker_ttl` the server leaves a marker, kept for that long, where
     its limits remove the last value of a key (this allows a TTL per value too; with a `history` above 1 none shorter
     than the markers'). `mirror` makes a read replica of
-    another bucket, `sources` an aggregate of several. `stream` and `subject_prefix` are for names other than
-    `KV_<bucket>` and `$KV.<bucket>`.
+    another bucket, which takes over its `history`, `ttl` and `value_ttl` where they are not set; `sources` makes an
+    aggregate of several. `stream` and `subject_prefix` are for names other than `KV_<bucket>` and `$KV.<bucket>`.
     """
 
     bucket: str
