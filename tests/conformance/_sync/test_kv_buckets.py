@@ -363,8 +363,10 @@ def test_keys_removed_for_good_are_gone_whichever_member_answers(any_server: str
             [None, None, [(5, Operation.PUT, b"0"), (6, Operation.PUT, b"1")]],
         ]
         for name in members:
+            anyhow = other.jetstream().key_value(name, consistency="any")  # shows who answers
+            check_members(anyhow, "c", members[members.index(name) :][:2])
+            check_reads(anyhow, ("a", "b", "c"), (1, 7), expected)
             reader = other.jetstream().key_value(name)
-            check_members(reader, "c", members[members.index(name) :][:2])
             check_reads(reader, ("a", "b", "c"), (1, 7), expected)
             assert reader.keys() == ["c", "d"]
             assert (reader.status()).num_keys == 2

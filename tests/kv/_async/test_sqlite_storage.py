@@ -274,3 +274,14 @@ async def test_every_call_after_destroy_says_that_the_bucket_is_gone() -> None:
             await call()
     await watch.close()
     await kv.close()
+
+
+@pytest.mark.spec("KV-52")
+async def test_a_local_bucket_takes_any_consistency_and_is_the_latest() -> None:
+    for consistency in ("own-writes", "any", "latest"):
+        kv = await open_local_key_value(config=BucketConfig(bucket="b"), consistency=consistency)
+        await kv.put("a", b"1")
+        assert (await kv.get("a")).value == b"1"
+        await kv.close()
+    with pytest.raises(UsageError, match="consistency must be 'own-writes', 'any' or 'latest', got 'some'"):
+        await open_local_key_value(config=BucketConfig(bucket="b"), consistency="some")

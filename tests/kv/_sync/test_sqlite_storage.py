@@ -254,3 +254,14 @@ def test_every_call_after_destroy_says_that_the_bucket_is_gone() -> None:
             call()
     watch.close()
     kv.close()
+
+
+@pytest.mark.spec("KV-52")
+def test_a_local_bucket_takes_any_consistency_and_is_the_latest() -> None:
+    for consistency in ("own-writes", "any", "latest"):
+        kv = open_local_key_value(config=BucketConfig(bucket="b"), consistency=consistency)
+        kv.put("a", b"1")
+        assert (kv.get("a")).value == b"1"
+        kv.close()
+    with pytest.raises(UsageError, match="consistency must be 'own-writes', 'any' or 'latest', got 'some'"):
+        open_local_key_value(config=BucketConfig(bucket="b"), consistency="some")

@@ -22,6 +22,7 @@ from slipstream.kv._async.watch import Watch
 from slipstream.kv.bucket import BucketConfig, BucketStatus
 from slipstream.kv.cache import CacheStats
 from slipstream.kv.codecs.base import Codec
+from slipstream.kv.consistency import Consistency, check_consistency
 from slipstream.kv.entry import ALL, LATEST, NEW, Entry, From, Operation, Start, with_deltas
 from slipstream.kv.lifetime import whole_seconds
 from slipstream.kv.snapshot import Fold, check_past
@@ -38,6 +39,9 @@ DELETES_KEPT = timedelta(minutes=30)
 
 class KeyValue(Generic[V]):
     """A bucket. Every read takes `min_last_revision`: its answer is at least as new as that write.
+
+    What reads have seen without it is the handle's `consistency` (see `JetStream.key_value`): by default what was
+    written through it and whatever it has shown before. Views made of a handle share that with it.
 
     Values are `bytes`, or the type of a codec (`with_codec`). What the Key-Value specification does not have is an
     extension of this client: `min_last_revision`, ranges, snapshots, writers and more; the reference lists them all.
@@ -381,8 +385,14 @@ class CachedKeyValue(KeyValue[V]):
         return self._cache.stats
 
 
-async def open_local_key_value(path: str = ":memory:", config: BucketConfig | None = None) -> KeyValue[bytes]:
-    """Open a bucket without a server: in a file or in memory, created if `config` is passed. Close it at the end."""
+async def open_local_key_value(
+    path: str = ":memory:", config: BucketConfig | None = None, *, consistency: str = Consistency.OWN_WRITES
+) -> KeyValue[bytes]:
+    """Open a bucket without a server: in a file or in memory, created if `config` is passed. Close it at the end.
+
+    Its reads are the latest, whatever `consistency` says.
+    """
+    check_consistency(consistency, in_session=False)
     from slipstream.kv._async.sqlite_storage import open_sqlite  # other programs need not load SQLite
 
     return KeyValue(await open_sqlite(path, config))
