@@ -126,7 +126,8 @@ class StreamBackend:
         one, two = (client.jetstream() for client in self._clients)
         wrap, bucket = CODECS[self._options.codec].wrap, self._bucket
         own = [Handle(wrap(await js.key_value(bucket)), "own") for js in (one, two)]
-        self.handles = [*own, Handle(own[0].kv, "session")]
+        others = [Handle(wrap(await one.key_value(bucket, consistency=kind)), kind) for kind in ("any", "latest")]
+        self.handles = [*own, *others, Handle(own[0].kv, "session")]
         await self.begin_session(self.handles[-1])
         cached = await wrap(await one.key_value(bucket)).cached(recheck_after=RECHECK)
         self.handles.append(Handle(cached, "cached"))

@@ -131,10 +131,10 @@ WRITES = (
     "writer",
 )
 READS = ("get", "get", "get", "history", "at", "keys", "range", "snapshot", "cached", "cached")
-WATCHES = ("watch", "watch", "take", "take")
+WATCHES = ("watch", "watch", "take", "take", "resume", "resume")
 TIME = ("pass", "pass")
 BUCKET = ("delete_range", "purge_range", "purge_deletes", "forget", "alter", "recreate", "status")
-FAULTS = ("cut",)
+FAULTS = ("hold", "release", "cut")
 
 
 def options(*, is_local: bool, times: tuple[int, ...], replicas: tuple[int, ...]) -> st.SearchStrategy[Options]:

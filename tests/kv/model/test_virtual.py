@@ -14,7 +14,7 @@ from tests.kv.model.operations import Run
 from tests.kv.model.scenario import Scenario, scenarios
 
 SHORT = settings(
-    max_examples=20, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+    max_examples=15, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
 )
 LONG = settings(max_examples=2000, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 
