@@ -381,6 +381,10 @@ async def test_keys_removed_for_good_are_gone_whichever_member_answers(
         assert await replica.purge_deletes(older_than=timedelta(0)) == 1
         for name in members:
             assert (await (await js.key_value(name)).status()).num_keys == 1
+        await replica.destroy()  # a moment after it was found
+        await kv.delete("c")
+        assert await kv.purge_deletes(older_than=timedelta(0)) == 1
+        assert await (await js.key_value(fresh)).keys() == []
 
 
 async def test_a_mirror_that_keeps_more_is_not_purged_with_the_bucket(

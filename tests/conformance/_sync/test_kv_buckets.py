@@ -380,6 +380,10 @@ def test_keys_removed_for_good_are_gone_whichever_member_answers(any_server: str
         assert replica.purge_deletes(older_than=timedelta(0)) == 1
         for name in members:
             assert ((js.key_value(name)).status()).num_keys == 1
+        replica.destroy()  # a moment after it was found
+        kv.delete("c")
+        assert kv.purge_deletes(older_than=timedelta(0)) == 1
+        assert (js.key_value(fresh)).keys() == []
 
 
 def test_a_mirror_that_keeps_more_is_not_purged_with_the_bucket(

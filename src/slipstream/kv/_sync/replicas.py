@@ -83,13 +83,13 @@ def is_local_mirror(config: StreamConfig) -> bool:
 class Copies:
     """The streams that hold a bucket's entries: the origin, and its replicas, each behind the one that it copies.
 
-    `behind` has how far each replica is known to be.
+    `last` has the newest sequence that each replica is known to have.
     """
 
-    def __init__(self, js: JetStream, origin: Stream, behind: dict[str, int]) -> None:
+    def __init__(self, js: JetStream, origin: Stream, last: dict[str, int]) -> None:
         self._js = js
         self._origin = origin
-        self._last = behind
+        self._last = last
 
     def purge(self, subject: str, below: int, *, timeout: float | None = None) -> None:
         """Remove a subject's messages below a sequence from all of them: a mirror does not repeat a purge."""
@@ -97,8 +97,12 @@ class Copies:
             if last < below - 1:
                 self._wait(name, below - 1, timeout)
         self._origin.purge(subject=subject, below=below, timeout=timeout)
-        for name in self._last:  # only then: our server believes a replica that removes what is gone from its origin
-            self._js.stream(name).purge(subject=subject, below=below, timeout=timeout)
+        # Only then: our server believes a replica that removes what is gone from its origin.
+        for name in list(self._last):
+            try:
+                self._js.stream(name).purge(subject=subject, below=below, timeout=timeout)
+            except StreamNotFoundError:  # deleted since it was found
+                del self._last[name]
 
     def _wait(self, name: str, revision: int, timeout: float | None) -> None:
         """Wait until a replica has a revision; one that does not get there in time is left out."""
@@ -108,13 +112,13 @@ class Copies:
             self._js.client.sleep(pause)
             try:
                 self._last[name] = (self._js.stream(name).info(timeout=retry.left())).state.last_seq
-            except Error as error:
-                log.warning("replica %r keeps keys that are removed: %s", name, error)
+            except StreamNotFoundError:
                 break
             if self._last[name] >= revision:
                 return
             pause = retry.next_pause(Error(f"{name} has {self._last[name]}, wanted {revision}"))
-        log.warning("replica %r keeps keys that are removed: it lags behind", name)
+        if pause is None:
+            log.warning("replica %r keeps keys that are removed: it lags behind", name)
         del self._last[name]
 
 
@@ -129,13 +133,13 @@ def find_copies(js: JetStream, stream: Stream, *, timeout: float | None = None) 
         if origin is None:
             return None
         js, config = origin
-    behind: dict[str, int] = {}
+    last: dict[str, int] = {}
     try:
         for info in replicas_of(js, config.name, timeout=timeout):
             if kept_differently(info.config, config) or info.config.deny_purge:
                 log.warning("mirror %r of stream %r keeps keys that are removed", info.config.name, config.name)
             else:
-                behind[info.config.name] = info.state.last_seq
+                last[info.config.name] = info.state.last_seq
     except (ApiError, NoRespondersError, RequestTimeoutError) as error:  # this user may not list streams
         log.warning("replicas of stream %r, if any, keep keys that are removed: %s", config.name, error)
-    return Copies(js, js.stream(config.name), behind)
+    return Copies(js, js.stream(config.name), last)
