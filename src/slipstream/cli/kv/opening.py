@@ -73,6 +73,17 @@ def add_bucket_options(parser: Parser) -> None:
         "--encryption-context", default="", metavar="TEXT", help="what ciphertext is bound to (default: BUCKET)"
     )
     group.add_argument("--plain-keys", action="store_true", help="encrypt values only")
+    group.add_argument(
+        "--no-check-names",
+        action="store_true",
+        help="do not look at the names in the bucket first (for users who may not list them)",
+    )
+    group.add_argument(
+        "--consistency",
+        choices=("own-writes", "any", "latest"),
+        default="own-writes",
+        help="latest: as new as the leader; any: the fastest answer",
+    )
 
 
 def _codec_names(text: str) -> list[str]:
@@ -106,7 +117,11 @@ def opened_raw(shell: Shell) -> Iterator[BlockingKeyValue[Any]]:
     options = shell.options
     with shell.connect() as client:
         yield shell.jetstream(client).key_value(
-            options.bucket, stream=options.stream, subject_prefix=options.subject_prefix, put_prefix=options.put_prefix
+            options.bucket,
+            stream=options.stream,
+            subject_prefix=options.subject_prefix,
+            put_prefix=options.put_prefix,
+            consistency=options.consistency,
         )
 
 
@@ -116,7 +131,9 @@ def codecs_of(shell: Shell) -> list[Codec[Any]]:
     names = list(options.codec)
     if options.keyring and _ENCRYPTED not in names:
         names.insert(0, _ENCRYPTED)
-    if not options.keyring and (_ENCRYPTED in names or options.encryption_context or options.plain_keys):
+    if not options.keyring and (
+        _ENCRYPTED in names or options.encryption_context or options.plain_keys or options.no_check_names
+    ):
         raise UsageError("encryption must have --keyring, a file of keys; slipstream kv keyring makes one")
     return [_encryption(shell) if name == _ENCRYPTED else _CODECS[name]() for name in names]
 
@@ -129,4 +146,6 @@ def _encryption(shell: Shell) -> Encrypted:
     if not file.is_private:
         shell.out.note(f"warning: other users may read {file.path}; chmod 600 it")
     context = options.encryption_context or options.bucket
-    return Encrypted(file.keyring(), context=context, keys=not options.plain_keys)
+    return Encrypted(
+        file.keyring(), context=context, keys=not options.plain_keys, check_names=not options.no_check_names
+    )
