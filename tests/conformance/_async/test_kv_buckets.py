@@ -125,8 +125,14 @@ async def caught_up(js: JetStream, *streams: str) -> bool:
 
 async def check_members(kv: KeyValue[bytes], key: str, members: Sequence[str]) -> None:
     """Reads of a bucket are answered by all of these members."""
-    seen = {(await kv.get(key)).stream for _ in range(READS)}
-    assert seen == {f"KV_{member}" for member in members}
+    seen, expected = set[str](), {f"KV_{member}" for member in members}
+
+    async def have_answered() -> bool:
+        seen.add((await kv.get(key)).stream)
+        return seen >= expected
+
+    await until(have_answered)  # a mirror joins a moment after it has caught up
+    assert seen | {(await kv.get(key)).stream for _ in range(READS)} == expected
 
 
 async def found(kv: KeyValue[bytes], keys: Sequence[str], revisions: Sequence[int]) -> list[Any]:

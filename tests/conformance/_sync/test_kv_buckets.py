@@ -128,8 +128,14 @@ def caught_up(js: JetStream, *streams: str) -> bool:
 
 def check_members(kv: KeyValue[bytes], key: str, members: Sequence[str]) -> None:
     """Reads of a bucket are answered by all of these members."""
-    seen = {(kv.get(key)).stream for _ in range(READS)}
-    assert seen == {f"KV_{member}" for member in members}
+    seen, expected = set[str](), {f"KV_{member}" for member in members}
+
+    def have_answered() -> bool:
+        seen.add((kv.get(key)).stream)
+        return seen >= expected
+
+    until(have_answered)  # a mirror joins a moment after it has caught up
+    assert seen | {(kv.get(key)).stream for _ in range(READS)} == expected
 
 
 def found(kv: KeyValue[bytes], keys: Sequence[str], revisions: Sequence[int]) -> list[Any]:
