@@ -53,7 +53,7 @@ def test_a_command_that_does_not_stop_when_the_lock_is_lost_is_killed(monkeypatc
     assert started[0].poll() is not None
 
 
-@pytest.mark.spec("KV-57", on="C N")
+@pytest.mark.spec("KV-49", on="C N")
 def test_members_are_listed_and_watched_while_their_commands_run(cli: Cli, fresh: str) -> None:
     cli.ok("kv", "add", fresh)
     member = ("kv", "members", "join", fresh, "services.web", "--name", "ada", "--data", "10.0.0.1:80", "--ttl", "2s")
@@ -78,7 +78,7 @@ def test_members_are_listed_and_watched_while_their_commands_run(cli: Cli, fresh
     ]
 
 
-@pytest.mark.spec("KV-57", on="C N")
+@pytest.mark.spec("KV-49", on="C N")
 def test_the_leader_is_shown_and_watched(cli: Cli, fresh: str) -> None:
     cli.ok("kv", "add", fresh)
     assert cli.run("kv", "leader", fresh, "boss")[:2] == (3, "no leader\n")
