@@ -6,6 +6,9 @@
 - `any`: whatever the replica has that answers first.
 - `latest`: all that the bucket's leader had when the read was called.
 
+The default is `any` for a read replica of a bucket in another domain, account or server: it has only a part of what
+its origin's leader knows, and could not prove a listing.
+
 In a session the session's own promise rules, which is stronger than `own-writes`; `latest` adds to it.
 """
 
@@ -24,8 +27,10 @@ class Consistency(StrEnum):
     LATEST = "latest"
 
 
-def check_consistency(value: str, *, in_session: bool) -> Consistency:
-    """The consistency of that name, or a UsageError."""
+def check_consistency(value: str | None, *, in_session: bool) -> Consistency | None:
+    """The consistency of that name (None: the default of the bucket), or a UsageError."""
+    if value is None:
+        return None
     try:
         consistency = Consistency(value)
     except ValueError:

@@ -81,7 +81,6 @@ def add_bucket_options(parser: Parser) -> None:
     group.add_argument(
         "--consistency",
         choices=("own-writes", "any", "latest"),
-        default="own-writes",
         help="latest: as new as the leader; any: the fastest answer",
     )
 

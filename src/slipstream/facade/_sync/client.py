@@ -16,7 +16,6 @@ from slipstream.jetstream._sync.snapshot import CHUNK_SIZE, Snapshot, restore
 from slipstream.kv._sync import buckets
 from slipstream.kv._sync.key_value import KeyValue
 from slipstream.kv.bucket import BucketConfig
-from slipstream.kv.consistency import Consistency
 from slipstream.objects._sync.object_store import ObjectStore
 from slipstream.objects.info import STREAM_PREFIX as OBJECTS_PREFIX
 from slipstream.objects.info import ObjectStoreConfig
@@ -26,7 +25,7 @@ class JetStream(jetstream.JetStream):
     """JetStream of one account: publish, streams, Key-Value buckets."""
 
     def create_key_value(
-        self, config: BucketConfig | str, *, consistency: str = Consistency.OWN_WRITES, timeout: float | None = None
+        self, config: BucketConfig | str, *, consistency: str | None = None, timeout: float | None = None
     ) -> KeyValue[bytes]:
         """Create a bucket: by its options, or by its name alone. An existing one must have the same options.
 
@@ -36,7 +35,7 @@ class JetStream(jetstream.JetStream):
         return KeyValue(buckets.create_bucket(self, config, consistency=consistency, timeout=timeout))
 
     def update_key_value(
-        self, config: BucketConfig, *, consistency: str = Consistency.OWN_WRITES, timeout: float | None = None
+        self, config: BucketConfig, *, consistency: str | None = None, timeout: float | None = None
     ) -> KeyValue[bytes]:
         """Change the options of an existing bucket that were set in `config`, also to their default; others stay.
 
@@ -52,7 +51,7 @@ class JetStream(jetstream.JetStream):
         stream: str = "",
         subject_prefix: str = "",
         put_prefix: str = "",
-        consistency: str = Consistency.OWN_WRITES,
+        consistency: str | None = None,
         timeout: float | None = None,
     ) -> KeyValue[bytes]:
         """Open an existing bucket, made by any client; raises BucketNotFoundError if there is none.
@@ -62,7 +61,8 @@ class JetStream(jetstream.JetStream):
 
         `consistency` says what every read of the handle has seen: "own-writes" what was written and shown through the
         handle before, "latest" all that the bucket's leader had when the read was called, "any" what the replica has
-        that answers first. A session's buckets have seen what the session has, and may be "latest".
+        that answers first. The default is "own-writes", and "any" for a replica of a bucket in another domain, account
+        or server. A session's buckets have seen what the session has, and may be "latest".
         """
         storage = buckets.open_bucket(
             self,

@@ -37,7 +37,7 @@ def create_bucket(
     js: JetStream,
     config: BucketConfig | str,
     *,
-    consistency: str = Consistency.OWN_WRITES,
+    consistency: str | None = None,
     timeout: float | None = None,
 ) -> StreamStorage:
     """Create a bucket, or open it if it exists with the same options. A name is a bucket with the default options."""
@@ -65,7 +65,7 @@ def create_bucket(
 
 
 def update_bucket(
-    js: JetStream, config: BucketConfig, *, consistency: str = Consistency.OWN_WRITES, timeout: float | None = None
+    js: JetStream, config: BucketConfig, *, consistency: str | None = None, timeout: float | None = None
 ) -> StreamStorage:
     """Change the options of an existing bucket that `config` sets, and those of its read replicas with them."""
     check_type(config, BucketConfig)
@@ -97,7 +97,7 @@ def open_bucket(
     stream: str = "",
     subject_prefix: str = "",
     put_prefix: str = "",
-    consistency: str = Consistency.OWN_WRITES,
+    consistency: str | None = None,
     timeout: float | None = None,
 ) -> StreamStorage:
     """Open an existing bucket. Raises BucketNotFoundError if there is none.
@@ -144,11 +144,14 @@ def _storage(
     *,
     subject_prefix: str,
     put_prefix: str = "",
-    consistency: Consistency,
+    consistency: Consistency | None,
     timeout: float | None,
 ) -> StreamStorage:
     """A bucket at the address that follows from its stream's configuration; of a replica, from its origin's."""
     mirror = stream.mirror
+    if consistency is None:
+        is_elsewhere = mirror is not None and mirror.external is not None and js.context.session is None
+        consistency = Consistency.ANY if is_elsewhere else Consistency.OWN_WRITES
     if mirror is not None and not mirror.subject_transforms and not subject_prefix and not put_prefix:
         origin = origin_of(js, mirror, timeout=timeout)
         if origin is not None:

@@ -23,7 +23,7 @@ from slipstream.kv._sync.watch import Watch
 from slipstream.kv.bucket import BucketConfig, BucketStatus
 from slipstream.kv.cache import CacheStats
 from slipstream.kv.codecs.base import Codec
-from slipstream.kv.consistency import Consistency, check_consistency
+from slipstream.kv.consistency import check_consistency
 from slipstream.kv.entry import ALL, LATEST, NEW, Entry, From, Operation, Start, with_deltas
 from slipstream.kv.lifetime import whole_seconds
 from slipstream.kv.snapshot import Fold, check_past
@@ -377,7 +377,7 @@ class CachedKeyValue(KeyValue[V]):
 
 
 def open_local_key_value(
-    path: str = ":memory:", config: BucketConfig | None = None, *, consistency: str = Consistency.OWN_WRITES
+    path: str = ":memory:", config: BucketConfig | None = None, *, consistency: str | None = None
 ) -> KeyValue[bytes]:
     """Open a bucket without a server: in a file or in memory, created if `config` is passed. Close it at the end.
 
