@@ -60,7 +60,7 @@ class Backend(Protocol):
 
     async def recreate(self, options: Options, *, keep_handles: bool) -> None: ...
 
-    async def begin_session(self, handle: Handle) -> None: ...
+    async def open_again(self, handle: Handle) -> None: ...
 
     async def destroy(self) -> None: ...
 
@@ -128,17 +128,19 @@ class StreamBackend:
         own = [Handle(wrap(await js.key_value(bucket)), "own") for js in (one, two)]
         others = [Handle(wrap(await one.key_value(bucket, consistency=kind)), kind) for kind in ("any", "latest")]
         self.handles = [*own, *others, Handle(own[0].kv, "session")]
-        await self.begin_session(self.handles[-1])
+        await self.open_again(self.handles[-1])
         cached = await wrap(await one.key_value(bucket)).cached(recheck_after=RECHECK)
         self.handles.append(Handle(cached, "cached"))
         if self.has_copy:
             copy = await two.key_value(f"{bucket}-copy")
             self.handles.append(Handle(wrap(copy), "copy"))
 
-    async def begin_session(self, handle: Handle) -> None:
-        session = self._clients[1].jetstream(timeout=1).session()
+    async def open_again(self, handle: Handle) -> None:
+        """Begin a new session, or open the read replica again."""
+        js = self._clients[1].jetstream(timeout=1)
+        opened = js.key_value(f"{self._bucket}-copy") if handle.kind == "copy" else js.session().key_value(self._bucket)
         handle.forget()
-        handle.kv = CODECS[self._options.codec].wrap(await session.key_value(self._bucket))
+        handle.kv = CODECS[self._options.codec].wrap(await opened)
         handle.is_of_old_bucket = False
 
     async def recreate(self, options: Options, *, keep_handles: bool) -> None:
@@ -285,7 +287,7 @@ class LocalBackend:
     async def alter(self, options: Options) -> bool:  # noqa: ARG002
         return False  # a local bucket keeps its options
 
-    async def begin_session(self, handle: Handle) -> None: ...
+    async def open_again(self, handle: Handle) -> None: ...
 
     async def recreate(self, options: Options, *, keep_handles: bool) -> None:
         del keep_handles  # a bucket in memory is gone with its handle

@@ -248,11 +248,13 @@ class Run:
         if isinstance(count, StaleReadError):
             return
         assert count == len(marked), f"{count} keys of {filters} were marked, not {len(marked)}"
-        keys = [self.model.log[revision].key for revision in marked]
-        first = self.model.revision + 1
-        await self.settle({first + at: Write(key, operation) for at, key in enumerate(keys)})
-        for at, key in enumerate(keys):
-            self.handle.note(first + at, key)
+        found = await self.backend.found(self.model.revision)  # in which order they are marked is not promised
+        written = {raw.revision: Write(self.model.subjects[raw.subject], operation) for raw in found.new}
+        keys = {self.model.log[revision].key for revision in marked}
+        assert {write.key for write in written.values()} == keys, f"{written} were marked, not {keys}"
+        await self.settle(written)
+        for revision, write in written.items():
+            self.handle.note(revision, write.key)
 
     # Reading
 
@@ -289,12 +291,13 @@ class Run:
         except KeyNotFoundError:
             return None
         except StaleReadError as error:
-            # Documented: a session that never learned when its stream was made does not adapt if it is made again.
-            is_old = self.handle.kind == "session" and self.handle.is_of_old_bucket
+            # Documented: a session that never learned when its stream was made does not adapt if it is made again; nor
+            # does a handle of a read replica, as the note of the error says.
+            is_old = self.handle.kind in ("session", "copy") and self.handle.is_of_old_bucket
             if not is_old and self.held_at is None:
                 raise  # no copy lags
             if is_old:
-                await self.backend.begin_session(self.handle)
+                await self.backend.open_again(self.handle)
             return error
 
     async def _with_time(self, call: Awaitable[Any], settles: bool) -> Any:
