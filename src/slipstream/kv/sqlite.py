@@ -236,8 +236,9 @@ class SqliteBucket:
         if not marker_ttl:
             return
         last = {key: operation for key, operation, _ in gone}
-        for key, operation in last.items():  # an expired mark leaves no marker
-            if operation == Operation.PUT and not self._one("SELECT count(*) FROM entries WHERE key = ?", key):
+        for key, operation in last.items():
+            is_left = operation in (Operation.PURGE, Operation.EXPIRED)  # itself what would be left, as for a server
+            if not is_left and not self._one("SELECT count(*) FROM entries WHERE key = ?", key):
                 self._insert(key, b"", Operation.EXPIRED, "MaxAge", marker_ttl, now)
 
     @contextmanager

@@ -16,9 +16,9 @@ from slipstream.facade._async.client import Client, JetStream
 from slipstream.jetstream.reads.direct_get import StoredMessage
 from slipstream.kv._async.key_value import KeyValue
 from slipstream.kv._async.sqlite_storage import open_sqlite
-from slipstream.kv.entry import Operation, mark_of
+from slipstream.kv.entry import mark_of
 from slipstream.server import Server
-from tests.kv.model.model import LEAVE_MARKER, SECOND, Found, Key, Raw
+from tests.kv.model.model import SECOND, Found, Key, Raw
 from tests.kv.model.scenario import CODECS, Options
 
 WAIT = 10.0
@@ -52,7 +52,6 @@ class Backend(Protocol):
     handles: list[Handle]
     has_copy: bool  # a read replica
     is_real_time: bool
-    leave_marker: frozenset[Operation]
 
     async def create(self, options: Options) -> None: ...
 
@@ -96,8 +95,6 @@ class StreamBackend:
         self._server = server
         self._options = Options()
         self.is_real_time = server is None
-        # Our server leaves a marker for an expired purge, too: test_marks.py.
-        self.leave_marker = LEAVE_MARKER if server is None else LEAVE_MARKER | {Operation.PURGE}
         self.has_copy = False
         self._is_held = False
         self._js: JetStream = clients[0].jetstream()
@@ -271,7 +268,6 @@ class LocalBackend:
     slack = 0
     has_copy = False
     is_real_time = False
-    leave_marker = frozenset({Operation.PUT})  # a local bucket leaves none for an expired delete: test_marks.py
 
     def __init__(self) -> None:
         self.handles: list[Handle] = []

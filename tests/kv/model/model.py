@@ -30,7 +30,8 @@ from slipstream.kv import Operation
 SECOND = 1_000_000_000
 Key = tuple[str, ...]
 Filter = tuple[str, ...]
-LEAVE_MARKER = frozenset({Operation.PUT, Operation.DELETE})  # of nats-server
+# Where it was the last of its key. A marker, and the mark of a purge, are themselves what would be left.
+LEAVE_MARKER = frozenset({Operation.PUT, Operation.DELETE})
 
 
 class Kept(NamedTuple):
@@ -109,8 +110,6 @@ class Model:
 
     limits: Limits
     slack: int  # how late a server may expire an entry, and how far its clock may be ahead
-    # A marker, and the mark of a purge, are themselves what would be left.
-    leave_marker: frozenset[Operation] = LEAVE_MARKER
     revision: int = 0
     kept: dict[Key, list[Kept]] = field(default_factory=dict)
     log: dict[int, Kept] = field(default_factory=dict)
@@ -153,7 +152,7 @@ class Model:
                     assert due is None or due > found.now - self.slack, f"{entry} was due, and is still there"
                 elif due is not None and due <= found.now + self.slack:
                     kept.remove(entry)
-                    if not kept and self.limits.marker_ttl and entry.operation in self.leave_marker:
+                    if not kept and self.limits.marker_ttl and entry.operation in LEAVE_MARKER:
                         owed[key] = due
         self._push()
         return owed

@@ -49,7 +49,7 @@ class Run:
         self.options = scenario.options
         self.steps = scenario.steps
         self.spec = CODECS[scenario.options.codec]
-        self.model = Model(scenario.options.limits, backend.slack, backend.leave_marker)
+        self.model = Model(scenario.options.limits, backend.slack)
         self.follower: Follower | None = None
         self.count = 0
         self.held_at: int | None = None  # the state that held copies have
@@ -533,7 +533,7 @@ class Run:
             await self.follower.close()
             self.follower = None
         await self.backend.recreate(self.options, keep_handles=self.step.n % 2 == 0)
-        self.model = Model(self.options.limits, self.backend.slack, self.backend.leave_marker)
+        self.model = Model(self.options.limits, self.backend.slack)
         for each in self.backend.handles:
             each.forget()
 

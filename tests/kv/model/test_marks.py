@@ -1,4 +1,4 @@
-"""Which marks leave a marker when they expire: found by the model, and pinned here until the backends agree."""
+"""Which marks leave a marker when they expire: a delete does, a purge does not, as on nats-server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from slipstream.server import Server
 CONFIG = BucketConfig(bucket="marks", ttl=timedelta(seconds=4), limit_marker_ttl=timedelta(seconds=3))
 
 
-@pytest.mark.xfail(strict=True, reason="our server leaves a marker; nats-server leaves none")
 def test_expired_purge_leaves_no_marker_on_our_server() -> None:
     async def run() -> None:
         async with Server(virtual_time=True, faults=True) as server, connect(server.url) as nc:
@@ -30,7 +29,6 @@ def test_expired_purge_leaves_no_marker_on_our_server() -> None:
     asyncio.run(asyncio.wait_for(run(), 30))
 
 
-@pytest.mark.xfail(strict=True, reason="a local bucket leaves no marker; both servers leave one")
 def test_expired_delete_leaves_a_marker_in_a_local_bucket() -> None:
     async def run() -> None:
         now = [10**18]

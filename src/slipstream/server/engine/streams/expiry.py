@@ -6,6 +6,7 @@ each message is checked once: one with TTL `never` stays, however old, and is no
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from slipstream.api import format_duration
@@ -19,7 +20,7 @@ SCAN = 512
 PAUSE = 1_000_000
 RECHECK = 50_000_000  # while the next message is not committed yet
 _SECOND = 1_000_000_000
-_MARKER = b"\r\nNats-Marker-Reason:"
+_MARKS = re.compile(rb"\r\nNats-Marker-Reason:|\r\nKV-Operation: *PURGE *\r\n")  # of a subject that is gone already
 
 Mark = Callable[[str, bytes, int], None]  # store an empty message on a subject
 
@@ -146,7 +147,7 @@ class Expiry:
     def _drop(self, seq: int, record: Record | None, now: int) -> None:
         """Remove a message; store a marker if it was the last one on its subject and the stream has markers."""
         log = self._log
-        if self._header and record is not None and _MARKER not in record.header:
+        if self._header and record is not None and not _MARKS.search(record.header):
             subject = record.subject
             if log.count_of(subject) == 1 and log.last_seq_of(subject) == seq:
                 self._mark(subject, self._header, now)
