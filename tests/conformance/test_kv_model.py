@@ -52,7 +52,8 @@ class Model:
         self.revision = revision
         entry = Kept(revision, operation, value, None if ttl is None else self.now + ttl)
         kept = self.kept.setdefault(key, [])
-        kept[:] = [entry] if operation is Operation.PURGE else [*kept, entry][-HISTORY:]
+        replaces = operation is Operation.PURGE or ttl is not None  # decision 119: with a TTL it replaces the history
+        kept[:] = [entry] if replaces else [*kept, entry][-HISTORY:]
         self.log.append((revision, key, operation, value))
 
     def last(self, key: str) -> Kept | None:
