@@ -254,6 +254,24 @@ async def test_handle_goes_on_with_a_bucket_that_was_made_again(
         assert await value_of(kv, "k.0") == b"new"
 
 
+@pytest.mark.spec("KV-54")
+@pytest.mark.parametrize("read", ["get", "history", "keys", "get_range", "snapshot"])
+async def test_whatever_is_read_first_of_a_bucket_that_was_made_again(any_server: str, fresh: str, read: str) -> None:
+    """The handle learns of the new bucket by the read itself, and the new one is empty: it never gets that far."""
+    async with connect(any_server) as nc, connect(any_server) as two:
+        kv, other = await nc.jetstream().create_key_value(fresh), two.jetstream()
+        await kv.put("a", b"old")
+        await kv.put("b", b"old")
+        assert await kv.keys() == ["a", "b"]
+        await (await other.key_value(fresh)).destroy()
+        await other.create_key_value(fresh)
+        if read in ("get", "history"):
+            with pytest.raises(KeyNotFoundError):
+                await getattr(kv, read)("a")
+        else:
+            assert not await getattr(kv, read)()
+
+
 @pytest.mark.spec("KV-51")
 async def test_keys_beyond_the_bound_of_a_handle_are_still_seen(
     any_server: str, fresh: str, monkeypatch: pytest.MonkeyPatch

@@ -254,6 +254,24 @@ def test_handle_goes_on_with_a_bucket_that_was_made_again(any_server: str, fresh
         assert value_of(kv, "k.0") == b"new"
 
 
+@pytest.mark.spec("KV-54")
+@pytest.mark.parametrize("read", ["get", "history", "keys", "get_range", "snapshot"])
+def test_whatever_is_read_first_of_a_bucket_that_was_made_again(any_server: str, fresh: str, read: str) -> None:
+    """The handle learns of the new bucket by the read itself, and the new one is empty: it never gets that far."""
+    with connect(any_server) as nc, connect(any_server) as two:
+        kv, other = nc.jetstream().create_key_value(fresh), two.jetstream()
+        kv.put("a", b"old")
+        kv.put("b", b"old")
+        assert kv.keys() == ["a", "b"]
+        (other.key_value(fresh)).destroy()
+        other.create_key_value(fresh)
+        if read in ("get", "history"):
+            with pytest.raises(KeyNotFoundError):
+                getattr(kv, read)("a")
+        else:
+            assert not getattr(kv, read)()
+
+
 @pytest.mark.spec("KV-51")
 def test_keys_beyond_the_bound_of_a_handle_are_still_seen(
     any_server: str, fresh: str, monkeypatch: pytest.MonkeyPatch

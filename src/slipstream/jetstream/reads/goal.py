@@ -61,6 +61,12 @@ class ReadGoal:
         self.wanted = max(self._asked, self.session.wanted(self.stream, self._subject))
         return is_current
 
+    def adapt(self) -> int:
+        """What is still wanted: less than before if the stream was found to have been made again."""
+        if self.session is not None:
+            self.wanted = min(self.wanted, max(self._asked, self.session.wanted(self.stream, self._subject)))
+        return self.wanted
+
     @property
     def is_claim(self) -> bool:
         """Whether what is wanted must be compared with the stream first: a token, or it may have been made again."""
@@ -68,7 +74,7 @@ class ReadGoal:
         return session is not None and (session.is_claim(self.stream) or session.is_suspect(self.stream))
 
     def for_all_of(self, seq: int) -> ReadGoal:
-        """The same goal for a part of the read that must have reached a sequence: the time is shared."""
+        """The same goal for a part of the read that must have reached a sequence too: the time is shared."""
         part = ReadGoal(self.stream, max(self._asked, seq), self.session, self.policy, subject=self._subject)
         part.has_looked = self.has_looked
         return part

@@ -54,6 +54,10 @@ class RangeReader:
         self._trusting = trusting
         self._parts = parts
 
+    def lower_goal(self, at_least: int) -> None:
+        """Less is wanted than before: the stream was made again, and what a session has seen of it is gone."""
+        self.goal = min(self.goal, max(self.end, at_least))
+
     @property
     def is_guaranteed(self) -> bool:
         """Whether the server keeps `min_last_seq`."""

@@ -166,7 +166,7 @@ class NewRules:
     def _range(self, goal: ReadGoal, read: Read) -> Step[list[StoredMessage]]:
         reader = RangeReader(start=read.seq, end=read.end, subject=read.subject, at_least=goal.wanted)
         found: list[StoredMessage] = []
-        part = goal.for_all_of(reader.goal)
+        part = goal.for_all_of(reader.end)
         yield from self._run(part, self._rule.learn_generation(part))
         yield from self._run(part, self._rule.exists(part))
         while not reader.is_done:
@@ -184,7 +184,7 @@ class NewRules:
     def _range_by_leader(self, goal: ReadGoal, read: Read) -> Step[list[StoredMessage]]:
         """By Message Gets, if every leader has what is wanted (`leader_read.py`); here one after the other."""
         reader = RangeReader(start=read.seq, end=read.end, subject=read.subject, at_least=goal.wanted)
-        part = goal.for_all_of(reader.goal)
+        part = goal.for_all_of(reader.end)
         if not (yield from self._run(part, self._rule.is_settled(part))):
             return (yield from self._range(goal, read))
         found: list[StoredMessage] = []
@@ -202,6 +202,7 @@ class NewRules:
         return found
 
     def _page(self, goal: ReadGoal, reader: RangeReader) -> Step[Columns | Retry]:
+        reader.lower_goal(goal.adapt())
         start, before, request = reader.next_seq, self._cache.leader, reader.request()
         request = msgspec.structs.replace(request, batch=min(request.batch, PAGE_MESSAGES))
         asked_at = self._now()
@@ -226,7 +227,7 @@ class NewRules:
 
     def _resolve_doubt(self, goal: ReadGoal, reader: RangeReader) -> Step[Columns | Retry]:
         request = GetRequest(seq=reader.next_seq, next_by_subj=reader.filter)
-        part = goal.for_all_of(reader.goal)
+        part = goal.for_all_of(reader.end)
         following = yield from self._run(part, self._rule.get(part, request))
         if following is None or (reader.end and following.seq > reader.end):
             reader.finish()

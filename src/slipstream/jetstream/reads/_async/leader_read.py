@@ -124,7 +124,7 @@ class LeaderRead:
         """The messages of a range, by gets in flight together; complete to its goal."""
         goal.with_leader = True
         if not reader.is_guaranteed and reader.goal:
-            part = goal.for_all_of(reader.goal)
+            part = goal.for_all_of(reader.end)
             if not await self._driver.run(part, self._rule.is_settled(part)):
                 async for columns in self._read_range(goal, reader).columns():
                     yield columns
@@ -153,6 +153,7 @@ class LeaderRead:
     async def _window(self, goal: ReadGoal, reader: RangeReader, width: int) -> Window:
         """Ask for several sequences at once. What was found behind an answer that is missing is left for the next."""
         client, stream = self._context.client, goal.stream
+        reader.lower_goal(goal.adapt())
         last = min(reader.next_seq + width, reader.end + 1) if reader.end else reader.next_seq + width
         pending = []
         for seq in range(reader.next_seq, last):

@@ -71,7 +71,7 @@ class RangeRead:
     def columns(self) -> Iterator[Columns]:
         """The messages, as they arrive."""
         if not self._is_plain:
-            part = self._goal.for_all_of(self._reader.goal)
+            part = self._goal.for_all_of(self._reader.end)
             self._driver.run(part, self._rule.learn_generation(part))
             self._driver.run(part, self._rule.exists(part))
         self._request_page()
@@ -87,6 +87,7 @@ class RangeRead:
     def _request_page(self) -> RequestedPage:
         reader, rule, cache = self._reader, self._rule, self._rule.cache
         subject = self._direct.subject if self._is_plain else self._direct.subject_of(rule.copies)
+        reader.lower_goal(self._goal.adapt())
         page = RequestedPage(reader.page(subject), reader.next_seq, cache.leader, self._client.now())
         self._page = page
         header = b""
@@ -179,7 +180,7 @@ class RangeRead:
             start_time=format_time(reader.since) if by_time else None,
             next_by_subj=reader.filter,
         )
-        part = goal.for_all_of(reader.goal)
+        part = goal.for_all_of(reader.end)
         following = self._driver.run(part, self._rule.get(part, request))
         goal.reach(part.reached)  # a session remembers as of when the rest was absent
         if following is None or (reader.end and following.seq > reader.end):
