@@ -89,9 +89,9 @@ async def test_a_held_replica_shows_the_problem_and_min_last_seq_solves_it(serve
 async def test_every_read_rejects_a_missing_sequence_until_it_is_stored(server: TestServer, fresh: str) -> None:
     """The document's recipe, with replicas that are held on top."""
     async with connect(server.url) as nc:
-        js = nc.jetstream(timeout=0.8)
+        js = nc.jetstream()
         stream, last = await held(js, server, fresh)
-        for what, read in reads(stream, last + 1).items():
+        for what, read in reads(nc.jetstream(timeout=0.8).stream(fresh), last + 1).items():
             with pytest.raises((StaleReadError, MinLastSequenceError)):
                 assert await read() == [], what
         await js.publish(f"{fresh}.a", b"new")
