@@ -12,6 +12,8 @@ from nats.aio.client import Client
 from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
+from tests.conformance.nats_py_buckets import listed, watched
+
 
 async def filled(url: str, name: str, count: int) -> tuple[Client, JetStreamContext]:
     nc = await nats.connect(url)
@@ -121,13 +123,10 @@ async def test_buckets_list_and_watch_their_keys(any_server: str, fresh: str) ->
     for n in range(50):
         await kv.put(f"k{n}", b"v")
     await kv.delete("k7")
-    assert sorted(await kv.keys()) == sorted(f"k{n}" for n in range(50) if n != 7)
-    assert [entry.value for entry in await kv.history("k1")] == [b"v"]
+    assert sorted(await listed(kv.keys)) == sorted(f"k{n}" for n in range(50) if n != 7)
+    assert [entry.value for entry in await listed(lambda: kv.history("k1"))] == [b"v"]
     watcher = await kv.watchall()
-    seen = []
-    while (entry := await watcher.updates(timeout=5)) is not None:  # type: ignore[no-untyped-call]
-        seen.append(entry.key)
-    assert len(seen) == 50
+    assert len({entry.key for entry in await watched(watcher, 50)}) == 50
     await kv.put("k12", b"new")
     entry = await watcher.updates(timeout=5)  # type: ignore[no-untyped-call]
     assert entry is not None

@@ -21,6 +21,8 @@ from nats.js.errors import (
     NotFoundError,
 )
 
+from tests.conformance.nats_py_buckets import listed, watched
+
 
 @asynccontextmanager
 async def connected(url: str) -> AsyncIterator[tuple[NatsClient, JetStreamContext]]:
@@ -111,8 +113,8 @@ async def test_its_buckets_work(any_server: str, fresh: str) -> None:
         entry = await kv.get("c")
         assert (entry.key, entry.value, entry.revision) == ("c", b"3", 3)
         assert (await kv.get("c", revision=2)).value == b"2"
-        assert [each.value for each in await kv.history("c")] == [b"2", b"3"]
-        assert sorted(await kv.keys()) == ["a.b", "c"]
+        assert [each.value for each in await listed(lambda: kv.history("c"))] == [b"2", b"3"]
+        assert sorted(await listed(kv.keys)) == ["a.b", "c"]
         await kv.delete("c")
         with pytest.raises(KeyNotFoundError):
             await kv.get("c")
@@ -123,12 +125,9 @@ async def test_its_buckets_work(any_server: str, fresh: str) -> None:
         status = await kv.status()
         assert (status.bucket, status.history) == (fresh, 5)
         watcher = await kv.watchall()
-        seen = []
-        async with asyncio.timeout(10):
-            while (update := await watcher.updates()) is not None:  # type: ignore[no-untyped-call]
-                seen.append((update.key, update.operation))
+        seen = [(update.key, update.operation or None) for update in await watched(watcher, 2)]
         await watcher.stop()  # type: ignore[no-untyped-call]
-        assert ("c", None) in [(key, operation or None) for key, operation in seen]
+        assert seen == [("a.b", "PURGE"), ("c", None)]
         assert await js.delete_key_value(fresh)
         with pytest.raises(BucketNotFoundError):
             await js.key_value(fresh)
