@@ -135,6 +135,25 @@ def test_a_bucket_that_is_made_again_is_another_one(any_server: str, fresh: str)
             assert value(cache, "k1") == b"x"
 
 
+@pytest.mark.spec("KV-54")
+@pytest.mark.parametrize("read", ["history", "keys", "get_range", "snapshot"])
+def test_reads_of_a_bucket_that_is_made_again_do_not_wait_for_the_old_one(
+    any_server: str, fresh: str, read: str
+) -> None:
+    """What was written to the old bucket is not asked of the new one, also before a check has noticed it."""
+    with connect(any_server) as nc, connect(any_server) as two:
+        kv = nc.jetstream().create_key_value(fresh)
+        with cached(kv, recheck_after=LATE) as cache:
+            cache.put("a", b"old")
+            cache.put("b", b"old")
+            two.jetstream().delete_key_value(fresh)
+            (two.jetstream().create_key_value(fresh)).put("a", b"new")
+            if read == "history":
+                assert [entry.value for entry in cache.history("a", timeout=2)] == [b"new"]
+            else:
+                assert list(getattr(cache, read)(timeout=2)) == ["a"]
+
+
 @pytest.mark.spec("KV-21", "KV-47")
 @pytest.mark.parametrize("filters", [(), ("k.*",)], ids=["whole", "filtered"])
 @pytest.mark.parametrize("removal", ["subject", "stream", "message", "limit", "history"])

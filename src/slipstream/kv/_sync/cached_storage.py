@@ -47,6 +47,7 @@ class CachedStorage(WrappedStorage[V]):
         self._guard = Guard()
         self._feed: Feed[V] | None = None  # None: it ended, or is being opened
         self._own = 0  # the newest revision written through this handle: its reads must see it
+        self._is_own_known = False  # the wrapped handle sees to that itself: it has a consistency, or a session
         self._created = 0  # of the bucket that was loaded
         self._loaded_at = 0.0
         self._reads = 0
@@ -252,6 +253,12 @@ class CachedStorage(WrappedStorage[V]):
 
     def _note_own(self, revision: int) -> None:
         self._own = max(self._own, revision)
+        self._is_own_known = self.inner.seen().bucket >= revision
+
+    def _least(self, min_last_revision: int) -> int:
+        """What a read must ask of the wrapped handle. One that knows its own writes is not asked for them: it notices
+        by its reads that a bucket was made again, and then expects no revision of the old one."""
+        return min_last_revision if self._is_own_known else max(min_last_revision, self._own)
 
     def writer(self, *, max_in_flight: int, timeout: float | None = None) -> CacheWriter[V]:
         """Append entries in a pipeline, each acknowledged."""
@@ -261,7 +268,7 @@ class CachedStorage(WrappedStorage[V]):
         self, patterns: Sequence[str], *, min_last_revision: int = 0, timeout: float | None = None
     ) -> Iterator[list[Entry[V]]]:
         """Every entry kept."""
-        return self.inner.read(patterns, min_last_revision=max(min_last_revision, self._own), timeout=timeout)
+        return self.inner.read(patterns, min_last_revision=self._least(min_last_revision), timeout=timeout)
 
     def latest(
         self,
@@ -272,14 +279,14 @@ class CachedStorage(WrappedStorage[V]):
         timeout: float | None = None,
     ) -> Iterator[list[Entry[V]]]:
         """The newest entry of each key."""
-        least = max(min_last_revision, self._own)
+        least = self._least(min_last_revision)
         return self.inner.latest(patterns, meta_only=meta_only, min_last_revision=least, timeout=timeout)
 
     def keys(
         self, patterns: Sequence[str], *, min_last_revision: int = 0, timeout: float | None = None
     ) -> Iterator[Listing]:
         """Like `latest`, but keys only."""
-        return self.inner.keys(patterns, min_last_revision=max(min_last_revision, self._own), timeout=timeout)
+        return self.inner.keys(patterns, min_last_revision=self._least(min_last_revision), timeout=timeout)
 
     def forget(self, key: str, *, below: int, timeout: float | None = None) -> None:
         """Remove a key's entries for good. No mark reaches the feed, so the cache drops them here."""
