@@ -149,7 +149,7 @@ class Run:
             return False
         arguments = {"ttl": ttl, **more} if ttl is not None else more
         try:
-            revision = await call(self.name(key), *([] if value is None else [value]), **arguments)
+            revision = await self._with_time(call(self.name(key), *([] if value is None else [value]), **arguments))
         except (UsageError, ApiError) as error:
             if isinstance(error, WrongLastSequenceError):
                 raise
@@ -172,7 +172,13 @@ class Run:
         before, key = len(self.model.states) - 1, self.key()
         try:
             is_stored = await self._write(self.handle.kv.create, ttl=ttl)
+        except StaleReadError as error:
+            await self._excuse(error)
+            await self.settle()
+            found = self.model.newest(key, before)
+            assert any(found), f"create has read {key}, which never had an entry"
         except KeyExistsError:
+            await self.settle()
             is_live = [each is not None and each.is_live for each in self.model.newest(key, before)]
             assert any(is_live), f"create says that {key} exists"
         else:
@@ -243,15 +249,20 @@ class Run:
             return
         filters = self.filters() or ((">",),)
         live = self.model.present.live().values()
-        marked = sorted(entry.revision for entry in live if matches_any(filters, entry.key))
+        marked = [entry for entry in live if matches_any(filters, entry.key)]
         count = await self.read(call(*self.patterns(filters) if self.filters() else (">",)), settles=False)
         if isinstance(count, StaleReadError):
+            await self.settle()
             return
-        assert count == len(marked), f"{count} keys of {filters} were marked, not {len(marked)}"
         found = await self.backend.found(self.model.revision)  # in which order they are marked is not promised
-        written = {raw.revision: Write(self.model.subjects[raw.subject], operation) for raw in found.new}
-        keys = {self.model.log[revision].key for revision in marked}
-        assert {write.key for write in written.values()} == keys, f"{written} were marked, not {keys}"
+        written = {
+            raw.revision: Write(self.model.subjects[raw.subject], operation) for raw in found.new if not raw.is_marker
+        }
+        assert count == len(written), f"{count} keys of {filters} were marked, and {written} written"
+        may = {entry.key for entry in marked}
+        must = {entry.key for entry in marked if not self.model.is_due(entry, found.now)}  # time may have passed
+        keys = {write.key for write in written.values()}
+        assert must <= keys <= may, f"{written} were marked of {filters}, must be {must}, may be {may}"
         await self.settle(written)
         for revision, write in written.items():
             self.handle.note(revision, write.key)
@@ -287,24 +298,28 @@ class Run:
     async def read(self, call: Awaitable[Any], *, settles: bool = True) -> Any:
         """The result of a read, None if it says that there is none, or the error that no copy was new enough."""
         try:
-            return await self._with_time(call, settles)
+            return await self._with_time(call, settles=settles)
         except KeyNotFoundError:
             return None
         except StaleReadError as error:
-            # Documented: a session that never learned when its stream was made does not adapt if it is made again; nor
-            # does a handle of a read replica, as the note of the error says.
-            is_old = self.handle.kind in ("session", "copy") and self.handle.is_of_old_bucket
-            if not is_old and self.held_at is None:
-                raise  # no copy lags
-            if is_old:
-                await self.backend.open_again(self.handle)
+            await self._excuse(error)
             return error
 
-    async def _with_time(self, call: Awaitable[Any], settles: bool) -> Any:
+    async def _excuse(self, error: StaleReadError) -> None:
+        """Raise the error unless a copy lags, or the handle is one that need not know the bucket."""
+        # Documented: a session that never learned when its stream was made does not adapt if it is made again; nor does
+        # a handle of a read replica, as the note of the error says.
+        is_old = self.handle.kind in ("session", "copy") and self.handle.is_of_old_bucket
+        if not is_old and self.held_at is None:
+            raise error
+        if is_old:
+            await self.backend.open_again(self.handle)
+
+    async def _with_time(self, call: Awaitable[Any], *, settles: bool = False) -> Any:
         """A copy that lags waits before it gives up, by a clock that stands still: let time pass then."""
         task, has_passed = asyncio.ensure_future(call), self.backend.is_real_time
         try:
-            while not (await asyncio.wait([task], timeout=0.2 if self.held_at is None else 0.05))[0]:
+            while not (await asyncio.wait([task], timeout=0.05))[0]:
                 has_passed |= await self.backend.nudge()
             return await task
         finally:
@@ -492,6 +507,8 @@ class Run:
     async def do_purge_deletes(self) -> None:
         if self.handle.kind == "copy" or self.held_at is not None or self.is_racing:
             return
+        if self.handle.is_of_old_bucket:
+            await self.do_keys()  # it learns of the new one, for which time may have to pass
         older_than = timedelta(seconds=(0, 5)[self.step.n % 2])
         now = (await self.backend.found(self.model.revision)).now
         newest = [kept[-1] for kept in self.model.present.kept.values()]

@@ -11,7 +11,7 @@ from slipstream import connect
 from slipstream.server import Server
 from tests.kv.model.backends import LocalBackend, StreamBackend
 from tests.kv.model.operations import Run
-from tests.kv.model.scenario import Scenario, scenarios
+from tests.kv.model.scenario import Options, Scenario, Step, scenarios
 
 SHORT = settings(
     max_examples=15, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
@@ -19,14 +19,14 @@ SHORT = settings(
 LONG = settings(max_examples=2000, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 
 
-async def on_server(scenario: Scenario) -> None:
+async def on_server(scenario: Scenario, *, timeout: float = 5.0) -> None:
     """The server runs on the same loop: switching between threads would cost more than all else."""
     async with (
         Server(virtual_time=True, faults=True) as server,
         connect(server.url, name="model", reconnect_wait=0.01) as one,
         connect(server.url, name="model", reconnect_wait=0.01) as two,
     ):
-        await Run(StreamBackend([one, two], "model", server), scenario).all()
+        await Run(StreamBackend([one, two], "model", server, timeout=timeout), scenario).all()
 
 
 async def in_database(scenario: Scenario) -> None:
@@ -37,6 +37,20 @@ async def in_database(scenario: Scenario) -> None:
 @given(scenario=scenarios())
 def test_buckets_on_our_server_behave_like_the_model(scenario: Scenario) -> None:
     asyncio.run(asyncio.wait_for(on_server(scenario), 60))
+
+
+@pytest.mark.parametrize("second", ["put", "delete"])
+def test_create_waits_for_a_read_replica_that_lags_by_the_server_clock(second: str) -> None:
+    """It is rejected, and reads why: from a replica that cannot know it, and says so when time has passed."""
+    steps = [Step("put"), Step("hold"), Step(second), Step("create", handle=6)]
+    asyncio.run(asyncio.wait_for(on_server(Scenario(Options(mirror={}), steps), timeout=1), 60))
+
+
+def test_values_may_expire_while_a_range_is_purged_through_a_session_of_an_older_bucket() -> None:
+    """Its listing waits for a revision of the older bucket: in that time a value expires, and leaves a marker."""
+    before = [Step("put", handle=4), Step("put", handle=4), Step("put", handle=4), Step("recreate")]
+    steps = [*before, Step("put_ttl", handle=1, key=1), Step("put", handle=1), Step("purge_range", handle=4)]
+    asyncio.run(asyncio.wait_for(on_server(Scenario(Options(marker_ttl=3), steps)), 60))
 
 
 @SHORT
