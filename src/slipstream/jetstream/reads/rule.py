@@ -9,8 +9,9 @@ The order of a single read, cheapest proof first:
 1. A Direct Get of whichever copy answers. Good if the message proves itself, if the session knew it already, if the
    copy is the only store there is, or if the stream keeps everything and the copy has reached the wanted sequence.
 2. Is the leader settled, and has it reached the wanted sequence? Then any answer to a Message Get is right.
-3. Right after an election no leader is settled: a Direct Get of the newest messages that names its responder, and the
-   leader's word behind it. Good if the copy was level with the leader, or was the leader's own.
+3. Right after an election no leader is settled. The newest messages: a Direct Get that names its responder, and the
+   leader's word behind it; good if the copy was level with the leader, or was the leader's own. A message by its
+   sequence, or the next one: by any replica, if the leader's state behind it still has that message.
 4. Pause, and again.
 
 For a mirror that is read by its own name the leader's questions go to the stream at the end of its upstreams.
@@ -346,6 +347,10 @@ class ReadRule:
         if not self._allows_direct():
             return (yield from self._unsettled_alone(goal, request, before))
         subject = request.last_by_subj
+        if not subject and request.start_time is None:
+            found = yield from self._still_there(goal, request, before)
+            if found is not None:
+                return found
         asked = GetRequest(multi_last=(subject,)) if subject and not has_wildcard(subject) else request
         answer: Replies | Retry | None = None
         try:
@@ -364,6 +369,39 @@ class ReadRule:
                 goal.reach(self.cache.leader.last_seq)  # what lay before it may be gone: a session never shows it again
             return Found(message)
         return (yield from self._unsettled_alone(goal, request, before))
+
+    def _still_there(self, goal: ReadGoal, request: GetRequest, before: LeaderWord) -> Steps[Found | Retry | None]:
+        """A message by its sequence, or the next one, by any replica: the leader's state behind it still has it.
+
+        A replica has every message up to its own last sequence that still exists, so none lies before the one it found;
+        whether that was removed since, only the leader knows. None if its state does not say.
+        """
+        asked_at = self._now()
+        answer: Replies | Retry = yield Direct(request, is_named=True)
+        if isinstance(answer, Retry):
+            return answer
+        if source_of(answer) != self.origin:
+            return None
+        message = answer.items[0].message
+        doubt = yield from self._doubt(goal, self.origin, message.time)
+        if doubt is not None:
+            return Retry(doubt)
+        page = RangePage(
+            source=self.origin,
+            responder=answer.responder,
+            seqs=(message.seq,),
+            oldest=message.time,
+            start=message.seq,
+            asked_at=asked_at,
+            is_of_all=True,
+        )
+        gone = yield from self._leftovers(goal, page, before)
+        if isinstance(gone, Retry) or gone:
+            return None
+        goal.reach(max(goal.wanted, message.seq))
+        if request.next_by_subj and self.cache.leader is not None:
+            goal.reach(self.cache.leader.last_seq)  # what lay before it may be gone: a session never shows it again
+        return Found(message)
 
     def _allows_direct(self) -> bool:
         config = self.cache.config
