@@ -259,7 +259,8 @@ class Run:
             raw.revision: Write(self.model.subjects[raw.subject], operation) for raw in found.new if not raw.is_marker
         }
         assert count == len(written), f"{count} keys of {filters} were marked, and {written} written"
-        may = {entry.key for entry in marked}
+        ghosts = {each.key for key in KEYS for each in self.ghosts(key) if each.is_live and matches_any(filters, key)}
+        may = ghosts | {entry.key for entry in marked}
         must = {entry.key for entry in marked if not self.model.is_due(entry, found.now)}  # time may have passed
         keys = {write.key for write in written.values()}
         assert must <= keys <= may, f"{written} were marked of {filters}, must be {must}, may be {may}"

@@ -53,6 +53,12 @@ def test_values_may_expire_while_a_range_is_purged_through_a_session_of_an_older
     asyncio.run(asyncio.wait_for(on_server(Scenario(Options(marker_ttl=3), steps)), 60))
 
 
+def test_range_deleted_through_a_read_replica_has_what_a_purge_removed_from_its_origin_only() -> None:
+    """Purges are not replicated, so a listing of the replica has the key."""
+    steps = [Step("put"), Step("put", key=1), Step("forget"), Step("delete_range", handle=6)]
+    asyncio.run(asyncio.wait_for(on_server(Scenario(Options(mirror={}), steps)), 60))
+
+
 @SHORT
 @given(scenario=scenarios(is_local=True))
 def test_local_buckets_behave_like_the_model(scenario: Scenario) -> None:
