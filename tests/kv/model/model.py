@@ -115,16 +115,20 @@ class Model:
     log: dict[int, Kept] = field(default_factory=dict)
     states: list[State] = field(default_factory=lambda: [State(0, {})])
     subjects: dict[str, Key] = field(default_factory=dict)
-    removed: dict[Key, list[Kept]] = field(default_factory=dict)  # by request, without a trace
+    removed: dict[Key, list[Kept]] = field(default_factory=dict)  # by request or time, without a trace for some copy
     passing: set[int] = field(default_factory=set)  # markers that came and went while time passed
 
     # What happens
 
-    def settle(self, found: Found, written: Mapping[int, Write] | None = None) -> None:
-        """Take over what the leader holds. `written`: what clients wrote since the last time, by revision."""
+    def settle(self, found: Found, written: Mapping[int, Write] | None = None, *, held_at: int | None = None) -> None:
+        """Take over what the leader holds. `written`: what clients wrote since the last time, by revision.
+
+        `held_at`: the state in which copies lag. They never get what is written and expires meanwhile, so that they may
+        keep what it has replaced.
+        """
         assert found.last >= self.revision, f"the newest revision is {found.last}, and was {self.revision}"
         before, written, new = self.revision, written or {}, {raw.revision: raw for raw in found.new}
-        owed = self._expire(found)
+        owed = self._expire(found, held_at)
         replaced = 0  # markers that a write has replaced, or followed
         for revision in sorted({*new, *written}):
             if revision in written:
@@ -143,7 +147,7 @@ class Model:
         for key, due in owed.items():
             assert due + self.limits.marker_ttl <= found.now + self.slack, f"{key} expired, and has no marker"
 
-    def _expire(self, found: Found) -> dict[Key, int]:
+    def _expire(self, found: Found, held_at: int | None) -> dict[Key, int]:
         """Remove what is gone and was due; returns the keys that must have got a marker, and since when."""
         owed: dict[Key, int] = {}
         for key, kept in self.kept.items():
@@ -153,6 +157,8 @@ class Model:
                     assert due is None or due > found.now - self.slack, f"{entry} was due, and is still there"
                 elif due is not None and self.is_due(entry, found.now):
                     kept.remove(entry)
+                    if held_at is not None and entry.revision > self.states[held_at].revision:
+                        self._note_removed(key, entry.revision, held_at)
                     if not kept and self.limits.marker_ttl and entry.operation in LEAVE_MARKER:
                         owed[key] = due
         self._push()
@@ -204,10 +210,13 @@ class Model:
         Copies that lag (their state is the one at `since`) may never learn of them, nor of what replaced them.
         """
         kept = self.kept.get(key, [])
-        known = {entry for state in self.states[since:] for entry in state.kept.get(key, ())}
-        self.removed.setdefault(key, []).extend(entry for entry in known if entry.revision < below)
+        self._note_removed(key, below, since)
         kept[:] = [entry for entry in kept if entry.revision >= below]
         self._push()
+
+    def _note_removed(self, key: Key, below: int, since: int) -> None:
+        known = {entry for state in self.states[since:] for entry in state.kept.get(key, ())}
+        self.removed.setdefault(key, []).extend(entry for entry in known if entry.revision < below)
 
     def limit(self, limits: Limits) -> None:
         """The bucket got other options."""

@@ -120,7 +120,8 @@ class Run:
     # Writing
 
     async def settle(self, written: dict[int, Write] | None = None) -> None:
-        self.model.settle(await self.backend.found(self.model.revision), written)
+        found, has_copy = await self.backend.found(self.model.revision), self.backend.has_copy
+        self.model.settle(found, written, held_at=self.held_at if has_copy else None)
         if self.held_at is None:
             await self.backend.wait_for_copies(max(self.model.present.revisions(), default=0))
 
@@ -373,8 +374,8 @@ class Run:
         return [*self.model.newest(key, since), *self.ghosts(key)]
 
     def ghosts(self, key: Key) -> list[Kept]:
-        """Entries that were removed by request: "deletes and purges are not replicated" to a mirror (howto/mirrors.md),
-        so one that answers for its origin may still show them."""
+        """Entries that were removed by request, or replaced by one that expired before a copy got it: to a mirror that
+        is not replicated (howto/mirrors.md), so one that answers for its origin may still show them."""
         return self.model.removed.get(key, []) if self.backend.has_copy else []
 
     def _check_newest(self, key: Key, entry: Entry[Any] | None, since: int) -> None:

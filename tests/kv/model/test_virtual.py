@@ -59,6 +59,14 @@ def test_range_deleted_through_a_read_replica_has_what_a_purge_removed_from_its_
     asyncio.run(asyncio.wait_for(on_server(Scenario(Options(mirror={}), steps)), 60))
 
 
+def test_read_replica_that_lags_keeps_what_an_expired_value_replaced() -> None:
+    """It gets neither the value nor its marker: both are gone before it is released."""
+    steps = [Step("put"), Step("hold"), Step("put_ttl", handle=1), Step("pass", n=4), Step("release")]
+    reads = [Step("get", handle=6), Step("keys", handle=6), Step("history", handle=6), Step("range", handle=6)]
+    options = Options(value_ttl=True, marker_ttl=1, mirror={})
+    asyncio.run(asyncio.wait_for(on_server(Scenario(options, [*steps, *reads])), 60))
+
+
 @SHORT
 @given(scenario=scenarios(is_local=True))
 def test_local_buckets_behave_like_the_model(scenario: Scenario) -> None:
