@@ -140,7 +140,7 @@ class StreamBackend:
 
     async def open_again(self, handle: Handle) -> None:
         """Begin a new session, or open the read replica again."""
-        js = self._clients[1].jetstream(timeout=1)
+        js = self._clients[1].jetstream(timeout=self._timeout)
         opened = js.key_value(f"{self._bucket}-copy") if handle.kind == "copy" else js.session().key_value(self._bucket)
         handle.forget()
         handle.kv = CODECS[self._options.codec].wrap(await opened)

@@ -56,6 +56,7 @@ class Follower:
         if not revision and not self.seen:  # it is still at the beginning
             await self.open(meta_only=self.meta_only)
             return
+        self.owed = self._still_owed()
         # Behind the resume point all that is kept is delivered, as with include_history.
         self.start = "resume_from"
         self.owed |= {each for each in self.run.model.present.revisions() if each > revision}
@@ -98,13 +99,17 @@ class Follower:
         self.seen.append(got)
         self.handle.note(entry.revision, got[1])
 
+    def _still_owed(self) -> set[int]:
+        """The initial data; of the latest entries, one that was replaced before it was delivered is none any more."""
+        if self.start != "latest":
+            return self.owed
+        return self.owed & {kept[-1].revision for kept in self.run.model.present.kept.values()}
+
     def _missing(self) -> set[int]:
         """What the bucket still has, and the watch has not delivered."""
         last = self.seen[-1][0] if self.seen else 0
         present = self.run.model.present
-        owed = self.owed
-        if self.start == "latest":  # an entry that was replaced before it was delivered is not the latest any more
-            owed = owed & {kept[-1].revision for kept in present.kept.values()}
+        owed = self._still_owed()
         wanted = {
             entry.revision
             for entry in present.entries()

@@ -73,6 +73,11 @@ def test_local_buckets_behave_like_the_model(scenario: Scenario) -> None:
     asyncio.run(asyncio.wait_for(in_database(scenario), 60))
 
 
+def test_watch_of_latest_entries_is_resumed_behind_one_that_was_replaced_before_it_came() -> None:
+    steps = [Step("put"), Step("watch"), Step("put"), Step("take"), Step("resume"), Step("take")]
+    asyncio.run(asyncio.wait_for(in_database(Scenario(Options(history=2), steps)), 60))
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 @LONG
