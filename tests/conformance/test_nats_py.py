@@ -61,7 +61,11 @@ async def test_its_manager_makes_changes_lists_and_deletes_streams(any_server: s
         info = await js.stream_info(fresh)
         assert info.config.max_msgs == 60
         assert info.state.messages == 0
-        assert fresh in [each.config.name for each in await js.streams_info()]
+        page, names = await js.streams_info(), []
+        while page:  # it asks for one page of 256
+            names += [each.config.name for each in page]
+            page = await js.streams_info(len(names))
+        assert fresh in names
         assert await js.find_stream_name_by_subject(f"{fresh}.x") == fresh
         with pytest.raises(BadRequestError):
             await js.add_stream(name=fresh, subjects=[f"{fresh}.>"])

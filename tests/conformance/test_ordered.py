@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,23 @@ async def no_consumers(stream: Stream) -> bool:
             return False
         await asyncio.sleep(0.1)
     return True
+
+
+async def test_a_consumer_that_stands_still_is_replaced_by_a_reader_that_expects_more(
+    any_server: str, fresh: str
+) -> None:
+    # nats-server 2.15 may stop for good when the next message of a last-per-subject consumer expires; so does a pause.
+    async with filled(any_server, fresh) as stream, stream.ordered_consumer(deliver_policy="new") as ordered:
+        assert await ordered.is_drained()
+        consumer = await stream.consumer(ordered.consumer_name)
+        await consumer.pause(datetime.now(UTC) + timedelta(hours=1))
+        await publish(stream, 0, 3)
+        assert not await ordered.is_drained()
+        assert ordered.resets == 0  # it may only be slow
+        assert not await ordered.is_drained()
+        assert await read(ordered, 3) == [1, 2, 3]
+        assert ordered.resets == 1
+        assert await ordered.is_drained()
 
 
 async def test_all_starts_and_filters(any_server: str, fresh: str) -> None:

@@ -69,6 +69,7 @@ class OrderedConsumer:
         self._epoch = self._client.epoch
         self._attempts = 0  # to create a consumer, in a row without success
         self._not_before = 0.0  # when the next attempt may begin
+        self._stand = "", 0, 0  # of a consumer that had messages left and delivered none
         self._left: list[JsMessage] = []  # of a chunk, in reverse: not taken by a reader of single messages
         self._is_closed = False
         self.stream = stream
@@ -168,7 +169,11 @@ class OrderedConsumer:
 
     async def is_drained(self) -> bool:
         """Whether the server has nothing left to deliver: some of the initial messages may have been removed before
-        they were delivered. False where that is not known: ask again later."""
+        they were delivered. False where that is not known: ask again later.
+
+        nats-server 2.15 may stop delivering for good when a message that is next to be delivered, the last one of its
+        subject, expires: a consumer that has not moved since it was asked the last time is replaced.
+        """
         name = self._state.name
         if not name:
             return False
@@ -176,7 +181,15 @@ class OrderedConsumer:
             info = await self._context.run(self._api.info(self.stream, name))
         except Error:  # it is being replaced, or there is no connection
             return False
-        return not info.num_pending and info.delivered.consumer_seq <= self._state.consumer_seq
+        if info.delivered.consumer_seq > self._state.consumer_seq:  # on its way
+            return False
+        if not info.num_pending:
+            return True
+        stand = name, info.num_pending, info.delivered.consumer_seq
+        if stand == self._stand and name == self._state.name:
+            self._discard_consumer()
+        self._stand = stand
+        return False
 
     async def close(self) -> None:
         """End the reading and delete the consumer."""
