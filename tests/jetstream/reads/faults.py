@@ -1,9 +1,10 @@
 """Faults of a real cluster, one after the other from a thread, and the record of when a read could be answered.
 
 Each fault strikes one node, or one stream's leadership. `Health` looks at every node's monitoring endpoint twice a
-second: a stream is healthy while the same node leads it that led it before, that node and another one are untouched,
-and the node that leads the cluster is. A read that was refused although its stream was healthy for long enough
-(`GRACE`) within the read's time is a broken promise.
+second: a stream is healthy while the same node leads it that led it before, in the same term, and hears from another
+one; that node and another one are untouched, and the node that leads the cluster is. A span in which it could not look
+does not count as health: a machine under load may keep the nodes from electing a leader, too. A read that was refused
+although its stream was healthy for long enough (`GRACE`) within the read's time is a broken promise.
 """
 
 from __future__ import annotations
@@ -14,15 +15,25 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 from slipstream import connect_blocking
 from slipstream.errors import ApiError, Error
+from slipstream.jetstream.reads.evidence import ACTIVE
 from tests.cluster import NODES, Cluster
 from tests.jetstream.reads.history import Refusal
 
 LOOK = 0.5
+LONGEST_LOOK = 1.5  # between two of them
 LONGEST_CATCH_UP = 8.0
 GRACE = 10.0  # seconds of health in which a read must be answered: its client may have to change servers
+
+
+class Term(NamedTuple):
+    """One node's time as the leader of a stream."""
+
+    leader: str = ""
+    since: str = ""
 
 
 class Health:
@@ -32,7 +43,7 @@ class Health:
         self._cluster = cluster
         self.touched: Counter[str] = Counter()  # nodes that a fault holds, by the number of faults
         self._since: dict[str, float] = dict.fromkeys(streams, 0.0)  # stream -> healthy since
-        self._leaders: dict[str, str] = {}
+        self._terms: dict[str, Term] = {}
         self._spans: dict[str, list[tuple[float, float]]] = {stream: [] for stream in streams}
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="health", daemon=True)
@@ -63,7 +74,7 @@ class Health:
 
     def leader(self, stream: str) -> str:
         """Who leads the stream, as last seen; empty if unknown."""
-        return self._leaders.get(stream, "")
+        return self._terms.get(stream, Term()).leader
 
     def healthy_share(self) -> float:
         """The part of the time in which streams were healthy."""
@@ -72,28 +83,34 @@ class Health:
         return sum(end - begin for begin, end in spans) / whole / len(self._spans)
 
     def _run(self) -> None:
+        looked = time.monotonic()
         while not self._over.wait(LOOK):
             begin = time.monotonic()
-            meta, leaders = self._look()
+            if begin - looked > LONGEST_LOOK:
+                for stream in self._spans:
+                    self._ill(stream, looked)
+            looked = begin
+            meta, terms = self._look()
             touched = {name for name, count in self.touched.items() if count > 0}
             for stream in self._spans:
-                leader = leaders.get(stream, "")
-                is_same = bool(leader) and leader == self._leaders.get(stream)
-                if not is_same or meta in ("", *touched) or leader in touched or len(touched) > 1:
+                term = terms.get(stream, Term())
+                is_same = bool(term.leader) and term == self._terms.get(stream)
+                if not is_same or meta in ("", *touched) or term.leader in touched or len(touched) > 1:
                     self._ill(stream, begin)
                 elif not self._since[stream]:
                     self._since[stream] = begin
-                self._leaders[stream] = leader
+                self._terms[stream] = term
 
     def _ill(self, stream: str, now: float) -> None:
         if self._since[stream]:
             self._spans[stream].append((self._since[stream], now - LOOK))
             self._since[stream] = 0.0
 
-    def _look(self) -> tuple[str, dict[str, str]]:
-        """The leader of the cluster and of each stream, as the nodes say that can be asked; empty if they disagree."""
+    def _look(self) -> tuple[str, dict[str, Term]]:
+        """The leader of the cluster, and the terms of streams, as the nodes say that can be asked; empty if they
+        disagree."""
         metas: set[str] = set()
-        leaders: dict[str, set[str]] = {}
+        terms: dict[str, set[Term]] = {}
         for name in NODES:
             if self.touched[name] > 0 or self._cluster.nodes[name].process is None:
                 continue
@@ -104,12 +121,19 @@ class Health:
             metas.add(str((answer.get("meta_cluster") or {}).get("leader", "")))
             for account in answer.get("account_details") or ():
                 for detail in account.get("stream_detail") or ():
-                    leader = (detail.get("cluster") or {}).get("leader", "")
-                    if leader == name:
-                        leaders.setdefault(detail["name"], set()).add(leader)
+                    cluster = detail.get("cluster") or {}
+                    if cluster.get("leader", "") == name and self._is_heard(cluster):
+                        terms.setdefault(detail["name"], set()).add(Term(name, str(cluster.get("leader_since"))))
         return metas.pop() if len(metas) == 1 else "", {
-            stream: found.pop() for stream, found in leaders.items() if len(found) == 1
+            stream: found.pop() for stream, found in terms.items() if len(found) == 1
         }
+
+    def _is_heard(self, cluster: dict[str, Any]) -> bool:
+        """Whether a leader has heard lately from another replica that can be counted on, if there are any."""
+        replicas = cluster.get("replicas") or ()
+        return not replicas or any(
+            not self.touched[replica["name"]] and 0 <= replica.get("active", ACTIVE) < ACTIVE for replica in replicas
+        )
 
 
 class Faults(threading.Thread):
