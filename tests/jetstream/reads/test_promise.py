@@ -13,6 +13,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -162,7 +163,7 @@ class Run:
                     break
             await asyncio.to_thread(self._faults.calm.acquire)
             try:
-                await self.workloads["again"].make_again(js)
+                await self.workloads["again"].make_again(js, self._is_empty)
                 if edit is not None:  # and now it is no whole copy
                     await repeat(partial(js.update_stream, edit.replace(max_msgs=50), timeout=5))
                     edit = None
@@ -171,6 +172,17 @@ class Run:
         await asyncio.to_thread(self._faults.stop)
         for workload in self.workloads.values():
             workload.is_over = True
+
+    async def _is_empty(self, stream: str) -> bool:
+        """Whether a stream that was created just now is there and empty on every node, soon."""
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            with suppress(OSError, ValueError):  # a node that does not answer yet
+                states = [await asyncio.to_thread(self._cluster.state, name, stream) for name in NODES]
+                if all(state.get("last_seq") == 0 for state in states):
+                    return True
+            await asyncio.sleep(0.1)
+        return False
 
     async def _compare(self) -> None:
         """Whether the model is right: else the checker would be wrong."""

@@ -129,19 +129,27 @@ class Workload:
         finally:
             self._running -= 1
 
-    async def make_again(self, js: JetStream) -> None:
+    async def make_again(self, js: JetStream, is_empty: Callable[[str], Awaitable[bool]]) -> None:
         """Delete the stream and create it again, while no operation runs. Its mirror stays with what it has.
 
         A connection may take the new stream for the one it knew for a while: operations go on after that.
+
+        `is_empty`: whether the new stream is empty on every node. On nats-server 2.15.1 a stream that is made again at
+        once has, one time in some hundred, messages of the deleted one, and what it says of itself is wrong then.
         """
         self._open.clear()
         while self._running:
             await asyncio.sleep(0.01)
-        with suppress(StreamNotFoundError):  # of an earlier try, whose answer was lost
-            await repeat(lambda: js.delete_stream(self.name, timeout=5))
         self.history.begin_again()
         self.marks = ()
-        await repeat(lambda: js.create_stream(self.shape.config, timeout=5))
+        for _ in range(5):
+            with suppress(StreamNotFoundError):  # of an earlier try, whose answer was lost
+                await repeat(lambda: js.delete_stream(self.name, timeout=5))
+            await repeat(lambda: js.create_stream(self.shape.config, timeout=5))
+            if await is_empty(self.name):
+                break
+        else:
+            raise AssertionError(f"{self.name} has messages whenever it is made again")
         # A server that is held may tell of the old stream for as long as it is: what is known is ten seconds old then.
         asyncio.get_running_loop().call_later(GENERATION_AGE + LONGEST_HOLD, self._open.set)
 
