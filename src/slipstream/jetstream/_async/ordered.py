@@ -69,7 +69,9 @@ class OrderedConsumer:
         self._epoch = self._client.epoch
         self._attempts = 0  # to create a consumer, in a row without success
         self._not_before = 0.0  # when the next attempt may begin
-        self._stand = "", 0, 0  # of a consumer that had messages left and delivered none
+        self._last_check = "", 0, 0  # of a consumer that had messages left and delivered none
+        self._checks = 0  # that found it as it was before,
+        self._checks_allowed = 1  # and how many may before it is replaced: twice as many each time, it may only be slow
         self._left: list[JsMessage] = []  # of a chunk, in reverse: not taken by a reader of single messages
         self._is_closed = False
         self.stream = stream
@@ -172,7 +174,7 @@ class OrderedConsumer:
         they were delivered. False where that is not known: ask again later.
 
         nats-server 2.15 may stop delivering for good when a message that is next to be delivered, the last one of its
-        subject, expires: a consumer that has not moved since it was asked the last time is replaced.
+        subject, expires: a consumer that has not moved since it was asked is replaced.
         """
         name = self._state.name
         if not name:
@@ -185,10 +187,12 @@ class OrderedConsumer:
             return False
         if not info.num_pending:
             return True
-        stand = name, info.num_pending, info.delivered.consumer_seq
-        if stand == self._stand and name == self._state.name:
+        found = name, info.num_pending, info.delivered.consumer_seq
+        self._checks = self._checks + 1 if found == self._last_check else 0
+        self._last_check = found
+        if self._checks >= self._checks_allowed and name == self._state.name:
+            self._checks_allowed *= 2
             self._discard_consumer()
-        self._stand = stand
         return False
 
     async def close(self) -> None:

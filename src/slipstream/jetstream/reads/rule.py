@@ -363,11 +363,7 @@ class ReadRule:
         if isinstance(answer, Retry):
             return answer
         if isinstance(answer, Replies) and answer.items:
-            message = answer.items[0].message
-            goal.reach(max(goal.wanted, message.seq))
-            if request.next_by_subj and self.cache.leader is not None:
-                goal.reach(self.cache.leader.last_seq)  # what lay before it may be gone: a session never shows it again
-            return Found(message)
+            return self._found_unsettled(goal, request, answer.items[0].message)
         return (yield from self._unsettled_alone(goal, request, before))
 
     def _still_there(self, goal: ReadGoal, request: GetRequest, before: LeaderWord) -> Steps[Found | Retry | None]:
@@ -398,6 +394,9 @@ class ReadRule:
         gone = yield from self._leftovers(goal, page, before)
         if isinstance(gone, Retry) or gone:
             return None
+        return self._found_unsettled(goal, request, message)
+
+    def _found_unsettled(self, goal: ReadGoal, request: GetRequest, message: StoredMessage) -> Found:
         goal.reach(max(goal.wanted, message.seq))
         if request.next_by_subj and self.cache.leader is not None:
             goal.reach(self.cache.leader.last_seq)  # what lay before it may be gone: a session never shows it again
