@@ -110,11 +110,13 @@ async def test_rule_1_a_deposed_leaders_word_is_not_believed(cluster: Cluster, f
 
 @pytest.mark.spec("RW-15", on="C")
 async def test_rule_2_a_purged_key_stays_purged_on_every_read(cluster: Cluster, fresh: str) -> None:
+    name = f"KV_{fresh}"
     async with connect(cluster.urls) as nc:
-        js = nc.jetstream()
-        bucket = await js.create_key_value(BucketConfig(bucket=fresh, replicas=3, history=5))
-        name = f"KV_{fresh}"
+        await nc.jetstream().create_key_value(BucketConfig(bucket=fresh, replicas=3, history=5))
         cluster.wait_for_direct(name)
+    async with connect(cluster.url(cluster.leader(name))) as nc:  # API requests and their answers must pass
+        js = nc.jetstream(timeout=10)
+        bucket = await js.key_value(fresh)
         first = await bucket.put("k", b"1")
         cluster.wait_until_level(name, await bucket.put("other", b"2"))
         stream = js.stream(name)
@@ -134,8 +136,10 @@ async def test_rule_2_a_message_pushed_out_by_a_limit_is_gone_and_its_neighbours
     cluster: Cluster, fresh: str
 ) -> None:
     async with connect(cluster.urls) as nc:
-        js = nc.jetstream()
-        stream = await replicated(js, fresh, cluster, max_msgs_per_subject=2)
+        await replicated(nc.jetstream(), fresh, cluster, max_msgs_per_subject=2)
+    async with connect(cluster.url(cluster.leader(fresh))) as nc:  # API requests and their answers must pass
+        js = nc.jetstream(timeout=10)
+        stream = js.stream(fresh)
         seqs = [(await js.publish(f"{fresh}.{key}", b"%d" % n)).seq for n, key in enumerate("aabba")]
         cluster.wait_until_level(fresh, seqs[-2])
         with cluster.stale(fresh):
@@ -260,8 +264,10 @@ async def test_rule_4_a_whole_mirror_is_as_good_as_a_replica(real_url: str, fres
 @pytest.mark.parametrize("storage", ["file", "memory"])
 async def test_rule_5_a_bound_is_no_proof(cluster: Cluster, fresh: str, storage: str) -> None:
     async with connect(cluster.urls) as nc:
-        js = nc.jetstream()
-        stream = await replicated(js, fresh, cluster, storage=storage)
+        await replicated(nc.jetstream(), fresh, cluster, storage=storage)
+    async with connect(cluster.url(cluster.leader(fresh))) as nc:  # API requests and their answers must pass
+        js = nc.jetstream(timeout=10)
+        stream = js.stream(fresh)
         old = (await js.publish(f"{fresh}.a", b"old")).seq
         cluster.wait_until_level(fresh, old)
         with cluster.stale(fresh):
@@ -316,7 +322,7 @@ async def test_rule_7_a_lagging_replica_does_not_shorten_a_range(cluster: Cluste
         half = [(await js.publish(f"{fresh}.{n % 3}", b"x")).seq for n in range(20)][-1]
         cluster.wait_until_level(fresh, half)
     async with connect(cluster.url(cluster.leader(fresh))) as nc:  # API requests and their answers must pass
-        js = nc.jetstream()
+        js = nc.jetstream(timeout=10)
         stream = js.stream(fresh)
         with cluster.stale(fresh):
             last = [(await js.publish(f"{fresh}.{n % 3}", b"x")).seq for n in range(20)][-1]
