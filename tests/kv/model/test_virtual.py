@@ -46,6 +46,14 @@ def test_create_waits_for_a_read_replica_that_lags_by_the_server_clock(second: s
     asyncio.run(asyncio.wait_for(on_server(Scenario(Options(mirror={}), steps), timeout=1), 60))
 
 
+@pytest.mark.parametrize("second", ["put", "create", "update", "delete"])
+def test_write_of_an_encrypted_bucket_through_a_lagging_read_replica_is_refused_or_stored(second: str) -> None:
+    """It looks for names that it cannot decrypt until it has found one that it can; its own are not in the replica."""
+    steps = [Step("hold"), Step("purge", handle=6), Step(second, handle=6), Step("release"), Step(second, handle=6)]
+    options = Options(codec="encrypted", mirror={})
+    asyncio.run(asyncio.wait_for(on_server(Scenario(options, steps), timeout=1), 60))
+
+
 def test_values_may_expire_while_a_range_is_purged_through_a_session_of_an_older_bucket() -> None:
     """Its listing waits for a revision of the older bucket: in that time a value expires, and leaves a marker."""
     before = [Step("put", handle=4), Step("put", handle=4), Step("put", handle=4), Step("recreate")]
