@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from slipstream.api import StreamConfig, StreamInfo, StreamState
@@ -382,8 +382,13 @@ STEPS = st.lists(
 )
 
 
+TICK = ("tick", "a", 2)
+UNCOVERED = [("put_ttl", "b", 2), TICK, ("purge", "a", 2), *[TICK] * 5, ("wait", "a", 1), TICK]  # b for a, in number
+
+
 @settings(max_examples=300)
 @given(st.sampled_from([1, 2, 3]), st.booleans(), st.sampled_from([2, 10]), STEPS)
+@example(history=2, is_whole=True, max_entries=10, steps=UNCOVERED)
 def test_what_is_answered_was_true_a_moment_ago(
     history: int, is_whole: bool, max_entries: int, steps: list[tuple[str, str, int]]
 ) -> None:

@@ -12,7 +12,8 @@ the leader at most `recheck_after` seconds ago.
 - Where the state is that of the last check, nothing was removed in between: what was proven still is.
 - Where it has changed, and the cache has every key and exactly the changes up to that state, it is enough to count: as
   many subjects as keys prove that each of them is still there. (Limits and purges remove the oldest entries of a key
-  first; where single messages may be deleted from a history, the count proves nothing.)
+  first; where single messages may be deleted from a history, the count proves nothing. Nor does it while it is open
+  whether a key whose value expired has an older one, unless all of these are counted.)
 - Otherwise nothing that was held before is proven any more: each key is read again when it is asked for.
 - An entry written after a check existed after it: until the next one it is as good as proven. So is the result of a
   read. A follower or a mirror may not have removed it yet, so a later check proves it further only if the leader sent
@@ -174,8 +175,11 @@ class EntryCache(Generic[V]):
         self._drop_expired(info, sent)
         if info.state.first_seq != before.state.first_seq:
             self._drop_below(info.state.first_seq)
+        # An expired value may have uncovered an older one of its key: either all of these keys are there as well, or
+        # it is not known which keys are missing.
+        uncovered = len(self._unknown) if info.config.max_msgs_per_subject != 1 else 0
         is_counted = self._is_countable(info) and as_of == info.state.last_seq
-        if is_counted and len(self._entries) == info.state.num_subjects:
+        if is_counted and len(self._entries) + uncovered == info.state.num_subjects:
             self._was_counted = True
             self._proven = as_of
             self._unproven.clear()
@@ -188,6 +192,7 @@ class EntryCache(Generic[V]):
         self._epoch += 1
         self._proven = 0
         self.stats.doubts += 1
+        is_counted = is_counted and not uncovered
         if is_counted and not self._was_counted:  # right after loading: the stream has subjects that are no keys
             self._can_count = False
         return Verdict.REMOVED if is_counted and self._was_counted else Verdict.UNPROVEN
