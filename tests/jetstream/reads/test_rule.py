@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from slipstream.jetstream.reads.goal import ReadGoal
 from slipstream.jetstream.reads.read_state import StreamCache
 from slipstream.jetstream.reads.retry import RetryPolicy
 from slipstream.jetstream.reads.rule import Direct, Info, LeaderGet, ReadRule, Steps, Wait
+from slipstream.jetstream.reads.session import SessionState
 
 CREATED = 1_000_000_000_000
 LAST = 9
@@ -46,13 +49,13 @@ def info(*, deleted: tuple[int, ...] = ()) -> StreamInfo:
     )
 
 
-def run(steps: Steps[Any], answer: Callable[[object], object]) -> Any:
-    """Carry a read out; it gives up with its first attempt that was in vain."""
+def run(steps: Steps[Any], answer: Callable[[object], object], *, is_patient: bool = False) -> Any:
+    """Carry a read out; it gives up with its first attempt that was in vain, unless `answer` is told of those too."""
     reply: object = None
     try:
         while True:
             action = steps.send(reply)
-            if isinstance(action, Wait):
+            if isinstance(action, Wait) and not is_patient:
                 raise action.retry.reasons[-1]
             reply = answer(action)
     except StopIteration as end:
@@ -92,3 +95,170 @@ def test_after_an_election_a_next_message_that_is_gone_is_not_returned() -> None
 
 def test_after_an_election_a_message_that_is_gone_is_absent() -> None:
     assert read(SEQ, info(deleted=(4,))) is None
+
+
+# Sessions: an answer that is ahead of the leader that vouches for it
+
+AHEAD = StoredMessage("s.b", 2, CREATED + 2, b"", b"2", "S")
+BEHIND = StoredMessage("s.a", 1, CREATED + 1, b"", b"1", "S")
+FIRST = GetRequest(seq=1, next_by_subj="s.*")
+SECOND = 1_000_000_000
+
+
+class Split:
+    """A bucket of s.a to s.e as of 5, by its leader n1. That was deposed: n2 leads, and has replaced s.a (sequence 6).
+
+    `silence`: for how many seconds n1 has not heard from the others; `ahead` answers Direct Gets as of 6.
+    """
+
+    def __init__(self, *, led_for: float, silence: float, gone: bool = False) -> None:
+        self.now = CREATED + 100 * SECOND
+        self.led_for = led_for
+        self.silence = silence
+        self.is_ahead = True
+        self.leader_has = (2, 3, 4, 5, 6) if gone else (1, 2, 3, 4, 5)
+        self.responder = "n3"
+
+    def info(self, action: Info) -> StreamInfo:
+        has = self.leader_has
+        subjects = dict.fromkeys(("s.a", "s.b", "s.c", "s.d", "s.e"), 1) if action.subjects_filter == "s.*" else {}
+        if action.subjects_filter == "s.b":
+            subjects = {"s.b": 1}
+        return StreamInfo(
+            config=StreamConfig(name="S", subjects=("s.>",), max_msgs_per_subject=1, num_replicas=3, allow_direct=True),
+            created=CREATED,
+            ts=self.now,
+            state=StreamState(messages=5, first_seq=has[0], last_seq=has[-1], subjects=subjects),
+            cluster={
+                "leader": "n1",
+                "leader_since": format_time(self.now - int(self.led_for * SECOND)),
+                "replicas": [{"name": n, "active": int(self.silence * SECOND)} for n in ("n2", "n3")],
+            },
+        )
+
+    def answer(self, action: object) -> object:
+        if isinstance(action, Info):
+            return self.info(action)
+        message = AHEAD if self.is_ahead else BEHIND
+        if isinstance(action, LeaderGet):
+            return message
+        assert isinstance(action, Direct)
+        replies = Replies("S")
+        replies.items.append(BatchItem(message, -1))
+        replies.responder = self.responder if action.is_named else ""
+        return replies
+
+    def read(self, request: GetRequest, session: SessionState) -> StoredMessage | None:
+        rule = ReadRule("S", StreamCache(), lambda: 0.0)
+        goal = ReadGoal("S", 0, session, RetryPolicy(1.0, lambda: 0.0))
+        found: StoredMessage | None = run(rule.get(goal, request), self.answer)
+        session.note("S", goal.reached)
+        return found
+
+
+def session_at(seq: int) -> SessionState:
+    session = SessionState()
+    session.note("S", seq, "s.e", is_own_write=True)
+    return session
+
+
+@pytest.mark.parametrize("led_for", [8.0, 60.0], ids=["unsettled", "settled"])
+def test_a_session_takes_no_next_message_that_is_ahead_of_the_leader(led_for: float) -> None:
+    split, session = Split(led_for=led_for, silence=4.0), session_at(5)
+    with pytest.raises(StaleReadError):
+        split.read(FIRST, session)
+    assert session.seen("S") == 5
+
+
+def test_a_session_takes_no_absence_that_is_ahead_of_the_leader() -> None:
+    split, session = Split(led_for=60.0, silence=4.0), session_at(5)
+    goal = ReadGoal("S", 0, session, RetryPolicy(1.0, lambda: 0.0))
+    rule = ReadRule("S", StreamCache(), lambda: 0.0)
+
+    def answer(action: object) -> object:
+        if isinstance(action, Direct):
+            return Replies("S")
+        return None if isinstance(action, LeaderGet) else split.answer(action)
+
+    with pytest.raises(StaleReadError):
+        run(rule.get(goal, GetRequest(seq=1, next_by_subj="s.z")), answer)
+
+
+def test_a_session_takes_the_next_message_of_a_leader_that_hears_from_all() -> None:
+    split, session = Split(led_for=60.0, silence=0.5, gone=True), session_at(5)
+    assert split.read(FIRST, session) == AHEAD
+    assert session.seen("S") == 6  # what lay before it is never shown again
+
+
+def test_a_session_takes_the_next_message_of_a_leader_that_a_majority_followed_since() -> None:
+    split, session = Split(led_for=60.0, silence=4.0, gone=True), session_at(5)
+    rule = ReadRule("S", StreamCache(), lambda: 0.0)
+    goal = ReadGoal("S", 0, session, RetryPolicy(1.0, lambda: 0.0))
+    since, waits = split.now - 60 * SECOND, 0
+
+    def answer(action: object) -> object:
+        nonlocal waits
+        if isinstance(action, Wait):  # n2 answers a heartbeat; n3 is away for good
+            waits += 1
+            split.now += SECOND
+            return None
+        if not isinstance(action, Info):
+            return split.answer(action)
+        heard = 100_000_000 if waits else 4 * SECOND
+        told = split.info(action)
+        told.cluster["leader_since"] = format_time(since)
+        told.cluster["replicas"] = [{"name": "n2", "active": heard}, {"name": "n3", "active": 90 * SECOND}]
+        return told
+
+    found = run(rule.get(goal, FIRST), answer, is_patient=True)
+    assert (found, waits, goal.reached) == (AHEAD, 1, 6)
+
+
+@pytest.mark.parametrize("request_", [FIRST, GetRequest(seq=1, next_by_subj="s.b")], ids=["pattern", "subject"])
+def test_after_an_election_a_session_takes_what_one_state_of_the_leader_shows(request_: GetRequest) -> None:
+    is_first = request_ is FIRST  # all before it are gone; otherwise it is the only one of its subject
+    split, session = Split(led_for=8.0, silence=4.0, gone=is_first), session_at(5)
+    assert split.read(request_, session) == AHEAD
+    assert session.seen("S") == (6 if is_first else 5)
+
+
+def test_after_an_election_a_session_takes_the_next_message_of_the_leaders_own_copy() -> None:
+    split, session = Split(led_for=8.0, silence=4.0), session_at(5)
+    split.responder, split.is_ahead = "n1", False
+    assert split.read(FIRST, session) == BEHIND
+
+
+# Messages that expire, by the clock of each replica
+
+
+@pytest.mark.parametrize("limit", [{"max_age": timedelta(hours=1)}, {"allow_msg_ttl": True}], ids=["age", "ttl"])
+def test_after_an_election_a_replica_proves_no_next_message_where_messages_expire(limit: dict[str, Any]) -> None:
+    """Its clock may be ahead: then it lacks messages that the leader still has."""
+    leader = info()
+    ahead = GetRequest(seq=1, next_by_subj="s.*")
+    first = StreamState(messages=7, first_seq=3, last_seq=LAST, subjects={"s.a": 6, "s.b": 1})
+    leader = replace(leader, config=leader.config.replace(**limit), state=first)
+    with pytest.raises(StaleReadError):
+        read(ahead, leader)
+    assert read(SEQ, leader) == OLD
+
+
+# What a proof costs
+
+
+def test_after_an_election_a_long_list_of_deleted_sequences_is_the_last_resort() -> None:
+    long = replace(info(), state=StreamState(messages=2, first_seq=1, last_seq=LAST, num_deleted=60_000))
+    asked: list[Info] = []
+
+    def by_the_leader(action: object) -> object:
+        if isinstance(action, Info):
+            asked.append(action)
+        found = by_a_follower(action, long)
+        if isinstance(found, Replies) and found.responder:
+            found.responder = "n3"
+        return found
+
+    rule = ReadRule("S", StreamCache(), lambda: 0.0)
+    goal = ReadGoal("S", LAST, None, RetryPolicy(1.0, lambda: 0.0))
+    assert run(rule.get(goal, NEXT), by_the_leader) == OLD
+    assert not any(action.is_deleted for action in asked)

@@ -24,6 +24,12 @@ So the last sequence of a copy proves nothing where messages are ever removed. W
   led before it has noticed by then, see `SETTLED`) and has reached W, now or at any time before;
 - the leader's own copy, named by message tracing, between two words of the same leader.
 
+A session must know as of when an answer is right, not only that it is: the same read must not go back behind it. A
+message at q, found by its sequence or as the newest, is right as of max(W, q). A next message and an absence are right
+as of the copy that answered, which may be ahead of the leader that speaks behind it: a leader that was deposed and does
+not know it. They are noted by the word of a leader if its own state shows the same, or if no newer leader can have been
+elected before it spoke: it hears from all replicas, or has heard from a majority since.
+
 What looks like evidence and is none: a Message Get by a leader that is not settled; stream info about another request
 than itself; two answers that agree; what stream info says about replicas (`current`, `lag`).
 
@@ -53,10 +59,20 @@ class LeaderWord(NamedTuple):
     last_seq: int
     is_settled: bool
     is_heard_by_all: bool  # every replica answered it lately
+    said_at: int = 0  # by its own clock, in nanoseconds,
+    heard_at: tuple[int, ...] = ()  # and when it heard from each of its replicas
 
     def is_same_leader(self, other: LeaderWord) -> bool:
         """Whether both are words of one term of leadership."""
         return self.name == other.name and self.since == other.since
+
+    def led_at(self, earlier: LeaderWord) -> bool:
+        """Whether no newer leader was elected before an earlier word of its own: a majority followed it since then.
+
+        A replica that has voted for another one rejects what its former leader sends, which steps down then.
+        """
+        followers = sum(heard > earlier.said_at for heard in self.heard_at)
+        return self.is_same_leader(earlier) and 2 * (followers + 1) > len(self.heard_at) + 1
 
 
 def leader_word(info: StreamInfo) -> LeaderWord | None:
@@ -77,6 +93,8 @@ def leader_word(info: StreamInfo) -> LeaderWord | None:
         last,
         is_settled=_age(since, info.ts) >= SETTLED,
         is_heard_by_all=all(0 <= replica.get("active", ACTIVE) < ACTIVE for replica in replicas),
+        said_at=info.ts,
+        heard_at=tuple(info.ts - replica.get("active", info.ts) for replica in replicas),
     )
 
 
@@ -173,7 +191,27 @@ def state_has(state: StreamState, seq: int) -> bool | None:
         return False
     if not state.num_deleted:
         return True
-    return seq not in state.deleted if state.deleted else None
+    if state.deleted:
+        return seq not in state.deleted
+    return True if seq == state.first_seq else None
+
+
+def is_first_from(state: StreamState, start: int, seq: int, subject: str) -> bool:
+    """Whether one state shows that a message of a subject is the first one from `start` on: all before it are gone.
+
+    Or it is the only one of its subject, where the state counts those.
+    """
+    if not state_has(state, seq):
+        return False
+    if sum(state.subjects.values()) == 1 and subject in state.subjects:
+        return True
+    first = max(start, state.first_seq)
+    return sum(first <= deleted < seq for deleted in state.deleted) == seq - first
+
+
+def expires(config: StreamConfig) -> bool:
+    """Whether messages are removed by their age, which each replica does by its own clock."""
+    return bool(config.max_age) or config.allow_msg_ttl
 
 
 def has_any_from(state: StreamState, seq: int) -> bool | None:

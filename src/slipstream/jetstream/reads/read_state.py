@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from slipstream.api import StreamConfig, StreamInfo
 from slipstream.api.times import ZERO
-from slipstream.jetstream.reads.evidence import LeaderWord, leader_word, lost_nothing
+from slipstream.jetstream.reads.evidence import MOST_DELETED, LeaderWord, leader_word, lost_nothing
 
 GENERATION_AGE = 10.0  # seconds until the leader is asked again when the stream was created
 CONFIG_AGE = 1.0  # seconds for which conclusions from a configuration hold,
@@ -142,6 +142,7 @@ class StreamCache:
             self.first_ts = state.first_ts if state.messages else 0
             self.is_lossless = word.is_heard_by_all and lost_nothing(info)
             self.is_alone = not info.cluster
+            self.needs_names = state.num_deleted > MOST_DELETED
             if word.is_settled:
                 self.settled = max(self.settled, word.last_seq)
         return True

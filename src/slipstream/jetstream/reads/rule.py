@@ -11,7 +11,8 @@ The order of a single read, cheapest proof first:
 2. Is the leader settled, and has it reached the wanted sequence? Then any answer to a Message Get is right.
 3. Right after an election no leader is settled. The newest messages: a Direct Get that names its responder, and the
    leader's word behind it; good if the copy was level with the leader, or was the leader's own. A message by its
-   sequence, or the next one: by any replica, if the leader's state behind it still has that message.
+   sequence, or the next one: by any replica, if the leader's state behind it still has that message; for a session, or
+   where messages expire, if that state shows as well that nothing lies before the next one.
 4. Pause, and again.
 
 For a mirror that is read by its own name the leader's questions go to the stream at the end of its upstreams.
@@ -33,11 +34,12 @@ from slipstream.errors import (
 )
 from slipstream.jetstream.reads.direct_get import Replies, StoredMessage
 from slipstream.jetstream.reads.evidence import (
-    MOST_DELETED,
     LeaderWord,
     begins_as,
+    expires,
     has_any_from,
     has_everything,
+    is_first_from,
     is_plain_mirror,
     is_whole_mirror,
     lacks_any_of,
@@ -316,27 +318,46 @@ class ReadRule:
         self.cache.is_leader_first = message.seq < goal.wanted and not self.cache.is_alone
         goal.reach(max(message.seq, goal.wanted))
         if request.next_by_subj and goal.session is not None:  # what lay before it may be gone: never show it again
-            told = yield from self._word(goal)
+            told = yield from self._vouched(goal)
             if isinstance(told, Retry):
                 return told
             goal.reach(told.last_seq)
         return Found(message)
 
+    def _vouched(self, goal: ReadGoal) -> Steps[LeaderWord | Retry]:
+        """A word behind the answer of a leader that is at least as new as who answered: none was elected after it.
+
+        Whichever leader answers a Message Get, another may answer for the word: one that was deposed meanwhile.
+        """
+        first = word = yield from self._word(goal)
+        while not (isinstance(word, Retry) or word.is_heard_by_all):
+            if isinstance(first, Retry) or not word.is_same_leader(first):
+                return Retry(goal.stale("another leader was elected"))
+            if word.led_at(first):
+                break
+            yield Wait(Retry(goal.stale(f"{word.name} leads it and does not hear from all replicas")))
+            word = yield from self._word(goal)
+        return word
+
     def _absent(self, goal: ReadGoal, request: GetRequest) -> Steps[Found | Retry]:
         """The leader found nothing: that is true, but for the last message of a pattern, which it may overlook.
 
-        A session remembers the absence, by a state of the leader behind it.
+        A session remembers the absence, by the word of a leader behind it.
         """
-        is_pattern = bool(request.last_by_subj) and has_wildcard(request.last_by_subj)
-        if is_pattern or goal.session is not None:
-            told = yield from self.info(goal, subjects_filter=request.last_by_subj if is_pattern else "")
+        if request.last_by_subj and has_wildcard(request.last_by_subj):
+            told = yield from self.info(goal, subjects_filter=request.last_by_subj)
             if isinstance(told, Retry):
                 return told
             if leader_word(told) is None or told.state.last_seq < goal.wanted:
                 return Retry(goal.behind(told.state.last_seq))
-            if is_pattern and told.state.subjects:
+            if told.state.subjects:
                 return Retry(goal.stale(f"its leader finds no newest message of {request.last_by_subj}"))
-            goal.reach(told.state.last_seq)
+            goal.reach(told.state.last_seq)  # as of that state: it shows the absence itself
+        elif goal.session is not None:
+            word = yield from self._vouched(goal)
+            if isinstance(word, Retry):
+                return word
+            goal.reach(word.last_seq)
         goal.reach(goal.wanted)
         return Found(None)
 
@@ -347,7 +368,9 @@ class ReadRule:
         if not self._allows_direct():
             return (yield from self._unsettled_alone(goal, request, before))
         subject = request.last_by_subj
-        if not subject and request.start_time is None:
+        is_single = not subject and request.start_time is None
+        is_long = self.cache.needs_names  # the list of what was deleted: megabytes for one message
+        if is_single and not is_long:
             found = yield from self._still_there(goal, request, before)
             if found is not None:
                 return found
@@ -364,6 +387,10 @@ class ReadRule:
             return answer
         if isinstance(answer, Replies) and answer.items:
             return self._found_unsettled(goal, request, answer.items[0].message)
+        if is_single and is_long and answer is None:
+            found = yield from self._still_there(goal, request, before)
+            if found is not None:
+                return found
         return (yield from self._unsettled_alone(goal, request, before))
 
     def _still_there(self, goal: ReadGoal, request: GetRequest, before: LeaderWord) -> Steps[Found | Retry | None]:
@@ -372,29 +399,37 @@ class ReadRule:
         A replica has every message up to its own last sequence that still exists, so none lies before the one it found;
         whether that was removed since, only the leader knows. None if its state does not say.
         """
-        asked_at = self._now()
         answer: Replies | Retry = yield Direct(request, is_named=True)
         if isinstance(answer, Retry):
             return answer
         if source_of(answer) != self.origin:
             return None
-        message = answer.items[0].message
+        message, subject = answer.items[0].message, request.next_by_subj
         doubt = yield from self._doubt(goal, self.origin, message.time)
         if doubt is not None:
             return Retry(doubt)
-        page = RangePage(
-            source=self.origin,
-            responder=answer.responder,
-            seqs=(message.seq,),
-            oldest=message.time,
-            start=message.seq,
-            asked_at=asked_at,
-            is_of_all=True,
-        )
-        gone = yield from self._leftovers(goal, page, before)
-        if isinstance(gone, Retry) or gone:
+        is_strict = self._needs_same_state(goal, request)
+        counted = subject if is_strict and not has_wildcard(subject) else ""
+        told = yield from self.info(goal, is_deleted=True, subjects_filter=counted)
+        word = None if isinstance(told, Retry) else leader_word(told)
+        if isinstance(told, Retry) or word is None or word.last_seq < max(goal.wanted, message.seq):
             return None
+        is_by_name = bool(answer.responder) and answer.responder == before.name and word.is_same_leader(before)
+        if not is_by_name:
+            if not state_has(told.state, message.seq):
+                return None
+            if is_strict and not is_first_from(told.state, request.seq, message.seq, counted):
+                return None
         return self._found_unsettled(goal, request, message)
+
+    def _needs_same_state(self, goal: ReadGoal, request: GetRequest) -> bool:
+        """Whether one state must show that a message is the next one: that it still exists is not enough.
+
+        For a session: the replica may be ahead of the leader, which lacks what removed the messages before it, and a
+        later read would show them again. Where messages expire: a replica whose clock is ahead lacks some that exist.
+        """
+        config = self.cache.config
+        return bool(request.next_by_subj) and (goal.session is not None or config is None or expires(config))
 
     def _found_unsettled(self, goal: ReadGoal, request: GetRequest, message: StoredMessage) -> Found:
         goal.reach(max(goal.wanted, message.seq))
@@ -609,7 +644,6 @@ class ReadRule:
         )
         if is_by_name:
             return set()
-        cache.needs_names = told.state.num_deleted > MOST_DELETED
         gone = removed_of(told.state, seqs)
         if gone is None:
             return Retry(goal.stale("too much of it was deleted for a list, and its leader's own copy did not answer"))

@@ -173,7 +173,7 @@ MUTATIONS: dict[str, Mutation] = {
         ((ReadRule, "_leftovers", _no_leftovers),), _faults((Kind(_KV3),), "range", "cut_follower")
     ),
     "a next message is shown although it is gone": Mutation(
-        ((ReadRule, "_leftovers", _no_leftovers),), _faults((Kind(_KV3),), "next seq", "step_down cut_follower wait")
+        ((rule, "state_has", _yes),), _faults((Kind(_KV3),), "next seq", "step_down cut_follower wait")
     ),
     "a page of a mirror lacks nothing": Mutation(
         ((rule, "lacks_any_of", _no),), _faults((Kind(_KV3, (("s.a", _KV),)),), "range", "edit_mirror cut_mirror")

@@ -99,10 +99,13 @@ class Client:
     """A connection: the rules with what they keep, which side of a partition it sees, and a session."""
 
     rules: Rules
-    view: int = 0  # 0: both sides, 1: the majority, 2: the minority
+    # 0: both sides, 1: the majority, 2: the minority, 3: all copies, and the deposed leader while there is one (its
+    # replication is cut, its clients are not)
+    view: int = 0
     seen: int = 0  # by its session
     floor: int = 0  # the operation as of which its session's views are right
     told: int = 0  # when the stream was made, as far as it was told
+    last_read: Read | None = None  # of its session: asked again it must not go back
 
 
 @dataclass
@@ -138,12 +141,14 @@ class Faults(NamedTuple):
     kinds: Sequence[Kind] | None = None
     reads: tuple[str, ...] = ("last", "seq", "next", "many", "range")
     is_traced: bool = True
-    views: tuple[int, ...] = (0, 1, 2)  # of clients: both sides of a partition, the majority, the minority
+    views: tuple[int, ...] = (0, 1, 2, 3)  # of clients, see `Client`
     tempos: Sequence[tuple[float, ...]] = TEMPOS
     deposed_for: tuple[float, float] = (10.0, 20.0)  # seconds for which a leader without a majority still answers
     elected_after: tuple[float, float] = (4.0, 9.0)  # seconds after its last contact another one is elected
     reads_mirrors: bool = True  # a client may read a mirror by its own name
     from_leader: int = 10  # percent of the reads
+    sessions: int = 40  # percent of the reads
+    is_healed: bool = True  # copies that were cut off come back
     is_early: bool = True  # reads may want a sequence that does not exist yet
 
 
@@ -216,12 +221,13 @@ class World:
         events: list[Callable[[], bool]] = []
         for event, weight, is_possible in (
             (self._write, 8, True),
+            (self._rewrite, 2, True),
             (self._apply, 6, True),
             (self._feed, 8, bool(self.mirrors)),
             (self._catch_up, 4, True),
             (self._cut_follower, 2, True),
             (self._cut_mirror, 3, bool(self.mirrors)),
-            (self._heal, 3, True),
+            (self._heal, 3, self._faults.is_healed),
             (self._cut_leader, 1, True),
             (self._step_down, 1, True),
             (self._edit_mirror, 1, bool(self.mirrors)),
@@ -296,11 +302,16 @@ class World:
         up = sum(not member.is_cut for member in self.members.values())
         return up * 2 > len(self.members)
 
-    def _write(self) -> bool:
+    def _rewrite(self) -> bool:
+        """The subject of the oldest message is written: what a read from the beginning finds first is removed."""
+        oldest = next(iter(self.history.states[-1].values()), None)
+        return oldest is not None and self._write(oldest.subject)
+
+    def _write(self, subject: str = "") -> bool:
         if self.leader is None or not self._majority():
             return False
         choose, limits = self.choices, self.history.limits
-        subject = choose.one_of(self._keys)
+        subject = subject or choose.one_of(self._keys)
         rollup = choose.one_of(("", "", "sub", "all")) if limits.rollups else ""
         entry = self.history.write(subject, self._time(), rollup)
         if self._log is not None:
@@ -554,7 +565,7 @@ class World:
     def _begin_read(self) -> None:
         choose, last = self.choices, self.history.last
         client = choose.one_of(self.clients)
-        is_session = choose.chance(40)
+        is_session = choose.chance(self._faults.sessions)
         if is_session:
             wanted = client.seen
         elif self._faults.is_early and choose.chance(4):
@@ -563,9 +574,12 @@ class World:
             wanted = last - min(choose.below(last + 1), choose.below(last + 1))
         if wanted <= 0:
             return
-        read = self._new_read(choose.one_of(self._faults.reads), wanted, last)
-        if is_session:
-            read = replace(read, is_session=True)
+        if is_session and client.last_read is not None and choose.chance(60):
+            read = replace(client.last_read, wanted=wanted)
+        else:
+            read = self._new_read(choose.one_of(self._faults.reads), wanted, last)
+            if is_session:
+                read = client.last_read = replace(read, is_session=True)
         if choose.chance(self._faults.from_leader):
             read = replace(read, is_from_leader=True)
         deadline = self.now + choose.one_of(TIMEOUTS)
@@ -586,7 +600,7 @@ class World:
         if kind == "seq":
             return Read(kind, wanted, seq=seq)
         if kind == "next":
-            return Read(kind, wanted, choose.one_of((*self._keys, ">")), seq)
+            return Read(kind, wanted, choose.one_of((*self._keys, ">")), choose.one_of((seq, 1)))
         if kind == "many":
             return Read(kind, wanted, "s.*")
         start = 1 + choose.below(max(last, 1))
@@ -670,7 +684,7 @@ class World:
         return Got(None if found is None else found.answered(STREAM))
 
     def _is_visible(self, client: Client, *, is_cut: bool) -> bool:
-        return client.view == 0 or is_cut == (client.view == 2)
+        return client.view in (0, 3) or is_cut == (client.view == 2)
 
     def _direct(self, client: Client, action: AskDirect) -> Outcome:
         if action.stream != STREAM:
@@ -710,6 +724,8 @@ class World:
         if deposed is not None and self._is_visible(client, is_cut=True):
             age = self.now - deposed.last_contact
             peers = [(node, age) for node in self.members if node != deposed.node]
+            if client.view == 3:
+                leaders.clear()
             leaders.append((self.members[deposed.node], deposed.since, peers))
         for ghost in self._ghosts:
             if ghost.leader_until > self.now and client.view != 1:
@@ -769,7 +785,7 @@ def _short(value: object) -> str:
     return re.sub(r"\w+=(?:0|''|None|False|\(\))(?:, |(?=\)))", "", str(value)).replace(", )", ")")
 
 
-ALWAYS = frozenset(("write", "apply", "feed", "catch_up", "heal"))
+ALWAYS = frozenset(("write", "rewrite", "apply", "feed", "catch_up", "heal"))
 
 _KV = Limits(per_subject=1)
 _ROLLUPS = Limits(rollups=True)
