@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from slipstream import BucketConfig, connect, connect_blocking
-from slipstream.errors import BucketNotFoundError, Error
+from slipstream.errors import BucketNotFoundError, Error, StaleReadError
 from slipstream.jetstream._async.stream import Stream
 from slipstream.kv import Entry
 from slipstream.kv._async.key_value import KeyValue
@@ -184,6 +184,29 @@ async def test_a_watch_recovers_from_lost_heartbeats(any_server: str, fresh: str
                 await direct.jetstream().stream(f"KV_{fresh}").delete_consumer(name)  # silently gone
                 await put_all(kv, 3, 3)
                 assert await read(watch, 3) == [3, 4, 5]
+
+
+async def test_a_watch_whose_new_consumer_takes_a_second_to_prove_goes_on(any_server: str, fresh: str) -> None:
+    """Over a slow link: a reader that asks every half second whether it has all must leave a creation its time."""
+    async with connect(any_server) as nc:
+        kv = await nc.jetstream().create_key_value(BucketConfig(bucket=fresh, history=3))
+        for n in range(9):
+            await kv.put(f"k{n % 3}", b"%d" % n)
+        async with await kv.watch() as watch:
+            consumer: Any = watch._feed._consumer
+            create, tries = consumer._create, []
+
+            async def create_slowly(deadline: float) -> None:
+                tries.append(deadline)
+                if deadline - nc.now() < 1.0:
+                    raise StaleReadError("no consumer was placed in time", stream=consumer.stream, min_last_seq=1)
+                await create(deadline)
+
+            consumer._create = create_slowly
+            consumer._discard_consumer()
+            seen = [await watch.next(timeout=20) for _ in range(4)]
+            assert [entry and entry.value for entry in seen] == [b"6", b"7", b"8", None]
+            assert len(tries) == 1
 
 
 async def test_a_watch_of_a_destroyed_bucket_raises(any_server: str, fresh: str) -> None:

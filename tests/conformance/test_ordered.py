@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from slipstream import StreamConfig, connect
+from slipstream import ConsumerConfig, StreamConfig, connect
 from slipstream.client.events import ClientEvent
 from slipstream.errors import (
     ConnectionLostError,
@@ -69,7 +69,7 @@ async def no_consumers(stream: Stream) -> bool:
 async def test_a_consumer_that_stands_still_is_replaced_by_a_reader_that_expects_more(
     any_server: str, fresh: str
 ) -> None:
-    # nats-server 2.15 may stop for good when the next message of a last-per-subject consumer expires; so does a pause.
+    # nats-server 2.15 stops when the next message of a last-per-subject consumer expires; so does a pause.
     async with filled(any_server, fresh) as stream, stream.ordered_consumer(deliver_policy="new") as ordered:
         assert await ordered.is_drained()
         consumer = await stream.consumer(ordered.consumer_name)
@@ -81,6 +81,63 @@ async def test_a_consumer_that_stands_still_is_replaced_by_a_reader_that_expects
         assert await read(ordered, 3) == [1, 2, 3]
         assert ordered.resets == 1
         assert await ordered.is_drained()
+
+
+async def test_a_consumer_that_stands_still_is_replaced_although_messages_expire_meanwhile(
+    any_server: str, fresh: str
+) -> None:
+    async with filled(any_server, fresh) as stream, stream.ordered_consumer(deliver_policy="new") as ordered:
+        for first in (0, 3):
+            consumer = await stream.consumer(ordered.consumer_name)
+            await consumer.pause(datetime.now(UTC) + timedelta(hours=1))
+            await publish(stream, first, 3)
+            resets = ordered.resets
+            assert not await ordered.is_drained()
+            last = (await stream.info()).state.last_seq
+            await stream.delete_message(last)  # it has one less left, and has not moved
+            assert not await ordered.is_drained()
+            assert ordered.resets == resets + 1
+            assert await read(ordered, 2) == [last - 2, last - 1]  # progress: the next one may stand still as shortly
+
+
+async def test_a_replaced_consumer_of_last_messages_shows_no_superseded_ones(any_server: str, fresh: str) -> None:
+    async with filled(any_server, fresh) as stream:
+        js = jetstream_of(stream)
+        async with js.publisher() as publisher:
+            for n in range(150):  # more than is sent ahead
+                await publisher.publish(f"{fresh}.first.{n}", b"x" * 30_000)
+            for _ in range(3):
+                for n in range(3):
+                    await publisher.publish(f"{fresh}.{n}", b"")
+        async with stream.ordered_consumer(deliver_policy="last_per_subject") as ordered:
+            got = [await ordered.next(timeout=20)]
+            ordered._left.clear()
+            ordered._state.last_seq = got[0].seq  # as if no more had arrived
+            ordered._discard_consumer()
+            while got[-1].num_pending:
+                got += await ordered.next_chunk(timeout=20)
+            assert ordered.resets == 1
+    assert [message.seq for message in got] == [*range(1, 151), 157, 158, 159]
+
+
+async def test_a_new_consumer_waits_for_the_deletion_of_the_old_one_where_consumers_are_limited(
+    any_server: str, fresh: str
+) -> None:
+    async with connect(any_server) as nc:
+        js = nc.jetstream()
+        stream = await js.create_stream(StreamConfig(name=fresh, subjects=(f"{fresh}.>",), max_consumers=1))
+        async with stream.ordered_consumer() as ordered:
+            ordered._discard_consumer()
+            assert await no_consumers(stream)
+            await stream.create_consumer(
+                ConsumerConfig(name="last")
+            )  # in its place: it goes as late as the old one might
+            await js.publish(f"{fresh}.a", b"")
+            reader = asyncio.create_task(ordered.next(timeout=20))
+            while not reader.done() and not ordered._attempts:
+                await asyncio.sleep(0.01)
+            await stream.delete_consumer("last")
+            assert (await reader).seq == 1
 
 
 async def test_all_starts_and_filters(any_server: str, fresh: str) -> None:

@@ -160,16 +160,30 @@ def test_a_consumer_lost_before_its_first_message_is_replaced_at_the_same_positi
     assert (config.deliver_policy, config.opt_start_seq) == ("by_start_sequence", begin)
 
 
-def test_last_per_subject_is_requested_again_only_before_the_first_message() -> None:
+def test_last_per_subject_is_requested_again_until_it_is_complete() -> None:
     ordered = started(template(deliver_policy="last_per_subject"), before=7)
     ordered.discard()
     assert ordered.config("two", "x").deliver_policy == "last_per_subject"
-    ordered.created(info("two"))
-    ordered.feed([message(20, cseq=1)])
-    ordered.take()
+    ordered.created(info("two", pending=3))
+    ordered.feed([message(20, cseq=1, pending=2)])
+    assert seqs(ordered.take()) == [20]
     ordered.discard()
-    config = ordered.config("three", "x")
-    assert (config.deliver_policy, config.opt_start_seq) == ("by_start_sequence", 21)
+    assert ordered.config("three", "x").deliver_policy == "last_per_subject"
+    ordered.created(info("three", pending=3))
+    # 20 again; 21 was replaced by 24 meanwhile.
+    ordered.feed([message(20, cseq=1, pending=2), message(22, cseq=2, pending=1), message(24, cseq=3)])
+    assert seqs(ordered.take()) == [22, 24]
+    ordered.discard()
+    config = ordered.config("four", "x")
+    assert (config.deliver_policy, config.opt_start_seq) == ("by_start_sequence", 25)
+
+
+def test_last_per_subject_is_complete_when_as_many_arrived_as_there_were() -> None:
+    ordered = started(template(deliver_policy="last_per_subject"))
+    ordered.feed([message(seq, pending=5) for seq in (1, 2, 3)])  # more were stored meanwhile
+    assert seqs(ordered.take()) == [1, 2, 3]
+    ordered.discard()
+    assert ordered.config("two", "x").opt_start_seq == 4
 
 
 def test_templates_set_deliver_policy_and_filters() -> None:

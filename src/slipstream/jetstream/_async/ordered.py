@@ -19,6 +19,7 @@ from slipstream.errors import (
     ApiError,
     ConnectionLostError,
     Error,
+    ErrorCode,
     HeartbeatLostError,
     NoRespondersError,
     RequestTimeoutError,
@@ -40,6 +41,8 @@ CREATE_TIMEOUT = 5.0
 IDLE_CHECK = 0.5  # seconds to wait for one of the initial messages before asking the server whether there is one
 MIN_CREATE_TIMEOUT = 1.0  # a creation that has begun is not given up before that, whatever the caller's deadline
 PROBE_TIMEOUT = 2.0  # whether the server keeps `min_last_seq`: it may say so late
+REPLACE_TIMEOUT = 30.0  # for a new consumer under a reader that waits without a deadline
+DELETE_TIMEOUT = 5.0  # until a consumer that was discarded no longer counts: that is not waited for
 PLACEMENT_TIMEOUT = 1.0  # for one of several creations: the server that it is placed on may be cut off
 
 
@@ -69,9 +72,11 @@ class OrderedConsumer:
         self._epoch = self._client.epoch
         self._attempts = 0  # to create a consumer, in a row without success
         self._not_before = 0.0  # when the next attempt may begin
-        self._last_check = "", 0, 0  # of a consumer that had messages left and delivered none
+        self._last_check = "", 0  # of a consumer that had messages left: its name, and how many it had delivered
         self._checks = 0  # that found it as it was before,
         self._checks_allowed = 1  # and how many may before it is replaced: twice as many each time, it may only be slow
+        self._replaced_behind = 0  # the last sequence by then: as before, when the new one got further
+        self._deleted_at = -DELETE_TIMEOUT  # when a consumer was discarded
         self._left: list[JsMessage] = []  # of a chunk, in reverse: not taken by a reader of single messages
         self._is_closed = False
         self.stream = stream
@@ -120,24 +125,32 @@ class OrderedConsumer:
             try:
                 await self._create(deadline)
             except (ConnectionLostError, RequestTimeoutError, NoRespondersError, ApiError) as error:
-                is_permanent = isinstance(error, ApiError) and error.code < 500
+                is_permanent = isinstance(error, ApiError) and error.code < 500 and not self._is_in_our_way(error)
                 if client.is_closed or is_permanent or client.now() >= deadline:
                     raise
         return self
 
-    async def next(self, *, timeout: float = 5.0) -> JsMessage:
-        """The next message; raises RequestTimeoutError if none arrives in time."""
+    def _is_in_our_way(self, error: ApiError) -> bool:
+        """Whether the limit of consumers was reached with one that was discarded: its deletion is on its way."""
+        is_limit = error.err_code == ErrorCode.MAXIMUM_CONSUMERS_LIMIT
+        return is_limit and self._client.now() < self._deleted_at + DELETE_TIMEOUT
+
+    async def next(self, *, timeout: float = 5.0, idle: float | None = None) -> JsMessage:
+        """The next message; raises RequestTimeoutError if none arrives in time.
+
+        Also after `idle` seconds of silence, in which a consumer was there: the time to create one does not count.
+        """
         check_timeout(timeout)
         if not self._left:
-            chunk = await self.next_chunk(timeout=timeout)
+            chunk = await self.next_chunk(timeout=timeout, idle=idle)
             self._left = chunk[::-1]
         return self._left.pop()
 
-    async def next_chunk(self, *, timeout: float = 5.0) -> list[JsMessage]:
-        """All messages that have arrived, at least one; raises RequestTimeoutError if none arrives in time."""
+    async def next_chunk(self, *, timeout: float = 5.0, idle: float | None = None) -> list[JsMessage]:
+        """All messages that have arrived, at least one; raises RequestTimeoutError if none arrives in time (`next`)."""
         check_timeout(timeout)
         try:
-            chunk = await self._read_chunk(timeout)
+            chunk = await self._read_chunk(timeout, idle)
         except RequestTimeoutError as error:
             raise RequestTimeoutError(f"ordered consumer of {self.stream}: no message within {timeout:g} s") from error
         if chunk is None:
@@ -173,8 +186,9 @@ class OrderedConsumer:
         """Whether the server has nothing left to deliver: some of the initial messages may have been removed before
         they were delivered. False where that is not known: ask again later.
 
-        nats-server 2.15 may stop delivering for good when a message that is next to be delivered, the last one of its
-        subject, expires: a consumer that has not moved since it was asked is replaced.
+        nats-server 2.15 stops when the message that is next to be delivered, the last one of its subject, expires: it
+        goes on with its next heartbeat, and then skips one such message at a time. So a consumer that has delivered
+        none since it was asked last is replaced; how many it has left falls meanwhile, which says nothing.
         """
         name = self._state.name
         if not name:
@@ -186,10 +200,13 @@ class OrderedConsumer:
         if info.delivered.consumer_seq > self._state.consumer_seq:  # on its way
             return False
         if not info.num_pending:
+            self._state.complete_initial()
             return True
-        found = name, info.num_pending, info.delivered.consumer_seq
+        found = name, info.delivered.consumer_seq
         self._checks = self._checks + 1 if found == self._last_check else 0
         self._last_check = found
+        if self.last_seq > self._replaced_behind:
+            self._checks_allowed, self._replaced_behind = 1, self.last_seq
         if self._checks >= self._checks_allowed and name == self._state.name:
             self._checks_allowed *= 2
             self._discard_consumer()
@@ -215,12 +232,12 @@ class OrderedConsumer:
 
     # Reading
 
-    async def _read_chunk(self, timeout: float) -> list[JsMessage] | None:
+    async def _read_chunk(self, timeout: float, idle: float | None = None) -> list[JsMessage] | None:
         """The next messages; None when it is closed."""
         if self._left:
             chunk, self._left = self._left[::-1], []
             return chunk
-        run = await self.receive_run(timeout=timeout)
+        run = await self.receive_run(timeout=timeout, idle=idle)
         if not run:
             return None
         client = self._client
@@ -228,13 +245,14 @@ class OrderedConsumer:
         self._context.note_messages(self.stream, chunk)
         return chunk
 
-    async def receive_run(self, *, timeout: float = 5.0) -> MessageRun | None:
+    async def receive_run(self, *, timeout: float = 5.0, idle: float | None = None) -> MessageRun | None:
         """As `next_chunk`, for the layers above: in columns, without an object per message; None when it is closed.
 
         Nothing is taken while it waits, so a cancelled reader loses none.
         """
         state, client, heartbeats = self._state, self._client, self._heartbeats
         deadline = client.now() + timeout
+        silent_until = deadline if idle is None else min(deadline, client.now() + idle)
         heartbeats.resume(client.now())
         try:
             while not self._is_closed:
@@ -246,12 +264,15 @@ class OrderedConsumer:
                 elif isinstance(found, Error):
                     self._discard_consumer()
                 elif state.is_broken:
-                    await self.start(timeout=max(deadline - client.now(), 0.0))
+                    left = max(deadline - client.now(), 0.0)
+                    await self.start(timeout=left if idle is None else min(left, REPLACE_TIMEOUT))
+                    if idle is not None:
+                        silent_until = min(deadline, client.now() + idle)
                 else:
                     assert self._subscription is not None
                     now = client.now()
                     silence = heartbeats.left(now)
-                    limit = max(min(deadline - now, silence), 0.0)
+                    limit = max(min(silent_until - now, silence), 0.0)
                     try:
                         pieces = await self._subscription.next_pieces(timeout=limit, epoch=self._epoch)
                     except Error as error:
@@ -389,6 +410,7 @@ class OrderedConsumer:
     def _delete(self, name: str) -> None:
         """Delete a consumer without waiting for the reply; if that fails it is removed as inactive."""
         if name and not self._client.is_closed:
+            self._deleted_at = self._client.now()
             call = self._api.delete(self.stream, name)
             with suppress(ConnectionLostError):  # the buffer for the next connection is full
                 self._client.start(call.subject, call.payload, Ignored())

@@ -24,6 +24,10 @@ Where to continue before the first message was returned is the subtle part. A co
 or at a time would start somewhere else when it is created again, and skip what was stored in between. So the first
 creation fixes a *floor*: the info of a new consumer says which stream sequence it starts behind. The last messages per
 subject have no such position: what they were at the first creation may not be what they are now, and both are right.
+So until they are complete they are asked for again, and what lies at or before `last_seq` is dropped: a consumer that
+started behind it would deliver all versions of the subjects that follow, superseded and deleted ones too. A subject
+that was written several times meanwhile shows its last message. They are complete when a message has none left behind
+it, or as many were received as the first consumer had to deliver.
 
 With `min_last_seq` every consumer that starts at or before that sequence is one that has seen it: one that the server
 holds back, or one that is proven by its placement (`consume.placement`).
@@ -167,6 +171,9 @@ class OrderedState:
         self.resets = 0
         self.name = ""  # of the consumer in use; empty while there is none
         self._floor: int | None = None  # every message to read has a greater stream sequence
+        # Whether the last messages per subject are not complete, and how many the first consumer has left.
+        self._is_initial = template.deliver_policy == DeliverPolicy.LAST_PER_SUBJECT
+        self._initial_left = 0
         self._cseq = 0  # the last consumer sequence
         self._stream = ""  # the name of the stream in ack subjects
         self._prefix = "$"  # of the ack subjects of the consumer in use, once its first message was seen
@@ -182,7 +189,7 @@ class OrderedState:
     def config(self, name: str, deliver_subject: str) -> ConsumerConfig:
         """The consumer to create: the first time from the template's start, later from our position."""
         start: dict[str, object] = {}
-        if self.last_seq or self._floor is not None:
+        if not self._is_initial and (self.last_seq or self._floor is not None):
             start = {
                 "deliver_policy": DeliverPolicy.BY_START_SEQUENCE.value,
                 "opt_start_seq": max(self.last_seq, self._floor or 0) + 1,
@@ -215,11 +222,23 @@ class OrderedState:
         self._flow = FlowControl()
         self._queue.clear()
         self.is_broken = False
+        pending = info.num_pending + info.delivered.consumer_seq
         if self.initial_pending is None:
-            self.initial_pending = info.num_pending + info.delivered.consumer_seq
+            self.initial_pending = pending
+        self._initial_left = pending  # of a later consumer: with those that are dropped
         # Should it be lost before its first message, the next one must start at the same position (see the header).
         if not info.delivered.consumer_seq and self._template.deliver_policy != DeliverPolicy.LAST_PER_SUBJECT:
             self._floor = max(info.delivered.stream_seq, self._floor or 0)
+
+    def complete_initial(self) -> None:
+        """The last messages per subject are complete: from now on every message behind them is wanted."""
+        self._is_initial = False
+
+    def _count_initial(self, count: int, left: int) -> None:
+        """Count messages of the consumer in use, of which the last one has `left` behind it."""
+        self._initial_left -= count
+        if not left or self._initial_left <= 0:
+            self.complete_initial()
 
     def discard(self) -> str:
         """Give up the consumer in use; returns its name, to be deleted."""
@@ -273,6 +292,8 @@ class OrderedState:
             return None
         self._cseq += count
         self.last_seq = seqs[-1]
+        if self._is_initial:
+            self._count_initial(count, numbers[-1])
         return MessageRun(msgs, seqs, numbers[2::4], numbers[3::4], self._stream)
 
     def _accept_each(self, msgs: list[Msg]) -> MessageRun | Error | None:
@@ -293,6 +314,8 @@ class OrderedState:
                 self._queue.appendleft(msgs[index:])
                 break
             self._cseq = seq
+            if self._is_initial:
+                self._count_initial(1, int(tokens[8]))
             if stream_seq > self.last_seq:  # otherwise an earlier consumer delivered it
                 self.last_seq = stream_seq
                 kept.append(msg)

@@ -807,7 +807,7 @@ class StreamFeed:
         while True:
             left = FOREVER if deadline is None else max(deadline - clock(), 0.0)
             try:
-                run = await self._consumer.receive_run(timeout=min(left, IDLE_CHECK) if self.pending else left)
+                run = await self._consumer.receive_run(timeout=left, idle=IDLE_CHECK if self.pending else None)
             except StreamNotFoundError as error:
                 raise BucketNotFoundError(f"bucket {self.bucket!r} was deleted") from error
             except RequestTimeoutError as error:

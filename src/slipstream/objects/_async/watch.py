@@ -67,7 +67,7 @@ class ObjectWatch:
         while True:
             left = max(deadline - self._now(), 0.0)
             try:
-                return await self._records.next(timeout=min(left, IDLE_CHECK) if self._left else left)
+                return await self._records.next(timeout=left, idle=IDLE_CHECK if self._left else None)
             except RequestTimeoutError:
                 if self._left and await self._records.is_drained():
                     return None

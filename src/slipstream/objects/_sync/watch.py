@@ -68,7 +68,7 @@ class ObjectWatch:
         while True:
             left = max(deadline - self._now(), 0.0)
             try:
-                return self._records.next(timeout=min(left, IDLE_CHECK) if self._left else left)
+                return self._records.next(timeout=left, idle=IDLE_CHECK if self._left else None)
             except RequestTimeoutError:
                 if self._left and self._records.is_drained():
                     return None
