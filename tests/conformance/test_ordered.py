@@ -66,6 +66,15 @@ async def no_consumers(stream: Stream) -> bool:
     return True
 
 
+async def until_pending(stream: Stream, ordered: OrderedConsumer, count: int) -> None:
+    """Until the server has counted what was published: nats-server does so a moment later."""
+    deadline = time.monotonic() + 15
+    consumer = await stream.consumer(ordered.consumer_name)
+    while (await consumer.info()).num_pending < count:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+
+
 async def test_a_consumer_that_stands_still_is_replaced_by_a_reader_that_expects_more(
     any_server: str, fresh: str
 ) -> None:
@@ -75,6 +84,7 @@ async def test_a_consumer_that_stands_still_is_replaced_by_a_reader_that_expects
         consumer = await stream.consumer(ordered.consumer_name)
         await consumer.pause(datetime.now(UTC) + timedelta(hours=1))
         await publish(stream, 0, 3)
+        await until_pending(stream, ordered, 3)
         assert not await ordered.is_drained()
         assert ordered.resets == 0  # it may only be slow
         assert not await ordered.is_drained()
@@ -91,6 +101,7 @@ async def test_a_consumer_that_stands_still_is_replaced_although_messages_expire
             consumer = await stream.consumer(ordered.consumer_name)
             await consumer.pause(datetime.now(UTC) + timedelta(hours=1))
             await publish(stream, first, 3)
+            await until_pending(stream, ordered, 3)
             resets = ordered.resets
             assert not await ordered.is_drained()
             last = (await stream.info()).state.last_seq
