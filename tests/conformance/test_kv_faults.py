@@ -193,7 +193,8 @@ async def test_a_watch_whose_new_consumer_takes_a_second_to_prove_goes_on(any_se
         for n in range(9):
             await kv.put(f"k{n % 3}", b"%d" % n)
         async with await kv.watch() as watch:
-            consumer: Any = watch._feed._consumer
+            feed: Any = watch._feed
+            consumer = feed._consumer
             create, tries = consumer._create, []
 
             async def create_slowly(deadline: float) -> None:

@@ -205,10 +205,9 @@ def test_a_session_takes_the_next_message_of_a_leader_that_a_majority_followed_s
         if not isinstance(action, Info):
             return split.answer(action)
         heard = 100_000_000 if waits else 4 * SECOND
-        told = split.info(action)
-        told.cluster["leader_since"] = format_time(since)
-        told.cluster["replicas"] = [{"name": "n2", "active": heard}, {"name": "n3", "active": 90 * SECOND}]
-        return told
+        replicas = [{"name": "n2", "active": heard}, {"name": "n3", "active": 90 * SECOND}]
+        cluster = {"leader": "n1", "leader_since": format_time(since), "replicas": replicas}
+        return replace(split.info(action), cluster=cluster)
 
     found = run(rule.get(goal, FIRST), answer, is_patient=True)
     assert (found, waits, goal.reached) == (AHEAD, 1, 6)
