@@ -175,6 +175,11 @@ class BaseClient:
         self._session.effects.last_error = error
         self._reporter.report(ClientEvent(EventKind.ERROR, str(self._session.server), error))
 
+    def callback_failed(self, what: str, error: Exception) -> None:
+        """Report an exception of the user's code: in the log with its traceback, and to `on_event`."""
+        self._session.effects.last_error = error
+        self._reporter.callback_failed(str(self._session.server), what, error)
+
     def new_inbox(self) -> str:
         """A unique subject for replies, to be subscribed to by `subscribe`."""
         return self._session.new_inbox()

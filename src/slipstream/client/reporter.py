@@ -28,8 +28,8 @@ class Reporter:
         except Exception:  # the user's code
             log.exception("on_event failed for %s", event.kind)
 
-    def callback_failed(self, server: str, subject: str, error: Exception) -> None:
-        """Report an exception of a subscription's callback: always with its traceback in the log."""
-        log.error("the callback of the subscription of %r failed", subject, exc_info=error)
+    def callback_failed(self, server: str, what: str, error: Exception) -> None:
+        """Report an exception of the user's code: always with its traceback in the log."""
+        log.error("%s failed", what, exc_info=error)
         if self._on_event is not None:
             self.report(ClientEvent(EventKind.ERROR, server, error))

@@ -132,6 +132,7 @@ class Session:
         self.requests = Requests(self.outgoing, inbox, scanner=self._scanner, effects=self.effects)
         self.subscriptions = Subscriptions(self.outgoing, scanner=self._scanner, effects=self.effects)
         self.login = Login()  # the driver reads it again for each connection
+        self.read_at = 0.0  # everything that had arrived by then was received
         self.timer = math.inf  # when `tick` (or, while WAITING, `dial`) is due
         self.epoch = 0  # how many connections were lost while in use
         self.connected_at = 0.0  # when the last of them was accepted

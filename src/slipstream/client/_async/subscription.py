@@ -203,4 +203,5 @@ class Subscription(BaseSubscription):
                     await result
             except Exception as exc:  # the user's code
                 connection = self._connection
-                connection.reporter.callback_failed(str(connection.session.server), self.subject, exc)
+                what = f"the callback of the subscription of {self.subject!r}"
+                connection.reporter.callback_failed(str(connection.session.server), what, exc)

@@ -306,6 +306,11 @@ class Client(BaseClient):
         """The clock of all timeouts, in seconds."""
         return time.monotonic()
 
+    @property
+    def read_at(self) -> float:
+        """A time by `now`: everything that had arrived by then was delivered to its subscription."""
+        return self._connection.session.read_at
+
     def leave_server(self, reason: Error) -> bool:
         """Drop this connection for one to another server; False if no other is known. `reason` is reported.
 

@@ -102,7 +102,8 @@ class Dispatcher:
                 try:
                     callback(Message(msg, client))
                 except Exception as exc:  # the user's code
-                    connection.reporter.callback_failed(str(connection.session.server), box.subject, exc)
+                    what = f"the callback of the subscription of {box.subject!r}"
+                    connection.reporter.callback_failed(str(connection.session.server), what, exc)
             with connection.lock:
                 self._await(box)
 

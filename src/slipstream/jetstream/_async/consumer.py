@@ -72,7 +72,8 @@ class Consumer:
         pull = Fetch(batch, most=most, max_bytes=max_bytes, max_expires=self._handle.max_expires)
         deadline, client = self._client.now() + timeout, self._client
         if kept := await self._handover.take_kept(batch, deadline):
-            return self._handover.hand_over(kept)
+            return kept
+        sent_after = client.now()
         if batch == 1 and not max_bytes:
             single = await self._single.receive(deadline)
             return [] if single is None else self._handover.hand_over([single])
@@ -106,11 +107,11 @@ class Consumer:
             if not pull.messages and not pull.statuses:
                 raise RequestTimeoutError(f"consumer {self.name}: no answer within {timeout:g} s") from error
         except BaseException:
-            self._handover.keep(pull.messages)
+            self._handover.keep(pull.messages, sent_after)
             raise
         finally:
             if pull.open or inbox.pending:  # messages may still arrive, and are for the next call
-                self._handover.drain(inbox)
+                self._handover.drain(inbox, sent_after)
             else:
                 inbox.end()
         return self._handover.hand_over(pull.messages)
@@ -120,7 +121,9 @@ class Consumer:
         requests.check_timeout(timeout)
         deadline = self._client.now() + timeout
         kept = await self._handover.take_kept(1, deadline)
-        msg = kept[0] if kept else await self._single.receive(deadline)
+        if kept:
+            return kept[0]
+        msg = await self._single.receive(deadline)
         if msg is None:
             raise RequestTimeoutError(f"consumer {self.name}: no message within {timeout:g} s")
         return self._handover.hand_over([msg])[0]

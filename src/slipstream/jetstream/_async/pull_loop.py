@@ -12,13 +12,14 @@ file (`tools/unasync.py`).
 
 from __future__ import annotations
 
+import logging
 from contextlib import suppress
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from slipstream.client._async.client import Subscription
 from slipstream.client._async.tasks import finish
-from slipstream.client.base import FOREVER
+from slipstream.client.base import FOREVER, check_callback
 from slipstream.errors import (
     ApiError,
     ConnectionLostError,
@@ -32,16 +33,29 @@ from slipstream.jetstream._async.consumer_handle import ConsumerHandle
 from slipstream.jetstream._async.handover import Handover
 from slipstream.jetstream._async.message import Callback, JsMessage
 from slipstream.jetstream.consume.inbox import DRAIN_TIMEOUT, MAX_BYTES, MAX_MSGS, retry_pause
+from slipstream.jetstream.consume.prefetch import Pace, PullStats
 from slipstream.jetstream.consume.pull import PullFlow
 from slipstream.jetstream.consume.status import HeartbeatMonitor
 from slipstream.wire import Msg
 
 CHECK_AFTER = 3  # requests in a row without a responder before the server is asked whether the consumer exists
 CHECK_TIMEOUT = 5.0
+PREPARE_TIMEOUT = 2.0
+
+PROGRESS = 1 / 4  # of `ack_wait`
+
+logger = logging.getLogger("slipstream.consumer")
+
+T = TypeVar("T")
 
 
 class PullLoop:
-    """Pull requests in flight for one reader, and what they bring."""
+    """Pull requests in flight for one reader, and what they bring.
+
+    Messages that arrived are in one of three places: in the inbox, in `_left` (taken from it, and not handed over yet),
+    or handed over. `_empty_at` is a time before anything in the inbox was sent: it was empty then, and the socket, too.
+    `_sent_after` is the same for what is in `_left`.
+    """
 
     def __init__(self, consumer: ConsumerHandle, handover: Handover, flow: PullFlow) -> None:
         self._consumer = consumer
@@ -53,9 +67,29 @@ class PullLoop:
         self._heartbeats = HeartbeatMonitor(flow.heartbeat, consumer.client.now())
         self._failures = 0  # in a row
         self._error: Error | None = None  # raised or retried by the next read, behind the messages before it
+        self._pace = Pace(consumer.ack_wait)
+        self._taken = 0  # messages that the program got by the last read,
+        self._taken_at = 0.0  # and when
+        self._left: list[JsMessage] = []  # in reverse
+        self._fresh_until = 0.0  # they can be handed over as they are
+        self._sent_after = self._empty_at = consumer.client.now()
+        self._is_prepared = consumer.cached_info is not None
+        self._generation = flow.token
+        self._late_until = 0.0
         self.client = consumer.client
         self.name = consumer.name
         self.is_stopped = False  # no more requests are sent; what has arrived is still handed over
+
+    @property
+    def stats(self) -> PullStats:
+        """What happened to the messages of the consumer so far."""
+        return self._handover.stats
+
+    @property
+    def progress_interval(self) -> float:
+        """How often the server is to be told that a message is in progress, in seconds; FOREVER if it need not be."""
+        wait = self._consumer.ack_wait
+        return wait * PROGRESS if wait < FOREVER else FOREVER
 
     async def read(self, deadline: float) -> list[JsMessage] | None:
         """The next messages; None at the end: stopped, or the client closed.
@@ -63,8 +97,16 @@ class PullLoop:
         Raises RequestTimeoutError at the deadline, and a status of the server that is an error. Nothing is taken from
         the subscription while it waits, so a cancelled reader loses none.
         """
+        self._pace.handled(self._taken, self.client.now() - self._taken_at)
+        self._taken = 0
+        messages = await self._read(deadline)
+        self._taken, self._taken_at = len(messages or ()), self.client.now()
+        return messages
+
+    async def _read(self, deadline: float) -> list[JsMessage] | None:
         if kept := await self._handover.take_kept(0, deadline):
-            return self._handover.hand_over(kept)
+            self._sent_after = self.client.now()
+            return kept
         self._heartbeats.resume(self.client.now())
         try:
             while True:
@@ -81,7 +123,7 @@ class PullLoop:
                     if self._subscription.is_over:  # stopped, or the client was closed
                         return None
                     raise
-                msgs, self._error = self._flow.feed(frames)
+                msgs, self._sent_after = self._take(frames)
                 if msgs:
                     self._failures = 0
                     if not self.is_stopped:
@@ -89,6 +131,12 @@ class PullLoop:
                     return self._handover.hand_over(msgs)
         finally:
             self._heartbeats.suspend(self.client.now())
+
+    def _take(self, frames: list[Msg]) -> tuple[list[Msg], float]:
+        """The messages among what was taken from the inbox just now, as `Handover.renew` gives them."""
+        sent_after, self._empty_at = self._empty_at, max(self._empty_at, self.client.read_at)
+        msgs, self._error = self._flow.feed(frames)
+        return self._handover.renew(msgs, sent_after) if msgs else ([], sent_after)
 
     async def read_unless_idle(self, idle_timeout: float | None) -> list[JsMessage] | None:
         """As `read`; None also when nothing arrives for `idle_timeout` seconds (None: never)."""
@@ -99,28 +147,67 @@ class PullLoop:
                 if idle_timeout is not None:
                     return None
 
+    async def next(self, idle_timeout: float | None) -> JsMessage | None:
+        """The next message alone, as `read_unless_idle`."""
+        while True:
+            if (message := self.take_waiting()) is not None:
+                return message
+            if self._left and self._renew_waiting():
+                return self._left.pop()
+            messages = await self.read_unless_idle(idle_timeout)
+            if messages is None:
+                return None
+            self._left = messages[::-1]
+            self._fresh_until = self._consumer.ack_deadline.fresh_until(self._sent_after)
+
+    def take_waiting(self) -> JsMessage | None:
+        """The next message, if one waits; the fast part of `next`."""
+        left = self._left
+        return left.pop() if left and self.client.now() < self._fresh_until else None
+
+    def _renew_waiting(self) -> list[JsMessage]:
+        """Renew what waits for the program, also in the inbox; returns what is left of it, in reverse."""
+        left, inbox = self._left, self._subscription
+        alive, sent_after = self._handover.renew([message.raw for message in left], self._sent_after)
+        if not alive:
+            left = []
+        with suppress(SlowConsumerError):  # reported when it happened
+            if inbox is not None and inbox.pending and self._error is None:
+                more, since = self._take(inbox.take_now())
+                if more:
+                    left = self._handover.hand_over(more)[::-1] + left
+                    sent_after = min(sent_after, since) if alive else since
+        self._left, self._sent_after = left, sent_after
+        self._fresh_until = self._consumer.ack_deadline.fresh_until(sent_after)
+        return left
+
     def stop(self) -> None:
         """Send no more requests. What the server has sent is still handed over."""
         self.is_stopped = True
         if self._subscription is not None:
             self._subscription.drain_soon()
 
-    def close(self, untaken: list[JsMessage]) -> None:
+    def close(self) -> None:
         """End it. The messages that its reader did not take, and those that still arrive, are for the next call."""
-        self._handover.keep([message.raw for message in untaken])
+        left, self._left = self._left, []
+        self._handover.keep([message.raw for message in left[::-1]], self._sent_after)
         subscription, self._subscription = self._subscription, None
         self.is_stopped = True
         if subscription is not None:
-            self._handover.drain(subscription)
+            self._handover.drain(subscription, self._empty_at)
 
     async def _receive_frames(self, subscription: Subscription, deadline: float) -> list[Msg]:
         """Messages and statuses; none after an interruption, for which requests are sent again."""
         client, now = self.client, self.client.now()
         silence = self._heartbeats.left(now)
+        look = self._consumer.ack_deadline.renew_after / 2  # so often it is seen that the inbox is empty
         try:
-            msgs = await subscription.next_msgs(timeout=max(min(deadline - now, silence), 0.0), epoch=self._epoch)
+            msgs = await subscription.next_msgs(timeout=max(min(deadline - now, silence, look), 0.0), epoch=self._epoch)
         except RequestTimeoutError:
-            if self._heartbeats.left(client.now()) > 0:
+            self._empty_at = now = client.now()
+            if self._heartbeats.left(now) > 0:
+                if now < deadline:
+                    return []
                 raise
             text = f"consumer {self.name}: no heartbeat for {silence:.3g} s, sending a new pull request"
             client.report(HeartbeatLostError(text))
@@ -138,8 +225,11 @@ class PullLoop:
         self._heartbeats.hear(client.now())
         return msgs
 
-    async def _request(self) -> None:
-        """Send the request that is due; those that were sent over an earlier connection are void."""
+    async def _request(self, *, waiting: int = 0) -> None:
+        """Send the request that is due; those that were sent over an earlier connection are void.
+
+        `waiting` messages are about to be handed over.
+        """
         client = self.client
         if self._subscription is None:
             self._inbox = client.new_inbox()
@@ -153,18 +243,43 @@ class PullLoop:
         if self._epoch != client.epoch:
             self._epoch = client.epoch
             self._flow.reset()
+            self._generation, self._late_until = self._flow.token, 0.0  # nothing arrives for the requests from before
             self._heartbeats.hear(client.now())
-        if body := self._flow.request():
+        if not self._is_prepared:
+            await self._prepare()
+        is_idle = self._is_idle(waiting)
+        if body := self._flow.request(window=self._pace.window, waiting=waiting):
+            if is_idle:
+                self._empty_at = client.now()
             await client.publish(self._consumer.next_subject, body, reply=f"{self._inbox}.{self._flow.token}")
+
+    def _is_idle(self, waiting: int) -> bool:
+        """Whether nothing can have been sent that was not taken from the inbox: no request is in flight.
+
+        A request that was given up on the same connection may be answered until it has expired.
+        """
+        flow, now = self._flow, self.client.now()
+        if flow.token != self._generation:
+            self._generation, self._late_until = flow.token, now + flow.expires
+        if waiting or flow.pending or now < self._late_until:
+            return False
+        return self._subscription is None or not self._subscription.pending
+
+    async def _prepare(self) -> None:
+        """Learn the consumer's `ack_wait`; a program that may not ask is taken to have the servers' own default."""
+        self._is_prepared = True
+        with suppress(Error):
+            await self._consumer.info(timeout=PREPARE_TIMEOUT)
+        self._pace = Pace(self._consumer.ack_wait)
 
     async def _request_more(self, msgs: list[Msg]) -> None:
         """Send the next request while `msgs` are handled; they are not lost when that fails or is cancelled."""
         try:
-            await self._request()
+            await self._request(waiting=len(msgs))
         except BaseException as error:
             if isinstance(error, ConnectionLostError) and not self.client.is_closed:
                 return  # sent with the next connection
-            self._handover.keep(msgs)
+            self._handover.keep(msgs, self._sent_after)
             raise
 
     async def _retry_or_raise(self, error: Error, deadline: float) -> None:
@@ -195,37 +310,39 @@ class MessageLists:
         self._loop: PullLoop | None = loop
         self._client = loop.client
         self._idle_timeout = idle_timeout
-        self._left: list[JsMessage] = []  # not taken by a reader of single messages, the next one last
+        self.stats = loop.stats
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> list[JsMessage]:
-        return await self._read_list()
-
-    async def aclose(self) -> None:
-        """End the loop; the messages that were not taken are for the next call on the consumer."""
-        self._end()
-
-    async def _read_list(self) -> list[JsMessage]:
-        loop = self._loop
-        if loop is None:
-            raise StopAsyncIteration
+        loop = self._open_loop()
         try:
             messages = await loop.read_unless_idle(self._idle_timeout)
         except BaseException:
             self._end()
             raise
-        if messages is None:
+        return self._unless_over(messages)
+
+    async def aclose(self) -> None:
+        """End the loop; the messages that were not taken are for the next call on the consumer."""
+        self._end()
+
+    def _open_loop(self) -> PullLoop:
+        if self._loop is None:
+            raise StopAsyncIteration
+        return self._loop
+
+    def _unless_over(self, found: T | None) -> T:
+        if found is None:
             self._end()
             raise StopAsyncIteration
-        return messages
+        return found
 
     def _end(self) -> None:
         loop, self._loop = self._loop, None
-        left, self._left = self._left, []
         if loop is not None:
-            loop.close(left[::-1])
+            loop.close()
 
     def __del__(self) -> None:
         if self._loop is not None:
@@ -236,25 +353,50 @@ class Messages(MessageLists):
     """The iteration of `Consumer.messages`: one message after the other."""
 
     async def __anext__(self) -> JsMessage:  # type: ignore[override]  # the same messages, one by one
-        if not self._left:
-            self._left = (await self._read_list())[::-1]
-        return self._left.pop()
+        loop = self._loop
+        if loop is not None and (message := loop.take_waiting()) is not None:
+            return message
+        loop = self._open_loop()
+        try:
+            message = await loop.next(self._idle_timeout)
+        except BaseException:
+            self._end()
+            raise
+        return self._unless_over(message)
 
 
 class Consuming:
-    """A callback at work. `stop` ends it at once, `drain` after what has arrived; both wait for the callback."""
+    """A callback at work. `stop` ends it at once, `drain` after what has arrived; both wait for the callback.
+
+    While the callback handles a message for long, the server is told that it is in progress, so that it does not
+    redeliver it.
+    """
 
     def __init__(self, loop: PullLoop, callback: Callback) -> None:
+        check_callback(callback)
         self._loop = loop
         self._callback = callback
         self._is_stopped = False
         self._error: Error | None = None
+        self._current: JsMessage | None = None  # in the hands of the callback
+        self.stats = loop.stats
         self._worker = loop.client.spawn(self._run, f"consume {loop.name}")
+        self._keeper = loop.client.spawn(self._keep_in_progress, f"progress of {loop.name}")
 
     @property
     def is_done(self) -> bool:
         """Whether the callback has been called for the last time."""
         return self._worker.is_done
+
+    async def wait(self, *, timeout: float = FOREVER) -> None:
+        """Wait for the end: `stop` or `drain` was called, or the client closed. Raises the error that ended it.
+
+        So a program whose work is this callback notices that its consumer or stream was deleted.
+        """
+        if not await self._worker.join(timeout):
+            raise RequestTimeoutError(f"consume {self._loop.name}: it still runs after {timeout:g} s")
+        if self._error is not None:
+            raise self._error
 
     async def stop(self, *, timeout: float = DRAIN_TIMEOUT) -> None:
         """Stop calling back. Messages that arrived and were not handled are for the next call on the consumer.
@@ -283,18 +425,29 @@ class Consuming:
         await self.stop()
 
     async def _run(self) -> None:
-        loop, left = self._loop, list[JsMessage]()
+        loop = self._loop
         try:
-            while (messages := await loop.read_unless_idle(None)) is not None:
-                left = messages[::-1] + left  # behind those that a `stop` left unhandled
-                while left and not self._is_stopped:
-                    message = left.pop()
-                    try:
-                        await finish(self._callback(message))
-                    except Exception as exc:  # the top of the user's code
-                        loop.client.report(exc)
+            while not self._is_stopped and (message := await loop.next(None)) is not None:
+                self._current = message
+                try:
+                    await finish(self._callback(message))
+                except Exception as exc:  # the top of the user's code
+                    what = f"the callback of consumer {loop.name!r} for {message.describe()}"
+                    loop.client.callback_failed(what, exc)
+                self._current = None
         except Error as error:
             self._error = error
+            logger.error("consume() of consumer %r has ended: %s", loop.name, error)
             loop.client.report(error)
         finally:
-            loop.close(left[::-1])
+            loop.close()
+
+    async def _keep_in_progress(self) -> None:
+        """Tell the server of a message that stays in the hands of the callback."""
+        client = self._loop.client
+        handled: JsMessage | None = None
+        while not await self._worker.join(self._loop.progress_interval):
+            message = self._current
+            if message is not None and message is handled and client.is_connected:
+                await message.in_progress()
+            handled = message

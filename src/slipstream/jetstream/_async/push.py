@@ -210,7 +210,8 @@ class PushSubscription:
                 try:
                     await finish(callback(message))
                 except Exception as exc:  # the top of the user's code
-                    self._client.report(exc)
+                    what = f"the callback of consumer {self.consumer_name!r} for {message.describe()}"
+                    self._client.callback_failed(what, exc)
 
 
 def _report_silence(client: Client, text: str) -> None:

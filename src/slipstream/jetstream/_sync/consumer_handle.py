@@ -12,12 +12,13 @@ import math
 
 from slipstream.api import AckPolicy, ConsumerInfo
 from slipstream.jetstream._sync.context import JetStreamContext
+from slipstream.jetstream.consume.prefetch import DEFAULT_ACK_WAIT, AckDeadline
 
 
 class ConsumerHandle:
     """One consumer: where its pull requests go, and what its configuration allows."""
 
-    __slots__ = ("cached_info", "client", "context", "name", "next_subject", "stream")
+    __slots__ = ("_deadline", "_deadline_of", "cached_info", "client", "context", "name", "next_subject", "stream")
 
     def __init__(self, context: JetStreamContext, stream: str, name: str, info: ConsumerInfo | None) -> None:
         self.context = context
@@ -26,6 +27,8 @@ class ConsumerHandle:
         self.name = name
         self.next_subject = context.consumer_api.next_subject(stream, name)
         self.cached_info = info
+        self._deadline: AckDeadline | None = None
+        self._deadline_of = info
 
     def info(self, *, timeout: float | None = None) -> ConsumerInfo:
         """Ask the server for configuration and state."""
@@ -62,8 +65,18 @@ class ConsumerHandle:
 
     @property
     def ack_wait(self) -> float:
-        """After how many seconds the server redelivers a message that was not acknowledged; infinite if not known."""
-        if self.cached_info is None or not self.wants_acks:
+        """After how many seconds the server redelivers a message that was not acknowledged; never, without acks."""
+        if not self.wants_acks:
             return math.inf
+        if self.cached_info is None:
+            return DEFAULT_ACK_WAIT
         config = self.cached_info.config
-        return min((wait.total_seconds() for wait in (config.ack_wait, *config.backoff[:1]) if wait), default=math.inf)
+        waits = config.backoff or (config.ack_wait,)  # the first is for the first delivery, the next for the next
+        return min((wait.total_seconds() for wait in waits if wait), default=DEFAULT_ACK_WAIT)
+
+    @property
+    def ack_deadline(self) -> AckDeadline:
+        """Until when a message may be handed over."""
+        if self._deadline is None or self._deadline_of is not self.cached_info:
+            self._deadline, self._deadline_of = AckDeadline(self.ack_wait), self.cached_info
+        return self._deadline

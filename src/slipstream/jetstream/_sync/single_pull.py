@@ -32,6 +32,7 @@ class SinglePull:
         self._lock = Lock()  # for what several threads may count at once; it is never held while waiting
         self._count = 0  # requests so far: the last token of their reply subjects
         self._epoch = 0  # the connection that the requests in flight were sent over
+        self._asked_at = 0.0  # when the oldest of them was sent, or before
 
     def __del__(self) -> None:
         inbox = self._inbox
@@ -98,6 +99,8 @@ class SinglePull:
                 self._epoch = client.epoch
             if not requests.is_due(client.now()):
                 return 0
+            if not requests.is_waiting:
+                self._asked_at = client.now()
             requests.asked(until)
             self._count += 1
             return self._count
@@ -114,4 +117,4 @@ class SinglePull:
             shared, self._inbox = self._inbox, None
             self._requests.forget()
         if shared is not None:
-            self._handover.drain(shared[1])
+            self._handover.drain(shared[1], self._asked_at)

@@ -120,5 +120,13 @@ class BaseJsMessage(BaseMessage[C], Generic[C], gc=False):
         """How many messages the consumer had left to deliver behind this one."""
         return int(split_reply(self._msg[2])[8])
 
+    def describe(self) -> str:
+        """Which message it is, for logs and errors."""
+        try:
+            at = self.metadata
+        except NotJetStreamMessageError:
+            return f"{self.subject!r} (not a message of a stream)"
+        return f"{self.subject!r} (stream {at.stream!r}, sequence {at.stream_seq}, delivery {at.num_delivered})"
+
     def __repr__(self) -> str:
         return f"<JsMessage subject={self.subject!r}, reply={self.reply!r}, {len(self.data)} bytes>"

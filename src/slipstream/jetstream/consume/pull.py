@@ -264,29 +264,41 @@ class PullFlow:
         if self._batch < max_messages and not max_bytes:  # above the batch a full flow would request 0 messages
             self._threshold = min(self._threshold, self._batch // 2)
         self._max_bytes = max_bytes
-        self._expires = expires
+        self.expires = expires
         self._generation = 0
         self._pending = 0  # messages requested that neither arrived nor were given back by a status,
         self._pending_bytes = 0  # and bytes
+
+    @property
+    def pending(self) -> int:
+        """How many messages were requested and have not arrived."""
+        return self._pending
 
     @property
     def token(self) -> str:
         """The last token of the reply subject of requests."""
         return str(self._generation)
 
-    def request(self) -> bytes:
-        """The body of the request that is due; empty if none is."""
+    def request(self, *, window: int = UNBOUNDED_BATCH, waiting: int = 0) -> bytes:
+        """The body of the request that is due; empty if none is.
+
+        No more than `window` messages are to wait for the program, and `waiting` do so already.
+        """
         if self._max_bytes:
             if self._pending_bytes > self._threshold:
                 return b""
-            size, batch = self._max_bytes - self._pending_bytes, self._batch
-            self._pending_bytes += size
+            size = self._max_bytes - self._pending_bytes
+            batch = min(self._batch, window - self._pending - waiting)
         else:
             if self._pending > self._threshold:
                 return b""
-            size, batch = 0, self._batch - self._pending
+            size = 0
+            batch = min(self._batch - self._pending, window - self._pending - waiting)
+        if batch < 1:
+            return b""
+        self._pending_bytes += size
         self._pending += batch
-        return lingering_body(batch, self._expires, max_bytes=size, heartbeat=self.heartbeat)
+        return lingering_body(batch, self.expires, max_bytes=size, heartbeat=self.heartbeat)
 
     def reset(self) -> None:
         """The requests are void: the connection, the server or the leader is another one."""
