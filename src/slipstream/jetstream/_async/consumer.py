@@ -15,10 +15,11 @@ from slipstream.client.base import check_callback
 from slipstream.errors import ConnectionLostError, RequestTimeoutError, UsageError
 from slipstream.jetstream import requests
 from slipstream.jetstream._async.consumer_handle import ConsumerHandle
+from slipstream.jetstream._async.consuming import Consuming
 from slipstream.jetstream._async.context import JetStreamContext
 from slipstream.jetstream._async.handover import Handover
 from slipstream.jetstream._async.message import Callback, JsMessage
-from slipstream.jetstream._async.pull_loop import Consuming, MessageLists, Messages, PullLoop
+from slipstream.jetstream._async.pull_loop import MessageLists, Messages, PullLoop
 from slipstream.jetstream._async.single_pull import SinglePull
 from slipstream.jetstream.consume.inbox import MAX_BYTES, MAX_MSGS
 from slipstream.jetstream.consume.pull import MAX_EXPIRES, MAX_MESSAGES, Fetch, PullFlow

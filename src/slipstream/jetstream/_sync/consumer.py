@@ -16,10 +16,11 @@ from slipstream.client.base import check_callback
 from slipstream.errors import ConnectionLostError, RequestTimeoutError, UsageError
 from slipstream.jetstream import requests
 from slipstream.jetstream._sync.consumer_handle import ConsumerHandle
+from slipstream.jetstream._sync.consuming import Consuming
 from slipstream.jetstream._sync.context import JetStreamContext
 from slipstream.jetstream._sync.handover import Handover
 from slipstream.jetstream._sync.message import Callback, JsMessage
-from slipstream.jetstream._sync.pull_loop import Consuming, MessageLists, Messages, PullLoop
+from slipstream.jetstream._sync.pull_loop import MessageLists, Messages, PullLoop
 from slipstream.jetstream._sync.single_pull import SinglePull
 from slipstream.jetstream.consume.inbox import MAX_BYTES, MAX_MSGS
 from slipstream.jetstream.consume.pull import MAX_EXPIRES, MAX_MESSAGES, Fetch, PullFlow
