@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -115,6 +116,16 @@ def test_passwords_in_addresses_of_contexts_are_not_shown(our_cli: Cli) -> None:
     shown = "nats://a:4222,tls://b,c:1,nats://d:4222"
     assert our_cli.ok("context", "ls", "--json").json[0]["url"] == shown
     assert our_cli.ok("context", "info", "c", "--json").json["url"] == shown
+
+
+def test_first_connection_is_tried_for_the_time_of_the_flag_or_the_variable(our_cli: Cli) -> None:
+    dead = "nats://127.0.0.1:9"
+    by_flag = our_cli.run("rtt", "-s", dead, "--wait-for-server", "50ms")
+    by_variable = our_cli.run("rtt", "-s", dead, NATS_WAIT_FOR_SERVER="50ms")
+    for found in (by_flag, by_variable):
+        assert found.code == 4
+        assert re.search(rf"no server could be reached within \d+\.\d s, in \d+ attempts, at {dead}", found.err)
+    assert our_cli.run("rtt", "-s", dead, "--wait-for-server", "soon").code == 2
 
 
 def test_errors_are_one_line_and_an_exit_code(our_cli: Cli, fresh: str) -> None:

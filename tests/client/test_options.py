@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import math
 from dataclasses import fields
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -56,6 +58,12 @@ def test_one_way_to_log_in_is_left_as_the_nats_tool_does(arguments: dict[str, st
     [
         ({"servers": []}, "servers must have at least one address"),
         ({"timeout": 0}, "timeout must be more than 0, got 0"),
+        (
+            {"wait_for_server": 0},
+            "wait_for_server must be a bool, or a timedelta or a number of seconds of",
+        ),
+        ({"wait_for_server": "30"}, "of seconds of more than 0, got '30'"),
+        ({"wait_for_server": math.nan}, "of seconds of more than 0, got nan"),
         ({"max_reconnects": -1}, "max_reconnects must be 0 or more, or None for no limit, got -1"),
         ({"token": "t", "nkey": "n"}, "there must be one way to log in, got token, nkey"),
     ],
@@ -63,6 +71,13 @@ def test_one_way_to_log_in_is_left_as_the_nats_tool_does(arguments: dict[str, st
 def test_options_are_checked(arguments: dict[str, Any], text: str) -> None:
     with pytest.raises(UsageError, match=text):
         ClientOptions(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("wait", "seconds"), [(False, 0.0), (True, math.inf), (2, 2.0), (timedelta(minutes=1), 60.0)], ids=str
+)
+def test_the_wait_for_a_server_is_a_bool_or_a_duration(wait: bool | float | timedelta, seconds: float) -> None:
+    assert ClientOptions(wait_for_server=wait).first_wait == seconds
 
 
 def test_repr_shows_addresses_and_no_secret() -> None:

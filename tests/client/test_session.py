@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.client.events import Drop, Effect, Ended, Ready, Report
+from slipstream.client.events import Connected, Drop, Effect, Ended, Ready, Report
 from slipstream.client.mailbox import Mailbox
 from slipstream.client.options import MAX_PENDING_BYTES, MAX_PENDING_MSGS, ClientOptions
 from slipstream.client.outgoing import KNOWN_SUBJECTS
@@ -23,6 +23,7 @@ from slipstream.errors import (
     RemoteProtocolError,
     RequestTimeoutError,
     ServerError,
+    TlsError,
     UsageError,
 )
 from slipstream.wire import Msg, Parser, Pub, Side
@@ -98,7 +99,8 @@ def test_the_handshake_waits_for_info_and_then_for_the_pong() -> None:
         b'"no_responders":true', b'"protocol":1', b'"lang":"python-slipstream"',
     ):  # fmt: skip
         assert part in sent
-    assert session.received(b"+OK\r\nPONG\r\n", 2.0) == [Ready()]
+    connected = Connected("nats://one:1", "server 'S', version unknown, without JetStream")
+    assert session.received(b"+OK\r\nPONG\r\n", 2.0) == [Ready(), connected]
     assert (session.state, session.is_connected, session.outgoing.max_payload) == (State.CONNECTED, True, 1000000)
 
 
@@ -186,6 +188,82 @@ def test_at_first_every_server_is_tried_once_and_without_a_pause() -> None:
         session.lost(ConnectionLostError(f"{session.server}: refused"), now=7.0, random=0.5)
     assert tried == ["nats://one:1", "nats://two:2"]
     assert "2 attempts: nats://one:1: refused; nats://two:2: refused" in str(session.error)
+
+
+def attempts(session: Session, *errors: Error, lasting: float = 0.0) -> list[tuple[float, str]]:
+    """Let attempts at the first connection fail until it is given up: when each was made, and where."""
+    made, now, left = [], 0.0, list(errors)
+    while session.state is not State.CLOSED:
+        made.append((now, str(session.dial(now))))
+        session.lost(left.pop(0) if left else GONE, now=now + lasting, random=1.0)
+        now = session.timer
+    return made
+
+
+def test_wait_for_server_tries_all_servers_in_rounds_until_the_time_is_up() -> None:
+    session = make("one:1,two:2", wait_for_server=10, reconnect_wait=1.0, reconnect_max_wait=4.0, max_reconnects=0)
+    made = attempts(session)
+    assert [when for when, _ in made] == [0, 0, 1, 1, 3, 3, 7, 7, 10, 10]  # the last pause ends with the wait
+    assert [where for _, where in made] == ["nats://one:1", "nats://two:2"] * 5
+    assert isinstance(session.error, ConnectionLostError)
+    assert str(session.error) == (
+        "no server could be reached within 10.0 s, in 10 attempts, at nats://one:1, nats://two:2; "
+        "the last error was: gone"
+    )
+    assert session.error.__cause__ is GONE
+
+
+def test_wait_for_server_gives_every_server_its_whole_timeout_once() -> None:
+    made = attempts(make("one:1,two:2", wait_for_server=1, timeout=5), lasting=5.0)
+    assert [where for _, where in made] == ["nats://one:1", "nats://two:2"]
+
+
+def test_each_failure_of_the_first_connection_is_reported_but_the_last_one_is_raised() -> None:
+    session = make("one:1", wait_for_server=1, reconnect_wait=1.0)
+    reported = []
+    for now in (0.0, 1.0):
+        session.dial(now)
+        reported.append(kinds(session.lost(GONE, now=now, random=1.0)))
+    assert reported == [["connect_failed"], ["closed"]]
+
+
+@pytest.mark.parametrize(
+    "error", [AuthorizationError("Authorization Violation"), TlsError("expired"), UsageError("a mistake")]
+)
+@pytest.mark.parametrize("wait", [True, 60], ids=str)
+def test_what_no_wait_mends_ends_the_wait_for_a_server_at_once(error: Error, wait: bool | int) -> None:
+    session = make("one:1", wait_for_server=wait)
+    assert len(attempts(session, GONE, GONE, error)) == 3
+    assert session.error is error
+
+
+def test_a_server_that_rejects_the_credentials_does_not_keep_the_others_from_being_tried() -> None:
+    rejected = AuthorizationError("Authorization Violation")
+    session = make("one:1,two:2,three:3", wait_for_server=True)
+    assert [where for _, where in attempts(session, GONE, rejected)][-1] == "nats://three:3"
+    assert session.error is rejected
+    session = make("one:1,two:2", wait_for_server=True)
+    session.dial(0)
+    session.lost(rejected, now=0, random=0)
+    connect(session)
+    assert session.is_connected
+
+
+def test_after_the_first_connection_the_wait_for_a_server_means_nothing() -> None:
+    session = connected(wait_for_server=True, reconnect=False)
+    session.lost(GONE, now=1, random=0)
+    assert session.state is State.CLOSED
+
+
+def test_a_reconnect_says_to_which_server() -> None:
+    session = connected()
+    session.lost(GONE, now=1, random=0)
+    session.dial(2)
+    session.opened()
+    session.received(b'INFO {"server_name":"n2","version":"2.15.1","jetstream":true,"headers":true}\r\n', 2)
+    effects = session.received(b"PONG\r\n", 2)
+    details = [effect.event.detail for effect in effects if isinstance(effect, Report)]
+    assert details == ["server 'n2', version 2.15.1, with JetStream"]
 
 
 def test_pauses_grow_from_round_to_round_and_are_spread() -> None:

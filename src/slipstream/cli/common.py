@@ -59,7 +59,8 @@ class Shell:
         found: dict[str, Any] = {}
         for name, setting in ClientOptions.settings().items():
             if value := self._option(name):
-                found[name] = Path(value) if setting.is_file else value
+                is_time = setting.metavar == "TIME"
+                found[name] = Path(value) if setting.is_file else values.seconds(value) if is_time else value
         if "servers" in found:
             found["servers"] = values.names(found["servers"])
         return ClientOptions.with_one_login(found)

@@ -58,6 +58,7 @@ class WindowSink(BulkSink, Protocol):
 class EventKind(enum.StrEnum):
     """What can happen to a client beside messages."""
 
+    CONNECT_FAILED = "connect_failed"  # one attempt at the first connection; the next follows (`wait_for_server`)
     DISCONNECTED = "disconnected"
     RECONNECT_FAILED = "reconnect_failed"  # one attempt; the next follows
     RECONNECTED = "reconnected"
@@ -69,11 +70,15 @@ class EventKind(enum.StrEnum):
 
 
 class ClientEvent(NamedTuple):
-    """One thing that happened, for `on_event`. `server` is the address without credentials."""
+    """One thing that happened, for `on_event`. `server` is the address without credentials.
+
+    `detail` says more in words: which server it is that the client is connected to again.
+    """
 
     kind: EventKind
     server: str = ""
     error: Exception | None = None
+    detail: str = ""
 
 
 EventHandler = Callable[[ClientEvent], None]
@@ -115,7 +120,14 @@ class Report(NamedTuple):
     event: ClientEvent
 
 
-Effect = Ready | StartTls | Drop | Ended | Report
+class Connected(NamedTuple):
+    """Log the first connection. It is no event for the user: `connect` returns."""
+
+    server: str
+    detail: str
+
+
+Effect = Ready | StartTls | Drop | Ended | Report | Connected
 
 
 class Effects:
@@ -135,11 +147,11 @@ class Effects:
         """Append an effect."""
         self.pending.append(effect)
 
-    def report(self, kind: EventKind, error: Exception | None) -> None:
+    def report(self, kind: EventKind, error: Exception | None, detail: str = "") -> None:
         """Append an event for the user."""
         if error is not None:
             self.last_error = error
-        self.pending.append(Report(ClientEvent(kind, str(self.server), error)))
+        self.pending.append(Report(ClientEvent(kind, str(self.server), error, detail)))
 
     def take(self) -> list[Effect]:
         """Everything so far."""

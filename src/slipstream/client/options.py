@@ -9,8 +9,10 @@ Invariant: no secret is part of any text made here; `repr` and error messages le
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, fields
+from datetime import timedelta
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
@@ -81,7 +83,11 @@ class ClientOptions:
     `tls_hostname`; `tls_cert` and `tls_key` are the client's. `tls` may be an `ssl.SSLContext` instead, which then
     decides all that. `tls_first` is for servers that begin with TLS instead of INFO.
 
-    `timeout` is for each server tried. A PING is sent every `ping_interval` seconds; after `max_pings_out` of them
+    `timeout` is for each server tried. A first connection that fails on every server is an error at once; with
+    `wait_for_server` all of them are tried again, with the pauses of a reconnect, for that many seconds (True: without
+    end) before it is. A server that rejects the credentials or cannot be trusted is an error at once in any case.
+
+    A PING is sent every `ping_interval` seconds; after `max_pings_out` of them
     without a sign of life the connection counts as lost. With `reconnect`, a lost connection is made again, with pauses
     from `reconnect_wait` up to `reconnect_max_wait` seconds, at most `max_reconnects` times in a row (None: without
     limit); what is published meanwhile is kept, up to `reconnect_buffer_bytes`. `on_event` gets what no call can raise.
@@ -171,6 +177,15 @@ class ClientOptions:
             "timeout of each request, such as 5s", flag="--timeout", variable="NATS_TIMEOUT", metavar="TIME"
         ),
     )
+    wait_for_server: bool | timedelta | float = field(
+        default=False,
+        metadata=_setting(
+            "try the first connection for that long, such as 30s",
+            flag="--wait-for-server",
+            variable="NATS_WAIT_FOR_SERVER",
+            metavar="TIME",
+        ),
+    )
     inbox_prefix: str = field(
         default=DEFAULT_PREFIX,
         metadata=_setting("prefix of reply subjects", context="inbox_prefix", flag="--inbox-prefix", metavar="PREFIX"),
@@ -187,12 +202,14 @@ class ClientOptions:
     # Made of the others
     addresses: tuple[Address, ...] = field(init=False)
     tls_required: bool = field(init=False, repr=False)
+    first_wait: float = field(init=False, repr=False)  # `wait_for_server` in seconds; 0: every server is tried once
 
     def __post_init__(self) -> None:
         addresses = parse_servers(self.servers)
         files = self.tls_ca or self.tls_cert or self.tls_hostname
         object.__setattr__(self, "addresses", addresses)
         object.__setattr__(self, "tls_required", bool(self.tls or files or self.tls_first))
+        object.__setattr__(self, "first_wait", _seconds(self.wait_for_server))
         if not addresses:
             raise UsageError("servers must have at least one address")
         check_subject(self.inbox_prefix)
@@ -245,6 +262,17 @@ class ClientOptions:
             if way <= found.keys():
                 return {name: value for name, value in found.items() if name in way or name not in LOGIN}
         return {name: value for name, value in found.items() if name not in LOGIN}
+
+
+def _seconds(wait: bool | timedelta | float) -> float:
+    if isinstance(wait, bool):
+        return math.inf if wait else 0.0
+    seconds = wait.total_seconds() if isinstance(wait, timedelta) else wait
+    if not isinstance(seconds, int | float) or not seconds > 0:
+        raise UsageError(
+            f"wait_for_server must be a bool, or a timedelta or a number of seconds of more than 0, got {wait!r}"
+        )
+    return float(seconds)
 
 
 P = ParamSpec("P")

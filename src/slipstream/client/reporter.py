@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 
-from slipstream.client.events import ClientEvent, EventHandler, EventKind
+from slipstream.client.events import ClientEvent, Connected, EventHandler, EventKind
 
 log = logging.getLogger("slipstream.client")
 
-_WARNINGS = (EventKind.DISCONNECTED, EventKind.LAME_DUCK, EventKind.SERVER_SHUTDOWN, EventKind.ERROR)
+_WARNINGS = (
+    EventKind.CONNECT_FAILED, EventKind.DISCONNECTED, EventKind.LAME_DUCK, EventKind.SERVER_SHUTDOWN, EventKind.ERROR,
+)  # fmt: skip
 
 
 class Reporter:
@@ -17,11 +19,15 @@ class Reporter:
     def __init__(self, on_event: EventHandler | None) -> None:
         self._on_event = on_event
 
-    def report(self, event: ClientEvent) -> None:
-        """Report an event; a handler that raises must not harm the connection."""
+    def report(self, event: ClientEvent | Connected) -> None:
+        """Report an event; a handler that raises must not harm the connection. The first connection is logged."""
+        if isinstance(event, Connected):
+            log.info("%s: connected: %s", event.server, event.detail)
+            return
         if self._on_event is None:
             level = logging.WARNING if event.kind in _WARNINGS else logging.INFO
-            log.log(level, "%s: %s%s", event.server, event.kind, f": {event.error}" if event.error else "")
+            more = event.error or event.detail
+            log.log(level, "%s: %s%s", event.server, event.kind, f": {more}" if more else "")
             return
         try:
             self._on_event(event)

@@ -18,6 +18,9 @@ The driver calls `dial` and opens a transport to the server it names, reports `o
 `timer` is due) `tick`, carries out the effects that each of them returns, and sends what `outgoing.take` returns. It
 makes no decision of its own: whether to reconnect, where and when, is in the state and in `timer`.
 
+The first connection is tried in rounds over all servers: one round, or with `wait_for_server` as many as fit into that
+time. A round in which a server rejected our credentials or could not be trusted is the last one: waiting mends neither.
+
 A connection is in use (`is_connected`) in CONNECTED alone. Outside of it publishes and requests are kept, in bounds,
 and sent after the next handshake; subscriptions are told to the next server. `epoch` counts the connections that were
 lost while in use, for those who depend on one of them.
@@ -39,7 +42,18 @@ from collections import deque
 from slipstream.client.address import Address, learned_addresses
 from slipstream.client.auth import Login
 from slipstream.client.backoff import Backoff
-from slipstream.client.events import Drop, Effect, Effects, Ended, EventKind, PendingPing, Ready, StartTls, Stats
+from slipstream.client.events import (
+    Connected,
+    Drop,
+    Effect,
+    Effects,
+    Ended,
+    EventKind,
+    PendingPing,
+    Ready,
+    StartTls,
+    Stats,
+)
 from slipstream.client.mailbox import Mailbox
 from slipstream.client.options import ClientOptions, connect_options
 from slipstream.client.outgoing import Outgoing
@@ -103,6 +117,7 @@ class Step(enum.Enum):
     CLOSE = "the user or the last error ended it"
 
 
+_PERMANENT = (AuthorizationError, TlsError)  # the next attempt would end in the same way
 _TRYING = (State.DIALING, State.GREETING, State.SECURING, State.HANDSHAKE)
 _TABLE: dict[tuple[State, Step], State] = {
     (State.IDLE, Step.DIAL): State.DIALING,
@@ -138,6 +153,8 @@ class Session:
         self.connected_at = 0.0  # when the last of them was accepted
         self._is_secure = False  # TLS is, or is about to be, around what we say
         self._was_open = False  # the state was CONNECTED once
+        self._dialed_at = math.inf  # for the first time
+        self._round: list[Error] = []  # before the first connection: how this round over all servers went so far
         self._pool = ServerPool(options.addresses)
         self._backoff = Backoff(options.reconnect_wait, options.reconnect_max_wait)
         self._failed = 0  # attempts since the last connection, its loss included,
@@ -163,6 +180,7 @@ class Session:
     def dial(self, now: float) -> Address:
         """The server to open a transport to; it has until `timer`."""
         self._move(Step.DIAL)
+        self._dialed_at = min(self._dialed_at, now)
         self.server = self.effects.server = self._pool.next()
         self._is_secure = self.server.scheme == "wss" or (self.options.tls_first and not self.server.is_websocket)
         self.timer = now + self.options.timeout
@@ -201,30 +219,59 @@ class Session:
             self.effects.report(EventKind.DISCONNECTED, reason)
         if isinstance(reason, AuthorizationError) and not was_open:  # accepted and expired later is not rejected
             self._pool.rejected(self.server)
-        if self._may_retry():
-            # One pause for each round over all servers: within a round the next server may be fine.
-            rounds = (self._failed - 1) // len(self._pool)
-            self.timer = now + self._backoff.after(rounds, random) if self._was_open else now
+        pause = self._retry_pause(now, random) if len(self._pool) else None
+        if pause is None:
+            self._end(self._final_error(now))
         else:
-            self._end(self._final_error())
+            self.timer = now + pause
         return self.effects.take()
 
-    def _may_retry(self) -> bool:
-        if not len(self._pool):
-            return False
-        if not self._was_open:  # a mistake of the caller's fails on every server
-            return self._failed < len(self._pool) and not isinstance(self._failures[-1], UsageError)
+    def _retry_pause(self, now: float, random: float) -> float | None:
+        """Seconds until the next attempt; None for none."""
+        if not self._was_open:
+            return self._first_pause(now, random)
         limit = self.options.max_reconnects
-        return self.options.reconnect and (limit is None or self._failed <= limit)
+        if not self.options.reconnect or (limit is not None and self._failed > limit):
+            return None
+        # The pause grows with each round over all servers: within a round the next server may be fine.
+        return self._backoff.after((self._failed - 1) // len(self._pool), random)
 
-    def _final_error(self) -> Error:
+    def _first_pause(self, now: float, random: float) -> float | None:
+        """The same for the first connection: no pause within a round, no round after the time is up."""
+        last, left = self._failures[-1], self._dialed_at + self.options.first_wait - now
+        self._round.append(last)
+        is_over = len(self._round) >= len(self._pool)
+        if isinstance(last, UsageError):  # a mistake of the caller's fails on every server
+            return None
+        if is_over and (left <= 0 or any(isinstance(error, _PERMANENT) for error in self._round)):
+            return None
+        if self.options.first_wait:
+            self.effects.report(EventKind.CONNECT_FAILED, last)
+        if not is_over:
+            return 0.0
+        self._round.clear()
+        return min(left, self._backoff.after(max(0, self._failed // len(self._pool) - 1), random))
+
+    def _final_error(self, now: float) -> Error:
         last = self._failures[-1]
+        if not self._was_open and self.options.first_wait:
+            last = next((error for error in self._round if isinstance(error, _PERMANENT)), last)
+            return last if isinstance(last, (UsageError, *_PERMANENT)) else self._waited_error(last, now)
         if isinstance(last, AuthorizationError | UsageError) or (self._failed == 1 and not self._was_open):
             return last
         if self._failed == 1:
             return _lost_error(self.server, last)
         seen = "; ".join(dict.fromkeys(str(failure) for failure in self._failures))
         error = ConnectionLostError(f"no server could be reached in {self._failed} attempts: {seen}")
+        error.__cause__ = last
+        return error
+
+    def _waited_error(self, last: Error, now: float) -> Error:
+        servers = ", ".join(str(server) for server in self._pool.servers)
+        error = ConnectionLostError(
+            f"no server could be reached within {now - self._dialed_at:.1f} s, in {self._failed} attempts, at "
+            f"{servers}; the last error was: {last}"
+        )
         error.__cause__ = last
         return error
 
@@ -437,9 +484,14 @@ class Session:
         self.requests.resubscribe()
         self.subscriptions.resubscribe()
         self.effects.add(Ready())
+        info = self.info
+        offers = "with JetStream" if info.jetstream else "without JetStream"
+        detail = f"server {info.server_name or info.server_id!r}, version {info.version or 'unknown'}, {offers}"
         if self._was_open:
             self._reconnects += 1
-            self.effects.report(EventKind.RECONNECTED, None)
+            self.effects.report(EventKind.RECONNECTED, None, detail)
+        else:
+            self.effects.add(Connected(str(self.server), detail))
         self._was_open = True
         if rejected := self.outgoing.send_kept():
             limit = self.outgoing.max_payload

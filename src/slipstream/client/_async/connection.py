@@ -16,7 +16,7 @@ from typing import assert_never
 
 from slipstream.client._async.transport import CLOSE_TIMEOUT, READ_SIZE, Transport
 from slipstream.client.base import timed_out
-from slipstream.client.events import Drop, Effect, Ended, Ready, Report, StartTls
+from slipstream.client.events import Connected, Drop, Effect, Ended, Ready, Report, StartTls
 from slipstream.client.layers.stack import LayerStack, layers_for
 from slipstream.client.layers.tls import Tls
 from slipstream.client.mailbox import Mailbox
@@ -289,6 +289,8 @@ class Connection:
                 self._stop()
             elif isinstance(effect, Report):
                 self.reporter.report(effect.event)
+            elif isinstance(effect, Connected):
+                self.reporter.report(effect)
             else:
                 assert_never(effect)
 

@@ -44,7 +44,7 @@ from typing import NoReturn, assert_never
 
 from slipstream.client._sync.transport import LONGEST, READ_SIZE, Transport
 from slipstream.client.base import FOREVER, connection_lost
-from slipstream.client.events import ClientEvent, Drop, Effect, Ended, Ready, Report, StartTls
+from slipstream.client.events import ClientEvent, Connected, Drop, Effect, Ended, Ready, Report, StartTls
 from slipstream.client.layers.stack import LayerStack, layers_for
 from slipstream.client.layers.tls import Tls
 from slipstream.client.mailbox import Mailbox
@@ -76,7 +76,7 @@ class Connection:
         self.transport = Transport()
         self._outgoing = self.session.outgoing
         self._tls = Tls.from_options(options)
-        self._events: deque[ClientEvent] = deque()  # reported when the lock is not held
+        self._events: deque[ClientEvent | Connected] = deque()  # reported when the lock is not held
         self._is_pumping = False
         self._last_write = 0.0
         self._last_read = 0.0  # by the keeper
@@ -263,7 +263,7 @@ class Connection:
             if session.state is State.WAITING and pause > 0:
                 self.closing.wait(pause)
             self._dial()
-        self._report_events()
+            self._report_events()
 
     def _dial(self) -> None:
         """Try one server; the outcome is in the state."""
@@ -363,6 +363,8 @@ class Connection:
                 self._start_tls()
             elif isinstance(effect, Report):
                 self._events.append(effect.event)
+            elif isinstance(effect, Connected):
+                self._events.append(effect)
             elif isinstance(effect, Ready | Ended):
                 self.changed.notify_all()
             else:
