@@ -23,20 +23,22 @@ TESTS = Path(__file__).resolve().parent
 SRC = Path(__file__).resolve().parent.parent / "src"
 PACKAGES = ("slipstream", "pyspark_jetstream", "pyspark_jetstream_kv")
 API, CLIENT, FACADE, JETSTREAM, KV, OBJECTS, WIRE = "api", "client", "facade", "jetstream", "kv", "objects", "wire"
+CODECS = "codecs"
 ROOT, SERVER, ENGINE, STORE = "__init__", "server", "server/engine", "server/store"
 
 # Layer -> what it may import beside the standard library, `errors`, `version` and itself. With a dot: one module only.
 EDGES: dict[str, set[str]] = {
-    ROOT: {CLIENT, JETSTREAM, KV, OBJECTS, FACADE},
+    ROOT: {CLIENT, CODECS, JETSTREAM, KV, OBJECTS, FACADE},
     "errors": set(),
     "version": set(),
     WIRE: set(),
     API: {WIRE},
-    CLIENT: {WIRE},
-    JETSTREAM: {API, CLIENT, WIRE},
-    KV: {API, JETSTREAM, WIRE, CLIENT},
+    CODECS: {WIRE},
+    CLIENT: {CODECS, WIRE},
+    JETSTREAM: {API, CLIENT, CODECS, WIRE},
+    KV: {API, CODECS, JETSTREAM, WIRE, CLIENT},
     OBJECTS: {API, JETSTREAM, WIRE, CLIENT},
-    FACADE: {CLIENT, JETSTREAM, KV, OBJECTS, WIRE, API},
+    FACADE: {CLIENT, CODECS, JETSTREAM, KV, OBJECTS, WIRE, API},
     "spark": {JETSTREAM, KV, API, WIRE, FACADE, "slipstream.client.backoff"},
     "formats": {"spark"},
     ENGINE: {API, WIRE},
@@ -67,7 +69,7 @@ SERVER_DRIVERS = (
     "slipstream/server/faults/*",
 )
 # Third-party module -> the files that may import it, as patterns below src/ (`*` also crosses directories).
-CORE_LAYERS = (API, CLIENT, JETSTREAM, KV, OBJECTS, SERVER, WIRE, FACADE)
+CORE_LAYERS = (API, CLIENT, CODECS, JETSTREAM, KV, OBJECTS, SERVER, WIRE, FACADE)
 THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "msgspec": tuple(f"slipstream/{layer}/*" for layer in CORE_LAYERS),
     "lmdb": ("slipstream/server/store/lmdb/*.py",),

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from slipstream.client._async.subscription import Message, Subscription
     from slipstream.client._sync.subscription import Message as BlockingMessage
     from slipstream.client._sync.subscription import Subscription as BlockingSubscription
+    from slipstream.codecs import Base64Values, Codec, Compressed, Json, MessagePack, Text
     from slipstream.errors import (
         ApiError,
         AtomicPublishDisabledError,
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
         KeyExistsError,
         KeyNotFoundError,
         LeaseLostError,
+        MessageDecodeError,
         MessageGapError,
         MessageNotFoundApiError,
         MessageNotFoundError,
@@ -169,6 +171,7 @@ __all__ = [
     "AuthorizationError",
     "BadApiRequestError",
     "BadRequestError",
+    "Base64Values",
     "BlockingClient",
     "BlockingConsumer",
     "BlockingJetStream",
@@ -187,7 +190,9 @@ __all__ = [
     "Client",
     "ClientEvent",
     "ClientOptions",
+    "Codec",
     "CodecError",
+    "Compressed",
     "ConfigMismatchError",
     "ConnectionClosedError",
     "ConnectionLostError",
@@ -223,14 +228,17 @@ __all__ = [
     "JetStream",
     "JetStreamNotEnabledError",
     "JsMessage",
+    "Json",
     "KeyExistsError",
     "KeyNotFoundError",
     "KeyValue",
     "LeaseLostError",
     "Message",
+    "MessageDecodeError",
     "MessageGapError",
     "MessageNotFoundApiError",
     "MessageNotFoundError",
+    "MessagePack",
     "MinLastSequenceError",
     "MinLastSequenceUnsupportedError",
     "NoDeliverGroupError",
@@ -295,6 +303,7 @@ __all__ = [
     "SubjectTransform",
     "SubscribeError",
     "Subscription",
+    "Text",
     "TlsError",
     "TokenMismatchError",
     "TooManyResultsError",
@@ -312,6 +321,7 @@ __all__ = [
 # Module -> its public names; all others are in `slipstream.errors` or `slipstream.facade`.
 _MODULES = {
     "slipstream.client._async.subscription": ("Message", "Subscription"),
+    "slipstream.codecs": ("Base64Values", "Codec", "Compressed", "Json", "MessagePack", "Text"),
     "slipstream.facade._async.client": ("Client", "JetStream", "connect"),
     "slipstream.jetstream._async.consumer": ("Consumer",),
     "slipstream.jetstream._async.message": ("JsMessage",),

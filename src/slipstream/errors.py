@@ -223,6 +223,21 @@ class DecryptionError(CodecError):
     """A key or value could not be decrypted: wrong key, moved to another bucket or key, or tampered with."""
 
 
+class MessageDecodeError(CodecError):
+    """The payload of a message is not what its reader expects: another format, type or content type.
+
+    `kind` is the name of the expected type, `reason` what is wrong; `stream` and `seq` are those of a stored message.
+    """
+
+    def __init__(self, message: str, *, subject: str, stream: str, seq: int, kind: str, reason: str) -> None:
+        super().__init__(message)
+        self.subject = subject
+        self.stream = stream
+        self.seq = seq
+        self.kind = kind
+        self.reason = reason
+
+
 class LeaseLostError(Error):
     """A lock, a leadership or a membership is not held, or it is unknown whether it still is."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Generic, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar, cast, overload
 
 import msgspec
 
@@ -11,6 +11,8 @@ from slipstream.client.events import ClientEvent, EventKind, Stats
 from slipstream.client.mailbox import Mailbox
 from slipstream.client.reporter import Reporter
 from slipstream.client.session import Session
+from slipstream.codecs import Codec
+from slipstream.codecs.payloads import ANYTHING, DEFAULT_CODEC, JSON, Origin, decode_payload, decode_text
 from slipstream.errors import ConnectionLostError, RequestTimeoutError, UsageError
 from slipstream.wire import Headers, Msg, ServerInfo, Status, parse_status
 
@@ -19,8 +21,17 @@ NO_RESPONDERS = 503
 DRAIN_TIMEOUT = 30.0
 FOREVER = 1e9  # seconds: a wait without end (asyncio and threads do not take an infinite one)
 DRAIN_POLL = 0.005  # readers do not report what they take, which would slow down all of them: drain polls instead
-C = TypeVar("C")
 T = TypeVar("T")
+
+
+class HasCodec(Protocol):
+    """What messages need of their client to be decoded."""
+
+    @property
+    def codec(self) -> Codec[Any]: ...
+
+
+C = TypeVar("C", bound=HasCodec)
 
 
 class BaseMessage(msgspec.Struct, Generic[C], eq=False):
@@ -61,6 +72,43 @@ class BaseMessage(msgspec.Struct, Generic[C], eq=False):
     def raw(self) -> Msg:
         """The parser's event."""
         return self._msg
+
+    def text(self) -> str:
+        """The payload as text in UTF-8; raises MessageDecodeError if it is none."""
+        return decode_text(self._msg[4], origin=self._origin)
+
+    @overload
+    def json(self) -> Any: ...
+    @overload
+    def json(self, kind: type[T]) -> T: ...
+    @overload
+    def json(self, kind: Any) -> Any: ...  # a union, which no type checker takes for a `type`
+    def json(self, kind: Any = ANYTHING) -> Any:
+        """The payload as JSON, as a `kind` with its type checked: a Struct, a dataclass, a pydantic model, a union.
+
+        Raises MessageDecodeError if the payload is not that, or names a content type other than JSON.
+        """
+        return self._decoded(JSON, kind)
+
+    @overload
+    def decode(self) -> Any: ...
+    @overload
+    def decode(self, kind: type[T]) -> T: ...
+    @overload
+    def decode(self, kind: Any) -> Any: ...
+    def decode(self, kind: Any = ANYTHING) -> Any:
+        """As `json`, by the codec of the connection or of its `jetstream(codec=…)`."""
+        return self._decoded(self._own_codec(), kind)
+
+    def _decoded(self, codec: Codec[Any], kind: type[T]) -> T:
+        subject, _, _, header, data = self._msg
+        return decode_payload(codec, subject, data, kind=kind, header=header, origin=self._origin)
+
+    def _own_codec(self) -> Codec[Any]:
+        return self._client.codec
+
+    def _origin(self) -> Origin:
+        return Origin(f"message on {self.subject!r}", self.subject)
 
     def __repr__(self) -> str:
         reply = f", reply={self.reply!r}" if self.reply else ""
@@ -110,6 +158,7 @@ class BaseClient:
     def __init__(self, session: Session, reporter: Reporter) -> None:
         self._session = session
         self._reporter = reporter
+        self._codec = session.options.codec or DEFAULT_CODEC
         # For the hot paths: a look-up less for each message.
         self._outgoing = session.outgoing
         self._requests = session.requests
@@ -124,6 +173,11 @@ class BaseClient:
         if found is None:  # `setdefault` is one step: two threads get the same object
             found = self._shared.setdefault(kind, kind())
         return cast("T", found)
+
+    @property
+    def codec(self) -> Codec[Any]:
+        """What payloads that are no bytes are encoded with, and `message.decode()` decodes with."""
+        return self._codec
 
     @property
     def is_connected(self) -> bool:
@@ -199,6 +253,15 @@ def encode_headers(headers: HeadersLike | None) -> bytes:
     if not headers:
         return b""
     return (headers if isinstance(headers, Headers) else Headers(headers)).encode()
+
+
+def decode_reply(codec: Codec[Any], subject: str, msg: Msg, kind: type[T]) -> T:
+    """The payload of a reply to a request on `subject` as a `kind`."""
+
+    def origin() -> Origin:
+        return Origin(f"the reply to the request on {subject!r}", subject)
+
+    return decode_payload(codec, subject, msg.payload, kind=kind, header=msg.header, origin=origin)
 
 
 def is_no_responders(msg: Msg) -> bool:

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 from slipstream.client.address import Address, Servers, parse_servers
 from slipstream.client.auth import Login, Path, Secret
 from slipstream.client.events import EventHandler
+from slipstream.codecs import Codec
+from slipstream.codecs.payloads import check_codec
 from slipstream.errors import CredentialsError, UsageError
 from slipstream.version import VERSION
 from slipstream.wire import ConnectOptions, ServerInfo, check_subject
@@ -91,6 +93,9 @@ class ClientOptions:
     without a sign of life the connection counts as lost. With `reconnect`, a lost connection is made again, with pauses
     from `reconnect_wait` up to `reconnect_max_wait` seconds, at most `max_reconnects` times in a row (None: without
     limit); what is published meanwhile is kept, up to `reconnect_buffer_bytes`. `on_event` gets what no call can raise.
+
+    `codec` encodes payloads that are not bytes, and decodes them: Json (as does the default, which refuses a `str`),
+    MessagePack, Text, or a `Codec` of your own that has a content type.
     """
 
     servers: Servers = field(
@@ -199,6 +204,7 @@ class ClientOptions:
     max_reconnects: int | None = None
     reconnect_buffer_bytes: int = RECONNECT_BUFFER
     on_event: EventHandler | None = field(default=None, repr=False)
+    codec: Codec[Any] | None = None
     # Made of the others
     addresses: tuple[Address, ...] = field(init=False)
     tls_required: bool = field(init=False, repr=False)
@@ -218,6 +224,7 @@ class ClientOptions:
                 raise UsageError(f"{name} must be more than 0, got {getattr(self, name)!r}")
         if self.max_reconnects is not None and self.max_reconnects < 0:  # -1 is for ever in other clients
             raise UsageError(f"max_reconnects must be 0 or more, or None for no limit, got {self.max_reconnects}")
+        check_codec(self.codec)
         self._check_tls()
         self._check_login()
 

@@ -11,16 +11,18 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from enum import Enum, StrEnum
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar, overload
 
 from slipstream.api import names
 from slipstream.api.times import SECOND
 from slipstream.api.ttl import time_to_live
+from slipstream.codecs.payloads import ANYTHING, JSON, Origin, decode_payload, decode_text
 from slipstream.errors import UsageError, WrongLastSequenceError
 from slipstream.jetstream.reads.direct_get import StoredMessage, decode_one, match_tail, own_headers, time_of
 from slipstream.wire import Headers, Msg
 
 V = TypeVar("V")
+T = TypeVar("T")
 
 _LAST_SEQUENCE = re.compile(r"wrong last sequence: (\d+)")
 _MARK = names.KV_OPERATION.encode()
@@ -78,6 +80,32 @@ class Entry(NamedTuple, Generic[V]):
     def is_deleted(self) -> bool:
         """Whether the key has no value as of this entry."""
         return self.operation is not Operation.PUT
+
+    def text(self) -> str:
+        """The value, if it is bytes, as text in UTF-8; raises MessageDecodeError if it is none."""
+        return decode_text(self._stored_value(), origin=self._origin)
+
+    @overload
+    def json(self) -> Any: ...
+    @overload
+    def json(self, kind: type[T]) -> T: ...
+    @overload
+    def json(self, kind: Any) -> Any: ...
+    def json(self, kind: Any = ANYTHING) -> Any:
+        """The value, if it is bytes, as JSON, as a `kind` with its type checked; raises MessageDecodeError.
+
+        For single reads; a bucket of such values is better opened `with_codec(Json(kind))`.
+        """
+        return decode_payload(JSON, self.key, self._stored_value(), kind=kind, header=b"", origin=self._origin)
+
+    def _stored_value(self) -> bytes:
+        if not isinstance(self.value, bytes):
+            raise UsageError(f"value of key {self.key!r} is decoded already: it is of type {type(self.value).__name__}")
+        return self.value
+
+    def _origin(self) -> Origin:
+        what = f"the value of key {self.key!r} (bucket {self.bucket!r}, revision {self.revision})"
+        return Origin(what, self.key, self.stream, self.revision)
 
 
 def with_deltas(entries: Sequence[Entry[V]]) -> list[Entry[V]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Sequence
 from types import TracebackType
-from typing import Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar, overload
 
 from slipstream.client._async.connection import Connection, expire
 from slipstream.client._async.subscription import Callback, Message, Subscription
@@ -16,6 +16,7 @@ from slipstream.client.base import (
     BaseClient,
     HeadersLike,
     check_callback,
+    decode_reply,
     drain_timeout,
     encode_headers,
     is_no_responders,
@@ -25,10 +26,13 @@ from slipstream.client.options import MAX_PENDING_BYTES, MAX_PENDING_MSGS, Clien
 from slipstream.client.outgoing import Draft
 from slipstream.client.request_many import RequestMany
 from slipstream.client.requests import ExpectedReplies
+from slipstream.codecs.payloads import encode_payload
 from slipstream.errors import Error, NoRespondersError, RequestTimeoutError
 from slipstream.wire import Msg
 
 __all__ = ["Client", "Message", "Subscription", "connect"]
+
+T = TypeVar("T")
 
 
 class _Reply:
@@ -74,9 +78,14 @@ class Client(BaseClient):
     # For users
 
     async def publish(
-        self, subject: str, payload: bytes = b"", *, reply: str = "", headers: HeadersLike | None = None
+        self, subject: str, payload: object = b"", *, reply: str = "", headers: HeadersLike | None = None
     ) -> None:
-        """Send a message to the subscribers of `subject`. Waits only while too many unsent bytes are pending."""
+        """Send a message to the subscribers of `subject`. Waits only while too many unsent bytes are pending.
+
+        The payload is bytes, or an object, which the codec encodes.
+        """
+        if not isinstance(payload, bytes):
+            payload, headers = encode_payload(self._codec, subject, payload, headers)
         connection, outgoing = self._connection, self._outgoing
         outgoing.publish(subject, payload, reply, encode_headers(headers) if headers else b"")
         if not connection.is_write_due:
@@ -106,25 +115,57 @@ class Client(BaseClient):
         self._connection.write_soon()
         return Subscription(self, self._connection, box, callback)
 
+    @overload
     async def request(
-        self, subject: str, payload: bytes = b"", *, headers: HeadersLike | None = None, timeout: float = 5.0
-    ) -> Message:
-        """Publish a request and wait for the first reply.
+        self, subject: str, payload: object = b"", *, headers: HeadersLike | None = None, timeout: float = 5.0
+    ) -> Message: ...
+    @overload
+    async def request(
+        self,
+        subject: str,
+        payload: object = b"",
+        *,
+        reply: type[T],
+        headers: HeadersLike | None = None,
+        timeout: float = 5.0,
+    ) -> T: ...
+    @overload
+    async def request(
+        self,
+        subject: str,
+        payload: object = b"",
+        *,
+        reply: Any,
+        headers: HeadersLike | None = None,
+        timeout: float = 5.0,
+    ) -> Any: ...
+    async def request(
+        self,
+        subject: str,
+        payload: object = b"",
+        *,
+        reply: Any = None,
+        headers: HeadersLike | None = None,
+        timeout: float = 5.0,
+    ) -> Any:
+        """Publish a request and wait for the first reply: a Message, or with `reply` its payload as that type.
 
         Raises NoRespondersError if the subject has no subscribers, RequestTimeoutError if there is no reply in time,
-        ConnectionLostError if the connection is lost meanwhile.
+        ConnectionLostError if the connection is lost meanwhile; with `reply` also MessageDecodeError.
         """
+        if not isinstance(payload, bytes):
+            payload, headers = encode_payload(self._codec, subject, payload, headers)
         msg = await self.exchange(
             subject, payload, header=encode_headers(headers), timeout=timeout, what=f"request to {subject!r}"
         )
         if is_no_responders(msg):
             raise NoRespondersError(subject)
-        return Message(msg, self)
+        return Message(msg, self) if reply is None else decode_reply(self._codec, subject, msg, reply)
 
     async def request_many(
         self,
         subject: str,
-        payload: bytes = b"",
+        payload: object = b"",
         *,
         headers: HeadersLike | None = None,
         timeout: float = 5.0,
@@ -139,6 +180,8 @@ class Client(BaseClient):
         is not yielded). Raises NoRespondersError if the subject has no subscribers, ConnectionLostError if the
         connection is lost meanwhile.
         """
+        if not isinstance(payload, bytes):
+            payload, headers = encode_payload(self._codec, subject, payload, headers)
         many = RequestMany(
             subject, now=self.now(), timeout=timeout, idle_timeout=idle_timeout, max_messages=max_messages
         )

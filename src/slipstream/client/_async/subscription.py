@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 from slipstream.client._async.connection import Connection
 from slipstream.client.base import BaseMessage, BaseSubscription, HeadersLike, connection_lost, drain_timeout, timed_out
 from slipstream.client.mailbox import Mailbox
 from slipstream.client.raw_columns import Packed
 from slipstream.client.silence import SilenceAlarm
+from slipstream.codecs import Codec
 from slipstream.errors import Error, SlowConsumerError
 from slipstream.wire import Msg
 
@@ -23,8 +24,11 @@ class SubscriptionClient(Protocol):
     """What messages and subscriptions need of their client."""
 
     async def publish(
-        self, subject: str, payload: bytes = b"", *, reply: str = "", headers: HeadersLike | None = None
+        self, subject: str, payload: object = b"", *, reply: str = "", headers: HeadersLike | None = None
     ) -> None: ...
+
+    @property
+    def codec(self) -> Codec[Any]: ...
 
     async def wait(self, ready: Callable[[], bool], *, timeout: float, what: str) -> None: ...
 
@@ -37,8 +41,8 @@ class SubscriptionClient(Protocol):
 class Message(BaseMessage[SubscriptionClient]):
     """One message."""
 
-    async def respond(self, payload: bytes = b"", *, headers: HeadersLike | None = None) -> None:
-        """Publish an answer to the reply subject."""
+    async def respond(self, payload: object = b"", *, headers: HeadersLike | None = None) -> None:
+        """Publish an answer to the reply subject: bytes, or an object, which the codec encodes."""
         await self._client.publish(self._answer_to(), payload, headers=headers)
 
 

@@ -9,13 +9,14 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
-from typing import Protocol, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from slipstream.client._sync.connection import Connection
 from slipstream.client.base import FOREVER, BaseMessage, BaseSubscription, HeadersLike, drain_timeout, timed_out
 from slipstream.client.mailbox import Mailbox
 from slipstream.client.raw_columns import Packed
 from slipstream.client.silence import SilenceAlarm
+from slipstream.codecs import Codec
 from slipstream.errors import Error, SlowConsumerError
 from slipstream.wire import Msg
 
@@ -26,8 +27,11 @@ class SubscriptionClient(Protocol):
     """What messages and subscriptions need of their client."""
 
     def publish(
-        self, subject: str, payload: bytes = b"", *, reply: str = "", headers: HeadersLike | None = None
+        self, subject: str, payload: object = b"", *, reply: str = "", headers: HeadersLike | None = None
     ) -> None: ...
+
+    @property
+    def codec(self) -> Codec[Any]: ...
 
     def wait(self, ready: Callable[[], bool], *, timeout: float, what: str) -> None: ...
 
@@ -40,8 +44,8 @@ class SubscriptionClient(Protocol):
 class Message(BaseMessage[SubscriptionClient]):
     """One message."""
 
-    def respond(self, payload: bytes = b"", *, headers: HeadersLike | None = None) -> None:
-        """Publish an answer to the reply subject."""
+    def respond(self, payload: object = b"", *, headers: HeadersLike | None = None) -> None:
+        """Publish an answer to the reply subject: bytes, or an object, which the codec encodes."""
         self._client.publish(self._answer_to(), payload, headers=headers)
 
 

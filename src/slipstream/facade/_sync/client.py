@@ -11,6 +11,7 @@ from typing import Any
 
 from slipstream.api import StreamConfig, StreamInfo
 from slipstream.client._sync import client as core
+from slipstream.codecs import Codec
 from slipstream.jetstream._sync import jetstream
 from slipstream.jetstream._sync.snapshot import CHUNK_SIZE, Snapshot, restore
 from slipstream.kv._sync import buckets
@@ -136,9 +137,19 @@ class Session(JetStream, jetstream.Session):
 class Client(core.Client):
     """A connection to NATS. Made by `connect`."""
 
-    def jetstream(self, *, prefix: str = "", domain: str = "", timeout: float = jetstream.DEFAULT_TIMEOUT) -> JetStream:
-        """JetStream over this connection, with another API prefix or in a domain if one is named."""
-        return JetStream(self, prefix=prefix, domain=domain, timeout=timeout)
+    def jetstream(
+        self,
+        *,
+        prefix: str = "",
+        domain: str = "",
+        timeout: float = jetstream.DEFAULT_TIMEOUT,
+        codec: Codec[Any] | None = None,
+    ) -> JetStream:
+        """JetStream over this connection, with another API prefix or in a domain if one is named.
+
+        `codec` encodes payloads that are not bytes, and decodes them: that of the connection if none is named.
+        """
+        return JetStream(self, prefix=prefix, domain=domain, timeout=timeout, codec=codec)
 
 
 connect = Client.connect

@@ -7,10 +7,12 @@ generated from this file (`tools/unasync.py`).
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from slipstream.api import PubAck, names
 from slipstream.client._async.client import Client
+from slipstream.codecs import Codec
+from slipstream.codecs.payloads import check_codec
 from slipstream.errors import StreamLookupError
 from slipstream.jetstream import requests
 from slipstream.jetstream.consume.ack_subject import BaseJsMessage
@@ -22,12 +24,21 @@ T = TypeVar("T")
 
 
 class JetStreamContext:
-    """One connection, one API prefix, one default timeout, and the session if there is one."""
+    """One connection, one API prefix, one default timeout, one codec, and the session if there is one."""
 
-    __slots__ = ("api", "client", "consumer_api", "read_state", "session", "timeout")
+    __slots__ = ("api", "client", "codec", "consumer_api", "read_state", "session", "timeout")
 
-    def __init__(self, client: Client, prefix: str, *, timeout: float, session: SessionState | None = None) -> None:
+    def __init__(
+        self,
+        client: Client,
+        prefix: str,
+        *,
+        timeout: float,
+        session: SessionState | None = None,
+        codec: Codec[Any] | None = None,
+    ) -> None:
         self.client = client
+        self.codec = check_codec(codec) or client.codec
         self.api = requests.Api(prefix)
         self.consumer_api = ConsumerApi(prefix)
         self.timeout = timeout
@@ -50,7 +61,7 @@ class JetStreamContext:
 
     def in_session(self, session: SessionState) -> JetStreamContext:
         """The same context for a session: its publishes and reads are noted there."""
-        return JetStreamContext(self.client, self.api.prefix, timeout=self.timeout, session=session)
+        return JetStreamContext(self.client, self.api.prefix, timeout=self.timeout, session=session, codec=self.codec)
 
     async def run(self, call: requests.Call[T], *, timeout: float | None = None) -> T:
         """Send a request and decode its answer."""

@@ -14,6 +14,7 @@ from typing import Self
 import msgspec
 
 from slipstream.api import PubAck, names
+from slipstream.codecs.payloads import encode_payload
 from slipstream.errors import UsageError
 from slipstream.jetstream import requests
 from slipstream.jetstream._sync.context import JetStreamContext
@@ -50,7 +51,7 @@ class AtomicBatch:
     def publish(
         self,
         subject: str,
-        payload: bytes = b"",
+        payload: object = b"",
         *,
         headers: Headers | HeaderValues | None = None,
         msg_id: str | None = None,
@@ -59,8 +60,13 @@ class AtomicBatch:
         expected_last_subject_seq: int | None = None,
         ttl: timedelta | None = None,
     ) -> None:
-        """Add a message. The first one is a request, which raises if the stream does not take batches."""
+        """Add a message: bytes, or an object, which the codec encodes.
+
+        The first one is a request, which raises if the stream does not take batches.
+        """
         self._check_open()
+        if not isinstance(payload, bytes):
+            payload, headers = encode_payload(self._context.codec, subject, payload, headers)
         call = requests.publish(
             subject,
             payload,

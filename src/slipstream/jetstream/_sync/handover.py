@@ -45,7 +45,8 @@ class Handover:
     def hand_over(self, msgs: list[Msg]) -> list[JsMessage]:
         """The messages as the program gets them."""
         consumer, is_settled = self._consumer, not self._consumer.wants_acks
-        messages = [JsMessage(msg, consumer.client, is_settled) for msg in msgs]
+        codec = consumer.context.codec
+        messages = [JsMessage(msg, consumer.client, is_settled, codec) for msg in msgs]
         consumer.context.note_messages(consumer.stream, messages)
         self.stats.messages += len(messages)
         return messages

@@ -11,11 +11,13 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from functools import partial
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from slipstream.api import AccountInfo, ConsumerConfig, PubAck, StreamConfig, StreamInfo, names
 from slipstream.client._sync.client import Client
 from slipstream.client.options import MAX_PENDING_BYTES, MAX_PENDING_MSGS
+from slipstream.codecs import Codec
+from slipstream.codecs.payloads import encode_payload
 from slipstream.errors import NoStreamError
 from slipstream.jetstream import requests
 from slipstream.jetstream._sync.atomic_batch import AtomicBatch
@@ -43,9 +45,17 @@ RETRIES = 2  # of a publish that no stream took
 class JetStream:
     """JetStream of one account: publish, and streams by name."""
 
-    def __init__(self, client: Client, *, prefix: str = "", domain: str = "", timeout: float = DEFAULT_TIMEOUT) -> None:
+    def __init__(
+        self,
+        client: Client,
+        *,
+        prefix: str = "",
+        domain: str = "",
+        timeout: float = DEFAULT_TIMEOUT,
+        codec: Codec[Any] | None = None,
+    ) -> None:
         api_prefix = names.api_prefix(prefix=prefix, domain=domain)
-        self._context = JetStreamContext(client, api_prefix, timeout=timeout)
+        self._context = JetStreamContext(client, api_prefix, timeout=timeout, codec=codec)
 
     @property
     def context(self) -> JetStreamContext:
@@ -68,6 +78,11 @@ class JetStream:
         return self._context.timeout
 
     @property
+    def codec(self) -> Codec[Any]:
+        """What payloads that are no bytes are encoded with, and `message.decode()` decodes with."""
+        return self._context.codec
+
+    @property
     def read_stats(self) -> ReadStats:
         """How the reads of this connection went so far: at once, retried, with the leader's help, failed."""
         return self._context.read_state.stats
@@ -84,7 +99,7 @@ class JetStream:
     def publish(
         self,
         subject: str,
-        payload: bytes = b"",
+        payload: object = b"",
         *,
         headers: Headers | HeaderValues | None = None,
         msg_id: str | None = None,
@@ -100,11 +115,14 @@ class JetStream:
     ) -> PubAck:
         """Store one message and wait until the stream has it. For many messages use `publisher()`.
 
+        The payload is bytes, or an object (a Struct, a dataclass, a dict, ...), which the codec encodes.
         Without responders (the stream's leader may be changing) it is retried `retries` times, after pauses that grow
         from `retry_wait` seconds on.
 
         Raises WrongLastSequenceError if what was expected is stale, NoStreamError if no stream listens on `subject`.
         """
+        if not isinstance(payload, bytes):
+            payload, headers = encode_payload(self._context.codec, subject, payload, headers)
         call = requests.publish(
             subject,
             payload,
@@ -285,7 +303,7 @@ class Session(JetStream):
     """
 
     def __init__(self, js: JetStream, token: str = "", *, secret: bytes = b"") -> None:
-        super().__init__(js.client, prefix=js.prefix, timeout=js.timeout)
+        super().__init__(js.client, prefix=js.prefix, timeout=js.timeout, codec=js.codec)
         self._session = SessionState(token, secret=secret)
         self._context = self._context.in_session(self._session)
 

@@ -241,8 +241,8 @@ class OrderedConsumer:
         run = self.receive_run(timeout=timeout, idle=idle)
         if not run:
             return None
-        client = self._client
-        chunk = [JsMessage(msg, client, True) for msg in run.each()]
+        client, codec = self._client, self._context.codec
+        chunk = [JsMessage(msg, client, True, codec) for msg in run.each()]
         self._context.note_messages(self.stream, chunk)
         return chunk
 

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Self
 
 from slipstream.api import PubAck
+from slipstream.codecs.payloads import encode_payload
 from slipstream.errors import Error, UsageError
 from slipstream.jetstream import requests
 from slipstream.jetstream._sync.context import JetStreamContext
@@ -44,6 +45,7 @@ class Publisher:
         if retries < 0 or retry_wait < 0:
             raise UsageError(f"retries and retry_wait must not be negative, got {retries} and {retry_wait}")
         self._client = context.client
+        self._codec = context.codec
         self._retries = retries
         self._retry_wait = retry_wait
         self._window = AckWindow(max_in_flight, None if context.session is None else context.note_ack)
@@ -72,7 +74,7 @@ class Publisher:
     def publish(
         self,
         subject: str,
-        payload: bytes = b"",
+        payload: object = b"",
         *,
         headers: Headers | HeaderValues | None = None,
         msg_id: str | None = None,
@@ -83,7 +85,12 @@ class Publisher:
         ttl: timedelta | None = None,
         rollup: str | None = None,
     ) -> None:
-        """Send one message; waits only while the window is full. Raises the first failure of an earlier message."""
+        """Send one message; waits only while the window is full. Raises the first failure of an earlier message.
+
+        The payload is bytes, or an object, which the codec encodes.
+        """
+        if not isinstance(payload, bytes):
+            payload, headers = encode_payload(self._codec, subject, payload, headers)
         is_plain = (
             headers is None
             and msg_id is None
@@ -124,7 +131,7 @@ class Publisher:
     def send(
         self,
         subject: str,
-        payload: bytes = b"",
+        payload: object = b"",
         *,
         headers: Headers | HeaderValues | None = None,
         msg_id: str | None = None,
@@ -134,6 +141,8 @@ class Publisher:
         ttl: timedelta | None = None,
     ) -> PendingAck:
         """As `publish`, for a message whose own ack matters: `result(pending)` waits for it and raises its failure."""
+        if not isinstance(payload, bytes):
+            payload, headers = encode_payload(self._codec, subject, payload, headers)
         header = requests.publish(
             subject,
             b"",

@@ -158,8 +158,8 @@ class PushSubscription:
         while True:
             found = state.take()
             if isinstance(found, list):
-                is_settled = self._is_settled
-                chunk = [JsMessage(msg, client, is_settled) for msg in found]
+                is_settled, codec = self._is_settled, self._context.codec
+                chunk = [JsMessage(msg, client, is_settled, codec) for msg in found]
                 self._context.note_messages(self.stream, chunk)
                 return chunk
             if isinstance(found, ControlReply):

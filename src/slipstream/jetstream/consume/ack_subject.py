@@ -7,14 +7,16 @@ account hash in front.
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from slipstream.api import encode_json
 from slipstream.api.times import nanoseconds
-from slipstream.client.base import BaseMessage
+from slipstream.client.base import BaseMessage, HasCodec
+from slipstream.codecs import Codec
+from slipstream.codecs.payloads import Origin
 from slipstream.errors import NotJetStreamMessageError, UsageError
 
-C = TypeVar("C")
+C = TypeVar("C", bound=HasCodec)
 
 ACK_PREFIX = "$JS.ACK."
 ACK = b"+ACK"
@@ -94,6 +96,7 @@ class BaseJsMessage(BaseMessage[C], Generic[C], gc=False):
     """
 
     is_settled: bool = False
+    _codec: Codec[Any] | None = None  # that of its JetStream handle
 
     @property
     def metadata(self) -> Metadata:
@@ -119,6 +122,16 @@ class BaseJsMessage(BaseMessage[C], Generic[C], gc=False):
     def num_pending(self) -> int:
         """How many messages the consumer had left to deliver behind this one."""
         return int(split_reply(self._msg[2])[8])
+
+    def _own_codec(self) -> Codec[Any]:
+        return self._codec or self._client.codec
+
+    def _origin(self) -> Origin:
+        try:
+            at = self.metadata
+        except NotJetStreamMessageError:
+            return Origin(f"message on {self.describe()}", self.subject)
+        return Origin(f"message on {self.describe()}", self.subject, at.stream, at.stream_seq)
 
     def describe(self) -> str:
         """Which message it is, for logs and errors."""

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar, overload
 
 from slipstream.api import names
 from slipstream.api.times import parse_time
+from slipstream.codecs.payloads import ANYTHING, JSON, Origin, decode_payload, decode_text
 from slipstream.errors import (
     BadRequestError,
     DirectGetNotAllowedError,
@@ -25,6 +26,8 @@ from slipstream.errors import (
     TooManyResultsError,
 )
 from slipstream.wire import Headers, Msg, Status, parse_status
+
+T = TypeVar("T")
 
 # The grammar: the headers that a server adds behind a message's own, in their order. The values are expressions.
 SERVER_HEADERS = rb"Nats-Stream: %b\r\nNats-Subject: %b\r\nNats-Sequence: %b\r\nNats-Time-Stamp: %b\r\n"
@@ -59,6 +62,24 @@ class StoredMessage(NamedTuple):
     def headers(self) -> Headers:
         """The headers it was published with."""
         return Headers.parse(self.header)
+
+    def text(self) -> str:
+        """The payload as text in UTF-8; raises MessageDecodeError if it is none."""
+        return decode_text(self.data, origin=self._origin)
+
+    @overload
+    def json(self) -> Any: ...
+    @overload
+    def json(self, kind: type[T]) -> T: ...
+    @overload
+    def json(self, kind: Any) -> Any: ...
+    def json(self, kind: Any = ANYTHING) -> Any:
+        """The payload as JSON, as a `kind` with its type checked; raises MessageDecodeError if it is not that."""
+        return decode_payload(JSON, self.subject, self.data, kind=kind, header=self.header, origin=self._origin)
+
+    def _origin(self) -> Origin:
+        what = f"message on {self.subject!r} (stream {self.stream!r}, sequence {self.seq})"
+        return Origin(what, self.subject, self.stream, self.seq)
 
 
 class BatchItem(NamedTuple):

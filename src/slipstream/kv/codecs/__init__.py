@@ -2,9 +2,9 @@
 
 from typing import TYPE_CHECKING
 
-from slipstream.kv.codecs.base import Codec, TokenCodec
+from slipstream.codecs import Base64Values, Codec, Compressed, Json, MessagePack, Text
+from slipstream.kv.codecs.base import TokenCodec
 from slipstream.kv.codecs.keys import Base64Keys, EscapedPathKeys, PathKeys
-from slipstream.kv.codecs.values import Base64Values, Compressed, Json, MessagePack
 
 if TYPE_CHECKING:
     from slipstream.kv.codecs.encryption import Encrypted, Keyring
@@ -20,6 +20,7 @@ __all__ = [
     "Keyring",
     "MessagePack",
     "PathKeys",
+    "Text",
     "TokenCodec",
 ]
 

@@ -1,4 +1,4 @@
-"""The base classes of codecs: keys and values as a program has them become those that a bucket stores, and back.
+"""Codecs of buckets: the base class of those that change keys, and the keys that a codec cannot decode.
 
 A program's own codec is a subclass of `Codec`. `kv.with_codec(codec)` returns a bucket again, so codecs are stacked by
 calling it again: the last one added is nearest to the program. Decoding is strict: stored data that a codec cannot have
@@ -12,12 +12,11 @@ from __future__ import annotations
 import base64
 import binascii
 import logging
-from collections.abc import Sequence
-from typing import Generic, TypeVar, cast
 
+from slipstream.codecs import Codec
 from slipstream.errors import CodecError, UsageError
 
-V = TypeVar("V")
+__all__ = ["Codec", "ForeignKeys", "TokenCodec", "check_wildcards", "from_base64"]
 
 WILDCARDS = ("*", ">")
 MAX_FOREIGN = 1000  # foreign keys that a handle remembers, so that each is reported once
@@ -37,62 +36,6 @@ class ForeignKeys:
         if key not in self.keys and len(self.keys) < MAX_FOREIGN:
             self.keys[key] = None
             log.warning("bucket %r: key %r is left out of listings: %s", self._bucket, key, error)
-
-
-class Codec(Generic[V]):
-    """The base class, which leaves keys and values unchanged.
-
-    `key` in the value methods is the program's key, not the stored one.
-    """
-
-    def encode_key(self, key: str) -> str:
-        """The stored form of a key."""
-        return key
-
-    def decode_key(self, key: str) -> str:
-        """The program's form of a stored key."""
-        return key
-
-    def check_stored(self, key: str) -> None:
-        """Raise CodecError if this codec cannot have written a stored key. May be quicker than to decode it."""
-        self.decode_key(key)
-
-    def canonical_key(self, key: str) -> str:
-        """The form of a key in which it is listed, for codecs that store several keys under one name."""
-        return key
-
-    checks_names = True  # of a codec that hides keys: whether a bucket's names are looked at before they are relied on
-
-    @property
-    def hides_keys(self) -> bool:
-        """Whether a stored key cannot be found, nor told from an absent one, without the secret it was made with."""
-        return False
-
-    def other_keys(self, key: str) -> Sequence[str]:
-        """Other names under which a key may still be stored, while names are changed; none at any other time."""
-        del key
-        return ()
-
-    def other_filters(self, pattern: str) -> Sequence[str]:
-        """A filter over the program's keys as filters over such names."""
-        del pattern
-        return ()
-
-    def encode_filter(self, pattern: str) -> str:
-        """A filter over the program's keys as one over stored keys. Raises UsageError if the codec has no such form."""
-        return self.encode_key(pattern)
-
-    def encode_value(self, key: str, value: V) -> bytes:
-        """The stored form of a value."""
-        del key
-        if not isinstance(value, bytes | bytearray | memoryview):
-            raise UsageError(f"value must be bytes unless a codec encodes it, got {type(value).__name__}")
-        return bytes(value)
-
-    def decode_value(self, key: str, data: bytes) -> V:
-        """The program's form of a stored value."""
-        del key
-        return cast("V", data)
 
 
 def check_wildcards(pattern: str, tokens: list[str]) -> None:

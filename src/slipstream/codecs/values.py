@@ -1,28 +1,39 @@
-"""Codecs of values: JSON, MessagePack, zlib compression and base64."""
+"""Codecs of values: JSON, MessagePack, text, zlib compression and base64."""
 
 from __future__ import annotations
 
 import base64
 import binascii
 import zlib
+from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import msgspec
 
+from slipstream.codecs.base import Codec
+from slipstream.codecs.kinds import encode_hook, json_decoder, msgpack_decoder
 from slipstream.errors import CodecError, UsageError
-from slipstream.kv.codecs.base import Codec
 
 V = TypeVar("V")
+T = TypeVar("T")
 
 MAX_SIZE = 64 * 1024 * 1024
+_NOT_ENCODED = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
+_NOT_DECODED = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
 class Json(Codec[V]):
-    """Values as JSON; `kind` is the type to decode to (a dataclass, a Struct, `dict[str, int]`, ...)."""
+    """Values as JSON; `kind` is the type to decode to (a Struct, a dataclass, a pydantic model, `dict[str, int]`)."""
+
+    content_type = "application/json"
 
     def __init__(self, kind: type[V] = cast("type[V]", Any)) -> None:  # noqa: B008
-        self._encode = msgspec.json.Encoder().encode
-        self._decode = msgspec.json.Decoder(kind).decode
+        self._encode = msgspec.json.Encoder(enc_hook=encode_hook).encode
+        self._decode = json_decoder(kind)
+
+    def reads(self, content_type: str) -> bool:
+        """JSON by its content type, `application/vnd.example+json` as well."""
+        return content_type in (self.content_type, "text/json") or content_type.endswith("+json")
 
     def encode_value(self, key: str, value: V) -> bytes:
         """The value as JSON."""
@@ -30,18 +41,25 @@ class Json(Codec[V]):
 
     def decode_value(self, key: str, data: bytes) -> V:
         """The decoded value, its type checked."""
-        try:
-            return self._decode(data)
-        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            raise CodecError(f"the value of key {key!r} is not the JSON expected: {error}") from error
+        return _decoded(self._decode, key, data, "JSON")
+
+    def decode_as(self, key: str, data: bytes, kind: type[T]) -> T:
+        """The decoded value as a `kind`, its type checked."""
+        return _decoded(json_decoder(kind), key, data, "JSON")
 
 
 class MessagePack(Codec[V]):
     """Values as MessagePack, smaller and faster than JSON; `kind` is the type to decode to."""
 
+    content_type = "application/msgpack"
+
     def __init__(self, kind: type[V] = cast("type[V]", Any)) -> None:  # noqa: B008
-        self._encode = msgspec.msgpack.Encoder().encode
-        self._decode = msgspec.msgpack.Decoder(kind).decode
+        self._encode = msgspec.msgpack.Encoder(enc_hook=encode_hook).encode
+        self._decode = msgpack_decoder(kind)
+
+    def reads(self, content_type: str) -> bool:
+        """MessagePack by the names in use for it."""
+        return content_type in (self.content_type, "application/vnd.msgpack", "application/x-msgpack")
 
     def encode_value(self, key: str, value: V) -> bytes:
         """The value as MessagePack."""
@@ -49,17 +67,48 @@ class MessagePack(Codec[V]):
 
     def decode_value(self, key: str, data: bytes) -> V:
         """The decoded value, its type checked."""
-        try:
-            return self._decode(data)
-        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            raise CodecError(f"the value of key {key!r} is not the MessagePack expected: {error}") from error
+        return _decoded(self._decode, key, data, "MessagePack")
+
+    def decode_as(self, key: str, data: bytes, kind: type[T]) -> T:
+        """The decoded value as a `kind`, its type checked."""
+        return _decoded(msgpack_decoder(kind), key, data, "MessagePack")
 
 
 def _msgspec_encoded(encode: Any, key: str, value: Any) -> bytes:
     try:
         return cast("bytes", encode(value))
-    except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
+    except _NOT_ENCODED as error:
         raise UsageError(f"value of key {key!r} cannot be encoded: {error}") from error
+
+
+def _decoded(decode: Callable[[bytes], T], key: str, data: bytes, what: str) -> T:
+    try:
+        return decode(data)
+    except _NOT_DECODED as error:
+        raise CodecError(f"the value of key {key!r} is not the {what} expected: {error}") from error
+
+
+class Text(Codec[str]):
+    """Texts in UTF-8."""
+
+    content_type = "text/plain; charset=utf-8"
+
+    def reads(self, content_type: str) -> bool:
+        """Any kind of text."""
+        return content_type.startswith("text/")
+
+    def encode_value(self, key: str, value: str) -> bytes:
+        """The text in UTF-8."""
+        if not isinstance(value, str):
+            raise UsageError(f"value of key {key!r} must be a str, got {type(value).__name__}")
+        try:
+            return value.encode()
+        except UnicodeEncodeError as error:  # a lone surrogate
+            raise UsageError(f"value of key {key!r} cannot be encoded: {error}") from error
+
+    def decode_value(self, key: str, data: bytes) -> str:
+        """The decoded text."""
+        return _decoded(bytes.decode, key, data, "UTF-8")
 
 
 class Base64Values(Codec[bytes]):
