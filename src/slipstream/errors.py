@@ -10,9 +10,10 @@ JSON, the client finds the class by the code. Every error can be pickled (Spark'
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from enum import IntEnum, unique
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 
 class Error(Exception):
@@ -79,22 +80,39 @@ class RequestTimeoutError(Error, TimeoutError):
 class NoRespondersError(Error):
     """The subject of the request has no subscribers."""
 
+    template: ClassVar[str] = "no responders on subject {}"
+
     def __init__(self, subject: str, hint: str = "") -> None:
-        super().__init__(f"no responders on {subject!r}" + (f": {hint}" if hint else ""))
+        super().__init__(self.template.format(repr(subject)) + (f": {hint}" if hint else ""))
         self.subject = subject
+        self.hint = hint
 
 
 class MessageNotFoundError(Error):
     """The stream has no message that matches the request."""
 
+    stream: str = ""
+
 
 class StaleReadError(Error):
-    """The responder's last sequence is below the required one, and no newer answer arrived in time."""
+    """The responder's last sequence is below the required one, and no newer answer arrived in time.
+
+    `waited` is how long the read tried, in seconds; 0 where it did not have to.
+    """
+
+    waited: float = 0.0
 
     def __init__(self, message: str, *, stream: str = "", min_last_seq: int = 0) -> None:
         super().__init__(message)
         self.stream = stream
         self.min_last_seq = min_last_seq
+
+    def after(self, seconds: float) -> Self:
+        """The same error, of a read that gave up after so many seconds."""
+        if not self.waited:
+            self.args = (f"{self} (waited {seconds:.1f} s)", *self.args[1:])
+        self.waited = seconds
+        return self
 
 
 class TokenMismatchError(StaleReadError):
@@ -140,16 +158,6 @@ class KeyNotFoundError(Error, KeyError):
 
     def __str__(self) -> str:  # KeyError shows the repr of its argument otherwise
         return str(self.args[0])
-
-
-class KeyExistsError(Error):
-    """`create` found a value for the key."""
-
-    def __init__(self, bucket: str, key: str, revision: int) -> None:
-        super().__init__(f"key {key!r} in bucket {bucket!r} already has a value (revision {revision})")
-        self.bucket = bucket
-        self.key = key
-        self.revision = revision
 
 
 class BucketNotFoundError(Error):
@@ -461,10 +469,15 @@ class ErrorCode(IntEnum):
 
 
 class ApiError(Error):
-    """The JetStream API rejected the request: `code` is HTTP-like, `err_code` the reason, `description` the text."""
+    """The JetStream API rejected the request: `code` is HTTP-like, `err_code` the reason, `description` the text.
+
+    `stream` and `consumer` are those of the request, where it was for one; the server's description names neither.
+    """
 
     code: int = 500
     err_code: int = 0
+    stream: str = ""
+    consumer: str = ""
     default_description: ClassVar[str] = "JetStream API error"
     _by_err_code: ClassVar[dict[int, type[ApiError]]] = {}
 
@@ -483,7 +496,29 @@ class ApiError(Error):
             self.code = code
         if err_code is not None:
             self.err_code = int(err_code)
-        super().__init__(f"{self.description} (code {self.code}, err_code {self.err_code})")
+        super().__init__(self._server_text())
+
+    def _server_text(self) -> str:
+        return f"{self.description} (code {self.code}, err_code {self.err_code})"
+
+    @classmethod
+    def like(cls, other: ApiError) -> Self:
+        """The same rejection as this class, where the request says more about it than the code does."""
+        return cls(other.description, code=other.code, err_code=other.err_code)
+
+    def about(self, *, stream: str = "", consumer: str = "", text: str = "") -> Self:
+        """The same error of a request for that stream and consumer, which its message names from now on.
+
+        `text` replaces the message where the request says more than the server's description does.
+        """
+        self.stream, self.consumer = stream or self.stream, consumer or self.consumer
+        self.args = (text or (self._named() if self.stream else self._server_text()),)
+        return self
+
+    def _named(self) -> str:
+        """The message that names the stream and the consumer of the request."""
+        of_consumer = f"consumer {self.consumer!r} of " if self.consumer else ""
+        return f"{of_consumer}stream {self.stream!r}: {self._server_text()}"
 
     @staticmethod
     def of(code: int, err_code: int, description: str) -> ApiError:
@@ -515,6 +550,9 @@ class StreamInvalidConfigError(ApiError, reason=ErrorCode.STREAM_INVALID_CONFIG)
 class StreamNameInUseError(ApiError, reason=ErrorCode.STREAM_NAME_EXIST):
     """A stream of that name exists with another configuration."""
 
+    def _named(self) -> str:
+        return f"stream {self.stream!r} already exists with a different configuration"
+
 
 class BucketOptionsError(StreamNameInUseError):
     """A bucket of that name exists with other options: `differences` has what was wanted and what it has of each."""
@@ -528,6 +566,9 @@ class BucketOptionsError(StreamNameInUseError):
 
 class StreamNotFoundError(ApiError, reason=ErrorCode.STREAM_NOT_FOUND):
     """No stream has the requested name."""
+
+    def _named(self) -> str:
+        return f"no stream is called {self.stream!r}"
 
 
 class StreamSubjectOverlapError(ApiError, reason=ErrorCode.STREAM_SUBJECT_OVERLAP):
@@ -547,11 +588,53 @@ class WrongLastMsgIdError(ApiError, reason=ErrorCode.STREAM_WRONG_LAST_MSG_ID):
 
 
 class WrongLastSequenceError(ApiError, reason=ErrorCode.STREAM_WRONG_LAST_SEQUENCE):
-    """The last sequence is not the expected one."""
+    """The last sequence of the stream or subject is not the expected one."""
+
+    @property
+    def last_seq(self) -> int | None:
+        """The last sequence of the stream or subject, 0 if it has no message; None if the server does not say it."""
+        found = re.fullmatch(r"wrong last sequence: (\d{1,20})", self.description)
+        return int(found[1]) if found else None
 
 
 class WrongLastSequenceConstantError(WrongLastSequenceError, reason=ErrorCode.STREAM_WRONG_LAST_SEQUENCE_CONSTANT):
     """The last sequence is not the expected one; this form does not say which it is."""
+
+
+class KeyRevisionError(WrongLastSequenceError):
+    """A write of a key expected another revision: `expected`; `revision` is the key's, None if it is not known.
+
+    0 stands for a key without entries.
+    """
+
+    def __init__(
+        self, bucket: str, key: str, *, expected: int, revision: int | None, cause: ApiError | None = None
+    ) -> None:
+        cause = cause or ErrorCode.STREAM_WRONG_LAST_SEQUENCE.error(seq=revision)
+        super().__init__(cause.description, code=cause.code, err_code=cause.err_code)
+        self.bucket = bucket
+        self.key = key
+        self.expected = expected
+        self.revision = revision
+        self.args = (self._key_text(),)
+
+    def _key_text(self) -> str:
+        key = f"key {self.key!r} in bucket {self.bucket!r}"
+        if self.revision is None:
+            return f"{key} is not at revision {self.expected}"
+        if not self.revision:
+            return f"{key} has no entry, expected revision {self.expected}"
+        return f"{key} is at revision {self.revision}, not {self.expected}"
+
+
+class KeyExistsError(KeyRevisionError):
+    """`create` found a value for the key."""
+
+    def __init__(self, bucket: str, key: str, revision: int) -> None:
+        super().__init__(bucket, key, expected=0, revision=revision)
+
+    def _key_text(self) -> str:
+        return f"key {self.key!r} in bucket {self.bucket!r} already has a value (revision {self.revision})"
 
 
 class StreamStoreFailedError(ApiError, reason=ErrorCode.STREAM_STORE_FAILED):
@@ -575,6 +658,8 @@ class MinLastSequenceError(ApiError, StaleReadError, reason=ErrorCode.STREAM_MIN
 
 class NoStreamError(NoRespondersError):
     """No stream listens on the subject of the publish."""
+
+    template = "no stream accepts subject {}"
 
 
 class OriginUnreachableError(NoStreamError):
@@ -606,6 +691,9 @@ class StreamLookupError(Error):
 class ConsumerNotFoundError(ApiError, reason=ErrorCode.CONSUMER_NOT_FOUND):
     """The stream has no consumer of that name."""
 
+    def _named(self) -> str:
+        return f"stream {self.stream!r} has no consumer {self.consumer!r}"
+
 
 class ConsumerNameInUseError(ApiError, reason=ErrorCode.CONSUMER_NAME_EXIST):
     """A consumer of that name exists and is in use, or cannot be changed to the configuration."""
@@ -614,25 +702,46 @@ class ConsumerNameInUseError(ApiError, reason=ErrorCode.CONSUMER_NAME_EXIST):
 class ConsumerExistsError(ApiError, reason=ErrorCode.CONSUMER_ALREADY_EXISTS):
     """A consumer of that name exists with another configuration, and only a new one was wanted."""
 
+    def _named(self) -> str:
+        return f"stream {self.stream!r} already has a consumer {self.consumer!r}, with a different configuration"
+
 
 class ConsumerDoesNotExistError(ApiError, reason=ErrorCode.CONSUMER_DOES_NOT_EXIST):
     """There is no consumer to update."""
+
+    def _named(self) -> str:
+        return f"stream {self.stream!r} has no consumer {self.consumer!r} to update"
 
 
 # Consumers: errors of a running subscription.
 
 
 class StatusError(Error):
-    """An error status in place of messages: `code`, and the server's text."""
+    """An error status in place of messages: `code`, and the server's text; of the consumer and stream, where known."""
+
+    stream: str = ""
+    consumer: str = ""
+    template: ClassVar[str] = "{consumer}: the server sent status {status}"
 
     def __init__(self, code: int, description: str, hint: str = "") -> None:
         super().__init__(f"the server sent status {code} {description}" + (f": {hint}" if hint else ""))
         self.code = code
         self.description = description
 
+    def about(self, *, stream: str, consumer: str) -> Self:
+        """The same error of that consumer, which its message names from now on."""
+        if not self.consumer:
+            self.stream, self.consumer = stream, consumer
+            name = f"consumer {consumer!r} of stream {stream!r}"
+            status = f"{self.code} {self.description}" if self.code else self.description
+            self.args = (self.template.format(consumer=name, status=status),)
+        return self
+
 
 class StrayMessageError(StatusError):
     """A message on a consumer's deliver subject or inbox that no consumer sent: another program published it there."""
+
+    template = "{consumer}: {status}"
 
     def __init__(self, subject: str) -> None:
         text = f"a message on {subject!r} was not sent by a consumer but published there: it has no ack subject"
@@ -644,13 +753,19 @@ class StrayMessageError(StatusError):
 class PullRefusedError(StatusError):
     """A pull request was rejected: it exceeds a limit, too many are waiting, or it does not fit the consumer."""
 
+    template = "{consumer} rejected a pull request: status {status}"
+
 
 class ConsumerDeletedError(StatusError):
     """The consumer was deleted while it was read."""
 
+    template = "{consumer} was deleted (status {status})"
+
 
 class ConsumerGoneError(StatusError):
     """There are no responders for the consumer: it, its stream or JetStream does not exist (or no longer)."""
+
+    template = "{consumer} does not exist, or its leader is changing (status {status})"
 
 
 class HeartbeatLostError(Error):

@@ -137,7 +137,7 @@ def test_messages_say_what_was_seen() -> None:
     assert str(exists) == "key 'k' in bucket 'b' already has a value (revision 7)"
     assert exists.revision == 7
     no_responders = errors.NoRespondersError("a.b")
-    assert (str(no_responders), no_responders.subject) == ("no responders on 'a.b'", "a.b")
-    assert str(errors.NoRespondersError("a.b", "why")) == "no responders on 'a.b': why"
+    assert (str(no_responders), no_responders.subject) == ("no responders on subject 'a.b'", "a.b")
+    assert str(errors.NoRespondersError("a.b", "why")) == "no responders on subject 'a.b': why"
     said = errors.ServerError("Stale Connection")
     assert (str(said), said.text) == ("the server said: Stale Connection", "Stale Connection")

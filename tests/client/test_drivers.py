@@ -125,7 +125,7 @@ def test_next_chunk_gives_everything_that_is_there(driver: Driver, nats_url: str
             seen += [message.data for message in chunk]
         assert seen == [b"%d" % i for i in range(1000)]
         assert sub.pending == 0
-        with pytest.raises(RequestTimeoutError, match=r"subscription of 'chunk': nothing within 0\.01 s"):
+        with pytest.raises(RequestTimeoutError, match=r"^timed out after 0\.01 s waiting for a message on 'chunk'$"):
             sub.next_chunk(timeout=0.01)
 
 
@@ -196,7 +196,7 @@ def test_a_request_without_responders_fails_at_once(driver: Driver, nats_url: st
 def test_an_unanswered_request_times_out(driver: Driver, nats_url: str) -> None:
     with driver.connect(nats_url) as nc:
         sub = nc.subscribe("silence")
-        with pytest.raises(RequestTimeoutError, match=r"'silence'.*0\.05 s"):
+        with pytest.raises(RequestTimeoutError, match=r"0\.05 s waiting for a reply on 'silence'$"):
             nc.request("silence", timeout=0.05)
         with pytest.raises(TimeoutError):
             nc.request("silence", timeout=0.01)
@@ -256,7 +256,7 @@ def test_start_hands_every_reply_to_the_sink_until_it_is_satisfied(driver: Drive
         nc.start("nobody.here", b"", nobody, header=Headers({"A": "1"}).encode())
         nc.wait(lambda: bool(nobody.msgs), timeout=5, what="a status")
         assert nobody.msgs[0].header.startswith(b"NATS/1.0 503")
-        with pytest.raises(RequestTimeoutError, match=r"the impossible: nothing within 0\.01 s"):
+        with pytest.raises(RequestTimeoutError, match=r"^timed out after 0\.01 s waiting for the impossible$"):
             nc.wait(lambda: False, timeout=0.01, what="the impossible")
         nc.ready()
 

@@ -76,7 +76,7 @@ async def test_expectations_are_kept(any_server: str, fresh: str) -> None:
         js = nc.jetstream()
         await js.create_stream(config(fresh))
         await js.publish(f"{fresh}.a", b"1", expected_last_subject_seq=0)
-        with pytest.raises(WrongLastSequenceError, match="wrong last sequence: 1"):
+        with pytest.raises(WrongLastSequenceError, match=rf"^subject '{fresh}\.a' is at sequence 1, not 0$"):
             await js.publish(f"{fresh}.a", b"2", expected_last_subject_seq=0)
         with pytest.raises(WrongLastSequenceError):
             await js.publish(f"{fresh}.b", b"2", expected_last_seq=7)

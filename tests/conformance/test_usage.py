@@ -155,11 +155,12 @@ async def test_a_message_that_is_not_found_is_named(any_server: str, fresh: str,
         js = nc.jetstream()
         stream = await js.create_stream(StreamConfig(name=fresh, subjects=(f"{fresh}.*",), allow_direct=True))
         await js.publish(f"{fresh}.a")
-        with pytest.raises(MessageNotFoundError, match=f"{fresh}: no message on {fresh}.b"):
+        with pytest.raises(MessageNotFoundError, match=f"^stream '{fresh}' has no message on '{fresh}.b'$"):
             await stream.get_last(f"{fresh}.b", min_last_seq=least)
-        with pytest.raises(MessageNotFoundError, match=f"{fresh}: no message on {fresh}.a from 2 on"):
+        later = f"^stream '{fresh}' has no message on '{fresh}.a' at or after sequence 2$"
+        with pytest.raises(MessageNotFoundError, match=later):
             await stream.get_next(f"{fresh}.a", seq=2, min_last_seq=least)
-        with pytest.raises(MessageNotFoundError, match=f"{fresh}: no message with sequence 7"):
+        with pytest.raises(MessageNotFoundError, match=f"^stream '{fresh}' has no message with sequence 7$"):
             await stream.get(7, min_last_seq=least)
 
 

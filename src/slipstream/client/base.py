@@ -285,4 +285,4 @@ def connection_lost(session: Session) -> ConnectionLostError:
 
 def timed_out(what: str, timeout: float) -> RequestTimeoutError:
     """The error of a wait that took too long."""
-    return RequestTimeoutError(f"{what}: nothing within {timeout:g} s")
+    return RequestTimeoutError(f"timed out after {round(timeout, 3):g} s waiting for {what}")

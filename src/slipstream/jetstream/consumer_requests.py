@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -19,6 +20,7 @@ from slipstream.jetstream.requests import (
     check_name,
     decode_page,
     decode_success,
+    naming,
     page_body,
     to_text,
 )
@@ -58,7 +60,7 @@ class ConsumerApi:
             subject += f".{check_name(name, 'consumer')}"
             if config.filter_subject and not has_wildcard(config.filter_subject):  # a wildcard cannot be published to
                 subject += f".{config.filter_subject}"
-        return Call(subject, _create_body(stream, config, action), decode_info)
+        return _named(subject, _create_body(stream, config, action), decode_info, stream, name or "")
 
     def create_as_documented(
         self, stream: str, config: ConsumerConfig, action: Action = Action.CREATE
@@ -70,30 +72,31 @@ class ConsumerApi:
             subject = f"CONSUMER.DURABLE.CREATE.{stream}.{check_name(config.durable_name, 'consumer')}"
         else:
             subject = f"CONSUMER.CREATE.{stream}" + (f".{config.name}" if config.name else "")
-        return Call(f"{self.prefix}.{subject}", _create_body(stream, config, action), decode_info)
+        name = config.durable_name or config.name or ""
+        return _named(f"{self.prefix}.{subject}", _create_body(stream, config, action), decode_info, stream, name)
 
     def info(self, stream: str, name: str) -> Call[ConsumerInfo]:
         """Configuration and state."""
-        return Call(self._subject("INFO", stream, name), b"", decode_info)
+        return _named(self._subject("INFO", stream, name), b"", decode_info, stream, name)
 
     def delete(self, stream: str, name: str) -> Call[None]:
         """Delete a consumer; its stream keeps its messages."""
-        return Call(self._subject("DELETE", stream, name), b"", decode_success)
+        return _named(self._subject("DELETE", stream, name), b"", decode_success, stream, name)
 
     def pause(self, stream: str, name: str, until: int) -> Call[Pause]:
         """Stop deliveries until a time (nanoseconds since the epoch); 0 resumes at once."""
         body = encode_json({"pause_until": format_time(until)}) if until else b""
-        return Call(self._subject("PAUSE", stream, name), body, _pause)
+        return _named(self._subject("PAUSE", stream, name), body, _pause, stream, name)
 
     def names(self, stream: str, *, offset: int = 0) -> Call[Page[str]]:
         """A page of the names of all consumers."""
         decode = partial(decode_page, field="consumers", convert=to_text)
-        return Call(f"{self.prefix}.CONSUMER.NAMES.{check_name(stream)}", page_body("", offset), decode)
+        return _named(f"{self.prefix}.CONSUMER.NAMES.{check_name(stream)}", page_body("", offset), decode, stream)
 
     def list(self, stream: str, *, offset: int = 0) -> Call[Page[ConsumerInfo]]:
         """A page of the infos of all consumers."""
         decode = partial(decode_page, field="consumers", convert=ConsumerInfo.from_dict)
-        return Call(f"{self.prefix}.CONSUMER.LIST.{check_name(stream)}", page_body("", offset), decode)
+        return _named(f"{self.prefix}.CONSUMER.LIST.{check_name(stream)}", page_body("", offset), decode, stream)
 
     def streams_of(self, subject: str) -> Call[tuple[str, ...]]:
         """The names of the streams that listen on a subject; enough of them to see whether it is one."""
@@ -109,6 +112,11 @@ class ConsumerApi:
 
     def _subject(self, verb: str, stream: str, name: str) -> str:
         return f"{self.prefix}.CONSUMER.{verb}.{check_name(stream)}.{check_name(name, 'consumer')}"
+
+
+def _named(subject: str, body: bytes, decode: Callable[[Msg], T], stream: str, consumer: str = "") -> Call[T]:
+    """The request whose errors name the stream and the consumer."""
+    return Call(subject, body, naming(decode, subject, stream=stream, consumer=consumer))
 
 
 def check_config(config: ConsumerConfig) -> None:

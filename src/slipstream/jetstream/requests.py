@@ -26,13 +26,20 @@ from slipstream.api import (
 from slipstream.api.model import JsonModel
 from slipstream.api.times import duration
 from slipstream.errors import (
+    ApiError,
     BadRequestError,
     Error,
+    ErrorCode,
+    MessageNotFoundApiError,
     MessageNotFoundError,
+    MinLastSequenceError,
     NoRespondersError,
     NoStreamError,
     RemoteProtocolError,
+    StreamNotMatchError,
     UsageError,
+    WrongLastMsgIdError,
+    WrongLastSequenceError,
 )
 from slipstream.jetstream.reads.direct_get import StoredMessage, decode_one
 from slipstream.jetstream.reads.evidence import leader_word
@@ -45,6 +52,7 @@ Ready = Callable[[], bool]
 MAX_SEQ = 2**64 - 1
 _BUCKET = re.compile(r"[a-zA-Z0-9_-]+")
 _BAD_NAME = frozenset(" \t\r\n\f.*>/\\\0")
+_NO_SUCH_MESSAGE = ("stream store EOF", "no message found")  # of a message that is to be deleted
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +63,12 @@ class Call(Generic[T]):
     payload: bytes
     decode: Callable[[Msg], T]
     header: bytes = b""
+    what: str = ""  # in the error of an answer that does not arrive
+
+    @property
+    def awaited(self) -> str:
+        """What is waited for, in words."""
+        return self.what or f"an answer on {self.subject!r}"
 
 
 class Page(NamedTuple, Generic[T]):
@@ -214,7 +228,17 @@ class Api:
         body: dict[str, Any] = {"seq": check_seq(seq, "seq", least=1)}
         if not erase:
             body["no_erase"] = True
-        return self._stream_call("MSG.DELETE", check_name(name), encode_json(body), decode_success)
+
+        def decode(msg: Msg) -> None:
+            try:
+                decode_success(msg)
+            except ApiError as error:
+                if error.err_code == ErrorCode.STREAM_MSG_DELETE_FAILED and error.description in _NO_SUCH_MESSAGE:
+                    text = describe_missing(name, GetRequest(seq=seq))
+                    raise MessageNotFoundApiError.like(error).about(stream=name, text=text) from None
+                raise
+
+        return self._stream_call("MSG.DELETE", check_name(name), encode_json(body), decode)
 
     def stream_names(self, *, subject: str = "", offset: int = 0) -> Call[Page[str]]:
         """A page of the names of all streams, or of those that listen on a subject."""
@@ -246,7 +270,15 @@ class Api:
         """One message, by the stream's leader."""
 
         def decode(msg: Msg) -> StoredMessage:
-            return _stored(name, api_body(msg))
+            try:
+                return _stored(name, api_body(msg))
+            except MessageNotFoundApiError as error:
+                error.about(stream=name, text=describe_missing(name, request))
+                raise
+            except MinLastSequenceError as error:
+                error.about(stream=name, text=describe_behind(name, request.min_last_seq))
+                error.min_last_seq = request.min_last_seq
+                raise
 
         return self._stream_call("MSG.GET", check_name(name), encode_json(request), decode)
 
@@ -266,16 +298,48 @@ class Api:
         return Call(subject, body, lambda msg: is_bad_request(msg, subject))
 
     def _stream_call(self, verb: str, name: str, payload: bytes, decode: Callable[[Msg], T]) -> Call[T]:
-        return Call(f"{self.prefix}.STREAM.{verb}.{name}", payload, decode)
+        subject = f"{self.prefix}.STREAM.{verb}.{name}"
+        return Call(subject, payload, naming(decode, subject, stream=name))
 
 
-def describe_missing(request: GetRequest) -> str:
-    """What a get did not find, in the words of its caller."""
+def naming(decode: Callable[[Msg], T], subject: str, *, stream: str, consumer: str = "") -> Callable[[Msg], T]:
+    """The same decoder for the answer to a request on that subject: its errors name the stream and the consumer."""
+
+    def read(msg: Msg) -> T:
+        try:
+            return decode(msg)
+        except NoRespondersError as error:  # older servers do not repeat the subject
+            raise type(error)(subject, error.hint) from None
+        except ApiError as error:
+            if not error.stream:
+                error.about(stream=stream, consumer=consumer)
+            raise
+
+    return read
+
+
+def describe_missing(stream: str, request: GetRequest) -> str:
+    """What a get did not find."""
     if request.last_by_subj:
-        return f"no message on {request.last_by_subj}"
+        return f"stream {stream!r} has no message on {request.last_by_subj!r}"
     if request.next_by_subj:
-        return f"no message on {request.next_by_subj} from {max(request.seq, 1)} on"
-    return f"no message with sequence {request.seq}"
+        first = f" at or after sequence {request.seq}" if request.seq > 1 else ""
+        return f"stream {stream!r} has no message on {request.next_by_subj!r}{first}"
+    return f"stream {stream!r} has no message with sequence {request.seq}"
+
+
+def missing(stream: str, request: GetRequest) -> MessageNotFoundError:
+    """The error of a get that found nothing."""
+    error = MessageNotFoundError(describe_missing(stream, request))
+    error.stream = stream
+    return error
+
+
+def describe_behind(stream: str, wanted: int, reached: int = 0) -> str:
+    """Why an answer cannot be used: its replica has less than the read needs; `reached`, where that is known."""
+    if reached:
+        return f"stream {stream!r}: the replica that answered was at {reached}, the read needs {wanted}"
+    return f"stream {stream!r}: the replica that answered does not have sequence {wanted} yet, which the read needs"
 
 
 def is_bad_request(msg: Msg, asked: str) -> bool:
@@ -312,22 +376,46 @@ def publish(
         names.TTL: None if ttl is None else _ttl(ttl),
         names.ROLLUP: rollup,
     }
-    return Call(check_subject(subject), payload, decode_publish, _header(headers, wanted))
+    header = _header(headers, wanted)
+    decode = partial(decode_publish, subject=subject, header=header)
+    return Call(check_subject(subject), payload, decode, header, f"the ack of the publish to {subject!r}")
 
 
-def decode_publish(msg: Msg) -> PubAck:
-    """The ack of a publish; an error that the stream or the server answered with is raised."""
+def decode_publish(msg: Msg, *, subject: str = "", header: bytes = b"") -> PubAck:
+    """The ack of a publish; raises the error that came instead, which names the subject and what was expected."""
     if msg.header:
-        _raise_status(msg, NoStreamError, "no stream listens on it")
-    return decode_pub_ack(msg.payload)
+        _raise_status(msg, NoStreamError, subject=subject)
+    try:
+        return decode_pub_ack(msg.payload)
+    except ApiError as error:
+        if subject:
+            error.about(text=_describe_rejected(error, subject, Headers.parse(header)))
+        raise
 
 
-def decode_batch_start(msg: Msg) -> None:
+def _describe_rejected(error: ApiError, subject: str, expected: Headers) -> str:
+    """Why a message was not stored, with what it expected of the stream: the server says only what it found."""
+    in_stream, in_subject = expected.get(names.EXPECTED_LAST_SEQ), expected.get(names.EXPECTED_LAST_SUBJECT_SEQ)
+    if isinstance(error, WrongLastSequenceError) and bool(in_stream) != bool(in_subject):
+        of = expected.get(names.EXPECTED_LAST_SUBJECT_SEQ_SUBJECT) or subject
+        where = f"subject {of!r}" if in_subject else f"the stream of subject {subject!r}"
+        wanted = in_subject or in_stream
+        if error.last_seq is None:
+            return f"{where} is not at sequence {wanted}"
+        return f"{where} is at sequence {error.last_seq}, not {wanted}"
+    if isinstance(error, WrongLastMsgIdError) and (wanted_id := expected.get(names.EXPECTED_LAST_MSG_ID)):
+        return f"the last message id in the stream of subject {subject!r} is not {wanted_id!r}: {error.description}"
+    if isinstance(error, StreamNotMatchError) and (stream := expected.get(names.EXPECTED_STREAM)):
+        return f"subject {subject!r} belongs to another stream than {stream!r}"
+    return f"publish to {subject!r}: {error}"
+
+
+def decode_batch_start(msg: Msg, *, subject: str) -> None:
     """The answer to the first message of an atomic batch: empty, or an error, which is raised."""
     if msg.header:
-        _raise_status(msg, NoStreamError, "no stream listens on it")
+        _raise_status(msg, NoStreamError, subject=subject)
     if msg.payload:
-        decode_pub_ack(msg.payload)
+        decode_publish(msg, subject=subject)
         raise RemoteProtocolError(
             "the stream stored the first message of an atomic batch by itself: it knows no batches"
         )
@@ -336,17 +424,17 @@ def decode_batch_start(msg: Msg) -> None:
 def api_body(msg: Msg) -> dict[str, Any]:
     """The JSON object of an API answer; an error that the server answered with is raised."""
     if msg.header:
-        _raise_status(msg, NoRespondersError, "JetStream is not enabled there, or the API prefix is wrong")
+        _raise_status(msg, NoRespondersError, "JetStream is not enabled, or the API prefix is wrong")
     return decode_response(msg.payload)
 
 
-def _raise_status(msg: Msg, no_responders: type[NoRespondersError], hint: str) -> None:
-    """Raise if the answer is a status line of the server, most often 503: no responders."""
+def _raise_status(msg: Msg, no_responders: type[NoRespondersError], hint: str = "", *, subject: str = "") -> None:
+    """Raise if the answer is a status line of the server, most often 503: no responders on that subject."""
     status = parse_status(msg.header)
     if status is None:
         return
     if status.code == 503:
-        raise no_responders(_asked_subject(msg), hint)
+        raise no_responders(subject or _asked_subject(msg), hint)
     raise RemoteProtocolError(f"the request was answered with status {status.code} {status.description}")
 
 

@@ -7,7 +7,6 @@ last value of a key. Any mark, also of a kind we do not know, means that the key
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from enum import Enum, StrEnum
@@ -24,7 +23,6 @@ from slipstream.wire import Headers, Msg
 V = TypeVar("V")
 T = TypeVar("T")
 
-_LAST_SEQUENCE = re.compile(r"wrong last sequence: (\d+)")
 _MARK = names.KV_OPERATION.encode()
 _MARKER = names.MARKER_REASON.encode()
 _TTL = names.TTL.encode()
@@ -182,8 +180,7 @@ def operation_of(header: bytes) -> Operation:
 
 def last_sequence_of(error: WrongLastSequenceError) -> int:
     """The newest revision of the key for which the leader rejected a write; 0 if its text does not say it."""
-    found = _LAST_SEQUENCE.search(error.description)
-    return int(found[1]) if found else 0
+    return error.last_seq or 0
 
 
 def entry_of(message: StoredMessage, bucket: str, cut: int) -> Entry[bytes]:

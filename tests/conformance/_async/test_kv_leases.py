@@ -267,7 +267,7 @@ async def test_a_lease_on_a_bucket_that_no_stream_takes_writes_of_is_an_error(an
         kv = await js.key_value(fresh, put_prefix=f"nowhere.{fresh}")
         with pytest.raises(NoStreamError):
             await kv.lock("job", ttl=1).acquire()
-        with pytest.raises(RequestTimeoutError, match="not acquired within 0 s: no responders on 'nowhere"):
+        with pytest.raises(RequestTimeoutError, match="not acquired within 0 s: no stream accepts subject 'nowhere"):
             await kv.lock("job", ttl=1).acquire(timeout=0)
         with pytest.raises(NoStreamError):
             await kv.lock("job", ttl=1).try_acquire()

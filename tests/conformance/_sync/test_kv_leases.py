@@ -268,7 +268,7 @@ def test_a_lease_on_a_bucket_that_no_stream_takes_writes_of_is_an_error(any_serv
         kv = js.key_value(fresh, put_prefix=f"nowhere.{fresh}")
         with pytest.raises(NoStreamError):
             kv.lock("job", ttl=1).acquire()
-        with pytest.raises(RequestTimeoutError, match="not acquired within 0 s: no responders on 'nowhere"):
+        with pytest.raises(RequestTimeoutError, match="not acquired within 0 s: no stream accepts subject 'nowhere"):
             kv.lock("job", ttl=1).acquire(timeout=0)
         with pytest.raises(NoStreamError):
             kv.lock("job", ttl=1).try_acquire()

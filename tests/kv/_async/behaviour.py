@@ -21,6 +21,7 @@ from slipstream.errors import (
     HistoryLostError,
     KeyExistsError,
     KeyNotFoundError,
+    KeyRevisionError,
     ReadOnlyError,
     RequestTimeoutError,
     StaleReadError,
@@ -80,10 +81,17 @@ class Behaviour:
                 await kv.create("k", b"2")
             assert caught.value.revision == first
             second = await kv.update("k", b"2", last=first)
-            with pytest.raises(WrongLastSequenceError, match=f"wrong last sequence: {second}"):
+            wrong = f"^key 'k' in bucket '{kv.bucket}' is at revision {second}, not {first}$"
+            with pytest.raises(WrongLastSequenceError, match=wrong) as stale:
                 await kv.update("k", b"3", last=first)
-            with pytest.raises(WrongLastSequenceError):
+            assert isinstance(stale.value, KeyRevisionError)
+            assert (stale.value.key, stale.value.revision, stale.value.expected) == ("k", second, first)
+            with pytest.raises(KeyRevisionError, match=wrong):
                 await kv.delete("k", last=first)
+            with pytest.raises(KeyRevisionError, match=wrong):
+                await kv.purge("k", last=first)
+            with pytest.raises(KeyRevisionError, match=r"has no entry, expected revision 7$"):
+                await kv.update("none", b"", last=7)
             mark = await kv.delete("k", last=second)
             with pytest.raises(KeyNotFoundError, match=f"DEL, revision {mark}"):
                 await kv.get("k")

@@ -22,6 +22,7 @@ from slipstream.errors import (
     HistoryLostError,
     KeyExistsError,
     KeyNotFoundError,
+    KeyRevisionError,
     ReadOnlyError,
     RequestTimeoutError,
     StaleReadError,
@@ -81,10 +82,17 @@ class Behaviour:
                 kv.create("k", b"2")
             assert caught.value.revision == first
             second = kv.update("k", b"2", last=first)
-            with pytest.raises(WrongLastSequenceError, match=f"wrong last sequence: {second}"):
+            wrong = f"^key 'k' in bucket '{kv.bucket}' is at revision {second}, not {first}$"
+            with pytest.raises(WrongLastSequenceError, match=wrong) as stale:
                 kv.update("k", b"3", last=first)
-            with pytest.raises(WrongLastSequenceError):
+            assert isinstance(stale.value, KeyRevisionError)
+            assert (stale.value.key, stale.value.revision, stale.value.expected) == ("k", second, first)
+            with pytest.raises(KeyRevisionError, match=wrong):
                 kv.delete("k", last=first)
+            with pytest.raises(KeyRevisionError, match=wrong):
+                kv.purge("k", last=first)
+            with pytest.raises(KeyRevisionError, match=r"has no entry, expected revision 7$"):
+                kv.update("none", b"", last=7)
             mark = kv.delete("k", last=second)
             with pytest.raises(KeyNotFoundError, match=f"DEL, revision {mark}"):
                 kv.get("k")

@@ -156,7 +156,11 @@ class Client(BaseClient):
         if not isinstance(payload, bytes):
             payload, headers = encode_payload(self._codec, subject, payload, headers)
         msg = await self.exchange(
-            subject, payload, header=encode_headers(headers), timeout=timeout, what=f"request to {subject!r}"
+            subject,
+            payload,
+            header=encode_headers(headers),
+            timeout=timeout,
+            what=f"a reply on {subject!r}",
         )
         if is_no_responders(msg):
             raise NoRespondersError(subject)
@@ -205,7 +209,7 @@ class Client(BaseClient):
         """Wait until the server has processed everything sent so far."""
         ping = self._session.ping()
         self._connection.write_soon()
-        await self.wait(lambda: ping.is_answered, timeout=timeout, what="flush")
+        await self.wait(lambda: ping.is_answered, timeout=timeout, what="the server's PONG (flush)")
 
     async def drain(self, *, timeout: float = DRAIN_TIMEOUT) -> None:
         """End all subscriptions, wait until their messages are taken or handled, send everything, then close.
@@ -218,7 +222,7 @@ class Client(BaseClient):
         try:
             ping = self._session.drain()
             connection.write_soon()
-            await self.wait(lambda: ping.is_answered, timeout=timeout, what="drain")
+            await self.wait(lambda: ping.is_answered, timeout=timeout, what="the server's PONG (drain)")
             while any(box.items for box in ping.draining) or connection.tasks - {current}:
                 if self.now() > deadline:
                     raise drain_timeout(ping.draining, timeout)

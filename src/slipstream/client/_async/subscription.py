@@ -108,7 +108,7 @@ class Subscription(BaseSubscription):
         deadline = client.now() + timeout
         ping = self._connection.session.drain(box)
         self._connection.write_soon()
-        await client.wait(lambda: ping.is_answered, timeout=timeout, what=f"drain of {box.subject!r}")
+        await client.wait(lambda: ping.is_answered, timeout=timeout, what=f"the drain of {box.subject!r}")
         if caller is None or caller is asyncio.current_task():
             return
         await asyncio.wait((caller,), timeout=max(0.0, deadline - client.now()))
@@ -173,7 +173,7 @@ class Subscription(BaseSubscription):
                     await self._more()
         except TimeoutError:
             if not box.is_ready:
-                raise timed_out(f"subscription of {box.subject!r}", timeout) from None
+                raise timed_out(f"a message on {box.subject!r}", timeout) from None
 
     async def _more(self) -> None:
         """Wait for one wake-up. Nothing is taken here, so a cancelled reader loses nothing."""

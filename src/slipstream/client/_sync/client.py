@@ -173,7 +173,7 @@ class Client(BaseClient):
         if not isinstance(payload, bytes):
             payload, headers = encode_payload(self._codec, subject, payload, headers)
         msg = self.exchange(
-            subject, payload, header=encode_headers(headers), timeout=timeout, what=f"request to {subject!r}"
+            subject, payload, header=encode_headers(headers), timeout=timeout, what=f"a reply on {subject!r}"
         )
         if is_no_responders(msg):
             raise NoRespondersError(subject)
@@ -223,7 +223,7 @@ class Client(BaseClient):
         with self._connection.lock:
             ping, epoch = self._session.ping(), self._session.epoch
         if not self._connection.until(lambda: ping.is_answered, timeout, epoch=epoch):
-            raise timed_out("flush", timeout)
+            raise timed_out("the server's PONG (flush)", timeout)
 
     def drain(self, *, timeout: float = DRAIN_TIMEOUT) -> None:
         """End all subscriptions, wait until their messages are taken or handled, send everything, then close.
@@ -237,7 +237,7 @@ class Client(BaseClient):
             with connection.lock:
                 ping, epoch = self._session.drain(), self._session.epoch
             if not connection.until(lambda: ping.is_answered, timeout, epoch=epoch):
-                raise timed_out("drain", timeout)
+                raise timed_out("the server's PONG (drain)", timeout)
 
             def is_done() -> bool:
                 boxes = ping.draining

@@ -166,7 +166,7 @@ class Subscription(BaseSubscription):
         with connection.lock:
             ping, epoch = connection.session.drain(box), connection.session.epoch
         if not connection.until(lambda: ping.is_answered, timeout, epoch=epoch):
-            raise timed_out(f"drain of {box.subject!r}", timeout)
+            raise timed_out(f"the drain of {box.subject!r}", timeout)
         if dispatcher is None:
             return
         if not connection.until(lambda: dispatcher.has_handled(box), max(0.0, deadline - client.now())):
@@ -225,5 +225,5 @@ class Subscription(BaseSubscription):
             return bool(taken)
 
         if not self._connection.until(ready, timeout, epoch=epoch):
-            raise timed_out(f"subscription of {self.subject!r}", timeout)
+            raise timed_out(f"a message on {self.subject!r}", timeout)
         return taken[0]

@@ -12,7 +12,7 @@ from datetime import datetime
 from slipstream.api import ConsumerInfo
 from slipstream.api.times import instant
 from slipstream.client.base import check_callback
-from slipstream.errors import ConnectionLostError, RequestTimeoutError, UsageError
+from slipstream.errors import ConnectionLostError, RequestTimeoutError, StatusError, UsageError
 from slipstream.jetstream import requests
 from slipstream.jetstream._async.consumer_handle import ConsumerHandle
 from slipstream.jetstream._async.consuming import Consuming
@@ -91,6 +91,8 @@ class Consumer:
                 try:
                     msgs = await inbox.next_msgs(timeout=pull.frame_timeout(left), epoch=epoch)
                     is_due = pull.feed(msgs, deadline - client.now())
+                except StatusError as error:
+                    raise self._handle.named(error) from None
                 except ConnectionLostError:
                     pull.connection_lost()
                     if pull.messages or client.is_closed:  # an incomplete batch is better than a late one
@@ -103,10 +105,10 @@ class Consumer:
                     if not is_due:
                         raise
             if not pull.messages and client.is_closed:
-                raise ConnectionLostError(f"consumer {self.name}: the client was closed during a fetch")
+                raise ConnectionLostError(f"{self._handle}: the client was closed during a fetch")
         except RequestTimeoutError as error:
             if not pull.messages and not pull.statuses:
-                raise RequestTimeoutError(f"consumer {self.name}: no answer within {timeout:g} s") from error
+                raise RequestTimeoutError(f"{self._handle}: no answer within {timeout:g} s") from error
         except BaseException:
             self._handover.keep(pull.messages, sent_after)
             raise
@@ -126,7 +128,7 @@ class Consumer:
             return kept[0]
         msg = await self._single.receive(deadline)
         if msg is None:
-            raise RequestTimeoutError(f"consumer {self.name}: no message within {timeout:g} s")
+            raise RequestTimeoutError(f"{self._handle}: no message within {timeout:g} s")
         return self._handover.hand_over([msg])[0]
 
     def messages(

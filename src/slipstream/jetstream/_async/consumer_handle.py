@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 
 from slipstream.api import AckPolicy, ConsumerInfo
+from slipstream.errors import Error, StatusError
 from slipstream.jetstream._async.context import JetStreamContext
 from slipstream.jetstream.consume.prefetch import DEFAULT_ACK_WAIT, AckDeadline
 
@@ -28,6 +29,13 @@ class ConsumerHandle:
         self.cached_info = info
         self._deadline: AckDeadline | None = None
         self._deadline_of = info
+
+    def __str__(self) -> str:
+        return f"consumer {self.name!r} of stream {self.stream!r}"
+
+    def named(self, error: Error) -> Error:
+        """The same error; a status that the server sent names this consumer from now on."""
+        return error.about(stream=self.stream, consumer=self.name) if isinstance(error, StatusError) else error
 
     async def info(self, *, timeout: float | None = None) -> ConsumerInfo:
         """Ask the server for configuration and state."""

@@ -67,7 +67,7 @@ class JetStreamContext:
         """Send a request and decode its answer."""
         limit = self.timeout if timeout is None else timeout
         msg = await self.client.exchange(
-            call.subject, call.payload, header=call.header, timeout=limit, what=f"an answer on {call.subject}"
+            call.subject, call.payload, header=call.header, timeout=limit, what=call.awaited
         )
         return call.decode(msg)
 

@@ -90,11 +90,12 @@ async def leader_with(
             least = wanted()
             if leader is not None and leader.last_seq >= least:
                 return leader
-            has = "it has no leader" if leader is None else f"its leader has {leader.last_seq}"
-            reason = StaleReadError(f"{stream}: {has}, wanted {least}", stream=stream, min_last_seq=least)
+            has = "it has no leader" if leader is None else f"its leader is at {leader.last_seq}"
+            text = f"stream {stream!r}: {has}, sequence {least} is needed"
+            reason = StaleReadError(text, stream=stream, min_last_seq=least)
         pause = policy.next_pause(reason)
         if pause is None:
-            raise reason
+            raise policy.why(reason)
         await context.client.sleep(pause)
 
 

@@ -130,7 +130,8 @@ class PullLoop:
     def _take(self, frames: list[Msg]) -> tuple[list[Msg], float]:
         """The messages among what was taken from the inbox just now, as `Handover.renew` gives them."""
         sent_after, self._empty_at = self._empty_at, max(self._empty_at, self.client.read_at)
-        msgs, self._error = self._flow.feed(frames)
+        msgs, error = self._flow.feed(frames)
+        self._error = None if error is None else self._consumer.named(error)
         return self._handover.renew(msgs, sent_after) if msgs else ([], sent_after)
 
     async def read_unless_idle(self, idle_timeout: float | None) -> list[JsMessage] | None:
@@ -204,7 +205,7 @@ class PullLoop:
                 if now < deadline:
                     return []
                 raise
-            text = f"consumer {self.name}: no heartbeat for {silence:.3g} s, sending a new pull request"
+            text = f"{self._consumer}: no heartbeat for {silence:.3g} s, sending a new pull request"
             client.report(HeartbeatLostError(text))
             self._flow.reset()
             self._heartbeats.hear(client.now())

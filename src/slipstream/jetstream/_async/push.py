@@ -23,6 +23,7 @@ from slipstream.errors import (
     MessageGapError,
     RequestTimeoutError,
     SlowConsumerError,
+    StatusError,
 )
 from slipstream.jetstream._async.context import JetStreamContext
 from slipstream.jetstream._async.message import Callback, JsMessage
@@ -58,10 +59,11 @@ class PushSubscription:
         self.is_owner = is_owner
         self.stream = info.stream_name
         self.consumer_name = info.name
+        self._name = f"consumer {info.name!r} of stream {info.stream_name!r}"  # in errors
         self.cached_info = info
         if heartbeat := info.config.idle_heartbeat.total_seconds():
             silence = heartbeat * MISSED_HEARTBEATS
-            lost = f"consumer {info.name}: neither a message nor a heartbeat for {silence:.3g} s"
+            lost = f"{self._name}: neither a message nor a heartbeat for {silence:.3g} s"
             subscription.watch_silence(silence, partial(_report_silence, self._client, lost))
         if callback is not None:
             name = f"callback of consumer {self.consumer_name}"
@@ -94,9 +96,9 @@ class PushSubscription:
         try:
             chunk = await self._read_chunk(self._client.now() + timeout)
         except RequestTimeoutError as error:
-            raise RequestTimeoutError(f"consumer {self.consumer_name}: no message within {timeout:g} s") from error
+            raise RequestTimeoutError(f"{self._name}: no message within {timeout:g} s") from error
         if chunk is None:
-            raise ConnectionClosedError(f"the subscription of consumer {self.consumer_name} has ended")
+            raise ConnectionClosedError(f"the subscription of {self._name} has ended")
         return chunk
 
     async def chunks(self) -> AsyncIterator[list[JsMessage]]:
@@ -136,7 +138,7 @@ class PushSubscription:
             if not self.pending:
                 await self._delete_owned()
         elif not self._worker.is_own and not await self._worker.join(max(0.0, deadline - self._client.now())):
-            raise RequestTimeoutError(f"drain of {self.consumer_name}: the callback still runs after {timeout:g} s")
+            raise RequestTimeoutError(f"drain of {self._name}: the callback still runs after {timeout:g} s")
 
     async def __aenter__(self) -> Self:
         return self
@@ -165,6 +167,8 @@ class PushSubscription:
                 client.answer(found.subject)
             elif isinstance(found, MessageGapError):
                 client.report(found)
+            elif isinstance(found, StatusError):
+                raise found.about(stream=self.stream, consumer=self.consumer_name)
             elif isinstance(found, Error):
                 raise found
             elif self._subscription.is_over:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from slipstream.client._async.client import Subscription
 from slipstream.client._async.tasks import Guard, Lock
-from slipstream.errors import ConnectionLostError, RequestTimeoutError
+from slipstream.errors import ConnectionLostError, RequestTimeoutError, StatusError
 from slipstream.jetstream._async.consumer_handle import ConsumerHandle
 from slipstream.jetstream._async.handover import Handover
 from slipstream.jetstream.consume.inbox import MAX_BYTES, MAX_MSGS
@@ -69,6 +69,8 @@ class SinglePull:
                 body, until = lingering_body(1, min(expires_within(left), self._consumer.max_expires)), deadline
         except RequestTimeoutError:
             return None
+        except StatusError as error:
+            raise self._consumer.named(error) from None
         finally:
             self._give_up(leaving=1)
 

@@ -124,7 +124,7 @@ class Stream:
         except DirectGetNotAllowedError as error:
             raise await self._cause_of(error) from None
         except MessageNotFoundError:
-            raise MessageNotFoundError(f"{self.name}: {requests.describe_missing(request)}") from None
+            raise requests.missing(self.name, request) from None
 
     async def _cause_of(self, error: DirectGetNotAllowedError) -> Error:
         """No responders: the stream has no Direct Get, or there is no such stream, which only its info tells."""

@@ -8,6 +8,7 @@ batch that is not committed. The blocking twin is generated from this file (`too
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -88,7 +89,8 @@ class AtomicBatch:
             raise UsageError("atomic batch must have at least one message to be committed, got none")
         self._is_over = True
         subject, payload, headers = self._held
-        call = requests.Call(subject, payload, requests.decode_publish, self._header(headers, commit=True))
+        header = self._header(headers, commit=True)
+        call = requests.Call(subject, payload, partial(requests.decode_publish, subject=subject, header=header), header)
         self.ack = self._context.run(call, timeout=self._timeout)
         self._note(self.ack, subject, headers)
         return self.ack
@@ -112,9 +114,8 @@ class AtomicBatch:
         if self._sent:
             self._client.publish(subject, payload, headers=Headers.parse(header))
         else:
-            self._context.run(
-                requests.Call(subject, payload, requests.decode_batch_start, header), timeout=self._timeout
-            )
+            decode = partial(requests.decode_batch_start, subject=subject)
+            self._context.run(requests.Call(subject, payload, decode, header), timeout=self._timeout)
         self._sent += 1
         if self._context.session is not None:
             self._earlier.append((subject, header))

@@ -67,9 +67,7 @@ class JetStreamContext:
     def run(self, call: requests.Call[T], *, timeout: float | None = None) -> T:
         """Send a request and decode its answer."""
         limit = self.timeout if timeout is None else timeout
-        msg = self.client.exchange(
-            call.subject, call.payload, header=call.header, timeout=limit, what=f"an answer on {call.subject}"
-        )
+        msg = self.client.exchange(call.subject, call.payload, header=call.header, timeout=limit, what=call.awaited)
         return call.decode(msg)
 
     def each(self, ask: requests.AskPage[T], *, timeout: float | None = None) -> Iterator[T]:

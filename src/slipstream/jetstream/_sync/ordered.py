@@ -153,9 +153,10 @@ class OrderedConsumer:
         try:
             chunk = self._read_chunk(timeout, idle)
         except RequestTimeoutError as error:
-            raise RequestTimeoutError(f"ordered consumer of {self.stream}: no message within {timeout:g} s") from error
+            text = f"ordered consumer of stream {self.stream!r}: no message within {timeout:g} s"
+            raise RequestTimeoutError(text) from error
         if chunk is None:
-            raise ConnectionLostError(f"the ordered consumer of {self.stream} is closed")
+            raise ConnectionLostError(f"the ordered consumer of stream {self.stream!r} is closed")
         return chunk
 
     def chunks(self) -> Iterator[list[JsMessage]]:
@@ -294,7 +295,7 @@ class OrderedConsumer:
         if isinstance(error, RequestTimeoutError):
             if self._heartbeats.left(client.now()) > 0:
                 raise error
-            lost = HeartbeatLostError(f"ordered consumer {self._state.name}: no heartbeat for {silence:.3g} s")
+            lost = HeartbeatLostError(f"ordered consumer of stream {self.stream!r}: no heartbeat for {silence:.3g} s")
             client.report(lost)
         elif isinstance(error, ConnectionLostError):
             if client.is_closed:
@@ -372,7 +373,8 @@ class OrderedConsumer:
 
     def _stale(self, why: str) -> StaleReadError:
         wanted = self._wanted()
-        return StaleReadError(f"{self.stream}: {why}, wanted {wanted}", stream=self.stream, min_last_seq=wanted)
+        text = f"stream {self.stream!r}: {why}, sequence {wanted} is needed"
+        return StaleReadError(text, stream=self.stream, min_last_seq=wanted)
 
     def _discard_created(self, created: _Created) -> None:
         created.subscription.end()

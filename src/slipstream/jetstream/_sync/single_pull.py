@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from slipstream.client._sync.client import Subscription
 from slipstream.client._sync.tasks import Guard, Lock
-from slipstream.errors import ConnectionLostError, RequestTimeoutError
+from slipstream.errors import ConnectionLostError, RequestTimeoutError, StatusError
 from slipstream.jetstream._sync.consumer_handle import ConsumerHandle
 from slipstream.jetstream._sync.handover import Handover
 from slipstream.jetstream.consume.inbox import MAX_BYTES, MAX_MSGS
@@ -70,6 +70,8 @@ class SinglePull:
                 body, until = lingering_body(1, min(expires_within(left), self._consumer.max_expires)), deadline
         except RequestTimeoutError:
             return None
+        except StatusError as error:
+            raise self._consumer.named(error) from None
         finally:
             self._give_up(leaving=1)
 

@@ -121,7 +121,7 @@ class Stream:
         except DirectGetNotAllowedError as error:
             raise self._cause_of(error) from None
         except MessageNotFoundError:
-            raise MessageNotFoundError(f"{self.name}: {requests.describe_missing(request)}") from None
+            raise requests.missing(self.name, request) from None
 
     def _cause_of(self, error: DirectGetNotAllowedError) -> Error:
         """No responders: the stream has no Direct Get, or there is no such stream, which only its info tells."""

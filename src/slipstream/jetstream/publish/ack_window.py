@@ -137,7 +137,7 @@ class AckWindow:
         if sent is None:
             return False
         try:
-            ack = decode_publish(msg)
+            ack = decode_publish(msg, subject=sent.subject, header=sent.header)
         except Error as error:
             if sent.tries and isinstance(error, NoRespondersError):
                 self.to_resend.append(sent._replace(tries=sent.tries - 1))

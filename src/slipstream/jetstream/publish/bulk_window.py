@@ -132,11 +132,12 @@ class BlockWindow(Generic[T]):
     def deliver(self, msg: Msg) -> bool:
         """Take an answer that came as a message; each publish has exactly one."""
         token = int(msg.subject.rpartition(".")[2])
+        at = bisect_right(self._firsts, token) - 1
+        block, position = self._blocks[at], token - self._firsts[at]
         try:
-            ack = decode_publish(msg)
+            ack = decode_publish(msg, subject=block.messages[position][0])
         except Error as error:
-            at = bisect_right(self._firsts, token) - 1
-            self.rejected.append(Rejected(self._blocks[at].items[token - self._firsts[at]], error))
+            self.rejected.append(Rejected(block.items[position], error))
         else:
             self.acked += 1
             self.duplicates += ack.duplicate

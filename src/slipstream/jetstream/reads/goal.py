@@ -11,7 +11,7 @@ from slipstream.api import GetRequest, StreamInfo
 from slipstream.errors import MessageNotFoundError, StaleReadError
 from slipstream.jetstream.reads.retry import RetryPolicy
 from slipstream.jetstream.reads.session import SessionState
-from slipstream.jetstream.requests import describe_missing
+from slipstream.jetstream.requests import describe_behind, missing
 
 
 class ReadGoal:
@@ -90,13 +90,14 @@ class ReadGoal:
 
     def stale(self, why: str, wanted: int = 0) -> StaleReadError:
         """No answer could be shown to have the wanted sequence, or the `wanted` one of a part of the read."""
-        return StaleReadError(f"{self.stream}: {why}", stream=self.stream, min_last_seq=wanted or self.wanted)
+        text = f"stream {self.stream!r}: {why}"
+        return StaleReadError(text, stream=self.stream, min_last_seq=wanted or self.wanted)
 
     def behind(self, reached: int, wanted: int = 0) -> StaleReadError:
         """A replica has not reached the wanted sequence, or the `wanted` one of a part of the read."""
         wanted = wanted or self.wanted
-        seen = f"a replica with last sequence {reached} answered" if reached else "a replica answered that has less"
-        return self.stale(f"{seen}, wanted {wanted}", wanted)
+        text = describe_behind(self.stream, wanted, reached)
+        return StaleReadError(text, stream=self.stream, min_last_seq=wanted)
 
     def foreign(self, mirror: str) -> StaleReadError:
         """A stream answered that need not hold all of this one."""
@@ -104,4 +105,4 @@ class ReadGoal:
 
     def missing_of(self, request: GetRequest) -> MessageNotFoundError:
         """It is proven that there is no message that the request asks for."""
-        return MessageNotFoundError(f"{self.stream}: {describe_missing(request)}")
+        return missing(self.stream, request)

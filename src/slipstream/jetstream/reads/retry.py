@@ -47,6 +47,7 @@ class RetryPolicy:
     """A deadline, a growing pause between attempts, and a count of silences."""
 
     __slots__ = (
+        "_began",
         "_deadline",
         "_first_try",
         "_leader_silences",
@@ -65,7 +66,8 @@ class RetryPolicy:
         self._now = now
         self._reason: Error | None = None
         self._timeout = timeout
-        self._deadline = now() + timeout
+        self._began = now()
+        self._deadline = self._began + timeout
         self._first_try = min(timeout / TRIES_IN_TIMEOUT, LONGEST_TRY)
         self._try = self._first_try
         self._pauses = 0
@@ -77,7 +79,8 @@ class RetryPolicy:
 
     def renew(self) -> None:
         """Something was achieved: the timeout and the back-off begin again."""
-        self._deadline = self._now() + self._timeout
+        self._began = self._now()
+        self._deadline = self._began + self._timeout
         self._pauses = 0
         self._reason = None
         self._stale_since = None
@@ -101,7 +104,8 @@ class RetryPolicy:
 
     def why(self, error: Error) -> Error:
         """The error to raise when the time is up: an earlier reason says more than the silence of the last attempt."""
-        return self._reason or error
+        error = self._reason or error
+        return error.after(self._now() - self._began) if isinstance(error, StaleReadError) else error
 
     def next_pause(self, reason: Error) -> float | None:
         """Seconds to wait before the next attempt, which `reason` made necessary; None when the time is up.

@@ -5,13 +5,20 @@ The blocking twin is generated from this file (`tools/unasync.py`).
 
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Generic, Self, TypeVar, cast
 
 from slipstream.api.times import nanoseconds
-from slipstream.errors import HistoryLostError, KeyExistsError, KeyNotFoundError, UsageError, WrongLastSequenceError
+from slipstream.errors import (
+    HistoryLostError,
+    KeyExistsError,
+    KeyNotFoundError,
+    KeyRevisionError,
+    UsageError,
+    WrongLastSequenceError,
+)
+from slipstream.jetstream.requests import check_seq
 from slipstream.kv._async.cached_storage import CACHE_BYTES, CACHE_ENTRIES, RECHECK_AFTER, CachedStorage
 from slipstream.kv._async.codec_storage import CodecStorage, foreign_keys
 from slipstream.kv._async.election import Election, Members
@@ -30,7 +37,6 @@ from slipstream.kv.snapshot import Fold, check_past
 V = TypeVar("V")
 W = TypeVar("W")
 
-_LAST_SEQUENCE = re.compile(r"wrong last sequence: (\d+)")
 _CREATE_ATTEMPTS = 8
 _SNAPSHOT_ATTEMPTS = 8
 _IN_FLIGHT = 4096
@@ -103,7 +109,8 @@ class KeyValue(Generic[V]):
             except WrongLastSequenceError as error:
                 attempts += 1
                 if attempts == _CREATE_ATTEMPTS:  # the key appears and disappears faster than we can write
-                    raise
+                    seen = error.last_seq
+                    raise KeyRevisionError(self.bucket, key, expected=expected, revision=seen, cause=error) from error
                 least = await self._rejected_at(error, timeout)
             last = await self.storage.last(key, min_last_revision=least, timeout=timeout)
             if last is not None and not last.is_deleted:
@@ -112,37 +119,54 @@ class KeyValue(Generic[V]):
 
     async def _rejected_at(self, error: WrongLastSequenceError, timeout: float | None) -> int:
         """The revision for which the leader rejected a write: a read must be as new to see the same state."""
-        found = _LAST_SEQUENCE.search(error.description)
-        if found:
-            return int(found[1])
+        if error.last_seq is not None:
+            return error.last_seq
         return (await self.storage.status(timeout=timeout)).last_revision  # the server's text without a sequence
 
     async def update(
         self, key: str, value: V, *, last: int, ttl: timedelta | float | None = None, timeout: float | None = None
     ) -> int:
-        """Store a value only if the key's revision is `last`. Raises WrongLastSequenceError otherwise."""
-        return await self.storage.append(
-            self.storage.check_key(key), value, last=last, ttl=whole_seconds(ttl), timeout=timeout
-        )
+        """Store a value only if the key's revision is `last`. Raises KeyRevisionError otherwise."""
+        return await self._append_after(last, key, value, ttl=whole_seconds(ttl), timeout=timeout)
 
     async def delete(self, key: str, *, last: int | None = None, timeout: float | None = None) -> int:
-        """Mark a key as deleted, keeping its history; returns the revision of the mark."""
-        return await self.storage.append(
-            self.storage.check_key(key), None, operation=Operation.DELETE, last=last, timeout=timeout
-        )
+        """Mark a key as deleted, keeping its history; returns the revision of the mark.
+
+        With `last` only if the key's revision is that one: raises KeyRevisionError otherwise.
+        """
+        return await self._append_after(last, key, None, operation=Operation.DELETE, timeout=timeout)
 
     async def purge(
         self, key: str, *, last: int | None = None, ttl: timedelta | float | None = None, timeout: float | None = None
     ) -> int:
-        """Remove a key with all its history, leaving one mark (which expires after `ttl`); returns its revision."""
-        return await self.storage.append(
-            self.storage.check_key(key),
-            None,
-            operation=Operation.PURGE,
-            last=last,
-            ttl=whole_seconds(ttl),
-            timeout=timeout,
-        )
+        """Remove a key with all its history, leaving one mark (which expires after `ttl`); returns its revision.
+
+        With `last` only if the key's revision is that one: raises KeyRevisionError otherwise.
+        """
+        span = whole_seconds(ttl)
+        return await self._append_after(last, key, None, operation=Operation.PURGE, ttl=span, timeout=timeout)
+
+    async def _append_after(
+        self,
+        last: int | None,
+        key: str,
+        value: V | None,
+        *,
+        operation: Operation = Operation.PUT,
+        ttl: timedelta | None = None,
+        timeout: float | None = None,
+    ) -> int:
+        """Append an entry if the key's revision is `last` (None: any)."""
+        key = self.storage.check_key(key)
+        if last is not None:
+            check_seq(last, "last")
+        try:
+            return await self.storage.append(key, value, operation=operation, last=last, ttl=ttl, timeout=timeout)
+        except WrongLastSequenceError as error:
+            if last is None:
+                raise
+            revision = error.last_seq
+            raise KeyRevisionError(self.bucket, key, expected=last, revision=revision, cause=error) from error
 
     async def history(self, key: str, *, min_last_revision: int = 0, timeout: float | None = None) -> list[Entry[V]]:
         """Every entry kept of a key, oldest first, marks included. Raises KeyNotFoundError if there is none."""

@@ -168,7 +168,7 @@ class LeaderRead:
         try:
             for call, answer, _ in pending:
                 try:
-                    await client.wait(answer.ready, timeout=limit(), what=call.subject)
+                    await client.wait(answer.ready, timeout=limit(), what=call.awaited)
                     message = call.decode(answer.take())
                     found[message.seq] = message
                 except MessageNotFoundError:

@@ -123,7 +123,7 @@ class RangeRead:
         try:
             for_try = policy.for_late_try if self._is_plain else policy.for_one_try
             limit = for_try() if reader.goal else policy.left()
-            await client.wait(page.replies.ready, timeout=limit, what=f"messages of {self._goal.stream}")
+            await client.wait(page.replies.ready, timeout=limit, what=f"messages of stream {self._goal.stream!r}")
             columns, is_over = page.replies.take()
         except RequestTimeoutError as error:
             page.waits += 1

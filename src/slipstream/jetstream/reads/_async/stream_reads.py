@@ -70,7 +70,7 @@ class StreamReads:
         client, answer = self._context.client, requests.Answer()
         token = client.start(subject, body, answer)
         try:
-            await client.wait(answer.ready, timeout=limit, what=f"an answer on {subject}")
+            await client.wait(answer.ready, timeout=limit, what=f"an answer on {subject!r}")
             return decode_one(answer.take(), asked=subject)
         finally:
             client.cancel(token)

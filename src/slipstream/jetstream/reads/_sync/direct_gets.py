@@ -14,6 +14,7 @@ from slipstream.jetstream.reads.direct_get import Replies
 from slipstream.jetstream.reads.goal import ReadGoal
 from slipstream.jetstream.reads.retry import Retry
 from slipstream.jetstream.reads.trace import TraceSink, trace_header
+from slipstream.jetstream.requests import describe_behind
 from slipstream.wire import has_wildcard
 
 TRACE_WAIT = 0.25  # seconds that a name may come later than the answer
@@ -82,12 +83,16 @@ class DirectGets:
         try:
             token = client.start(subject, body, replies, header=header)
             try:
-                client.wait(replies.ready, timeout=limit, what=f"an answer on {subject}")
+                client.wait(replies.ready, timeout=limit, what=f"an answer on {subject!r}")
             finally:
                 client.cancel(token)
             if replies.error is not None:
                 raise replies.error
-        except (RequestTimeoutError, ConnectionLostError, StaleReadError) as error:
+        except StaleReadError:
+            stream = subject.removeprefix(self._prefix).partition(".")[0]
+            text = describe_behind(stream, min_last_seq)
+            return Retry(StaleReadError(text, stream=stream, min_last_seq=min_last_seq))
+        except (RequestTimeoutError, ConnectionLostError) as error:
             return Retry(error)
         return replies
 

@@ -169,7 +169,7 @@ class LeaderRead:
         try:
             for call, answer, _ in pending:
                 try:
-                    client.wait(answer.ready, timeout=limit(), what=call.subject)
+                    client.wait(answer.ready, timeout=limit(), what=call.awaited)
                     message = call.decode(answer.take())
                     found[message.seq] = message
                 except MessageNotFoundError:

@@ -61,7 +61,7 @@ class LeaderRequests:
             token = client.start(call.subject, call.payload, shared.answer)
         try:
             limit = goal.policy.for_one_try()
-            client.wait(shared.answer.ready, timeout=limit, what=f"an answer on {shared.call.subject}")
+            client.wait(shared.answer.ready, timeout=limit, what=shared.call.awaited)
             info = shared.take()
         except (RequestTimeoutError, ConnectionLostError) as error:
             goal.policy.leader_silent()

@@ -121,7 +121,9 @@ class NativeRead:
                 return Retry(goal.behind(0))
             except RequestTimeoutError as silence:
                 raise goal.policy.why(silence) from silence
-            except (ConnectionLostError, StaleReadError) as error:
+            except StaleReadError:
+                return Retry(goal.behind(0))
+            except ConnectionLostError as error:
                 return Retry(error)
 
         return self._driver.repeat(goal, attempt)

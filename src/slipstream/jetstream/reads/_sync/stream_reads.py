@@ -69,7 +69,7 @@ class StreamReads:
         client, answer = self._context.client, requests.Answer()
         token = client.start(subject, body, answer)
         try:
-            client.wait(answer.ready, timeout=limit, what=f"an answer on {subject}")
+            client.wait(answer.ready, timeout=limit, what=f"an answer on {subject!r}")
             return decode_one(answer.take(), asked=subject)
         finally:
             client.cancel(token)
