@@ -1,14 +1,17 @@
 """JetStream for Python and Spark: reads you can trust from any replica, and pipelines built on them.
 
 `connect` is for asyncio, `connect_blocking` for programs without it; both have the same methods. `Server` is a
-JetStream server to embed. The errors here are those that programs catch most; `slipstream.errors` has all of them. Each
-name is imported when it is first used, so that a server does not pay for the client, nor a client for the server.
+JetStream server to embed. Every class that a program holds or catches is a name here; those of the blocking client
+begin with `Blocking`. Each is imported when it is first used, so that a server does not pay for the client, nor a
+client for the server.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from slipstream import api, errors, server, testing
+    from slipstream.client._async.client import Connecting
     from slipstream.client._async.subscription import Message, Subscription
     from slipstream.client._sync.subscription import Message as BlockingMessage
     from slipstream.client._sync.subscription import Subscription as BlockingSubscription
@@ -106,14 +109,19 @@ if TYPE_CHECKING:
     )
     from slipstream.facade import (
         AccountInfo,
+        AccountLimits,
         AckPolicy,
         BucketConfig,
+        BucketFields,
         BucketSource,
         BucketStatus,
         CacheStats,
         ClientEvent,
         ClientOptions,
+        Columns,
+        Compression,
         ConsumerConfig,
+        ConsumerFields,
         ConsumerInfo,
         ConsumerLimits,
         Context,
@@ -123,10 +131,18 @@ if TYPE_CHECKING:
         Entry,
         EventKind,
         ExternalStream,
+        FailedPublish,
         Headers,
+        Metadata,
+        Msg,
         ObjectInfo,
+        ObjectLink,
         ObjectStoreConfig,
+        ObjectStoreFields,
+        ObjectStoreStatus,
         Operation,
+        Part,
+        Pause,
         Placement,
         PriorityPolicy,
         PubAck,
@@ -134,37 +150,78 @@ if TYPE_CHECKING:
         ReplayPolicy,
         Republish,
         Retention,
+        SequenceInfo,
+        ServerInfo,
         Stats,
+        Status,
         Storage,
         StoredMessage,
         StreamConfig,
+        StreamFields,
         StreamInfo,
         StreamSource,
         StreamState,
         SubjectTransform,
         from_env,
     )
-    from slipstream.facade._async.client import Client, JetStream, connect
+    from slipstream.facade._async.client import Client, JetStream, Session, connect
     from slipstream.facade._sync.client import Client as BlockingClient
     from slipstream.facade._sync.client import JetStream as BlockingJetStream
+    from slipstream.facade._sync.client import Session as BlockingSession
     from slipstream.facade._sync.client import connect as connect_blocking
+    from slipstream.jetstream._async.atomic_batch import AtomicBatch
     from slipstream.jetstream._async.consumer import Consumer
+    from slipstream.jetstream._async.consuming import Consuming
     from slipstream.jetstream._async.message import JsMessage
+    from slipstream.jetstream._async.ordered import OrderedConsumer
+    from slipstream.jetstream._async.publisher import Publisher
+    from slipstream.jetstream._async.pull_loop import MessageLists, Messages
+    from slipstream.jetstream._async.push import PushSubscription
+    from slipstream.jetstream._async.snapshot import Snapshot
     from slipstream.jetstream._async.stream import Stream
+    from slipstream.jetstream._async.subscribe import PullSubscription
+    from slipstream.jetstream._sync.atomic_batch import AtomicBatch as BlockingAtomicBatch
     from slipstream.jetstream._sync.consumer import Consumer as BlockingConsumer
+    from slipstream.jetstream._sync.consuming import Consuming as BlockingConsuming
     from slipstream.jetstream._sync.message import JsMessage as BlockingJsMessage
+    from slipstream.jetstream._sync.ordered import OrderedConsumer as BlockingOrderedConsumer
+    from slipstream.jetstream._sync.publisher import Publisher as BlockingPublisher
+    from slipstream.jetstream._sync.pull_loop import MessageLists as BlockingMessageLists
+    from slipstream.jetstream._sync.pull_loop import Messages as BlockingMessages
+    from slipstream.jetstream._sync.push import PushSubscription as BlockingPushSubscription
+    from slipstream.jetstream._sync.snapshot import Snapshot as BlockingSnapshot
     from slipstream.jetstream._sync.stream import Stream as BlockingStream
-    from slipstream.kv._async.key_value import KeyValue, open_local_key_value
+    from slipstream.jetstream._sync.subscribe import PullSubscription as BlockingPullSubscription
+    from slipstream.kv._async.election import Change, Election, Leader, Member, Members
+    from slipstream.kv._async.key_value import CachedKeyValue, KeyValue, Writer, open_local_key_value
+    from slipstream.kv._async.lease import Lease, Lock
+    from slipstream.kv._async.watch import Watch
+    from slipstream.kv._sync.election import Change as BlockingChange
+    from slipstream.kv._sync.election import Election as BlockingElection
+    from slipstream.kv._sync.election import Leader as BlockingLeader
+    from slipstream.kv._sync.election import Member as BlockingMember
+    from slipstream.kv._sync.election import Members as BlockingMembers
+    from slipstream.kv._sync.key_value import CachedKeyValue as BlockingCachedKeyValue
     from slipstream.kv._sync.key_value import KeyValue as BlockingKeyValue
+    from slipstream.kv._sync.key_value import Writer as BlockingWriter
     from slipstream.kv._sync.key_value import open_local_key_value as open_local_key_value_blocking
-    from slipstream.objects._async.object_store import ObjectStore
+    from slipstream.kv._sync.lease import Lease as BlockingLease
+    from slipstream.kv._sync.lease import Lock as BlockingLock
+    from slipstream.kv._sync.watch import Watch as BlockingWatch
+    from slipstream.objects._async.object_store import ObjectReader, ObjectStore
+    from slipstream.objects._async.watch import ObjectWatch
+    from slipstream.objects._sync.object_store import ObjectReader as BlockingObjectReader
     from slipstream.objects._sync.object_store import ObjectStore as BlockingObjectStore
-    from slipstream.server.server import Server
+    from slipstream.objects._sync.watch import ObjectWatch as BlockingObjectWatch
+    from slipstream.server import Health, Server
+    from slipstream.version import VERSION as __version__  # noqa: N811
 
 __all__ = [
     "AccountInfo",
+    "AccountLimits",
     "AckPolicy",
     "ApiError",
+    "AtomicBatch",
     "AtomicPublishDisabledError",
     "AtomicPublishError",
     "AtomicPublishIncompleteError",
@@ -173,28 +230,56 @@ __all__ = [
     "BadApiRequestError",
     "BadRequestError",
     "Base64Values",
+    "BlockingAtomicBatch",
+    "BlockingCachedKeyValue",
+    "BlockingChange",
     "BlockingClient",
     "BlockingConsumer",
+    "BlockingConsuming",
+    "BlockingElection",
     "BlockingJetStream",
     "BlockingJsMessage",
     "BlockingKeyValue",
+    "BlockingLeader",
+    "BlockingLease",
+    "BlockingLock",
+    "BlockingMember",
+    "BlockingMembers",
     "BlockingMessage",
+    "BlockingMessageLists",
+    "BlockingMessages",
+    "BlockingObjectReader",
     "BlockingObjectStore",
+    "BlockingObjectWatch",
+    "BlockingOrderedConsumer",
+    "BlockingPublisher",
+    "BlockingPullSubscription",
+    "BlockingPushSubscription",
+    "BlockingSession",
+    "BlockingSnapshot",
     "BlockingStream",
     "BlockingSubscription",
+    "BlockingWatch",
+    "BlockingWriter",
     "BucketConfig",
+    "BucketFields",
     "BucketNotFoundError",
     "BucketOptionsError",
     "BucketSource",
     "BucketStatus",
     "CacheStats",
+    "CachedKeyValue",
+    "Change",
     "Client",
     "ClientEvent",
     "ClientOptions",
     "Codec",
     "CodecError",
+    "Columns",
     "Compressed",
+    "Compression",
     "ConfigMismatchError",
+    "Connecting",
     "ConnectionClosedError",
     "ConnectionLostError",
     "Consumer",
@@ -202,11 +287,13 @@ __all__ = [
     "ConsumerDeletedError",
     "ConsumerDoesNotExistError",
     "ConsumerExistsError",
+    "ConsumerFields",
     "ConsumerGoneError",
     "ConsumerInfo",
     "ConsumerLimits",
     "ConsumerNameInUseError",
     "ConsumerNotFoundError",
+    "Consuming",
     "Context",
     "Contexts",
     "CorruptRecordError",
@@ -216,13 +303,16 @@ __all__ = [
     "DirectGetNotAllowedError",
     "Discard",
     "DuplicateSubscriptionError",
+    "Election",
     "Entry",
     "Error",
     "ErrorCode",
     "EventKind",
     "ExternalStream",
+    "FailedPublish",
     "FilterMismatchError",
     "Headers",
+    "Health",
     "HeartbeatLostError",
     "HistoryLostError",
     "InvalidJsonError",
@@ -234,15 +324,24 @@ __all__ = [
     "KeyNotFoundError",
     "KeyRevisionError",
     "KeyValue",
+    "Leader",
+    "Lease",
     "LeaseLostError",
+    "Lock",
+    "Member",
+    "Members",
     "Message",
     "MessageDecodeError",
     "MessageGapError",
+    "MessageLists",
     "MessageNotFoundApiError",
     "MessageNotFoundError",
     "MessagePack",
+    "Messages",
+    "Metadata",
     "MinLastSequenceError",
     "MinLastSequenceUnsupportedError",
+    "Msg",
     "NoDeliverGroupError",
     "NoRespondersError",
     "NoStreamError",
@@ -251,18 +350,29 @@ __all__ = [
     "ObjectDamagedError",
     "ObjectExistsError",
     "ObjectInfo",
+    "ObjectLink",
     "ObjectNotFoundError",
+    "ObjectReader",
     "ObjectStore",
     "ObjectStoreConfig",
+    "ObjectStoreFields",
+    "ObjectStoreStatus",
+    "ObjectWatch",
     "Operation",
+    "OrderedConsumer",
     "OriginUnreachableError",
+    "Part",
+    "Pause",
     "Placement",
     "PriorityPolicy",
     "PubAck",
+    "Publisher",
     "PullAckPolicyError",
     "PullConsumerError",
     "PullRefusedError",
+    "PullSubscription",
     "PushConsumerError",
+    "PushSubscription",
     "QueueFlowControlError",
     "QueueHeartbeatError",
     "QueueMismatchError",
@@ -276,13 +386,18 @@ __all__ = [
     "Republish",
     "RequestTimeoutError",
     "Retention",
+    "SequenceInfo",
     "Server",
     "ServerError",
+    "ServerInfo",
+    "Session",
     "SessionTokenError",
     "SlowConsumerError",
+    "Snapshot",
     "SnapshotError",
     "StaleReadError",
     "Stats",
+    "Status",
     "StatusError",
     "Storage",
     "StoreError",
@@ -290,6 +405,7 @@ __all__ = [
     "StrayMessageError",
     "Stream",
     "StreamConfig",
+    "StreamFields",
     "StreamInfo",
     "StreamInvalidConfigError",
     "StreamLookupError",
@@ -310,59 +426,83 @@ __all__ = [
     "TokenMismatchError",
     "TooManyResultsError",
     "UsageError",
+    "Watch",
+    "Writer",
     "WrongLastMsgIdError",
     "WrongLastSequenceConstantError",
     "WrongLastSequenceError",
+    "__version__",
+    "api",
     "connect",
     "connect_blocking",
+    "errors",
     "from_env",
     "open_local_key_value",
     "open_local_key_value_blocking",
+    "server",
+    "testing",
 ]
 
-# Module -> its public names; all others are in `slipstream.errors` or `slipstream.facade`.
+# Module of the asyncio driver -> its public names. Those of the blocking driver are in its module of the same name, and
+# begin with `Blocking` here.
+_DRIVERS = {
+    "client._async.subscription": ("Message", "Subscription"),
+    "facade._async.client": ("Client", "JetStream", "Session"),
+    "jetstream._async.atomic_batch": ("AtomicBatch",),
+    "jetstream._async.consumer": ("Consumer",),
+    "jetstream._async.message": ("JsMessage",),
+    "jetstream._async.ordered": ("OrderedConsumer",),
+    "jetstream._async.publisher": ("Publisher",),
+    "jetstream._async.consuming": ("Consuming",),
+    "jetstream._async.pull_loop": ("MessageLists", "Messages"),
+    "jetstream._async.push": ("PushSubscription",),
+    "jetstream._async.snapshot": ("Snapshot",),
+    "jetstream._async.stream": ("Stream",),
+    "jetstream._async.subscribe": ("PullSubscription",),
+    "kv._async.election": ("Change", "Election", "Leader", "Member", "Members"),
+    "kv._async.key_value": ("CachedKeyValue", "KeyValue", "Writer"),
+    "kv._async.lease": ("Lease", "Lock"),
+    "kv._async.watch": ("Watch",),
+    "objects._async.object_store": ("ObjectReader", "ObjectStore"),
+    "objects._async.watch": ("ObjectWatch",),
+}
+# Of one driver, or of none.
 _MODULES = {
-    "slipstream.client._async.subscription": ("Message", "Subscription"),
-    "slipstream.codecs": ("Base64Values", "Codec", "Compressed", "Json", "MessagePack", "Text"),
-    "slipstream.facade._async.client": ("Client", "JetStream", "connect"),
-    "slipstream.jetstream._async.consumer": ("Consumer",),
-    "slipstream.jetstream._async.message": ("JsMessage",),
-    "slipstream.jetstream._async.stream": ("Stream",),
-    "slipstream.kv._async.key_value": ("KeyValue", "open_local_key_value"),
-    "slipstream.objects._async.object_store": ("ObjectStore",),
-    "slipstream.server.server": ("Server",),
+    "client._async.client": ("Connecting",),
+    "codecs": ("Base64Values", "Codec", "Compressed", "Json", "MessagePack", "Text"),
+    "facade._async.client": ("connect",),
+    "kv._async.key_value": ("open_local_key_value",),
+    "server": ("Health", "Server"),
 }
-# The same for the blocking driver, under names that say so.
-_BLOCKING = {
-    "BlockingMessage": ("slipstream.client._sync.subscription", "Message"),
-    "BlockingSubscription": ("slipstream.client._sync.subscription", "Subscription"),
-    "BlockingClient": ("slipstream.facade._sync.client", "Client"),
-    "BlockingJetStream": ("slipstream.facade._sync.client", "JetStream"),
-    "BlockingConsumer": ("slipstream.jetstream._sync.consumer", "Consumer"),
-    "BlockingJsMessage": ("slipstream.jetstream._sync.message", "JsMessage"),
-    "BlockingStream": ("slipstream.jetstream._sync.stream", "Stream"),
-    "BlockingKeyValue": ("slipstream.kv._sync.key_value", "KeyValue"),
-    "BlockingObjectStore": ("slipstream.objects._sync.object_store", "ObjectStore"),
-    "connect_blocking": ("slipstream.facade._sync.client", "connect"),
-    "open_local_key_value_blocking": ("slipstream.kv._sync.key_value", "open_local_key_value"),
+_RENAMED = {
+    "__version__": ("version", "VERSION"),
+    "connect_blocking": ("facade._sync.client", "connect"),
+    "open_local_key_value_blocking": ("kv._sync.key_value", "open_local_key_value"),
 }
+_SUBMODULES = ("api", "errors", "server", "testing")
 
 
 def _find(name: str) -> tuple[str, str]:
-    """The module and the name in it of a public name."""
-    if name in _BLOCKING:
-        return _BLOCKING[name]
+    """The module and the name in it of a public name; all others are errors, or names of the facade."""
+    if name in _RENAMED:
+        return _RENAMED[name]
     for module, names in _MODULES.items():
         if name in names:
             return module, name
-    return ("slipstream.errors" if name.endswith("Error") or name == "ErrorCode" else "slipstream.facade"), name
+    plain = name.removeprefix("Blocking")
+    for module, names in _DRIVERS.items():
+        if plain in names:
+            return (module if plain == name else module.replace("_async", "_sync")), plain
+    return ("errors" if name.endswith("Error") or name == "ErrorCode" else "facade"), name
 
 
 def __getattr__(name: str) -> object:
+    if name in _SUBMODULES:
+        return import_module(f"slipstream.{name}")  # which makes it an attribute
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, attribute = _find(name)
-    value: object = getattr(import_module(module), attribute)
+    value: object = getattr(import_module(f"slipstream.{module}"), attribute)
     globals()[name] = value
     return value
 

@@ -173,7 +173,7 @@ def test_a_null_is_an_absent_field() -> None:
             "consumer_limits",
         )
     )
-    assert StreamConfig.from_dict({"name": "S", **nulls}) == StreamConfig(name="S")
+    assert StreamConfig.from_dict({"name": "S", **nulls}) == StreamConfig("S", allow_direct=False)
     assert StreamSource.from_dict({"opt_start_time": None, "subject_transforms": None}) == StreamSource()
     assert StreamInfo.from_dict({"created": None, "state": None, "cluster": None}) == StreamInfo()
 
@@ -183,7 +183,8 @@ def test_fields_at_their_default_are_left_out_unless_the_server_needs_them() -> 
     assert written["max_age"] == 0
     assert written["max_msgs"] == -1
     assert written["consumer_limits"] == {}
-    assert written["allow_direct"] is False
+    assert written["allow_direct"] is True
+    assert written["mirror_direct"] is False
     assert not {"description", "subjects", "duplicate_window", "placement", "mirror", "sources", "metadata"} & set(
         written
     )

@@ -61,6 +61,7 @@ def test_the_address_follows_from_the_stream_configuration() -> None:
     moved = StreamConfig(
         name="KV_edge",
         mirror=StreamSource(name="KV_b", subject_transforms=(SubjectTransform(src="$KV.b.>", dest="$KV.edge.>"),)),
+        allow_direct=False,
     )
     assert Address.found(moved, api_prefix="$JS.API") == Address(
         "KV_edge", "$KV.edge.", "$KV.b.", False, "stream 'KV_b'"

@@ -4,6 +4,7 @@ from slipstream.api.account import AccountInfo, AccountLimits, ApiUse
 from slipstream.api.consumer import (
     AckPolicy,
     ConsumerConfig,
+    ConsumerFields,
     ConsumerInfo,
     DeliverPolicy,
     PriorityPolicy,
@@ -23,6 +24,7 @@ from slipstream.api.messages import (
     read_json,
 )
 from slipstream.api.stream import (
+    Compression,
     ConsumerLimits,
     Discard,
     ExternalStream,
@@ -31,6 +33,7 @@ from slipstream.api.stream import (
     Retention,
     Storage,
     StreamConfig,
+    StreamFields,
     StreamInfo,
     StreamSource,
     StreamState,
@@ -44,7 +47,9 @@ __all__ = [
     "AccountLimits",
     "AckPolicy",
     "ApiUse",
+    "Compression",
     "ConsumerConfig",
+    "ConsumerFields",
     "ConsumerInfo",
     "ConsumerLimits",
     "DeliverPolicy",
@@ -62,6 +67,7 @@ __all__ = [
     "Storage",
     "StoredBody",
     "StreamConfig",
+    "StreamFields",
     "StreamInfo",
     "StreamSource",
     "StreamState",

@@ -4,15 +4,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
-from slipstream.api.fields_set import TracksFieldsType
+from slipstream.api.fields_set import ConfigType, one_of
 from slipstream.api.model import NANOS, NANOS_LIST, TIME, JsonModel, always, nested, via
-from slipstream.api.times import ZERO
+from slipstream.api.times import ZERO, Duration, Instant
 
 
 class AckPolicy(StrEnum):
@@ -50,23 +50,66 @@ class PriorityPolicy(StrEnum):
     PRIORITIZED = "prioritized"
 
 
+class ConsumerFields(TypedDict, total=False):
+    """The fields of a `ConsumerConfig` beside its durable name, as a program may pass them."""
+
+    name: str
+    description: str
+    deliver_policy: (
+        DeliverPolicy | Literal["all", "last", "new", "by_start_sequence", "by_start_time", "last_per_subject"]
+    )
+    opt_start_seq: int
+    opt_start_time: Instant | None
+    ack_policy: AckPolicy | Literal["none", "all", "explicit", "flow_control"]
+    ack_wait: Duration
+    max_deliver: int
+    backoff: Sequence[Duration]
+    filter_subject: str
+    filter_subjects: str | Sequence[str]
+    replay_policy: ReplayPolicy | Literal["instant", "original"]
+    rate_limit_bps: int
+    sample_freq: str
+    max_waiting: int
+    max_ack_pending: int
+    flow_control: bool
+    headers_only: bool
+    max_batch: int
+    max_expires: Duration
+    max_bytes: int
+    deliver_subject: str
+    deliver_group: str
+    idle_heartbeat: Duration
+    inactive_threshold: Duration
+    num_replicas: int
+    mem_storage: bool
+    direct: bool
+    sourcing: bool
+    metadata: Mapping[str, str]
+    pause_until: Instant | None
+    priority_groups: str | Sequence[str]
+    priority_policy: PriorityPolicy | Literal["", "none", "overflow", "pinned_client", "prioritized"]
+    priority_timeout: Duration
+    min_last_seq: int
+    unknown: Mapping[str, Any]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConsumerConfig(JsonModel, metaclass=TracksFieldsType):
+class ConsumerConfig(JsonModel, metaclass=ConfigType):
     """How a consumer is set up. Without a `deliver_subject` it is a pull consumer; 0 leaves a limit to the server."""
 
-    durable_name: str = ""
+    durable_name: str = field(default="", kw_only=False)
     name: str = ""
     description: str = ""
-    deliver_policy: str = always(DeliverPolicy.ALL.value)
+    deliver_policy: str = always(DeliverPolicy.ALL.value, **one_of(DeliverPolicy))
     opt_start_seq: int = 0
     opt_start_time: int | None = via(TIME, default=None)
-    ack_policy: str = always(AckPolicy.EXPLICIT.value)
+    ack_policy: str = always(AckPolicy.EXPLICIT.value, **one_of((*AckPolicy, "flow_control")))
     ack_wait: timedelta = via(NANOS, default=timedelta(0))
     max_deliver: int = 0
     backoff: tuple[timedelta, ...] = via(NANOS_LIST, default=())
     filter_subject: str = ""
     filter_subjects: tuple[str, ...] = ()
-    replay_policy: str = always(ReplayPolicy.INSTANT.value)
+    replay_policy: str = always(ReplayPolicy.INSTANT.value, **one_of(ReplayPolicy))
     rate_limit_bps: int = 0
     sample_freq: str = ""
     max_waiting: int = 0
@@ -87,10 +130,14 @@ class ConsumerConfig(JsonModel, metaclass=TracksFieldsType):
     metadata: Mapping[str, str] = field(default_factory=dict)
     pause_until: int | None = via(TIME, default=None)
     priority_groups: tuple[str, ...] = ()
-    priority_policy: str = ""
+    priority_policy: str = field(default="", metadata=one_of(PriorityPolicy, blank=True))
     priority_timeout: timedelta = via(NANOS, default=timedelta(0))
     # Read-after-write: nothing is delivered before the stream has this sequence. Released servers ignore it.
     min_last_seq: int = 0
+
+    if TYPE_CHECKING:
+
+        def __init__(self, durable_name: str = "", **fields: Unpack[ConsumerFields]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

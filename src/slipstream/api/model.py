@@ -10,23 +10,22 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any, NamedTuple, Self, TypeVar, get_type_hints
+from typing import Any, NamedTuple, Self, TypeVar, cast, get_type_hints
 
 import msgspec
 
-from slipstream.api.fields_set import TracksFields
-from slipstream.api.times import DURATION, INSTANT, ExactDuration, format_time, instant, nanoseconds, parse_time
-from slipstream.errors import UsageError
+from slipstream.api.fields_set import ConfigType, Reader, TracksFields, instance_of, sequence_of
+from slipstream.api.times import ExactDuration, duration, durations, format_time, instant, nanoseconds, parse_time
 
 M = TypeVar("M", bound="JsonModel")
 
 
 class Codec(NamedTuple):
-    """The conversions between a field's JSON value and the attribute, and what the attribute must be."""
+    """The conversions between a field's JSON value and the attribute, and from what a program passes."""
 
     decode: Callable[[Any], Any]
     encode: Callable[[Any], Any]
-    kind: str
+    read: Reader
 
 
 def _from_nanos(value: Any) -> timedelta:
@@ -41,16 +40,18 @@ def _list_from_nanos(value: Any) -> tuple[timedelta, ...]:
     return tuple(_from_nanos(each) for each in value)
 
 
-NANOS = Codec(_from_nanos, nanoseconds, DURATION)
-NANOS_LIST = Codec(
-    _list_from_nanos, lambda value: [nanoseconds(each) for each in value], f"a sequence, each of it {DURATION}"
-)
-TIME = Codec(parse_time, lambda value: format_time(instant(value, "time")), INSTANT)
+def _instant_or_none(value: Any, name: str) -> int | None:
+    return None if value is None else instant(value, name)
+
+
+NANOS = Codec(_from_nanos, nanoseconds, duration)
+NANOS_LIST = Codec(_list_from_nanos, lambda value: [nanoseconds(each) for each in value], durations)
+TIME = Codec(parse_time, format_time, _instant_or_none)
 
 
 def nested(model: type[M]) -> Codec:
     """A field that is an object of its own."""
-    return Codec(model.from_dict, lambda value: value and value.to_dict(), f"a {model.__name__}")
+    return Codec(model.from_dict, lambda value: value and value.to_dict(), instance_of(model, optional=True))
 
 
 def nested_list(model: type[M]) -> Codec:
@@ -61,17 +62,20 @@ def nested_list(model: type[M]) -> Codec:
             raise ValueError(f"expected a list of {model.__name__}, got {type(values).__name__}")
         return tuple(model.from_dict(value) for value in values)
 
-    return Codec(decode, lambda values: [value.to_dict() for value in values], f"a sequence of {model.__name__}")
+    return Codec(decode, lambda values: [value.to_dict() for value in values], sequence_of(model))
 
 
 def via(codec: Codec, *, default: Any, always: bool = False) -> Any:
     """A field whose JSON form differs from the attribute; `always`: encoded even when it has its default."""
-    return dataclasses.field(default=default, metadata={"codec": codec, "always": always})
+    return dataclasses.field(default=default, metadata={"codec": codec, "read": codec.read, "always": always})
 
 
-def always(default: Any) -> Any:
-    """A plain field that is encoded even when it has its default."""
-    return dataclasses.field(default=default, metadata={"always": True})
+def always(default: Any, **metadata: Any) -> Any:
+    """A plain field that is encoded even when it has its default.
+
+    `absent`: its value where JSON does not have it, if that is another. `read`: how it is read, as `one_of` says.
+    """
+    return dataclasses.field(default=default, metadata={"always": True, **metadata})
 
 
 def unknown_fields() -> Any:
@@ -85,6 +89,7 @@ class _Field(NamedTuple):
     codec: Codec | None
     always: bool
     default: Any
+    absent: Any
 
 
 _layouts: dict[type[JsonModel], dict[str, _Field]] = {}
@@ -101,24 +106,17 @@ def _layout(cls: type[JsonModel]) -> dict[str, _Field]:
         if field.name != "unknown":
             factory = field.default_factory
             default = field.default if factory is dataclasses.MISSING else factory()
+            said = field.metadata
             layout[field.name] = _Field(
-                field.name, hints[field.name], field.metadata.get("codec"), field.metadata.get("always", False), default
+                field.name,
+                hints[field.name],
+                said.get("codec"),
+                said.get("always", False),
+                default,
+                said.get("absent", default),
             )
     _layouts[cls] = layout
     return layout
-
-
-_KINDS: dict[Any, str] = {
-    str: "a string",
-    int: "an integer",
-    bool: "true or false",
-    tuple[str, ...]: "a sequence of strings",
-    Mapping[str, str]: "a mapping of strings to strings",
-}
-
-
-def _kind(hint: Any) -> str:
-    return _KINDS.get(hint, str(hint))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +140,7 @@ class JsonModel(TracksFields):
         if not isinstance(value, dict):
             raise ValueError(f"expected an object for {cls.__name__}, got {type(value).__name__}")
         layout = _layout(cls)
-        known: dict[str, Any] = {}
+        known = {name: field.absent for name, field in layout.items() if field.absent is not field.default}
         unknown: dict[str, Any] = {}
         for name, item in value.items():
             field = layout.get(name)
@@ -156,6 +154,8 @@ class JsonModel(TracksFields):
             except (ValueError, OverflowError, msgspec.ValidationError) as exc:
                 raise ValueError(f"bad value for {cls.__name__}.{name}: {exc}") from exc
         try:
+            if isinstance(cls, ConfigType):
+                return cast("Self", cls.decoded(known | {"unknown": unknown}))
             return cls(**known, unknown=unknown)
         except TypeError as exc:  # a field without default is missing
             raise ValueError(f"{cls.__name__} must have its required fields: {exc}") from exc
@@ -170,22 +170,6 @@ class JsonModel(TracksFields):
             out[name] = value if field.codec is None else field.codec.encode(value)
         out.update(self.unknown)
         return out
-
-    def check(self) -> Self:
-        """Return this object; raises UsageError for an attribute of the wrong type, which a server cannot name."""
-        for name, field in _layout(type(self)).items():
-            value = getattr(self, name)
-            if value == field.default:
-                continue
-            try:
-                if field.codec is not None:
-                    field.codec.encode(value)
-                else:
-                    msgspec.convert(value, field.hint)
-            except (ValueError, TypeError, AttributeError, OverflowError) as exc:
-                kind = field.codec.kind if field.codec is not None else _kind(field.hint)
-                raise UsageError(f"{name} of {type(self).__name__} must be {kind}, got {value!r}") from exc
-        return self
 
     def to_json(self) -> bytes:
         """The object as JSON."""

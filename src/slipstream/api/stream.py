@@ -4,14 +4,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
+from slipstream.api.fields_set import ConfigType, one_of
 from slipstream.api.model import NANOS, TIME, JsonModel, always, nested, nested_list, via
-from slipstream.api.times import ZERO
+from slipstream.api.times import ZERO, Duration, Instant
 
 
 class Retention(StrEnum):
@@ -36,8 +37,15 @@ class Storage(StrEnum):
     MEMORY = "memory"
 
 
+class Compression(StrEnum):
+    """How a stream's messages are compressed on disk."""
+
+    NONE = "none"
+    S2 = "s2"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placement(JsonModel):
+class Placement(JsonModel, metaclass=ConfigType):
     """Which servers of a cluster may hold the stream."""
 
     cluster: str = ""
@@ -46,7 +54,7 @@ class Placement(JsonModel):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SubjectTransform(JsonModel):
+class SubjectTransform(JsonModel, metaclass=ConfigType):
     """Subjects that match `src` become `dest`."""
 
     src: str = always("")
@@ -54,7 +62,7 @@ class SubjectTransform(JsonModel):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Republish(JsonModel):
+class Republish(JsonModel, metaclass=ConfigType):
     """Stored messages are published again on `dest`."""
 
     src: str = ""
@@ -63,7 +71,7 @@ class Republish(JsonModel):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExternalStream(JsonModel):
+class ExternalStream(JsonModel, metaclass=ConfigType):
     """A stream of another account, domain or server."""
 
     api: str = always("")
@@ -71,52 +79,123 @@ class ExternalStream(JsonModel):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StreamSource(JsonModel):
+class StreamSource(JsonModel, metaclass=ConfigType):
     """Another stream that this one mirrors or takes messages from."""
 
-    name: str = ""
+    name: str = field(default="", kw_only=False)
     opt_start_seq: int = 0
     opt_start_time: int | None = via(TIME, default=None)
     filter_subject: str = ""
     subject_transforms: tuple[SubjectTransform, ...] = via(nested_list(SubjectTransform), default=())
     external: ExternalStream | None = via(nested(ExternalStream), default=None)
 
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            name: str = "",
+            *,
+            opt_start_seq: int = 0,
+            opt_start_time: Instant | None = None,
+            filter_subject: str = "",
+            subject_transforms: Sequence[SubjectTransform] = (),
+            external: ExternalStream | None = None,
+            unknown: Mapping[str, Any] = ...,
+        ) -> None: ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConsumerLimits(JsonModel):
+class ConsumerLimits(JsonModel, metaclass=ConfigType):
     """Defaults and bounds for the consumers of a stream."""
 
     inactive_threshold: timedelta = via(NANOS, default=timedelta(0))
     max_ack_pending: int = 0
 
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            *,
+            inactive_threshold: Duration = timedelta(0),
+            max_ack_pending: int = 0,
+            unknown: Mapping[str, Any] = ...,
+        ) -> None: ...
+
+
+class StreamFields(TypedDict, total=False):
+    """The fields of a `StreamConfig` beside its name, as a program may pass them."""
+
+    description: str
+    subjects: str | Sequence[str]
+    retention: Retention | Literal["limits", "interest", "workqueue"]
+    max_consumers: int
+    max_msgs: int
+    max_bytes: int
+    max_age: Duration
+    max_msgs_per_subject: int
+    max_msg_size: int
+    discard: Discard | Literal["old", "new"]
+    storage: Storage | Literal["file", "memory"]
+    num_replicas: int
+    no_ack: bool
+    duplicate_window: Duration
+    placement: Placement | None
+    mirror: StreamSource | None
+    sources: Sequence[StreamSource]
+    compression: Compression | Literal["none", "s2"]
+    first_seq: int
+    subject_transform: SubjectTransform | None
+    republish: Republish | None
+    allow_direct: bool
+    mirror_direct: bool
+    discard_new_per_subject: bool
+    sealed: bool
+    deny_delete: bool
+    deny_purge: bool
+    allow_rollup_hdrs: bool
+    consumer_limits: ConsumerLimits
+    allow_msg_ttl: bool
+    subject_delete_marker_ttl: Duration
+    allow_msg_counter: bool
+    allow_atomic: bool
+    allow_msg_schedules: bool
+    persist_mode: Literal["", "default", "async"]
+    allow_batched: bool
+    metadata: Mapping[str, str]
+    unknown: Mapping[str, Any]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StreamConfig(JsonModel):
-    """How a stream is set up. A limit of -1 is no limit; a `max_age` of 0 keeps messages forever."""
+class StreamConfig(JsonModel, metaclass=ConfigType):
+    """How a stream is set up. A limit of -1 is no limit; a `max_age` of 0 keeps messages forever.
 
-    name: str
+    Durations may be seconds, and `subjects` one subject. `allow_direct` is set: any replica of a stream made with this
+    library answers reads. (The default of servers, and of configurations that do not have the field, is not to.)
+    """
+
+    name: str = field(kw_only=False)
     description: str = ""
     subjects: tuple[str, ...] = ()
-    retention: str = always(Retention.LIMITS.value)
+    retention: str = always(Retention.LIMITS.value, **one_of(Retention))
     max_consumers: int = always(-1)
     max_msgs: int = always(-1)
     max_bytes: int = always(-1)
     max_age: timedelta = via(NANOS, default=timedelta(0), always=True)
     max_msgs_per_subject: int = always(-1)
     max_msg_size: int = always(-1)
-    discard: str = always(Discard.OLD.value)
-    storage: str = always(Storage.FILE.value)
+    discard: str = always(Discard.OLD.value, **one_of(Discard))
+    storage: str = always(Storage.FILE.value, **one_of(Storage))
     num_replicas: int = always(1)
     no_ack: bool = False
     duplicate_window: timedelta = via(NANOS, default=timedelta(0))
     placement: Placement | None = via(nested(Placement), default=None)
     mirror: StreamSource | None = via(nested(StreamSource), default=None)
     sources: tuple[StreamSource, ...] = via(nested_list(StreamSource), default=())
-    compression: str = always("none")
+    compression: str = always(Compression.NONE.value, **one_of(Compression))
     first_seq: int = 0
     subject_transform: SubjectTransform | None = via(nested(SubjectTransform), default=None)
     republish: Republish | None = via(nested(Republish), default=None)
-    allow_direct: bool = always(False)
+    allow_direct: bool = always(True, absent=False)
     mirror_direct: bool = always(False)
     discard_new_per_subject: bool = False
     sealed: bool = always(False)
@@ -129,9 +208,13 @@ class StreamConfig(JsonModel):
     allow_msg_counter: bool = False
     allow_atomic: bool = False
     allow_msg_schedules: bool = False
-    persist_mode: str = ""
+    persist_mode: str = field(default="", metadata=one_of(("default", "async"), blank=True))
     allow_batched: bool = False
     metadata: Mapping[str, str] = field(default_factory=dict)
+
+    if TYPE_CHECKING:
+
+        def __init__(self, name: str, **fields: Unpack[StreamFields]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

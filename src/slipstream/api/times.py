@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any
@@ -29,6 +30,8 @@ _UNITS = {"ns": 1, "us": 1_000, "µs": 1_000, "μs": 1_000, "ms": 1_000_000, "s"
 _UNITS["h"] = 60 * _UNITS["m"]
 _PART = re.compile(r"(\d*)(?:\.(\d*))?(ns|us|µs|μs|ms|s|m|h)", re.ASCII)
 _LONGEST = 2**63 - 1
+Duration = timedelta | float  # what calls take for a duration: a timedelta, or a number of seconds
+Instant = datetime | int  # and for an instant: a datetime with a time zone, or nanoseconds since the epoch
 DURATION = "a timedelta or a number of seconds"
 INSTANT = "a datetime with a time zone, or nanoseconds since the epoch"
 
@@ -51,16 +54,33 @@ class ExactDuration(timedelta):
         return ExactDuration.of, (self.nanos,)
 
 
-def nanoseconds(span: timedelta | float) -> int:
+def nanoseconds(span: Duration) -> int:
     """A duration, or a number of seconds, in nanoseconds."""
     if isinstance(span, timedelta):
         return span.nanos if isinstance(span, ExactDuration) else (span // _MICROSECOND) * 1000
     return round(_seconds_of(span, "duration") * SECOND)
 
 
-def duration(span: timedelta | float, what: str) -> timedelta:
+def duration(span: Duration, what: str) -> timedelta:
     """A duration, or a number of seconds; raises UsageError for anything else."""
-    return span if isinstance(span, timedelta) else timedelta(seconds=_seconds_of(span, what))
+    if isinstance(span, timedelta):
+        return span
+    try:
+        return timedelta(seconds=_seconds_of(span, what))
+    except OverflowError as exc:
+        raise UsageError(f"{what} must be {DURATION}, at most 999999999 days, got {span!r}") from exc
+
+
+def durations(spans: Iterable[Duration], what: str) -> tuple[timedelta, ...]:
+    """Several durations; raises UsageError for anything else."""
+    if not isinstance(spans, (list, tuple)):
+        raise UsageError(f"{what} must be a sequence, each item {DURATION}, got {spans!r}")
+    return tuple(duration(span, what) for span in spans)
+
+
+def seconds(span: Duration, what: str) -> float:
+    """A duration, or a number of seconds, in seconds; raises UsageError for anything else."""
+    return span.total_seconds() if isinstance(span, timedelta) else float(_seconds_of(span, what))
 
 
 def _seconds_of(span: float, what: str) -> float:
@@ -69,13 +89,20 @@ def _seconds_of(span: float, what: str) -> float:
     return span
 
 
-def instant(when: int | datetime, what: str) -> int:
+def instant(when: Instant, what: str) -> int:
     """An instant in nanoseconds since the epoch; raises UsageError for what is none, or is one in an unknown zone."""
-    if isinstance(when, datetime) and when.tzinfo is not None:
+    if isinstance(when, datetime) and when.utcoffset() is not None:
         return nanoseconds_since_epoch(when)
     if isinstance(when, bool) or not isinstance(when, int):
         raise UsageError(f"{what} must be {INSTANT}, got {when!r}")
     return when
+
+
+def to_datetime(nanos: int | None) -> datetime | None:
+    """An instant as a datetime in UTC, to the microsecond; None for none, and for Go's zero time, which is "never"."""
+    if nanos is None or nanos <= ZERO:
+        return None
+    return _EPOCH + timedelta(microseconds=nanos // 1000)
 
 
 def nanoseconds_since_epoch(when: datetime) -> int:

@@ -5,8 +5,11 @@ Lower layers do not import it; the package re-exports it.
 
 from slipstream.api import (
     AccountInfo,
+    AccountLimits,
     AckPolicy,
+    Compression,
     ConsumerConfig,
+    ConsumerFields,
     ConsumerInfo,
     ConsumerLimits,
     DeliverPolicy,
@@ -18,8 +21,10 @@ from slipstream.api import (
     ReplayPolicy,
     Republish,
     Retention,
+    SequenceInfo,
     Storage,
     StreamConfig,
+    StreamFields,
     StreamInfo,
     StreamSource,
     StreamState,
@@ -29,24 +34,34 @@ from slipstream.client.contexts import Context, Contexts
 from slipstream.client.events import ClientEvent, EventKind, Stats
 from slipstream.client.options import ClientOptions
 from slipstream.client.secrets import from_env
+from slipstream.jetstream.consume.ack_subject import Metadata
+from slipstream.jetstream.consumer_requests import Pause
+from slipstream.jetstream.publish.ack_window import FailedPublish
+from slipstream.jetstream.reads.columns import Columns, Part
 from slipstream.jetstream.reads.direct_get import StoredMessage
 from slipstream.jetstream.reads.read_state import ReadStats
-from slipstream.kv.bucket import BucketConfig, BucketSource, BucketStatus
+from slipstream.kv.bucket import BucketConfig, BucketFields, BucketSource, BucketStatus
 from slipstream.kv.cache import CacheStats
 from slipstream.kv.entry import Entry, Operation
-from slipstream.objects import ObjectInfo, ObjectStoreConfig
-from slipstream.wire import Headers
+from slipstream.objects.info import ObjectInfo, ObjectLink, ObjectStoreConfig, ObjectStoreFields, ObjectStoreStatus
+from slipstream.wire import Headers, Msg, Status
+from slipstream.wire.handshake import ServerInfo
 
 __all__ = [
     "AccountInfo",
+    "AccountLimits",
     "AckPolicy",
     "BucketConfig",
+    "BucketFields",
     "BucketSource",
     "BucketStatus",
     "CacheStats",
     "ClientEvent",
     "ClientOptions",
+    "Columns",
+    "Compression",
     "ConsumerConfig",
+    "ConsumerFields",
     "ConsumerInfo",
     "ConsumerLimits",
     "Context",
@@ -56,10 +71,18 @@ __all__ = [
     "Entry",
     "EventKind",
     "ExternalStream",
+    "FailedPublish",
     "Headers",
+    "Metadata",
+    "Msg",
     "ObjectInfo",
+    "ObjectLink",
     "ObjectStoreConfig",
+    "ObjectStoreFields",
+    "ObjectStoreStatus",
     "Operation",
+    "Part",
+    "Pause",
     "Placement",
     "PriorityPolicy",
     "PubAck",
@@ -67,10 +90,14 @@ __all__ = [
     "ReplayPolicy",
     "Republish",
     "Retention",
+    "SequenceInfo",
+    "ServerInfo",
     "Stats",
+    "Status",
     "Storage",
     "StoredMessage",
     "StreamConfig",
+    "StreamFields",
     "StreamInfo",
     "StreamSource",
     "StreamState",

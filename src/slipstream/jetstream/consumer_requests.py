@@ -16,8 +16,8 @@ from slipstream.jetstream.requests import (
     Call,
     Page,
     api_body,
-    check_model,
     check_name,
+    check_type,
     decode_page,
     decode_success,
     naming,
@@ -121,7 +121,7 @@ def _named(subject: str, body: bytes, decode: Callable[[Msg], T], stream: str, c
 
 def check_config(config: ConsumerConfig) -> None:
     """Reject what cannot be sent, and what every server rejects with a less clear error."""
-    check_model(config, ConsumerConfig)
+    check_type(config, ConsumerConfig)
     for name in filter(None, (config.name, config.durable_name)):
         check_name(name, "consumer")
     if config.name and config.durable_name and config.name != config.durable_name:

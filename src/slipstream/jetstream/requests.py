@@ -23,7 +23,6 @@ from slipstream.api import (
     encode_json,
     names,
 )
-from slipstream.api.model import JsonModel
 from slipstream.api.times import duration
 from slipstream.errors import (
     ApiError,
@@ -132,12 +131,6 @@ def check_type(config: object, model: type) -> None:
         raise UsageError(f"config must be a {model.__name__}, got {type(config).__name__}")
 
 
-def check_model(config: JsonModel, model: type[JsonModel]) -> None:
-    """Reject what is no configuration of that kind, and one with an attribute of the wrong type."""
-    check_type(config, model)
-    config.check()
-
-
 def check_timeout(timeout: float | None) -> None:
     """Reject a timeout that is no time: None, which leaves it to the default, and 0 are none."""
     if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout >= 0):
@@ -166,12 +159,12 @@ class Api:
 
     def create_stream(self, config: StreamConfig) -> Call[StreamInfo]:
         """Create a stream; one with the same configuration may exist."""
-        check_model(config, StreamConfig)
+        check_type(config, StreamConfig)
         return self._stream_call("CREATE", check_name(config.name), config.to_json(), decode_stream_info)
 
     def update_stream(self, config: StreamConfig) -> Call[StreamInfo]:
         """Change a stream's configuration."""
-        check_model(config, StreamConfig)
+        check_type(config, StreamConfig)
         return self._stream_call("UPDATE", check_name(config.name), config.to_json(), decode_stream_info)
 
     def stream_info(self, name: str, *, subjects_filter: str = "", deleted_details: bool = False) -> Call[StreamInfo]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, cast
 
 from slipstream.api import (
     ExternalStream,
@@ -19,8 +19,8 @@ from slipstream.api import (
     SubjectTransform,
     names,
 )
-from slipstream.api.fields_set import TracksFields, TracksFieldsType
-from slipstream.api.times import duration
+from slipstream.api.fields_set import ConfigType, TracksFields, one_of
+from slipstream.api.times import Duration
 from slipstream.errors import UsageError
 from slipstream.jetstream.requests import check_bucket
 from slipstream.kv.keys import check_key, check_pattern
@@ -39,7 +39,7 @@ SERVER_METADATA = "_nats."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BucketSource:
+class BucketSource(TracksFields, metaclass=ConfigType):
     """A bucket that another one mirrors or aggregates.
 
     `keys` selects the keys that an aggregate takes; `prefix`, if set, is put before them there. `external` is for a
@@ -47,7 +47,7 @@ class BucketSource:
     `KV_<bucket>`, and `subject_prefix` if its keys are not below `$KV.<bucket>` and its server cannot be asked.
     """
 
-    bucket: str
+    bucket: str = field(kw_only=False)
     keys: str = ">"
     prefix: str = ""
     external: ExternalStream | None = None
@@ -115,8 +115,43 @@ def as_source(source: BucketSource | str) -> BucketSource:
     return BucketSource(bucket=source) if isinstance(source, str) else source
 
 
+def _one_source(value: Any, name: str) -> BucketSource | str | None:
+    if value is None or isinstance(value, (str, BucketSource)):
+        return value
+    raise UsageError(f"{name} must be a bucket's name or a BucketSource, got {value!r}")
+
+
+def _several_sources(value: Any, name: str) -> tuple[BucketSource | str, ...]:
+    each = [value] if isinstance(value, (str, BucketSource)) else value
+    if not isinstance(each, (list, tuple)) or not all(isinstance(one, (str, BucketSource)) for one in each):
+        raise UsageError(f"{name} must be a sequence of buckets' names or of BucketSource, got {value!r}")
+    return tuple(each)
+
+
+class BucketFields(TypedDict, total=False):
+    """The fields of a `BucketConfig` beside its name, as a program may pass them."""
+
+    description: str
+    history: int
+    ttl: Duration
+    max_value_size: int
+    max_bytes: int
+    storage: Storage | Literal["file", "memory"]
+    replicas: int
+    value_ttl: bool
+    limit_marker_ttl: Duration
+    mirror: BucketSource | str | None
+    sources: BucketSource | str | Sequence[BucketSource | str]
+    placement: Placement | None
+    republish: Republish | None
+    compression: bool
+    metadata: dict[str, str]
+    stream: str
+    subject_prefix: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BucketConfig(TracksFields, metaclass=TracksFieldsType):
+class BucketConfig(TracksFields, metaclass=ConfigType):
     """Configuration of a bucket. A limit of -1 is unlimited; a `ttl` of 0 keeps values forever.
 
     `value_ttl` allows a TTL per value. With `limit_marker_ttl` the server leaves a marker, kept for that long, where
@@ -126,18 +161,18 @@ class BucketConfig(TracksFields, metaclass=TracksFieldsType):
     aggregate of several. `stream` and `subject_prefix` are for names other than `KV_<bucket>` and `$KV.<bucket>`.
     """
 
-    bucket: str
+    bucket: str = field(kw_only=False)
     description: str = ""
     history: int = 1
     ttl: timedelta = timedelta(0)
     max_value_size: int = -1
     max_bytes: int = -1
-    storage: str = Storage.FILE.value
+    storage: str = field(default=Storage.FILE.value, metadata=one_of(Storage))
     replicas: int = 1
     value_ttl: bool = False
     limit_marker_ttl: timedelta = timedelta(0)
-    mirror: BucketSource | str | None = None
-    sources: Sequence[BucketSource | str] = ()
+    mirror: BucketSource | str | None = field(default=None, metadata={"read": _one_source})
+    sources: tuple[BucketSource | str, ...] = field(default=(), metadata={"read": _several_sources})
     placement: Placement | None = None
     republish: Republish | None = None
     compression: bool = False
@@ -145,9 +180,9 @@ class BucketConfig(TracksFields, metaclass=TracksFieldsType):
     stream: str = ""
     subject_prefix: str = ""
 
-    def __post_init__(self) -> None:
-        for name in ("ttl", "limit_marker_ttl"):  # a number of seconds is a duration too
-            object.__setattr__(self, name, duration(getattr(self, name), name))
+    if TYPE_CHECKING:
+
+        def __init__(self, bucket: str, **fields: Unpack[BucketFields]) -> None: ...
 
     @property
     def stream_name(self) -> str:
@@ -172,7 +207,7 @@ class BucketConfig(TracksFields, metaclass=TracksFieldsType):
             ttl=config.max_age,
             max_value_size=config.max_msg_size if config.max_msg_size > 0 else -1,
             max_bytes=config.max_bytes if config.max_bytes > 0 else -1,
-            storage=config.storage,
+            storage=cast("Any", config.storage),
             replicas=config.num_replicas,
             value_ttl=config.allow_msg_ttl,
             limit_marker_ttl=config.subject_delete_marker_ttl,

@@ -13,13 +13,14 @@ import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 import msgspec
 
 from slipstream.api import Placement, Storage, StreamConfig, StreamInfo, encode_json
+from slipstream.api.fields_set import ConfigType, TracksFields, one_of
 from slipstream.api.model import TIME, JsonModel, always, nested, via
-from slipstream.api.times import ZERO, duration
+from slipstream.api.times import ZERO, Duration
 from slipstream.errors import RemoteProtocolError, UsageError
 from slipstream.jetstream.requests import check_bucket
 
@@ -41,22 +42,36 @@ def check_name(name: str) -> str:
     return name
 
 
+class ObjectStoreFields(TypedDict, total=False):
+    """The fields of an `ObjectStoreConfig` beside its name, as a program may pass them."""
+
+    description: str
+    ttl: Duration
+    max_bytes: int
+    storage: Storage | Literal["file", "memory"]
+    replicas: int
+    placement: Placement | None
+    compression: bool
+    metadata: Mapping[str, str]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ObjectStoreConfig:
+class ObjectStoreConfig(TracksFields, metaclass=ConfigType):
     """Configuration of an object bucket. A limit of -1 is unlimited; a `ttl` of 0 keeps objects forever."""
 
-    bucket: str
+    bucket: str = field(kw_only=False)
     description: str = ""
     ttl: timedelta = timedelta(0)
     max_bytes: int = -1
-    storage: str = Storage.FILE.value
+    storage: str = field(default=Storage.FILE.value, metadata=one_of(Storage))
     replicas: int = 1
     placement: Placement | None = None
     compression: bool = False
     metadata: Mapping[str, str] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "ttl", duration(self.ttl, "ttl"))  # a number of seconds is a duration too
+    if TYPE_CHECKING:
+
+        def __init__(self, bucket: str, **fields: Unpack[ObjectStoreFields]) -> None: ...
 
     def stream_config(self) -> StreamConfig:
         """The configuration of the bucket's stream. A full one rejects chunks: dropping old ones damages objects."""
@@ -69,7 +84,7 @@ class ObjectStoreConfig:
             subjects=(f"$O.{name}.C.>", f"$O.{name}.M.>"),
             max_age=self.ttl,
             max_bytes=self.max_bytes or -1,
-            storage=self.storage,
+            storage=Storage(self.storage),
             num_replicas=self.replicas,
             placement=self.placement,
             discard="new",

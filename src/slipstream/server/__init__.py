@@ -2,6 +2,7 @@
 
 from slipstream.server.engine.auth.account_limits import AccountLimits
 from slipstream.server.engine.auth.users import AccountOptions, Permissions, Responses, User
+from slipstream.server.engine.monitoring.health import Health
 from slipstream.server.loop.upstream import Upstream
 from slipstream.server.options import ServerOptions, WebSocketOptions
 from slipstream.server.server import Server
@@ -9,6 +10,7 @@ from slipstream.server.server import Server
 __all__ = [
     "AccountLimits",
     "AccountOptions",
+    "Health",
     "Permissions",
     "Responses",
     "Server",

@@ -6,42 +6,56 @@ The blocking twin is generated from this file (`tools/unasync.py`).
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping
-from typing import Any
+from typing import Any, Unpack
 
 from slipstream.api import StreamConfig, StreamInfo
+from slipstream.api.fields_set import configuration
 from slipstream.client._async import client as core
 from slipstream.codecs import Codec
 from slipstream.jetstream._async import jetstream
 from slipstream.jetstream._async.snapshot import CHUNK_SIZE, Snapshot, restore
 from slipstream.kv._async import buckets
 from slipstream.kv._async.key_value import KeyValue
-from slipstream.kv.bucket import BucketConfig
+from slipstream.kv.bucket import BucketConfig, BucketFields
 from slipstream.objects._async.object_store import ObjectStore
 from slipstream.objects.info import STREAM_PREFIX as OBJECTS_PREFIX
-from slipstream.objects.info import ObjectStoreConfig
+from slipstream.objects.info import ObjectStoreConfig, ObjectStoreFields
 
 
 class JetStream(jetstream.JetStream):
     """JetStream of one account: publish, streams, Key-Value buckets."""
 
     async def create_key_value(
-        self, config: BucketConfig | str, *, consistency: str | None = None, timeout: float | None = None
+        self,
+        config: BucketConfig | str,
+        *,
+        consistency: str | None = None,
+        timeout: float | None = None,
+        **fields: Unpack[BucketFields],
     ) -> KeyValue[bytes]:
-        """Create a bucket: by its options, or by its name alone. An existing one must have the same options.
+        """Create a bucket: by its name and options (`create_key_value("settings", history=5)`), or with a BucketConfig.
+        An existing one must have the same options.
 
         Raises BucketOptionsError if it has others, ReplicaOptionsError for a read replica that would answer reads of
         its origin with other values. `consistency`: as for `key_value`.
         """
+        config = configuration(BucketConfig, config, fields)
         return KeyValue(await buckets.create_bucket(self, config, consistency=consistency, timeout=timeout))
 
     async def update_key_value(
-        self, config: BucketConfig, *, consistency: str | None = None, timeout: float | None = None
+        self,
+        config: BucketConfig | str,
+        *,
+        consistency: str | None = None,
+        timeout: float | None = None,
+        **fields: Unpack[BucketFields],
     ) -> KeyValue[bytes]:
-        """Change the options of an existing bucket that were set in `config`, also to their default; others stay.
+        """Change the options of an existing bucket that were set here, also to their default; others stay.
 
         Its read replicas in the same account change with it. All options of a bucket: `(await kv.status()).config`.
         `consistency`: as for `key_value`.
         """
+        config = configuration(BucketConfig, config, fields)
         return KeyValue(await buckets.update_bucket(self, config, consistency=consistency, timeout=timeout))
 
     async def key_value(
@@ -101,8 +115,12 @@ class JetStream(jetstream.JetStream):
         """Create a stream from the `config`, `state` and bytes of a snapshot. No stream of that name may exist."""
         return await restore(self, config, state, data, timeout=timeout)
 
-    async def create_object_store(self, config: ObjectStoreConfig, *, timeout: float | None = None) -> ObjectStore:
-        """Create a bucket of objects; an existing one must have the same configuration."""
+    async def create_object_store(
+        self, config: ObjectStoreConfig | str, *, timeout: float | None = None, **fields: Unpack[ObjectStoreFields]
+    ) -> ObjectStore:
+        """Create a bucket of objects: by its name and options, or with an ObjectStoreConfig. An existing one must have
+        the same configuration."""
+        config = configuration(ObjectStoreConfig, config, fields)
         return await ObjectStore.create_bucket(self, config, timeout=timeout)
 
     async def object_store(self, bucket: str, *, timeout: float | None = None) -> ObjectStore:

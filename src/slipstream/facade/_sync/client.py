@@ -7,42 +7,56 @@ The blocking twin is generated from this file (`tools/unasync.py`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Unpack
 
 from slipstream.api import StreamConfig, StreamInfo
+from slipstream.api.fields_set import configuration
 from slipstream.client._sync import client as core
 from slipstream.codecs import Codec
 from slipstream.jetstream._sync import jetstream
 from slipstream.jetstream._sync.snapshot import CHUNK_SIZE, Snapshot, restore
 from slipstream.kv._sync import buckets
 from slipstream.kv._sync.key_value import KeyValue
-from slipstream.kv.bucket import BucketConfig
+from slipstream.kv.bucket import BucketConfig, BucketFields
 from slipstream.objects._sync.object_store import ObjectStore
 from slipstream.objects.info import STREAM_PREFIX as OBJECTS_PREFIX
-from slipstream.objects.info import ObjectStoreConfig
+from slipstream.objects.info import ObjectStoreConfig, ObjectStoreFields
 
 
 class JetStream(jetstream.JetStream):
     """JetStream of one account: publish, streams, Key-Value buckets."""
 
     def create_key_value(
-        self, config: BucketConfig | str, *, consistency: str | None = None, timeout: float | None = None
+        self,
+        config: BucketConfig | str,
+        *,
+        consistency: str | None = None,
+        timeout: float | None = None,
+        **fields: Unpack[BucketFields],
     ) -> KeyValue[bytes]:
-        """Create a bucket: by its options, or by its name alone. An existing one must have the same options.
+        """Create a bucket: by its name and options (`create_key_value("settings", history=5)`), or with a BucketConfig.
+        An existing one must have the same options.
 
         Raises BucketOptionsError if it has others, ReplicaOptionsError for a read replica that would answer reads of
         its origin with other values. `consistency`: as for `key_value`.
         """
+        config = configuration(BucketConfig, config, fields)
         return KeyValue(buckets.create_bucket(self, config, consistency=consistency, timeout=timeout))
 
     def update_key_value(
-        self, config: BucketConfig, *, consistency: str | None = None, timeout: float | None = None
+        self,
+        config: BucketConfig | str,
+        *,
+        consistency: str | None = None,
+        timeout: float | None = None,
+        **fields: Unpack[BucketFields],
     ) -> KeyValue[bytes]:
-        """Change the options of an existing bucket that were set in `config`, also to their default; others stay.
+        """Change the options of an existing bucket that were set here, also to their default; others stay.
 
         Its read replicas in the same account change with it. All options of a bucket: `(kv.status()).config`.
         `consistency`: as for `key_value`.
         """
+        config = configuration(BucketConfig, config, fields)
         return KeyValue(buckets.update_bucket(self, config, consistency=consistency, timeout=timeout))
 
     def key_value(
@@ -102,8 +116,12 @@ class JetStream(jetstream.JetStream):
         """Create a stream from the `config`, `state` and bytes of a snapshot. No stream of that name may exist."""
         return restore(self, config, state, data, timeout=timeout)
 
-    def create_object_store(self, config: ObjectStoreConfig, *, timeout: float | None = None) -> ObjectStore:
-        """Create a bucket of objects; an existing one must have the same configuration."""
+    def create_object_store(
+        self, config: ObjectStoreConfig | str, *, timeout: float | None = None, **fields: Unpack[ObjectStoreFields]
+    ) -> ObjectStore:
+        """Create a bucket of objects: by its name and options, or with an ObjectStoreConfig. An existing one must have
+        the same configuration."""
+        config = configuration(ObjectStoreConfig, config, fields)
         return ObjectStore.create_bucket(self, config, timeout=timeout)
 
     def object_store(self, bucket: str, *, timeout: float | None = None) -> ObjectStore:

@@ -10,14 +10,15 @@ from collections.abc import AsyncIterator
 from datetime import datetime, timedelta
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 
-from slipstream.api import AccountInfo, ConsumerConfig, PubAck, StreamConfig, StreamInfo, names
+from slipstream.api import AccountInfo, ConsumerConfig, PubAck, StreamConfig, StreamFields, StreamInfo, names
+from slipstream.api.fields_set import configuration
 from slipstream.client._async.client import Client
 from slipstream.client.options import MAX_PENDING_BYTES, MAX_PENDING_MSGS
 from slipstream.codecs import Codec
 from slipstream.codecs.payloads import encode_payload
-from slipstream.errors import NoStreamError
+from slipstream.errors import NoStreamError, StreamNameInUseError
 from slipstream.jetstream import requests
 from slipstream.jetstream._async.atomic_batch import AtomicBatch
 from slipstream.jetstream._async.context import JetStreamContext
@@ -171,12 +172,27 @@ class JetStream:
         """
         return AtomicBatch(self._context, timeout=self._context.timeout if timeout is None else timeout)
 
-    async def create_stream(self, config: StreamConfig, *, timeout: float | None = None) -> Stream:
-        """Make a stream, or find it made with the same configuration."""
+    async def create_stream(
+        self, config: StreamConfig | str, *, timeout: float | None = None, **fields: Unpack[StreamFields]
+    ) -> Stream:
+        """Make a stream, or find it made with the same configuration: `create_stream("ORDERS", subjects=["orders.>"])`,
+        or with a StreamConfig.
+
+        Raises StreamNameInUseError if one of that name has another configuration. One that was made without Direct Get
+        is no other, unless `allow_direct` was set here.
+        """
+        config = configuration(StreamConfig, config, fields)
         context, session = self._context, self._context.session
         call = context.api.create_stream(config)
         mark = 0 if session is None else session.mark(config.name)
-        info = await context.run(call, timeout=timeout)
+        try:
+            info = await context.run(call, timeout=timeout)
+        except StreamNameInUseError:
+            if "allow_direct" in config.fields_set:
+                raise
+            # Made by an earlier version of this library, or by a client that leaves the field out.
+            other = config.replace(allow_direct=False)
+            info = await context.run(context.api.create_stream(other), timeout=timeout)
         name = info.config.name
         if config.mirror is None:  # the messages of a mirror are as old as those of the stream it copies
             if session is not None:
@@ -184,9 +200,18 @@ class JetStream:
             context.read_state.stream(context.prefix, name).learn(info, context.client.now())
         return Stream(context, name)
 
-    async def update_stream(self, config: StreamConfig, *, timeout: float | None = None) -> StreamInfo:
-        """Change a stream's configuration."""
-        return await self._context.run(self._context.api.update_stream(config), timeout=timeout)
+    async def update_stream(
+        self, config: StreamConfig | str, *, timeout: float | None = None, **fields: Unpack[StreamFields]
+    ) -> StreamInfo:
+        """Change a stream's configuration. Fields that are not set get their defaults, but for `allow_direct`, which
+        then stays as it is. To change a part: `update_stream(info.config.replace(max_age=3600))`.
+        """
+        config = configuration(StreamConfig, config, fields)
+        context = self._context
+        if "allow_direct" not in config.fields_set:
+            now = await context.run(context.api.stream_info(config.name), timeout=timeout)
+            config = config.replace(allow_direct=now.config.allow_direct)
+        return await context.run(context.api.update_stream(config), timeout=timeout)
 
     async def delete_stream(self, name: str, *, timeout: float | None = None) -> None:
         """Remove a stream and all its messages."""

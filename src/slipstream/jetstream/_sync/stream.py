@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
+from typing import Unpack
 
-from slipstream.api import ConsumerConfig, ConsumerInfo, GetRequest, ReplayPolicy, StreamInfo
+from slipstream.api import ConsumerConfig, ConsumerFields, ConsumerInfo, GetRequest, ReplayPolicy, StreamInfo
+from slipstream.api.fields_set import configuration
 from slipstream.api.times import instant
 from slipstream.errors import (
     DirectGetNotAllowedError,
@@ -135,7 +137,7 @@ class Stream:
 
     def get_last_many(
         self,
-        subjects: Sequence[str],
+        subjects: str | Sequence[str],
         *,
         up_to_seq: int = 0,
         up_to_time: int | datetime | None = None,
@@ -143,16 +145,14 @@ class Stream:
         from_leader: bool = False,
         timeout: float | None = None,
     ) -> dict[str, StoredMessage]:
-        """Subject to newest message, for any number of subjects and patterns; those without a message are left out.
+        """Subject to newest message, for one or any number of subjects and patterns; those without one are left out.
 
         With `up_to_seq` or `up_to_time` (a datetime, or nanoseconds since the epoch) the newest up to there. It is not
         one state of the stream: subjects are read in pieces, each of which is at or after `min_last_seq`.
         """
-        if isinstance(subjects, str):
-            raise UsageError(f"subjects must be a sequence of subjects, got the text {subjects!r}")
         if (up_to_time is not None and (up_to_seq or from_leader)) or (up_to_seq and from_leader):
             raise UsageError("up_to_seq, up_to_time and from_leader are mutually exclusive")
-        asked = tuple(check_filter(subject) for subject in subjects)
+        asked = tuple(check_filter(subject) for subject in ((subjects,) if isinstance(subjects, str) else subjects))
         requests.check_seq(up_to_seq, "up_to_seq")
         requests.check_timeout(timeout)
         bound = Bound(up_to_seq, None if up_to_time is None else instant(up_to_time, "up_to_time"))
@@ -294,26 +294,36 @@ class Stream:
 
     # Consumers
 
-    def create_consumer(self, config: ConsumerConfig | str, *, timeout: float | None = None) -> Consumer:
-        """Create a consumer: a durable pull consumer of that name, or as configured.
+    def create_consumer(
+        self, config: ConsumerConfig | str, *, timeout: float | None = None, **fields: Unpack[ConsumerFields]
+    ) -> Consumer:
+        """Create a consumer: a durable one of that name with these fields (`create_consumer("workers", ack_wait=60)`),
+        or as configured.
 
         Raises ConsumerExistsError if one of that name exists with another configuration. On a server that does not keep
         the configuration's `min_last_seq` a stream with one replica is waited for, and StaleReadError raised if it has
         not the sequence in time; with others MinLastSequenceUnsupportedError is raised and nothing created.
         """
-        return self._create_consumer(config, Action.CREATE, timeout)
+        return self._create_consumer(config, Action.CREATE, timeout, fields)
 
-    def update_consumer(self, config: ConsumerConfig, *, timeout: float | None = None) -> Consumer:
+    def update_consumer(
+        self, config: ConsumerConfig | str, *, timeout: float | None = None, **fields: Unpack[ConsumerFields]
+    ) -> Consumer:
         """Update a consumer; raises ConsumerDoesNotExistError if none of that name exists."""
-        return self._create_consumer(config, Action.UPDATE, timeout)
+        return self._create_consumer(config, Action.UPDATE, timeout, fields)
 
-    def create_or_update_consumer(self, config: ConsumerConfig | str, *, timeout: float | None = None) -> Consumer:
+    def create_or_update_consumer(
+        self, config: ConsumerConfig | str, *, timeout: float | None = None, **fields: Unpack[ConsumerFields]
+    ) -> Consumer:
         """Create a consumer, or update the one of that name."""
-        return self._create_consumer(config, Action.CREATE_OR_UPDATE, timeout)
+        return self._create_consumer(config, Action.CREATE_OR_UPDATE, timeout, fields)
 
-    def _create_consumer(self, config: ConsumerConfig | str, action: Action, timeout: float | None) -> Consumer:
+    def _create_consumer(
+        self, config: ConsumerConfig | str, action: Action, timeout: float | None, fields: ConsumerFields
+    ) -> Consumer:
         if isinstance(config, str):
-            config = ConsumerConfig(durable_name=requests.check_name(config, "consumer"))
+            requests.check_name(config, "consumer")
+        config = configuration(ConsumerConfig, config, fields)
         request = partial(self._context.consumer_api.create, self.name, action=action)
         info = create_consumer(self._context, self.name, config, request, timeout=timeout)
         return Consumer(self._context, self.name, info.name, info)

@@ -41,7 +41,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import msgspec
 
@@ -148,7 +148,7 @@ def template(
         opt_start_seq=check_seq(start_seq, "start_seq"),
         opt_start_time=None if start_time is None else instant(start_time, "start_time"),
         headers_only=headers_only,
-        replay_policy=replay_policy,
+        replay_policy=cast("ReplayPolicy", replay_policy),
         metadata=metadata or {},
         min_last_seq=check_seq(min_last_seq, "min_last_seq"),
     )

@@ -20,7 +20,7 @@ from slipstream.errors import (
     UsageError,
 )
 from slipstream.jetstream._async.jetstream import JetStream
-from slipstream.jetstream.requests import check_bucket, check_type
+from slipstream.jetstream.requests import check_bucket
 from slipstream.kv._async.replicas import Upstream, is_local_mirror, origin_of, replicas_of, upstream_of
 from slipstream.kv._async.stream_storage import StreamStorage, not_found
 from slipstream.kv.bucket import STREAM_PREFIX, Address, BucketConfig, BucketSource, as_source, differences
@@ -34,14 +34,12 @@ _ADVICE = "Leave these options out to take them over, or use sources: such a buc
 
 async def create_bucket(
     js: JetStream,
-    config: BucketConfig | str,
+    config: BucketConfig,
     *,
     consistency: str | None = None,
     timeout: float | None = None,
 ) -> StreamStorage:
-    """Create a bucket, or open it if it exists with the same options. A name is a bucket with the default options."""
-    config = BucketConfig(bucket=config) if isinstance(config, str) else config
-    check_type(config, BucketConfig)
+    """Create a bucket, or open it if it exists with the same options."""
     reads = check_consistency(consistency, in_session=js.context.session is not None)
     config = await _with_source_prefixes(js, config, timeout)
     stream, unknown = config.stream_config(), set[str]()
@@ -67,7 +65,6 @@ async def update_bucket(
     js: JetStream, config: BucketConfig, *, consistency: str | None = None, timeout: float | None = None
 ) -> StreamStorage:
     """Change the options of an existing bucket that `config` sets, and those of its read replicas with them."""
-    check_type(config, BucketConfig)
     reads = check_consistency(consistency, in_session=js.context.session is not None)
     try:
         current = (await js.stream(config.stream_name).info(timeout=timeout)).config

@@ -28,7 +28,7 @@ from slipstream.errors import (
 )
 from slipstream.jetstream._async.jetstream import JetStream
 from slipstream.jetstream.reads.direct_get import StoredMessage
-from slipstream.jetstream.requests import check_bucket, check_type
+from slipstream.jetstream.requests import check_bucket
 from slipstream.objects._async.watch import ObjectWatch
 from slipstream.objects.chunks import Checker, Chunker, Piece, check_piece, pieces
 from slipstream.objects.info import (
@@ -72,7 +72,6 @@ class ObjectStore:
         cls, js: JetStream, config: ObjectStoreConfig, *, timeout: float | None = None
     ) -> ObjectStore:
         """Create a bucket, or open it if it exists with the same configuration."""
-        check_type(config, ObjectStoreConfig)
         await js.create_stream(config.stream_config(), timeout=timeout)
         return cls(js, config.bucket)
 

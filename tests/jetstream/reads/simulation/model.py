@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from slipstream.api import GetRequest, StreamConfig, StreamInfo, StreamState, format_time
+from slipstream.api import GetRequest, Storage, StreamConfig, StreamInfo, StreamState, format_time
 from slipstream.api.stream import StreamSource
 from slipstream.errors import TooManyResultsError
 from slipstream.jetstream.reads.direct_get import BatchItem, EndOfBatch, Replies, StoredMessage
@@ -322,7 +322,7 @@ def config_of(name: str, limits: Limits, filter_: str = "", start: int = 0, *, i
         max_bytes=limits.max_bytes,
         max_msgs_per_subject=limits.per_subject,
         allow_rollup_hdrs=limits.rollups,
-        storage=limits.storage,
+        storage=Storage(limits.storage),
         num_replicas=limits.replicas,
         allow_direct=True,
         mirror_direct=is_mirror,
