@@ -110,6 +110,9 @@ async def test_a_codec_is_chosen_once(
         message = await (await stream.create_consumer("worker")).next()
         assert (message.data, message.headers.get("Content-Type")) == (data, content_type)
         assert message.decode(type(value)) == value
+        async with stream.ordered_consumer() as ordered, await js.subscribe(f"{fresh}.a") as pushed:
+            assert (await ordered.next()).decode(type(value)) == value
+            assert (await pushed.next()).decode(type(value)) == value
         async with js.session() as session:
             assert session.codec is js.codec
         if where == "connection":
@@ -153,6 +156,13 @@ async def test_a_request_has_a_typed_reply(any_server: str, fresh: str) -> None:
         assert [one.json(Reply) async for one in nc.request_many(fresh, Order(2), max_messages=1)] == [Reply(4)]
         with pytest.raises(MessageDecodeError, match=f"the reply to the request on '{fresh}' cannot be decoded as Re"):
             await nc.request(fresh, Order(0), reply=Reply)
+
+
+async def test_a_request_to_the_server_may_be_an_object(any_server: str, fresh: str) -> None:
+    async with connect(any_server) as nc:
+        await nc.jetstream().create_stream(StreamConfig(name=fresh, subjects=(f"{fresh}.>",)))
+        found = await nc.request(f"$JS.API.STREAM.INFO.{fresh}", {"deleted_details": True}, reply=dict[str, Any])
+        assert found["config"]["name"] == fresh
 
 
 async def test_objects_that_cannot_be_sent_are_refused_before_anything_is(any_server: str, fresh: str) -> None:

@@ -112,6 +112,9 @@ def test_a_codec_is_chosen_once(
         message = (stream.create_consumer("worker")).next()
         assert (message.data, message.headers.get("Content-Type")) == (data, content_type)
         assert message.decode(type(value)) == value
+        with stream.ordered_consumer() as ordered, js.subscribe(f"{fresh}.a") as pushed:
+            assert (ordered.next()).decode(type(value)) == value
+            assert (pushed.next()).decode(type(value)) == value
         with js.session() as session:
             assert session.codec is js.codec
         if where == "connection":
@@ -155,6 +158,13 @@ def test_a_request_has_a_typed_reply(any_server: str, fresh: str) -> None:
         assert [one.json(Reply) for one in nc.request_many(fresh, Order(2), max_messages=1)] == [Reply(4)]
         with pytest.raises(MessageDecodeError, match=f"the reply to the request on '{fresh}' cannot be decoded as Re"):
             nc.request(fresh, Order(0), reply=Reply)
+
+
+def test_a_request_to_the_server_may_be_an_object(any_server: str, fresh: str) -> None:
+    with connect(any_server) as nc:
+        nc.jetstream().create_stream(StreamConfig(name=fresh, subjects=(f"{fresh}.>",)))
+        found = nc.request(f"$JS.API.STREAM.INFO.{fresh}", {"deleted_details": True}, reply=dict[str, Any])
+        assert found["config"]["name"] == fresh
 
 
 def test_objects_that_cannot_be_sent_are_refused_before_anything_is(any_server: str, fresh: str) -> None:

@@ -16,6 +16,7 @@ from slipstream import JetStream, connect, connect_blocking
 from slipstream.api import GetRequest
 from slipstream.client._async.client import Client
 from slipstream.client.events import ReplySink
+from slipstream.codecs import Json
 from slipstream.errors import (
     MessageNotFoundError,
     MinLastSequenceError,
@@ -104,6 +105,8 @@ async def test_an_abandoned_publisher_leaves_nothing_behind(our_url: str, fresh:
 
 class SlowAcks:
     """A client whose server acknowledges one publish every 0.4 seconds of a virtual clock, and some never."""
+
+    codec = Json[object]()
 
     def __init__(self, *, acks: int) -> None:
         self.clock = 0.0
