@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from slipstream import api, errors, server, testing
-    from slipstream.client._async.client import Connecting
+    from slipstream.client._async.opening import Opening
     from slipstream.client._async.subscription import Message, Subscription
     from slipstream.client._sync.subscription import Message as BlockingMessage
     from slipstream.client._sync.subscription import Subscription as BlockingSubscription
@@ -279,7 +279,6 @@ __all__ = [
     "Compressed",
     "Compression",
     "ConfigMismatchError",
-    "Connecting",
     "ConnectionClosedError",
     "ConnectionLostError",
     "Consumer",
@@ -358,6 +357,7 @@ __all__ = [
     "ObjectStoreFields",
     "ObjectStoreStatus",
     "ObjectWatch",
+    "Opening",
     "Operation",
     "OrderedConsumer",
     "OriginUnreachableError",
@@ -468,7 +468,7 @@ _DRIVERS = {
 }
 # Of one driver, or of none.
 _MODULES = {
-    "client._async.client": ("Connecting",),
+    "client._async.opening": ("Opening",),
     "codecs": ("Base64Values", "Codec", "Compressed", "Json", "MessagePack", "Text"),
     "facade._async.client": ("connect",),
     "kv._async.key_value": ("open_local_key_value",),

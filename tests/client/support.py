@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from slipstream.client._async import client as aio
+from slipstream.client._async.opening import Opening
 from slipstream.client._sync import client as blocking
 
 LIMIT = 30.0  # seconds for anything at all
@@ -122,7 +123,8 @@ class Face:
                 return self._run(value(*args, **kwargs))
 
             async def inside() -> Any:  # the driver is not made for calls from other threads
-                return value(*args, **kwargs)
+                found = value(*args, **kwargs)
+                return await found if isinstance(found, Opening) else found
 
             return self._run(inside())
 

@@ -395,7 +395,7 @@ def test_the_drivers_are_twins(one: type, other: type) -> None:
 
 def test_only_what_may_wait_is_awaited() -> None:
     plain = {name for name, member in public(aio.Client).items() if inspect.isfunction(member)} - {
-        name for name, member in public(aio.Client).items() if inspect.iscoroutinefunction(member)
+        name for name, member in public(aio.Client).items() if inspect.iscoroutinefunction(inspect.unwrap(member))
     }
     for_layers_above = {"start", "start_bulk", "start_many", "expect", "publish_many", "cancel", "answer", "report"}
     for_layers_above |= {"callback_failed", "spawn", "leave_server", "run_here", "shared"}

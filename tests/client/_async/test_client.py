@@ -96,7 +96,7 @@ def test_a_cancelled_connect_leaves_nothing_behind() -> None:
             peer.until_closed()
 
         with FakeServer(script) as server:
-            task = asyncio.ensure_future(connect(server.url)._open())
+            task = asyncio.create_task(connect(server.url))
             await greeted.wait()
             task.cancel()
             with pytest.raises(asyncio.CancelledError):

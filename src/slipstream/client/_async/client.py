@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar, overload
+from typing import Any, Self, TypeVar, overload
 
 from slipstream.client._async.connection import Connection, expire
+from slipstream.client._async.opening import opens
 from slipstream.client._async.subscription import Callback, Message, Subscription
 from slipstream.client._async.tasks import Worker
 from slipstream.client.base import (
@@ -63,9 +64,16 @@ class Client(BaseClient):
 
     @classmethod
     @takes(ClientOptions)
-    def connect(cls, options: ClientOptions) -> Connecting[Self]:
+    @opens
+    async def connect(cls, options: ClientOptions) -> Self:
         """Connect to one of `servers`: `nc = await connect(...)`, or `async with connect(...) as nc`."""
-        return Connecting(cls, options)
+        connection = Connection(options)
+        try:
+            await connection.connect()
+        except BaseException:
+            await connection.close()
+            raise
+        return cls(connection)
 
     async def __aenter__(self) -> Self:
         return self
@@ -93,6 +101,7 @@ class Client(BaseClient):
         if outgoing.size > connection.max_pending:
             await connection.ready()
 
+    @opens
     async def subscribe(
         self,
         subject: str,
@@ -349,40 +358,6 @@ class Client(BaseClient):
             call()
         elif not self._loop.is_closed():
             self._loop.call_soon_threadsafe(call)
-
-
-C = TypeVar("C", bound=Client)
-
-
-class Connecting(Generic[C]):
-    """A client that is being connected: `await` it, or enter it with `async with`, which closes it at the end."""
-
-    def __init__(self, kind: type[C], options: ClientOptions) -> None:
-        self._kind = kind
-        self._options = options
-        self._client: C | None = None
-
-    async def _open(self) -> C:
-        connection = Connection(self._options)
-        try:
-            await connection.connect()
-        except BaseException:
-            await connection.close()
-            raise
-        return self._kind(connection)
-
-    def __await__(self) -> Generator[None, None, C]:
-        return self._open().__await__()
-
-    async def __aenter__(self) -> C:
-        self._client = await self._open()
-        return self._client
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assert self._client is not None
-        await self._client.close()
 
 
 connect = Client.connect

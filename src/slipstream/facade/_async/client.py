@@ -11,6 +11,7 @@ from typing import Any, Unpack
 from slipstream.api import StreamConfig, StreamInfo
 from slipstream.api.fields_set import configuration
 from slipstream.client._async import client as core
+from slipstream.client._async.opening import opens
 from slipstream.codecs import Codec
 from slipstream.jetstream._async import jetstream
 from slipstream.jetstream._async.snapshot import CHUNK_SIZE, Snapshot, restore
@@ -25,6 +26,7 @@ from slipstream.objects.info import ObjectStoreConfig, ObjectStoreFields
 class JetStream(jetstream.JetStream):
     """JetStream of one account: publish, streams, Key-Value buckets."""
 
+    @opens
     async def create_key_value(
         self,
         config: BucketConfig | str,
@@ -42,6 +44,7 @@ class JetStream(jetstream.JetStream):
         config = configuration(BucketConfig, config, fields)
         return KeyValue(await buckets.create_bucket(self, config, consistency=consistency, timeout=timeout))
 
+    @opens
     async def update_key_value(
         self,
         config: BucketConfig | str,
@@ -58,6 +61,7 @@ class JetStream(jetstream.JetStream):
         config = configuration(BucketConfig, config, fields)
         return KeyValue(await buckets.update_bucket(self, config, consistency=consistency, timeout=timeout))
 
+    @opens
     async def key_value(
         self,
         bucket: str,

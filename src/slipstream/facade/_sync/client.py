@@ -12,6 +12,7 @@ from typing import Any, Unpack
 from slipstream.api import StreamConfig, StreamInfo
 from slipstream.api.fields_set import configuration
 from slipstream.client._sync import client as core
+from slipstream.client._sync.opening import opens
 from slipstream.codecs import Codec
 from slipstream.jetstream._sync import jetstream
 from slipstream.jetstream._sync.snapshot import CHUNK_SIZE, Snapshot, restore
@@ -26,6 +27,7 @@ from slipstream.objects.info import ObjectStoreConfig, ObjectStoreFields
 class JetStream(jetstream.JetStream):
     """JetStream of one account: publish, streams, Key-Value buckets."""
 
+    @opens
     def create_key_value(
         self,
         config: BucketConfig | str,
@@ -43,6 +45,7 @@ class JetStream(jetstream.JetStream):
         config = configuration(BucketConfig, config, fields)
         return KeyValue(buckets.create_bucket(self, config, consistency=consistency, timeout=timeout))
 
+    @opens
     def update_key_value(
         self,
         config: BucketConfig | str,
@@ -59,6 +62,7 @@ class JetStream(jetstream.JetStream):
         config = configuration(BucketConfig, config, fields)
         return KeyValue(buckets.update_bucket(self, config, consistency=consistency, timeout=timeout))
 
+    @opens
     def key_value(
         self,
         bucket: str,

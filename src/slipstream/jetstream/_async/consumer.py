@@ -11,6 +11,7 @@ from datetime import datetime
 
 from slipstream.api import ConsumerInfo
 from slipstream.api.times import instant
+from slipstream.client._async.opening import opens
 from slipstream.client.base import check_callback
 from slipstream.errors import ConnectionLostError, RequestTimeoutError, StatusError, UsageError
 from slipstream.jetstream import requests
@@ -164,6 +165,7 @@ class Consumer:
         """
         return MessageLists(self._pull_loop(max_messages, max_bytes, threshold, expires, heartbeat), idle_timeout)
 
+    @opens
     async def consume(
         self,
         callback: Callback,

@@ -15,6 +15,7 @@ from typing import Any, Self, TypeVar, Unpack
 from slipstream.api import AccountInfo, ConsumerConfig, PubAck, StreamConfig, StreamFields, StreamInfo, names
 from slipstream.api.fields_set import configuration
 from slipstream.client._async.client import Client
+from slipstream.client._async.opening import Openable, opens
 from slipstream.client.options import MAX_PENDING_BYTES, MAX_PENDING_MSGS
 from slipstream.codecs import Codec
 from slipstream.codecs.payloads import encode_payload
@@ -243,6 +244,7 @@ class JetStream:
         """Send a request and decode its answer."""
         return await self._context.run(call, timeout=timeout)
 
+    @opens
     async def subscribe(
         self,
         subject: str = "",
@@ -277,6 +279,7 @@ class JetStream:
             timeout=timeout,
         )
 
+    @opens
     async def pull_subscribe(
         self,
         subject: str = "",
@@ -291,6 +294,7 @@ class JetStream:
         wanted = Wanted(subject, stream, consumer, durable, is_pull=True, config=config)
         return await pull_subscribe(self._context, wanted, timeout=timeout)
 
+    @opens
     async def ordered(
         self,
         subject: str,
@@ -320,7 +324,7 @@ class JetStream:
         )
 
 
-class Session(JetStream):
+class Session(JetStream, Openable):
     """JetStream with a memory: every read has seen all that was written and read through it before.
 
     Messages that are deleted or purged in place are not covered, nor is what happens outside of the session.

@@ -14,6 +14,7 @@ from typing import NamedTuple, Self
 
 from slipstream.api import ConsumerConfig, ConsumerInfo, StreamInfo
 from slipstream.client._async.client import Subscription
+from slipstream.client._async.opening import Openable
 from slipstream.client.base import FOREVER
 from slipstream.errors import (
     ApiError,
@@ -54,7 +55,7 @@ class _Created(NamedTuple):
     epoch: int
 
 
-class OrderedConsumer:
+class OrderedConsumer(Openable):
     """Messages of a stream in order, each once: `async for message in ordered`, or `chunks()` for lists.
 
     The consumer is created by `start`, which `async with` and the first read call as well; from then on

@@ -16,6 +16,7 @@ from contextlib import suppress
 from typing import Self, TypeVar
 
 from slipstream.client._async.client import Subscription
+from slipstream.client._async.opening import Openable
 from slipstream.client.base import FOREVER
 from slipstream.errors import (
     ApiError,
@@ -299,7 +300,7 @@ class PullLoop:
             return  # JetStream is not available at the moment
 
 
-class MessageLists:
+class MessageLists(Openable):
     """The iteration of `Consumer.chunks`: lists of messages. It ends with `aclose`, or when nothing refers to it."""
 
     def __init__(self, loop: PullLoop, idle_timeout: float | None) -> None:
@@ -322,6 +323,12 @@ class MessageLists:
 
     async def aclose(self) -> None:
         """End the loop; the messages that were not taken are for the next call on the consumer."""
+        self._end()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
         self._end()
 
     def _open_loop(self) -> PullLoop:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from contextlib import suppress
 from functools import partial
+from typing import Self
 
 from slipstream.api import ConsumerConfig, ConsumerInfo, names
 from slipstream.client._async.client import Subscription
@@ -66,6 +67,12 @@ class PullSubscription(Consumer):
         if self.is_owner:
             self.is_owner = False
             await delete_and_report(self._context, self.stream, self.name, timeout=timeout)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.unsubscribe()
 
 
 async def push_subscribe(

@@ -15,6 +15,7 @@ from typing import Self
 import msgspec
 
 from slipstream.api import PubAck, names
+from slipstream.client._sync.opening import Openable
 from slipstream.codecs.payloads import encode_payload
 from slipstream.errors import UsageError
 from slipstream.jetstream import requests
@@ -24,7 +25,7 @@ from slipstream.wire import Headers
 from slipstream.wire.headers import HeaderValues
 
 
-class AtomicBatch:
+class AtomicBatch(Openable):
     """A batch that is being sent. Leaving `with` commits it; an error in the block discards it.
 
     Expectations of the stream are checked when the batch is committed, for all messages together.

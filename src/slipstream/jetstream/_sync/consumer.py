@@ -12,6 +12,7 @@ from datetime import datetime
 
 from slipstream.api import ConsumerInfo
 from slipstream.api.times import instant
+from slipstream.client._sync.opening import opens
 from slipstream.client.base import check_callback
 from slipstream.errors import ConnectionLostError, RequestTimeoutError, StatusError, UsageError
 from slipstream.jetstream import requests
@@ -165,6 +166,7 @@ class Consumer:
         """
         return MessageLists(self._pull_loop(max_messages, max_bytes, threshold, expires, heartbeat), idle_timeout)
 
+    @opens
     def consume(
         self,
         callback: Callback,

@@ -16,6 +16,7 @@ from typing import Any, Self, TypeVar, Unpack
 from slipstream.api import AccountInfo, ConsumerConfig, PubAck, StreamConfig, StreamFields, StreamInfo, names
 from slipstream.api.fields_set import configuration
 from slipstream.client._sync.client import Client
+from slipstream.client._sync.opening import Openable, opens
 from slipstream.client.options import MAX_PENDING_BYTES, MAX_PENDING_MSGS
 from slipstream.codecs import Codec
 from slipstream.codecs.payloads import encode_payload
@@ -244,6 +245,7 @@ class JetStream:
         """Send a request and decode its answer."""
         return self._context.run(call, timeout=timeout)
 
+    @opens
     def subscribe(
         self,
         subject: str = "",
@@ -278,6 +280,7 @@ class JetStream:
             timeout=timeout,
         )
 
+    @opens
     def pull_subscribe(
         self,
         subject: str = "",
@@ -292,6 +295,7 @@ class JetStream:
         wanted = Wanted(subject, stream, consumer, durable, is_pull=True, config=config)
         return pull_subscribe(self._context, wanted, timeout=timeout)
 
+    @opens
     def ordered(
         self,
         subject: str,
@@ -321,7 +325,7 @@ class JetStream:
         )
 
 
-class Session(JetStream):
+class Session(JetStream, Openable):
     """JetStream with a memory: every read has seen all that was written and read through it before.
 
     Messages that are deleted or purged in place are not covered, nor is what happens outside of the session.

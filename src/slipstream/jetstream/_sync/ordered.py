@@ -15,6 +15,7 @@ from typing import NamedTuple, Self
 
 from slipstream.api import ConsumerConfig, ConsumerInfo, StreamInfo
 from slipstream.client._sync.client import Subscription
+from slipstream.client._sync.opening import Openable
 from slipstream.client.base import FOREVER
 from slipstream.errors import (
     ApiError,
@@ -55,7 +56,7 @@ class _Created(NamedTuple):
     epoch: int
 
 
-class OrderedConsumer:
+class OrderedConsumer(Openable):
     """Messages of a stream in order, each once: `for message in ordered`, or `chunks()` for lists.
 
     The consumer is created by `start`, which `with` and the first read call as well; from then on

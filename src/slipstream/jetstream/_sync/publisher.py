@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Self
 
 from slipstream.api import PubAck
+from slipstream.client._sync.opening import Openable
 from slipstream.codecs.payloads import encode_payload
 from slipstream.errors import Error, UsageError
 from slipstream.jetstream import requests
@@ -24,7 +25,7 @@ from slipstream.wire.headers import HeaderValues
 RETRY_WAIT = 0.25  # seconds before the first retry of a publish that no stream took
 
 
-class Publisher:
+class Publisher(Openable):
     """A window of publishes in flight; use it as a context manager, which waits for the last ack.
 
     Every message is acknowledged or its failure raised: by the `publish` or `flush` that sees it, at the latest on the

@@ -17,6 +17,7 @@ from contextlib import suppress
 from typing import Self, TypeVar
 
 from slipstream.client._sync.client import Subscription
+from slipstream.client._sync.opening import Openable
 from slipstream.client.base import FOREVER
 from slipstream.errors import (
     ApiError,
@@ -300,7 +301,7 @@ class PullLoop:
             return  # JetStream is not available at the moment
 
 
-class MessageLists:
+class MessageLists(Openable):
     """The iteration of `Consumer.chunks`: lists of messages. It ends with `close`, or when nothing refers to it."""
 
     def __init__(self, loop: PullLoop, idle_timeout: float | None) -> None:
@@ -323,6 +324,12 @@ class MessageLists:
 
     def close(self) -> None:
         """End the loop; the messages that were not taken are for the next call on the consumer."""
+        self._end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._end()
 
     def _open_loop(self) -> PullLoop:

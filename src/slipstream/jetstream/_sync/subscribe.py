@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 from contextlib import suppress
 from functools import partial
+from typing import Self
 
 from slipstream.api import ConsumerConfig, ConsumerInfo, names
 from slipstream.client._sync.client import Subscription
@@ -67,6 +68,12 @@ class PullSubscription(Consumer):
         if self.is_owner:
             self.is_owner = False
             delete_and_report(self._context, self.stream, self.name, timeout=timeout)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.unsubscribe()
 
 
 def push_subscribe(

@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import Generic, Self, TypeVar, cast
 
 from slipstream.api.times import nanoseconds
+from slipstream.client._async.opening import Openable, opens
 from slipstream.errors import (
     HistoryLostError,
     KeyExistsError,
@@ -181,6 +182,7 @@ class KeyValue(Generic[V]):
             raise KeyNotFoundError(self.bucket, key)
         return with_deltas(found)
 
+    @opens
     async def watch(
         self,
         *filters: str,
@@ -363,6 +365,7 @@ class KeyValue(Generic[V]):
         """A handle that rejects every write before anything is sent."""
         return KeyValue(ReadOnlyStorage(self.storage))
 
+    @opens
     async def cached(
         self,
         *filters: str,
@@ -409,6 +412,7 @@ class CachedKeyValue(KeyValue[V]):
         return self._cache.stats
 
 
+@opens
 async def open_local_key_value(
     path: str = ":memory:", config: BucketConfig | None = None, *, consistency: str | None = None
 ) -> KeyValue[bytes]:
@@ -422,7 +426,7 @@ async def open_local_key_value(
     return KeyValue(await open_sqlite(path, config))
 
 
-class Writer(Generic[V]):
+class Writer(Generic[V], Openable):
     """Pipelined puts and deletes; use it as a context manager, which waits for the last ack."""
 
     def __init__(self, storage: Storage[V], inner: StorageWriter[V]) -> None:
@@ -447,7 +451,7 @@ class Writer(Generic[V]):
         self.last_revision = await self._inner.flush()
         return self.last_revision
 
-    async def __aenter__(self) -> Writer[V]:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:

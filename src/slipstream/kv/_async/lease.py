@@ -80,6 +80,7 @@ class Lease:
         self._record_ttl: timedelta | None = None
         self._user: Worker | None = None  # the task or thread that acquired it, until it is released
         self._is_acquiring = False
+        self._is_opened = False  # acquired by a call whose result may be entered
         self._mutex = Mutex()  # around looking at the two above and setting them
         self._worker: Worker | None = None
         self._turn = Guard()  # one claim or renewal at a time: the caller's and the background ones
@@ -417,8 +418,16 @@ class Lease:
         timeout = self._request_timeout()
         await self._storage.append(self.key, None, operation=Operation.DELETE, last=revision, timeout=timeout)
 
+    async def acquired(self, *, timeout: float | None = None) -> Self:
+        """Acquire it for a caller that may enter it afterwards, once."""
+        await self.acquire(timeout=timeout)
+        self._is_opened = True
+        return self
+
     async def __aenter__(self) -> Self:
-        await self.acquire()
+        if not self._is_opened:
+            await self.acquire()
+        self._is_opened = False
         return self
 
     async def __aexit__(self, *_: object) -> None:

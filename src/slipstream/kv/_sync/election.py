@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import NamedTuple, Self
 
+from slipstream.client._sync.opening import opens
 from slipstream.errors import CodecError, RequestTimeoutError, UsageError
 from slipstream.kv._sync.lease import DEFAULT_TTL, Lease
 from slipstream.kv._sync.runtime import lease_clock
@@ -172,6 +173,7 @@ class Members:
         self._ttl = ttl
         self._now = now
 
+    @opens
     def join(self, name: str, data: bytes = b"", *, timeout: float | None = None) -> Lease:
         """Become a member until the returned lease is released or lost; `lease.renew(data)` changes the data.
 
@@ -180,8 +182,7 @@ class Members:
         if "." in name:
             raise UsageError(f"member name must not contain dots, got {name!r}")
         lease = Lease(self._storage, f"{self.prefix}.{name}", ttl=self._ttl, name=name, data=data, now=self._now)
-        lease.acquire(timeout=timeout)
-        return lease
+        return lease.acquired(timeout=timeout)
 
     def members(self, *, min_last_revision: int = 0, timeout: float | None = None) -> dict[str, Member]:
         """The live members by name. Ages are measured with the server's clock, which also dated the renewals."""

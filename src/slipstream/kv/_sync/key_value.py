@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import Generic, Self, TypeVar, cast
 
 from slipstream.api.times import nanoseconds
+from slipstream.client._sync.opening import Openable, opens
 from slipstream.errors import (
     HistoryLostError,
     KeyExistsError,
@@ -176,6 +177,7 @@ class KeyValue(Generic[V]):
             raise KeyNotFoundError(self.bucket, key)
         return with_deltas(found)
 
+    @opens
     def watch(
         self,
         *filters: str,
@@ -354,6 +356,7 @@ class KeyValue(Generic[V]):
         """A handle that rejects every write before anything is sent."""
         return KeyValue(ReadOnlyStorage(self.storage))
 
+    @opens
     def cached(
         self,
         *filters: str,
@@ -400,6 +403,7 @@ class CachedKeyValue(KeyValue[V]):
         return self._cache.stats
 
 
+@opens
 def open_local_key_value(
     path: str = ":memory:", config: BucketConfig | None = None, *, consistency: str | None = None
 ) -> KeyValue[bytes]:
@@ -413,7 +417,7 @@ def open_local_key_value(
     return KeyValue(open_sqlite(path, config))
 
 
-class Writer(Generic[V]):
+class Writer(Generic[V], Openable):
     """Pipelined puts and deletes; use it as a context manager, which waits for the last ack."""
 
     def __init__(self, storage: Storage[V], inner: StorageWriter[V]) -> None:
@@ -438,7 +442,7 @@ class Writer(Generic[V]):
         self.last_revision = self._inner.flush()
         return self.last_revision
 
-    def __enter__(self) -> Writer[V]:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:

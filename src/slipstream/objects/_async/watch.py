@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Self
 
+from slipstream.client._async.opening import Openable
 from slipstream.client.base import FOREVER
 from slipstream.errors import ConnectionLostError, RequestTimeoutError
 from slipstream.jetstream._async.message import JsMessage
@@ -15,7 +16,7 @@ from slipstream.jetstream._async.ordered import IDLE_CHECK, OrderedConsumer
 from slipstream.objects.info import ObjectInfo, read_record
 
 
-class ObjectWatch:
+class ObjectWatch(Openable):
     """An iterator of infos with one `None` between the objects of the bucket and the changes after them.
 
     The `None` is always returned, also if the bucket is empty, and before anything else with `updates_only`. The
