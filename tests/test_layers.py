@@ -23,12 +23,12 @@ TESTS = Path(__file__).resolve().parent
 SRC = Path(__file__).resolve().parent.parent / "src"
 PACKAGES = ("slipstream", "pyspark_jetstream", "pyspark_jetstream_kv")
 API, CLIENT, FACADE, JETSTREAM, KV, OBJECTS, WIRE = "api", "client", "facade", "jetstream", "kv", "objects", "wire"
-CODECS = "codecs"
+CODECS, SERVICES = "codecs", "services"
 ROOT, SERVER, ENGINE, STORE = "__init__", "server", "server/engine", "server/store"
 
 # Layer -> what it may import beside the standard library, `errors`, `version` and itself. With a dot: one module only.
 EDGES: dict[str, set[str]] = {
-    ROOT: {API, CLIENT, CODECS, JETSTREAM, KV, OBJECTS, FACADE},
+    ROOT: {API, CLIENT, CODECS, JETSTREAM, KV, OBJECTS, SERVICES, FACADE},
     "errors": set(),
     "version": set(),
     WIRE: set(),
@@ -38,7 +38,8 @@ EDGES: dict[str, set[str]] = {
     JETSTREAM: {API, CLIENT, CODECS, WIRE},
     KV: {API, CODECS, JETSTREAM, WIRE, CLIENT},
     OBJECTS: {API, JETSTREAM, WIRE, CLIENT},
-    FACADE: {CLIENT, CODECS, JETSTREAM, KV, OBJECTS, WIRE, API},
+    SERVICES: {API, CODECS, WIRE, CLIENT},
+    FACADE: {CLIENT, CODECS, JETSTREAM, KV, OBJECTS, SERVICES, WIRE, API},
     "spark": {JETSTREAM, KV, API, WIRE, FACADE, "slipstream.client.backoff"},
     "formats": {"spark"},
     ENGINE: {API, WIRE},
@@ -69,7 +70,7 @@ SERVER_DRIVERS = (
     "slipstream/server/faults/*",
 )
 # Third-party module -> the files that may import it, as patterns below src/ (`*` also crosses directories).
-CORE_LAYERS = (API, CLIENT, CODECS, JETSTREAM, KV, OBJECTS, SERVER, WIRE, FACADE)
+CORE_LAYERS = (API, CLIENT, CODECS, JETSTREAM, KV, OBJECTS, SERVICES, SERVER, WIRE, FACADE)
 THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "msgspec": tuple(f"slipstream/{layer}/*" for layer in CORE_LAYERS),
     "lmdb": ("slipstream/server/store/lmdb/*.py",),
@@ -97,6 +98,7 @@ IO_FILES = (
     "slipstream/client/secrets.py",  # files and the environment, for secrets
     "slipstream/client/layers/tls.py",  # certificates
     "slipstream/kv/_*sync/runtime.py",  # time and threads, for buckets without a server and for leases
+    "slipstream/services/_*sync/service.py",  # randomness, for the id of an instance
     *SERVER_DRIVERS,
     "slipstream/server/store/lmdb/*",
     "slipstream/testing/*",

@@ -65,6 +65,8 @@ EXPORTS = {
     "Client": "BlockingClient",
     "JetStream": "BlockingJetStream",
     "KeyValue": "BlockingKeyValue",
+    "Service": "BlockingService",
+    "ServiceRequest": "BlockingServiceRequest",
     "connect": "connect_blocking",
 }
 UNSUPPORTED = {

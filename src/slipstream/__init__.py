@@ -82,6 +82,7 @@ if TYPE_CHECKING:
         ReplicasNotSupportedError,
         RequestTimeoutError,
         ServerError,
+        ServiceError,
         SessionTokenError,
         SlowConsumerError,
         SnapshotError,
@@ -128,6 +129,8 @@ if TYPE_CHECKING:
         Contexts,
         DeliverPolicy,
         Discard,
+        EndpointInfo,
+        EndpointStats,
         Entry,
         EventKind,
         ExternalStream,
@@ -152,6 +155,9 @@ if TYPE_CHECKING:
         Retention,
         SequenceInfo,
         ServerInfo,
+        ServiceInfo,
+        ServicePing,
+        ServiceStats,
         Stats,
         Status,
         Storage,
@@ -214,6 +220,13 @@ if TYPE_CHECKING:
     from slipstream.objects._sync.object_store import ObjectStore as BlockingObjectStore
     from slipstream.objects._sync.watch import ObjectWatch as BlockingObjectWatch
     from slipstream.server import Health, Server
+    from slipstream.services._async.discovery import Services
+    from slipstream.services._async.request import ServiceRequest
+    from slipstream.services._async.service import Service, ServiceGroup
+    from slipstream.services._sync.discovery import Services as BlockingServices
+    from slipstream.services._sync.request import ServiceRequest as BlockingServiceRequest
+    from slipstream.services._sync.service import Service as BlockingService
+    from slipstream.services._sync.service import ServiceGroup as BlockingServiceGroup
     from slipstream.version import VERSION as __version__  # noqa: N811
 
 __all__ = [
@@ -255,6 +268,10 @@ __all__ = [
     "BlockingPublisher",
     "BlockingPullSubscription",
     "BlockingPushSubscription",
+    "BlockingService",
+    "BlockingServiceGroup",
+    "BlockingServiceRequest",
+    "BlockingServices",
     "BlockingSession",
     "BlockingSnapshot",
     "BlockingStream",
@@ -303,6 +320,8 @@ __all__ = [
     "Discard",
     "DuplicateSubscriptionError",
     "Election",
+    "EndpointInfo",
+    "EndpointStats",
     "Entry",
     "Error",
     "ErrorCode",
@@ -390,6 +409,14 @@ __all__ = [
     "Server",
     "ServerError",
     "ServerInfo",
+    "Service",
+    "ServiceError",
+    "ServiceGroup",
+    "ServiceInfo",
+    "ServicePing",
+    "ServiceRequest",
+    "ServiceStats",
+    "Services",
     "Session",
     "SessionTokenError",
     "SlowConsumerError",
@@ -465,6 +492,9 @@ _DRIVERS = {
     "kv._async.watch": ("Watch",),
     "objects._async.object_store": ("ObjectReader", "ObjectStore"),
     "objects._async.watch": ("ObjectWatch",),
+    "services._async.discovery": ("Services",),
+    "services._async.request": ("ServiceRequest",),
+    "services._async.service": ("Service", "ServiceGroup"),
 }
 # Of one driver, or of none.
 _MODULES = {

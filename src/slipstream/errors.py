@@ -88,6 +88,17 @@ class NoRespondersError(Error):
         self.hint = hint
 
 
+class ServiceError(Error):
+    """An error reply of a service: its code and description. Raised by a handler, it is what the caller gets."""
+
+    def __init__(self, code: int, description: str, *, data: bytes = b"", subject: str = "") -> None:
+        super().__init__(f"{code}: {description}" + (f" (service on {subject!r})" if subject else ""))
+        self.code = code
+        self.description = description
+        self.data = data
+        self.subject = subject
+
+
 class MessageNotFoundError(Error):
     """The stream has no message that matches the request."""
 

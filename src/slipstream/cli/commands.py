@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from slipstream.cli import bench, completion, consumers, contexts, get, kv, objects, pipeline, pubsub, server, streams
+from slipstream.cli import (
+    bench,
+    completion,
+    consumers,
+    contexts,
+    get,
+    kv,
+    objects,
+    pipeline,
+    pubsub,
+    server,
+    services,
+    streams,
+)
 from slipstream.cli.common import Commands, HelpFormatter, Parser, shared_options
 from slipstream.version import VERSION
 
@@ -19,7 +32,7 @@ def build_parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"slipstream {VERSION}")
     commands = Commands(parser.add_subparsers(metavar="COMMAND", dest="command"), shared)
-    for module in (pubsub, streams, consumers, get, kv, objects, bench, contexts, pipeline, server):
+    for module in (pubsub, streams, consumers, get, kv, objects, services, bench, contexts, pipeline, server):
         module.add(commands)
     completion.add(commands, parser)
     return parser

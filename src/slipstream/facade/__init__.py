@@ -44,6 +44,7 @@ from slipstream.kv.bucket import BucketConfig, BucketFields, BucketSource, Bucke
 from slipstream.kv.cache import CacheStats
 from slipstream.kv.entry import Entry, Operation
 from slipstream.objects.info import ObjectInfo, ObjectLink, ObjectStoreConfig, ObjectStoreFields, ObjectStoreStatus
+from slipstream.services import EndpointInfo, EndpointStats, ServiceInfo, ServicePing, ServiceStats
 from slipstream.wire import Headers, Msg, Status
 from slipstream.wire.handshake import ServerInfo
 
@@ -68,6 +69,8 @@ __all__ = [
     "Contexts",
     "DeliverPolicy",
     "Discard",
+    "EndpointInfo",
+    "EndpointStats",
     "Entry",
     "EventKind",
     "ExternalStream",
@@ -92,6 +95,9 @@ __all__ = [
     "Retention",
     "SequenceInfo",
     "ServerInfo",
+    "ServiceInfo",
+    "ServicePing",
+    "ServiceStats",
     "Stats",
     "Status",
     "Storage",

@@ -63,6 +63,7 @@ class Client(BaseClient):
         super().__init__(connection.session, connection.reporter)
         self._connection = connection
         self._dispatcher: Dispatcher | None = None  # of all callbacks
+        self._workers: list[Worker] = []  # of the layers above
 
     @classmethod
     @takes(ClientOptions)
@@ -241,7 +242,9 @@ class Client(BaseClient):
 
             def is_done() -> bool:
                 boxes = ping.draining
-                return all(not box.items and (dispatcher is None or dispatcher.has_handled(box)) for box in boxes)
+                if not all(not box.items and (dispatcher is None or dispatcher.has_handled(box)) for box in boxes):
+                    return False
+                return all(worker.is_done or worker.is_own for worker in self._workers)
 
             while not connection.until(is_done, DRAIN_POLL):
                 if self.now() > deadline:
@@ -363,7 +366,10 @@ class Client(BaseClient):
 
     def spawn(self, main: Callable[[], None], name: str) -> Worker:
         """Run a function in a thread of its own; what it waits for fails when the client is closed."""
-        return Worker(self._connection.start_thread(main, name))
+        worker = Worker(self._connection.start_thread(main, name))
+        with self._connection.lock:
+            self._workers = [*(one for one in self._workers if not one.is_done), worker]
+        return worker
 
     def run_here(self, call: Callable[[], None]) -> None:
         """Call a function now, or soon if this thread holds the lock: for finalizers, which run anywhere."""

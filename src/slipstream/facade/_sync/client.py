@@ -22,6 +22,9 @@ from slipstream.kv.bucket import BucketConfig, BucketFields
 from slipstream.objects._sync.object_store import ObjectStore
 from slipstream.objects.info import STREAM_PREFIX as OBJECTS_PREFIX
 from slipstream.objects.info import ObjectStoreConfig, ObjectStoreFields
+from slipstream.services._sync.discovery import Services
+from slipstream.services._sync.service import Service, StatsHandler
+from slipstream.services.protocol import PREFIX, service_config
 
 
 class JetStream(jetstream.JetStream):
@@ -172,6 +175,36 @@ class Client(core.Client):
         `codec` encodes payloads that are not bytes, and decodes them: that of the connection if none is named.
         """
         return JetStream(self, prefix=prefix, domain=domain, timeout=timeout, codec=codec)
+
+    def add_service(
+        self,
+        name: str,
+        version: str,
+        *,
+        description: str = "",
+        metadata: Mapping[str, str] | None = None,
+        queue_group: str | None = None,
+        stats_handler: StatsHandler | None = None,
+        prefix: str = PREFIX,
+        timeout: float = 5.0,
+    ) -> Service:
+        """Start an instance of a service: `with nc.add_service("calc", "1.0.0") as service`.
+
+        It can be discovered from now on; `service.add_endpoint` gives it something to do. The endpoints of all
+        instances are in the queue group `queue_group`, unless a group or an endpoint has another: None for "q", ""
+        for none. `stats_handler` gets the EndpointStats of each endpoint and returns what goes into its `data`.
+        """
+        config = service_config(
+            name, version, description=description, metadata=metadata, queue_group=queue_group, prefix=prefix
+        )
+        service = Service(self, config, stats_handler)
+        service.start(timeout=timeout)
+        return service
+
+    @property
+    def services(self) -> Services:
+        """Discovery of services, and requests to them: `for info in nc.services.list()`."""
+        return Services(self)
 
 
 connect = Client.connect

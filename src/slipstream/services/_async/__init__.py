@@ -1,0 +1,1 @@
+"""The asyncio driver of the services package."""
