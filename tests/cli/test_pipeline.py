@@ -36,7 +36,7 @@ def test_options_may_stand_before_the_command(cli: Cli, file: str, fresh: str) -
     url = cli.env["NATS_URL"]
     cli.ok("stream", "add", fresh, "--subjects", fresh)
     cli.ok("pub", "-J", fresh, "one")
-    assert "no mistakes found" in cli.ok("-s", url, "pipeline", "validate", file).out
+    assert "is valid: " in cli.ok("-s", url, "pipeline", "validate", file).out
     assert json.loads(cli.ok("--json", "-s", url, "pipeline", "status", file).out)["sources"] == {"orders": 1}
     assert json.loads(cli.ok("pipeline", "status", "--json", file, "--servers", url).out)["sources"] == {"orders": 1}
     assert "not running" in cli.ok("pipeline", "status", file, "-s", url).out
@@ -80,11 +80,27 @@ def test_bad_master_is_rejected(master: str, tmp_path: Path, capsys: pytest.Capt
     assert capsys.readouterr().err.startswith("slipstream: error: master must be local[*], local[2], spark://host:7077")
 
 
+def test_run_without_spark_or_java_creates_nothing(
+    our_cli: Cli, file: str, fresh: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    our_cli.ok("stream", "add", fresh, "--subjects", fresh)
+    before = our_cli.ok("stream", "ls", "-a", "-n").out
+    run = ("pipeline", "run", "--once", "-s", our_cli.env["NATS_URL"], file)
+    no_java = our_cli.run(*run, JAVA_HOME=str(tmp_path))
+    assert (no_java.code, no_java.out) == (2, "")
+    assert no_java.err == f"slipstream: error: Spark needs Java 17 or newer, and JAVA_HOME has none: {tmp_path}\n"
+    monkeypatch.setattr(pipeline, "find_spec", lambda name: None if name == "pyspark" else object())
+    no_spark = our_cli.run(*run)
+    text = "pipelines need Spark: pip install 'slipstream-jetstream[spark]' (and Java 17 or newer)"
+    assert (no_spark.code, no_spark.out, no_spark.err) == (2, "", f"slipstream: error: {text}\n")
+    assert our_cli.ok("stream", "ls", "-a", "-n").out == before
+
+
 def test_validate_reports_mistakes_with_positions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "p.toml"
     file.write_text(FILE)
     assert main(["pipeline", "validate", str(file)]) == 0
-    assert "1 sources, 0 steps, 1 outputs" in capsys.readouterr().out
+    assert "is valid: 1 source, 0 steps, 1 output" in capsys.readouterr().out
     file.write_text(FILE + "typo = 1\n")
     assert main(["pipeline", "validate", str(file)]) == 2
     assert f"{file}:10:1: unknown key typo" in capsys.readouterr().err

@@ -7,15 +7,17 @@ selected is left alone when a server is named: its credentials are for another o
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from slipstream import BlockingClient, BlockingJetStream, ClientOptions, Context, Contexts, connect_blocking
 from slipstream.cli import values
+from slipstream.cli.exit_codes import USAGE
 from slipstream.cli.output import Output
 from slipstream.errors import UsageError
 
@@ -79,7 +81,7 @@ class Shell:
             raise UsageError(f"{question} stdin is not a terminal; pass --force to skip the confirmation")
         self.out.note(f"{question} [y/N]")
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-            raise UsageError("nothing was done")
+            raise UsageError("aborted")
 
     def _option(self, name: str) -> str:
         """The value of an option of `connect`: of its flag, or of its environment variable."""
@@ -121,6 +123,39 @@ class Parser(argparse.ArgumentParser):
         self._subparsers_action = action = super().add_subparsers(**kwargs)
         return action
 
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse all arguments; one that is not known is an error of the command it was passed to."""
+        words = list(sys.argv[1:] if args is None else args)
+        options, unknown = self.parse_known_args(words, namespace)
+        if unknown:
+            self._command_in(words).reject(unknown)
+        return options
+
+    def _command_in(self, words: Sequence[str]) -> Parser:
+        """The command that the words name: the last one that is known below the one before."""
+        parser = self
+        for word in words:
+            parser = parser.commands.get(word, parser)
+        return parser
+
+    def reject(self, unknown: Sequence[str]) -> NoReturn:
+        """Exit because of arguments that this command does not take."""
+        word = unknown[0]
+        if not word.startswith("-"):
+            self.error(f"unexpected argument {word!r}")
+        flag = word.partition("=")[0]
+        options = [option for action in self._actions for option in action.option_strings]
+        self.error(f"unknown option {flag}{_suggestion(flag, options)}")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action is self._subparsers_action and value not in self.commands:
+            self.error(f"unknown command {value!r}{_suggestion(value, list(self.commands))}")
+        super()._check_value(action, value)
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with the mistake and where to read more, instead of the whole usage."""
+        self.exit(USAGE, f"slipstream: error: {message} ({self.prog} --help)\n")
+
     def format_help(self) -> str:
         """The help, with what is particular to the command first."""
         self._action_groups.sort(key=lambda group: group.title == CONNECTION)
@@ -142,6 +177,12 @@ class Parser(argparse.ArgumentParser):
             else:
                 found += [option for option in action.option_strings if option.startswith("--")]
         return found
+
+
+def _suggestion(word: str, known: Sequence[str]) -> str:
+    """The known word that a mistyped one is most like, as a question; empty if none is."""
+    found = difflib.get_close_matches(word, known, 1)
+    return f"; did you mean {found[0]!r}?" if found else ""
 
 
 class Commands:

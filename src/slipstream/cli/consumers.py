@@ -16,11 +16,11 @@ from slipstream.errors import RequestTimeoutError
 
 _FIELDS: Fields = {
     "--description": ("description", str, "description"),
-    "--ack": ("ack_policy", str, "explicit, all or none"),
+    "--ack": ("ack_policy", values.choice("explicit", "all", "none"), "explicit, all or none"),
     "--wait": ("ack_wait", values.duration, "time without an ack after which a message is redelivered"),
     "--max-deliver": ("max_deliver", int, "maximum deliveries of a message; -1: unlimited"),
     "--max-pending": ("max_ack_pending", int, "maximum unacknowledged messages"),
-    "--replay": ("replay_policy", str, "instant or original"),
+    "--replay": ("replay_policy", values.choice("instant", "original"), "instant or original"),
     "--target": ("deliver_subject", str, "deliver subject of a push consumer (default: a pull consumer)"),
     "--deliver-group": ("deliver_group", str, "queue group of a push consumer"),
     "--heartbeat": ("idle_heartbeat", values.duration, "idle heartbeat of a push consumer"),
@@ -154,7 +154,7 @@ def _list(shell: Shell) -> None:
          f"{info.num_ack_pending:,}", f"{info.num_redelivered:,}", f"{info.num_pending:,}")
         for info in infos
     ]  # fmt: skip
-    shell.out.table(("Name", "Kind", "Ack", "Unacknowledged#", "Redelivered#", "Waiting#"), rows)
+    shell.out.table(("Name", "Kind", "Ack", "Unacknowledged#", "Redelivered#", "Waiting#"), rows, empty="no consumers")
 
 
 def _info(shell: Shell) -> None:
@@ -203,7 +203,7 @@ def _next(shell: Shell) -> None:
             if not options.no_ack:
                 message.ack_sync(timeout=shell.timeout)
     if not messages:
-        raise RequestTimeoutError(f"consumer {options.name}: no message arrived in time")
+        raise RequestTimeoutError(f"consumer {options.name!r} of stream {options.stream!r}: no message arrived in time")
 
 
 def _read(shell: Shell) -> None:

@@ -96,7 +96,8 @@ def show_stored(shell: Shell, message: _Stored) -> None:
         for name, value in message.headers.items():
             headers.setdefault(name, []).append(value)
         fields: dict[str, object] = {
-            "stream": message.stream, "subject": message.subject, "seq": message.seq, "time": message.time,
+            "stream": message.stream, "subject": message.subject, "seq": message.seq,
+            "time": values.rfc3339(message.time),
         }  # fmt: skip
         out.json(fields | ({"headers": headers} if headers else {}) | payload(message.data))
         return

@@ -134,13 +134,14 @@ def _list(shell: Shell) -> None:
                 shell.out.json([{"bucket": each.bucket, "size": each.size, "sealed": each.sealed} for each in statuses])
             else:
                 rows = [(each.bucket, each.description, show_size(each.size)) for each in statuses]
-                shell.out.table(("Bucket", "Description", "Size#"), rows)
+                shell.out.table(("Bucket", "Description", "Size#"), rows, empty="no buckets")
             return
         infos = list(js.object_store(shell.options.bucket).list())
     if shell.out.is_json:
         shell.out.json([info.to_dict() for info in infos])
     else:
-        shell.out.table(("Name", "Size#", "Time"), [(i.name, show_size(i.size), show_time(i.mtime)) for i in infos])
+        rows = [(info.name, show_size(info.size), show_time(info.mtime)) for info in infos]
+        shell.out.table(("Name", "Size#", "Time"), rows, empty="no objects")
 
 
 def _info(shell: Shell) -> None:

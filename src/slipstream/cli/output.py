@@ -12,8 +12,23 @@ from typing import Any, Protocol
 from rich import box
 from rich.cells import cell_len
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
+from rich.text import Text
+
+from slipstream.cli.values import show_size
+
+SHORTEST = 12  # characters that a column of text is cut to; with fewer it is left out
+LONGEST_AGE = 14  # columns this short are ages and kinds, which say nothing when they are cut
 
 
 class Meter(Protocol):
@@ -25,6 +40,14 @@ class Meter(Protocol):
 def _console(**options: Any) -> Console:
     """A console that prints data as it is: brackets and `:x:` in it are not markup."""
     return Console(highlight=False, markup=False, emoji=False, **options)
+
+
+class _Speed(ProgressColumn):
+    """Bytes per second, in the units of the sizes beside it: rich has it in powers of 1000 only."""
+
+    def render(self, task: Task) -> Text:
+        speed = task.finished_speed or task.speed
+        return Text("" if speed is None else f"{show_size(int(speed))}/s")
 
 
 class Output:
@@ -63,21 +86,55 @@ class Output:
         for name, value in rows:
             self._console.print(f"{name:>{width + 2}}: {value}", markup=False)
 
-    def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "") -> None:
-        """Print rows; framed in a terminal, plain columns elsewhere. Columns that end in `#` are numbers."""
+    def table(
+        self, columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "", empty: str = ""
+    ) -> None:
+        """Print rows; framed in a terminal, plain columns elsewhere. Columns that end in `#` are numbers.
+
+        A column without a single value is left out in a terminal. Without rows only `empty` is printed, on stderr.
+        """
         framed = self._console.is_terminal
-        table = Table(box=box.ROUNDED if framed else None, title=title if framed else None, pad_edge=framed)
         cells = [[str(cell) for cell in row] for row in rows]
-        widths = _fitted(columns, cells, self._console.width) if framed else [None] * len(columns)
-        for column, width in zip(columns, widths, strict=True):
-            justify: Any = "right" if column.endswith("#") else "left"
-            table.add_column(column.removesuffix("#"), justify=justify, no_wrap=True, max_width=width)
+        if not cells and empty:
+            self.note(empty)
+            return
+        fitting: dict[int, int | None] = dict.fromkeys(range(len(columns)))
+        if framed:
+            used = [at for at in range(len(columns)) if any(row[at] for row in cells) or not cells]
+            columns, cells = [columns[at] for at in used], [[row[at] for at in used] for row in cells]
+            fitting = {**fitted(columns, cells, self._console.width)}
+        table = Table(box=box.ROUNDED if framed else None, title=title if framed else None, pad_edge=framed)
+        for at, width in fitting.items():
+            is_number, is_name = columns[at].endswith("#"), framed and not at
+            table.add_column(
+                columns[at].removesuffix("#"),
+                justify="right" if is_number else "left",
+                no_wrap=not is_name,
+                overflow="fold" if is_name else "ellipsis",
+                min_width=width,
+                max_width=width,
+            )
         for row in cells:
-            table.add_row(*row)
+            table.add_row(*(row[at] for at in fitting))
         if framed:
             self._console.print(table)
         else:
             _console(width=10_000).print(table)
+
+    @contextmanager
+    def count(self, what: str, total: int) -> Iterator[Meter | None]:
+        """Show a progress bar with a number of messages on stderr; none if stderr is not a terminal."""
+        if not self._notes.is_terminal:
+            yield None
+            return
+        parts = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*parts, console=self._notes, transient=True) as bar:
+            task = bar.add_task(what, total=total)
+
+            def update(done: int, /) -> None:
+                bar.update(task, completed=done)
+
+            yield update
 
     @contextmanager
     def progress(self, what: str, total: int | None) -> Iterator[Meter | None]:
@@ -88,8 +145,8 @@ class Output:
         parts = (
             TextColumn("{task.description}"),
             BarColumn(),
-            DownloadColumn(),
-            TransferSpeedColumn(),
+            DownloadColumn(binary_units=True),
+            _Speed(),
             TimeRemainingColumn(),
         )
         with Progress(*parts, console=self._notes, transient=True) as bar:
@@ -101,15 +158,24 @@ class Output:
             yield update
 
 
-def _fitted(columns: Sequence[str], cells: Sequence[Sequence[str]], width: int) -> list[int]:
-    """Widths of columns with which a framed table fits: the widest column of text is cut, the others stay whole."""
+def fitted(columns: Sequence[str], cells: Sequence[Sequence[str]], width: int) -> dict[int, int]:
+    """The columns that a framed table of this width has room for, and their widths.
+
+    Numbers and the first column, which is the name, are never lost. The widest of the others is cut, or left out if too
+    little of it would remain; a name that is still too long is folded.
+    """
     rows = [[column.removesuffix("#") for column in columns], *cells]
-    widths = [max(cell_len(line) for row in rows for line in row[at].split("\n")) for at in range(len(columns))]
-    excess = sum(widths) + 3 * len(columns) + 1 - width
-    texts = [at for at, column in enumerate(columns) if not column.endswith("#")]
-    if excess > 0 and texts:
+    widths = {at: max(cell_len(line) for row in rows for line in row[at].split("\n")) for at in range(len(columns))}
+    while (excess := sum(widths.values()) + 3 * len(widths) + 1 - width) > 0:
+        texts = [at for at in widths if at and not columns[at].endswith("#")]
+        if not texts:
+            widths[0] = max(widths[0] - excess, SHORTEST)
+            break
         widest = max(texts, key=lambda at: (widths[at], at))
-        widths[widest] = max(widths[widest] - excess, 8)
+        if widths[widest] - excess >= SHORTEST and widths[widest] > LONGEST_AGE:
+            widths[widest] -= excess
+        else:
+            del widths[widest]
     return widths
 
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from slipstream.cli.exit_codes import FAILED, USAGE
@@ -78,20 +77,19 @@ def _run(shell: Shell) -> None:
 
     servers = getattr(options, "server", "")
     runner = Runner(pipeline, once=options.once, master=options.master, servers=servers, plain=options.plain)
+    _check_spark()
     stop_on_signals(runner)
-    with _needing_spark():
-        states = runner.run()
+    states = runner.run()
     print(f"{sum(state.rows for state in states.values()):,} rows in {runner.seconds:.1f} s")
 
 
-@contextmanager
-def _needing_spark() -> Iterator[None]:
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in _SPARK:
-            raise
-        raise UsageError("pipelines need Spark: pip install 'slipstream-jetstream[spark]'") from error
+def _check_spark() -> None:
+    """Raise before anything is created on a server if Spark cannot start: its packages or Java are missing."""
+    if any(find_spec(package) is None for package in _SPARK):
+        raise UsageError("pipelines need Spark: pip install 'slipstream-jetstream[spark]' (and Java 17 or newer)")
+    from slipstream.spark.pipelines.spark_session import find_java
+
+    find_java()
 
 
 def _validate(shell: Shell) -> int:
@@ -104,8 +102,9 @@ def _validate(shell: Shell) -> int:
             raise
         print(error, file=sys.stderr)  # as compilers do, without our name in front: editors read these lines
         return USAGE
-    counts = f"{len(pipeline.sources)} sources, {len(pipeline.steps)} steps, {len(pipeline.outputs)} outputs"
-    print(f"{shell.options.file}: {counts}, no mistakes found")
+    parts = {"source": pipeline.sources, "step": pipeline.steps, "output": pipeline.outputs}
+    counts = ", ".join(f"{len(found)} {name}{'' if len(found) == 1 else 's'}" for name, found in parts.items())
+    print(f"{shell.options.file} is valid: {counts}")
     return 0
 
 

@@ -8,11 +8,11 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import Any, Protocol
 
-from slipstream import Headers, PubAck
+from slipstream import BlockingJetStream, BlockingJsMessage, Headers, PubAck
 from slipstream.cli import values
 from slipstream.cli.common import Commands, Parser, Shell, body
 from slipstream.cli.output import payload, readable
@@ -168,8 +168,15 @@ def _publish(shell: Shell) -> None:
         raise UsageError("--msg-id and --ttl need -J")
     with shell.connect() as client:
         js = shell.jetstream(client)
+
+        def message_of(number: int) -> bytes:
+            return fill(data.decode(), _facts(number)).encode() if templates and b"{{" in data else data
+
+        if options.jetstream and options.count > 1 and not options.sleep:
+            _publish_many(shell, js, message_of, headers)
+            return
         for number in range(1, options.count + 1):
-            message = fill(data.decode(), _facts(number)).encode() if templates and b"{{" in data else data
+            message = message_of(number)
             if options.jetstream:
                 ack = js.publish(options.subject, message, headers=headers, msg_id=options.msg_id, ttl=options.ttl)
                 _show_ack(shell, ack)
@@ -180,7 +187,33 @@ def _publish(shell: Shell) -> None:
                 time.sleep(options.sleep)
         client.flush(timeout=shell.timeout)
     if not options.jetstream:
-        shell.out.note(f"published {options.count:,} of {len(data)} bytes to {options.subject}")
+        each = f"{len(data):,} bytes" + (" each" if options.count > 1 else "")
+        shell.out.note(f"published {_messages(options.count)} ({each}) to {options.subject}")
+
+
+def _publish_many(shell: Shell, js: BlockingJetStream, message_of: Callable[[int], bytes], headers: Any) -> None:
+    """Publish with many acks outstanding; one line at the end says what was stored."""
+    options = shell.options
+    with shell.out.count(options.subject, options.count) as meter, js.publisher(retries=2) as publisher:
+        for number in range(1, options.count + 1):
+            publisher.publish(
+                options.subject, message_of(number), headers=headers, msg_id=options.msg_id, ttl=options.ttl
+            )
+            if meter is not None and number % 100 == 0:
+                meter(publisher.acked)
+        publisher.flush()
+    ack, duplicates = publisher.last_ack, publisher.duplicates
+    assert ack is not None  # the publisher raises if a message was not stored
+    if shell.out.is_json:
+        fields = {"stream": ack.stream, "last_seq": ack.seq, "messages": options.count, "duplicates": duplicates}
+        shell.out.json(fields)
+    else:
+        again = f", {duplicates:,} of them duplicates" if duplicates else ""
+        shell.out.note(f"stored {_messages(options.count)} in {ack.stream}, the last as sequence {ack.seq:,}{again}")
+
+
+def _messages(count: int) -> str:
+    return f"{count:,} message" + ("" if count == 1 else "s")
 
 
 def _show_ack(shell: Shell, ack: PubAck) -> None:
@@ -200,6 +233,10 @@ def show(shell: Shell, message: _Message, number: int) -> None:
     bare = getattr(options, "headers_only", False)
     if out.is_json:
         fields: dict[str, object] = {"subject": message.subject}
+        if isinstance(message, BlockingJsMessage):
+            origin = message.metadata
+            fields |= {"stream": origin.stream, "consumer": origin.consumer, "seq": message.seq}
+            fields |= {"time": values.rfc3339(message.time), "delivery": message.num_delivered}
         if message.reply:
             fields["reply"] = message.reply
         headers: dict[str, list[str]] = {}

@@ -11,15 +11,15 @@ from slipstream.cli import backup, values
 from slipstream.cli.common import Commands, Parser, Shell
 from slipstream.cli.config_options import Fields, add_fields, changed_fields, read_config
 from slipstream.cli.get import show_stored
-from slipstream.cli.values import show_duration, show_limit, show_size, show_time
+from slipstream.cli.values import show_age, show_duration, show_limit, show_size, show_time
 from slipstream.errors import UsageError
 
 _FIELDS: Fields = {
     "--subjects": ("subjects", lambda text: tuple(values.names(text)), "subjects, separated by commas"),
     "--description": ("description", str, "description"),
-    "--storage": ("storage", str, "file or memory"),
-    "--retention": ("retention", str, "limits, interest or workqueue"),
-    "--discard": ("discard", str, "old or new: which messages to discard when it is full"),
+    "--storage": ("storage", values.choice("file", "memory"), "file or memory"),
+    "--retention": ("retention", values.choice("limits", "interest", "workqueue"), "limits, interest or workqueue"),
+    "--discard": ("discard", values.choice("old", "new"), "old or new: which messages to discard when it is full"),
     "--max-msgs": ("max_msgs", int, "maximum number of messages; -1: unlimited"),
     "--max-bytes": ("max_bytes", values.size, "maximum size, such as 1GB"),
     "--max-age": ("max_age", values.duration, "maximum age of messages, such as 24h; 0: unlimited"),
@@ -28,7 +28,7 @@ _FIELDS: Fields = {
     "--max-consumers": ("max_consumers", int, "maximum number of consumers"),
     "--replicas": ("num_replicas", int, "number of replicas, 1 to 5"),
     "--dupe-window": ("duplicate_window", values.duration, "duplicate window"),
-    "--compression": ("compression", str, "none or s2"),
+    "--compression": ("compression", values.choice("none", "s2"), "none or s2"),
 }
 _FLAGS: dict[str, tuple[str, bool, str]] = {
     "--allow-direct": ("allow_direct", True, "allow Direct Get, from any replica"),
@@ -60,6 +60,7 @@ def add(commands: Commands) -> None:
     listing = group.add("ls", _list, "list streams", aliases=("list",))
     listing.add_argument("--subject", default="", help="only streams with this subject")
     listing.add_argument("-n", "--names", action="store_true", help="print names only")
+    listing.add_argument("-a", "--all", action="store_true", help="include the streams of buckets (KV_ and OBJ_)")
     info = _named(group.add("info", _info, "show the configuration and state of a stream"))
     info.add_argument(
         "--subjects", dest="subjects_filter", default="", metavar="FILTER", help="count messages by subject"
@@ -136,7 +137,7 @@ def _list(shell: Shell) -> None:
     with shell.connect() as client:
         js = shell.jetstream(client)
         if shell.options.names:
-            found = sorted(js.stream_names(subject=shell.options.subject))
+            found = sorted(name for name in js.stream_names(subject=shell.options.subject) if _is_listed(shell, name))
             if shell.out.is_json:
                 shell.out.json(found)
             else:
@@ -144,15 +145,23 @@ def _list(shell: Shell) -> None:
                     shell.out.text(name)
             return
         infos = sorted(js.streams(subject=shell.options.subject), key=lambda info: info.config.name)
+    infos = [info for info in infos if _is_listed(shell, info.config.name)]
     if shell.out.is_json:
         shell.out.json([info.to_dict() for info in infos])
         return
     rows = [
-        (info.config.name, info.config.description, show_time(info.created), f"{info.state.messages:,}",
-         show_size(info.state.bytes), show_time(info.state.last_ts))
+        (info.config.name, info.config.description, f"{info.state.messages:,}", show_size(info.state.bytes),
+         show_age(info.created), show_age(info.state.last_ts))
         for info in infos
     ]  # fmt: skip
-    shell.out.table(("Name", "Description", "Created", "Messages#", "Size#", "Last message"), rows, title="Streams")
+    columns = ("Name", "Description", "Messages#", "Size#", "Created", "Last message")
+    hidden = "" if shell.options.all else " (-a lists the streams of buckets as well)"
+    shell.out.table(columns, rows, title="Streams", empty=f"no streams{hidden}")
+
+
+def _is_listed(shell: Shell, name: str) -> bool:
+    """Streams of buckets are listed by `kv ls` and `object ls`, and here with --all only."""
+    return shell.options.all or not name.startswith(("KV_", "OBJ_"))
 
 
 def _info(shell: Shell) -> None:
@@ -168,7 +177,7 @@ def _show_info(shell: Shell, js: BlockingJetStream) -> None:
         return
     config, state = info.config, info.state
     if wanted:
-        shell.out.table(("Subject", "Messages#"), sorted(state.subjects.items()))
+        shell.out.table(("Subject", "Messages#"), sorted(state.subjects.items()), empty="no subjects")
         return
     limits = [
         ("Messages", show_limit(config.max_msgs)), ("Per subject", show_limit(config.max_msgs_per_subject)),

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import argparse
 import re
+import time
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 _UNITS = {"ns": 1, "us": 10**3, "µs": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9}
@@ -76,6 +78,18 @@ def _whole(text: str, least: int) -> int:
     return int(text)
 
 
+def choice(*names: str) -> Callable[[str], str]:
+    """A parser of one of these words."""
+
+    def parse(text: str) -> str:
+        if text not in names:
+            listed = f"{', '.join(names[:-1])} or {names[-1]}"
+            raise argparse.ArgumentTypeError(f"must be {listed}, got {text!r}")
+        return text
+
+    return parse
+
+
 def header(text: str) -> tuple[str, str]:
     """`Name:value`."""
     name, colon, value = text.partition(":")
@@ -121,6 +135,24 @@ def show_time(nanos: int) -> str:
         return "never"
     when = datetime.fromtimestamp(nanos // 10**9, UTC)
     return f"{when:%Y-%m-%d %H:%M:%S}.{nanos % 10**9 // 10**6:03d} UTC"
+
+
+def rfc3339(nanos: int) -> str:
+    """Nanoseconds since the epoch for JSON: a number of that size is rounded by programs that read it as a double."""
+    when = datetime.fromtimestamp(nanos // 10**9, UTC)
+    return f"{when:%Y-%m-%dT%H:%M:%S}.{nanos % 10**9:09d}".rstrip("0").rstrip(".") + "Z"
+
+
+def show_age(nanos: int, now: int | None = None) -> str:
+    """How long ago a time was, for tables: `12 s ago`, `2 h ago`, `3 days ago`. Both in nanoseconds since the epoch."""
+    if nanos <= 0:
+        return "never"
+    seconds = max((time.time_ns() if now is None else now) - nanos, 0) // 10**9
+    for length, unit in ((86_400, "day"), (3600, "h"), (60, "min")):
+        if seconds >= length:
+            number = seconds // length
+            return f"{number:,} {unit}{'s' if unit == 'day' and number > 1 else ''} ago"
+    return f"{seconds} s ago"
 
 
 def show_duration(value: timedelta) -> str:

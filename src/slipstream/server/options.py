@@ -191,7 +191,9 @@ class ServerOptions(ListenerOptions):
     http_base_path: str = option("path before the names of the endpoints", "", keys="http_base_path")
     trace: bool = option("log the protocol, without secrets", False, keys="trace trace_verbose", flags="V trace VV")
 
-    jetstream: bool = option("enable JetStream", True, group="JetStream", keys="jetstream", flags="js jetstream")
+    jetstream: bool = option(
+        "enable JetStream; -js=false disables it", True, group="JetStream", keys="jetstream", flags="js jetstream"
+    )
     data_dir: PathLike | None = option(
         "directory of file streams; unset: Server() keeps them in memory, the command in /tmp", None,
         keys="store_dir storedir jetstream.store_dir", flags="sd store_dir data-dir data_dir", value="DIR",
@@ -307,7 +309,7 @@ class ServerOptions(ListenerOptions):
 
 
 # The only defaults that differ: an embedded server must not collide with another one, a command is found by its port;
-# and a command has JetStream where it was asked for, as nats-server has.
+# and a configuration file enables JetStream where it says so, as with nats-server. (Without a file the command does.)
 COMMAND_DEFAULTS = ServerOptions(port=4222, jetstream=False)
 
 

@@ -15,7 +15,7 @@ def test_values_are_written_at_a_revision_and_read_again(cli: Cli, fresh: str) -
     assert cli.ok("kv", "update", fresh, "k", "1", stdin=b"from stdin").code == 0  # the revision alone
     assert cli.ok("kv", "get", fresh, "k", "--raw").out == "from stdin"
     wrong = cli.run("kv", "update", fresh, "k", "3", "1")
-    assert (wrong.code, "wrong last sequence: 2" in wrong.err) == (1, True)
+    assert (wrong.code, f"key 'k' in bucket '{fresh}' is at revision 2, not 1" in wrong.err) == (1, True)
     assert cli.run("kv", "del", fresh, "k", "--last", "1", "--force").code == 1
     cli.ok("kv", "del", fresh, "k", "--last", "2", "--force")
     assert cli.run("kv", "purge", fresh, "k", "--last", "2", "--force").code == 1

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import urllib.request
 from collections.abc import Iterator
@@ -19,7 +20,8 @@ import pytest
 
 from slipstream.errors import UsageError
 from slipstream.server import User
-from slipstream.server.process import flags
+from slipstream.server.options import ServerOptions
+from slipstream.server.process import command, flags
 from slipstream.server.process.options import ProcessOptions
 from tests.servers import real_binary
 
@@ -136,7 +138,7 @@ LINE = re.compile(r"\[\d+\] \d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{6} \[(INF|WRN|DBG
 
 @pytest.mark.parametrize("command", [OURS, [real_binary()]], ids=["ours", "real"])
 def test_the_log_has_the_lines_that_scripts_wait_for(command: list[str]) -> None:
-    with running("-a", "127.0.0.1", "-p", "-1", "-m", "-1", "-n", "n1", command=command) as server:
+    with running("-a", "127.0.0.1", "-p", "-1", "-m", "-1", "-n", "n1", "-js=false", command=command) as server:
         assert greeting(server.port)["server_name"] == "n1"
         assert "jetstream" not in greeting(server.port) or not greeting(server.port)["jetstream"]
         found = re.search(r"Starting http monitor on (\S+)", server.log)
@@ -145,6 +147,47 @@ def test_the_log_has_the_lines_that_scripts_wait_for(command: list[str]) -> None
             assert json.load(answer)["server_name"] == "n1"
         assert server.end() in (0, 1)  # nats-server's own is 1
     assert all(LINE.fullmatch(line) for line in server.lines), server.log
+
+
+def test_the_command_has_jetstream_and_says_where_it_stores_and_what_to_do_next(tmp_path: Path) -> None:
+    with running("-p", "-1") as server:
+        assert greeting(server.port)["jetstream"] is True
+        assert "JetStream store: memory (-sd DIR stores streams there)" in server.log
+        assert server.end() == 0
+    assert f"Connect with: slipstream -s nats://127.0.0.1:{server.port} stream ls" in server.log
+    with running("-p", "-1", "-sd", str(tmp_path / "data")) as stored:
+        assert f"JetStream store: {tmp_path / 'data'}" in stored.log
+    config = tmp_path / "core.conf"
+    config.write_text("port: -1")  # as with nats-server, a file has what it says
+    for argv in (("-p", "-1", "-js=false"), ("-c", str(config))):
+        with running(*argv) as core:
+            assert not greeting(core.port).get("jetstream")
+            assert "JetStream: off (-js enables it, -sd DIR stores streams there)" in core.log
+            assert core.end() == 0
+        assert "Connect with" not in core.log
+
+
+@pytest.mark.parametrize(
+    ("argv", "folder"),
+    [
+        (["-p", "4222"], "jetstream"),
+        (["-p", "4222", "-js"], "jetstream"),
+        (["-p", "5222", "-js"], "jetstream"),
+        (["-p", "5222"], "jetstream-5222"),  # beside the one on 4222
+        (["-p", "-1"], None),
+        (["-p", "-1", "-js"], "jetstream"),
+        (["-js=false"], None),
+    ],
+    ids=["4222", "4222-js", "5222-js", "5222", "free", "free-js", "core"],
+)
+def test_servers_side_by_side_do_not_share_a_default_directory(
+    argv: list[str], folder: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[ServerOptions] = []
+    monkeypatch.setattr(command, "_run", lambda options, _: used.append(options.server))
+    monkeypatch.setattr(tempfile, "tempdir", "/t")
+    assert command.main(argv) == 0
+    assert [each.data_dir for each in used] == [None if folder is None else Path("/t/slipstream", folder)]
 
 
 def test_pid_and_ports_files_are_written_and_removed(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from slipstream import Entry
 from slipstream.cli.common import Shell, body
 from slipstream.cli.kv.opening import structured_codec
 from slipstream.cli.output import payload, readable
-from slipstream.cli.values import show_time
+from slipstream.cli.values import rfc3339, show_time
 from slipstream.errors import UsageError
 
 
@@ -59,7 +59,7 @@ def entry_fields(entry: Entry[Any]) -> dict[str, Any]:
         "bucket": entry.bucket,
         "key": entry.key,
         "revision": entry.revision,
-        "created": entry.created,
+        "created": rfc3339(entry.created),
         "operation": entry.operation.value,
         **(payload(value) if isinstance(value, bytes) else {"data": json.loads(_json(value))}),
     }
@@ -71,7 +71,7 @@ def show_entries(shell: Shell, entries: Iterable[Entry[Any]]) -> None:
         shell.out.json([entry_fields(entry) for entry in entries])
     else:
         rows = [(entry.key, entry.revision, shown_value(entry.value)[:80]) for entry in entries]
-        shell.out.table(("Key", "Revision#", "Value"), rows)
+        shell.out.table(("Key", "Revision#", "Value"), rows, empty="no keys")
 
 
 def show_line(shell: Shell, entry: Entry[Any], *, has_value: bool = True) -> None:

@@ -121,6 +121,8 @@ def _list(shell: Shell) -> None:
     else:
         for key in keys:
             shell.out.text(key)
+        if not keys:
+            shell.out.note("no keys")
 
 
 def _list_buckets(shell: Shell) -> None:
@@ -134,7 +136,7 @@ def _list_buckets(shell: Shell) -> None:
         shell.out.json([{"bucket": name, "values": state.messages, "bytes": state.bytes} for name, state in found])
     else:
         rows = [(name, f"{state.messages:,}", show_size(state.bytes)) for name, state in found]
-        shell.out.table(("Bucket", "Values#", "Size#"), rows)
+        shell.out.table(("Bucket", "Values#", "Size#"), rows, empty="no buckets")
 
 
 def _snapshot(shell: Shell) -> None:

@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from slipstream.errors import Error, UsageError
-from slipstream.server.options import ServerOptions
+from slipstream.server.options import COMMAND_DEFAULTS, ServerOptions
 from slipstream.server.process import flags as command_line
 from slipstream.server.process import logs
 from slipstream.server.process.config_file import read_config
@@ -44,7 +44,10 @@ def main(argv: Sequence[str], *, started: Callable[[Server], None] | None = None
         print(f"slipstream: v{VERSION}")
         return 0
     path = flags.text("config")
-    options = command_line.apply(flags, read_config(path) if path else ProcessOptions())
+    # A file says what the server has, as with nats-server. Without one it is started for JetStream, most of the time.
+    defaults = ProcessOptions(server=replace(COMMAND_DEFAULTS, jetstream=True))
+    options = command_line.apply(flags, read_config(path) if path else defaults)
+    is_default = not path and not flags.is_set("jetstream")
     server = options.server.check()
     if flags.is_on("test"):
         if not path:
@@ -55,7 +58,7 @@ def main(argv: Sequence[str], *, started: Callable[[Server], None] | None = None
     try:
         if path:
             log.info("Using configuration file: %s", path)
-        _run(replace(options, server=_with_data_dir(server)), started)
+        _run(replace(options, server=_with_data_dir(server, is_default=is_default)), started)
     except Error as exc:
         log.critical("%s", exc)
         return 1
@@ -68,11 +71,16 @@ def main(argv: Sequence[str], *, started: Callable[[Server], None] | None = None
     return 0
 
 
-def _with_data_dir(server: ServerOptions) -> ServerOptions:
-    """A command keeps file streams on disk, even if no directory is configured."""
-    if not server.jetstream or server.data_dir is not None:
+def _with_data_dir(server: ServerOptions, *, is_default: bool) -> ServerOptions:
+    """A command keeps file streams on disk, even if no directory is configured.
+
+    Several servers may run side by side where JetStream is on by default: each port has its own directory, and a server
+    on a free port, which no later one continues, keeps its streams in memory.
+    """
+    if not server.jetstream or server.data_dir is not None or (is_default and server.port < 1):
         return server
-    folder = Path(tempfile.gettempdir(), "slipstream", "jetstream")
+    name = "jetstream" if not is_default or server.port == COMMAND_DEFAULTS.port else f"jetstream-{server.port}"
+    folder = Path(tempfile.gettempdir(), "slipstream", name)
     log.warning("Temporary storage directory used, data could be lost on system reboot: %s", folder)
     return replace(server, data_dir=folder)
 
@@ -101,10 +109,14 @@ async def _serve(options: ProcessOptions, started: Callable[[Server], None] | No
     log.info("  Name:     %s", settings.server_name)
     log.info("  ID:       %s", settings.server_id)
     if options.server.jetstream:
-        log.info("  JetStream store: %s", options.server.data_dir)
+        log.info("  JetStream store: %s", options.server.data_dir or "memory (-sd DIR stores streams there)")
+    else:
+        log.info("  JetStream: off (-js enables it, -sd DIR stores streams there)")
     async with server:
         with _files(options, server), _signals(server, ending):
             log.info("Server is ready")
+            if options.server.jetstream:
+                log.info("Connect with: slipstream -s %s stream ls", server.url)
             if started is not None:
                 started(server)
             await ending.wait()

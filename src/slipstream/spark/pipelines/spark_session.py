@@ -83,8 +83,12 @@ def start_spark(pipeline: Pipeline, master: str, state: StateFolder) -> SparkSes
 
 
 def find_java() -> None:
-    """Set JAVA_HOME to an installed JVM if neither it nor the PATH names one."""
-    if os.environ.get("JAVA_HOME") or shutil.which("java"):
+    """Set JAVA_HOME to an installed JVM if neither it nor the PATH names one. Raises UsageError if there is none."""
+    if home := os.environ.get("JAVA_HOME"):
+        if shutil.which("java", path=Path(home, "bin")) is None:
+            raise UsageError(f"Spark needs Java 17 or newer, and JAVA_HOME has none: {home}")
+        return
+    if shutil.which("java"):
         return
     installed = sorted(JVM_DIR.glob("*/bin/java"))
     if not installed:
