@@ -224,6 +224,11 @@ class BaseClient:
         """The number of connections lost so far: it changes when what depends on one connection is void."""
         return self._session.epoch
 
+    @property
+    def sent_after(self) -> float:
+        """A time by `uptime`: what is delivered to a subscription from now on was sent after it. See `Session.mark`."""
+        return self._session.subscriptions.sent_after
+
     def report(self, error: Exception) -> None:
         """Report an error that no call can raise."""
         self._session.effects.last_error = error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
@@ -160,10 +161,14 @@ class Effects:
 
 
 class PendingPing:
-    """A PING whose PONG is awaited. When it is answered, the subscriptions in `draining` have all their messages."""
+    """A PING whose PONG is awaited. When it is answered, the subscriptions in `draining` have all their messages.
 
-    __slots__ = ("draining", "is_answered")
+    `sent_at` is a time before it was sent, where that is of interest.
+    """
 
-    def __init__(self, draining: Sequence[Mailbox] = ()) -> None:
+    __slots__ = ("draining", "is_answered", "sent_at")
+
+    def __init__(self, draining: Sequence[Mailbox] = (), *, sent_at: float = -math.inf) -> None:
         self.is_answered = False
         self.draining = draining
+        self.sent_at = sent_at

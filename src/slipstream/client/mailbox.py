@@ -6,6 +6,7 @@ a reader gets everything before it, then a `SlowConsumerError`, then what arrive
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 
@@ -32,8 +33,8 @@ class Mailbox:
 
     __slots__ = (
         "_gaps", "_in_packs", "_packs", "_size", "_wake", "before", "closing", "dropped", "error", "heard",
-        "is_draining", "is_ended", "items", "limit", "max_bytes", "max_msgs", "on_gap", "queue", "received", "sid",
-        "subject",
+        "is_draining", "is_ended", "items", "limit", "max_bytes", "max_msgs", "on_gap", "queue", "received",
+        "sent_after", "sid", "subject",
     )  # fmt: skip
 
     def __init__(self, sid: bytes, subject: str, *, queue: str, max_msgs: int, max_bytes: int) -> None:
@@ -51,6 +52,7 @@ class Mailbox:
         self.before = 0  # of these, those of earlier connections
         self.dropped = 0  # because too many were pending
         self.heard = 0.0  # when something arrived
+        self.sent_after = -math.inf  # a time before the pending messages were sent (packs excepted): see `Session.mark`
         self.is_draining = False  # the server was asked to send no more
         self.is_ended = False
         self.error: Error | None = None  # why it ended, if not by the user's order
@@ -183,6 +185,16 @@ class Mailbox:
         self.items.clear()
         self._size = 0
         return chunk
+
+    def take_dated(self) -> tuple[Msg, float]:
+        """As `take`, with a time before it was sent."""
+        sent_after = self.sent_after
+        return self.take(), sent_after
+
+    def take_all_dated(self) -> tuple[list[Msg], float]:
+        """As `take_all`, with a time before all of them were sent."""
+        sent_after = self.sent_after
+        return self.take_all(), sent_after
 
     def stir(self) -> None:
         """Wake the reader although there is nothing to take: the connection is lost, on which it may depend."""

@@ -147,7 +147,6 @@ class Session:
         self.requests = Requests(self.outgoing, inbox, scanner=self._scanner, effects=self.effects)
         self.subscriptions = Subscriptions(self.outgoing, scanner=self._scanner, effects=self.effects)
         self.login = Login()  # the driver reads it again for each connection
-        self.read_at = 0.0  # everything that had arrived by then was received
         self.timer = math.inf  # when `tick` (or, while WAITING, `dial`) is due
         self.epoch = 0  # how many connections were lost while in use
         self.connected_at = 0.0  # when the last of them was accepted
@@ -165,6 +164,7 @@ class Session:
         self._own_inboxes = Inbox(f"{nonce}u", prefix=options.inbox_prefix)  # not below the shared wildcard
         self._pings: deque[PendingPing | None] = deque()  # unanswered; None: a keep-alive
         self._silent_pings = 0  # keep-alives since the server was last heard
+        self._marked_at = -math.inf  # when `mark` sent the last PING of this connection
         self._in_msgs = self._in_bytes = self._reconnects = 0
 
     def _move(self, step: Step) -> None:
@@ -470,6 +470,7 @@ class Session:
             pending = self._pings.popleft()
             if pending is not None:
                 pending.is_answered = True
+                self.subscriptions.sent_after = max(self.subscriptions.sent_after, pending.sent_at)
                 self.subscriptions.end(pending.draining)
 
     def _resume(self, now: float) -> None:
@@ -477,6 +478,7 @@ class Session:
         self.connected_at = now
         self.timer = now + self.options.ping_interval
         self._silent_pings = 0
+        self._marked_at = -math.inf
         self._failed = 0
         self._failures.clear()
         self._pool.accepted(self.server)
@@ -518,9 +520,19 @@ class Session:
 
     # Flush and drain
 
-    def ping(self) -> PendingPing:
+    def mark(self, now: float, *, interval: float) -> None:
+        """Send a PING, unless one was sent less than `interval` seconds ago: its PONG moves `Subscriptions.sent_after`.
+
+        A server answers in the order of its deliveries, so what is received behind the PONG was sent after the PING.
+        That holds however much is on its way, and however late it is read. `now` is by the clock `uptime`.
+        """
+        if self.outgoing.is_open and now - self._marked_at >= interval:
+            self._marked_at = now
+            self.ping(sent_at=now)
+
+    def ping(self, *, sent_at: float = -math.inf) -> PendingPing:
         """Send a PING; its PONG shows that the server has processed everything sent so far."""
-        pending = PendingPing()
+        pending = PendingPing(sent_at=sent_at)
         self.outgoing.send_or_keep(ping())
         self._pings.append(pending)
         return pending

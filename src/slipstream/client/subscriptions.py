@@ -5,6 +5,7 @@ Invariant: a subscription is known to the server, or ended; a rejected one ends 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 
@@ -25,6 +26,7 @@ class Subscriptions:
     def __init__(self, outgoing: Outgoing, *, scanner: RawScanner, effects: Effects) -> None:
         self.is_draining = False  # no new subscriptions
         self.now = 0.0  # when the chunk that is being delivered arrived
+        self.sent_after = -math.inf  # what is delivered from now on was sent after that time: see `Session.mark`
         self._outgoing = outgoing
         self._scanner = scanner
         self._effects = effects
@@ -104,6 +106,8 @@ class Subscriptions:
             box = self._boxes.get(sid)
             if box is not None:
                 box.heard = self.now
+                if not box.items:
+                    box.sent_after = self.sent_after
                 if box.add_all(run):
                     self._remove(box)
 

@@ -126,7 +126,7 @@ async def test_the_end_of_a_consumer_ends_its_worker_loudly(
         consumer = await worker(nc.jetstream(), fresh, 1)
         consuming = await consumer.consume(lambda _: None)
         await consumer.delete()
-        with pytest.raises(Error, match=r"Consumer Deleted|no such consumer"):
+        with pytest.raises(Error, match=r"Consumer Deleted|does not exist"):
             await consuming.wait(timeout=30)
         assert consuming.is_done
         assert "consume() of consumer 'worker' has ended" in caplog.text

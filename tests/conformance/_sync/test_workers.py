@@ -127,7 +127,7 @@ def test_the_end_of_a_consumer_ends_its_worker_loudly(
         consumer = worker(nc.jetstream(), fresh, 1)
         consuming = consumer.consume(lambda _: None)
         consumer.delete()
-        with pytest.raises(Error, match=r"Consumer Deleted|no such consumer"):
+        with pytest.raises(Error, match=r"Consumer Deleted|does not exist"):
             consuming.wait(timeout=30)
         assert consuming.is_done
         assert "consume() of consumer 'worker' has ended" in caplog.text

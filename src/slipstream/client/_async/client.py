@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar, overload
 
+from slipstream.client._async.clock import uptime
 from slipstream.client._async.connection import Connection, expire
 from slipstream.client._async.opening import opens
 from slipstream.client._async.subscription import Callback, Message, Subscription
@@ -332,10 +333,15 @@ class Client(BaseClient):
         """The clock of all timeouts, in seconds."""
         return self._loop.time()
 
-    @property
-    def read_at(self) -> float:
-        """A time by `now`: everything that had arrived by then was delivered to its subscription."""
-        return self._connection.session.read_at
+    def mark(self, *, interval: float) -> None:
+        """Have `sent_after` moved by a PING, unless one was sent less than `interval` seconds ago."""
+        self._session.mark(uptime(), interval=interval)
+        if self._outgoing.frames and not self._connection.is_write_due:
+            self._connection.write_soon()
+
+    async def let_run(self) -> None:
+        """Let the event loop send and read, in a task that may not have waited for anything for a while."""
+        await asyncio.sleep(0)
 
     def leave_server(self, reason: Error) -> bool:
         """Drop this connection for one to another server; False if no other is known. `reason` is reported.

@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import assert_never
 
-from slipstream.client._async.transport import CLOSE_TIMEOUT, READ_SIZE, Transport
+from slipstream.client._async.transport import CLOSE_TIMEOUT, Transport
 from slipstream.client.base import timed_out
 from slipstream.client.events import Connected, Drop, Effect, Ended, Ready, Report, StartTls
 from slipstream.client.layers.stack import LayerStack, layers_for
@@ -221,12 +221,9 @@ class Connection:
         """A chunk arrived."""
         if transport is not self._transport:
             return
-        now, session = self.loop.time(), self.session
-        if len(data) < READ_SIZE:  # that was all
-            session.read_at = now
         if transport.layers is not None and not (data := self._unwrapped(transport, transport.layers, data)):
             return
-        effects = session.received(data, now)
+        effects = self.session.received(data, self.loop.time())
         if effects:
             self._carry_out(effects)
         if self._outgoing.frames and not self.is_write_due:

@@ -6,6 +6,7 @@ Invariant: nothing is taken from a mailbox while its reader waits, so a cancelle
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -127,6 +128,16 @@ class Subscription(BaseSubscription):
         await self._ready(timeout, epoch)
         return self._box.take_all()
 
+    async def next_dated(self, *, timeout: float, epoch: int) -> tuple[Msg, float]:
+        """As `next_msg`, with a time by `uptime` before it was sent."""
+        await self._ready(timeout, epoch)
+        return self._box.take_dated()
+
+    async def next_all_dated(self, *, timeout: float, epoch: int) -> tuple[list[Msg], float]:
+        """As `next_msgs`, with a time by `uptime` before all of them were sent."""
+        await self._ready(timeout, epoch)
+        return self._box.take_all_dated()
+
     async def next_pieces(self, *, timeout: float, epoch: int) -> list[list[Msg] | Packed]:
         """As `next_msgs`, with messages in columns where `pack` asked for them."""
         await self._ready(timeout, epoch)
@@ -136,9 +147,9 @@ class Subscription(BaseSubscription):
         """Deliver messages with such reply subjects in columns from now on."""
         self._connection.session.subscriptions.pack(self._box, reply_prefix)
 
-    def take_now(self) -> list[Msg]:
-        """Every message that has arrived, perhaps none, without waiting."""
-        return self._box.take_all() if self._box.items else []
+    def take_now(self) -> tuple[list[Msg], float]:
+        """Every message that has arrived, perhaps none, without waiting, and a time before all of them were sent."""
+        return self._box.take_all_dated() if self._box.items else ([], math.inf)
 
     def watch_silence(self, timeout: float, call: Callable[[], None]) -> None:
         """Call a function each time that nothing has arrived for `timeout` seconds, until the end of the subscription.

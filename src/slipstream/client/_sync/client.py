@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar, overload
 
+from slipstream.client._sync.clock import uptime
 from slipstream.client._sync.connection import WRITE_SIZE, Connection
 from slipstream.client._sync.subscription import Callback, Dispatcher, Message, Subscription
 from slipstream.client._sync.tasks import Worker
@@ -352,10 +353,17 @@ class Client(BaseClient):
         """The clock of all timeouts, in seconds."""
         return time.monotonic()
 
-    @property
-    def read_at(self) -> float:
-        """A time by `now`: everything that had arrived by then was delivered to its subscription."""
-        return self._connection.session.read_at
+    def mark(self, *, interval: float) -> None:
+        """Have `sent_after` moved by a PING, unless one was sent less than `interval` seconds ago."""
+        with self._connection.lock:
+            self._session.mark(uptime(), interval=interval)
+            if self._outgoing.frames:
+                self._connection.write_soon()
+
+    def let_run(self) -> None:
+        """Send what is due, in a thread that may not have waited for anything for a while."""
+        with self._connection.lock:
+            self._connection.write()
 
     def leave_server(self, reason: Error) -> bool:
         """Drop this connection for one to another server; False if no other is known. `reason` is reported.

@@ -42,7 +42,7 @@ from contextlib import suppress
 from functools import partial
 from typing import NoReturn, assert_never
 
-from slipstream.client._sync.transport import LONGEST, READ_SIZE, Transport
+from slipstream.client._sync.transport import LONGEST, Transport
 from slipstream.client.base import FOREVER, connection_lost
 from slipstream.client.events import ClientEvent, Connected, Drop, Effect, Ended, Ready, Report, StartTls
 from slipstream.client.layers.stack import LayerStack, layers_for
@@ -307,13 +307,10 @@ class Connection:
 
     def _received(self, transport: Transport, data: bytes) -> None:
         """A chunk arrived."""
-        now = time.monotonic()
-        if len(data) < READ_SIZE:  # that was all
-            self.session.read_at = now
         if transport.layers is not None:
             data = self._unwrapped(transport, transport.layers, data)
         if data:
-            self._carry_out(self.session.received(data, now))
+            self._carry_out(self.session.received(data, time.monotonic()))
         if self._outgoing.frames or self.transport.unsent:
             self.write()
 

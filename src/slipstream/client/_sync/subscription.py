@@ -5,6 +5,7 @@ Invariant: waiting and taking are one step under the lock, so that several threa
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -182,6 +183,14 @@ class Subscription(BaseSubscription):
         """As `next_chunk`. Raises as `next_msg` does."""
         return self._take(self._box.take_all, timeout, epoch)
 
+    def next_dated(self, *, timeout: float, epoch: int) -> tuple[Msg, float]:
+        """As `next_msg`, with a time by `uptime` before it was sent."""
+        return self._take(self._box.take_dated, timeout, epoch)
+
+    def next_all_dated(self, *, timeout: float, epoch: int) -> tuple[list[Msg], float]:
+        """As `next_msgs`, with a time by `uptime` before all of them were sent."""
+        return self._take(self._box.take_all_dated, timeout, epoch)
+
     def next_pieces(self, *, timeout: float, epoch: int) -> list[list[Msg] | Packed]:
         """As `next_msgs`, with messages in columns where `pack` asked for them."""
         return self._take(self._box.take_pieces, timeout, epoch)
@@ -191,10 +200,10 @@ class Subscription(BaseSubscription):
         with self._connection.lock:
             self._connection.session.subscriptions.pack(self._box, reply_prefix)
 
-    def take_now(self) -> list[Msg]:
-        """Every message that has arrived, perhaps none, without waiting."""
+    def take_now(self) -> tuple[list[Msg], float]:
+        """Every message that has arrived, perhaps none, without waiting, and a time before all of them were sent."""
         with self._connection.lock:
-            return self._box.take_all() if self._box.items else []
+            return self._box.take_all_dated() if self._box.items else ([], math.inf)
 
     def watch_silence(self, timeout: float, call: Callable[[], None]) -> None:
         """Call a function each time that nothing has arrived for `timeout` seconds, until the end of the subscription.

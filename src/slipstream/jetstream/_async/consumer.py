@@ -7,6 +7,7 @@ says so. The blocking twin is generated from this file (`tools/unasync.py`).
 
 from __future__ import annotations
 
+import math
 from datetime import datetime
 
 from slipstream.api import ConsumerInfo
@@ -25,6 +26,7 @@ from slipstream.jetstream._async.single_pull import SinglePull
 from slipstream.jetstream.consume.inbox import MAX_BYTES, MAX_MSGS
 from slipstream.jetstream.consume.pull import MAX_EXPIRES, MAX_MESSAGES, Fetch, PullFlow
 from slipstream.jetstream.consumer_requests import Pause
+from slipstream.wire import Msg
 
 
 class Consumer:
@@ -70,28 +72,56 @@ class Consumer:
         Raises a status of the server that is an error, and RequestTimeoutError if the server does not answer at all.
         """
         requests.check_timeout(timeout)
-        most = self._handle.max_ack_pending or batch  # more are not delivered before some are acknowledged
-        pull = Fetch(batch, most=most, max_bytes=max_bytes, max_expires=self._handle.max_expires)
-        deadline, client = self._client.now() + timeout, self._client
-        if kept := await self._handover.take_kept(batch, deadline):
+        deadline, handover = self._client.now() + timeout, self._handover
+        if kept := (await handover.take_kept(batch, deadline))[0]:
             return kept
-        sent_after = client.now()
-        if batch == 1 and not max_bytes:
-            single = await self._single.receive(deadline)
-            return [] if single is None else self._handover.hand_over([single])
+        while True:
+            most = self._handle.max_ack_pending or batch  # more are not delivered before some are acknowledged
+            pull = Fetch(batch, most=most, max_bytes=max_bytes, max_expires=self._handle.max_expires)
+            if batch == 1 and not max_bytes:
+                single = await self._single.receive(deadline)
+                msgs, sent_after = ([], math.inf) if single is None else ([single[0]], single[1])
+            else:
+                sent_after = await self._fetch(pull, timeout, deadline)
+                msgs = pull.messages
+            msgs, is_empty = await self._renew(msgs, sent_after), not msgs
+            if msgs or is_empty or self._client.now() >= deadline:
+                return handover.hand_over(msgs)
+            # All of them were over before they could be read: the server redelivers them.
+
+    async def _renew(self, msgs: list[Msg], sent_after: float) -> list[Msg]:
+        """Those that may be handed over; kept when this is cancelled."""
+        try:
+            return (await self._handover.renew(msgs, sent_after))[0]
+        except BaseException:
+            self._handover.keep(msgs, sent_after)
+            raise
+
+    async def _fetch(self, pull: Fetch, timeout: float, deadline: float) -> float:
+        """Pull until it is done or the deadline; returns a time since which the `ack_wait` of its messages runs."""
+        client, rules, handover = self._client, self._handle.ack_rules, self._handover
+        sent_after = math.inf
         inbox = await client.subscribe(client.new_inbox(), max_pending_msgs=MAX_MSGS, max_pending_bytes=MAX_BYTES)
         try:
-            is_due, epoch, limit = True, client.epoch, 0
+            is_due, epoch, limit, until = True, client.epoch, 0, 0.0
             while not pull.is_done:
                 left = deadline - client.now()
+                self._handle.mark()
                 if is_due:
                     await client.publish(self._handle.next_subject, pull.request(left), reply=inbox.subject)
                     if pull.limit != limit:  # the server drops the interest with the last frame that can arrive
                         limit = pull.limit
                         await inbox.unsubscribe(limit)
+                    is_due, until = False, client.now() + pull.frame_timeout(left)
                 try:
-                    msgs = await inbox.next_msgs(timeout=pull.frame_timeout(left), epoch=epoch)
+                    msgs, since = await inbox.next_all_dated(
+                        timeout=max(min(until - client.now(), rules.look_every), 0.0), epoch=epoch
+                    )
                     is_due = pull.feed(msgs, deadline - client.now())
+                    until = client.now() + pull.frame_timeout(deadline - client.now())
+                    sent_after = min(sent_after, since)
+                    # What has arrived waits for the rest of its batch.
+                    pull.messages, sent_after = await handover.renew(pull.messages, sent_after)
                 except StatusError as error:
                     raise self._handle.named(error) from None
                 except ConnectionLostError:
@@ -102,6 +132,9 @@ class Consumer:
                     await client.wait(lambda: client.is_connected, timeout=left, what="a connection to fetch")
                     is_due, epoch = True, client.epoch
                 except RequestTimeoutError:
+                    if client.now() < until:
+                        pull.messages, sent_after = await handover.renew(pull.messages, sent_after)
+                        continue
                     is_due = pull.timed_out()
                     if not is_due:
                         raise
@@ -111,26 +144,21 @@ class Consumer:
             if not pull.messages and not pull.statuses:
                 raise RequestTimeoutError(f"{self._handle}: no answer within {timeout:g} s") from error
         except BaseException:
-            self._handover.keep(pull.messages, sent_after)
+            handover.keep(pull.messages, sent_after)
             raise
         finally:
             if pull.open or inbox.pending:  # messages may still arrive, and are for the next call
-                self._handover.drain(inbox, sent_after)
+                handover.drain(inbox)
             else:
                 inbox.end()
-        return self._handover.hand_over(pull.messages)
+        return sent_after
 
     async def next(self, *, timeout: float = 5.0) -> JsMessage:
         """The next message; raises RequestTimeoutError if none arrives in time."""
-        requests.check_timeout(timeout)
-        deadline = self._client.now() + timeout
-        kept = await self._handover.take_kept(1, deadline)
-        if kept:
-            return kept[0]
-        msg = await self._single.receive(deadline)
-        if msg is None:
+        messages = await self.fetch(1, timeout=timeout)
+        if not messages:
             raise RequestTimeoutError(f"{self._handle}: no message within {timeout:g} s")
-        return self._handover.hand_over([msg])[0]
+        return messages[0]
 
     def messages(
         self,
@@ -196,5 +224,6 @@ class Consumer:
             heartbeat=heartbeat,
             max_batch=self._handle.max_batch,
             max_expires=self._handle.max_expires,
+            max_waiting=self._handle.max_waiting,
         )
         return PullLoop(self._handle, self._handover, flow)

@@ -1,24 +1,34 @@
 """The identity and the known configuration of one consumer, shared by everything that reads from it.
 
-`cached_info` is as old as the last request for it, and None where it was never asked for: a program may be allowed to
-pull from a consumer and not to see its info. Every limit that is derived from it has a default for that case. The
+`cached_info` is as old as the last request for it. Readers that run for long ask for it again on the side (`refresh`),
+since a consumer can be edited. Every limit that is derived from it has a default for the case that it is not known. The
 blocking twin is generated from this file (`tools/unasync.py`).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from contextlib import suppress
 
 from slipstream.api import AckPolicy, ConsumerInfo
-from slipstream.errors import Error, StatusError
+from slipstream.client._async.clock import uptime
+from slipstream.errors import AuthorizationError, Error, StatusError
 from slipstream.jetstream._async.context import JetStreamContext
-from slipstream.jetstream.consume.prefetch import DEFAULT_ACK_WAIT, AckDeadline
+from slipstream.jetstream.consume.prefetch import AckRules
+from slipstream.wire import Msg
+
+REFRESH = 60.0  # seconds: so old may the known configuration get while messages are read,
+REFRESH_ON_REDELIVERY = 1.0  # and so old if messages are redelivered
 
 
 class ConsumerHandle:
     """One consumer: where its pull requests go, and what its configuration allows."""
 
-    __slots__ = ("_deadline", "_deadline_of", "cached_info", "client", "context", "name", "next_subject", "stream")
+    __slots__ = (
+        "_may_refresh", "_refresh", "_refreshed_at", "_rules", "_rules_of", "cached_info", "client", "context", "name",
+        "next_subject", "stream",
+    )  # fmt: skip
 
     def __init__(self, context: JetStreamContext, stream: str, name: str, info: ConsumerInfo | None) -> None:
         self.context = context
@@ -27,8 +37,11 @@ class ConsumerHandle:
         self.name = name
         self.next_subject = context.consumer_api.next_subject(stream, name)
         self.cached_info = info
-        self._deadline: AckDeadline | None = None
-        self._deadline_of = info
+        self._rules: AckRules | None = None
+        self._rules_of = info
+        self._refresh = ""  # the token of the last request
+        self._refreshed_at = uptime()
+        self._may_refresh = True
 
     def __str__(self) -> str:
         return f"consumer {self.name!r} of stream {self.stream!r}"
@@ -71,19 +84,60 @@ class ConsumerHandle:
         return max(info.config.max_ack_pending, 0) if info is not None and self.wants_acks else 0
 
     @property
-    def ack_wait(self) -> float:
-        """After how many seconds the server redelivers a message that was not acknowledged; never, without acks."""
-        if not self.wants_acks:
-            return math.inf
-        if self.cached_info is None:
-            return DEFAULT_ACK_WAIT
-        config = self.cached_info.config
-        waits = config.backoff or (config.ack_wait,)  # the first is for the first delivery, the next for the next
-        return min((wait.total_seconds() for wait in waits if wait), default=DEFAULT_ACK_WAIT)
+    def ack_rules(self) -> AckRules:
+        """Until when a message may be handed over, by what is known of the configuration now."""
+        if self._rules is None or self._rules_of is not self.cached_info:
+            info = self._rules_of = self.cached_info
+            self._rules = AckRules(info.config if info is not None else None)
+        return self._rules
 
     @property
-    def ack_deadline(self) -> AckDeadline:
-        """Until when a message may be handed over."""
-        if self._deadline is None or self._deadline_of is not self.cached_info:
-            self._deadline, self._deadline_of = AckDeadline(self.ack_wait), self.cached_info
-        return self._deadline
+    def max_waiting(self) -> int:
+        """How many pull requests may wait at the server; 0 for its own default."""
+        return self.cached_info.config.max_waiting if self.cached_info is not None else 0
+
+    def mark(self) -> None:
+        """Have `client.sent_after` moved, if that is due: called before each request and while a reader waits."""
+        rules, client = self.ack_rules, self.client
+        if rules.has_deadline and uptime() - client.sent_after >= rules.look_every:
+            client.mark(interval=rules.look_every)
+
+    def refresh(self, now: float, *, is_redelivering: bool) -> None:
+        """Ask for the info, without waiting for it, if the last is long ago: the consumer may have been edited.
+
+        A redelivery may be the effect of an `ack_wait` that is shorter than the one known here. `now` is by `uptime`.
+        """
+        if now - self._refreshed_at < (REFRESH_ON_REDELIVERY if is_redelivering else REFRESH) or not self._may_refresh:
+            return
+        self._refreshed_at = now
+        self.client.cancel(self._refresh)
+        call = self.context.consumer_api.info(self.stream, self.name)
+        self._refresh = self.client.start(call.subject, call.payload, _InfoSink(self, call.decode))
+
+    def is_refreshed(self, info: ConsumerInfo) -> None:
+        """The answer to `refresh`."""
+        self.cached_info = info
+
+    def cannot_refresh(self, error: Error) -> None:
+        """There is no answer to `refresh`: not now, or because the program may not ask."""
+        self._may_refresh = self._may_refresh and not isinstance(error, AuthorizationError)
+
+
+class _InfoSink:
+    """A `ReplySink` for the info that a reader has asked for on the side."""
+
+    __slots__ = ("_consumer", "_decode")
+
+    def __init__(self, consumer: ConsumerHandle, decode: Callable[[Msg], ConsumerInfo]) -> None:
+        self._consumer = consumer
+        self._decode = decode
+
+    def deliver(self, msg: Msg) -> bool:
+        """Take it; there is no second one."""
+        with suppress(Error):  # no leader, or no consumer: its reader finds that out by itself
+            self._consumer.is_refreshed(self._decode(msg))
+        return True
+
+    def fail(self, error: Error) -> None:
+        """The connection is gone, or the request was denied."""
+        self._consumer.cannot_refresh(error)

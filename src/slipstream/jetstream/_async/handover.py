@@ -2,23 +2,26 @@
 
 A call that is cancelled, times out or is left in the middle of a loop may have messages that it did not return, and
 its pull requests may bring more while its subscription drains. All of them belong to the next call on the same
-consumer: the server regards them as delivered and redelivers them only after `ack_wait`.
+consumer, or to one that waits already: the server regards them as delivered and redelivers them only after `ack_wait`.
 
-Invariants: `hand_over` is the only function that makes a pulled message the program's. No message is dropped while it
-is ours, and none is handed over when its `ack_wait` may be over and the server redelivers it: it would be handled
-twice. What has waited is renewed first (`consume.prefetch` has the rules). Nothing is acknowledged unless the program
-says so. The blocking twin is generated from this file (`tools/unasync.py`).
+Invariants: `hand_over` is the only function that makes a pulled message the program's, and only of messages that
+`renew` has let through: none whose `ack_wait` may be over, so that the server redelivers it and it would be handled
+twice; but all that the server would not redeliver (`consume.prefetch` has the rules). No message is dropped while it is
+ours. Nothing is acknowledged unless the program says so. The blocking twin is generated from this file
+(`tools/unasync.py`).
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from contextlib import suppress
 
 from slipstream.client._async.client import Subscription
+from slipstream.client._async.clock import uptime
 from slipstream.client._async.tasks import Lock
-from slipstream.errors import ConnectionLostError, RequestTimeoutError
+from slipstream.errors import ConnectionLostError, RequestTimeoutError, SlowConsumerError
 from slipstream.jetstream._async.consumer_handle import ConsumerHandle
 from slipstream.jetstream._async.message import JsMessage
 from slipstream.jetstream.consume.ack_subject import IN_PROGRESS
@@ -28,7 +31,7 @@ from slipstream.wire import Msg
 
 logger = logging.getLogger("slipstream.consumer")
 
-ROUND_TRIP = 1.0  # seconds that a server may take to confirm the end of a subscription
+ROUND_TRIP = 1.0  # seconds that a server may take to confirm the end of a subscription, or renewals
 
 
 class Handover:
@@ -37,8 +40,8 @@ class Handover:
     def __init__(self, consumer: ConsumerHandle) -> None:
         self._consumer = consumer
         self._lock = Lock()  # several threads may read at once; it is never held while waiting
-        self._kept: deque[tuple[Msg, float]] = deque()  # with a time before it was sent
-        self._draining: list[tuple[Subscription, float]] = []  # of calls that ended, the same
+        self._kept: deque[tuple[list[Msg], float]] = deque()  # with a time before they were sent
+        self._draining: list[Subscription] = []  # of calls that ended
         self.stats = PullStats()
 
     def hand_over(self, msgs: list[Msg]) -> list[JsMessage]:
@@ -50,66 +53,107 @@ class Handover:
         self.stats.messages += len(messages)
         return messages
 
-    def renew(self, msgs: list[Msg], sent_after: float) -> tuple[list[Msg], float]:
-        """Those of the messages that may be handed over, and a time since which their `ack_wait` runs at most.
+    async def renew(self, msgs: list[Msg], sent_after: float) -> tuple[list[Msg], float]:
+        """Those of the messages that may be handed over now, and a time since which their `ack_wait` runs at most.
 
         `sent_after` is a time before they were sent. Where it is long ago, their `ack_wait` is started over, unless
-        there is no connection at the moment; where it may be over, none is left.
+        there is no connection at the moment.
         """
-        deadline, client = self._consumer.ack_deadline, self._consumer.client
-        now = client.now()
-        if now < deadline.fresh_until(sent_after):
-            return msgs, sent_after
-        if deadline.is_over(sent_after, now):
-            self._drop(len(msgs))
-            return [], sent_after
-        if not client.is_connected:
-            return msgs, sent_after
+        rules = self._consumer.ack_rules
+        while msgs and not rules.is_fresh(uptime() - sent_after):
+            if not (msgs := self._drop_redelivered(msgs, sent_after)) or not self._consumer.client.is_connected:
+                break
+            if (renewed_at := await self._report_progress(msgs)) is None:
+                return self._drop_redelivered(msgs, sent_after), sent_after
+            sent_after = renewed_at  # once more, should that have taken long
+        return msgs, sent_after
+
+    async def _report_progress(self, msgs: list[Msg]) -> float | None:
+        """Have the server start their `ack_wait` over; since when it runs, or None if the server does not confirm it.
+
+        It waits: reports that are queued behind a handler which blocks the event loop would come too late.
+        """
+        client, epoch, begin = self._consumer.client, self._consumer.client.epoch, uptime()
         for msg in msgs:
             client.answer(msg[2], IN_PROGRESS)
         self.stats.renewed += len(msgs)
-        return msgs, now
+        reported = uptime()  # the PONG to a PING that is sent from now on is behind the reports
+        client.mark(interval=0.0)
+        timeout = min(ROUND_TRIP, self._consumer.ack_rules.look_every)
+        with suppress(RequestTimeoutError, ConnectionLostError):
+            await client.wait(lambda: client.sent_after >= reported, timeout=timeout, what="messages to be renewed")
+        return begin if client.epoch == epoch and client.sent_after >= reported else None
 
-    def _drop(self, count: int) -> None:
-        if not self.stats.expired:
+    def _drop_redelivered(self, msgs: list[Msg], sent_after: float) -> list[Msg]:
+        rules = self._consumer.ack_rules
+        alive = rules.alive(msgs, uptime() - sent_after)
+        if (count := len(msgs) - len(alive)) and not self.stats.expired:
             logger.warning(
                 "consumer %r of stream %r: %d messages waited for the program until their ack_wait (%g s) was over and "
                 "are left to be redelivered: a single message took long, or the program stood still (said once)",
                 self._consumer.name,
                 self._consumer.stream,
                 count,
-                self._consumer.ack_wait,
+                rules.ack_wait,
             )
         self.stats.expired += count
+        return alive
 
     def keep(self, msgs: list[Msg], sent_after: float) -> None:
         """Messages that could not be handed over: the next call returns them first."""
-        self._kept.extend([(msg, sent_after) for msg in msgs])
+        if msgs:
+            self._kept.append((msgs, sent_after))
 
-    def drain(self, subscription: Subscription, sent_after: float) -> None:
+    def take_back(self, messages: list[JsMessage], sent_after: float) -> None:
+        """Keep messages that were handed over to a loop, from which the program did not take them."""
+        self.stats.messages -= len(messages)
+        self.keep([message.raw for message in messages], sent_after)
+
+    def drain(self, subscription: Subscription) -> None:
         """End a subscription whose call is over; what the server has sent already is for the next call."""
         subscription.drain_soon()
-        self._draining.append((subscription, sent_after))
+        self._draining.append(subscription)
 
-    async def take_kept(self, count: int, deadline: float) -> list[JsMessage]:
-        """Up to `count` messages (0: all) that arrived for earlier calls, or are still on their way to them."""
-        # Subscriptions that drain come first: what they bring is older than what a new request would.
-        for entry in list(self._draining):
-            subscription, sent_after = entry
-            await self._wait_for_end(subscription, deadline)
-            is_ended = subscription.is_ended  # read before the messages: what arrives behind them is for the next call
-            self._kept.extend([(msg, sent_after) for msg in subscription.take_now() if not is_status(msg)])
-            with self._lock:
-                if is_ended and entry in self._draining:  # another reader may have removed it
-                    self._draining.remove(entry)
-        messages: list[JsMessage] = []
-        while not count or len(messages) < count:
+    @property
+    def has_kept(self) -> bool:
+        """Whether `take_kept` may find something."""
+        return bool(self._kept or self._draining)
+
+    async def take_kept(self, count: int, deadline: float) -> tuple[list[JsMessage], float]:
+        """Up to `count` messages (0: all) that arrived for earlier calls, or are still on their way to them.
+
+        With a time since which their `ack_wait` runs at most.
+        """
+        await self._collect(deadline)
+        found: list[Msg] = []
+        since = math.inf
+        while not count or len(found) < count:
             with self._lock:
                 if not self._kept:
                     break
-                msg, sent_after = self._kept.popleft()
-            messages += self.hand_over(self.renew([msg], sent_after)[0])
-        return messages
+                msgs, sent_after = self._kept.popleft()
+                if count and len(msgs) > (left := count - len(found)):
+                    self._kept.appendleft((msgs[left:], sent_after))
+                    msgs = msgs[:left]
+            try:
+                msgs, sent_after = await self.renew(msgs, sent_after)
+            except BaseException:
+                self._kept.extendleft(((msgs, sent_after), (found, since)))
+                raise
+            found += msgs
+            since = min(since, sent_after)
+        return self.hand_over(found), since
+
+    async def _collect(self, deadline: float) -> None:
+        """Keep what has arrived for subscriptions that drain: it is older than what a new request would bring."""
+        for subscription in list(self._draining):
+            await self._wait_for_end(subscription, deadline)
+            with suppress(SlowConsumerError):  # reported when it happened
+                msgs, sent_after = subscription.take_now()
+                self.keep([msg for msg in msgs if not is_status(msg)], sent_after)
+            with self._lock:
+                if subscription.is_over and subscription in self._draining:  # another reader may have removed it
+                    self._draining.remove(subscription)
 
     async def _wait_for_end(self, subscription: Subscription, deadline: float) -> None:
         """Wait until nothing more can arrive: one round trip after its end was requested."""

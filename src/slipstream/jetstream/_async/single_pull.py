@@ -31,15 +31,17 @@ class SinglePull:
         self._lock = Lock()  # for what several threads may count at once; it is never held while waiting
         self._count = 0  # requests so far: the last token of their reply subjects
         self._epoch = 0  # the connection that the requests in flight were sent over
-        self._asked_at = 0.0  # when the oldest of them was sent, or before
 
     def __del__(self) -> None:
         inbox = self._inbox
         if inbox is not None:  # programs make a consumer for each call, and clients live long
             self._client.run_here(inbox[1].end)
 
-    async def receive(self, deadline: float) -> Msg | None:
-        """The next message; None if none arrives in time. Raises a status of the server that is an error."""
+    async def receive(self, deadline: float) -> tuple[Msg, float] | None:
+        """The next message, and a time before it was sent; None if none arrives in time.
+
+        Raises a status of the server that is an error.
+        """
         client, requests = self._client, self._requests
         body, until = no_wait_body(1), deadline  # the first request only asks for what is available: it ends at once
         with self._lock:
@@ -51,10 +53,14 @@ class SinglePull:
                 if left <= 0 and not inbox.pending:  # what has arrived is taken even at the deadline
                     return None
                 # Requests for all readers that wait: any of them may be woken by the next message.
+                self._consumer.mark()
                 while not inbox.pending and (number := self._next_request(until)):
                     await client.publish(self._consumer.next_subject, body, reply=f"{base}.{number}")
                 try:
-                    msg = await inbox.next_msg(timeout=max(left, 0.0), epoch=self._epoch)
+                    timeout = max(min(left, self._consumer.ack_rules.look_every), 0.0)
+                    msg, sent_after = await inbox.next_dated(timeout=timeout, epoch=self._epoch)
+                except RequestTimeoutError:
+                    continue  # at the deadline it ends above
                 except ConnectionLostError:
                     left = max(deadline - client.now(), 0.0)
                     await client.wait(lambda: client.is_connected, timeout=left, what="a connection to fetch")
@@ -62,7 +68,7 @@ class SinglePull:
                 with self._lock:
                     found = requests.feed(msg)
                 if found is not None:
-                    return found
+                    return found, sent_after
                 left = deadline - client.now()
                 if left <= MARGIN:  # too short for a request to expire, and its status to arrive, in time
                     return None
@@ -102,8 +108,6 @@ class SinglePull:
                 self._epoch = client.epoch
             if not requests.is_due(client.now()):
                 return 0
-            if not requests.is_waiting:
-                self._asked_at = client.now()
             requests.asked(until)
             self._count += 1
             return self._count
@@ -120,4 +124,4 @@ class SinglePull:
             shared, self._inbox = self._inbox, None
             self._requests.forget()
         if shared is not None:
-            self._handover.drain(shared[1], self._asked_at)
+            self._handover.drain(shared[1])

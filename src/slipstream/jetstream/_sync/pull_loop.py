@@ -13,10 +13,12 @@ file (`tools/unasync.py`).
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 from typing import Self, TypeVar
 
 from slipstream.client._sync.client import Subscription
+from slipstream.client._sync.clock import uptime
 from slipstream.client._sync.opening import Openable
 from slipstream.client.base import FOREVER
 from slipstream.errors import (
@@ -31,6 +33,7 @@ from slipstream.errors import (
 from slipstream.jetstream._sync.consumer_handle import ConsumerHandle
 from slipstream.jetstream._sync.handover import Handover
 from slipstream.jetstream._sync.message import JsMessage
+from slipstream.jetstream.consume.ack_subject import num_delivered
 from slipstream.jetstream.consume.inbox import MAX_BYTES, MAX_MSGS, retry_pause
 from slipstream.jetstream.consume.prefetch import Pace, PullStats
 from slipstream.jetstream.consume.pull import PullFlow
@@ -39,9 +42,9 @@ from slipstream.wire import Msg
 
 CHECK_AFTER = 3  # requests in a row without a responder before the server is asked whether the consumer exists
 CHECK_TIMEOUT = 5.0
-PREPARE_TIMEOUT = 2.0
-
 PROGRESS = 1 / 4  # of `ack_wait`
+TURN = 0.02  # seconds that a program may keep the event loop from running between two messages
+NOTHING: tuple[list[Msg], float] = ([], math.inf)
 
 T = TypeVar("T")
 
@@ -49,9 +52,8 @@ T = TypeVar("T")
 class PullLoop:
     """Pull requests in flight for one reader, and what they bring.
 
-    Messages that arrived are in one of three places: in the inbox, in `_left` (taken from it, and not handed over yet),
-    or handed over. `_empty_at` is a time before anything in the inbox was sent: it was empty then, and the socket, too.
-    `_sent_after` is the same for what is in `_left`.
+    Messages that arrived are in one of three places: in the inbox, in `_left` (taken from it, and not yet by the
+    program), or with the program. `_sent_after` is a time since which the `ack_wait` of those in `_left` runs at most.
     """
 
     def __init__(self, consumer: ConsumerHandle, handover: Handover, flow: PullFlow) -> None:
@@ -64,15 +66,14 @@ class PullLoop:
         self._heartbeats = HeartbeatMonitor(flow.heartbeat, consumer.client.now())
         self._failures = 0  # in a row
         self._error: Error | None = None  # raised or retried by the next read, behind the messages before it
-        self._pace = Pace(consumer.ack_wait)
+        self._rules = consumer.ack_rules
+        self._pace = Pace(self._rules.ack_wait)
         self._taken = 0  # messages that the program got by the last read,
         self._taken_at = 0.0  # and when
         self._left: list[JsMessage] = []  # in reverse
-        self._fresh_until = 0.0  # they can be handed over as they are
-        self._sent_after = self._empty_at = consumer.client.now()
-        self._is_prepared = consumer.cached_info is not None
-        self._generation = flow.token
-        self._late_until = 0.0
+        self._sent_after = 0.0
+        self._next_until = 0.0  # they can be taken as they are
+        self._turn_until = 0.0  # the event loop gets its turn then, at the latest
         self.client = consumer.client
         self.name = consumer.name
         self.is_stopped = False  # no more requests are sent; what has arrived is still handed over
@@ -85,8 +86,8 @@ class PullLoop:
     @property
     def progress_interval(self) -> float:
         """How often the server is to be told that a message is in progress, in seconds; FOREVER if it need not be."""
-        wait = self._consumer.ack_wait
-        return wait * PROGRESS if wait < FOREVER else FOREVER
+        rules = self._consumer.ack_rules
+        return rules.ack_wait * PROGRESS if rules.has_deadline else FOREVER
 
     def read(self, deadline: float) -> list[JsMessage] | None:
         """The next messages; None at the end: stopped, or the client closed.
@@ -94,19 +95,23 @@ class PullLoop:
         Raises RequestTimeoutError at the deadline, and a status of the server that is an error. Nothing is taken from
         the subscription while it waits, so a cancelled reader loses none.
         """
-        self._pace.handled(self._taken, self.client.now() - self._taken_at)
+        now = uptime()
+        self._pace.handled(self._taken, now - self._taken_at)
         self._taken = 0
+        if now >= self._turn_until:
+            self._give_turn()
         messages = self._read(deadline)
-        self._taken, self._taken_at = len(messages or ()), self.client.now()
+        self._taken, self._taken_at = len(messages or ()), uptime()
         return messages
 
     def _read(self, deadline: float) -> list[JsMessage] | None:
-        if kept := self._handover.take_kept(0, deadline):
-            self._sent_after = self.client.now()
-            return kept
         self._heartbeats.resume(self.client.now())
         try:
             while True:
+                if self._handover.has_kept:  # by earlier calls, or by a loop that ended while this one waited
+                    messages, self._sent_after = self._handover.take_kept(0, deadline)
+                    if messages:
+                        return messages
                 if self._error is not None:
                     self._retry_or_raise(self._error, deadline)
                     self._error = None
@@ -115,26 +120,51 @@ class PullLoop:
                 if self._subscription is None:
                     return None
                 try:
-                    frames = self._receive_frames(self._subscription, deadline)
+                    frames, sent_after = self._receive_frames(self._subscription, deadline)
                 except Error:
                     if self._subscription.is_over:  # stopped, or the client was closed
                         return None
                     raise
-                msgs, self._sent_after = self._take(frames)
-                if msgs:
-                    self._failures = 0
-                    if not self.is_stopped:
-                        self._request_more(msgs)
-                    return self._handover.hand_over(msgs)
+                msgs = self._feed(frames)
+                if msgs and (messages := self._admit(msgs, sent_after)):
+                    return messages
         finally:
             self._heartbeats.suspend(self.client.now())
 
-    def _take(self, frames: list[Msg]) -> tuple[list[Msg], float]:
-        """The messages among what was taken from the inbox just now, as `Handover.renew` gives them."""
-        sent_after, self._empty_at = self._empty_at, max(self._empty_at, self.client.read_at)
+    def _feed(self, frames: list[Msg]) -> list[Msg]:
+        """The messages among what was taken from the inbox just now; an error behind them is for the next read."""
         msgs, error = self._flow.feed(frames)
         self._error = None if error is None else self._consumer.named(error)
-        return self._handover.renew(msgs, sent_after) if msgs else ([], sent_after)
+        return msgs
+
+    def _admit(self, msgs: list[Msg], sent_after: float) -> list[JsMessage]:
+        """What of the messages that have just arrived is the program's; the next ones are requested.
+
+        They are not lost when that fails or is cancelled.
+        """
+        self._failures = 0
+        self._follow_config(msgs)
+        if not self._rules.is_fresh(uptime() - sent_after):
+            self._pace.late()
+        try:
+            msgs, sent_after = self._handover.renew(msgs, sent_after)
+            self._sent_after = sent_after
+            if msgs and not self.is_stopped:
+                self._request(waiting=len(msgs))
+        except BaseException as error:
+            if not isinstance(error, ConnectionLostError) or self.client.is_closed:
+                self._handover.keep(msgs, sent_after)
+                raise
+            # It is sent with the next connection.
+        return self._handover.hand_over(msgs)
+
+    def _follow_config(self, msgs: list[Msg]) -> None:
+        """Notice that the consumer was edited. What is redelivered comes first, so the first message tells."""
+        consumer = self._consumer
+        consumer.refresh(uptime(), is_redelivering=num_delivered(msgs[0]) > 1)
+        if self._rules is not consumer.ack_rules:
+            self._rules = consumer.ack_rules
+            self._pace.adapt(self._rules.ack_wait)
 
     def read_unless_idle(self, idle_timeout: float | None) -> list[JsMessage] | None:
         """As `read`; None also when nothing arrives for `idle_timeout` seconds (None: never)."""
@@ -150,34 +180,57 @@ class PullLoop:
         while True:
             if (message := self.take_waiting()) is not None:
                 return message
-            if self._left and self._renew_waiting():
-                return self._left.pop()
-            messages = self.read_unless_idle(idle_timeout)
-            if messages is None:
-                return None
-            self._left = messages[::-1]
-            self._fresh_until = self._consumer.ack_deadline.fresh_until(self._sent_after)
+            if self._left:
+                if uptime() >= self._turn_until:
+                    self._give_turn()
+                if self._renew_left():
+                    return self._left.pop()
+            else:
+                messages = self.read_unless_idle(idle_timeout)
+                if messages is None:
+                    return None
+                self._left = messages[::-1]
+                self._next_until = min(self._sent_after + self._rules.renew_after, self._turn_until)
 
     def take_waiting(self) -> JsMessage | None:
         """The next message, if one waits; the fast part of `next`."""
         left = self._left
-        return left.pop() if left and self.client.now() < self._fresh_until else None
+        return left.pop() if left and uptime() < self._next_until else None
 
-    def _renew_waiting(self) -> list[JsMessage]:
-        """Renew what waits for the program, also in the inbox; returns what is left of it, in reverse."""
-        left, inbox = self._left, self._subscription
-        alive, sent_after = self._handover.renew([message.raw for message in left], self._sent_after)
-        if not alive:
-            left = []
+    def _give_turn(self) -> None:
+        """Let the event loop run: a program that never waits keeps its acks from being sent."""
+        self.client.let_run()
+        self._turn_until = uptime() + TURN
+
+    def _renew_left(self) -> list[JsMessage]:
+        """Renew what waits for the program, also in the inbox, if it is due; returns what is left, in reverse."""
+        rules, handover = self._consumer.ack_rules, self._handover
+        if not rules.is_fresh(uptime() - self._sent_after):
+            msgs, self._sent_after = handover.renew([message.raw for message in self._left], self._sent_after)
+            if len(msgs) != len(self._left):
+                self.stats.messages -= len(self._left) - len(msgs)
+                alive = {msg[2] for msg in msgs}
+                self._left = [message for message in self._left if message.reply in alive]
+            self._renew_inbox()
+        self._next_until = min(self._sent_after + rules.renew_after, self._turn_until)
+        return self._left
+
+    def _renew_inbox(self) -> None:
+        """Take what waits in the inbox, so that it is renewed with the others."""
+        inbox = self._subscription
+        if inbox is None or not inbox.pending or self._error is not None:
+            return
         with suppress(SlowConsumerError):  # reported when it happened
-            if inbox is not None and inbox.pending and self._error is None:
-                more, since = self._take(inbox.take_now())
-                if more:
-                    left = self._handover.hand_over(more)[::-1] + left
-                    sent_after = min(sent_after, since) if alive else since
-        self._left, self._sent_after = left, sent_after
-        self._fresh_until = self._consumer.ack_deadline.fresh_until(sent_after)
-        return left
+            frames, sent_after = inbox.take_now()
+            msgs = self._feed(frames)
+            try:
+                msgs, sent_after = self._handover.renew(msgs, sent_after)
+            except BaseException:
+                self._handover.keep(msgs, sent_after)
+                raise
+            self._sent_after = min(self._sent_after, sent_after) if self._left else sent_after
+            self._left = self._handover.hand_over(msgs)[::-1] + self._left
+            self._taken += len(msgs)
 
     def stop(self) -> None:
         """Send no more requests. What the server has sent is still handed over."""
@@ -188,40 +241,42 @@ class PullLoop:
     def close(self) -> None:
         """End it. The messages that its reader did not take, and those that still arrive, are for the next call."""
         left, self._left = self._left, []
-        self._handover.keep([message.raw for message in left[::-1]], self._sent_after)
+        self._handover.take_back(left[::-1], self._sent_after)
         subscription, self._subscription = self._subscription, None
         self.is_stopped = True
         if subscription is not None:
-            self._handover.drain(subscription, self._empty_at)
+            self._handover.drain(subscription)
 
-    def _receive_frames(self, subscription: Subscription, deadline: float) -> list[Msg]:
-        """Messages and statuses; none after an interruption, for which requests are sent again."""
+    def _receive_frames(self, subscription: Subscription, deadline: float) -> tuple[list[Msg], float]:
+        """Messages and statuses, and a time before they were sent; none after a pause or an interruption."""
         client, now = self.client, self.client.now()
         silence = self._heartbeats.left(now)
-        look = self._consumer.ack_deadline.renew_after / 2  # so often it is seen that the inbox is empty
+        self._consumer.mark()
         try:
-            msgs = subscription.next_msgs(timeout=max(min(deadline - now, silence, look), 0.0), epoch=self._epoch)
+            frames = subscription.next_all_dated(
+                timeout=max(min(deadline - now, silence, self._rules.look_every), 0.0), epoch=self._epoch
+            )
         except RequestTimeoutError:
-            self._empty_at = now = client.now()
+            now = client.now()
             if self._heartbeats.left(now) > 0:
                 if now < deadline:
-                    return []
+                    return NOTHING
                 raise
             text = f"{self._consumer}: no heartbeat for {silence:.3g} s, sending a new pull request"
             client.report(HeartbeatLostError(text))
             self._flow.reset()
             self._heartbeats.hear(client.now())
-            return []
+            return NOTHING
         except ConnectionLostError:
             if client.is_closed:
                 raise
             client.wait(lambda: client.is_connected, timeout=max(deadline - now, 0.0), what="a connection")
-            return []  # the epoch is another one: `_request` sends the requests again
+            return NOTHING  # the epoch is another one: `_request` sends the requests again
         except SlowConsumerError as error:
             client.report(error)  # the server redelivers what was dropped
-            return []
+            return NOTHING
         self._heartbeats.hear(client.now())
-        return msgs
+        return frames
 
     def _request(self, *, waiting: int = 0) -> None:
         """Send the request that is due; those that were sent over an earlier connection are void.
@@ -241,44 +296,10 @@ class PullLoop:
         if self._epoch != client.epoch:
             self._epoch = client.epoch
             self._flow.reset()
-            self._generation, self._late_until = self._flow.token, 0.0  # nothing arrives for the requests from before
             self._heartbeats.hear(client.now())
-        if not self._is_prepared:
-            self._prepare()
-        is_idle = self._is_idle(waiting)
         if body := self._flow.request(window=self._pace.window, waiting=waiting):
-            if is_idle:
-                self._empty_at = client.now()
+            self._consumer.mark()  # the PONG arrives before what is requested
             client.publish(self._consumer.next_subject, body, reply=f"{self._inbox}.{self._flow.token}")
-
-    def _is_idle(self, waiting: int) -> bool:
-        """Whether nothing can have been sent that was not taken from the inbox: no request is in flight.
-
-        A request that was given up on the same connection may be answered until it has expired.
-        """
-        flow, now = self._flow, self.client.now()
-        if flow.token != self._generation:
-            self._generation, self._late_until = flow.token, now + flow.expires
-        if waiting or flow.pending or now < self._late_until:
-            return False
-        return self._subscription is None or not self._subscription.pending
-
-    def _prepare(self) -> None:
-        """Learn the consumer's `ack_wait`; a program that may not ask is taken to have the servers' own default."""
-        self._is_prepared = True
-        with suppress(Error):
-            self._consumer.info(timeout=PREPARE_TIMEOUT)
-        self._pace = Pace(self._consumer.ack_wait)
-
-    def _request_more(self, msgs: list[Msg]) -> None:
-        """Send the next request while `msgs` are handled; they are not lost when that fails or is cancelled."""
-        try:
-            self._request(waiting=len(msgs))
-        except BaseException as error:
-            if isinstance(error, ConnectionLostError) and not self.client.is_closed:
-                return  # sent with the next connection
-            self._handover.keep(msgs, self._sent_after)
-            raise
 
     def _retry_or_raise(self, error: Error, deadline: float) -> None:
         """Wait if the error may be transient, and raise it if not: while a leader changes there is no responder."""

@@ -15,6 +15,7 @@ from slipstream.client.base import BaseMessage, HasCodec
 from slipstream.codecs import Codec
 from slipstream.codecs.payloads import Origin
 from slipstream.errors import NotJetStreamMessageError, UsageError
+from slipstream.wire import Msg
 
 C = TypeVar("C", bound=HasCodec)
 
@@ -65,6 +66,11 @@ def parse_reply(reply: str) -> Metadata:
     return Metadata(
         stream, consumer, int(delivered), int(stream_seq), int(consumer_seq), int(time), int(pending), domain
     )
+
+
+def num_delivered(msg: Msg) -> int:
+    """How often a consumer's message was delivered, this time included."""
+    return int(split_reply(msg[2])[4])
 
 
 def _not_an_ack(reply: str, why: str) -> NotJetStreamMessageError:

@@ -50,6 +50,7 @@ GRACE = 1.0  # seconds that an answer may be late
 MAX_MESSAGES = 500
 MAX_EXPIRES = 30.0
 UNBOUNDED_BATCH = 1_000_000  # messages, where bytes are the limit
+OVERLAPPING = 4  # so many requests of one loop may wait at the server at once
 
 
 def expires_within(timeout: float) -> float:
@@ -233,6 +234,10 @@ class PullFlow:
     At most `max_messages` (or, if set, `max_bytes`) are pending; when no more than `threshold` of them are left, the
     difference is requested. A single request is for no more than `max_batch` messages and lasts no longer than
     `max_expires` seconds: the limits of the consumer. Statuses of requests from before a `reset` are ignored.
+
+    Servers fill the requests that wait in turns, so many small ones would all stay, up to the `max_waiting` of the
+    consumer. No more than four do: the next one is sent when at most half of the last one and of what may be pending is
+    still pending, and asks for a quarter of that or more.
     """
 
     def __init__(
@@ -245,6 +250,7 @@ class PullFlow:
         heartbeat: float | None = None,
         max_batch: int = 0,
         max_expires: float = math.inf,
+        max_waiting: int = 0,
     ) -> None:
         check_batch(max_messages, max_bytes)
         if expires < 1:
@@ -263,9 +269,12 @@ class PullFlow:
         self._batch = min(wanted, max_batch or wanted)
         if self._batch < max_messages and not max_bytes:  # above the batch a full flow would request 0 messages
             self._threshold = min(self._threshold, self._batch // 2)
+        if 0 < max_waiting < OVERLAPPING:  # a server ignores the requests that are too many, and does not say so
+            self._threshold = 0
         self._max_bytes = max_bytes
         self.expires = expires
         self._generation = 0
+        self._last_batch = 0  # messages that the last request was for
         self._pending = 0  # messages requested that neither arrived nor were given back by a status,
         self._pending_bytes = 0  # and bytes
 
@@ -290,14 +299,15 @@ class PullFlow:
             size = self._max_bytes - self._pending_bytes
             batch = min(self._batch, window - self._pending - waiting)
         else:
-            if self._pending > self._threshold:
-                return b""
-            size = 0
+            size, limit = 0, min(self._batch, window)
             batch = min(self._batch - self._pending, window - self._pending - waiting)
+            if self._pending > min(self._threshold, limit // 2, self._last_batch // 2) or batch < limit // 4:
+                return b""
         if batch < 1:
             return b""
         self._pending_bytes += size
         self._pending += batch
+        self._last_batch = batch
         return lingering_body(batch, self.expires, max_bytes=size, heartbeat=self.heartbeat)
 
     def reset(self) -> None:
