@@ -106,6 +106,13 @@ def test_json_that_is_not_what_its_reader_expects_is_refused(data: bytes, kind: 
     assert isinstance(caught.value, CodecError)
 
 
+def test_the_error_names_the_whole_type() -> None:
+    for kind, name in [(Order, "Order"), (list[int], "list[int]"), (int | None, "int | None"), (Any, "an object")]:
+        with pytest.raises(MessageDecodeError) as caught:
+            decoded(b"{", kind)
+        assert (caught.value.kind, f"cannot be decoded as {name}: " in str(caught.value)) == (name, True)
+
+
 def test_json_is_decoded_to_the_types_of_python() -> None:
     assert decoded(b'{"id":1,"more":2}', Order) == Order(1)
     assert decoded(b"null", Any) is None

@@ -12,10 +12,10 @@ from slipstream.services.protocol import (
     Verb,
     control_subject,
     error_headers,
-    error_of,
     service_config,
 )
 from slipstream.wire import Headers
+from slipstream.wire.service_errors import error_of
 
 
 def config(name: str = "calc", version: str = "1.0.0") -> ServiceConfig:

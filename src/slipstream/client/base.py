@@ -15,6 +15,7 @@ from slipstream.codecs import Codec
 from slipstream.codecs.payloads import ANYTHING, DEFAULT_CODEC, JSON, Origin, decode_payload, decode_text
 from slipstream.errors import ConnectionLostError, RequestTimeoutError, UsageError
 from slipstream.wire import Headers, Msg, ServerInfo, Status, parse_status
+from slipstream.wire.service_errors import error_of
 
 HeadersLike = Headers | Mapping[str, str | Iterable[str]]
 NO_RESPONDERS = 503
@@ -261,7 +262,9 @@ def encode_headers(headers: HeadersLike | None) -> bytes:
 
 
 def decode_reply(codec: Codec[Any], subject: str, msg: Msg, kind: type[T]) -> T:
-    """The payload of a reply to a request on `subject` as a `kind`."""
+    """The payload of a reply to a request on `subject` as a `kind`; an error that a service sent instead is raised."""
+    if msg.header and (error := error_of(subject, Headers.parse(msg.header), msg.payload)) is not None:
+        raise error
 
     def origin() -> Origin:
         return Origin(f"the reply to the request on {subject!r}", subject)

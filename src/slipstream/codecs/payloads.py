@@ -120,7 +120,7 @@ def content_type_of(header: bytes) -> str:
 
 
 def _not_decoded(kind: Any, reason: str, origin: Origin) -> MessageDecodeError:
-    name = "an object" if kind is Any else getattr(kind, "__name__", None) or str(kind)
+    name = "an object" if kind is Any else kind.__name__ if isinstance(kind, type) else str(kind)
     return MessageDecodeError(
         f"{origin.text} cannot be decoded as {name}: {reason}",
         subject=origin.subject,

@@ -13,13 +13,12 @@ from enum import StrEnum
 from traceback import format_exception_only
 from typing import Any, NamedTuple
 
-from slipstream.errors import ServiceError, UsageError
+from slipstream.errors import UsageError
 from slipstream.wire import Headers, check_filter, check_subject
+from slipstream.wire.service_errors import ERROR_CODE_HEADER, ERROR_HEADER
 
 PREFIX = "$SRV"
 QUEUE_GROUP = "q"
-ERROR_HEADER = "Nats-Service-Error"
-ERROR_CODE_HEADER = "Nats-Service-Error-Code"
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
 _NUMBER = r"(?:0|[1-9][0-9]*)"
@@ -160,15 +159,3 @@ def one_line(text: str) -> str:
 def describe(error: BaseException) -> str:
     """An exception in one line, its type first; also one whose text cannot be made."""
     return one_line("".join(format_exception_only(error)))
-
-
-def error_of(subject: str, headers: Headers, data: bytes) -> ServiceError | None:
-    """The error that a reply carries; None if it is none. Either header makes it one."""
-    description, code = headers.get(ERROR_HEADER), headers.get(ERROR_CODE_HEADER)
-    if description is None and code is None:
-        return None
-    text = (code or "").strip()
-    number = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
-    if not number and text not in ("", "0"):  # peers do send words
-        description = f"{description or ''} (code {text!r})".strip()
-    return ServiceError(number, description or "", data=data, subject=subject)

@@ -8,7 +8,7 @@ from typing import Any, TypedDict, assert_type
 import msgspec
 import pytest
 
-from slipstream import Codec, Json, MessageDecodeError, MessagePack, Text, UsageError, connect
+from slipstream import Codec, Json, MessageDecodeError, MessagePack, ServiceError, Text, UsageError, connect
 from slipstream.api import StreamConfig
 
 
@@ -156,6 +156,21 @@ async def test_a_request_has_a_typed_reply(any_server: str, fresh: str) -> None:
         assert [one.json(Reply) async for one in nc.request_many(fresh, Order(2), max_messages=1)] == [Reply(4)]
         with pytest.raises(MessageDecodeError, match=f"the reply to the request on '{fresh}' cannot be decoded as Re"):
             await nc.request(fresh, Order(0), reply=Reply)
+
+
+async def test_an_error_of_a_service_is_raised_where_a_type_is_expected(any_server: str, fresh: str) -> None:
+    async with connect(any_server) as nc, connect(any_server) as service:
+
+        async def answer(message: Any) -> None:
+            headers = {"Nats-Service-Error": "no such order", "Nats-Service-Error-Code": "404"}
+            await message.respond(Reply(7), headers=headers)
+
+        await service.subscribe(fresh, callback=answer)
+        await service.flush()
+        with pytest.raises(ServiceError, match="404: no such order") as caught:
+            await nc.request(fresh, Order(1), reply=Reply)
+        assert (caught.value.code, caught.value.subject, caught.value.data) == (404, fresh, b'{"total":7}')
+        assert (await nc.request(fresh, Order(1))).json(Reply) == Reply(7)  # the message is the caller's to judge
 
 
 async def test_a_request_to_the_server_may_be_an_object(any_server: str, fresh: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any, TypedDict, assert_type
 import msgspec
 import pytest
 
-from slipstream import Codec, Json, MessageDecodeError, MessagePack, Text, UsageError
+from slipstream import Codec, Json, MessageDecodeError, MessagePack, ServiceError, Text, UsageError
 from slipstream import connect_blocking as connect
 from slipstream.api import StreamConfig
 
@@ -158,6 +158,21 @@ def test_a_request_has_a_typed_reply(any_server: str, fresh: str) -> None:
         assert [one.json(Reply) for one in nc.request_many(fresh, Order(2), max_messages=1)] == [Reply(4)]
         with pytest.raises(MessageDecodeError, match=f"the reply to the request on '{fresh}' cannot be decoded as Re"):
             nc.request(fresh, Order(0), reply=Reply)
+
+
+def test_an_error_of_a_service_is_raised_where_a_type_is_expected(any_server: str, fresh: str) -> None:
+    with connect(any_server) as nc, connect(any_server) as service:
+
+        def answer(message: Any) -> None:
+            headers = {"Nats-Service-Error": "no such order", "Nats-Service-Error-Code": "404"}
+            message.respond(Reply(7), headers=headers)
+
+        service.subscribe(fresh, callback=answer)
+        service.flush()
+        with pytest.raises(ServiceError, match="404: no such order") as caught:
+            nc.request(fresh, Order(1), reply=Reply)
+        assert (caught.value.code, caught.value.subject, caught.value.data) == (404, fresh, b'{"total":7}')
+        assert (nc.request(fresh, Order(1))).json(Reply) == Reply(7)  # the message is the caller's to judge
 
 
 def test_a_request_to_the_server_may_be_an_object(any_server: str, fresh: str) -> None:

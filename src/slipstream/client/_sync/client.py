@@ -170,7 +170,8 @@ class Client(BaseClient):
         """Publish a request and wait for the first reply: a Message, or with `reply` its payload as that type.
 
         Raises NoRespondersError if the subject has no subscribers, RequestTimeoutError if there is no reply in time,
-        ConnectionLostError if the connection is lost meanwhile; with `reply` also MessageDecodeError.
+        ConnectionLostError if the connection is lost meanwhile; with `reply` also MessageDecodeError, and ServiceError
+        if a service answers with an error.
         """
         if not isinstance(payload, bytes):
             payload, headers = encode_payload(self._codec, subject, payload, headers)

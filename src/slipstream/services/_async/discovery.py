@@ -14,8 +14,9 @@ from typing import Any, TypeVar, overload
 from slipstream.client._async.client import Client, Message
 from slipstream.client.base import HeadersLike, decode_reply
 from slipstream.errors import NoRespondersError, RemoteProtocolError
-from slipstream.services.protocol import PREFIX, Verb, control_subject, error_of
+from slipstream.services.protocol import PREFIX, Verb, control_subject
 from slipstream.services.reports import ServiceIdentity, ServiceInfo, ServicePing, ServiceStats
+from slipstream.wire.service_errors import error_of
 
 T = TypeVar("T")
 R = TypeVar("R", bound=ServiceIdentity)
