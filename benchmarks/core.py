@@ -1,4 +1,4 @@
-"""Core NATS beside nats-py (with uvloop) on the same server: publish, one subscriber, request and reply, as ratios.
+"""Core NATS beside nats-py (with uvloop) on the same server: publish, subscribe, request, serve; as ratios.
 
 Every figure is taken in processes of its own, peer and ours in turns; the best of the rounds counts, since whatever
 else the machine does only ever makes a round slower. `python -m benchmarks.core` prints the table, `run()` its rows.
@@ -22,12 +22,13 @@ PAYLOAD = b"x" * 128
 SUBJECT = "bench.core"
 ROUNDS = 3
 TIMEOUT = 120.0
-COUNTS = {"publish": 500_000, "subscribe": 300_000, "request": 6_000}
+COUNTS = {"publish": 500_000, "subscribe": 300_000, "request": 6_000, "serve": 60_000}
 WORKS = [
     # work, the role of the process that is measured, of the one beside it, target
     ("core publish, no ack", "publish", "", 1.5),
     ("one subscriber, fast publisher", "subscribe", "flood", 2.0),
     ("request / reply, one at a time", "request", "respond", 1.0),
+    ("endpoint of a service, echo", "serve", "flood_requests", 1.5),
 ]
 
 Row = dict[str, Any]
@@ -103,6 +104,33 @@ async def peer_respond(url: str, _: int) -> float:
     return 0.0
 
 
+async def peer_serve(url: str, count: int) -> float:
+    import nats
+    import nats.micro
+    from nats.micro.request import Request
+
+    nc = await nats.connect(url)
+    done = asyncio.get_running_loop().create_future()
+    seen, began = 0, 0.0
+
+    async def echo(request: Request) -> None:
+        nonlocal seen, began
+        if seen == 0:
+            began = time.perf_counter()
+        await request.respond(request.data)
+        seen += 1
+        if seen == count:
+            done.set_result(count / (time.perf_counter() - began))
+
+    service = await nats.micro.add_service(nc, name="bench", version="1.0.0")
+    await service.add_endpoint(name="echo", subject=SUBJECT, handler=echo)
+    await nc.flush()
+    print("ready", flush=True)
+    rate: float = await done
+    await nc.close()
+    return rate
+
+
 async def our_publish(url: str, count: int) -> float:
     from slipstream.client._async.client import connect
 
@@ -157,10 +185,34 @@ async def our_respond(url: str, _: int) -> float:
     return 0.0
 
 
-def flood(url: str, count: int) -> float:
+async def our_serve(url: str, count: int) -> float:
+    from slipstream import ServiceRequest, connect
+
+    done = asyncio.get_running_loop().create_future()
+    seen, began = 0, 0.0
+
+    async def echo(request: ServiceRequest) -> None:
+        nonlocal seen, began
+        if seen == 0:
+            began = time.perf_counter()
+        await request.respond(request.data)
+        seen += 1
+        if seen == count:
+            done.set_result(count / (time.perf_counter() - began))
+
+    async with connect(url) as nc:
+        service = await nc.add_service("bench", "1.0.0")
+        await service.add_endpoint("echo", echo, subject=SUBJECT)
+        print("ready", flush=True)
+        rate: float = await done
+        return rate
+
+
+def flood(url: str, count: int, *, reply: str = "") -> float:
     """A publisher that is faster than any client: frames made beforehand, straight into a socket."""
     host, port = url.removeprefix("nats://").split(":")
-    frame = b"PUB %b %d\r\n%b\r\n" % (SUBJECT.encode(), len(PAYLOAD), PAYLOAD)
+    subjects = f"{SUBJECT} {reply}".strip().encode()
+    frame = b"PUB %b %d\r\n%b\r\n" % (subjects, len(PAYLOAD), PAYLOAD)
     with socket.create_connection((host, int(port)), timeout=TIMEOUT) as sock:
         sock.sendall(b'CONNECT {"verbose":false}\r\n')
         block = frame * 500
@@ -176,9 +228,11 @@ def flood(url: str, count: int) -> float:
 Work = Callable[[str, int], Coroutine[Any, Any, float]]
 PEER: dict[str, Work] = {
     "publish": peer_publish, "subscribe": peer_subscribe, "request": peer_request, "respond": peer_respond,
+    "serve": peer_serve,
 }  # fmt: skip
 OURS: dict[str, Work] = {
     "publish": our_publish, "subscribe": our_subscribe, "request": our_request, "respond": our_respond,
+    "serve": our_serve,
 }  # fmt: skip
 
 
@@ -186,6 +240,8 @@ def work(who: str, role: str, url: str, count: int) -> None:
     """The whole life of a process."""
     if role == "flood":
         rate = flood(url, count)
+    elif role == "flood_requests":
+        rate = flood(url, count, reply="bench.reply")
     else:
         import uvloop
 
@@ -245,7 +301,7 @@ def measure(who: str, role: str, beside: str, url: str) -> float:
             assert _line(processes[-1]) == "ready"
         measured = _start(who, role, url, count)
         processes.append(measured)
-        if role == "subscribe":
+        if role in ("subscribe", "serve"):
             assert _line(measured) == "ready"
             processes.append(_start(who, beside, url, count))
         rate: float = json.loads(_line(measured))["rate"]

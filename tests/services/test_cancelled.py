@@ -18,7 +18,7 @@ async def test_handler_that_awaits_a_cancelled_task_is_a_500(our_url: str, fresh
             await task
         await request.respond()
 
-    async with connect(our_url) as nc, await nc.add_service(fresh, "1.0.0") as service:
+    async with connect(our_url) as nc, nc.add_service(fresh, "1.0.0") as service:
         await service.add_endpoint("fail", fail, subject=f"{fresh}.fail")
         with pytest.raises(ServiceError, match="500: RuntimeError: the handler was cancelled"):
             await nc.services.request(f"{fresh}.fail", b"x")

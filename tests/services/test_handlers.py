@@ -46,7 +46,7 @@ def nothing() -> dict[str, int]: ...  # type: ignore[empty-body]
 
 
 @pytest.mark.parametrize(
-    ("handler", "arguments", "answers_itself", "is_empty"),
+    ("handler", "arguments", "takes_request", "is_empty"),
     [
         pytest.param(plain, ("request",), True, True, id="no annotation"),
         pytest.param(typed, ("request",), True, True, id="request"),
@@ -62,11 +62,12 @@ def nothing() -> dict[str, int]: ...  # type: ignore[empty-body]
     ],
 )
 def test_parameters_are_read_from_annotations(
-    handler: Any, arguments: tuple[str, ...], answers_itself: bool, is_empty: bool
+    handler: Any, arguments: tuple[str, ...], takes_request: bool, is_empty: bool
 ) -> None:
     read = read_handler(handler, may_be_async=True)
-    assert read.arguments("request", "body") == arguments
-    assert (read.answers_itself, read.is_empty) == (answers_itself, is_empty)
+    places = {read.request_at: "request", read.body_at: "body"}
+    assert tuple(places[at] for at in sorted(places) if at >= 0) == arguments
+    assert (read.takes_request, read.is_empty) == (takes_request, is_empty)
     if "body" in arguments:
         assert read.body_type is Order
 
@@ -87,7 +88,7 @@ def test_a_request_type_that_only_type_checkers_import_is_known_by_its_name() ->
 
     def alone(request: "slipstream.ServiceRequest") -> None: ...  # type: ignore[name-defined]  # noqa: F821, UP037
 
-    assert read_handler(alone, may_be_async=True).answers_itself
+    assert read_handler(alone, may_be_async=True).takes_request
     with pytest.raises(UsageError, match=r"annotations of handler .*handler must name types"):
         read_handler(handler, may_be_async=True)
 

@@ -29,19 +29,20 @@ class Handler(NamedTuple):
     request_at: int  # the position of the request; -1 if the function does not take it
     body_at: int  # of the decoded body; -1 if it takes none
     body_type: Any
-    answers_itself: bool  # when it returns None
+    takes_request: bool  # and nothing else: it answers by itself when it returns None
+    is_async: bool
     is_empty: bool  # None is an empty payload, not a JSON null
 
-    def arguments(self, request: object, body: object) -> tuple[object, ...]:
-        """The arguments of a call."""
+    def arguments(self, request: BaseMessage[Any], codec: Codec[Any]) -> tuple[object, ...]:
+        """The arguments of a call; raises MessageDecodeError for a body that is not of its type."""
         if self.body_at < 0:
             return (request,) if self.request_at == 0 else ()
+        body = self._body(request, codec)
         if self.request_at < 0:
             return (body,)
         return (request, body) if self.request_at == 0 else (body, request)
 
-    def body(self, request: BaseMessage[Any], codec: Codec[Any]) -> object:
-        """The decoded body; raises MessageDecodeError."""
+    def _body(self, request: BaseMessage[Any], codec: Codec[Any]) -> object:
         if self.body_type is bytes:
             return request.data
         if self.body_type is str and codec is DEFAULT_CODEC:
@@ -50,6 +51,8 @@ class Handler(NamedTuple):
 
     def answer(self, request: BaseMessage[Any], result: object, codec: Codec[Any]) -> tuple[bytes, Headers | None]:
         """The payload and headers of the answer for a result."""
+        if isinstance(result, bytes):
+            return result, None
         if result is None and self.is_empty:
             return b"", None
         if codec is DEFAULT_CODEC:  # it refuses both, which an annotation says are meant
@@ -65,7 +68,8 @@ def read_handler(handler: Callable[..., Any], *, may_be_async: bool) -> Handler:
     if not callable(handler):
         raise UsageError(f"handler must be callable, got {handler!r}")
     function = _function(handler)
-    if not may_be_async and inspect.iscoroutinefunction(function):
+    is_async = inspect.iscoroutinefunction(function)
+    if is_async and not may_be_async:
         raise UsageError(f"handler {name} must be a plain function with the blocking client, got a coroutine function")
     try:
         parameters = [
@@ -88,7 +92,8 @@ def read_handler(handler: Callable[..., Any], *, may_be_async: bool) -> Handler:
         request_at=requests[0] if requests else -1,
         body_at=bodies[0] if bodies else -1,
         body_type=kinds[bodies[0]] if bodies else None,
-        answers_itself=bool(requests) and not bodies,
+        takes_request=bool(requests) and not bodies,
+        is_async=is_async,
         is_empty=result in (None, type(None)),
     )
 

@@ -111,7 +111,7 @@ async def test_instances_are_found_by_verb_name_and_id(any_server: str, fresh: s
 
 
 async def test_another_prefix_has_services_of_its_own(any_server: str, fresh: str) -> None:
-    async with connect(any_server) as nc, await nc.add_service(fresh, "1.0.0", prefix=f"{fresh}.SRV") as service:
+    async with connect(any_server) as nc, nc.add_service(fresh, "1.0.0", prefix=f"{fresh}.SRV") as service:
         assert [info async for info in nc.services.list(fresh)] == []
         assert [info.id async for info in nc.services.list(prefix=f"{fresh}.SRV")] == [service.id]
 
@@ -132,7 +132,7 @@ async def test_handlers_get_the_type_of_their_annotation_and_return_the_answer(a
     def fixed() -> dict[str, int]:
         return {"answer": 42}
 
-    async with connect(any_server) as nc, await nc.add_service(fresh, "1.0.0") as service:
+    async with connect(any_server) as nc, nc.add_service(fresh, "1.0.0") as service:
         group = service.add_group(fresh)
         for handler in (shout, both, nothing, maybe, fixed, add, echo):
             await group.add_endpoint(handler.__name__, handler)
@@ -153,7 +153,7 @@ async def test_handlers_use_the_codec_of_their_connection(any_server: str, fresh
     def shout(text: str) -> str:
         return text.upper()
 
-    async with connect(any_server, codec=MessagePack()) as nc, await nc.add_service(fresh, "1.0.0") as service:
+    async with connect(any_server, codec=MessagePack()) as nc, nc.add_service(fresh, "1.0.0") as service:
         await service.add_endpoint("add", add, subject=f"{fresh}.add")
         await service.add_endpoint("shout", shout, subject=f"{fresh}.shout")
         assert await nc.services.request(f"{fresh}.add", Numbers(1, 2), reply=Sum) == Sum(3)
@@ -166,7 +166,7 @@ async def test_handlers_use_the_codec_of_their_connection(any_server: str, fresh
 
 @pytest.mark.parametrize("body", [b"{", b'{"a": "one", "b": 2}', b"\xff"], ids=["cut", "wrong type", "not text"])
 async def test_body_that_does_not_decode_is_answered_with_400(any_server: str, fresh: str, body: bytes) -> None:
-    async with connect(any_server) as nc, await nc.add_service(fresh, "1.0.0") as service:
+    async with connect(any_server) as nc, nc.add_service(fresh, "1.0.0") as service:
         await service.add_endpoint("add", add, subject=f"{fresh}.add")
         with pytest.raises(ServiceError, match="Numbers") as caught:
             await nc.services.request(f"{fresh}.add", body)
@@ -182,7 +182,7 @@ async def test_exception_of_a_handler_is_a_500_and_in_the_log(
     async def fail(request: ServiceRequest) -> None:
         raise LookupError(request.data.decode())
 
-    async with connect(any_server, on_event=events.append) as nc, await nc.add_service(fresh, "1.0.0") as service:
+    async with connect(any_server, on_event=events.append) as nc, nc.add_service(fresh, "1.0.0") as service:
         await service.add_endpoint("fail", fail, subject=f"{fresh}.*.fail")
         with pytest.raises(ServiceError) as caught:
             await nc.services.request(f"{fresh}.x.fail", b"first\nsecond")
@@ -207,7 +207,7 @@ async def test_error_of_a_service_reaches_the_caller_as_it_is(
     async def answer(request: ServiceRequest) -> None:
         await request.respond_error(404, "no such order", data={"order": 7}, headers={"Retry": "no"})
 
-    async with connect(any_server) as nc, await nc.add_service(fresh, "1.0.0") as service:
+    async with connect(any_server) as nc, nc.add_service(fresh, "1.0.0") as service:
         await service.add_endpoint("refuse", refuse, subject=f"{fresh}.refuse")
         await service.add_endpoint("answer", answer, subject=f"{fresh}.answer")
         with pytest.raises(ServiceError, match=f"409: sold out .service on '{fresh}.refuse'.") as caught:
@@ -226,12 +226,24 @@ async def test_error_of_a_service_reaches_the_caller_as_it_is(
         assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
+async def test_answers_of_any_size_arrive_and_one_that_is_too_large_is_a_500(any_server: str, fresh: str) -> None:
+    def make(data: bytes) -> bytes:
+        return bytes(int(data))
+
+    async with connect(any_server) as nc, nc.add_service(fresh, "1.0.0") as service:
+        await service.add_endpoint("make", make, subject=f"{fresh}.make")
+        for size in (0, 1, 4096, 4097, nc.max_payload):
+            assert (await nc.services.request(f"{fresh}.make", b"%d" % size)).data == bytes(size)
+        with pytest.raises(ServiceError, match=r"500: .*max_payload"):
+            await nc.services.request(f"{fresh}.make", b"%d" % (nc.max_payload + 1))
+
+
 async def test_exception_after_the_answer_sends_no_second_one(any_server: str, fresh: str) -> None:
     async def fail_late(request: ServiceRequest) -> None:
         await request.respond(b"done")
         raise ValueError("late")
 
-    async with connect(any_server) as nc, await nc.add_service(fresh, "1.0.0") as service:
+    async with connect(any_server) as nc, nc.add_service(fresh, "1.0.0") as service:
         await service.add_endpoint("late", fail_late, subject=f"{fresh}.late")
         replies = nc.request_many(f"{fresh}.late", timeout=5.0, idle_timeout=0.2)
         assert [(reply.data, len(reply.headers)) async for reply in replies] == [(b"done", 0)]
@@ -261,7 +273,7 @@ async def test_no_failure_of_a_handler_leaves_the_caller_without_an_answer(
             raise error
         await request.respond()
 
-    async with connect(any_server) as nc, await nc.add_service(fresh, "1.0.0") as service:
+    async with connect(any_server) as nc, nc.add_service(fresh, "1.0.0") as service:
         await service.add_endpoint("fail", fail, subject=f"{fresh}.fail")
         with pytest.raises(ServiceError, match=description) as caught:
             await nc.services.request(f"{fresh}.fail", b"x")
@@ -280,7 +292,7 @@ async def test_message_without_reply_subject_is_handled_and_not_answered(any_ser
         seen.append(request.data)
         await request.respond(b"for nobody")
 
-    async with connect(any_server) as nc, await nc.add_service(fresh, "1.0.0") as service:
+    async with connect(any_server) as nc, nc.add_service(fresh, "1.0.0") as service:
         await service.add_endpoint("keep", keep, subject=f"{fresh}.keep")
         await service.add_endpoint("reply", reply, subject=f"{fresh}.reply")
         await nc.publish(f"{fresh}.keep", b"1")
@@ -295,7 +307,7 @@ async def test_message_without_reply_subject_is_handled_and_not_answered(any_ser
 
 async def test_request_that_is_never_answered_times_out_and_holds_up_no_other(any_server: str, fresh: str) -> None:
     kept: list[ServiceRequest] = []
-    async with connect(any_server) as nc, await nc.add_service(fresh, "1.0.0") as service:
+    async with connect(any_server) as nc, nc.add_service(fresh, "1.0.0") as service:
         await service.add_endpoint("keep", kept.append, subject=f"{fresh}.keep")
         with pytest.raises(RequestTimeoutError):
             await nc.services.request(f"{fresh}.keep", timeout=0.2)
@@ -342,7 +354,7 @@ async def test_stats_handler_that_fails_is_reported_and_leaves_the_counters(
     def count(stats: EndpointStats) -> object:
         return {stats.name: object()}  # nothing that JSON can hold
 
-    async with connect(any_server) as nc, await nc.add_service(fresh, "1.0.0", stats_handler=count) as service:
+    async with connect(any_server) as nc, nc.add_service(fresh, "1.0.0", stats_handler=count) as service:
         await service.add_endpoint("echo", echo, subject=f"{fresh}.echo")
         (stats,) = [stats async for stats in nc.services.stats(fresh)]
         assert (stats.endpoints[0].num_requests, stats.endpoints[0].data) == (0, None)
@@ -385,7 +397,7 @@ class Numbered:
 
 
 async def test_groups_add_their_prefix_and_pass_on_their_queue_group(any_server: str, fresh: str) -> None:
-    async with connect(any_server) as nc, await nc.add_service(fresh, "1.0.0", queue_group="jobs") as service:
+    async with connect(any_server) as nc, nc.add_service(fresh, "1.0.0", queue_group="jobs") as service:
         top = service.add_group(fresh)
         inner = top.add_group("v1.*").add_group("", queue_group="")
         await service.add_endpoint("a", echo, subject=f"{fresh}.a.>")

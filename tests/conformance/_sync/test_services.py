@@ -230,6 +230,18 @@ def test_error_of_a_service_reaches_the_caller_as_it_is(
         assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
+def test_answers_of_any_size_arrive_and_one_that_is_too_large_is_a_500(any_server: str, fresh: str) -> None:
+    def make(data: bytes) -> bytes:
+        return bytes(int(data))
+
+    with connect(any_server) as nc, nc.add_service(fresh, "1.0.0") as service:
+        service.add_endpoint("make", make, subject=f"{fresh}.make")
+        for size in (0, 1, 4096, 4097, nc.max_payload):
+            assert (nc.services.request(f"{fresh}.make", b"%d" % size)).data == bytes(size)
+        with pytest.raises(ServiceError, match=r"500: .*max_payload"):
+            nc.services.request(f"{fresh}.make", b"%d" % (nc.max_payload + 1))
+
+
 def test_exception_after_the_answer_sends_no_second_one(any_server: str, fresh: str) -> None:
     def fail_late(request: ServiceRequest) -> None:
         request.respond(b"done")

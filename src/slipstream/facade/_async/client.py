@@ -175,6 +175,7 @@ class Client(core.Client):
         """
         return JetStream(self, prefix=prefix, domain=domain, timeout=timeout, codec=codec)
 
+    @opens
     async def add_service(
         self,
         name: str,
@@ -187,7 +188,7 @@ class Client(core.Client):
         prefix: str = PREFIX,
         timeout: float = 5.0,
     ) -> Service:
-        """Start an instance of a service: `async with await nc.add_service("calc", "1.0.0") as service`.
+        """Start an instance of a service: `async with nc.add_service("calc", "1.0.0") as service`.
 
         It can be discovered from now on; `service.add_endpoint` gives it something to do. The endpoints of all
         instances are in the queue group `queue_group`, unless a group or an endpoint has another: None for "q", ""

@@ -176,6 +176,7 @@ class Client(core.Client):
         """
         return JetStream(self, prefix=prefix, domain=domain, timeout=timeout, codec=codec)
 
+    @opens
     def add_service(
         self,
         name: str,

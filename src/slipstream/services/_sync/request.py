@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
-from slipstream.client._sync.subscription import Message
-from slipstream.client.base import HeadersLike
+from slipstream.client._sync.client import Client
+from slipstream.client.base import BaseMessage, HeadersLike
 from slipstream.services.protocol import error_headers
 
+SMALL = 4096  # bytes: such an answer is sent the quick way
 
-class ServiceRequest(Message):
+
+class ServiceRequest(BaseMessage[Client]):
     """One request: `data`, `json(Order)`, `headers`, `subject`; `respond` or `respond_error` answers it."""
 
     is_answered: bool = False
@@ -16,7 +18,13 @@ class ServiceRequest(Message):
 
     def respond(self, payload: object = b"", *, headers: HeadersLike | None = None) -> None:
         """Answer it: with bytes, or with an object, which the codec encodes."""
-        Message.respond(self, payload, headers=headers)
+        client, reply = self._client, self._answer_to()
+        if headers is None and isinstance(payload, bytes) and len(payload) <= min(SMALL, client.max_payload):
+            client.answer(reply, payload)
+            if client.is_full:
+                client.ready()
+        else:
+            client.publish(reply, payload, headers=headers)
         self.is_answered = True
 
     def respond_error(

@@ -43,6 +43,7 @@ from slipstream.services.reports import (
     ServicePing,
     ServiceStats,
 )
+from slipstream.wire import Msg
 
 StatsHandler = Callable[[EndpointStats], Any]
 
@@ -66,6 +67,7 @@ class Endpoint:
         self._reading = Guard()  # one worker waits for the next request, the others for their turn
         self._subscription: Subscription | None = None
         self._workers: list[Worker] = []
+        self._is_alone = False  # the one worker there is
 
     def __repr__(self) -> str:
         return f"<Endpoint {self.config.name} of service {self._service} on {self.config.subject!r}>"
@@ -80,7 +82,7 @@ class Endpoint:
             max_pending_bytes=max_pending_bytes,
         )
         confirm(client, [subscription], timeout=timeout)
-        self._subscription = subscription
+        self._subscription, self._is_alone = subscription, concurrency == 1
         name = f"endpoint {config.subject}"
         self._workers = [client.spawn(self._serve, name) for _ in range(concurrency)]
 
@@ -118,12 +120,9 @@ class Endpoint:
             self._counters.reset()
 
     def _serve(self) -> None:
-        subscription, client = self._subscription, self._client
-        assert subscription is not None
         while True:
             try:
-                with self._reading:
-                    message = next(subscription)
+                msgs = self._next()
             except SlowConsumerError as exc:
                 self._failed(str(exc))
             except StopIteration:
@@ -132,42 +131,50 @@ class Endpoint:
                 self._failed(str(exc))
                 return
             else:
-                self._handle(ServiceRequest(message.raw, client))
+                for msg in msgs:
+                    self._handle(ServiceRequest(msg, self._client))
+
+    def _next(self) -> list[Msg]:
+        """The next requests for this worker: all that have arrived if it is the only one."""
+        subscription = self._subscription
+        assert subscription is not None
+        if self._is_alone and (msgs := subscription.take_now()[0]):
+            return msgs
+        with self._reading:
+            message = next(subscription)
+        return [message.raw]
 
     def _handle(self, request: ServiceRequest) -> None:
-        began = self._client.now()
+        counters, now, error = self._counters, self._client.now, ""
+        began = now()
         with self._lock:
-            self._counters.requests += 1
-        error = ""
+            counters.requests += 1
         try:
             self._call(request)
             error = request.error
 
         except Exception as exc:  # the user's code
             self._refuse(request, exc)
-        spent = round((self._client.now() - began) * 1e9)
         with self._lock:
-            self._counters.processing_time += spent
+            counters.processing_time += round((now() - began) * 1e9)
             if error:
-                self._counters.failed(error)
+                counters.failed(error)
 
     def _call(self, request: ServiceRequest) -> None:
-        handler, codec = self._handler, self._client.codec
-        body = None
-        if handler.body_at >= 0:
-            try:
-                body = handler.body(request, codec)
-            except MessageDecodeError as exc:
-                raise ServiceError(BAD_REQUEST, str(exc)) from exc
-        result = handler.function(*handler.arguments(request, body))
+        handler, client = self._handler, self._client
+        arguments = (request,) if handler.takes_request else self._arguments(request)
+        result = handler.function(*arguments)
 
-        if request.is_answered or not request.reply or (result is None and handler.answers_itself):
+        if (result is None and handler.takes_request) or request.is_answered or not request.reply:
             return
-        if result.__class__ is bytes:
-            request.respond(result)
-        else:
-            payload, headers = handler.answer(request, result, codec)
-            request.respond(payload, headers=headers)
+        payload, headers = handler.answer(request, result, client.codec)
+        request.respond(payload, headers=headers)
+
+    def _arguments(self, request: ServiceRequest) -> tuple[object, ...]:
+        try:
+            return self._handler.arguments(request, self._client.codec)
+        except MessageDecodeError as exc:
+            raise ServiceError(BAD_REQUEST, str(exc)) from exc
 
     def _refuse(self, request: ServiceRequest, error: Exception) -> None:
         """Answer a request that failed, and say so in the log unless the handler meant it."""
