@@ -27,10 +27,12 @@ from slipstream.jetstream._async.message import Callback
 from slipstream.jetstream._async.ordered import OrderedConsumer
 from slipstream.jetstream._async.publisher import RETRY_WAIT, Publisher
 from slipstream.jetstream._async.push import PushSubscription
+from slipstream.jetstream._async.repeats import RepeatedPublish
 from slipstream.jetstream._async.stream import Stream
 from slipstream.jetstream._async.subscribe import PullSubscription, pull_subscribe, push_subscribe
 from slipstream.jetstream.consume.ordered import HEARTBEAT
 from slipstream.jetstream.consume.subscribe import Wanted
+from slipstream.jetstream.publish.repeats import is_repeatable
 from slipstream.jetstream.reads.read_state import ReadStats
 from slipstream.jetstream.reads.session import SessionState
 from slipstream.wire import Headers
@@ -120,6 +122,12 @@ class JetStream:
         Without responders (the stream's leader may be changing) it is retried `retries` times, after pauses that grow
         from `retry_wait` seconds on.
 
+        With a `msg_id` it is also sent again, within `timeout`, when the connection is lost, and up to `retries` times
+        when no answer arrives, where the stream is sure to recognise the copy: in the first half of its duplicate
+        window, and not after a restart of the server if messages may have been removed meanwhile (a work queue, limits
+        per subject). Else, with another expectation than `expected_stream`, or with `retries=0`, ConnectionLostError or
+        RequestTimeoutError is raised, and it is not known whether the message was stored.
+
         Raises WrongLastSequenceError if what was expected is stale, NoStreamError if no stream listens on `subject`.
         """
         if not isinstance(payload, bytes):
@@ -136,6 +144,11 @@ class JetStream:
             ttl=ttl,
             rollup=rollup,
         )
+        if retries and is_repeatable(call.header):
+            limit = self._context.timeout if timeout is None else timeout
+            ack = await RepeatedPublish(self._context, call).run(timeout=limit, retries=retries, retry_wait=retry_wait)
+            self._context.note_ack(ack, subject, call.header)
+            return ack
         tried = 0
         while True:
             try:
@@ -159,7 +172,8 @@ class JetStream:
     ) -> Publisher:
         """Publish many messages, each acknowledged, with up to `max_in_flight` acks outstanding: the fast way.
 
-        With `retries`, messages that no stream was there to take are sent again, behind those that followed them.
+        With `retries`, messages that no stream was there to take are sent again, behind those that followed them. After
+        a lost connection those with a `msg_id` are, where `publish` would do so, in their order.
         """
         timeout = self._context.timeout if timeout is None else timeout
         return Publisher(

@@ -14,10 +14,12 @@ from typing import Self
 from slipstream.api import PubAck
 from slipstream.client._async.opening import Openable
 from slipstream.codecs.payloads import encode_payload
-from slipstream.errors import Error, UsageError
+from slipstream.errors import ConnectionLostError, Error, UsageError
 from slipstream.jetstream import requests
 from slipstream.jetstream._async.context import JetStreamContext
+from slipstream.jetstream._async.repeats import RepeatCheck
 from slipstream.jetstream.publish.ack_window import AckWindow, FailedPublish, PendingAck, Sent
+from slipstream.jetstream.publish.repeats import is_repeatable
 from slipstream.wire import Headers
 from slipstream.wire.headers import HeaderValues
 
@@ -44,6 +46,7 @@ class Publisher(Openable):
             raise UsageError(f"max_in_flight must be at least 1, got {max_in_flight}")
         if retries < 0 or retry_wait < 0:
             raise UsageError(f"retries and retry_wait must not be negative, got {retries} and {retry_wait}")
+        self._context = context
         self._client = context.client
         self._codec = context.codec
         self._retries = retries
@@ -116,17 +119,13 @@ class Publisher(Openable):
                 rollup=rollup,
             ).header
         window = self._window
-        if not window.has_capacity():
-            await self._wait(window.has_capacity, "a free slot in the publish window")
+        if window.in_doubt or not window.has_capacity():
+            await self._wait(window.takes_next, "a free slot in the publish window")
         if window.failures:
             raise self._failure()
         if self._retries:
             await self._resend()
-            sent = Sent(window.sent, subject, None, payload, header, self._retries)
-            window.sent += 1
-            window.resending(self._client.start(subject, payload, window, header=header), sent)
-        else:
-            window.sending(self._client.start(subject, payload, window, header=header), subject, None, header)
+        self._start(subject, payload, header)
 
     async def send(
         self,
@@ -154,10 +153,25 @@ class Publisher(Openable):
             ttl=ttl,
         ).header
         window, pending = self._window, PendingAck()
-        if not window.has_capacity():
-            await self._wait(window.has_capacity, "a free slot in the publish window")
-        window.sending(self._client.start(subject, payload, window, header=header), subject, pending, header)
+        if window.in_doubt or not window.has_capacity():
+            await self._wait(window.takes_next, "a free slot in the publish window")
+        self._start(subject, payload, header, pending)
         return pending
+
+    def _start(self, subject: str, payload: bytes, header: bytes, pending: PendingAck | None = None) -> None:
+        """Send a message; its payload is kept only if it may have to be sent again."""
+        window, client = self._window, self._client
+        tries = 0 if pending else self._retries
+        if header and is_repeatable(header):
+            now, server_id = client.now(), client.server_info.server_id
+            sent = Sent(window.sent, subject, pending, payload, header, tries, now, server_id)
+        elif tries:
+            sent = Sent(window.sent, subject, pending, payload, header, tries)
+        else:
+            window.sending(client.start(subject, payload, window, header=header), subject, pending, header)
+            return
+        window.sent += 1
+        window.resending(client.start(subject, payload, window, header=header), sent)
 
     async def result(self, pending: PendingAck) -> PubAck:
         """The ack of a message that `send` sent; raises its failure."""
@@ -181,6 +195,9 @@ class Publisher(Openable):
         The timeout is for the next ack, not for all of them: a slow server is not a silent one.
         """
         while waiting := self._window.in_flight:
+            if self._window.in_doubt:
+                await self._repeat_lost()
+                continue
             if self._window.to_resend:
                 await self._resend()
                 continue
@@ -189,11 +206,40 @@ class Publisher(Openable):
             raise self._failure()
 
     async def _wait(self, ready: requests.Ready, what: str) -> None:
+        """Wait until `ready()`; over a lost connection, if what was in flight may be sent again."""
+        window = self._window
         try:
-            await self._client.wait(ready, timeout=self._timeout, what=what)
+            while not ready():
+                if window.in_doubt:
+                    await self._repeat_lost()
+                    continue
+                try:
+                    await self._client.wait(lambda: ready() or bool(window.in_doubt), timeout=self._timeout, what=what)
+                except ConnectionLostError:
+                    if not window.in_doubt:
+                        raise
         except BaseException as error:
             self._forget(error if isinstance(error, Error) else Error(f"abandoned while waiting for {what}"))
             raise
+
+    async def _repeat_lost(self) -> None:
+        """Send again what was in flight when the connection was lost, in order, where the streams know the ids."""
+        window, client = self._window, self._client
+        check = RepeatCheck(self._context, client.now() + self._timeout)
+        for sent in sorted(window.in_doubt, key=lambda sent: sent.position):
+            assert sent.sent_at is not None
+            until = await check.safe_until(sent.subject, sent.header, sent_at=sent.sent_at, server_id=sent.server_id)
+            if not until:
+                window.in_doubt.remove(sent)
+                window.fail_in_doubt(sent)
+                continue
+            epoch = client.epoch
+            token = client.start(sent.subject, sent.payload, window, header=sent.header)
+            if client.epoch != epoch or not client.is_connected:  # it must not be kept for a later connection
+                client.cancel(token)
+                return
+            window.in_doubt.remove(sent)
+            window.resending(token, sent)
 
     def _forget(self, error: Error) -> None:
         """Stop waiting for the publishes in flight; whether they were stored is unknown."""

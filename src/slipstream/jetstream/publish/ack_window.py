@@ -1,7 +1,8 @@
 """The ack window of a publisher: how many publishes are in flight, were acknowledged or failed.
 
 One object for all of them: an ack costs a dictionary look-up and a scan of its bytes, no future and no task. A message
-whose own ack matters has a `PendingAck`. Messages that no stream took (503, as while its leader changes) can be resent.
+whose own ack matters has a `PendingAck`. Messages that no stream took (503, as while its leader changes) can be resent,
+and those with a message id whose connection was lost, if `publish.repeats` allows it.
 Invariant: every publish is answered once, in `failures`, in its `PendingAck`, or in the counts.
 """
 
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from slipstream.api import PubAck
-from slipstream.errors import Error, NoRespondersError, RemoteProtocolError
+from slipstream.errors import ConnectionClosedError, ConnectionLostError, Error, NoRespondersError, RemoteProtocolError
 from slipstream.jetstream.requests import decode_publish
 from slipstream.wire import Msg
 
@@ -52,7 +53,10 @@ class PendingAck:
 
 
 class Sent(NamedTuple):
-    """A publish in flight: its position, and what is needed to resend it (`tries` times at most)."""
+    """A publish in flight: its position, and what is needed to resend it (`tries` times at most).
+
+    `sent_at` and `server_id`, of one that may be sent again after a lost connection: when and where it was sent first.
+    """
 
     position: int
     subject: str
@@ -60,10 +64,13 @@ class Sent(NamedTuple):
     payload: bytes = b""
     header: bytes = b""
     tries: int = 0
+    sent_at: float | None = None
+    server_id: str = ""
 
 
 class AckWindow:
-    """A `ReplySink` for any number of publishes. `to_resend` holds those that no stream took."""
+    """A `ReplySink` for any number of publishes. `to_resend` holds those that no stream took, `in_doubt` those whose
+    connection was lost, for the reason `lost_error`."""
 
     __slots__ = (
         "_early",
@@ -72,8 +79,10 @@ class AckWindow:
         "acked",
         "duplicates",
         "failures",
+        "in_doubt",
         "last_ack",
         "limit",
+        "lost_error",
         "sent",
         "to_resend",
     )
@@ -87,25 +96,31 @@ class AckWindow:
         self.last_ack: PubAck | None = None
         self.failures: list[FailedPublish] = []
         self.to_resend: deque[Sent] = deque()
+        self.in_doubt: deque[Sent] = deque()
+        self.lost_error: Error | None = None
         self._waiting: dict[str, Sent] = {}
         self._early: dict[str, Msg] = {}  # answers to publishes that are not registered yet
 
     @property
     def in_flight(self) -> int:
         """How many publishes have no answer yet."""
-        return len(self._waiting) + len(self.to_resend)
+        return len(self._waiting) + len(self.to_resend) + len(self.in_doubt)
 
     def has_capacity(self) -> bool:
         """Whether one more may be sent."""
-        return len(self._waiting) + len(self.to_resend) < self.limit
+        return self.in_flight < self.limit
+
+    def takes_next(self) -> bool:
+        """Whether one more may be sent now: those in doubt go before it."""
+        return not self.in_doubt and self.in_flight < self.limit
 
     def is_empty(self) -> bool:
         """Whether every publish was answered."""
-        return not self._waiting and not self.to_resend
+        return not self.in_flight
 
     def fewer_than(self, count: int) -> bool:
         """Whether fewer publishes than that wait for their answer, or one must be resent."""
-        return len(self._waiting) + len(self.to_resend) < count or bool(self.to_resend)
+        return self.in_flight < count or bool(self.to_resend)
 
     def sending(self, token: str, subject: str, pending: PendingAck | None = None, header: bytes = b"") -> None:
         """Register a publish that was sent."""
@@ -163,13 +178,27 @@ class AckWindow:
     def fail(self, error: Error) -> None:
         """The connection is gone: whether the messages in flight were stored is not known."""
         waiting, self._waiting = self._waiting, {}
+        is_lost = isinstance(error, ConnectionLostError) and not isinstance(error, ConnectionClosedError)
+        self.lost_error = error
         for sent in (*waiting.values(), *self.to_resend):
-            self._failed(sent, error)
+            if is_lost and sent.sent_at is not None:
+                self.in_doubt.append(sent)
+            else:
+                self._failed(sent, error)
         self.to_resend.clear()
         self._early.clear()
+
+    def fail_in_doubt(self, sent: Sent) -> None:
+        """Report one of the messages in doubt as failed: it cannot be sent again."""
+        self._failed(sent, self.lost_error or ConnectionLostError("the connection was lost"))
 
     def forget(self, error: Error) -> list[str]:
         """Abandon the publishes in flight; returns their tokens, to be cancelled."""
         tokens = list(self._waiting)
-        self.fail(error)
+        for sent in (*self._waiting.values(), *self.to_resend, *self.in_doubt):
+            self._failed(sent, error)
+        self._waiting = {}
+        self.to_resend.clear()
+        self.in_doubt.clear()
+        self._early.clear()
         return tokens
