@@ -328,8 +328,11 @@ def test_a_lost_ack_and_the_retry_that_must_not_store_twice(slipstream_server: T
         js.create_stream(S)
         server.drop("_INBOX.>")
         with pytest.raises(RequestTimeoutError):
-            js.publish("s.1", b"once", msg_id="id", timeout=0.2)
+            js.publish("s.1", b"once", msg_id="id", timeout=0.2, retries=0)
         again = js.publish("s.1", b"once", msg_id="id")
+        assert (again.seq, again.duplicate) == (1, True)
+        server.drop("_INBOX.>")
+        again = js.publish("s.1", b"once", msg_id="id", timeout=6, retries=60)  # by itself
         assert (again.seq, again.duplicate) == (1, True)
         assert js.stream("S").info().state.messages == 1
 
