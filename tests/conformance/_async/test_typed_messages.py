@@ -8,8 +8,20 @@ from typing import Any, TypedDict, assert_type
 import msgspec
 import pytest
 
-from slipstream import Codec, Json, MessageDecodeError, MessagePack, ServiceError, Text, UsageError, connect
+from slipstream import (
+    ClientEvent,
+    Codec,
+    Json,
+    MessageDecodeError,
+    MessagePack,
+    ServiceError,
+    Text,
+    UsageError,
+    connect,
+)
 from slipstream.api import StreamConfig
+from slipstream.jetstream._async.message import JsMessage
+from tests._async.concurrency import until
 
 
 class Order(msgspec.Struct):
@@ -138,6 +150,28 @@ async def test_a_message_that_cannot_be_decoded_names_itself(any_server: str, fr
         assert (error.kind, error.reason) == ("Order", "Expected `int`, got `str` - at `$.id`")
         with pytest.raises(MessageDecodeError, match=rf"\(stream '{fresh}', sequence 1\) cannot be decoded as Order"):
             (await stream.get(1)).json(Order)
+
+
+async def test_a_handler_that_cannot_decode_fails_loudly_and_goes_on(any_server: str, fresh: str) -> None:
+    events: list[ClientEvent] = []
+    handled: list[Order] = []
+
+    async def handle(message: JsMessage) -> None:
+        handled.append(message.json(Order))
+        await message.ack_sync()
+
+    async with connect(any_server, on_event=events.append) as nc:
+        js = nc.jetstream()
+        stream = await js.create_stream(StreamConfig(name=fresh, subjects=(f"{fresh}.>",)))
+        consumer = await stream.create_consumer("worker")
+        async with await consumer.consume(handle):
+            await js.publish(f"{fresh}.a", b"no order")
+            await js.publish(f"{fresh}.b", Order(2))
+            await until(lambda: len(handled) == 1)
+        assert handled == [Order(2)]
+        assert (await consumer.info()).num_ack_pending == 1
+        [error] = [event.error for event in events if isinstance(event.error, MessageDecodeError)]
+        assert (error.subject, error.stream, error.seq) == (f"{fresh}.a", fresh, 1)
 
 
 async def test_a_request_has_a_typed_reply(any_server: str, fresh: str) -> None:

@@ -9,9 +9,11 @@ from typing import Any, TypedDict, assert_type
 import msgspec
 import pytest
 
-from slipstream import Codec, Json, MessageDecodeError, MessagePack, ServiceError, Text, UsageError
+from slipstream import ClientEvent, Codec, Json, MessageDecodeError, MessagePack, ServiceError, Text, UsageError
 from slipstream import connect_blocking as connect
 from slipstream.api import StreamConfig
+from slipstream.jetstream._sync.message import JsMessage
+from tests._sync.concurrency import until
 
 
 class Order(msgspec.Struct):
@@ -140,6 +142,28 @@ def test_a_message_that_cannot_be_decoded_names_itself(any_server: str, fresh: s
         assert (error.kind, error.reason) == ("Order", "Expected `int`, got `str` - at `$.id`")
         with pytest.raises(MessageDecodeError, match=rf"\(stream '{fresh}', sequence 1\) cannot be decoded as Order"):
             (stream.get(1)).json(Order)
+
+
+def test_a_handler_that_cannot_decode_fails_loudly_and_goes_on(any_server: str, fresh: str) -> None:
+    events: list[ClientEvent] = []
+    handled: list[Order] = []
+
+    def handle(message: JsMessage) -> None:
+        handled.append(message.json(Order))
+        message.ack_sync()
+
+    with connect(any_server, on_event=events.append) as nc:
+        js = nc.jetstream()
+        stream = js.create_stream(StreamConfig(name=fresh, subjects=(f"{fresh}.>",)))
+        consumer = stream.create_consumer("worker")
+        with consumer.consume(handle):
+            js.publish(f"{fresh}.a", b"no order")
+            js.publish(f"{fresh}.b", Order(2))
+            until(lambda: len(handled) == 1)
+        assert handled == [Order(2)]
+        assert (consumer.info()).num_ack_pending == 1
+        [error] = [event.error for event in events if isinstance(event.error, MessageDecodeError)]
+        assert (error.subject, error.stream, error.seq) == (f"{fresh}.a", fresh, 1)
 
 
 def test_a_request_has_a_typed_reply(any_server: str, fresh: str) -> None:
