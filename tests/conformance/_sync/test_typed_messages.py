@@ -9,8 +9,19 @@ from typing import Any, TypedDict, assert_type
 import msgspec
 import pytest
 
-from slipstream import ClientEvent, Codec, Json, MessageDecodeError, MessagePack, ServiceError, Text, UsageError
-from slipstream import connect_blocking as connect
+from slipstream import (
+    ClientEvent,
+    Codec,
+    Json,
+    MessageDecodeError,
+    MessagePack,
+    ServiceError,
+    Text,
+    UsageError,
+)
+from slipstream import (
+    connect_blocking as connect,
+)
 from slipstream.api import StreamConfig
 from slipstream.jetstream._sync.message import JsMessage
 from tests._sync.concurrency import until
