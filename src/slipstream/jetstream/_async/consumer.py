@@ -80,12 +80,15 @@ class Consumer:
             pull = Fetch(batch, most=most, max_bytes=max_bytes, max_expires=self._handle.max_expires)
             if batch == 1 and not max_bytes:
                 single = await self._single.receive(deadline)
-                msgs, sent_after = ([], math.inf) if single is None else ([single[0]], single[1])
+                if single is None:
+                    return []
+                msgs, sent_after = [single[0]], single[1]
             else:
                 sent_after = await self._fetch(pull, timeout, deadline)
                 msgs = pull.messages
-            msgs, is_empty = await self._renew(msgs, sent_after), not msgs
-            if msgs or is_empty or self._client.now() >= deadline:
+                if not pull.received:
+                    return []
+            if (msgs := await self._renew(msgs, sent_after)) or self._client.now() >= deadline:
                 return handover.hand_over(msgs)
             # All of them were over before they could be read: the server redelivers them.
 
@@ -141,7 +144,7 @@ class Consumer:
             if not pull.messages and client.is_closed:
                 raise ConnectionLostError(f"{self._handle}: the client was closed during a fetch")
         except RequestTimeoutError as error:
-            if not pull.messages and not pull.statuses:
+            if not pull.received and not pull.statuses:
                 raise RequestTimeoutError(f"{self._handle}: no answer within {timeout:g} s") from error
         except BaseException:
             handover.keep(pull.messages, sent_after)

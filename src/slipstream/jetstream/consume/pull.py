@@ -99,6 +99,7 @@ class Fetch:
         check_batch(batch, max_bytes)
         self.batch = batch if most is None else min(batch, most)
         self.messages: list[Msg] = []
+        self.received = 0  # messages that arrived; the caller may have dropped some
         self.statuses = 0  # frames that were no messages
         self.state = PullState.NO_WAIT
         self.open = 0  # requests in flight: messages may arrive for them
@@ -149,11 +150,12 @@ class Fetch:
         """Take what arrived; whether the next request is due. Raises a status that is an error."""
         statuses = [msg for msg in msgs if is_status(msg)]
         self.messages += [msg for msg in msgs if not is_status(msg)] if statuses else msgs
+        self.received += len(msgs) - len(statuses)
         self.statuses += len(statuses)
         again = False
         for status in statuses:
             again = self._ended(status, left)
-        if len(self.messages) >= self.batch:
+        if self.received >= self.batch:
             self.state = PullState.DONE
             self.open = max(0, self.open - 1)  # a request that was filled ends without a status
         return again and self.state is not PullState.DONE
