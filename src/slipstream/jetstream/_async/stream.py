@@ -33,6 +33,8 @@ from slipstream.jetstream.reads._async.last_many import Bound
 from slipstream.jetstream.reads._async.stream_reads import StreamReads
 from slipstream.jetstream.reads.columns import Columns, Part
 from slipstream.jetstream.reads.direct_get import StoredMessage
+from slipstream.jetstream.reads.read_state import StreamCache
+from slipstream.jetstream.reads.retry import SHORTEST_TRY
 from slipstream.wire import check_filter
 
 CAUSE_TIMEOUT = 1.0  # seconds to find out why a Direct Get had no responders
@@ -43,7 +45,8 @@ class Stream:
 
     Where a call takes `min_last_seq`, the answer is at least as new as that sequence, whichever replica gives it; if
     that cannot be had in time, StaleReadError is raised and no data returned. Deletes and purges of messages do not
-    move a stream's sequence and are not covered. With `from_leader` only the leader answers.
+    move a stream's sequence and are not covered. With `from_leader` only the leader answers, and likewise for a
+    stream without Direct Get (`allow_direct`).
 
     Five kinds of errors: MessageNotFoundError (there is no such message), StreamNotFoundError (nor such a stream),
     StaleReadError (no replica was new enough, or could prove it), BadRequestError (the server rejected the request),
@@ -121,22 +124,45 @@ class Stream:
         self, request: GetRequest, min_last_seq: int, from_leader: bool, timeout: float | None
     ) -> StoredMessage:
         requests.check_timeout(timeout)
+        read = partial(self._reads.get, request, min_last_seq=min_last_seq)
+        begin, by_leader = self._context.client.now(), from_leader or self._cache.is_leader_only
         try:
-            return await self._reads.get(request, min_last_seq=min_last_seq, from_leader=from_leader, timeout=timeout)
-        except DirectGetNotAllowedError as error:
-            raise await self._cause_of(error) from None
+            try:
+                return await read(from_leader=by_leader, timeout=timeout)
+            except DirectGetNotAllowedError as error:
+                await self._go_on_by_leader(error, from_leader=by_leader)
+                return await read(from_leader=True, timeout=self._left(begin, timeout))
         except MessageNotFoundError:
             raise requests.missing(self.name, request) from None
 
-    async def _cause_of(self, error: DirectGetNotAllowedError) -> Error:
-        """No responders: the stream has no Direct Get, or there is no such stream, which only its info tells."""
+    @property
+    def _cache(self) -> StreamCache:
+        return self._context.read_state.stream(self._context.prefix, self.name)
+
+    def _left(self, begin: float, timeout: float | None) -> float:
+        """What is left of a timeout that began then."""
+        limit = self._context.timeout if timeout is None else timeout
+        return max(limit - (self._context.client.now() - begin), SHORTEST_TRY)
+
+    async def _go_on_by_leader(self, error: DirectGetNotAllowedError, *, from_leader: bool, needs: str = "") -> None:
+        """No responders. Returns, and remembers it, if the stream allows no Direct Gets: then its leader is asked.
+
+        Raises StreamNotFoundError if there is no such stream, and otherwise the error: Direct Gets are allowed and no
+        replica is there, or it cannot be found out. `needs` names an argument that Direct Get alone knows.
+        """
         try:
-            await self.info(timeout=min(self._context.timeout, CAUSE_TIMEOUT))
+            info = await self.info(timeout=min(self._context.timeout, CAUSE_TIMEOUT))
         except StreamNotFoundError as found:
-            return found
+            raise found from None
         except Error:  # it is not said, or this user may not ask
-            return error
-        return error
+            raise error from None
+        if info.config.allow_direct or from_leader:
+            raise error
+        if needs:
+            why = f"{needs} needs Direct Get: set allow_direct on stream {self.name!r}"
+            raise DirectGetNotAllowedError(error.subject, why) from None
+        self._cache.is_leader_only = True
+        self._context.read_state.failed -= 1  # the read goes on, and is counted once
 
     async def get_last_many(
         self,
@@ -159,12 +185,15 @@ class Stream:
         requests.check_seq(up_to_seq, "up_to_seq")
         requests.check_timeout(timeout)
         bound = Bound(up_to_seq, None if up_to_time is None else instant(up_to_time, "up_to_time"))
+        read = partial(self._reads.last_many, asked, bound, min_last_seq=min_last_seq)
+        begin = self._context.client.now()
+        by_leader = from_leader or (not bound and self._cache.is_leader_only)
         try:
-            return await self._reads.last_many(
-                asked, bound, min_last_seq=min_last_seq, from_leader=from_leader, timeout=timeout
-            )
+            return await read(from_leader=by_leader, timeout=timeout)
         except DirectGetNotAllowedError as error:
-            raise await self._cause_of(error) from None
+            needs = "up_to_seq" if up_to_seq else "up_to_time" if up_to_time is not None else ""
+            await self._go_on_by_leader(error, from_leader=by_leader, needs=needs)
+            return await read(from_leader=True, timeout=self._left(begin, timeout))
 
     async def newest_seq(self, *, timeout: float | None = None) -> int:
         """The newest sequence, by the leader when this was called; of a mirror, that of the stream it copies.
@@ -274,21 +303,21 @@ class Stream:
         since = None if start_time is None else instant(start_time, "start_time")
         if end and start > end:
             return
-        chunks = self._reads.columns(
-            start=start,
-            end=end,
-            subject=subject,
-            start_time=since,
-            min_last_seq=min_last_seq,
-            from_leader=from_leader,
-            parts=parts,
-            timeout=timeout,
+        read = partial(
+            self._reads.columns, end=end, subject=subject, min_last_seq=min_last_seq, parts=parts, timeout=timeout
         )
+        by_leader, last = from_leader or (since is None and self._cache.is_leader_only), start - 1
         try:
-            async for columns in chunks:
-                yield columns
-        except DirectGetNotAllowedError as error:
-            raise await self._cause_of(error) from None
+            try:
+                async for columns in read(start=start, start_time=since, from_leader=by_leader):
+                    last = columns.seqs[-1]
+                    yield columns
+            except DirectGetNotAllowedError as error:
+                needs = "start_time" if since is not None and last < start else ""
+                await self._go_on_by_leader(error, from_leader=by_leader, needs=needs)
+                if not end or last < end:
+                    async for columns in read(start=last + 1, start_time=None, from_leader=True):
+                        yield columns
         except StaleReadError as error:
             if error.min_last_seq != end or end <= min_last_seq:
                 raise

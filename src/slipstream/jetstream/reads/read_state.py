@@ -63,6 +63,7 @@ class StreamCache:
         "floor",
         "is_alone",
         "is_leader_first",
+        "is_leader_only",
         "is_lossless",
         "is_mute",
         "is_origin_first",
@@ -97,6 +98,7 @@ class StreamCache:
         self.is_alone = False  # a server without a cluster: its store is the only one, and no other can be added
         self.is_lossless = False  # it keeps everything, and has everything that was ever stored in it
         self.leader: LeaderWord | None = None
+        self.is_leader_only = False  # a Direct Get had no responders, and the configuration does not allow any
         self.is_leader_first = False  # reads of late needed the leader's word
         self.needs_names = False  # too much was deleted for a list of it
 
@@ -138,6 +140,7 @@ class StreamCache:
         self.reached = max(self.reached, state.last_seq)
         if word is not None:  # a follower without a leader may tell an old configuration
             self.config, self.config_at = info.config, sent
+            self.is_leader_only = self.is_leader_only and not info.config.allow_direct
             self.leader, self.first_seq = word, state.first_seq
             self.first_ts = state.first_ts if state.messages else 0
             self.is_lossless = word.is_heard_by_all and lost_nothing(info)
