@@ -45,7 +45,7 @@ EDGES: dict[str, set[str]] = {
     ENGINE: {API, WIRE},
     STORE: {"slipstream.server.engine.ports"},
     SERVER: {WIRE, ENGINE, STORE},
-    "testing": {SERVER, ROOT},
+    "testing": {SERVER, ROOT, "slipstream.api.times"},
     "cli": {ROOT},
 }
 EXTRA_EDGES = {

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from slipstream.api.fields_set import ConfigType, one_of
 from slipstream.api.model import NANOS, NANOS_LIST, TIME, JsonModel, always, nested, via
-from slipstream.api.times import ZERO, Duration, Instant
+from slipstream.api.times import ZERO, Duration, Instant, to_datetime_or_none
 
 
 class AckPolicy(StrEnum):
@@ -135,6 +135,16 @@ class ConsumerConfig(JsonModel, metaclass=ConfigType):
     # Read-after-write: nothing is delivered before the stream has this sequence. Released servers ignore it.
     min_last_seq: int = 0
 
+    @property
+    def opt_start_at(self) -> datetime | None:
+        """`opt_start_time` as a datetime."""
+        return to_datetime_or_none(self.opt_start_time)
+
+    @property
+    def pause_until_at(self) -> datetime | None:
+        """`pause_until` as a datetime."""
+        return to_datetime_or_none(self.pause_until)
+
     if TYPE_CHECKING:
 
         def __init__(self, durable_name: str = "", **fields: Unpack[ConsumerFields]) -> None: ...
@@ -148,10 +158,18 @@ class SequenceInfo(JsonModel):
     stream_seq: int = always(0)
     last_active: int | None = via(TIME, default=None)
 
+    @property
+    def last_active_at(self) -> datetime | None:
+        """When the consumer got there, as a datetime; None if it is not said."""
+        return to_datetime_or_none(self.last_active)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerInfo(JsonModel):
-    """A consumer's configuration and state, as the server reports them. Times are nanoseconds since the epoch."""
+    """A consumer's configuration and state, as the server reports them.
+
+    `created` and `ts` are nanoseconds since the epoch; `created_at` and `timestamp` are the same as datetimes.
+    """
 
     stream_name: str = always("")
     name: str = always("")
@@ -169,3 +187,13 @@ class ConsumerInfo(JsonModel):
     pause_remaining: timedelta = via(NANOS, default=timedelta(0))
     ts: int = via(TIME, default=ZERO, always=True)
     priority_groups: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def created_at(self) -> datetime | None:
+        """When the consumer was created, as a datetime."""
+        return to_datetime_or_none(self.created)
+
+    @property
+    def timestamp(self) -> datetime | None:
+        """When the server said this, as a datetime."""
+        return to_datetime_or_none(self.ts)

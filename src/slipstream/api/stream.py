@@ -6,13 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from slipstream.api.fields_set import ConfigType, one_of
 from slipstream.api.model import NANOS, TIME, JsonModel, always, nested, nested_list, via
-from slipstream.api.times import ZERO, Duration, Instant
+from slipstream.api.times import ZERO, Duration, Instant, to_datetime_or_none
 
 
 class Retention(StrEnum):
@@ -219,7 +219,7 @@ class StreamConfig(JsonModel, metaclass=ConfigType):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamState(JsonModel):
-    """A stream's state: what it holds, and between which sequences and times."""
+    """A stream's state: what it holds, and between which sequences and times (in nanoseconds since the epoch)."""
 
     messages: int = always(0)
     bytes: int = always(0)
@@ -233,10 +233,23 @@ class StreamState(JsonModel):
     deleted: tuple[int, ...] = ()
     consumer_count: int = always(0)
 
+    @property
+    def first_timestamp(self) -> datetime | None:
+        """When the first message was stored, as a datetime; None if there is none."""
+        return to_datetime_or_none(self.first_ts)
+
+    @property
+    def last_timestamp(self) -> datetime | None:
+        """When the last message was stored, as a datetime; None if there never was one."""
+        return to_datetime_or_none(self.last_ts)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamInfo(JsonModel):
-    """A stream's configuration and state, as the server reports them. Times are nanoseconds since the epoch."""
+    """A stream's configuration and state, as the server reports them.
+
+    `created` and `ts` are nanoseconds since the epoch; `created_at` and `timestamp` are the same as datetimes.
+    """
 
     config: StreamConfig = via(nested(StreamConfig), default=StreamConfig(name=""), always=True)
     created: int = via(TIME, default=ZERO, always=True)
@@ -247,3 +260,13 @@ class StreamInfo(JsonModel):
     sources: tuple[Mapping[str, Any], ...] = ()
     alternates: tuple[Mapping[str, Any], ...] = ()
     ts: int = via(TIME, default=ZERO, always=True)
+
+    @property
+    def created_at(self) -> datetime | None:
+        """When the stream was created, as a datetime."""
+        return to_datetime_or_none(self.created)
+
+    @property
+    def timestamp(self) -> datetime | None:
+        """When the server said this, as a datetime."""
+        return to_datetime_or_none(self.ts)

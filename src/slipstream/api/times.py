@@ -54,11 +54,11 @@ class ExactDuration(timedelta):
         return ExactDuration.of, (self.nanos,)
 
 
-def nanoseconds(span: Duration) -> int:
+def nanoseconds(span: Duration, what: str = "duration") -> int:
     """A duration, or a number of seconds, in nanoseconds."""
     if isinstance(span, timedelta):
         return span.nanos if isinstance(span, ExactDuration) else (span // _MICROSECOND) * 1000
-    return round(_seconds_of(span, "duration") * SECOND)
+    return round(_seconds_of(span, what) * SECOND)
 
 
 def duration(span: Duration, what: str) -> timedelta:
@@ -98,11 +98,14 @@ def instant(when: Instant, what: str) -> int:
     return when
 
 
-def to_datetime(nanos: int | None) -> datetime | None:
-    """An instant as a datetime in UTC, to the microsecond; None for none, and for Go's zero time, which is "never"."""
-    if nanos is None or nanos <= ZERO:
-        return None
+def to_datetime(nanos: int) -> datetime:
+    """An instant as a datetime in UTC, to the microsecond: what comes after it in nanoseconds is cut."""
     return _EPOCH + timedelta(microseconds=nanos // 1000)
+
+
+def to_datetime_or_none(nanos: int | None) -> datetime | None:
+    """The same; None for none, and for the zero times of Go and of the epoch, which mean "never"."""
+    return None if not nanos or nanos <= ZERO else to_datetime(nanos)
 
 
 def nanoseconds_since_epoch(when: datetime) -> int:

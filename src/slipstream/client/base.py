@@ -20,6 +20,7 @@ from slipstream.wire.service_errors import error_of
 HeadersLike = Headers | Mapping[str, str | Iterable[str]]
 NO_RESPONDERS = 503
 DRAIN_TIMEOUT = 30.0
+SHOWN = 64  # bytes of a payload in a repr
 FOREVER = 1e9  # seconds: a wait without end (asyncio and threads do not take an infinite one)
 DRAIN_POLL = 0.005  # readers do not report what they take, which would slow down all of them: drain polls instead
 T = TypeVar("T")
@@ -112,8 +113,8 @@ class BaseMessage(msgspec.Struct, Generic[C], eq=False):
         return Origin(f"message on {self.subject!r}", self.subject)
 
     def __repr__(self) -> str:
-        reply = f", reply={self.reply!r}" if self.reply else ""
-        return f"<Message subject={self.subject!r}{reply}, {len(self.data)} bytes>"
+        reply = f", reply to {self.reply}" if self.reply else ""
+        return f"<Message {self.subject}{reply}, {shown(self.data)}>"
 
     def _answer_to(self) -> str:
         if not self.reply:
@@ -126,6 +127,9 @@ class BaseSubscription:
 
     def __init__(self, box: Mailbox) -> None:
         self._box = box
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.subject!r}, {self.pending} pending{', ended' if self.is_ended else ''}>"
 
     @property
     def subject(self) -> str:
@@ -246,6 +250,11 @@ class BaseClient:
 
     def __repr__(self) -> str:
         return f"<Client {self._session.server} {self._session.state.name}>"
+
+
+def shown(payload: bytes) -> str:
+    """A payload for a person: its first bytes, and how many there are if that is not all."""
+    return repr(payload) if len(payload) <= SHOWN else f"{payload[:SHOWN]!r}… ({len(payload)} bytes)"
 
 
 def check_callback(callback: object) -> None:

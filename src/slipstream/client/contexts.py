@@ -91,6 +91,9 @@ class Contexts:
         home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "nats"
         self._directory = Path(directory) if directory is not None else home
 
+    def __repr__(self) -> str:
+        return f"<Contexts in {str(self._directory)!r}>"
+
     def names(self) -> list[str]:
         """All names, sorted."""
         return sorted(path.stem for path in (self._directory / "context").glob("*.json"))

@@ -25,6 +25,9 @@ class Codec(Generic[V]):
 
     content_type = ""  # what messages encoded with it carry as `Content-Type`; empty: it is not for messages
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}>"
+
     def reads(self, content_type: str) -> bool:
         """Whether messages of a content type (in lower case, without parameters) are those that it decodes."""
         return content_type == media_type(self.content_type)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from slipstream.api import ConsumerConfig, ConsumerInfo, encode_json, format_time, names
+from slipstream.api.times import to_datetime_or_none
 from slipstream.errors import RemoteProtocolError, UsageError
 from slipstream.jetstream.requests import (
     Call,
@@ -42,6 +44,11 @@ class Pause(NamedTuple):
 
     paused: bool
     until: int
+
+    @property
+    def until_at(self) -> datetime | None:
+        """Until when, as a datetime in UTC; None if it is not paused."""
+        return to_datetime_or_none(self.until)
 
 
 @dataclass(frozen=True, slots=True)

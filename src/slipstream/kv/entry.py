@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from enum import Enum, StrEnum
 from typing import Any, Generic, NamedTuple, TypeVar, overload
 
 from slipstream.api import names
-from slipstream.api.times import SECOND
+from slipstream.api.times import SECOND, to_datetime
 from slipstream.api.ttl import time_to_live
 from slipstream.codecs.payloads import ANYTHING, JSON, Origin, decode_payload, decode_text
 from slipstream.errors import UsageError, WrongLastSequenceError
@@ -73,6 +74,16 @@ class Entry(NamedTuple, Generic[V]):
     marker: str = ""
     stream: str = ""
     expires: int = 0
+
+    @property
+    def created_at(self) -> datetime:
+        """When it was written, as a datetime in UTC."""
+        return to_datetime(self.created)
+
+    @property
+    def expires_at(self) -> datetime | None:
+        """When its own TTL ends, as a datetime in UTC; None if it has none."""
+        return to_datetime(self.expires) if self.expires > 0 else None
 
     @property
     def is_deleted(self) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 import msgspec
@@ -20,7 +20,7 @@ import msgspec
 from slipstream.api import Placement, Storage, StreamConfig, StreamInfo, encode_json
 from slipstream.api.fields_set import ConfigType, TracksFields, one_of
 from slipstream.api.model import TIME, JsonModel, always, nested, via
-from slipstream.api.times import ZERO, Duration
+from slipstream.api.times import ZERO, Duration, to_datetime_or_none
 from slipstream.errors import RemoteProtocolError, UsageError
 from slipstream.jetstream.requests import check_bucket
 
@@ -116,7 +116,8 @@ class ObjectInfo(JsonModel):
     """The record of an object.
 
     `sequence` is that of the record in the stream: pass it as `min_last_seq` to see this write in later reads. `mtime`
-    is when the record was stored, in nanoseconds since the epoch (0 in the result of a write: the server sets it).
+    is when the record was stored, in nanoseconds since the epoch by the server's clock (0 in the result of a write
+    whose record was replaced at once), `modified_at` the same as a datetime.
     """
 
     name: str = always("")
@@ -132,6 +133,11 @@ class ObjectInfo(JsonModel):
     digest: str = ""
     deleted: bool = False
     sequence: int = 0
+
+    @property
+    def modified_at(self) -> datetime | None:
+        """`mtime` as a datetime in UTC."""
+        return to_datetime_or_none(self.mtime)
 
     @property
     def link(self) -> ObjectLink | None:

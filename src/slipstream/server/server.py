@@ -113,6 +113,10 @@ class Server:
         self._faults: FaultRunner | None = None
         self.loop: asyncio.AbstractEventLoop | None = None  # the loop it runs on
 
+    def __repr__(self) -> str:
+        kept = "in memory" if self._data_dir is None else f"data in {str(self._data_dir)!r}"
+        return f"<Server {f'{self.url}, {kept}' if self._driver is not None else f'not running, {kept}'}>"
+
     @property
     def settings(self) -> Settings:
         """The engine's settings, the name and the id of the server included."""

@@ -11,9 +11,12 @@ import asyncio
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
+from slipstream.api.times import seconds as in_seconds
+from slipstream.api.times import to_datetime
 from slipstream.errors import UsageError
 from slipstream.server import Server
 
@@ -47,6 +50,9 @@ class TestServer:
         if server is not None and (data_dir is not None or virtual_time):
             raise UsageError("server must not be combined with data_dir or virtual_time: pass them to the Server")
         self.server = server or Server(data_dir=data_dir, virtual_time=virtual_time, faults=True)
+
+    def __repr__(self) -> str:
+        return f"<TestServer {'not running' if self.server.loop is None else self.url}>"
 
     @property
     def url(self) -> str:
@@ -129,9 +135,14 @@ class TestServer:
         now: int = self._run("now")["now"]
         return now
 
-    def advance(self, seconds: float) -> None:
-        """Move a virtual clock; what is due on the way is done on the way, in order."""
-        self._run("advance", seconds=seconds)
+    @property
+    def now_at(self) -> datetime:
+        """The same as a datetime in UTC."""
+        return to_datetime(self.now)
+
+    def advance(self, seconds: timedelta | float) -> None:
+        """Move a virtual clock, by a timedelta or by seconds; what is due on the way is done on the way, in order."""
+        self._run("advance", seconds=in_seconds(seconds, "seconds"))
 
     # Faults.
 
@@ -144,12 +155,17 @@ class TestServer:
         self._run("fault", action="duplicate", subject=subject, direction=direction, count=count, skip=skip)
 
     def delay(
-        self, subject: str, seconds: float, *, direction: str = "to_client", count: int = 1, skip: int = 0
+        self,
+        subject: str,
+        seconds: timedelta | float,
+        *,
+        direction: str = "to_client",
+        count: int = 1,
+        skip: int = 0,
     ) -> None:
         """Deliver the next messages on a subject later, by the server's time."""
-        self._run(
-            "fault", action="delay", subject=subject, direction=direction, count=count, skip=skip, seconds=seconds
-        )
+        late = in_seconds(seconds, "seconds")
+        self._run("fault", action="delay", subject=subject, direction=direction, count=count, skip=skip, seconds=late)
 
     def cut(self, client: str = "", *, after: int = 0, direction: str = "to_client") -> int:
         """Cut the connections of clients of that name (without one: all) once `after` more bytes went that way; returns

@@ -41,6 +41,9 @@ class Consumer:
         self.stream = stream
         self.name = name
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r} of {self.stream!r}>"
+
     @property
     def cached_info(self) -> ConsumerInfo | None:
         """Configuration and state when they were last asked for; None if they never were."""

@@ -37,6 +37,9 @@ class Consuming:
         self._worker = loop.client.spawn(self._run, f"consume {loop.name}")
         self._keeper = loop.client.spawn(self._keep_in_progress, f"progress of {loop.name}")
 
+    def __repr__(self) -> str:
+        return f"<Consuming of {self._loop.name!r}{', stopped' if self._is_stopped else ''}>"
+
     @property
     def is_done(self) -> bool:
         """Whether the callback has been called for the last time."""

@@ -82,6 +82,9 @@ class OrderedConsumer(Openable):
         self._is_closed = False
         self.stream = stream
 
+    def __repr__(self) -> str:
+        return f"<OrderedConsumer of {self.stream!r}>"
+
     @property
     def initial_pending(self) -> int:
         """How many messages there were to read when it was started."""

@@ -54,6 +54,9 @@ class Publisher(Openable):
         self._window = AckWindow(max_in_flight, None if context.session is None else context.note_ack)
         self._timeout = timeout
 
+    def __repr__(self) -> str:
+        return f"<Publisher of {self._client!r}, {self._window.in_flight} in flight>"
+
     @property
     def acked(self) -> int:
         """How many messages were acknowledged so far."""
@@ -85,7 +88,7 @@ class Publisher(Openable):
         expected_last_seq: int | None = None,
         expected_last_subject_seq: int | None = None,
         expected_last_msg_id: str | None = None,
-        ttl: timedelta | None = None,
+        ttl: timedelta | float | None = None,
         rollup: str | None = None,
     ) -> None:
         """Send one message; waits only while the window is full. Raises the first failure of an earlier message.
@@ -137,7 +140,7 @@ class Publisher(Openable):
         expected_stream: str | None = None,
         expected_last_seq: int | None = None,
         expected_last_subject_seq: int | None = None,
-        ttl: timedelta | None = None,
+        ttl: timedelta | float | None = None,
     ) -> PendingAck:
         """As `publish`, for a message whose own ack matters: `result(pending)` waits for it and raises its failure."""
         if not isinstance(payload, bytes):

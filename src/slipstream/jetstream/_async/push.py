@@ -69,6 +69,9 @@ class PushSubscription:
             name = f"callback of consumer {self.consumer_name}"
             self._worker = self._client.spawn(partial(self._call_back, callback), name)
 
+    def __repr__(self) -> str:
+        return f"<PushSubscription {self.consumer_name!r} of {self.stream!r}>"
+
     @property
     def subject(self) -> str:
         """The subject that the server delivers to."""

@@ -38,6 +38,9 @@ class Snapshot:
         self.config: dict[str, Any] = {}
         self.state: dict[str, Any] = {}
 
+    def __repr__(self) -> str:
+        return f"<Snapshot of {self._name!r}>"
+
     async def __aiter__(self) -> AsyncIterator[bytes]:
         client = self._js.client
         timeout = self._js.timeout if self._timeout is None else self._timeout

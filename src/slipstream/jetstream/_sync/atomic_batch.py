@@ -42,6 +42,9 @@ class AtomicBatch(Openable):
         self._is_over = False
         self.ack: PubAck | None = None
 
+    def __repr__(self) -> str:
+        return f"<AtomicBatch of {self._sent} messages{', over' if self._is_over else ''}>"
+
     @property
     def id(self) -> str:
         """The batch's id, as the server knows it."""
@@ -60,7 +63,7 @@ class AtomicBatch(Openable):
         expected_stream: str | None = None,
         expected_last_seq: int | None = None,
         expected_last_subject_seq: int | None = None,
-        ttl: timedelta | None = None,
+        ttl: timedelta | float | None = None,
     ) -> None:
         """Add a message: bytes, or an object, which the codec encodes.
 

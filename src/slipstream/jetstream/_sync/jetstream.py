@@ -61,6 +61,10 @@ class JetStream:
         api_prefix = names.api_prefix(prefix=prefix, domain=domain)
         self._context = JetStreamContext(client, api_prefix, timeout=timeout, codec=codec)
 
+    def __repr__(self) -> str:
+        prefix = "" if self.prefix == names.API_PREFIX else f", prefix {self.prefix!r}"
+        return f"<{type(self).__name__} of {self.client!r}{prefix}>"
+
     @property
     def context(self) -> JetStreamContext:
         """What the objects made by this one share: for layers that build on JetStream, as buckets do."""

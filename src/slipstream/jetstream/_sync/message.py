@@ -36,8 +36,8 @@ class JsMessage(BaseJsMessage[Client]):
             raise NoRespondersError(self.reply, "the consumer of the message no longer exists")
         self.is_settled = True
 
-    def nak(self, delay: float | timedelta | None = None) -> None:
-        """Negatively acknowledge it: the server redelivers it, at once or after `delay` (seconds)."""
+    def nak(self, delay: timedelta | float | None = None) -> None:
+        """Negatively acknowledge it: the server redelivers it, at once or after `delay` (a timedelta, or seconds)."""
         if not self.is_settled:
             self._settle(nak_body(delay))
 

@@ -331,6 +331,10 @@ class MessageLists(Openable):
         self._idle_timeout = idle_timeout
         self.stats = loop.stats
 
+    def __repr__(self) -> str:
+        of = "ended" if self._loop is None else f"of {self._loop.name!r}"
+        return f"<{type(self).__name__} {of}>"
+
     def __iter__(self) -> Self:
         return self
 

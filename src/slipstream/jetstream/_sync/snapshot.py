@@ -39,6 +39,9 @@ class Snapshot:
         self.config: dict[str, Any] = {}
         self.state: dict[str, Any] = {}
 
+    def __repr__(self) -> str:
+        return f"<Snapshot of {self._name!r}>"
+
     def __iter__(self) -> Iterator[bytes]:
         client = self._js.client
         timeout = self._js.timeout if self._timeout is None else self._timeout

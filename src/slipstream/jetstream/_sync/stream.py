@@ -59,6 +59,9 @@ class Stream:
         self._reads = StreamReads(context, name)
         self.name = name
 
+    def __repr__(self) -> str:
+        return f"<Stream {self.name!r}>"
+
     def info(
         self, *, subjects_filter: str = "", deleted_details: bool = False, timeout: float | None = None
     ) -> StreamInfo:
@@ -144,8 +147,8 @@ class Stream:
     def _go_on_by_leader(self, error: DirectGetNotAllowedError, *, from_leader: bool, needs: str = "") -> None:
         """No responders. Returns, and remembers it, if the stream allows no Direct Gets: then its leader is asked.
 
-        Raises StreamNotFoundError if there is no such stream, and otherwise the error: Direct Gets are allowed and no
-        replica is there, or it cannot be found out. `needs` names an argument that Direct Get alone knows.
+        Raises StreamNotFoundError if there is no such stream, and otherwise the error: it has Direct Get, but no
+        replica of it is there, or it cannot be found out. `needs` names an argument that Direct Get alone knows.
         """
         try:
             info = self.info(timeout=min(self._context.timeout, CAUSE_TIMEOUT))

@@ -6,12 +6,12 @@ account hash in front.
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from slipstream.api import encode_json
-from slipstream.api.times import nanoseconds
-from slipstream.client.base import BaseMessage, HasCodec
+from slipstream.api.times import Duration, nanoseconds, to_datetime
+from slipstream.client.base import BaseMessage, HasCodec, shown
 from slipstream.codecs import Codec
 from slipstream.codecs.payloads import Origin
 from slipstream.errors import NotJetStreamMessageError, UsageError
@@ -38,6 +38,11 @@ class Metadata(NamedTuple):
     time: int
     num_pending: int
     domain: str = ""
+
+    @property
+    def timestamp(self) -> datetime:
+        """When the message was stored, as a datetime in UTC."""
+        return to_datetime(self.time)
 
 
 def split_reply(reply: str) -> list[str]:
@@ -77,11 +82,11 @@ def _not_an_ack(reply: str, why: str) -> NotJetStreamMessageError:
     return NotJetStreamMessageError(f"reply subject {reply[:80]!r} is not that of a consumer's message: {why}")
 
 
-def nak_body(delay: float | timedelta | None) -> bytes:
+def nak_body(delay: Duration | None) -> bytes:
     """The body that asks for redelivery, not before `delay` (seconds) has passed."""
     if delay is None:
         return NAK
-    nanos = nanoseconds(delay)
+    nanos = nanoseconds(delay, "delay")
     if nanos < 0:
         raise UsageError(f"delay must be at least 0 seconds, got {delay!r}")
     return b"%b %b" % (NAK, encode_json({"delay": nanos})) if nanos else NAK
@@ -120,6 +125,11 @@ class BaseJsMessage(BaseMessage[C], Generic[C], gc=False):
         return int(split_reply(self._msg[2])[7])
 
     @property
+    def timestamp(self) -> datetime:
+        """When it was stored, as a datetime in UTC."""
+        return to_datetime(self.time)
+
+    @property
     def num_delivered(self) -> int:
         """How often it was delivered, this time included."""
         return int(split_reply(self._msg[2])[4])
@@ -148,4 +158,8 @@ class BaseJsMessage(BaseMessage[C], Generic[C], gc=False):
         return f"{self.subject!r} (stream {at.stream!r}, sequence {at.stream_seq}, delivery {at.num_delivered})"
 
     def __repr__(self) -> str:
-        return f"<JsMessage subject={self.subject!r}, reply={self.reply!r}, {len(self.data)} bytes>"
+        try:
+            at = self.metadata
+        except NotJetStreamMessageError:
+            return f"<JsMessage {self.subject}, {shown(self.data)}>"
+        return f"<JsMessage {self.subject} #{at.stream_seq}, delivery {at.num_delivered}, {shown(self.data)}>"

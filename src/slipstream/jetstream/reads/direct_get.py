@@ -10,11 +10,12 @@ headers in one order; replies with another order are read by name (`_unusual`).
 from __future__ import annotations
 
 import re
+from datetime import datetime
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar, overload
 
 from slipstream.api import names
-from slipstream.api.times import parse_time
+from slipstream.api.times import parse_time, to_datetime
 from slipstream.codecs.payloads import ANYTHING, JSON, Origin, decode_payload, decode_text
 from slipstream.errors import (
     BadRequestError,
@@ -57,6 +58,11 @@ class StoredMessage(NamedTuple):
     header: bytes
     data: bytes
     stream: str
+
+    @property
+    def timestamp(self) -> datetime:
+        """When it was stored, as a datetime in UTC."""
+        return to_datetime(self.time)
 
     @property
     def headers(self) -> Headers:

@@ -48,6 +48,9 @@ class Election:
         self._storage = storage
         self._now = now
 
+    def __repr__(self) -> str:
+        return f"<Election {self.lease.key!r} in {self._storage.bucket!r}>"
+
     @property
     def is_leader(self) -> bool:
         """Whether we certainly lead at this moment."""
@@ -171,6 +174,9 @@ class Members:
         self._storage = storage
         self._ttl = ttl
         self._now = now
+
+    def __repr__(self) -> str:
+        return f"<Members {self.prefix!r} in {self._storage.bucket!r}>"
 
     @opens
     async def join(self, name: str, data: bytes = b"", *, timeout: float | None = None) -> Lease:

@@ -88,6 +88,9 @@ class Lease:
         self._lost = Signal()
         self._why = "it was never acquired"
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.key!r} in {self._storage.bucket!r}{', held' if self.is_held else ''}>"
+
     # The holder's view
 
     @property

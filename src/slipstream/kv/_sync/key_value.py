@@ -280,7 +280,7 @@ class KeyValue(Generic[V]):
                     raise  # otherwise a key was overwritten during the read: retry as of a newer revision
 
     def purge_deletes(
-        self, *, older_than: timedelta = DELETES_KEPT, recorded: bool = False, timeout: float | None = None
+        self, *, older_than: timedelta | float = DELETES_KEPT, recorded: bool = False, timeout: float | None = None
     ) -> int:
         """Remove deleted keys for good; marks younger than `older_than` stay for watchers to see. Returns how many.
 
@@ -289,7 +289,8 @@ class KeyValue(Generic[V]):
         Read replicas in the same account are purged as well, since a mirror does not repeat the purges of its origin;
         one that cannot be, or lags behind for the whole timeout, is logged and keeps its marks.
         """
-        if older_than < timedelta(0):
+        kept = nanoseconds(older_than, "older_than")
+        if kept < 0:
             raise UsageError(f"older_than must be 0 (all marks) or more, got {older_than!r}")
         self.storage.check_writable("removal of deleted keys")
         marks = [
@@ -299,7 +300,6 @@ class KeyValue(Generic[V]):
             if entry.is_deleted
         ]
         now = (self.storage.status(timeout=timeout)).stream_info.ts  # the clock that also dated the marks
-        kept = nanoseconds(older_than)
         if marks and recorded:
             self.storage.record_forgotten(max(entry.revision for entry in marks), timeout=timeout)
         for entry in marks:
@@ -424,6 +424,9 @@ class Writer(Generic[V], Openable):
         self.storage = storage
         self._inner = inner
         self.last_revision = 0
+
+    def __repr__(self) -> str:
+        return f"<Writer to {self.storage.bucket!r}>"
 
     def put(self, key: str, value: V) -> None:
         """Send one value; waits only while too many are unacknowledged."""

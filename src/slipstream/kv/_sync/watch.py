@@ -37,6 +37,9 @@ class Watch(Generic[V]):
         self._returned = self._received = feed.revision
         self._is_closed = False
 
+    def __repr__(self) -> str:
+        return f"<Watch of {self._bucket!r}{', closed' if self._is_closed else ''}>"
+
     @property
     def is_current(self) -> bool:
         """Whether the initial data is complete: the `None` was returned."""

@@ -67,6 +67,9 @@ class ObjectStore:
         self._stream = js.stream(STREAM_PREFIX + bucket)
         self._subjects = Subjects(bucket)
 
+    def __repr__(self) -> str:
+        return f"<ObjectStore {self.bucket!r}>"
+
     @classmethod
     async def create_bucket(
         cls, js: JetStream, config: ObjectStoreConfig, *, timeout: float | None = None
@@ -335,7 +338,11 @@ class ObjectStore:
             expected_last_subject_seq=last,
             timeout=timeout,
         )
-        return replace(info, sequence=ack.seq, mtime=0)
+        try:  # its time is the server's, which the ack does not have
+            time = (await self._stream.get(ack.seq, min_last_seq=ack.seq, timeout=timeout)).time
+        except Error:  # replaced by now, or the connection is gone: the object is stored all the same
+            time = 0
+        return replace(info, sequence=ack.seq, mtime=time)
 
     async def _put_link(self, name: str, link: ObjectLink, timeout: float | None) -> ObjectInfo:
         known = await self._info_or_none(name, timeout)
@@ -375,6 +382,9 @@ class ObjectReader:
     def __init__(self, info: ObjectInfo, read_chunks: Callable[[], AsyncIterator[list[StoredMessage]]]) -> None:
         self.info = info
         self._read_chunks = read_chunks
+
+    def __repr__(self) -> str:
+        return f"<ObjectReader {self.info.name!r} of {self.info.bucket!r}, {self.info.size} bytes>"
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         checker = Checker(self.info)

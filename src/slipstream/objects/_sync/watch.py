@@ -33,6 +33,9 @@ class ObjectWatch(Openable):
         self._is_current = False
         self._is_closed = False
 
+    def __repr__(self) -> str:
+        return f"<ObjectWatch of {self._records.stream!r}{', closed' if self._is_closed else ''}>"
+
     @property
     def is_current(self) -> bool:
         """Whether the initial data is complete: the `None` was returned."""

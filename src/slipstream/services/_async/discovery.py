@@ -36,6 +36,9 @@ class Services:
     def __init__(self, client: Client) -> None:
         self._client = client
 
+    def __repr__(self) -> str:
+        return f"<Services of {self._client!r}>"
+
     def list(
         self, name: str = "", *, timeout: float = 5.0, stall: float = STALL, prefix: str = PREFIX
     ) -> AsyncIterator[ServiceInfo]:
