@@ -25,6 +25,16 @@ class ReplySink(Protocol):
         ...
 
 
+class AwaitedSink(ReplySink, Protocol):
+    """A sink that a call waits for, at no cost for other calls: it calls `notify` when it becomes ready."""
+
+    notify: Callable[[], object] | None
+
+    def is_ready(self) -> bool:
+        """Whether there is a reply, or an error."""
+        ...
+
+
 class BulkSink(ReplySink, Protocol):
     """A sink that reads many replies from the received bytes itself; see `raw_scanner`."""
 

@@ -23,7 +23,7 @@ from slipstream.client.base import (
     encode_headers,
     is_no_responders,
 )
-from slipstream.client.events import BulkSink, ReplySink, WindowSink
+from slipstream.client.events import AwaitedSink, BulkSink, ReplySink, WindowSink
 from slipstream.client.options import MAX_PENDING_BYTES, MAX_PENDING_MSGS, ClientOptions, takes
 from slipstream.client.outgoing import Draft
 from slipstream.client.request_many import RequestMany
@@ -320,6 +320,24 @@ class Client(BaseClient):
             await waiter
         finally:
             self._connection.release(waiter)
+
+    async def wait_for_reply(self, sink: AwaitedSink, *, timeout: float, what: str) -> None:
+        """Return once a sink that was passed to `start` is ready. Raises RequestTimeoutError, which names `what`."""
+        if sink.is_ready():
+            return
+        future: asyncio.Future[None] = self._loop.create_future()
+
+        def notify() -> None:
+            if not future.done():
+                future.set_result(None)
+
+        sink.notify = notify
+        expiry = self._loop.call_later(timeout, expire, future, what, timeout)
+        try:
+            await future
+        finally:
+            expiry.cancel()
+            sink.notify = None
 
     @property
     def is_full(self) -> bool:

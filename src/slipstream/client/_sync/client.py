@@ -23,7 +23,7 @@ from slipstream.client.base import (
     is_no_responders,
     timed_out,
 )
-from slipstream.client.events import BulkSink, ReplySink, WindowSink
+from slipstream.client.events import AwaitedSink, BulkSink, ReplySink, WindowSink
 from slipstream.client.options import MAX_PENDING_BYTES, MAX_PENDING_MSGS, ClientOptions, takes
 from slipstream.client.outgoing import Draft
 from slipstream.client.request_many import RequestMany
@@ -338,6 +338,11 @@ class Client(BaseClient):
         Raises RequestTimeoutError, which names `what`, or ConnectionLostError if the connection is lost meanwhile.
         """
         if not self._connection.until(ready, timeout, epoch=self._session.epoch):
+            raise timed_out(what, timeout)
+
+    def wait_for_reply(self, sink: AwaitedSink, *, timeout: float, what: str) -> None:
+        """Return once a sink that was passed to `start` is ready. Raises RequestTimeoutError, which names `what`."""
+        if not self._connection.until(sink.is_ready, timeout):
             raise timed_out(what, timeout)
 
     @property

@@ -134,7 +134,7 @@ class RepeatedPublish:
         answers, client = self._answers, self._client
         left = max(0.0, until - client.now())
         try:
-            await client.wait(answers.is_ready, timeout=left, what="the ack of a publish")
+            await client.wait_for_reply(answers, timeout=left, what="the ack of a publish")
         except (RequestTimeoutError, ConnectionLostError) as exc:
             if not answers.is_ready():
                 return exc

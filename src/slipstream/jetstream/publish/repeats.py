@@ -15,6 +15,7 @@ the id, so that the copy of a stored message would be rejected, as if it had not
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 from slipstream.api import StreamInfo, names
 from slipstream.api.times import SECOND, ZERO
@@ -29,20 +30,25 @@ _TTL = b"\r\n%b:" % names.TTL.encode()
 class Answers:
     """The answers to all copies of one publish; a `ReplySink` of the client."""
 
-    __slots__ = ("lost", "messages")
+    __slots__ = ("lost", "messages", "notify")
 
     def __init__(self) -> None:
         self.messages: deque[Msg] = deque()
         self.lost: Error | None = None
+        self.notify: Callable[[], object] | None = None
 
     def deliver(self, msg: Msg) -> bool:
         """Take an answer; each copy has one."""
         self.messages.append(msg)
+        if self.notify is not None:
+            self.notify()
         return True
 
     def fail(self, error: Error) -> None:
         """The connection is gone, or the publish was rejected."""
         self.lost = error
+        if self.notify is not None:
+            self.notify()
 
     def is_ready(self) -> bool:
         """Whether there is an answer or an error."""
