@@ -38,6 +38,7 @@ class Parts:
 
 OPENERS: dict[str, Callable[[Parts], Any]] = {
     "Client.subscribe": lambda parts: parts.nc.subscribe("x"),
+    "Client.add_service": lambda parts: parts.nc.add_service(parts.name, version="1.0.0"),
     "JetStream.subscribe": lambda parts: parts.js.subscribe(f"{parts.name}.>"),
     "JetStream.pull_subscribe": lambda parts: parts.js.pull_subscribe(f"{parts.name}.>"),
     "JetStream.ordered": lambda parts: parts.js.ordered(f"{parts.name}.>"),
