@@ -425,10 +425,13 @@ async def test_stop_handles_what_has_arrived_and_then_nothing_responds(any_serve
         async def ask() -> bytes:
             return (await caller.services.request(f"{fresh}.held", b"x")).data
 
-        asking = [spawn(ask) for _ in range(3)]
+        async with nc.subscribe(f"{fresh}.held") as observer:
+            await nc.flush()
+            asking = [spawn(ask) for _ in range(3)]
+            for _ in asking:
+                await observer.next()
+        await nc.flush()  # what the observer has seen has reached the endpoint as well
         await until(lambda: held.running == 1)
-        await caller.flush()
-        await nc.flush()  # the others have arrived as well
         stopping = spawn(service.stop)
         await until(lambda: has_no_responders(caller, f"{fresh}.held"))
         assert not service.is_stopped

@@ -429,10 +429,13 @@ def test_stop_handles_what_has_arrived_and_then_nothing_responds(any_server: str
         def ask() -> bytes:
             return (caller.services.request(f"{fresh}.held", b"x")).data
 
-        asking = [spawn(ask) for _ in range(3)]
+        with nc.subscribe(f"{fresh}.held") as observer:
+            nc.flush()
+            asking = [spawn(ask) for _ in range(3)]
+            for _ in asking:
+                observer.next()
+        nc.flush()  # what the observer has seen has reached the endpoint as well
         until(lambda: held.running == 1)
-        caller.flush()
-        nc.flush()  # the others have arrived as well
         stopping = spawn(service.stop)
         until(lambda: has_no_responders(caller, f"{fresh}.held"))
         assert not service.is_stopped
