@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 import pytest
@@ -82,7 +83,10 @@ def test_every_public_name_is_in_the_reference_and_every_entry_there_exists() ->
     values = {
         f"{package.__name__}.{name}": getattr(package, name)
         for package, name in names
-        if not name.startswith("Blocking") and name != "connect" and not name.endswith("_blocking")
+        if not name.startswith(("Blocking", "__"))
+        and name != "connect"
+        and not name.endswith("_blocking")
+        and not isinstance(getattr(package, name), ModuleType)
     }
     missing = [
         name for name, value in values.items() if id(value) not in documented and value.__module__ not in entries

@@ -165,8 +165,8 @@ async def test_bounds_that_exclude_each_other_are_refused(our_url: str) -> None:
         ):
             with pytest.raises(UsageError):
                 await stream.get_last_many(["a"], **bad)  # type: ignore[arg-type]
-        with pytest.raises(UsageError, match="subjects must be a sequence"):
-            await stream.get_last_many("a.b")
+        with pytest.raises(UsageError):
+            await stream.get_last_many("a..b")  # one subject
         with pytest.raises(UsageError):
             await stream.get_last_many(["a..b"])
 

@@ -113,16 +113,17 @@ async def test_single_direct_gets(any_server: str, fresh: str) -> None:
 
 
 @pytest.mark.spec("DG-04")
-async def test_a_stream_without_direct_get_is_an_error_that_names_the_setting(any_server: str, fresh: str) -> None:
+async def test_without_direct_get_the_leader_answers_or_the_error_says_so(any_server: str, fresh: str) -> None:
     async with connect(any_server) as nc:
         js = nc.jetstream()
         stream = await js.create_stream(config(fresh, allow_direct=False))
         await js.publish(f"{fresh}.a", b"x")
+        with pytest.raises(DirectGetNotAllowedError, match="allow_direct"):
+            await js.run(js.context.api.probe_min_last_seq(fresh))  # a Direct Get as it is
         for read in (stream.get(1), stream.get_last(f"{fresh}.a")):
-            with pytest.raises(DirectGetNotAllowedError, match="allow_direct"):
-                await read
-        with pytest.raises(DirectGetNotAllowedError):
-            async for _ in stream.read():
+            assert (await read).data == b"x"
+        with pytest.raises(DirectGetNotAllowedError, match="allow_direct"):
+            async for _ in stream.read(start_time=1):
                 pass
 
 
