@@ -38,6 +38,8 @@ EXCEPTIONS = {
     "KeyValue.close": "for caches and files",
     "KeyValue.foreign_keys": "each is logged, which a command prints to stderr",
     "JetStream.create_key_value(consistency)": "no read follows",
+    "JetStream.create_key_value(fields)": "those of BucketConfig, which are counted there",
+    "JetStream.update_key_value(fields)": "those of BucketConfig, which are counted there",
     "JetStream.update_key_value(consistency)": "no read follows",
     "Election.is_leader": "the command runs while it is",
     "Codec": "base class",
