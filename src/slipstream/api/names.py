@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from slipstream.wire.arguments import check_text
+
 API_PREFIX = "$JS.API"
 RESPONSE_TYPE = "io.nats.jetstream.api.v1."
 
@@ -64,6 +66,8 @@ KV_PURGE = "PURGE"
 
 def api_prefix(*, prefix: str = "", domain: str = "") -> str:
     """The subject prefix of the API: the default, a domain's, or the user's own."""
+    check_text(prefix, "prefix")
+    check_text(domain, "domain")
     if prefix:
         return prefix.rstrip(".")
     return f"$JS.{domain}.API" if domain else API_PREFIX

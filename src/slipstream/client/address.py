@@ -6,7 +6,7 @@ Invariant: no secret is part of any text made here; `repr`, `str` and error mess
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from urllib.parse import unquote, urlsplit
@@ -53,6 +53,8 @@ def parse_servers(servers: Servers) -> tuple[Address, ...]:
     """Every address of a list, or of one string with commas."""
     if isinstance(servers, str):
         servers = servers.split(",")
+    if not isinstance(servers, Iterable) or not all(isinstance(one, str) for one in servers):
+        raise UsageError(f"servers must be a URL, or a sequence of URLs, got {type(servers).__name__}")  # no passwords
     return tuple(parse_address(one.strip()) for one in servers)
 
 

@@ -257,10 +257,10 @@ def shown(payload: bytes) -> str:
     return repr(payload) if len(payload) <= SHOWN else f"{payload[:SHOWN]!r}… ({len(payload)} bytes)"
 
 
-def check_callback(callback: object) -> None:
+def check_callback(callback: object, what: str = "callback") -> None:
     """Reject a callback that cannot be called: its worker would find out with the first message."""
     if not callable(callback):
-        raise UsageError(f"callback must be callable, got {callback!r}")
+        raise UsageError(f"{what} must be callable, got {callback!r}")
 
 
 def encode_headers(headers: HeadersLike | None) -> bytes:

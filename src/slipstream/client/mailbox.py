@@ -13,6 +13,7 @@ from collections.abc import Callable
 from slipstream.client.raw_columns import Packed
 from slipstream.errors import Error, SlowConsumerError, UsageError
 from slipstream.wire import Msg
+from slipstream.wire.arguments import check_integer
 
 
 class _Gap:
@@ -38,10 +39,8 @@ class Mailbox:
     )  # fmt: skip
 
     def __init__(self, sid: bytes, subject: str, *, queue: str, max_msgs: int, max_bytes: int) -> None:
-        if max_msgs < 1 or max_bytes < 1:
-            raise UsageError(
-                f"max_pending_msgs and max_pending_bytes must be at least 1, got {max_msgs} and {max_bytes}"
-            )
+        check_integer(max_msgs, "max_pending_msgs", least=1)
+        check_integer(max_bytes, "max_pending_bytes", least=1)
         self.sid = sid
         self.subject = subject
         self.queue = queue

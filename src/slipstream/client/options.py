@@ -220,10 +220,14 @@ class ClientOptions:
             raise UsageError("servers must have at least one address")
         check_subject(self.inbox_prefix)
         for name in ("timeout", "ping_interval", "max_pings_out", "max_pending_bytes", "reconnect_wait"):
-            if not getattr(self, name) > 0:
-                raise UsageError(f"{name} must be more than 0, got {getattr(self, name)!r}")
-        if self.max_reconnects is not None and self.max_reconnects < 0:  # -1 is for ever in other clients
-            raise UsageError(f"max_reconnects must be 0 or more, or None for no limit, got {self.max_reconnects}")
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+                raise UsageError(f"{name} must be more than 0, got {value!r}")
+        most = self.max_reconnects
+        if most is not None and (not isinstance(most, int) or most < 0):  # -1 is for ever in other clients
+            raise UsageError(f"max_reconnects must be 0 or more, or None for no limit, got {most!r}")
+        if self.on_event is not None and not callable(self.on_event):
+            raise UsageError(f"on_event must be a function of an event, got {self.on_event!r}")
         check_codec(self.codec)
         self._check_tls()
         self._check_login()

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from slipstream.client.address import Address
 from slipstream.errors import ConnectionClosedError, ConnectionLostError, Error, RemoteProtocolError, UsageError
 from slipstream.wire import Inbox, ServerInfo, check_subject, pub
+from slipstream.wire.subjects import invalid_subject
 
 LONGEST_NAMES = 4096 - 40  # bytes of all names in a line; with verb and sizes nats-server's limit is 4,096
 BIG_PAYLOAD = 16 * 1024  # from here on copying the payload costs more than two more entries in the list
@@ -66,7 +67,10 @@ class Outgoing:
 
     def publish(self, subject: str, payload: bytes, reply: str = "", header: bytes = b"") -> None:
         """Append a message."""
-        prefix = self._prefixes.get(subject) or self._check(subject)
+        try:
+            prefix = self._prefixes.get(subject) or self._check(subject)
+        except TypeError:  # a list or a dict
+            raise invalid_subject(subject) from None
         if payload.__class__ is not bytes:
             payload = _as_bytes(payload)
         size = len(payload)
@@ -88,7 +92,10 @@ class Outgoing:
 
     def request(self, subject: str, payload: bytes, header: bytes) -> str:
         """As `publish`, with a fresh reply subject below the inbox; returns its last token."""
-        prefix = self._prefixes.get(subject) or self._check(subject)
+        try:
+            prefix = self._prefixes.get(subject) or self._check(subject)
+        except TypeError:  # a list or a dict
+            raise invalid_subject(subject) from None
         count = self._requests + 1
         if (
             payload.__class__ is not bytes
@@ -175,7 +182,7 @@ class Outgoing:
         self.size += len(line) + len(digits) + total + 5
 
     def _headed(self, subject: str, payload: bytes, reply: str, header: bytes) -> bytes:
-        if reply and not reply.startswith(self._inbox.base):
+        if reply and not (isinstance(reply, str) and reply.startswith(self._inbox.base)):
             check_subject(reply)
         if reply and len(subject) + len(reply) > LONGEST_NAMES // 4:  # a character has up to four bytes
             check_names("a subject and its reply subject", subject, reply)

@@ -6,6 +6,7 @@ from slipstream.client.mailbox import Mailbox
 from slipstream.client.options import MAX_PENDING_BYTES, MAX_PENDING_MSGS
 from slipstream.errors import Error, UsageError
 from slipstream.wire import Msg
+from slipstream.wire.arguments import check_integer, check_seconds
 
 
 class RequestMany:
@@ -14,10 +15,12 @@ class RequestMany:
     def __init__(
         self, subject: str, *, now: float, timeout: float, idle_timeout: float | None, max_messages: int | None
     ) -> None:
-        if timeout <= 0 or (idle_timeout is not None and idle_timeout <= 0):
-            raise UsageError(f"timeout and idle_timeout must be more than 0, got {timeout} and {idle_timeout}")
-        if max_messages is not None and max_messages < 1:
-            raise UsageError(f"max_messages must be 1 or more, got {max_messages}")
+        idle = timeout if idle_timeout is None else idle_timeout
+        for what, seconds in (("timeout", timeout), ("idle_timeout", idle)):
+            if not check_seconds(seconds, what):
+                raise UsageError(f"{what} must be more than 0 seconds, got {seconds}")
+        if max_messages is not None:
+            check_integer(max_messages, "max_messages", least=1)
         self.box = Mailbox(b"", subject, queue="", max_msgs=MAX_PENDING_MSGS, max_bytes=MAX_PENDING_BYTES)
         self.box.limit = max_messages or 0
         self._deadline = now + timeout

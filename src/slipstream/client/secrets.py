@@ -53,6 +53,9 @@ def _read(source: Secret, what: str) -> str:
         return source
     if callable(source):
         return _call(source, what)
+    if not isinstance(source, os.PathLike):
+        kind = type(source).__name__
+        raise CredentialsError(f"{what} must be a string, a path of a file, or a function, got {kind}")
     try:
         with Path(source).open("rb") as file:
             data = file.read(MAX_SIZE + 1)

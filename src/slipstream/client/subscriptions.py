@@ -42,7 +42,7 @@ class Subscriptions:
         if self.is_draining:
             raise UsageError(f"the client is draining: no new subscription of {subject!r} is possible")
         check_filter(subject)
-        if queue:
+        if queue != "":
             check_subject(queue)
         check_names("a subject with its queue group" if queue else "a subject", subject, queue)
         sid = b"%d" % self._next_sid

@@ -43,6 +43,7 @@ from slipstream.errors import (
 from slipstream.jetstream.reads.direct_get import StoredMessage, decode_one
 from slipstream.jetstream.reads.evidence import leader_word
 from slipstream.wire import Headers, Msg, check_filter, check_subject, parse_status
+from slipstream.wire.arguments import check_seconds, check_text
 from slipstream.wire.headers import HeaderValues
 
 T = TypeVar("T")
@@ -132,9 +133,9 @@ def check_type(config: object, model: type) -> None:
 
 
 def check_timeout(timeout: float | None) -> None:
-    """Reject a timeout that is no time: None, which leaves it to the default, and 0 are none."""
-    if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout >= 0):
-        raise UsageError(f"timeout must be a number of seconds, 0 or more, got {timeout!r}")
+    """Reject a timeout that is no time; None leaves it to the default."""
+    if timeout is not None:
+        check_seconds(timeout)
 
 
 def check_bucket(bucket: str) -> str:
@@ -148,7 +149,7 @@ def check_name(name: str, what: str = "stream") -> str:
     """Return `name`; raises UsageError if it is not a single token of a subject and of a path, as servers demand."""
     if not isinstance(name, str) or not name or len(name) > 255 or not _BAD_NAME.isdisjoint(name):
         raise UsageError(f"{what} name must be 1 to 255 characters without white space and . * > / \\, got {name!r}")
-    return name
+    return check_text(name, f"{what} name")
 
 
 @dataclass(frozen=True, slots=True)

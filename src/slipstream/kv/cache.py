@@ -31,8 +31,8 @@ from typing import Generic, NamedTuple, TypeVar
 
 from slipstream.api import StreamInfo
 from slipstream.api.times import SECOND, nanoseconds
-from slipstream.errors import UsageError
 from slipstream.kv.entry import Entry
+from slipstream.wire.arguments import check_integer
 
 V = TypeVar("V")
 
@@ -114,10 +114,8 @@ class EntryCache(Generic[V]):
     """
 
     def __init__(self, max_entries: int, max_bytes: int, *, recheck_after: float, is_whole: bool = True) -> None:
-        if max_entries < 1 or max_bytes < 1:
-            raise UsageError(
-                f"max_entries and max_bytes of a cache must be at least 1, got {max_entries} and {max_bytes}"
-            )
+        check_integer(max_entries, "max_entries", least=1)
+        check_integer(max_bytes, "max_bytes", least=1)
         self.stats = CacheStats()
         self.revision = 0
         self._max_entries = max_entries

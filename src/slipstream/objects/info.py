@@ -23,6 +23,8 @@ from slipstream.api.model import TIME, JsonModel, always, nested, via
 from slipstream.api.times import ZERO, Duration, to_datetime_or_none
 from slipstream.errors import RemoteProtocolError, UsageError
 from slipstream.jetstream.requests import check_bucket
+from slipstream.wire import Headers
+from slipstream.wire.arguments import check_text
 
 STREAM_PREFIX = "OBJ_"
 BACKING_STORE = "JetStream"
@@ -32,6 +34,7 @@ DIGEST = "SHA-256="
 
 def header_lists(headers: Mapping[str, str | Sequence[str]]) -> dict[str, list[str]]:
     """Headers in the form of a record: lists of values. A string is one value, not a sequence of characters."""
+    Headers(headers)  # raises for what is no header
     return {key: [values] if isinstance(values, str) else list(values) for key, values in headers.items()}
 
 
@@ -39,7 +42,15 @@ def check_name(name: str) -> str:
     """Return an object's `name`, or raise a UsageError."""
     if not isinstance(name, str) or not name:
         raise UsageError(f"object name must be a non-empty string, got {name!r}")
-    return name
+    return check_text(name, "object name")
+
+
+def check_metadata(metadata: Mapping[str, str]) -> dict[str, str]:
+    """The metadata of an object; raises UsageError if it is no mapping of strings to strings."""
+    is_mapping = isinstance(metadata, Mapping)
+    if not is_mapping or not all(isinstance(text, str) for pair in metadata.items() for text in pair):
+        raise UsageError(f"metadata must be a mapping of strings to strings, got {metadata!r}")
+    return dict(metadata)
 
 
 class ObjectStoreFields(TypedDict, total=False):

@@ -8,7 +8,7 @@ caller adds is checked (no line can be smuggled in); what a peer sent is read le
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Union
 
 from slipstream.errors import RemoteProtocolError, UsageError
@@ -38,7 +38,12 @@ class Headers:
             return
         pairs: Iterable[tuple[str, str | Iterable[str]]]
         pairs = values.items() if isinstance(values, Mapping | Headers) else values
-        for name, value in pairs:
+        if isinstance(pairs, str | bytes) or not isinstance(pairs, Iterable):
+            raise UsageError(f"headers must be a mapping, or pairs of names and values, got {values!r}")
+        for pair in pairs:
+            if not isinstance(pair, Sequence) or isinstance(pair, str | bytes) or len(pair) != 2:
+                raise UsageError(f"headers must be a mapping, or pairs of names and values, got {pair!r} among them")
+            name, value = pair
             if isinstance(value, str) or not isinstance(value, Iterable):
                 self.add(name, value)
             else:

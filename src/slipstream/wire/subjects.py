@@ -38,8 +38,13 @@ def has_wildcard(subject: str) -> bool:
 def check_subject(subject: str) -> str:
     """Return `subject`; raise a UsageError if it cannot be published to."""
     if not isinstance(subject, str) or not is_valid_subject(subject):
-        raise UsageError(f"subject must be tokens joined by dots, without white space and wildcards, got {subject!r}")
+        raise invalid_subject(subject)
     return subject
+
+
+def invalid_subject(subject: object) -> UsageError:
+    """The error for a subject that cannot be published to."""
+    return UsageError(f"subject must be tokens joined by dots, without white space and wildcards, got {subject!r}")
 
 
 def check_filter(subject: str) -> str:

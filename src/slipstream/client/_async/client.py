@@ -31,6 +31,7 @@ from slipstream.client.requests import ExpectedReplies
 from slipstream.codecs.payloads import encode_payload
 from slipstream.errors import Error, NoRespondersError, RequestTimeoutError
 from slipstream.wire import Msg
+from slipstream.wire.arguments import check_seconds
 
 __all__ = ["Client", "Message", "Subscription", "connect"]
 
@@ -170,7 +171,7 @@ class Client(BaseClient):
             subject,
             payload,
             header=encode_headers(headers),
-            timeout=timeout,
+            timeout=check_seconds(timeout),
             what=f"a reply on {subject!r}",
         )
         if is_no_responders(msg):
@@ -197,6 +198,8 @@ class Client(BaseClient):
         """
         if not isinstance(payload, bytes):
             payload, headers = encode_payload(self._codec, subject, payload, headers)
+        if sentinel is not None:
+            check_callback(sentinel, "sentinel")
         many = RequestMany(
             subject, now=self.now(), timeout=timeout, idle_timeout=idle_timeout, max_messages=max_messages
         )
@@ -218,6 +221,7 @@ class Client(BaseClient):
 
     async def flush(self, *, timeout: float = 5.0) -> None:
         """Wait until the server has processed everything sent so far."""
+        check_seconds(timeout)
         ping = self._session.ping()
         self._connection.write_soon()
         await self.wait(lambda: ping.is_answered, timeout=timeout, what="the server's PONG (flush)")

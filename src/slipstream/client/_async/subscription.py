@@ -19,6 +19,7 @@ from slipstream.client.silence import SilenceAlarm
 from slipstream.codecs import Codec
 from slipstream.errors import Error, SlowConsumerError
 from slipstream.wire import Msg
+from slipstream.wire.arguments import check_seconds
 
 
 class SubscriptionClient(Protocol):
@@ -87,11 +88,13 @@ class Subscription(BaseSubscription):
 
     async def next(self, *, timeout: float = 5.0) -> Message:
         """The next message. Raises RequestTimeoutError, or SlowConsumerError where messages had to be dropped."""
+        check_seconds(timeout)
         await self._ready(timeout)
         return Message(self._box.take(), self._client)
 
     async def next_chunk(self, *, timeout: float = 5.0) -> list[Message]:
         """Every message that has arrived, at least one. Raises as `next` does."""
+        check_seconds(timeout)
         await self._ready(timeout)
         client = self._client
         return [Message(msg, client) for msg in self._box.take_all()]

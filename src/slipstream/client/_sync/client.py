@@ -31,6 +31,7 @@ from slipstream.client.requests import ExpectedReplies
 from slipstream.codecs.payloads import encode_payload
 from slipstream.errors import Error, NoRespondersError, RequestTimeoutError
 from slipstream.wire import Msg
+from slipstream.wire.arguments import check_seconds
 
 __all__ = ["Client", "Message", "Subscription", "connect"]
 
@@ -176,7 +177,11 @@ class Client(BaseClient):
         if not isinstance(payload, bytes):
             payload, headers = encode_payload(self._codec, subject, payload, headers)
         msg = self.exchange(
-            subject, payload, header=encode_headers(headers), timeout=timeout, what=f"a reply on {subject!r}"
+            subject,
+            payload,
+            header=encode_headers(headers),
+            timeout=check_seconds(timeout),
+            what=f"a reply on {subject!r}",
         )
         if is_no_responders(msg):
             raise NoRespondersError(subject)
@@ -202,6 +207,8 @@ class Client(BaseClient):
         """
         if not isinstance(payload, bytes):
             payload, headers = encode_payload(self._codec, subject, payload, headers)
+        if sentinel is not None:
+            check_callback(sentinel, "sentinel")
         many = RequestMany(
             subject, now=self.now(), timeout=timeout, idle_timeout=idle_timeout, max_messages=max_messages
         )
@@ -223,6 +230,7 @@ class Client(BaseClient):
 
     def flush(self, *, timeout: float = 5.0) -> None:
         """Wait until the server has processed everything sent so far."""
+        check_seconds(timeout)
         with self._connection.lock:
             ping, epoch = self._session.ping(), self._session.epoch
         if not self._connection.until(lambda: ping.is_answered, timeout, epoch=epoch):

@@ -20,6 +20,7 @@ from slipstream.client.silence import SilenceAlarm
 from slipstream.codecs import Codec
 from slipstream.errors import Error, SlowConsumerError
 from slipstream.wire import Msg
+from slipstream.wire.arguments import check_seconds
 
 T = TypeVar("T")
 
@@ -147,10 +148,12 @@ class Subscription(BaseSubscription):
 
     def next(self, *, timeout: float = 5.0) -> Message:
         """The next message. Raises RequestTimeoutError, or SlowConsumerError where messages had to be dropped."""
+        check_seconds(timeout)
         return Message(self._take(self._box.take, timeout), self._client)
 
     def next_chunk(self, *, timeout: float = 5.0) -> list[Message]:
         """Every message that has arrived, at least one. Raises as `next` does."""
+        check_seconds(timeout)
         return [Message(msg, self._client) for msg in self._take(self._box.take_all, timeout)]
 
     def unsubscribe(self, max_msgs: int = 0) -> None:

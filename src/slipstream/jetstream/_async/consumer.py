@@ -15,7 +15,6 @@ from slipstream.api.times import instant
 from slipstream.client._async.opening import opens
 from slipstream.client.base import check_callback
 from slipstream.errors import ConnectionLostError, RequestTimeoutError, StatusError, UsageError
-from slipstream.jetstream import requests
 from slipstream.jetstream._async.consumer_handle import ConsumerHandle
 from slipstream.jetstream._async.consuming import Consuming
 from slipstream.jetstream._async.context import JetStreamContext
@@ -27,6 +26,7 @@ from slipstream.jetstream.consume.inbox import MAX_BYTES, MAX_MSGS
 from slipstream.jetstream.consume.pull import MAX_EXPIRES, MAX_MESSAGES, Fetch, PullFlow
 from slipstream.jetstream.consumer_requests import Pause
 from slipstream.wire import Msg
+from slipstream.wire.arguments import check_integer, check_seconds
 
 
 class Consumer:
@@ -74,7 +74,7 @@ class Consumer:
         A consumer with `max_ack_pending` delivers no more than that before some are acknowledged: it returns with them.
         Raises a status of the server that is an error, and RequestTimeoutError if the server does not answer at all.
         """
-        requests.check_timeout(timeout)
+        check_seconds(timeout)
         deadline, handover = self._client.now() + timeout, self._handover
         if kept := (await handover.take_kept(batch, deadline))[0]:
             return kept
@@ -222,6 +222,7 @@ class Consumer:
         self, max_messages: int, max_bytes: int, threshold: int | None, expires: float, heartbeat: float | None
     ) -> PullLoop:
         """A loop that requests no more than the consumer allows, where that is known."""
+        check_integer(max_bytes, "max_bytes")
         flow = PullFlow(
             max_messages=max_messages,
             max_bytes=min(max_bytes, self._handle.max_bytes or max_bytes),

@@ -19,6 +19,7 @@ from slipstream.jetstream.consume.ack_subject import BaseJsMessage
 from slipstream.jetstream.consumer_requests import ConsumerApi
 from slipstream.jetstream.reads.read_state import ReadState
 from slipstream.jetstream.reads.session import SessionState
+from slipstream.wire.arguments import check_seconds
 
 T = TypeVar("T")
 
@@ -65,7 +66,7 @@ class JetStreamContext:
 
     async def run(self, call: requests.Call[T], *, timeout: float | None = None) -> T:
         """Send a request and decode its answer."""
-        limit = self.timeout if timeout is None else timeout
+        limit = self.timeout if timeout is None else check_seconds(timeout)
         msg = await self.client.exchange(
             call.subject, call.payload, header=call.header, timeout=limit, what=call.awaited
         )

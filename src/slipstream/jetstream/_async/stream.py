@@ -184,6 +184,8 @@ class Stream:
         """
         if (up_to_time is not None and (up_to_seq or from_leader)) or (up_to_seq and from_leader):
             raise UsageError("up_to_seq, up_to_time and from_leader are mutually exclusive")
+        if not isinstance(subjects, str | Sequence) or isinstance(subjects, bytes):
+            raise UsageError(f"subjects must be a subject or a sequence of subjects, got {subjects!r}")
         asked = tuple(check_filter(subject) for subject in ((subjects,) if isinstance(subjects, str) else subjects))
         requests.check_seq(up_to_seq, "up_to_seq")
         requests.check_timeout(timeout)

@@ -37,6 +37,7 @@ from slipstream.jetstream.publish.repeats import is_repeatable
 from slipstream.jetstream.reads.read_state import ReadStats
 from slipstream.jetstream.reads.session import SessionState
 from slipstream.wire import Headers
+from slipstream.wire.arguments import check_seconds
 from slipstream.wire.headers import HeaderValues
 
 T = TypeVar("T")
@@ -180,7 +181,7 @@ class JetStream:
         With `retries`, messages that no stream was there to take are sent again, behind those that followed them. After
         a lost connection those with a `msg_id` are, where `publish` would do so, in their order.
         """
-        timeout = self._context.timeout if timeout is None else timeout
+        timeout = self._context.timeout if timeout is None else check_seconds(timeout)
         return Publisher(
             self._context, max_in_flight=max_in_flight, timeout=timeout, retries=retries, retry_wait=retry_wait
         )
@@ -190,7 +191,7 @@ class JetStream:
 
         The stream must have `allow_atomic`, which needs nats-server 2.12 or newer.
         """
-        return AtomicBatch(self._context, timeout=self._context.timeout if timeout is None else timeout)
+        return AtomicBatch(self._context, timeout=self._context.timeout if timeout is None else check_seconds(timeout))
 
     def create_stream(
         self, config: StreamConfig | str, *, timeout: float | None = None, **fields: Unpack[StreamFields]

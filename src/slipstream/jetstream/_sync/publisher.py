@@ -15,13 +15,14 @@ from typing import Self
 from slipstream.api import PubAck
 from slipstream.client._sync.opening import Openable
 from slipstream.codecs.payloads import encode_payload
-from slipstream.errors import ConnectionLostError, Error, UsageError
+from slipstream.errors import ConnectionLostError, Error
 from slipstream.jetstream import requests
 from slipstream.jetstream._sync.context import JetStreamContext
 from slipstream.jetstream._sync.repeats import RepeatCheck
 from slipstream.jetstream.publish.ack_window import AckWindow, FailedPublish, PendingAck, Sent
 from slipstream.jetstream.publish.repeats import is_repeatable
 from slipstream.wire import Headers
+from slipstream.wire.arguments import check_integer, check_seconds
 from slipstream.wire.headers import HeaderValues
 
 RETRY_WAIT = 0.25  # seconds before the first retry of a publish that no stream took
@@ -43,10 +44,9 @@ class Publisher(Openable):
         retries: int = 0,
         retry_wait: float = RETRY_WAIT,
     ) -> None:
-        if max_in_flight < 1:
-            raise UsageError(f"max_in_flight must be at least 1, got {max_in_flight}")
-        if retries < 0 or retry_wait < 0:
-            raise UsageError(f"retries and retry_wait must not be negative, got {retries} and {retry_wait}")
+        check_integer(max_in_flight, "max_in_flight", least=1)
+        check_integer(retries, "retries")
+        check_seconds(retry_wait, "retry_wait")
         self._context = context
         self._client = context.client
         self._codec = context.codec

@@ -61,6 +61,7 @@ from slipstream.jetstream.consume.status import (
 )
 from slipstream.jetstream.requests import check_seq
 from slipstream.wire import Msg, check_filter
+from slipstream.wire.arguments import check_seconds, check_text
 
 HEARTBEAT = 5.0
 INACTIVE = 5.0  # seconds after which the server removes a consumer whose inbox is not listened to
@@ -123,6 +124,9 @@ def template(
     min_last_seq: int = 0,
 ) -> ConsumerConfig:
     """The configuration of an ordered consumer: its subjects (none: all), where it starts, and what it has seen."""
+    if not isinstance(subjects, str | Sequence) or isinstance(subjects, bytes):
+        raise UsageError(f"subjects must be a subject or a sequence of subjects, got {subjects!r}")
+    check_text(deliver_policy, "deliver_policy")
     filters = (subjects,) if isinstance(subjects, str) else tuple(subjects)
     filters = tuple(check_filter(one) for one in filters if one)
     starts = {
@@ -162,7 +166,7 @@ class OrderedState:
 
     def __init__(self, template: ConsumerConfig, *, heartbeat: float = HEARTBEAT) -> None:
         check_template(template)
-        if heartbeat < 0.1:
+        if check_seconds(heartbeat, "heartbeat") < 0.1:
             raise UsageError(f"heartbeat must be at least 0.1 seconds, got {heartbeat}")
         self._template = template
         self.heartbeat = heartbeat

@@ -42,6 +42,7 @@ from slipstream.api.times import nanoseconds
 from slipstream.errors import Error, UsageError
 from slipstream.jetstream.consume.status import Meaning, is_status, judge, pending_of, pieces_of
 from slipstream.wire import Msg
+from slipstream.wire.arguments import check_integer, check_seconds
 
 NO_WAIT_TIMEOUT = 1.0  # seconds for the answer to a `no_wait`: a consumer at its max_ack_pending sends none
 MARGIN = 0.1  # a request expires that many seconds before the caller's deadline, so that its status arrives in time
@@ -77,8 +78,7 @@ def check_batch(batch: int, max_bytes: int) -> None:
     """Reject a batch that no server can fill."""
     if not isinstance(batch, int) or isinstance(batch, bool) or batch < 1:
         raise UsageError(f"the number of messages must be an integer of at least 1, got {batch!r}")
-    if max_bytes < 0:
-        raise UsageError(f"max_bytes must be at least 0 (0: no limit), got {max_bytes}")
+    check_integer(max_bytes, "max_bytes")  # 0: no limit
 
 
 class PullState(enum.Enum):
@@ -255,16 +255,16 @@ class PullFlow:
         max_waiting: int = 0,
     ) -> None:
         check_batch(max_messages, max_bytes)
-        if expires < 1:
+        if check_seconds(expires, "expires") < 1:
             raise UsageError(f"expires must be at least 1 second, got {expires}")
         expires = min(expires, max_expires)
-        self.heartbeat = min(expires / 6, 5.0) if heartbeat is None else heartbeat
+        self.heartbeat = min(expires / 6, 5.0) if heartbeat is None else check_seconds(heartbeat, "heartbeat")
         if self.heartbeat < 0 or self.heartbeat * 2 >= expires:
             raise UsageError(
                 f"heartbeat must be less than half of expires ({expires:g} s), or 0 for none, got {heartbeat}"
             )
         limit = max_bytes or max_messages
-        self._threshold = limit // 2 if threshold is None else threshold
+        self._threshold = limit // 2 if threshold is None else check_integer(threshold, "threshold")
         if not 0 <= self._threshold < limit:
             raise UsageError(f"threshold must be from 0 to {limit - 1}, got {threshold}")
         wanted = UNBOUNDED_BATCH if max_bytes else max_messages

@@ -83,6 +83,9 @@ class KeyValue(Generic[V]):
     ) -> Entry[V]:
         """The newest value of a key, or the one of a revision. Raises KeyNotFoundError if there is none."""
         key = self.storage.check_key(key)
+        if revision != 0 or min_last_revision != 0:  # the usual read has neither
+            check_seq(revision, "revision")
+            check_seq(min_last_revision, "min_last_revision")
         if revision:
             entry = await self.storage.at(revision, min_last_revision=min_last_revision, timeout=timeout)
             if entry is not None and entry.key != key:
@@ -201,7 +204,9 @@ class KeyValue(Generic[V]):
         among the entries marks the end of the initial data. End it with `close`, or use it as a context manager.
         Extensions of this client: several filters, `resume_from` and `min_last_revision`.
         """
-        if include_history + updates_only + bool(resume_from) > 1:
+        check_seq(resume_from, "resume_from")
+        check_seq(min_last_revision, "min_last_revision")
+        if bool(include_history) + bool(updates_only) + bool(resume_from) > 1:
             raise UsageError("include_history, updates_only and resume_from are mutually exclusive")
         start = ALL if include_history else NEW if updates_only else LATEST
         feed = await self.storage.follow(
@@ -268,6 +273,8 @@ class KeyValue(Generic[V]):
         (`purge_deletes`) without recording it leave no trace and are missing.
         """
         patterns = self.storage.patterns(filters)
+        check_seq(revision, "revision")
+        check_seq(min_last_revision, "min_last_revision")
         attempts = 0
         while True:
             status = await self.storage.status(timeout=timeout)
@@ -395,6 +402,8 @@ class KeyValue(Generic[V]):
 
     def with_codec(self, codec: Codec[W]) -> KeyValue[W]:
         """The bucket with keys and values encoded by a codec. Codecs stack on a bucket whose values are bytes."""
+        if not isinstance(codec, Codec):
+            raise UsageError(f"codec must be a Codec, got {codec!r}")
         wrapper = HiddenKeyStorage if codec.hides_keys else CodecStorage
         return KeyValue(wrapper(cast("Storage[bytes]", self.storage), codec))
 

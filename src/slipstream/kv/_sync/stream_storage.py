@@ -75,6 +75,7 @@ from slipstream.kv.keys import any_of, check_key, check_patterns, filters_for
 from slipstream.kv.lifetime import rejected_ttl, ttl_disabled
 from slipstream.kv.snapshot import forgotten_of, with_forgotten
 from slipstream.wire import matcher
+from slipstream.wire.arguments import check_seconds
 
 OPTIONS_TRUSTED = 2.0  # seconds for which a bucket's options are taken as they were read
 
@@ -556,7 +557,7 @@ class StreamStorage:
             raise not_found(self.bucket) from error
 
     def _limit(self, timeout: float | None) -> float:
-        return self.js.timeout if timeout is None else timeout
+        return self.js.timeout if timeout is None else check_seconds(timeout)
 
     def note_write(self, revision: int, subject: str = "") -> None:
         """Tell the session or the handle's state of a revision that was written."""

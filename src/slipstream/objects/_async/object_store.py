@@ -40,10 +40,12 @@ from slipstream.objects.info import (
     ObjectStoreConfig,
     ObjectStoreStatus,
     Subjects,
+    check_metadata,
     check_name,
     header_lists,
     read_record,
 )
+from slipstream.wire.arguments import check_integer, check_seconds, check_text
 
 IN_FLIGHT_BYTES = 8 * 1024 * 1024
 RECORD_ATTEMPTS = 16  # each loses to another writer of the same name
@@ -105,8 +107,14 @@ class ObjectStore:
         Pass the `sequence` of the result as `min_last_seq` to see this write in reads elsewhere.
         """
         check_name(name)
+        check_text(description, "description")
+        header_fields, own_metadata = header_lists(headers or {}), check_metadata(metadata or {})
+        if progress is not None and not callable(progress):
+            raise UsageError(f"progress must be a function, got {progress!r}")
+        if timeout is not None:
+            check_seconds(timeout)
         limit = self._js.client.server_info.max_payload
-        if not 1 <= chunk_size <= limit:
+        if not check_integer(chunk_size, "chunk_size", least=1) <= limit:
             raise UsageError(f"chunk_size must be 1 to {limit} (the server's max_payload), got {chunk_size}")
         nuid = self._new_nuid()
         chunker = Chunker(chunk_size)
@@ -117,8 +125,8 @@ class ObjectStore:
             info = ObjectInfo(
                 name=name,
                 description=description,
-                headers=header_lists(headers or {}),
-                metadata=dict(metadata or {}),
+                headers=header_fields,
+                metadata=own_metadata,
                 options=ObjectOptions(max_chunk_size=chunk_size),
                 bucket=self.bucket,
                 nuid=nuid,
@@ -162,9 +170,9 @@ class ObjectStore:
         changed = replace(
             info,
             name=check_name(new_name or name),
-            description=info.description if description is None else description,
+            description=info.description if description is None else check_text(description, "description"),
             headers=info.headers if headers is None else header_lists(headers),
-            metadata=info.metadata if metadata is None else dict(metadata),
+            metadata=info.metadata if metadata is None else check_metadata(metadata),
         )
         if changed.name == name:
             return await self._replace_record(changed, info.sequence, timeout)
@@ -181,6 +189,8 @@ class ObjectStore:
 
     async def link(self, name: str, target: ObjectInfo, *, timeout: float | None = None) -> ObjectInfo:
         """Make `name` a link to an object, also of another bucket. A link must not point to a link."""
+        if not isinstance(target, ObjectInfo):
+            raise UsageError(f"target of a link must be an ObjectInfo, got {target!r}")
         if target.deleted or target.link is not None:
             why = "was deleted" if target.deleted else "is a link"
             raise UsageError(
