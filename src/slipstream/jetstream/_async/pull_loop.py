@@ -227,6 +227,9 @@ class PullLoop:
             except BaseException:
                 self._handover.keep(msgs, sent_after)
                 raise
+            if self._subscription is None:  # closed meanwhile
+                self._handover.keep(msgs, sent_after)
+                return
             self._sent_after = min(self._sent_after, sent_after) if self._left else sent_after
             self._left = self._handover.hand_over(msgs)[::-1] + self._left
             self._taken += len(msgs)
