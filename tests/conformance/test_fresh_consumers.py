@@ -141,7 +141,13 @@ async def test_bucket_without_direct_get_is_listed_by_a_consumer_that_has_the_re
     async with connect(real_url) as nc:
         js = nc.jetstream()
         name = f"KV_{fresh}"
-        config = StreamConfig(name=name, subjects=(f"$KV.{fresh}.>",), max_msgs_per_subject=2, allow_rollup_hdrs=True)
+        config = StreamConfig(
+            name=name,
+            subjects=(f"$KV.{fresh}.>",),
+            max_msgs_per_subject=2,
+            allow_rollup_hdrs=True,
+            allow_direct=False,
+        )
         assert not (await (await js.create_stream(config)).info()).config.allow_direct
         bucket = await js.key_value(fresh)
         revision = [await bucket.put(key, key.encode()) for key in "aab"][-1]

@@ -111,7 +111,8 @@ class HiddenKeyStorage(CodecStorage[V]):
 
     def _expected(self, key: str, last: int, timeout: float | None) -> list[int]:
         """The revision of each name, if `last` is the key's newest one. Raises WrongLastSequenceError otherwise."""
-        least = last or (self.inner.status(timeout=timeout)).last_revision
+        newest = (self.inner.status(timeout=timeout)).last_revision
+        least = min(last or newest, newest)  # no read can have reached one that was never written
         found = [self._revision(name, least, timeout) for name in self._names(key)]
         if max(found) != last:
             raise ErrorCode.STREAM_WRONG_LAST_SEQUENCE.error(seq=max(found))
