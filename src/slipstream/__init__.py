@@ -198,6 +198,8 @@ if TYPE_CHECKING:
     from slipstream.jetstream._sync.snapshot import Snapshot as BlockingSnapshot
     from slipstream.jetstream._sync.stream import Stream as BlockingStream
     from slipstream.jetstream._sync.subscribe import PullSubscription as BlockingPullSubscription
+    from slipstream.jetstream.consume.error_policy import Attempts, DeadLetter, Leave, Nak, Term
+    from slipstream.jetstream.consume.worker_stats import WorkerStats
     from slipstream.kv._async.election import Change, Election, Leader, Member, Members
     from slipstream.kv._async.key_value import CachedKeyValue, KeyValue, Writer, open_local_key_value
     from slipstream.kv._async.lease import Lease, Lock
@@ -239,6 +241,7 @@ __all__ = [
     "AtomicPublishError",
     "AtomicPublishIncompleteError",
     "AtomicPublishTooLargeError",
+    "Attempts",
     "AuthorizationError",
     "BadApiRequestError",
     "BadRequestError",
@@ -314,6 +317,7 @@ __all__ = [
     "Contexts",
     "CorruptRecordError",
     "CredentialsError",
+    "DeadLetter",
     "DecryptionError",
     "DeliverPolicy",
     "DirectGetNotAllowedError",
@@ -345,6 +349,7 @@ __all__ = [
     "Leader",
     "Lease",
     "LeaseLostError",
+    "Leave",
     "Lock",
     "Member",
     "Members",
@@ -360,6 +365,7 @@ __all__ = [
     "MinLastSequenceError",
     "MinLastSequenceUnsupportedError",
     "Msg",
+    "Nak",
     "NoDeliverGroupError",
     "NoRespondersError",
     "NoStreamError",
@@ -448,12 +454,14 @@ __all__ = [
     "SubjectTransform",
     "SubscribeError",
     "Subscription",
+    "Term",
     "Text",
     "TlsError",
     "TokenMismatchError",
     "TooManyResultsError",
     "UsageError",
     "Watch",
+    "WorkerStats",
     "Writer",
     "WrongLastMsgIdError",
     "WrongLastSequenceConstantError",
@@ -499,6 +507,8 @@ _DRIVERS = {
 # Of one driver, or of none.
 _MODULES = {
     "client._async.opening": ("Opening",),
+    "jetstream.consume.error_policy": ("Attempts", "DeadLetter", "Leave", "Nak", "Term"),
+    "jetstream.consume.worker_stats": ("WorkerStats",),
     "codecs": ("Base64Values", "Codec", "Compressed", "Json", "MessagePack", "Text"),
     "facade._async.client": ("connect",),
     "kv._async.key_value": ("open_local_key_value",),

@@ -13,7 +13,7 @@ from slipstream.client.reporter import Reporter
 from slipstream.client.session import Session
 from slipstream.codecs import Codec
 from slipstream.codecs.payloads import ANYTHING, DEFAULT_CODEC, JSON, Origin, decode_payload, decode_text
-from slipstream.errors import ConnectionLostError, RequestTimeoutError, UsageError
+from slipstream.errors import ConnectionClosedError, ConnectionLostError, Error, RequestTimeoutError, UsageError
 from slipstream.wire import Headers, Msg, ServerInfo, Status, parse_status
 from slipstream.wire.service_errors import error_of
 
@@ -193,6 +193,12 @@ class BaseClient:
     def is_closed(self) -> bool:
         """Whether the client is closed for good, by `close` or by an error."""
         return self._session.error is not None
+
+    @property
+    def end_error(self) -> Error | None:
+        """The error that closed the client for good; None while it is open, or when `close` was called."""
+        error = self._session.error
+        return None if isinstance(error, ConnectionClosedError) else error
 
     @property
     def is_draining(self) -> bool:

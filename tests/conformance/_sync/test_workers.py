@@ -130,7 +130,8 @@ def test_the_end_of_a_consumer_ends_its_worker_loudly(
         with pytest.raises(Error, match=r"Consumer Deleted|does not exist"):
             consuming.wait(timeout=30)
         assert consuming.is_done
-        assert "consume() of consumer 'worker' has ended" in caplog.text
+        expected = f"consume() of consumer 'worker' has ended: consumer 'worker' of stream '{fresh}' was deleted"
+        assert expected in caplog.text
         with pytest.raises(Error):
             consuming.stop()
 

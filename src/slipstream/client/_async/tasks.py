@@ -33,6 +33,52 @@ class Worker:
         await asyncio.wait((self._task,), timeout=timeout)
         return self._task.done()
 
+    def cancel(self) -> None:
+        """Cancel it. A thread cannot be: there it goes on."""
+        self._task.cancel()
+
+
+class Signal:
+    """A repeatable event: `count` is how often it was set, `wait` waits for the next time."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._waiters: set[asyncio.Future[None]] = set()
+
+    def set(self) -> None:
+        """Wake all waiters."""
+        self.count += 1
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def wait(self, seen: int, timeout: float | None) -> bool:
+        """Wait until it was set more often than `seen` times; False on timeout."""
+        if self.count != seen:
+            return True
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.add(waiter)
+        try:
+            async with asyncio.timeout(timeout):
+                await waiter
+        except TimeoutError:
+            return self.count != seen
+        finally:
+            self._waiters.discard(waiter)
+        return True
+
+
+def is_own_end(error: BaseException) -> bool:
+    """Whether an exception ends the running task from outside, rather than something that the task waited for."""
+    task = asyncio.current_task()
+    is_cancelled = isinstance(error, asyncio.CancelledError) and (task is None or task.cancelling() > 0)
+    return is_cancelled or isinstance(error, GeneratorExit)
+
+
+async def result_of(value: object) -> object:
+    """The result of a function of the user, awaited if it is a coroutine function."""
+    return await value if inspect.isawaitable(value) else value
+
 
 async def finish(result: object) -> None:
     """Await the result of a callback, if it is a coroutine function."""

@@ -31,6 +31,38 @@ class Worker:
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
+    def cancel(self) -> None:
+        """Do nothing: a thread cannot be cancelled."""
+
+
+class Signal:
+    """A repeatable event: `count` is how often it was set, `wait` waits for the next time."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._changed = threading.Condition()
+
+    def set(self) -> None:
+        """Wake all waiters."""
+        with self._changed:
+            self.count += 1
+            self._changed.notify_all()
+
+    def wait(self, seen: int, timeout: float | None) -> bool:
+        """Wait until it was set more often than `seen` times; False on timeout."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self.count != seen, timeout)
+
+
+def is_own_end(error: BaseException) -> bool:
+    """Whether an exception ends the running thread from outside: none does."""
+    return isinstance(error, GeneratorExit)
+
+
+def result_of(value: object) -> object:
+    """The result of a function of the user."""
+    return value
+
 
 def finish(result: object) -> None:
     """Ignore the result of a callback."""

@@ -1,77 +1,160 @@
-"""A callback at work on the messages of a pull consumer: what `Consumer.consume` returns.
+"""A handler at work on the messages of a pull consumer: what `Consumer.consume` returns.
 
-The messages come from a `PullLoop`. The blocking twin is generated from this file (`tools/unasync.py`).
+Theory of operation. One `PullLoop` brings the messages; `concurrency` workers (tasks, or threads in the blocking twin)
+take them one at a time and call the handler. Only one worker reads at a time, so what is prefetched stays in the loop,
+which knows what may still be handed over. With an order per subject, a worker that reads a message whose subject is
+busy puts it behind that one and reads on; the worker that is done with a subject takes what waits for it. At most
+`MAX_WAITING` messages wait so.
+
+Invariants: a message that is in a handler, or waits for its subject, is kept in progress; one that the server may have
+redelivered meanwhile is not handled. A handler's exception ends nothing but the handler; whatever does end the workers
+is raised by `wait`. The blocking twin is generated from this file (`tools/unasync.py`).
 """
 
 from __future__ import annotations
 
 import logging
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
-from slipstream.client._async.tasks import finish
+from slipstream.client._async.signals import TERMINATION, Signals, on_signals
+from slipstream.client._async.tasks import Guard, Lock, Signal, finish, is_own_end
 from slipstream.client.base import FOREVER, check_callback
-from slipstream.errors import Error, RequestTimeoutError
+from slipstream.errors import ConsumerDeletedError, ConsumerGoneError, Error, RequestTimeoutError, UsageError
+from slipstream.jetstream._async.consumer_handle import ConsumerHandle
+from slipstream.jetstream._async.failures import Failures
 from slipstream.jetstream._async.message import Callback, JsMessage
+from slipstream.jetstream._async.progress import ProgressKeeper
 from slipstream.jetstream._async.pull_loop import PullLoop
+from slipstream.jetstream.consume.error_policy import Decider, Policy, check_on_error
 from slipstream.jetstream.consume.inbox import DRAIN_TIMEOUT
+from slipstream.jetstream.consume.subject_order import SubjectOrder
+from slipstream.jetstream.consume.worker_stats import WorkerStats
+
+MAX_WAITING = 256  # messages that wait for their subjects, at most
+LOOK = 1.0  # seconds: a task that is cancelled before it has begun does not say that it ended
 
 logger = logging.getLogger("slipstream.consumer")
 
 
-class Consuming:
-    """A callback at work. `stop` ends it at once, `drain` after what has arrived; both wait for the callback.
+class WorkerOptions(NamedTuple):
+    """How the messages are handled: the arguments of `consume`."""
 
-    While the callback handles a message for long, the server is told that it is in progress, so that it does not
-    redeliver it.
+    concurrency: int = 1
+    is_ordered: bool = False
+    policy: Policy | Decider = check_on_error("leave")
+    auto_ack: bool = False
+    keep_in_progress: bool = True
+
+    @classmethod
+    def of(
+        cls, concurrency: int, ordered_by: str | None, on_error: object, auto_ack: bool, keep_in_progress: bool
+    ) -> Self:
+        """The options, checked."""
+        if isinstance(concurrency, bool) or not isinstance(concurrency, int) or concurrency < 1:
+            raise UsageError(f"concurrency must be a whole number of at least 1, got {concurrency!r}")
+        if ordered_by not in (None, "subject"):
+            raise UsageError(f"ordered_by must be None or 'subject', got {ordered_by!r}")
+        return cls(concurrency, ordered_by is not None, check_on_error(on_error), auto_ack, keep_in_progress)
+
+
+class Consuming:
+    """A handler at work. `stop` ends it after the handlers that run, `drain` after all that has arrived.
+
+    `wait` returns when it has ended, and raises the error that ended it. `stats` says what happened so far.
     """
 
-    def __init__(self, loop: PullLoop, callback: Callback) -> None:
+    def __init__(self, consumer: ConsumerHandle, loop: PullLoop, callback: Callback, options: WorkerOptions) -> None:
         check_callback(callback)
+        self._consumer = consumer
+        self._client = loop.client
         self._loop = loop
         self._callback = callback
+        self._options = options
+        self._reading = Guard()  # around what reads from the loop
+        self._lock = Lock()  # around the counters and queues, where several threads change them
+        self._order: SubjectOrder[JsMessage] | None = SubjectOrder() if options.is_ordered else None
+        self._moved = Signal()  # set when fewer messages wait for their subjects
+        self._ended = Signal()  # set once
+        self._keeper = ProgressKeeper(consumer)
+        self._last: deque[JsMessage] = deque()  # cannot be given back: the server would not redeliver them
         self._is_stopped = False
-        self._error: Error | None = None
-        self._current: JsMessage | None = None  # in the hands of the callback
-        self.stats = loop.stats
-        self._worker = loop.client.spawn(self._run, f"consume {loop.name}")
-        self._keeper = loop.client.spawn(self._keep_in_progress, f"progress of {loop.name}")
+        self._gives_back = False
+        self._error: BaseException | None = None
+        self._first = f"$JS.ACK.{consumer.stream}.{consumer.name}.1."  # how the reply of a first delivery begins
+        self.stats = WorkerStats(pull=loop.stats)
+        self._failures = Failures(consumer, options.policy, self.stats, lambda: self._is_stopped)
+        self._running = options.concurrency
+        with self._lock:  # a thread waits for the list, which tells it that it is one of ours
+            self._workers = [
+                self._client.spawn(self._run, f"consume {loop.name} {number}")
+                for number in range(1, options.concurrency + 1)
+            ]
+        if options.keep_in_progress and consumer.wants_acks:
+            self._client.spawn(partial(self._keeper.run, self._ended), f"progress of {loop.name}")
 
     def __repr__(self) -> str:
         return f"<Consuming of {self._loop.name!r}{', stopped' if self._is_stopped else ''}>"
 
     @property
     def is_done(self) -> bool:
-        """Whether the callback has been called for the last time."""
-        return self._worker.is_done
+        """Whether the handler has been called for the last time."""
+        return bool(self._ended.count) or all(worker.is_done for worker in self._workers)
 
     async def wait(self, *, timeout: float = FOREVER) -> None:
         """Wait for the end: `stop` or `drain` was called, or the client closed. Raises the error that ended it.
 
-        So a program whose work is this callback notices that its consumer or stream was deleted.
+        So a program whose work is this handler notices that its consumer or stream was deleted, and that a handler
+        raised SystemExit or KeyboardInterrupt.
         """
-        if not await self._worker.join(timeout):
-            raise RequestTimeoutError(f"consume {self._loop.name}: it still runs after {timeout:g} s")
-        if self._error is not None:
-            raise self._error
+        if self._is_own:
+            raise UsageError(f"wait() must not be called by the handler of {self._name}: it would wait for itself")
+        if not await self._has_ended(timeout):
+            raise RequestTimeoutError(f"{self._name} still runs after {timeout:g} s")
+        self._raise_error()
 
-    async def stop(self, *, timeout: float = DRAIN_TIMEOUT) -> None:
-        """Stop calling back. Messages that arrived and were not handled are for the next call on the consumer.
+    async def stop(self, *, give_back: bool = False, timeout: float = DRAIN_TIMEOUT) -> None:
+        """Take no more messages and wait for the handlers that run. Raises the error that ended it before.
 
-        Raises the error that ended it before.
+        Messages that arrived and were not handled are for the next call on the consumer. With `give_back` they are
+        negatively acknowledged at once, so that other workers get them; those that the server would not redeliver are
+        handled. If handlers still run after `timeout`, their messages are given back as well, and tasks are cancelled.
         """
-        self._is_stopped = True
-        await self.drain(timeout=timeout)
+        with self._lock:
+            self._is_stopped = True
+            self._gives_back = self._gives_back or give_back
+        self._moved.set()
+        self._loop.stop()
+        deadline = self._client.now() + timeout
+        if give_back and not self._is_own:
+            await self._give_back_waiting()
+        try:
+            await self._join(max(deadline - self._client.now(), 0.0), timeout)
+        except RequestTimeoutError:
+            if give_back:
+                await self._give_up()
+            raise
 
     async def drain(self, *, timeout: float = DRAIN_TIMEOUT) -> None:
         """Send no more requests and wait until everything that arrived is handled. Raises as `stop` does."""
         self._loop.stop()
-        if not await self._worker.join(timeout) and not self._worker.is_done:
-            if self._worker.is_own:
-                return
-            raise RequestTimeoutError(f"consume {self._loop.name}: the callback still runs after {timeout:g} s")
-        if self._error is not None:
-            raise self._error
+        await self._join(timeout, timeout)
+
+    @contextmanager
+    def drain_on_signals(
+        self, *, signals: Sequence[Signals] = TERMINATION, timeout: float = DRAIN_TIMEOUT
+    ) -> Iterator[None]:
+        """Stop when the process is asked to end: `with consuming.drain_on_signals(): await consuming.wait()`.
+
+        It is `stop(give_back=True, timeout=timeout)`. Only the main thread can do this. A second signal has its usual
+        effect. Several workers may do so at once.
+        """
+        with on_signals(signals, partial(self._stop_on_signal, timeout)):
+            yield
 
     async def __aenter__(self) -> Self:
         return self
@@ -81,30 +164,222 @@ class Consuming:
     ) -> None:
         await self.stop()
 
-    async def _run(self) -> None:
-        loop = self._loop
-        try:
-            while not self._is_stopped and (message := await loop.next(None)) is not None:
-                self._current = message
-                try:
-                    await finish(self._callback(message))
-                except Exception as exc:  # the top of the user's code
-                    what = f"the callback of consumer {loop.name!r} for {message.describe()}"
-                    loop.client.callback_failed(what, exc)
-                self._current = None
-        except Error as error:
-            self._error = error
-            logger.error("consume() of consumer %r has ended: %s", loop.name, error)
-            loop.client.report(error)
-        finally:
-            loop.close()
+    def __repr__(self) -> str:
+        state = "ended" if self.is_done else "stopping" if self._is_stopped else "running"
+        return f"<Consuming {self._loop.name!r} of {self._consumer.stream!r}, {state}>"
 
-    async def _keep_in_progress(self) -> None:
-        """Tell the server of a message that stays in the hands of the callback."""
-        client = self._loop.client
-        handled: JsMessage | None = None
-        while not await self._worker.join(self._loop.progress_interval):
-            message = self._current
-            if message is not None and message is handled and client.is_connected:
-                await message.in_progress()
-            handled = message
+    # The end
+
+    @property
+    def _name(self) -> str:
+        return f"consume() of consumer {self._loop.name!r}"
+
+    @property
+    def _is_own(self) -> bool:
+        """Whether the caller is a handler: it cannot wait for its own end."""
+        return any(worker.is_own for worker in self._workers)
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise self._error
+        if not self._is_stopped and not self._loop.is_stopped and (error := self._client.end_error) is not None:
+            raise error
+
+    async def _has_ended(self, timeout: float) -> bool:
+        """Wait for the end; False on timeout."""
+        deadline = self._client.now() + timeout
+        while not self.is_done:
+            left = deadline - self._client.now()
+            if left <= 0:
+                return False
+            await self._ended.wait(0, min(left, LOOK))
+        return True
+
+    async def _join(self, seconds: float, timeout: float) -> None:
+        if self._is_own:
+            return
+        if not await self._has_ended(seconds):
+            raise RequestTimeoutError(f"{self._name}: the callback still runs after {timeout:g} s")
+        self._raise_error()
+
+    async def _give_back_waiting(self) -> None:
+        """Give back what was prefetched, while handlers still run: they may take long."""
+        async with self._reading:
+            while (message := await self._loop.next(None)) is not None:
+                if await self._give_back(message):
+                    continue
+                with self._lock:
+                    self._last.append(message)
+
+    async def _give_back(self, message: JsMessage) -> bool:
+        """Have the server redeliver a message at once; False if it would not."""
+        if message.is_settled or self._keeper.is_last_delivery(message):
+            return False
+        await message.nak()
+        with self._lock:
+            self.stats.returned += 1
+        return True
+
+    async def _give_up(self) -> None:
+        """Give back the messages of handlers that did not end in time, and do not wait for these any longer."""
+        running = self._keeper.held()
+        for message in running:
+            await self._give_back(message)
+        for worker in self._workers:
+            worker.cancel()
+        logger.error("%s: %d handlers did not end in time, their messages are given back", self._name, len(running))
+
+    def _stop_on_signal(self, timeout: float, name: str) -> None:
+        logger.info("%s: %s, stopping after %d running handlers", self._name, name, self.stats.in_flight)
+        self._client.spawn(partial(self._stop_in_time, timeout), f"stop of {self._loop.name}")
+
+    async def _stop_in_time(self, timeout: float) -> None:
+        try:
+            await self.stop(give_back=True, timeout=timeout)
+        except Error as error:
+            self._error = self._error or error
+        self._ended.set()  # a thread whose handler still runs does not say so
+
+    def _end(self, error: BaseException) -> None:
+        """The workers end because of an error: those that handle a message still finish that."""
+        if self._error is None:
+            self._error = error
+            consumer = f"consumer {self._loop.name!r} of stream {self._consumer.stream!r}"
+            why = f"{type(error).__name__}: {error}"
+            if isinstance(error, ConsumerDeletedError | ConsumerGoneError):
+                why = f"{consumer} was deleted (status {error.code} {error.description})"
+            logger.error("%s has ended: %s", self._name, why)
+        self._is_stopped = True
+        self._moved.set()
+        self._loop.stop()
+        if isinstance(error, Error):
+            self._client.report(error)
+
+    # Handling
+
+    async def _run(self) -> None:
+        with self._lock:
+            pass
+        try:
+            while (message := await self._take()) is not None:
+                following: JsMessage | None = message
+                while following is not None:
+                    await self._handle(following)
+                    following = await self._next_of(following.subject)
+        except BaseException as error:  # also of the user's code: SystemExit, KeyboardInterrupt
+            if is_own_end(error):
+                raise
+            self._end(error)
+        finally:
+            with self._lock:
+                self._running -= 1
+                is_last = not self._running
+            if is_last:
+                await self._close()
+
+    async def _close(self) -> None:
+        try:
+            async with self._reading:  # `stop` may still give messages back
+                self._loop.close()
+        finally:
+            self._ended.set()
+
+    async def _take(self) -> JsMessage | None:
+        """The next message to handle; None at the end."""
+        loop, order = self._loop, self._order
+        if self._options.concurrency == 1:
+            with self._lock:  # no other worker reads from the loop, and `stop` does not begin to
+                message = None if self._is_stopped else loop.take_waiting()
+            if message is not None:
+                return message
+        async with self._reading:
+            while not self._is_stopped:
+                if order is not None and order.waiting >= MAX_WAITING:
+                    await self._wait_for_subjects(order)
+                    continue
+                message = await loop.next(None)
+                if message is None:
+                    break
+                if self._gives_back and await self._give_back(message):
+                    continue
+                if order is None or self._is_next(order, message):
+                    return message
+        with self._lock:
+            return self._last.popleft() if self._last else None
+
+    async def _wait_for_subjects(self, order: SubjectOrder[JsMessage]) -> None:
+        """Wait until fewer messages wait for their subjects."""
+        seen = self._moved.count
+        if order.waiting >= MAX_WAITING and not self._is_stopped:
+            await self._moved.wait(seen, FOREVER)
+
+    def _is_next(self, order: SubjectOrder[JsMessage], message: JsMessage) -> bool:
+        """Whether a message may be handled now; if not, it waits for its subject."""
+        with self._lock:
+            is_next = order.add(message.subject, message)
+            if not is_next:
+                self._keeper.hold_waiting(message)
+            self.stats.waiting = order.waiting
+        return is_next
+
+    async def _next_of(self, subject: str) -> JsMessage | None:
+        """The next message that waited for a subject, which is done with now."""
+        order = self._order
+        while order is not None:
+            with self._lock:
+                message = order.done(subject)
+                self.stats.waiting = order.waiting
+            self._moved.set()
+            if message is None:
+                return None
+            if self._is_stopped and await self._give_back(message):
+                self._keeper.release(message)
+            elif self._keeper.begin(message):
+                return message
+            else:
+                self.stats.pull.expired += 1
+        return None
+
+    async def _handle(self, message: JsMessage) -> None:
+        stats, keeper, client = self.stats, self._keeper, self._client
+        keeper.hold(message)
+        began = client.now()
+        failure: Exception | None = None
+        with self._lock:
+            stats.in_flight += 1
+            stats.last_reply = message.reply
+            if not message.reply.startswith(self._first) and _is_redelivered(message):
+                stats.redelivered += 1
+        try:
+            try:
+                await finish(self._callback(message))
+            except Exception as error:
+                failure = error
+            except BaseException as error:
+                if is_own_end(error) or isinstance(error, SystemExit | KeyboardInterrupt):
+                    raise
+                failure = _cancelled(error)
+            if failure is not None:
+                await self._failures.settle(message, failure)
+            elif self._options.auto_ack and not message.is_settled:
+                await message.ack()
+        finally:
+            keeper.release(message)
+            with self._lock:
+                stats.in_flight -= 1
+                stats.seconds += client.now() - began
+                if failure is None:
+                    stats.handled += 1
+                else:
+                    stats.failed += 1
+
+
+def _is_redelivered(message: JsMessage) -> bool:
+    return message.reply.startswith("$JS.ACK.") and message.num_delivered > 1
+
+
+def _cancelled(cause: BaseException) -> Error:
+    """The failure of a handler that waited for something which was cancelled elsewhere."""
+    error = Error(f"the handler waited for what was cancelled elsewhere ({type(cause).__name__})")
+    error.__cause__ = cause
+    return error

@@ -9,20 +9,27 @@ says so. The blocking twin is generated from this file (`tools/unasync.py`).
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
+from functools import partial
 
-from slipstream.api import ConsumerInfo
+from slipstream.api import AckPolicy, ConsumerInfo
 from slipstream.api.times import instant
 from slipstream.client._sync.opening import opens
+from slipstream.client._sync.tasks import Signal
 from slipstream.client.base import check_callback
 from slipstream.errors import ConnectionLostError, RequestTimeoutError, StatusError, UsageError
 from slipstream.jetstream._sync.consumer_handle import ConsumerHandle
-from slipstream.jetstream._sync.consuming import Consuming
+from slipstream.jetstream._sync.consuming import Consuming, WorkerOptions
 from slipstream.jetstream._sync.context import JetStreamContext
+from slipstream.jetstream._sync.failures import check_dead_letters
 from slipstream.jetstream._sync.handover import Handover
 from slipstream.jetstream._sync.message import Callback, JsMessage
+from slipstream.jetstream._sync.progress import ProgressKeeper
 from slipstream.jetstream._sync.pull_loop import MessageLists, Messages, PullLoop
 from slipstream.jetstream._sync.single_pull import SinglePull
+from slipstream.jetstream.consume.error_policy import OnError
 from slipstream.jetstream.consume.inbox import MAX_BYTES, MAX_MSGS
 from slipstream.jetstream.consume.pull import MAX_EXPIRES, MAX_MESSAGES, Fetch, PullFlow
 from slipstream.jetstream.consumer_requests import Pause
@@ -205,19 +212,56 @@ class Consumer:
         self,
         callback: Callback,
         *,
+        concurrency: int = 1,
+        ordered_by: str | None = None,
+        on_error: OnError = "leave",
+        auto_ack: bool = False,
+        keep_in_progress: bool = True,
         max_messages: int = MAX_MESSAGES,
         max_bytes: int = 0,
         threshold: int | None = None,
         expires: float = MAX_EXPIRES,
         heartbeat: float | None = None,
     ) -> Consuming:
-        """Call `callback` with each message, one after the other, until `stop` or `drain`.
+        """Call `callback` with each message until `stop` or `drain`, in up to `concurrency` tasks at once.
 
-        An exception of the callback is reported to on_event, and the message is left unacknowledged. An error that ends
-        the loop is reported to on_event as well, and raised by `stop`. See `chunks` for the other arguments.
+        With `ordered_by="subject"` no two messages of a subject are handled at once, and they are handled in their
+        order. While a handler works on a message, or a message waits for its subject, the server is told that it is in
+        progress, unless `keep_in_progress` is False. With `auto_ack` a message whose handler returns is acknowledged,
+        unless the handler has settled it.
+
+        An exception of the handler is logged with its traceback, reported to on_event, and does not end the loop; what
+        becomes of the message is up to `on_error`: "leave" it unacknowledged, "nak" it with a growing delay, "term" it,
+        a policy (`Nak`, `Term`, `DeadLetter`, `Attempts`), or a function of the message and the exception that returns
+        one of these. An error that ends the loop is logged, reported, and raised by `wait`. See `chunks` for the other
+        arguments.
         """
         check_callback(callback)
-        return Consuming(self._pull_loop(max_messages, max_bytes, threshold, expires, heartbeat), callback)
+        options = WorkerOptions.of(concurrency, ordered_by, on_error, auto_ack, keep_in_progress)
+        info = self.cached_info
+        if concurrency > 1 and info is not None and info.config.ack_policy == AckPolicy.ALL:
+            raise UsageError(
+                f"concurrency must be 1 for consumer {self.name!r}, got {concurrency}: its ack policy is 'all', and an "
+                "ack would be one of messages that other handlers still work on"
+            )
+        check_dead_letters(self._handle, options.policy)
+        loop = self._pull_loop(max_messages, max_bytes, threshold, expires, heartbeat)
+        return Consuming(self._handle, loop, callback, options)
+
+    @contextmanager
+    def keep_in_progress(self, message: JsMessage) -> Iterator[JsMessage]:
+        """Keep a message in progress while a block works on it: `with consumer.keep_in_progress(message)`.
+
+        For loops over `messages()` whose work on one message may take longer than `ack_wait`; `consume` does it itself.
+        """
+        keeper, ended = ProgressKeeper(self._handle), Signal()
+        keeper.hold(message)
+        self._client.spawn(partial(keeper.run, ended), f"progress of {self.name}")
+        try:
+            yield message
+        finally:
+            keeper.release(message)
+            ended.set()
 
     def _pull_loop(
         self, max_messages: int, max_bytes: int, threshold: int | None, expires: float, heartbeat: float | None

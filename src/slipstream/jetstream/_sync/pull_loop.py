@@ -42,7 +42,6 @@ from slipstream.wire import Msg
 
 CHECK_AFTER = 3  # requests in a row without a responder before the server is asked whether the consumer exists
 CHECK_TIMEOUT = 5.0
-PROGRESS = 1 / 4  # of `ack_wait`
 TURN = 0.02  # seconds that a program may keep the event loop from running between two messages
 NOTHING: tuple[list[Msg], float] = ([], math.inf)
 
@@ -82,12 +81,6 @@ class PullLoop:
     def stats(self) -> PullStats:
         """What happened to the messages of the consumer so far."""
         return self._handover.stats
-
-    @property
-    def progress_interval(self) -> float:
-        """How often the server is to be told that a message is in progress, in seconds; FOREVER if it need not be."""
-        rules = self._consumer.ack_rules
-        return rules.ack_wait * PROGRESS if rules.has_deadline else FOREVER
 
     def read(self, deadline: float) -> list[JsMessage] | None:
         """The next messages; None at the end: stopped, or the client closed.

@@ -92,11 +92,17 @@ class AckRules:
             return msgs
         return [msg for msg in msgs if not self._is_redelivered(msg, age)]
 
+    def wait_of(self, delivery: int) -> float:
+        """Seconds from the delivery with that number until the next one."""
+        return self._waits[min(delivery, len(self._waits)) - 1]
+
+    def is_last(self, delivery: int) -> bool:
+        """Whether the server does not redeliver a message after the delivery with that number."""
+        return 0 < self._max_deliver <= delivery
+
     def _is_redelivered(self, msg: Msg, age: float) -> bool:
         delivery = num_delivered(msg)
-        if 0 < self._max_deliver <= delivery:
-            return False
-        return age >= self._waits[min(delivery, len(self._waits)) - 1] * (1 - MARGIN)
+        return not self.is_last(delivery) and age >= self.wait_of(delivery) * (1 - MARGIN)
 
 
 class Pace:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import TypeVar
 
-from slipstream.client._async.tasks import Guard, Worker
+from slipstream.client._async.tasks import Guard, Signal, Worker
 from slipstream.client._async.tasks import Lock as Mutex
 
 __all__ = [
@@ -77,33 +77,3 @@ def current_worker() -> Worker:
     task = asyncio.current_task()
     assert task is not None  # a coroutine of ours runs in one
     return Worker(task)
-
-
-class Signal:
-    """A repeatable event: `count` is how often it was set, `wait` waits for the next time."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._waiters: set[asyncio.Future[None]] = set()
-
-    def set(self) -> None:
-        """Wake all waiters."""
-        self.count += 1
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-
-    async def wait(self, seen: int, timeout: float | None) -> bool:
-        """Wait until it was set more often than `seen` times; False on timeout."""
-        if self.count != seen:
-            return True
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters.add(waiter)
-        try:
-            async with asyncio.timeout(timeout):
-                await waiter
-        except TimeoutError:
-            return self.count != seen
-        finally:
-            self._waiters.discard(waiter)
-        return True

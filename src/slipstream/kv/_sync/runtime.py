@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from slipstream.client._sync.tasks import Guard, Worker
+from slipstream.client._sync.tasks import Guard, Signal, Worker
 from slipstream.client._sync.tasks import Lock as Mutex
 
 __all__ = [
@@ -63,22 +63,3 @@ def spawn(main: Callable[[], None], name: str) -> Worker:
 def current_worker() -> Worker:
     """The thread that the caller runs in."""
     return Worker(threading.current_thread())
-
-
-class Signal:
-    """A repeatable event: `count` is how often it was set, `wait` waits for the next time."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._changed = threading.Condition()
-
-    def set(self) -> None:
-        """Wake all waiters."""
-        with self._changed:
-            self.count += 1
-            self._changed.notify_all()
-
-    def wait(self, seen: int, timeout: float | None) -> bool:
-        """Wait until it was set more often than `seen` times; False on timeout."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self.count != seen, timeout)

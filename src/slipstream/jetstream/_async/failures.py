@@ -1,0 +1,164 @@
+"""What becomes of messages whose handlers failed: the policy of `consume()` carried out.
+
+Each failure is logged first, with all that helps. Invariants: a message that its handler has settled stays as it is; a
+message is terminated for a dead letter only when a stream has stored that letter, and on its last delivery it is not
+given up before. The blocking twin is generated from this file (`tools/unasync.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from slipstream.client._async.tasks import Lock, result_of
+from slipstream.errors import ConnectionClosedError, Error, StreamLookupError, UsageError
+from slipstream.jetstream import requests
+from slipstream.jetstream._async.consumer_handle import ConsumerHandle
+from slipstream.jetstream._async.message import JsMessage
+from slipstream.jetstream.consume.dead_letter import letter_headers, letter_id, reason_of
+from slipstream.jetstream.consume.error_policy import (
+    DELAYS,
+    DeadLetter,
+    Decider,
+    Decision,
+    NakAfter,
+    Policy,
+    Term,
+    dead_letter_of,
+    decide,
+    delay_after,
+    policy_of,
+)
+from slipstream.jetstream.consume.worker_stats import WorkerStats
+from slipstream.wire.subjects import matches
+
+logger = logging.getLogger("slipstream.consumer")
+
+
+class Failures:
+    """The error policy of one consumer's handlers. `is_stopping` tells whether to give up waiting for a stream."""
+
+    def __init__(
+        self, consumer: ConsumerHandle, policy: Policy | Decider, stats: WorkerStats, is_stopping: Callable[[], bool]
+    ) -> None:
+        self._consumer = consumer
+        self._context = consumer.context
+        self._client = consumer.client
+        self._policy = policy
+        self._stats = stats
+        self._is_stopping = is_stopping
+        self._lock = Lock()  # several threads may count at once
+
+    async def settle(self, message: JsMessage, error: Exception) -> None:
+        """Log a failure and do what the policy says."""
+        which = message.describe()
+        self._client.callback_failed(f"the callback of consumer {self._consumer.name!r} for {which}", error)
+        if message.is_settled:
+            if self._consumer.wants_acks:
+                logger.warning("%s was settled by its handler before it failed, and stays so", which)
+            return
+        try:
+            decision = await self._decide(message, error)
+            if not message.is_settled:  # by the function that decides
+                await self._carry_out(decision, message, error)
+        except ConnectionClosedError:
+            return  # it is left unacknowledged
+        except Error as failure:
+            self._client.report(failure)
+
+    async def _decide(self, message: JsMessage, error: Exception) -> Decision:
+        policy = self._policy
+        if callable(policy):
+            try:
+                chosen = policy_of(await result_of(policy(message, error)), "the result of on_error")
+            except Exception as failure:  # the user's code
+                what = f"on_error of consumer {self._consumer.name!r} for {message.describe()}"
+                self._client.callback_failed(what, failure)
+                chosen = policy_of("leave")
+        else:
+            chosen = policy
+        is_last = self._is_last(message)
+        return decide(chosen, delivered=message.num_delivered, is_last=is_last)
+
+    def _is_last(self, message: JsMessage) -> bool:
+        return self._consumer.ack_rules.is_last(message.num_delivered)
+
+    async def _carry_out(self, decision: Decision, message: JsMessage, error: Exception) -> None:
+        which = message.describe()
+        if isinstance(decision, NakAfter):
+            await message.nak(decision.delay)
+            if self._is_last(message):
+                logger.error("%s is not redelivered: its consumer's max_deliver is reached", which)
+            else:
+                logger.warning("%s is redelivered in %g s", which, decision.delay)
+        elif isinstance(decision, Term):
+            await message.term(decision.reason or reason_of(error))
+            logger.warning("%s is terminated", which)
+        elif isinstance(decision, DeadLetter):
+            await self._bury(decision, message, error)
+
+    async def _bury(self, letter: DeadLetter, message: JsMessage, error: Exception) -> None:
+        """Store the dead letter, then terminate the message."""
+        tried, which = 0, message.describe()
+        while not message.is_settled:  # given back meanwhile, by a stop
+            failure = await self._store(letter, message, error)
+            if failure is None:
+                with self._lock:
+                    self._stats.dead_lettered += 1
+                await message.term(reason_of(error))
+                logger.warning("%s is stored as a dead letter on %r", which, letter.subject)
+                return
+            tried += 1
+            logger.error("%s could not be stored as a dead letter on %r: %s", which, letter.subject, failure)
+            if not self._is_last(message):
+                await message.nak(delay_after(DELAYS, message.num_delivered))
+                return
+            if isinstance(failure, UsageError) or self._is_stopping():
+                logger.error("%s is left: it was its last delivery, and it stays in its stream alone", which)
+                return
+            await self._client.sleep(delay_after(DELAYS, tried))
+
+    async def _store(self, letter: DeadLetter, message: JsMessage, error: Exception) -> Error | None:
+        """Publish the dead letter; returns the error if that failed. One that is too large goes without traceback."""
+        at, failure = message.metadata, None
+        for brief in (False, True):
+            headers = letter_headers(
+                message.headers, at, error, subject=message.subject, now=datetime.now(UTC), brief=brief
+            )
+            call = requests.publish(letter.subject, message.data, headers=headers, msg_id=letter_id(at))
+            try:
+                await self._context.run(call)
+            except UsageError as refusal:
+                failure = refusal
+            except ConnectionClosedError:
+                raise
+            except Error as refusal:
+                return refusal
+            else:
+                return None
+        return failure
+
+
+async def check_dead_letters(consumer: ConsumerHandle, policy: Policy | Decider) -> None:
+    """Raise now what would otherwise be found with the first dead letter: its subject cannot take any."""
+    letter = dead_letter_of(policy)
+    if letter is None:
+        return
+    try:
+        stream = await consumer.context.stream_name_of(letter.subject)
+    except StreamLookupError as error:
+        if not error.streams:
+            text = f"a stream must listen on the subject of dead letters, got {letter.subject!r}: none does"
+            raise UsageError(text) from error
+        return
+    except Error:
+        return  # a program may be allowed to publish, and not to ask
+    info = consumer.cached_info
+    if stream == consumer.stream and info is not None:
+        filters = info.config.filter_subjects or (info.config.filter_subject or ">",)
+        if any(matches(pattern, letter.subject) for pattern in filters):
+            raise UsageError(
+                f"dead letters must not come back to their consumer, got {letter.subject!r}, which consumer "
+                f"{consumer.name!r} of stream {stream!r} delivers: use another stream or a filter"
+            )
