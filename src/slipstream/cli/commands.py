@@ -15,6 +15,7 @@ from slipstream.cli import (
     server,
     services,
     streams,
+    worker,
 )
 from slipstream.cli.common import Commands, HelpFormatter, Parser, shared_options
 from slipstream.version import VERSION
@@ -32,7 +33,7 @@ def build_parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"slipstream {VERSION}")
     commands = Commands(parser.add_subparsers(metavar="COMMAND", dest="command"), shared)
-    for module in (pubsub, streams, consumers, get, kv, objects, services, bench, contexts, pipeline, server):
+    for module in (pubsub, streams, consumers, get, kv, objects, services, bench, contexts, pipeline, worker, server):
         module.add(commands)
     completion.add(commands, parser)
     return parser

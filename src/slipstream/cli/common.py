@@ -53,8 +53,12 @@ class Shell:
 
     def connect(self) -> BlockingClient:
         """Open the connection; the command closes it."""
+        return connect_blocking(**self.connect_arguments())
+
+    def connect_arguments(self) -> dict[str, Any]:
+        """The arguments of `connect`."""
         arguments = ClientOptions.merge(self.context.arguments(), self._arguments())
-        return connect_blocking(**{"name": "slipstream", **arguments, "timeout": self.timeout})
+        return {"name": "slipstream", **arguments, "timeout": self.timeout}
 
     def _arguments(self) -> dict[str, Any]:
         """The arguments of `connect` that flags and the environment set."""
@@ -69,9 +73,13 @@ class Shell:
 
     def jetstream(self, client: BlockingClient) -> BlockingJetStream:
         """JetStream where the options and the context say it is."""
+        return client.jetstream(**self.jetstream_arguments())
+
+    def jetstream_arguments(self) -> dict[str, Any]:
+        """The arguments of `jetstream`."""
         prefix = self._given("js_api_prefix", "") or self.context.jetstream_api_prefix
         domain = self._given("js_domain", "") or ("" if prefix else self.context.jetstream_domain)
-        return client.jetstream(prefix=prefix, domain=domain, timeout=self.timeout)
+        return {"prefix": prefix, "domain": domain, "timeout": self.timeout}
 
     def confirm(self, question: str) -> None:
         """Ask before something is lost, unless --force is set; raises UsageError if the answer is not yes."""
