@@ -88,6 +88,38 @@ async def test_so_many_handlers_run_at_once(any_server: str, fresh: str) -> None
         assert (await consumer.info()).num_ack_pending == 0
 
 
+SOAK = [pytest.mark.soak, pytest.mark.timeout(900)]
+
+
+@pytest.mark.parametrize("concurrency", [1, 10])
+@pytest.mark.parametrize(
+    ("jobs", "seconds", "ack_wait"),
+    [
+        pytest.param(20, 0.1, 1.0, id="more than ack_wait in all"),
+        pytest.param(500, 0.1, 30.0, id="500 of 100 ms", marks=SOAK),
+        pytest.param(2_000, 0.02, 30.0, id="2,000 of 20 ms", marks=SOAK),
+        pytest.param(16, 3.0, 30.0, id="16 of 3 s", marks=SOAK),
+    ],
+)
+async def test_a_worker_handles_each_job_once(
+    any_server: str, fresh: str, jobs: int, seconds: float, ack_wait: float, concurrency: int
+) -> None:
+    async with connect(any_server) as nc:
+        consumer = await worker(nc.jetstream(), fresh, ["a"] * jobs, ack_wait=timedelta(seconds=ack_wait))
+        seen: list[int] = []
+
+        async def handle(message: JsMessage) -> None:
+            seen.append(int(message.data))
+            await sleep(seconds)
+
+        async with await consumer.consume(handle, concurrency=concurrency, auto_ack=True) as consuming:
+            await until(lambda: consuming.stats.handled >= jobs, timeout=58)
+        assert Counter(seen) == Counter(range(jobs))
+        assert consuming.stats.redelivered == 0
+        await nc.flush()
+        assert (await consumer.info()).num_ack_pending == 0
+
+
 async def test_messages_of_a_subject_are_handled_in_order(any_server: str, fresh: str) -> None:
     async with connect(any_server) as nc:
         subjects = [f"s{number % 3}" if number % 2 else "busy" for number in range(60)]

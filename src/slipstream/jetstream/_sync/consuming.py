@@ -165,10 +165,6 @@ class Consuming:
     ) -> None:
         self.stop()
 
-    def __repr__(self) -> str:
-        state = "ended" if self.is_done else "stopping" if self._is_stopped else "running"
-        return f"<Consuming {self._loop.name!r} of {self._consumer.stream!r}, {state}>"
-
     # The end
 
     @property

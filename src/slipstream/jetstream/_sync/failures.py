@@ -34,6 +34,10 @@ from slipstream.jetstream.consume.error_policy import (
 from slipstream.jetstream.consume.worker_stats import WorkerStats
 from slipstream.wire.subjects import matches
 
+# Seconds until a dead letter that could not be stored is tried again, before its message is left to be redelivered. A
+# lost connection is no reason to handle the message once more; its id keeps the letter from being stored twice.
+PAUSES = (0.1, 1.0)
+
 logger = logging.getLogger("slipstream.consumer")
 
 
@@ -112,13 +116,14 @@ class Failures:
                 return
             tried += 1
             logger.error("%s could not be stored as a dead letter on %r: %s", which, letter.subject, failure)
-            if not self._is_last(message):
+            is_last, is_final = self._is_last(message), isinstance(failure, UsageError) or self._is_stopping()
+            if not is_last and (is_final or tried > len(PAUSES)):
                 message.nak(delay_after(DELAYS, message.num_delivered))
                 return
-            if isinstance(failure, UsageError) or self._is_stopping():
+            if is_final:
                 logger.error("%s is left: it was its last delivery, and it stays in its stream alone", which)
                 return
-            self._client.sleep(delay_after(DELAYS, tried))
+            self._client.sleep(delay_after((*PAUSES, *DELAYS), tried))
 
     def _store(self, letter: DeadLetter, message: JsMessage, error: Exception) -> Error | None:
         """Publish the dead letter; returns the error if that failed. One that is too large goes without traceback."""
