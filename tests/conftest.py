@@ -36,7 +36,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         return None
     names = inspect.signature(pyfuncitem.obj).parameters  # of a method: without self
     arguments = {name: pyfuncitem.funcargs[name] for name in names}
-    asyncio.run(asyncio.wait_for(pyfuncitem.obj(**arguments), ASYNC_TIMEOUT))
+    marker = pyfuncitem.get_closest_marker("timeout")  # of a test that takes long
+    limit = marker.args[0] if marker is not None and marker.args else ASYNC_TIMEOUT
+    asyncio.run(asyncio.wait_for(pyfuncitem.obj(**arguments), limit))
     return True
 
 

@@ -137,6 +137,7 @@ async def test_an_edited_ack_wait_is_noticed(any_server: str, fresh: str) -> Non
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("jobs", "seconds"),
     [

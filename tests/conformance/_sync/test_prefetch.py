@@ -136,6 +136,7 @@ def test_an_edited_ack_wait_is_noticed(any_server: str, fresh: str) -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("jobs", "seconds"),
     [
