@@ -48,7 +48,7 @@ async def test_a_stream_without_direct_gets_is_read_by_its_leader(any_server: st
             assert [m async for m in stream.read(start=200, end=201, from_leader=True, timeout=2.0)]
 
 
-async def test_a_settled_leader_proves_what_is_older_and_the_error_names_the_setting(real_url: str, fresh: str) -> None:
+async def test_a_settled_leader_proves_what_is_older_also_without_direct_get(real_url: str, fresh: str) -> None:
     """A stream without replicas has one leader ever."""
     async with connect(real_url) as nc:
         js = nc.jetstream()
@@ -56,10 +56,10 @@ async def test_a_settled_leader_proves_what_is_older_and_the_error_names_the_set
         await js.publish(f"{fresh}.a", b"x")
         last = (await js.publish(f"{fresh}.b", b"x")).seq
         assert (await stream.get_last(f"{fresh}.a", from_leader=True, min_last_seq=last, timeout=1)).data == b"x"
+        assert (await stream.get_last(f"{fresh}.a", min_last_seq=last, timeout=1)).data == b"x"
+        assert [m.seq async for m in stream.read(end=last, timeout=1)] == [1, 2]
         with pytest.raises(DirectGetNotAllowedError, match="set allow_direct"):
-            await stream.get_last(f"{fresh}.a", min_last_seq=last, timeout=1)
-        with pytest.raises(DirectGetNotAllowedError, match="from_leader"):
-            assert [m async for m in stream.read(end=last, timeout=1)]
+            await stream.get_last_many(f"{fresh}.a", up_to_seq=last, min_last_seq=last, timeout=1)
         await js.update_stream(config(fresh, allow_direct=True))
         assert (await stream.get_last(f"{fresh}.a", from_leader=True, min_last_seq=last)).data == b"x"
 
