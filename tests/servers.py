@@ -91,6 +91,18 @@ class OurProcess:
         assert self._process.stdout is not None
         self._process.stdout.close()
 
+    def send_signal(self, number: int) -> None:
+        """Send it a signal: SIGSTOP lets it stand still."""
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def stop(self) -> None:
+        """SIGTERM: it ends in order."""
+        assert self._process is not None
+        self._process.terminate()
+        self._process.wait(timeout=START_TIMEOUT)
+        self.kill()
+
     def __enter__(self) -> OurProcess:
         self.start()
         return self
@@ -125,6 +137,18 @@ class RealProcess:
         assert self._process is not None
         self._process.kill()
         self._process.wait(timeout=START_TIMEOUT)
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal: SIGSTOP lets it stand still."""
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def stop(self) -> None:
+        """SIGTERM: it ends in order."""
+        assert self._process is not None
+        self._process.terminate()
+        self._process.wait(timeout=START_TIMEOUT)
+        self.kill()
 
     def __enter__(self) -> RealProcess:
         self.start()

@@ -346,6 +346,19 @@ async def test_a_handler_whose_own_task_is_cancelled_has_failed(
         assert "cancelled elsewhere" in caplog.text
 
 
+async def test_a_handler_that_a_stop_cancelled_counts_as_given_back_alone(any_server: str, fresh: str) -> None:
+    async with connect(any_server) as nc:
+        consumer = await worker(nc.jetstream(), fresh, ["a"])
+        jobs = Jobs(is_open=False)
+        consuming = await consumer.consume(jobs.handle, auto_ack=True)
+        await until(lambda: jobs.running == 1)
+        with pytest.raises(RequestTimeoutError, match="still runs after"):
+            await consuming.stop(give_back=True, timeout=0.1)
+        await until(lambda: consuming.is_done)
+        stats = consuming.stats
+        assert (stats.handled, stats.failed, stats.returned, stats.in_flight) == (0, 0, 1, 0)
+
+
 async def test_a_worker_that_is_cancelled_before_it_began_has_ended(any_server: str, fresh: str) -> None:
     nc = await connect(any_server)
     consumer = await worker(nc.jetstream(), fresh, [])
@@ -369,6 +382,7 @@ async def test_an_exit_in_a_handler_ends_the_worker(
         with pytest.raises(kind):
             await consuming.wait(timeout=10)
         assert consuming.is_done
+        assert (consuming.stats.handled, consuming.stats.failed) == (0, 1)
         assert f"consume() of consumer 'worker' has ended: {kind.__name__}" in caplog.text
 
 

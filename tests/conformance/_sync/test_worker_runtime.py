@@ -340,6 +340,7 @@ def test_an_exit_in_a_handler_ends_the_worker(
         with pytest.raises(kind):
             consuming.wait(timeout=10)
         assert consuming.is_done
+        assert (consuming.stats.handled, consuming.stats.failed) == (0, 1)
         assert f"consume() of consumer 'worker' has ended: {kind.__name__}" in caplog.text
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Protocol, cast
 
 from slipstream.client.layers.stack import LayerStack
@@ -98,7 +99,8 @@ class Transport(asyncio.BufferedProtocol):
             self.layers.finish()
             self.send_layers()
         if self._transport.can_write_eof() and not self._transport.is_closing():
-            self._transport.write_eof()
+            with suppress(OSError):  # reset by the server, which the event loop has not noticed yet
+                self._transport.write_eof()
         else:
             self._transport.close()
         await asyncio.wait((self._closed,), timeout=CLOSE_TIMEOUT)

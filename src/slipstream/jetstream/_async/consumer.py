@@ -18,7 +18,15 @@ from slipstream.api.times import instant
 from slipstream.client._async.opening import opens
 from slipstream.client._async.tasks import Signal
 from slipstream.client.base import check_callback
-from slipstream.errors import ConnectionLostError, RequestTimeoutError, StatusError, UsageError
+from slipstream.errors import (
+    ApiError,
+    ConnectionLostError,
+    ConsumerGoneError,
+    Error,
+    RequestTimeoutError,
+    StatusError,
+    UsageError,
+)
 from slipstream.jetstream._async.consumer_handle import ConsumerHandle
 from slipstream.jetstream._async.consuming import Consuming, WorkerOptions
 from slipstream.jetstream._async.context import JetStreamContext
@@ -29,11 +37,14 @@ from slipstream.jetstream._async.progress import ProgressKeeper
 from slipstream.jetstream._async.pull_loop import MessageLists, Messages, PullLoop
 from slipstream.jetstream._async.single_pull import SinglePull
 from slipstream.jetstream.consume.error_policy import OnError
-from slipstream.jetstream.consume.inbox import MAX_BYTES, MAX_MSGS
+from slipstream.jetstream.consume.inbox import MAX_BYTES, MAX_MSGS, retry_pause
 from slipstream.jetstream.consume.pull import MAX_EXPIRES, MAX_MESSAGES, Fetch, PullFlow
 from slipstream.jetstream.consumer_requests import Pause
 from slipstream.wire import Msg
 from slipstream.wire.arguments import check_integer, check_seconds
+
+NOT_FOUND = 404
+CHECK_TIMEOUT = 5.0  # seconds for the question whether the consumer exists
 
 
 class Consumer:
@@ -80,9 +91,38 @@ class Consumer:
 
         A consumer with `max_ack_pending` delivers no more than that before some are acknowledged: it returns with them.
         Raises a status of the server that is an error, and RequestTimeoutError if the server does not answer at all.
+        While a server restarts, or a leader changes, there may be no responder: it is tried again until `timeout`.
         """
         check_seconds(timeout)
-        deadline, handover = self._client.now() + timeout, self._handover
+        deadline, failures = self._client.now() + timeout, 0
+        while True:
+            try:
+                return await self._fetch_once(batch, timeout, deadline, max_bytes)
+            except ConsumerGoneError as error:
+                failures += 1
+                await self._retry_or_raise(error, failures, deadline)
+
+    async def _retry_or_raise(self, error: ConsumerGoneError, failures: int, deadline: float) -> None:
+        """Wait if a missing responder may be transient; raise the error if the consumer does not exist, or at the end.
+
+        The first retry waits only a moment, and does without the question.
+        """
+        client = self._client
+        left, pause = deadline - client.now(), retry_pause(failures, self.name)
+        if failures > 1 and left > 0:
+            try:
+                await self._handle.info(timeout=min(left, CHECK_TIMEOUT))
+            except ApiError as refusal:
+                if refusal.code == NOT_FOUND:
+                    raise error from refusal
+            except Error:
+                pass  # JetStream is not available at the moment
+        if deadline - client.now() <= pause:
+            raise error
+        await client.sleep(pause)
+
+    async def _fetch_once(self, batch: int, timeout: float, deadline: float, max_bytes: int) -> list[JsMessage]:
+        handover = self._handover
         if kept := (await handover.take_kept(batch, deadline))[0]:
             return kept
         while True:

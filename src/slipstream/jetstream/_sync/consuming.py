@@ -38,6 +38,7 @@ from slipstream.jetstream.consume.worker_stats import WorkerStats
 
 MAX_WAITING = 256  # messages that wait for their subjects, at most
 LOOK = 1.0  # seconds: a task that is cancelled before it has begun does not say that it ended
+QUIET = 2.0  # seconds without a message after which a stop does not wait for more that it could give back
 
 logger = logging.getLogger("slipstream.consumer")
 
@@ -84,6 +85,7 @@ class Consuming:
         self._keeper = ProgressKeeper(consumer)
         self._last: deque[JsMessage] = deque()  # cannot be given back: the server would not redeliver them
         self._is_stopped = False
+        self._is_draining = False
         self._gives_back = False
         self._error: BaseException | None = None
         self._first = f"$JS.ACK.{consumer.stream}.{consumer.name}.1."  # how the reply of a first delivery begins
@@ -124,6 +126,7 @@ class Consuming:
         Messages that arrived and were not handled are for the next call on the consumer. With `give_back` they are
         negatively acknowledged at once, so that other workers get them; those that the server would not redeliver are
         handled. If handlers still run after `timeout`, their messages are given back as well, and tasks are cancelled.
+        It ends in time also while there is no connection, or the server does not answer.
         """
         with self._lock:
             self._is_stopped = True
@@ -132,7 +135,10 @@ class Consuming:
         self._loop.stop()
         deadline = self._client.now() + timeout
         if give_back and not self._is_own:
-            self._give_back_waiting()
+            # Beside this call: whatever the server does, it ends in time.
+            giving = self._client.spawn(partial(self._give_back_waiting, deadline), f"give back {self._loop.name}")
+            if not giving.join(timeout):
+                giving.cancel()
         try:
             self._join(max(deadline - self._client.now(), 0.0), timeout)
         except RequestTimeoutError:
@@ -142,6 +148,7 @@ class Consuming:
 
     def drain(self, *, timeout: float = DRAIN_TIMEOUT) -> None:
         """Send no more requests and wait until everything that arrived is handled. Raises as `stop` does."""
+        self._is_draining = True
         self._loop.stop()
         self._join(timeout, timeout)
 
@@ -179,7 +186,8 @@ class Consuming:
     def _raise_error(self) -> None:
         if self._error is not None:
             raise self._error
-        if not self._is_stopped and not self._loop.is_stopped and (error := self._client.end_error) is not None:
+        # Not `PullLoop.is_stopped`, which is also set by its end.
+        if not self._is_stopped and not self._is_draining and (error := self._client.end_error) is not None:
             raise error
 
     def _has_ended(self, timeout: float) -> bool:
@@ -199,10 +207,17 @@ class Consuming:
             raise RequestTimeoutError(f"{self._name}: the callback still runs after {timeout:g} s")
         self._raise_error()
 
-    def _give_back_waiting(self) -> None:
-        """Give back what was prefetched, while handlers still run: they may take long."""
+    def _give_back_waiting(self, deadline: float) -> None:
+        """Give back what was prefetched, while handlers still run: they may take long.
+
+        Not without a connection: what the server sent over the last one is redelivered in any case.
+        """
+        client, loop = self._client, self._loop
         with self._reading:
-            while (message := self._loop.next(None)) is not None:
+            while client.is_connected and (left := deadline - client.now()) > 0:
+                message = loop.next(min(left / 2, QUIET))
+                if message is None:
+                    return
                 if self._give_back(message):
                     continue
                 with self._lock:
@@ -294,7 +309,7 @@ class Consuming:
                 if order is not None and order.waiting >= MAX_WAITING:
                     self._wait_for_subjects(order)
                     continue
-                message = loop.next(None)
+                message = self._read_next()
                 if message is None:
                     break
                 if self._gives_back and self._give_back(message):
@@ -303,6 +318,15 @@ class Consuming:
                     return message
         with self._lock:
             return self._last.popleft() if self._last else None
+
+    def _read_next(self) -> JsMessage | None:
+        """The next message of the loop; None at the end. It does not wait for a connection when it was stopped."""
+        client, loop = self._client, self._loop
+        while True:
+            is_ending = loop.is_stopped or client.is_closed or client.is_draining
+            message = loop.next(None if is_ending and client.is_connected else LOOK)
+            if message is not None or is_ending or self._is_stopped:
+                return message
 
     def _wait_for_subjects(self, order: SubjectOrder[JsMessage]) -> None:
         """Wait until fewer messages wait for their subjects."""
@@ -341,34 +365,41 @@ class Consuming:
         stats, keeper, client = self.stats, self._keeper, self._client
         keeper.hold(message)
         began = client.now()
-        failure: Exception | None = None
+        handled = failed = 0  # both 0 for a handler that was cancelled: its message is left, or was given back
         with self._lock:
             stats.in_flight += 1
             stats.last_reply = message.reply
             if not message.reply.startswith(self._first) and _is_redelivered(message):
                 stats.redelivered += 1
         try:
-            try:
-                finish(self._callback(message))
-            except Exception as error:
-                failure = error
-            except BaseException as error:
-                if is_own_end(error) or isinstance(error, SystemExit | KeyboardInterrupt):
-                    raise
-                failure = _cancelled(error)
+            failure = self._call(message)
+            handled, failed = int(failure is None), int(failure is not None)
             if failure is not None:
                 self._failures.settle(message, failure)
             elif self._options.auto_ack and not message.is_settled:
                 message.ack()
+        except (SystemExit, KeyboardInterrupt):
+            handled, failed = 0, 1
+            raise
         finally:
             keeper.release(message)
             with self._lock:
                 stats.in_flight -= 1
                 stats.seconds += client.now() - began
-                if failure is None:
-                    stats.handled += 1
-                else:
-                    stats.failed += 1
+                stats.handled += handled
+                stats.failed += failed
+
+    def _call(self, message: JsMessage) -> Exception | None:
+        """Call the handler; its failure, or None. Raises what is no failure: it ends the worker."""
+        try:
+            finish(self._callback(message))
+        except Exception as error:
+            return error
+        except BaseException as error:
+            if is_own_end(error) or isinstance(error, SystemExit | KeyboardInterrupt):
+                raise
+            return _cancelled(error)
+        return None
 
 
 def _is_redelivered(message: JsMessage) -> bool:

@@ -19,7 +19,6 @@ from slipstream.jetstream._sync.consumer_handle import ConsumerHandle
 from slipstream.jetstream._sync.message import JsMessage
 from slipstream.jetstream.consume.dead_letter import letter_headers, letter_id, reason_of
 from slipstream.jetstream.consume.error_policy import (
-    DELAYS,
     DeadLetter,
     Decider,
     Decision,
@@ -37,6 +36,9 @@ from slipstream.wire.subjects import matches
 # Seconds until a dead letter that could not be stored is tried again, before its message is left to be redelivered. A
 # lost connection is no reason to handle the message once more; its id keeps the letter from being stored twice.
 PAUSES = (0.1, 1.0)
+# The same for its message, after each delivery. The stream may have stored the letter, and only the ack was lost: all
+# are well below half of the duplicate window, which is two minutes unless the stream says otherwise.
+DELAYS = (1.0, 5.0, 30.0)
 
 logger = logging.getLogger("slipstream.consumer")
 

@@ -361,6 +361,8 @@ class MessageLists(Openable):
     def _unless_over(self, found: T | None) -> T:
         if found is None:
             self._end()
+            if (error := self._client.end_error) is not None:  # the client gave up; `close` is no error
+                raise error
             raise StopIteration
         return found
 

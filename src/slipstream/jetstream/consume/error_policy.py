@@ -74,7 +74,9 @@ class DeadLetter:
 class Attempts:
     """Have the message redelivered as `Nak` does until it was delivered `attempts` times in all, `then` do this.
 
-    On the last delivery that the consumer's `max_deliver` allows, `then` comes at once.
+    On the last delivery that the consumer's `max_deliver` allows, `then` comes at once. Deliveries count, not failures:
+    one that a worker gave back when it was stopped, or did not handle in time, is a delivery too. Only the server's
+    count is common to all workers.
     """
 
     attempts: int

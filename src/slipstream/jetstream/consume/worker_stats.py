@@ -13,10 +13,10 @@ from slipstream.jetstream.consume.prefetch import PullStats
 class WorkerStats:
     """What happened so far.
 
-    `handled` counts the handlers that returned, `failed` those that raised, `dead_lettered` what was stored as a dead
-    letter; `redelivered` those of all of them that were not the first delivery. `in_flight` messages are in handlers
-    now, `waiting` wait for their subject. `returned` were given back to the server when it was stopped. `seconds` is
-    the time spent in handlers. `pull` counts what the prefetch did.
+    `handled` counts the handlers that returned, `failed` those that raised (a handler that a stop cancelled is in
+    neither), `dead_lettered` what was stored as a dead letter; `redelivered` those of all of them that were not the
+    first delivery. `in_flight` messages are in handlers now, `waiting` wait for their subject. `returned` were given
+    back to the server at a stop. `seconds` is the time spent in handlers. `pull` counts what the prefetch did.
     """
 
     handled: int = 0
