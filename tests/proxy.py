@@ -25,6 +25,7 @@ class Proxy:
         self.fault: Fault = whole
         self.is_refusing = False
         self.delay = 0.0  # for each frame of the server
+        self.latency = 0.0  # of what clients send, however much that is
         self.url = ""
         self.sent = bytearray()  # by clients
         self.received = bytearray()  # by clients
@@ -56,6 +57,9 @@ class Proxy:
                     self.holding.set()
                     await self.release.wait()
                     self.holding.clear()
+                if self.latency:
+                    asyncio.get_running_loop().call_later(self.latency, writer.write, data)
+                    continue
                 writer.write(data)
                 await writer.drain()
         writer.close()

@@ -30,7 +30,10 @@ class Bench(NamedTuple):
     direct: Client
 
     def frames(self) -> list[str]:
-        """What the client sent since the last look, a line each; inboxes are numbered in the order they appear."""
+        """What the client sent since the last look, a line each; inboxes are numbered in the order they appear.
+
+        PINGs are left out: they are of the core protocol, and not part of an exchange.
+        """
         text = bytes(self.proxy.sent).decode()
         self.proxy.sent.clear()
         known: dict[str, str] = {}
@@ -38,7 +41,8 @@ class Bench(NamedTuple):
         def number(found: re.Match[str]) -> str:
             return known.setdefault(found[0], f"_INBOX.{len(known) + 1}")
 
-        return re.sub(r"_INBOX\.[0-9a-z]+\.\w+", number, text).replace(self.stream.name, "bar").splitlines()
+        lines = re.sub(r"_INBOX\.[0-9a-z]+\.\w+", number, text).replace(self.stream.name, "bar").splitlines()
+        return [line for line in lines if line != "PING"]
 
 
 @asynccontextmanager
@@ -162,10 +166,10 @@ async def fetch_one_of_five(at: Bench) -> bool:
     frames, (status, message, *end) = at.frames(), received(at.proxy)
     assert status.header == b"NATS/1.0 404 No Messages\r\n\r\n"
     assert (message.subject, message.payload) == (at.stream.name, b"helo")
-    if frames == ["UNSUB 2", "PING", "PING"]:  # the deadline came first: the first PING is that of the drained inbox
+    assert frames == ["UNSUB 2"]
+    if not end:  # the deadline came first
         return False
     assert [one.header.split(b"\r\n")[0] for one in end] == [b"NATS/1.0 408 Request Timeout"]
-    assert frames == ["UNSUB 2", "PING"]
     return True
 
 
@@ -179,7 +183,7 @@ async def fetch_all_of_two(at: Bench) -> None:
         await at.direct.jetstream().publish(at.stream.name, b"%d" % n)
     assert [message.data for message in await task] == [b"0", b"1"]
     await at.nc.flush()
-    assert at.frames() == ["PING"]
+    assert at.frames() == []
     info = await at.consumer.info()
     assert (info.num_ack_pending, info.num_pending, info.num_waiting) == (3, 1, 0)
 

@@ -240,6 +240,11 @@ class BaseClient:
         """A time by `uptime`: what is delivered to a subscription from now on was sent after it. See `Session.mark`."""
         return self._session.subscriptions.sent_after
 
+    @property
+    def round_trip(self) -> float:
+        """Seconds from a PING to its PONG on this connection, of late and at best; 0 where it is not known."""
+        return self._session.round_trip
+
     def report(self, error: Exception) -> None:
         """Report an error that no call can raise."""
         self._session.effects.last_error = error

@@ -173,12 +173,13 @@ class Effects:
 class PendingPing:
     """A PING whose PONG is awaited. When it is answered, the subscriptions in `draining` have all their messages.
 
-    `sent_at` is a time before it was sent, where that is of interest.
+    `sent_at` is a time before it was sent, and `marked_at` the same by the clock of the driver, where they are of use.
     """
 
-    __slots__ = ("draining", "is_answered", "sent_at")
+    __slots__ = ("draining", "is_answered", "marked_at", "sent_at")
 
     def __init__(self, draining: Sequence[Mailbox] = (), *, sent_at: float = -math.inf) -> None:
         self.is_answered = False
         self.draining = draining
         self.sent_at = sent_at
+        self.marked_at: float | None = None

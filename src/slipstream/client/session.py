@@ -89,6 +89,7 @@ from slipstream.wire import (
     pong,
 )
 
+ROUND_TRIP_GROWTH = 1.25  # from one PONG to the next, at most
 MAX_INCOMING = 65 * 1024 * 1024  # nats-server allows max_payload up to 64 MiB; a JetStream reply adds headers to that
 
 
@@ -165,6 +166,7 @@ class Session:
         self._pings: deque[PendingPing | None] = deque()  # unanswered; None: a keep-alive
         self._silent_pings = 0  # keep-alives since the server was last heard
         self._marked_at = -math.inf  # when `mark` sent the last PING of this connection
+        self.round_trip = 0.0  # seconds from a PING to its PONG, of late and at best; 0: not known
         self._in_msgs = self._in_bytes = self._reconnects = 0
 
     def _move(self, step: Step) -> None:
@@ -471,7 +473,13 @@ class Session:
             if pending is not None:
                 pending.is_answered = True
                 self.subscriptions.sent_after = max(self.subscriptions.sent_after, pending.sent_at)
+                if pending.marked_at is not None:
+                    self._measured(max(now - pending.marked_at, 0.0))
                 self.subscriptions.end(pending.draining)
+
+    def _measured(self, seconds: float) -> None:
+        """A round trip took so long. Longer is believed bit by bit: a PONG waits behind data, or for the program."""
+        self.round_trip = min(seconds, self.round_trip * ROUND_TRIP_GROWTH) if self.round_trip else seconds
 
     def _resume(self, now: float) -> None:
         """The server accepted the connection: subscribe again, then send what was kept."""
@@ -479,6 +487,7 @@ class Session:
         self.timer = now + self.options.ping_interval
         self._silent_pings = 0
         self._marked_at = -math.inf
+        self.round_trip = 0.0
         self._failed = 0
         self._failures.clear()
         self._pool.accepted(self.server)
@@ -520,15 +529,16 @@ class Session:
 
     # Flush and drain
 
-    def mark(self, now: float, *, interval: float) -> None:
+    def mark(self, now: float, *, interval: float, at: float | None = None) -> None:
         """Send a PING, unless one was sent less than `interval` seconds ago: its PONG moves `Subscriptions.sent_after`.
 
         A server answers in the order of its deliveries, so what is received behind the PONG was sent after the PING.
-        That holds however much is on its way, and however late it is read. `now` is by the clock `uptime`.
+        That holds however much is on its way, and however late it is read. `now` is by the clock `uptime`; `at` is the
+        same time by the clock of `received`, where that is another one.
         """
         if self.outgoing.is_open and now - self._marked_at >= interval:
             self._marked_at = now
-            self.ping(sent_at=now)
+            self.ping(sent_at=now).marked_at = now if at is None else at
 
     def ping(self, *, sent_at: float = -math.inf) -> PendingPing:
         """Send a PING; its PONG shows that the server has processed everything sent so far."""

@@ -10,8 +10,9 @@ import pytest
 
 from slipstream import connect
 from slipstream.api import ConsumerConfig
+from slipstream.errors import UsageError
 from slipstream.jetstream._async.jetstream import JetStream
-from slipstream.jetstream.consume.pull import OVERLAPPING
+from slipstream.jetstream._async.pull_loop import Messages
 from tests._async.concurrency import sleep
 from tests.conformance._async.test_workers import ACK_WAIT, worker
 
@@ -49,7 +50,7 @@ async def test_few_pull_requests_wait_at_the_server(any_server: str, fresh: str)
         async for message in consumer.messages(idle_timeout=10):
             await sleep(0.02)  # so that the window has about twenty messages
             await message.ack_sync()
-            assert (await consumer.info()).num_waiting <= OVERLAPPING
+            assert (await consumer.info()).num_waiting <= 1  # they only overlap where the server has more
             if message.seq == 40:
                 break
             await js.publish(f"{fresh}.job", b"next")
@@ -63,6 +64,31 @@ async def test_where_two_pull_requests_may_wait_the_loop_goes_on(any_server: str
             handled.append(message.seq)
             await message.ack_sync()
         assert handled == list(range(1, 81))
+
+
+async def test_a_loop_has_one_reader_at_a_time(any_server: str, fresh: str) -> None:
+    async with connect(any_server) as nc:
+        js = nc.jetstream()
+        consumer = await worker(js, fresh, 0, max_deliver=1)
+        messages = consumer.messages(idle_timeout=10)
+        seen: list[int] = []
+        reader = nc.spawn(lambda: _read_two(messages, seen), "reader")
+        while not (await consumer.info()).num_waiting:
+            await sleep(0.01)
+        with pytest.raises(UsageError, match="one reader at a time"):
+            await messages.__anext__()
+        for _ in range(2):
+            await js.publish(f"{fresh}.job", b"next")
+        assert await reader.join(10)
+        assert seen == [1, 2]  # the first reader goes on
+
+
+async def _read_two(messages: Messages, seen: list[int]) -> None:
+    async for message in messages:
+        seen.append(message.seq)
+        await message.ack()
+        if len(seen) == 2:
+            break
 
 
 async def test_handlers_that_never_wait_do_not_keep_acks_and_renewals_from_being_sent(

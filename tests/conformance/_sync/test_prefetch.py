@@ -11,8 +11,9 @@ import pytest
 
 from slipstream import connect_blocking as connect
 from slipstream.api import ConsumerConfig
+from slipstream.errors import UsageError
 from slipstream.jetstream._sync.jetstream import JetStream
-from slipstream.jetstream.consume.pull import OVERLAPPING
+from slipstream.jetstream._sync.pull_loop import Messages
 from tests._sync.concurrency import sleep
 from tests.conformance._sync.test_workers import ACK_WAIT, worker
 
@@ -50,7 +51,7 @@ def test_few_pull_requests_wait_at_the_server(any_server: str, fresh: str) -> No
         for message in consumer.messages(idle_timeout=10):
             sleep(0.02)  # so that the window has about twenty messages
             message.ack_sync()
-            assert (consumer.info()).num_waiting <= OVERLAPPING
+            assert (consumer.info()).num_waiting <= 1  # they only overlap where the server has more
             if message.seq == 40:
                 break
             js.publish(f"{fresh}.job", b"next")
@@ -64,6 +65,31 @@ def test_where_two_pull_requests_may_wait_the_loop_goes_on(any_server: str, fres
             handled.append(message.seq)
             message.ack_sync()
         assert handled == list(range(1, 81))
+
+
+def test_a_loop_has_one_reader_at_a_time(any_server: str, fresh: str) -> None:
+    with connect(any_server) as nc:
+        js = nc.jetstream()
+        consumer = worker(js, fresh, 0, max_deliver=1)
+        messages = consumer.messages(idle_timeout=10)
+        seen: list[int] = []
+        reader = nc.spawn(lambda: _read_two(messages, seen), "reader")
+        while not (consumer.info()).num_waiting:
+            sleep(0.01)
+        with pytest.raises(UsageError, match="one reader at a time"):
+            messages.__next__()
+        for _ in range(2):
+            js.publish(f"{fresh}.job", b"next")
+        assert reader.join(10)
+        assert seen == [1, 2]  # the first reader goes on
+
+
+def _read_two(messages: Messages, seen: list[int]) -> None:
+    for message in messages:
+        seen.append(message.seq)
+        message.ack()
+        if len(seen) == 2:
+            break
 
 
 def test_handlers_that_never_wait_do_not_keep_acks_and_renewals_from_being_sent(any_server: str, fresh: str) -> None:

@@ -17,14 +17,19 @@ from slipstream.jetstream.consume.pull import OVERLAPPING, PullFlow
 from slipstream.wire import Msg
 
 
-def test_the_window_begins_with_one_and_doubles_while_it_is_used_up_in_time() -> None:
+def test_the_window_begins_with_one_and_grows_fourfold_while_it_is_used_up_in_time() -> None:
     pace = Pace(30.0)
     windows = []
-    for _ in range(12):
+    for _ in range(7):
         windows.append(pace.window)
         pace.handled(pace.window, pace.window * 0.001)
-    assert windows[:6] == [1, 2, 4, 8, 16, 32]
-    assert windows[-1] == 2048
+    assert windows == [1, 4, 16, 64, 256, 1024, 3000]
+
+
+def test_a_program_that_wants_few_messages_gets_them_at_once() -> None:
+    assert PullFlow(max_messages=10).first_window == 10
+    assert PullFlow().first_window == 1
+    assert Pace(30.0, first=10).window == 10
 
 
 def test_a_slow_message_shrinks_it_at_once() -> None:
@@ -61,6 +66,11 @@ def delivered(times: int) -> Msg:
     return Msg("jobs", b"1", ACK.format(times), b"", b"")
 
 
+def one_of_many(payload: bytes = b"") -> Msg:
+    """A message behind which the server has more."""
+    return Msg("jobs", b"1", f"{ACK.format(1)}9", b"", payload)
+
+
 def rules_of(**config: object) -> AckRules:
     return AckRules(ConsumerConfig(**config))  # type: ignore[arg-type]  # names of its fields
 
@@ -73,6 +83,14 @@ def test_a_message_is_renewed_in_time_and_over_before_the_server_redelivers_it(a
     assert not rules.is_fresh(ack_wait * 0.21)
     assert rules.alive([delivered(1)], ack_wait * 0.89) == [delivered(1)]
     assert rules.alive([delivered(1)], ack_wait * 0.91) == []
+
+
+def test_a_distant_server_does_not_make_messages_old() -> None:
+    rules = rules_of(ack_wait=timedelta(seconds=1))
+    assert rules.is_fresh(0.44, 0.25)
+    assert not rules.is_fresh(0.46, 0.25)
+    assert not rules.is_fresh(0.81, 10.0)  # the handler needs some time
+    assert rules.left(0.3) == pytest.approx(0.6)
 
 
 def test_the_last_delivery_is_never_over() -> None:
@@ -113,13 +131,13 @@ def test_without_an_ack_wait_a_message_is_never_over() -> None:
 
 def test_what_is_late_on_arrival_halves_the_window_which_then_grows_slowly() -> None:
     pace = Pace(30.0)
-    for _ in range(9):
+    for _ in range(5):
         pace.handled(pace.window, 0.0)
-    assert pace.window == 512
+    assert pace.window == 1024
     pace.late()
-    assert pace.window == 256
+    assert pace.window == 512
     pace.handled(1, 0.0)
-    assert pace.window == 269
+    assert pace.window == 538
 
 
 def test_another_ack_wait_makes_another_window() -> None:
@@ -156,7 +174,7 @@ def test_few_requests_wait_at_the_server_at_once(max_messages: int, steps: list[
     for arriving, waiting, window in [(0, 0, 1), *steps]:
         for _ in range(min(arriving, sum(at_server))):
             left = at_server.popleft() - 1
-            flow.feed([delivered(1)])
+            flow.feed([one_of_many()])
             if left:
                 at_server.append(left)
         for waits in (waiting, 0):  # while messages are handed over, and when the program comes back
@@ -175,16 +193,50 @@ def test_a_window_that_doubles_with_each_message_does_not_add_a_request_for_each
             at_server.append(json.loads(body)["batch"])
         most = max(most, len(at_server))
         left = at_server.popleft() - 1
-        flow.feed([delivered(1)])
+        flow.feed([one_of_many()])
         if left:
             at_server.append(left)
     assert most <= OVERLAPPING
 
 
-def test_where_few_requests_may_wait_only_one_does() -> None:
-    flow = PullFlow(max_messages=500, max_waiting=2)
+@pytest.mark.parametrize("max_waiting", [2, 63])
+def test_where_few_requests_may_wait_only_one_does(max_waiting: int) -> None:
+    flow = PullFlow(max_messages=500, max_waiting=max_waiting)
     assert flow.request()
-    flow.feed([delivered(1)] * 499)
+    flow.feed([one_of_many()] * 499)
     assert flow.request() == b""
-    flow.feed([delivered(1)])
+    flow.feed([one_of_many()])
     assert flow.request()
+
+
+def test_requests_overlap_only_where_the_server_has_more() -> None:
+    flow = PullFlow(max_messages=300)
+    assert flow.request()
+    flow.feed([delivered(1)] * 299)  # the last one says that nothing is left
+    assert flow.request() == b""
+    flow = PullFlow(max_messages=300)
+    assert flow.request()
+    flow.feed([one_of_many()] * 200)
+    assert b'"batch":200,' in flow.request()
+    flow.feed([one_of_many()] * 199)
+    assert flow.request() == b""  # of the first one a message may be missing, where the server takes turns
+    flow.feed([one_of_many()])
+    assert b'"batch":200,' in flow.request()
+
+
+def test_large_messages_make_a_small_window() -> None:
+    flow = PullFlow()
+    assert flow.request(window=4)
+    flow.feed([one_of_many(bytes(400_000))] * 4)
+    assert b'"batch":20,' in flow.request(window=500)
+    flow.feed([one_of_many(bytes(100))] * 20)
+    assert b'"batch":41,' in flow.request(window=500)  # smaller ones are believed bit by bit
+    flow = PullFlow()
+    flow.request(window=1)
+    flow.feed([one_of_many(bytes(60_000_000))])
+    assert b'"batch":1,' in flow.request(window=500)
+
+
+def test_requests_are_void_when_their_answer_is_overdue() -> None:
+    assert PullFlow(expires=2, heartbeat=0).silence == 3.0
+    assert PullFlow(heartbeat=1.0).silence == 2.0

@@ -358,7 +358,7 @@ class Client(BaseClient):
 
     def mark(self, *, interval: float) -> None:
         """Have `sent_after` moved by a PING, unless one was sent less than `interval` seconds ago."""
-        self._session.mark(uptime(), interval=interval)
+        self._session.mark(uptime(), interval=interval, at=self.now())
         if self._outgoing.frames and not self._connection.is_write_due:
             self._connection.write_soon()
 

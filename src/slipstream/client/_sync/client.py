@@ -370,7 +370,7 @@ class Client(BaseClient):
     def mark(self, *, interval: float) -> None:
         """Have `sent_after` moved by a PING, unless one was sent less than `interval` seconds ago."""
         with self._connection.lock:
-            self._session.mark(uptime(), interval=interval)
+            self._session.mark(uptime(), interval=interval, at=self.now())
             if self._outgoing.frames:
                 self._connection.write_soon()
 

@@ -15,6 +15,7 @@ from functools import partial
 
 from slipstream.api import AckPolicy, ConsumerInfo
 from slipstream.api.times import instant
+from slipstream.client._async.clock import uptime
 from slipstream.client._async.opening import opens
 from slipstream.client._async.tasks import Signal
 from slipstream.client.base import check_callback
@@ -153,13 +154,13 @@ class Consumer:
     async def _fetch(self, pull: Fetch, timeout: float, deadline: float) -> float:
         """Pull until it is done or the deadline; returns a time since which the `ack_wait` of its messages runs."""
         client, rules, handover = self._client, self._handle.ack_rules, self._handover
-        sent_after = math.inf
+        sent_after, made_at = math.inf, uptime()  # nothing in the inbox was sent before it was made
         inbox = await client.subscribe(client.new_inbox(), max_pending_msgs=MAX_MSGS, max_pending_bytes=MAX_BYTES)
         try:
             is_due, epoch, limit, until = True, client.epoch, 0, 0.0
             while not pull.is_done:
                 left = deadline - client.now()
-                self._handle.mark()
+                self._handle.mark(sent_after=made_at)
                 if is_due:
                     await client.publish(self._handle.next_subject, pull.request(left), reply=inbox.subject)
                     if pull.limit != limit:  # the server drops the interest with the last frame that can arrive
@@ -172,7 +173,7 @@ class Consumer:
                     )
                     is_due = pull.feed(msgs, deadline - client.now())
                     until = client.now() + pull.frame_timeout(deadline - client.now())
-                    sent_after = min(sent_after, since)
+                    sent_after = min(sent_after, max(since, made_at))
                     # What has arrived waits for the rest of its batch.
                     pull.messages, sent_after = await handover.renew(pull.messages, sent_after)
                 except StatusError as error:
@@ -240,7 +241,7 @@ class Consumer:
 
         Pull requests overlap: up to `max_messages` (or `max_bytes`, if set) are requested, and the difference again
         when no more than `threshold` of them are outstanding (default: half). A request lasts `expires` seconds and has
-        the server send a `heartbeat`; when three are missed, on_event gets a HeartbeatLostError and new requests are
+        the server send a `heartbeat`; when two are missed, on_event gets a HeartbeatLostError and new requests are
         sent, as after a reconnect. The loop ends when nothing arrives for `idle_timeout` seconds (None: never), and
         raises a status of the server that is an error.
         """

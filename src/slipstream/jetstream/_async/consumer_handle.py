@@ -96,10 +96,13 @@ class ConsumerHandle:
         """How many pull requests may wait at the server; 0 for its own default."""
         return self.cached_info.config.max_waiting if self.cached_info is not None else 0
 
-    def mark(self) -> None:
-        """Have `client.sent_after` moved, if that is due: called before each request and while a reader waits."""
+    def mark(self, *, sent_after: float = -math.inf) -> None:
+        """Have `client.sent_after` moved, if that is due: called before each request and while a reader waits.
+
+        What the reader waits for is sent after `sent_after` in any case: its inbox was made then.
+        """
         rules, client = self.ack_rules, self.client
-        if rules.has_deadline and uptime() - client.sent_after >= rules.look_every:
+        if rules.has_deadline and uptime() - max(client.sent_after, sent_after) >= rules.look_every:
             client.mark(interval=rules.look_every)
 
     def refresh(self, now: float, *, is_redelivering: bool) -> None:

@@ -17,6 +17,7 @@ import logging
 import math
 from collections import deque
 from contextlib import suppress
+from typing import NamedTuple
 
 from slipstream.client._async.client import Subscription
 from slipstream.client._async.clock import uptime
@@ -34,6 +35,15 @@ logger = logging.getLogger("slipstream.consumer")
 ROUND_TRIP = 1.0  # seconds that a server may take to confirm the end of a subscription, or renewals
 
 
+class Report(NamedTuple):
+    """Messages that were reported to be in progress: when that began, was done, over which connection, and which."""
+
+    begin: float
+    reported: float
+    epoch: int
+    replies: frozenset[str]
+
+
 class Handover:
     """Messages of one consumer that have arrived, whichever call they arrived for."""
 
@@ -42,6 +52,8 @@ class Handover:
         self._lock = Lock()  # several threads may read at once; it is never held while waiting
         self._kept: deque[tuple[list[Msg], float]] = deque()  # with a time before they were sent
         self._draining: list[Subscription] = []  # of calls that ended
+        self._took = 0.0  # seconds until the last renewal was confirmed
+        self._late: Report | None = None  # the last one that the server did not confirm in time
         self.stats = PullStats()
 
     def hand_over(self, msgs: list[Msg]) -> list[JsMessage]:
@@ -59,30 +71,50 @@ class Handover:
         `sent_after` is a time before they were sent. Where it is long ago, their `ack_wait` is started over, unless
         there is no connection at the moment.
         """
-        rules = self._consumer.ack_rules
-        while msgs and not rules.is_fresh(uptime() - sent_after):
-            if not (msgs := self._drop_redelivered(msgs, sent_after)) or not self._consumer.client.is_connected:
-                break
-            if (renewed_at := await self._report_progress(msgs)) is None:
-                return self._drop_redelivered(msgs, sent_after), sent_after
-            sent_after = renewed_at  # once more, should that have taken long
+        client = self._consumer.client
+        if msgs and not self._consumer.ack_rules.is_fresh(uptime() - sent_after, self.round_trip):
+            msgs = self._drop_redelivered(msgs, sent_after)
+            if msgs and client.is_connected:
+                sent_after = await self._report_progress(msgs, sent_after)
+                msgs = self._drop_redelivered(msgs, sent_after)  # should that have taken long
         return msgs, sent_after
 
-    async def _report_progress(self, msgs: list[Msg]) -> float | None:
-        """Have the server start their `ack_wait` over; since when it runs, or None if the server does not confirm it.
+    async def _report_progress(self, msgs: list[Msg], sent_after: float) -> float:
+        """Have the server start their `ack_wait` over; since when it runs: `sent_after` if that is not confirmed.
 
-        It waits: reports that are queued behind a handler which blocks the event loop would come too late.
+        It waits: reports that are queued behind a handler which blocks the event loop would come too late. A report
+        that the server did not confirm in time is not repeated for each message; it counts when it is confirmed later.
         """
-        client, epoch, begin = self._consumer.client, self._consumer.client.epoch, uptime()
+        client, rules, late = self._consumer.client, self._consumer.ack_rules, self._late
+        if late is not None and late.epoch == client.epoch and late.replies.issuperset(msg[2] for msg in msgs):
+            if client.sent_after >= late.reported:
+                return max(late.begin, sent_after)
+            if uptime() - late.reported < rules.renew_after:
+                return sent_after
+        epoch, begin = client.epoch, uptime()
         for msg in msgs:
             client.answer(msg[2], IN_PROGRESS)
         self.stats.renewed += len(msgs)
         reported = uptime()  # the PONG to a PING that is sent from now on is behind the reports
         client.mark(interval=0.0)
-        timeout = min(ROUND_TRIP, self._consumer.ack_rules.look_every)
+        # Those that are over already, and may not be dropped, do not wait long.
+        timeout = max(rules.left(reported - sent_after), rules.look_every)
         with suppress(RequestTimeoutError, ConnectionLostError):
-            await client.wait(lambda: client.sent_after >= reported, timeout=timeout, what="messages to be renewed")
-        return begin if client.epoch == epoch and client.sent_after >= reported else None
+            await client.wait(
+                lambda: client.sent_after >= reported or client.epoch != epoch,
+                timeout=min(timeout, max(ROUND_TRIP, 4 * client.round_trip)),
+                what="messages to be renewed",
+            )
+        if client.epoch == epoch and client.sent_after >= reported:
+            self._took = uptime() - begin
+            return begin
+        self._late = Report(begin, reported, epoch, frozenset(msg[2] for msg in msgs))
+        return sent_after
+
+    @property
+    def round_trip(self) -> float:
+        """How old a message would be at least when a renewal is confirmed: seconds."""
+        return max(self._consumer.client.round_trip, self._took)
 
     def _drop_redelivered(self, msgs: list[Msg], sent_after: float) -> list[Msg]:
         rules = self._consumer.ack_rules

@@ -19,6 +19,7 @@ from typing import Self, TypeVar
 from slipstream.client._async.client import Subscription
 from slipstream.client._async.clock import uptime
 from slipstream.client._async.opening import Openable
+from slipstream.client._async.tasks import Lock
 from slipstream.client.base import FOREVER
 from slipstream.errors import (
     ApiError,
@@ -28,6 +29,7 @@ from slipstream.errors import (
     HeartbeatLostError,
     RequestTimeoutError,
     SlowConsumerError,
+    UsageError,
 )
 from slipstream.jetstream._async.consumer_handle import ConsumerHandle
 from slipstream.jetstream._async.handover import Handover
@@ -61,11 +63,11 @@ class PullLoop:
         self._subscription: Subscription | None = None
         self._inbox = ""
         self._epoch = -1
-        self._heartbeats = HeartbeatMonitor(flow.heartbeat, consumer.client.now())
+        self._heartbeats = HeartbeatMonitor(flow.heartbeat, consumer.client.now(), timeout=flow.silence)
         self._failures = 0  # in a row
         self._error: Error | None = None  # raised or retried by the next read, behind the messages before it
         self._rules = consumer.ack_rules
-        self._pace = Pace(self._rules.ack_wait)
+        self._pace = Pace(self._rules.ack_wait, first=flow.first_window)
         self._taken = 0  # messages that the program got by the last read,
         self._taken_at = 0.0  # and when
         self._left: list[JsMessage] = []  # in reverse
@@ -74,6 +76,7 @@ class PullLoop:
         self._turn_until = 0.0  # the event loop gets its turn then, at the latest
         self.client = consumer.client
         self.name = consumer.name
+        self._is_closed = False
         self.is_stopped = False  # no more requests are sent; what has arrived is still handed over
 
     @property
@@ -88,6 +91,7 @@ class PullLoop:
         the subscription while it waits, so a cancelled reader loses none.
         """
         now = uptime()
+        self._pace.round_trip = self.client.round_trip
         self._pace.handled(self._taken, now - self._taken_at)
         self._taken = 0
         if now >= self._turn_until:
@@ -109,12 +113,12 @@ class PullLoop:
                     self._error = None
                 if not self.is_stopped:
                     await self._request()
-                if self._subscription is None:
+                if (subscription := self._subscription) is None:
                     return None
                 try:
-                    frames, sent_after = await self._receive_frames(self._subscription, deadline)
+                    frames, sent_after = await self._receive_frames(subscription, deadline)
                 except Error:
-                    if self._subscription.is_over:  # stopped, or the client was closed
+                    if subscription.is_over:  # stopped, or the client was closed
                         return None
                     raise
                 msgs = self._feed(frames)
@@ -136,7 +140,7 @@ class PullLoop:
         """
         self._failures = 0
         self._follow_config(msgs)
-        if not self._rules.is_fresh(uptime() - sent_after):
+        if not self._rules.is_fresh(uptime() - sent_after, self.client.round_trip):
             self._pace.late()
         try:
             msgs, sent_after = await self._handover.renew(msgs, sent_after)
@@ -181,13 +185,19 @@ class PullLoop:
                 messages = await self.read_unless_idle(idle_timeout)
                 if messages is None:
                     return None
+                if self._is_closed:  # meanwhile
+                    self._handover.take_back(messages, self._sent_after)
+                    return None
                 self._left = messages[::-1]
-                self._next_until = min(self._sent_after + self._rules.renew_after, self._turn_until)
+                self._set_next_until()
 
     def take_waiting(self) -> JsMessage | None:
         """The next message, if one waits; the fast part of `next`."""
         left = self._left
-        return left.pop() if left and uptime() < self._next_until else None
+        try:
+            return left.pop() if left and uptime() < self._next_until else None
+        except IndexError:  # another thread was faster
+            return None
 
     async def _give_turn(self) -> None:
         """Let the event loop run: a program that never waits keeps its acks from being sent."""
@@ -197,15 +207,19 @@ class PullLoop:
     async def _renew_left(self) -> list[JsMessage]:
         """Renew what waits for the program, also in the inbox, if it is due; returns what is left, in reverse."""
         rules, handover = self._consumer.ack_rules, self._handover
-        if not rules.is_fresh(uptime() - self._sent_after):
+        if not rules.is_fresh(uptime() - self._sent_after, self._handover.round_trip):
             msgs, self._sent_after = await handover.renew([message.raw for message in self._left], self._sent_after)
             if len(msgs) != len(self._left):
                 self.stats.messages -= len(self._left) - len(msgs)
                 alive = {msg[2] for msg in msgs}
                 self._left = [message for message in self._left if message.reply in alive]
             await self._renew_inbox()
-        self._next_until = min(self._sent_after + rules.renew_after, self._turn_until)
+        self._set_next_until()
         return self._left
+
+    def _set_next_until(self) -> None:
+        fresh_until = self._sent_after + self._consumer.ack_rules.fresh_for(self._handover.round_trip)
+        self._next_until = min(fresh_until, self._turn_until)
 
     async def _renew_inbox(self) -> None:
         """Take what waits in the inbox, so that it is renewed with the others."""
@@ -235,6 +249,7 @@ class PullLoop:
 
     def close(self) -> None:
         """End it. The messages that its reader did not take, and those that still arrive, are for the next call."""
+        self._is_closed = True
         left, self._left = self._left, []
         self._handover.take_back(left[::-1], self._sent_after)
         subscription, self._subscription = self._subscription, None
@@ -257,7 +272,8 @@ class PullLoop:
                 if now < deadline:
                     return NOTHING
                 raise
-            text = f"{self._consumer}: no heartbeat for {silence:.3g} s, sending a new pull request"
+            awaited = "heartbeat" if self._flow.heartbeat else "answer"
+            text = f"{self._consumer}: no {awaited} for {self._heartbeats.timeout:.3g} s, sending a new pull request"
             client.report(HeartbeatLostError(text))
             self._flow.reset()
             self._heartbeats.hear(client.now())
@@ -318,12 +334,17 @@ class PullLoop:
 
 
 class MessageLists(Openable):
-    """The iteration of `Consumer.chunks`: lists of messages. It ends with `aclose`, or when nothing refers to it."""
+    """The iteration of `Consumer.chunks`: lists of messages. It ends with `aclose`, or when nothing refers to it.
+
+    It has one reader at a time; `consume` has a `concurrency`.
+    """
 
     def __init__(self, loop: PullLoop, idle_timeout: float | None) -> None:
         self._loop: PullLoop | None = loop
         self._client = loop.client
         self._idle_timeout = idle_timeout
+        self._lock = Lock()
+        self._is_reading = False
         self.stats = loop.stats
 
     def __repr__(self) -> str:
@@ -334,12 +355,14 @@ class MessageLists(Openable):
         return self
 
     async def __anext__(self) -> list[JsMessage]:
-        loop = self._open_loop()
+        loop = self._begin_read()
         try:
             messages = await loop.read_unless_idle(self._idle_timeout)
         except BaseException:
             self._end()
             raise
+        finally:
+            self._is_reading = False
         return self._unless_over(messages)
 
     async def aclose(self) -> None:
@@ -352,10 +375,18 @@ class MessageLists(Openable):
     async def __aexit__(self, *_: object) -> None:
         self._end()
 
-    def _open_loop(self) -> PullLoop:
-        if self._loop is None:
-            raise StopAsyncIteration
-        return self._loop
+    def _begin_read(self) -> PullLoop:
+        with self._lock:
+            loop = self._loop
+            if loop is None:
+                raise StopAsyncIteration
+            if self._is_reading:
+                raise UsageError(
+                    f"messages() or chunks() of {loop.name!r} must have one reader at a time, got a second one: call "
+                    "it once for each reader, or use consume() with a concurrency"
+                )
+            self._is_reading = True
+        return loop
 
     def _unless_over(self, found: T | None) -> T:
         if found is None:
@@ -382,10 +413,12 @@ class Messages(MessageLists):
         loop = self._loop
         if loop is not None and (message := loop.take_waiting()) is not None:
             return message
-        loop = self._open_loop()
+        loop = self._begin_read()
         try:
             message = await loop.next(self._idle_timeout)
         except BaseException:
             self._end()
             raise
+        finally:
+            self._is_reading = False
         return self._unless_over(message)

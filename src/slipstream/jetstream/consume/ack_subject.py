@@ -78,6 +78,11 @@ def num_delivered(msg: Msg) -> int:
     return int(split_reply(msg[2])[4])
 
 
+def num_pending(msg: Msg) -> int:
+    """How many messages the consumer had left when it delivered this one."""
+    return int(split_reply(msg[2])[8])
+
+
 def _not_an_ack(reply: str, why: str) -> NotJetStreamMessageError:
     return NotJetStreamMessageError(f"reply subject {reply[:80]!r} is not that of a consumer's message: {why}")
 

@@ -11,14 +11,15 @@ is handled twice, here and by the worker that gets it next. Four rules prevent t
   counted; the server redelivers it. A message that the server would not redeliver is never dropped: the last of
   `max_deliver` deliveries; any of a consumer whose acks count for all messages before them, since the ack of the next
   message would be that of a dropped one, too; any of a consumer without acks.
-- **What has waited is renewed.** When a message is handed over, or kept, and `RENEW_AFTER` of its time has passed, it
-  and all that wait with it are reported to be in progress: their `ack_wait` starts over, and the handler has nearly all
-  of it. That counts from when the server has confirmed it, by the PONG behind the reports. So only a single message
-  whose handling takes longer lets others expire.
+- **What has waited is renewed.** When a message is handed over, or kept, and `RENEW_AFTER` of its time has passed
+  besides the round trip, which no renewal can save, it and all that wait with it are reported to be in progress: their
+  `ack_wait` starts over, and the handler has nearly all of it. That counts from when the server has confirmed it, by
+  the PONG behind the reports. So only a single message whose handling takes longer lets others expire.
 - **No more is requested than can be handled soon**: `Pace` measures how long the program takes for a message, and
-  the window is what it handles in `WINDOW` of `ack_wait`. It begins with one message, doubles as long as it is used up
-  in time, and shrinks at once. Other workers get the rest. It shrinks, too, when messages are old on arrival, because
-  the server sent more than the network carries in that time.
+  the window is what it handles in `WINDOW` of `ack_wait` and a round trip. It begins with one message (a slow program
+  must not keep work from others), or with all that the program wants where that is little, and grows fourfold as long
+  as it is used up in time; it shrinks at once. It shrinks, too, when messages are older on arrival than the round trip
+  explains, because the server sent more than the network carries in that time.
 
 Pure; the time is an argument.
 """
@@ -35,8 +36,10 @@ from slipstream.wire import Msg
 RENEW_AFTER = 1 / 5  # parts of `ack_wait`: what has waited for longer is renewed before it is handed over
 LOOK_EVERY = 1 / 10  # so often it is learned that nothing older is on its way: twice before it would be renewed
 WINDOW = 1 / 10  # what may wait is what is handled in that time
+FRESH = 8 / 10  # what is older is never fresh, however long a round trip is
 MARGIN = 1 / 10  # for what servers do between themselves, and for a renewal to reach them before the time is over
 LONGEST_LOOK = 3.0  # seconds
+GROWTH = 4.0
 SLOW_GROWTH = 1.05
 MOST = 1_000_000  # messages: no bound
 DEFAULT_ACK_WAIT = 30.0  # seconds: what servers take unless they are told
@@ -82,9 +85,17 @@ class AckRules:
         """Whether the server redelivers what is not acknowledged."""
         return self.ack_wait < math.inf
 
-    def is_fresh(self, age: float) -> bool:
+    def fresh_for(self, round_trip: float) -> float:
+        """Seconds after they were sent in which messages can be handed over as they are: no renewal is any faster."""
+        return min(self.renew_after + round_trip, self.ack_wait * FRESH)
+
+    def is_fresh(self, age: float, round_trip: float = 0.0) -> bool:
         """Whether messages that were sent `age` seconds ago, or later, can be handed over as they are."""
-        return age < self.renew_after or not self.has_deadline
+        return age < self.fresh_for(round_trip) or not self.has_deadline
+
+    def left(self, age: float) -> float:
+        """Seconds until messages that were sent `age` seconds ago, or later, may be over."""
+        return self.ack_wait * (1 - MARGIN) - age
 
     def alive(self, msgs: list[Msg], age: float) -> list[Msg]:
         """Those that may be handed over, of messages that were sent `age` seconds ago or later."""
@@ -108,12 +119,14 @@ class AckRules:
 class Pace:
     """How many messages may wait: what the program handles, and the network carries, in a part of `ack_wait`."""
 
-    __slots__ = ("_budget", "_growth", "seconds", "window")
+    __slots__ = ("_budget", "_growth", "round_trip", "seconds", "window")
 
-    def __init__(self, ack_wait: float) -> None:
-        self._growth = 2.0
+    def __init__(self, ack_wait: float, *, first: int = 1) -> None:
+        """The first window is `first`."""
+        self._growth = GROWTH
         self.seconds = 0.0  # for one message, of late
-        self.window = 1
+        self.round_trip = 0.0  # in that time nothing arrives that is requested now
+        self.window = first
         self.adapt(ack_wait)
 
     def adapt(self, ack_wait: float) -> None:
@@ -137,4 +150,4 @@ class Pace:
             self._growth = SLOW_GROWTH
 
     def _fits(self) -> int:
-        return int(min(self._budget / self.seconds, MOST)) if self.seconds > 0 else MOST
+        return int(min((self._budget + self.round_trip) / self.seconds, MOST)) if self.seconds > 0 else MOST

@@ -26,8 +26,8 @@ Three kinds of readers:
   all, so after `NO_WAIT_TIMEOUT` the second request is sent without an answer to the first.
 - `SingleRequests` serves any number of readers that want one message each over one shared inbox: as many requests as
   readers are in flight, and a message is for the first reader that takes it.
-- `PullFlow` reads without end. Requests overlap: the next one is sent when no more than `threshold` messages are
-  pending, so that the server always has one to fill.
+- `PullFlow` reads without end. Where the server has more, requests overlap: the next one is sent when no more than
+  `threshold` messages are pending, so that it always has one to fill.
 
 Pure; the time is an argument. Invariant: statuses end requests or become errors; they are never messages.
 """
@@ -40,6 +40,7 @@ import math
 from slipstream.api import encode_json
 from slipstream.api.times import nanoseconds
 from slipstream.errors import Error, UsageError
+from slipstream.jetstream.consume.ack_subject import num_pending
 from slipstream.jetstream.consume.status import Meaning, is_status, judge, pending_of, pieces_of
 from slipstream.wire import Msg
 from slipstream.wire.arguments import check_integer, check_seconds
@@ -48,10 +49,14 @@ NO_WAIT_TIMEOUT = 1.0  # seconds for the answer to a `no_wait`: a consumer at it
 MARGIN = 0.1  # a request expires that many seconds before the caller's deadline, so that its status arrives in time
 MIN_EXPIRES = 0.001
 GRACE = 1.0  # seconds that an answer may be late
+MISSED = 2  # heartbeats: the request was lost, or ignored since too many wait
 MAX_MESSAGES = 500
 MAX_EXPIRES = 30.0
 UNBOUNDED_BATCH = 1_000_000  # messages, where bytes are the limit
-OVERLAPPING = 4  # so many requests of one loop may wait at the server at once
+OVERLAPPING = 2  # so many requests of one loop may wait at the server at once,
+FEW_WAITING = 64  # and one where the consumer's max_waiting, which all its readers share, is less than that
+SMALL = 32  # messages: a program that wants no more gets them from the beginning
+MAX_WINDOW_BYTES = 8 * 1024 * 1024  # a server that has 64 MiB to send to a client cuts it off
 
 
 def expires_within(timeout: float) -> float:
@@ -231,15 +236,19 @@ class SingleRequests:
 
 
 class PullFlow:
-    """Messages without end: requests overlap, so that the server always has one to fill.
+    """Messages without end: requests overlap, so that a server that has messages always has one to fill.
 
     At most `max_messages` (or, if set, `max_bytes`) are pending; when no more than `threshold` of them are left, the
     difference is requested. A single request is for no more than `max_batch` messages and lasts no longer than
     `max_expires` seconds: the limits of the consumer. Statuses of requests from before a `reset` are ignored.
 
-    Servers fill the requests that wait in turns, so many small ones would all stay, up to the `max_waiting` of the
-    consumer. No more than four do: the next one is sent when at most half of the last one and of what may be pending is
-    still pending, and asks for a quarter of that or more.
+    No more than two requests wait at the server, since all readers of a consumer share its `max_waiting`, and what is
+    too much is ignored without a word. Servers fill the requests that wait in turns, the older ones first or all alike.
+    So those before the last one are filled when no more is pending than the last one is for, less what was pending when
+    it was sent. And there is one only where `max_waiting` is small, or where the server has nothing left, as the last
+    message says, unless the program has set the threshold.
+
+    The messages that are pending have `MAX_WINDOW_BYTES` or less, by the size of those that have arrived.
     """
 
     def __init__(
@@ -264,6 +273,7 @@ class PullFlow:
                 f"heartbeat must be less than half of expires ({expires:g} s), or 0 for none, got {heartbeat}"
             )
         limit = max_bytes or max_messages
+        self._has_own_threshold = threshold is not None
         self._threshold = limit // 2 if threshold is None else check_integer(threshold, "threshold")
         if not 0 <= self._threshold < limit:
             raise UsageError(f"threshold must be from 0 to {limit - 1}, got {threshold}")
@@ -271,12 +281,14 @@ class PullFlow:
         self._batch = min(wanted, max_batch or wanted)
         if self._batch < max_messages and not max_bytes:  # above the batch a full flow would request 0 messages
             self._threshold = min(self._threshold, self._batch // 2)
-        if 0 < max_waiting < OVERLAPPING:  # a server ignores the requests that are too many, and does not say so
+        if 0 < max_waiting < FEW_WAITING:
             self._threshold = 0
         self._max_bytes = max_bytes
         self.expires = expires
         self._generation = 0
-        self._last_batch = 0  # messages that the last request was for
+        self._older_ended_at = 0  # when no more are pending, the requests before the last one have ended
+        self._has_more = False  # the server, when it sent the last message
+        self._size = 1.0  # bytes of a message, of late
         self._pending = 0  # messages requested that neither arrived nor were given back by a status,
         self._pending_bytes = 0  # and bytes
 
@@ -284,6 +296,16 @@ class PullFlow:
     def pending(self) -> int:
         """How many messages were requested and have not arrived."""
         return self._pending
+
+    @property
+    def first_window(self) -> int:
+        """How many messages to request before anything is known about the program."""
+        return self._batch if self._batch <= SMALL else 1
+
+    @property
+    def silence(self) -> float:
+        """Seconds without an answer after which requests are void: lost, or without heartbeats expired."""
+        return self.heartbeat * MISSED if self.heartbeat else self.expires + GRACE
 
     @property
     def token(self) -> str:
@@ -301,21 +323,28 @@ class PullFlow:
             size = self._max_bytes - self._pending_bytes
             batch = min(self._batch, window - self._pending - waiting)
         else:
+            window = min(window, max(1, int(MAX_WINDOW_BYTES / self._size)))
             size, limit = 0, min(self._batch, window)
             batch = min(self._batch - self._pending, window - self._pending - waiting)
-            if self._pending > min(self._threshold, limit // 2, self._last_batch // 2) or batch < limit // 4:
+            if self._pending > self._overlap(limit) or batch < limit // 4:
                 return b""
         if batch < 1:
             return b""
+        self._older_ended_at = max(0, batch - self._pending)
         self._pending_bytes += size
         self._pending += batch
-        self._last_batch = batch
         return lingering_body(batch, self.expires, max_bytes=size, heartbeat=self.heartbeat)
+
+    def _overlap(self, limit: int) -> int:
+        """How many messages may be pending when the next request is sent."""
+        if not self._has_own_threshold:
+            limit = limit // 3 if self._has_more else 0  # a steady two thirds let the older one end first
+        return min(self._threshold, limit, self._older_ended_at)
 
     def reset(self) -> None:
         """The requests are void: the connection, the server or the leader is another one."""
         self._generation += 1
-        self._pending = self._pending_bytes = 0
+        self._pending = self._pending_bytes = self._older_ended_at = 0
 
     def feed(self, msgs: list[Msg]) -> tuple[list[Msg], Error | None]:
         """Take what arrived: the messages, and the error behind them.
@@ -337,9 +366,14 @@ class PullFlow:
         return messages, error
 
     def _count(self, msgs: list[Msg]) -> None:
+        if not msgs:
+            return
         self._pending = max(0, self._pending - len(msgs))
+        self._has_more = num_pending(msgs[-1]) > 0
+        size = sum([len(msg[0]) + len(msg[2]) + len(msg[3]) + len(msg[4]) for msg in msgs])
+        mean = size / len(msgs)
+        self._size = mean if mean >= self._size else (self._size + mean) / 2  # larger is believed at once
         if self._max_bytes:
-            size = sum(len(msg[0]) + len(msg[2]) + len(msg[3]) + len(msg[4]) for msg in msgs)
             # A request ends with its last message, even if it has bytes left.
             self._pending_bytes = max(0, self._pending_bytes - size) if self._pending else 0
 

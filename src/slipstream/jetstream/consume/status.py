@@ -106,14 +106,18 @@ def pieces_of(msgs: list[Msg]) -> list[list[Msg] | Msg]:
 class HeartbeatMonitor:
     """How long a reader may wait before missed heartbeats are an error. Interval 0: for ever.
 
+    `timeout` is for readers that wait for anything else, or for fewer of them.
+
     Only time spent reading counts: while the program does something else, between `suspend` and `resume`, heartbeats
     arrive and are not seen. A new monitor is suspended.
     """
 
     __slots__ = ("_heard", "_suspended", "timeout")
 
-    def __init__(self, interval: float, now: float) -> None:
+    def __init__(self, interval: float, now: float, *, timeout: float | None = None) -> None:
         self.timeout = interval * MISSED_HEARTBEATS if interval > 0 else math.inf
+        if timeout is not None:
+            self.timeout = timeout
         self._heard = now
         self._suspended = now
 
