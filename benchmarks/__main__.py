@@ -1,4 +1,4 @@
-"""Every benchmark, one table: `python -m benchmarks [wire core jetstream reads kv server spark]`.
+"""Every benchmark, one table: `python -m benchmarks [wire core jetstream workers reads kv server spark]`.
 
 Only ratios count; the rates themselves differ from machine to machine. A ratio below its target is marked, and
 the run ends with 1 only if a benchmark itself failed.
@@ -15,7 +15,7 @@ import traceback
 
 from benchmarks.report import Row, table
 
-SECTIONS = ("wire", "core", "jetstream", "reads", "kv", "server", "spark")
+SECTIONS = ("wire", "core", "jetstream", "workers", "reads", "kv", "server", "spark")
 
 
 def main(sections: list[str]) -> int:

@@ -295,7 +295,7 @@ class Consumer:
         For loops over `messages()` whose work on one message may take longer than `ack_wait`; `consume` does it itself.
         """
         keeper, ended = ProgressKeeper(self._handle), Signal()
-        keeper.hold(message)
+        keeper.hold(message, uptime())
         self._client.spawn(partial(keeper.run, ended), f"progress of {self.name}")
         try:
             yield message

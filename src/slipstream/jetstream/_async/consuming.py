@@ -21,6 +21,7 @@ from functools import partial
 from types import TracebackType
 from typing import NamedTuple, Self
 
+from slipstream.client._async.clock import uptime
 from slipstream.client._async.signals import TERMINATION, Signals, on_signals
 from slipstream.client._async.tasks import Guard, Lock, Signal, finish, is_own_end
 from slipstream.client.base import FOREVER, check_callback
@@ -81,11 +82,14 @@ class Consuming:
         self._order: SubjectOrder[JsMessage] | None = SubjectOrder() if options.is_ordered else None
         self._moved = Signal()  # set when fewer messages wait for their subjects
         self._ended = Signal()  # set once
+        self._is_alone = options.concurrency == 1 and not options.is_ordered
         self._keeper = ProgressKeeper(consumer)
         self._last: deque[JsMessage] = deque()  # cannot be given back: the server would not redeliver them
         self._is_stopped = False
         self._is_draining = False
         self._gives_back = False
+        self._give_back_until = 0.0
+        self._is_returned = False  # what was prefetched is given back, or that was given up
         self._error: BaseException | None = None
         self._first = f"$JS.ACK.{consumer.stream}.{consumer.name}.1."  # how the reply of a first delivery begins
         self.stats = WorkerStats(pull=loop.stats)
@@ -127,15 +131,16 @@ class Consuming:
         handled. If handlers still run after `timeout`, their messages are given back as well, and tasks are cancelled.
         It ends in time also while there is no connection, or the server does not answer.
         """
+        deadline = self._client.now() + timeout
         with self._lock:
-            self._is_stopped = True
+            self._give_back_until = deadline
             self._gives_back = self._gives_back or give_back
+            self._is_stopped = True
         self._moved.set()
         self._loop.stop()
-        deadline = self._client.now() + timeout
         if give_back and not self._is_own:
             # Beside this call: whatever the server does, it ends in time.
-            giving = self._client.spawn(partial(self._give_back_waiting, deadline), f"give back {self._loop.name}")
+            giving = self._client.spawn(self._give_back_waiting, f"give back {self._loop.name}")
             if not await giving.join(timeout):
                 giving.cancel()
         try:
@@ -206,21 +211,28 @@ class Consuming:
             raise RequestTimeoutError(f"{self._name}: the callback still runs after {timeout:g} s")
         self._raise_error()
 
-    async def _give_back_waiting(self, deadline: float) -> None:
-        """Give back what was prefetched, while handlers still run: they may take long.
+    async def _give_back_waiting(self) -> None:
+        """Give back what was prefetched, while handlers still run: they may take long."""
+        try:
+            async with self._reading:
+                await self._return_prefetched()
+        except Error as error:  # raised by `stop`
+            self._end(error)
+
+    async def _return_prefetched(self) -> None:
+        """Give back what was prefetched, and keep the rest to be handled; the reader alone calls it, once.
 
         Not without a connection: what the server sent over the last one is redelivered in any case.
         """
-        client, loop = self._client, self._loop
-        async with self._reading:
-            while client.is_connected and (left := deadline - client.now()) > 0:
-                message = await loop.next(min(left / 2, QUIET))
-                if message is None:
-                    return
-                if await self._give_back(message):
-                    continue
-                with self._lock:
-                    self._last.append(message)
+        client, is_first, self._is_returned = self._client, not self._is_returned, True
+        while is_first and client.is_connected and (left := self._give_back_until - client.now()) > 0:
+            message = await self._loop.next(min(left / 2, QUIET))
+            if message is None:
+                return
+            if await self._give_back(message):
+                continue
+            with self._lock:
+                self._last.append(message)
 
     async def _give_back(self, message: JsMessage) -> bool:
         """Have the server redeliver a message at once; False if it would not."""
@@ -272,11 +284,10 @@ class Consuming:
         with self._lock:
             pass
         try:
-            while (message := await self._take()) is not None:
-                following: JsMessage | None = message
-                while following is not None:
-                    await self._handle(following)
-                    following = await self._next_of(following.subject)
+            while (message := self._take_waiting() or await self._take()) is not None:
+                await self._handle(message)
+                while self._order is not None and (message := await self._next_of(message.subject)) is not None:
+                    await self._handle(message)
         except BaseException as error:  # also of the user's code: SystemExit, KeyboardInterrupt
             if is_own_end(error):
                 raise
@@ -291,18 +302,21 @@ class Consuming:
     async def _close(self) -> None:
         try:
             async with self._reading:  # `stop` may still give messages back
+                self._is_returned = True
                 self._loop.close()
         finally:
             self._ended.set()
 
+    def _take_waiting(self) -> JsMessage | None:
+        """The next message of a single worker, if one waits: the fast way."""
+        if not self._is_alone:
+            return None
+        with self._lock:  # no other worker reads from the loop, and `stop` does not begin to
+            return None if self._is_stopped else self._loop.take_waiting()
+
     async def _take(self) -> JsMessage | None:
         """The next message to handle; None at the end."""
-        loop, order = self._loop, self._order
-        if self._options.concurrency == 1:
-            with self._lock:  # no other worker reads from the loop, and `stop` does not begin to
-                message = None if self._is_stopped else loop.take_waiting()
-            if message is not None:
-                return message
+        order = self._order
         async with self._reading:
             while not self._is_stopped:
                 if order is not None and order.waiting >= MAX_WAITING:
@@ -315,6 +329,8 @@ class Consuming:
                     continue
                 if order is None or self._is_next(order, message):
                     return message
+            if self._gives_back:  # a worker must not end before it is known what is left to be handled
+                await self._return_prefetched()
         with self._lock:
             return self._last.popleft() if self._last else None
 
@@ -361,52 +377,45 @@ class Consuming:
         return None
 
     async def _handle(self, message: JsMessage) -> None:
-        stats, keeper, client = self.stats, self._keeper, self._client
-        keeper.hold(message)
-        began = client.now()
+        stats, keeper, reply, began = self.stats, self._keeper, message.reply, uptime()
+        keeper.hold(message, began)
         handled = failed = 0  # both 0 for a handler that was cancelled: its message is left, or was given back
         with self._lock:
             stats.in_flight += 1
-            stats.last_reply = message.reply
-            if not message.reply.startswith(self._first) and _is_redelivered(message):
+            stats.last_reply = reply
+            if not reply.startswith(self._first) and _is_redelivered(message):
                 stats.redelivered += 1
         try:
-            failure = await self._call(message)
-            handled, failed = int(failure is None), int(failure is not None)
-            if failure is not None:
-                await self._failures.settle(message, failure)
-            elif self._options.auto_ack and not message.is_settled:
-                await message.ack()
-        except (SystemExit, KeyboardInterrupt):
-            handled, failed = 0, 1
-            raise
+            try:
+                await finish(self._callback(message))
+            except BaseException as error:
+                if is_own_end(error):
+                    raise
+                failed = 1
+                await self._failures.settle(message, _failure(error))
+            else:
+                handled = 1
+                if self._options.auto_ack and not message.is_settled:
+                    await message.ack()
         finally:
             keeper.release(message)
             with self._lock:
                 stats.in_flight -= 1
-                stats.seconds += client.now() - began
+                stats.seconds += uptime() - began
                 stats.handled += handled
                 stats.failed += failed
-
-    async def _call(self, message: JsMessage) -> Exception | None:
-        """Call the handler; its failure, or None. Raises what is no failure: it ends the worker."""
-        try:
-            await finish(self._callback(message))
-        except Exception as error:
-            return error
-        except BaseException as error:
-            if is_own_end(error) or isinstance(error, SystemExit | KeyboardInterrupt):
-                raise
-            return _cancelled(error)
-        return None
 
 
 def _is_redelivered(message: JsMessage) -> bool:
     return message.reply.startswith("$JS.ACK.") and message.num_delivered > 1
 
 
-def _cancelled(cause: BaseException) -> Error:
-    """The failure of a handler that waited for something which was cancelled elsewhere."""
-    error = Error(f"the handler waited for what was cancelled elsewhere ({type(cause).__name__})")
-    error.__cause__ = cause
-    return error
+def _failure(error: BaseException) -> Exception:
+    """The failure of a handler; raises what is none: SystemExit and KeyboardInterrupt end the worker."""
+    if isinstance(error, Exception):
+        return error
+    if isinstance(error, SystemExit | KeyboardInterrupt):
+        raise error
+    failure = Error(f"the handler waited for what was cancelled elsewhere ({type(error).__name__})")
+    failure.__cause__ = error
+    return failure

@@ -32,9 +32,9 @@ class ProgressKeeper:
         self._held: dict[JsMessage, float] = {}
         self._waiting: set[JsMessage] = set()
 
-    def hold(self, message: JsMessage) -> None:
-        """Keep a message that a handler gets now."""
-        self._held[message] = uptime()
+    def hold(self, message: JsMessage, now: float) -> None:
+        """Keep a message that a handler gets now, by `uptime`."""
+        self._held[message] = now
 
     def hold_waiting(self, message: JsMessage) -> None:
         """Keep a message that waits for its handler; it is renewed at once, as it is not known how old it is."""
@@ -54,7 +54,8 @@ class ProgressKeeper:
     def release(self, message: JsMessage) -> None:
         """Forget a message: it is settled, or left."""
         self._held.pop(message, None)
-        self._waiting.discard(message)
+        if self._waiting:
+            self._waiting.discard(message)
 
     def held(self) -> list[JsMessage]:
         """All messages that are kept at the moment."""
