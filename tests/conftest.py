@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import itertools
 import os
+import signal
 import sys
 from collections.abc import Iterator
 
@@ -24,6 +25,10 @@ settings.register_profile("suite", deadline=None, suppress_health_check=[HealthC
 settings.load_profile("suite")
 
 os.environ.setdefault("SPARK_SUBMIT_OPTS", f"{SHORT_LIVED} -XX:SharedArchiveFile={sys.prefix}/spark.jsa")
+
+# Jobs in the background of a shell ignore SIGINT, and so would the processes that tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ASYNC_TIMEOUT = 60.0
 _counter = itertools.count(1)
