@@ -98,7 +98,7 @@ SOAK = [pytest.mark.soak, pytest.mark.timeout(900)]
         pytest.param(20, 0.1, 1.0, id="more than ack_wait in all"),
         pytest.param(500, 0.1, 30.0, id="500 of 100 ms", marks=SOAK),
         pytest.param(2_000, 0.02, 30.0, id="2,000 of 20 ms", marks=SOAK),
-        pytest.param(16, 3.0, 30.0, id="16 of 3 s", marks=SOAK),
+        pytest.param(40, 3.0, 30.0, id="40 of 3 s", marks=SOAK),
     ],
 )
 def test_a_worker_handles_each_job_once(
