@@ -142,6 +142,11 @@ class BaseSubscription:
         return self._box.pending
 
     @property
+    def made_at(self) -> float:
+        """When it was made, by `uptime`."""
+        return self._box.made_at
+
+    @property
     def dropped(self) -> int:
         """Messages that were dropped because too many were pending."""
         return self._box.dropped

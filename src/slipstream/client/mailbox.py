@@ -34,7 +34,7 @@ class Mailbox:
 
     __slots__ = (
         "_gaps", "_in_packs", "_packs", "_size", "_wake", "before", "closing", "dropped", "error", "heard",
-        "is_draining", "is_ended", "items", "limit", "max_bytes", "max_msgs", "on_gap", "queue", "received",
+        "is_draining", "is_ended", "items", "limit", "made_at", "max_bytes", "max_msgs", "on_gap", "queue", "received",
         "sent_after", "sid", "subject",
     )  # fmt: skip
 
@@ -52,6 +52,7 @@ class Mailbox:
         self.dropped = 0  # because too many were pending
         self.heard = 0.0  # when something arrived
         self.sent_after = -math.inf  # a time before the pending messages were sent (packs excepted): see `Session.mark`
+        self.made_at = -math.inf  # by the clock of `sent_after`
         self.is_draining = False  # the server was asked to send no more
         self.is_ended = False
         self.error: Error | None = None  # why it ended, if not by the user's order
@@ -186,13 +187,13 @@ class Mailbox:
         return chunk
 
     def take_dated(self) -> tuple[Msg, float]:
-        """As `take`, with a time before it was sent."""
-        sent_after = self.sent_after
+        """As `take`, with a time before it was sent, if it was requested over this subscription."""
+        sent_after = max(self.sent_after, self.made_at)
         return self.take(), sent_after
 
     def take_all_dated(self) -> tuple[list[Msg], float]:
-        """As `take_all`, with a time before all of them were sent."""
-        sent_after = self.sent_after
+        """As `take_all`, with such a time for all of them."""
+        sent_after = max(self.sent_after, self.made_at)
         return self.take_all(), sent_after
 
     def stir(self) -> None:

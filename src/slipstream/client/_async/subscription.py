@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from slipstream.client._async.clock import uptime
 from slipstream.client._async.connection import Connection
 from slipstream.client.base import BaseMessage, BaseSubscription, HeadersLike, connection_lost, drain_timeout, timed_out
 from slipstream.client.mailbox import Mailbox
@@ -58,6 +59,7 @@ class Subscription(BaseSubscription):
         self, client: SubscriptionClient, connection: Connection, box: Mailbox, callback: Callback | None = None
     ) -> None:
         super().__init__(box)
+        box.made_at = uptime()
         self._client = client
         self._connection = connection
         self._waiting: list[asyncio.Future[None]] = []
@@ -132,12 +134,12 @@ class Subscription(BaseSubscription):
         return self._box.take_all()
 
     async def next_dated(self, *, timeout: float, epoch: int) -> tuple[Msg, float]:
-        """As `next_msg`, with a time by `uptime` before it was sent."""
+        """As `next_msg`, with a time by `uptime` before it was sent, if it was requested over this subscription."""
         await self._ready(timeout, epoch)
         return self._box.take_dated()
 
     async def next_all_dated(self, *, timeout: float, epoch: int) -> tuple[list[Msg], float]:
-        """As `next_msgs`, with a time by `uptime` before all of them were sent."""
+        """As `next_msgs`, with such a time for all of them."""
         await self._ready(timeout, epoch)
         return self._box.take_all_dated()
 
@@ -151,7 +153,7 @@ class Subscription(BaseSubscription):
         self._connection.session.subscriptions.pack(self._box, reply_prefix)
 
     def take_now(self) -> tuple[list[Msg], float]:
-        """Every message that has arrived, perhaps none, without waiting, and a time before all of them were sent."""
+        """Every message that has arrived, perhaps none, without waiting, and a time as `next_dated` has it."""
         return self._box.take_all_dated() if self._box.items else ([], math.inf)
 
     def watch_silence(self, timeout: float, call: Callable[[], None]) -> None:

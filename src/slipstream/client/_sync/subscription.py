@@ -12,6 +12,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
+from slipstream.client._sync.clock import uptime
 from slipstream.client._sync.connection import Connection
 from slipstream.client.base import FOREVER, BaseMessage, BaseSubscription, HeadersLike, drain_timeout, timed_out
 from slipstream.client.mailbox import Mailbox
@@ -121,6 +122,7 @@ class Subscription(BaseSubscription):
         self, client: SubscriptionClient, connection: Connection, box: Mailbox, dispatcher: Dispatcher | None = None
     ) -> None:
         super().__init__(box)
+        box.made_at = uptime()
         self._client = client
         self._connection = connection
         self._dispatcher = dispatcher  # of its callback, if it has one
@@ -187,11 +189,11 @@ class Subscription(BaseSubscription):
         return self._take(self._box.take_all, timeout, epoch)
 
     def next_dated(self, *, timeout: float, epoch: int) -> tuple[Msg, float]:
-        """As `next_msg`, with a time by `uptime` before it was sent."""
+        """As `next_msg`, with a time by `uptime` before it was sent, if it was requested over this subscription."""
         return self._take(self._box.take_dated, timeout, epoch)
 
     def next_all_dated(self, *, timeout: float, epoch: int) -> tuple[list[Msg], float]:
-        """As `next_msgs`, with a time by `uptime` before all of them were sent."""
+        """As `next_msgs`, with such a time for all of them."""
         return self._take(self._box.take_all_dated, timeout, epoch)
 
     def next_pieces(self, *, timeout: float, epoch: int) -> list[list[Msg] | Packed]:
@@ -204,7 +206,7 @@ class Subscription(BaseSubscription):
             self._connection.session.subscriptions.pack(self._box, reply_prefix)
 
     def take_now(self) -> tuple[list[Msg], float]:
-        """Every message that has arrived, perhaps none, without waiting, and a time before all of them were sent."""
+        """Every message that has arrived, perhaps none, without waiting, and a time as `next_dated` has it."""
         with self._connection.lock:
             return self._box.take_all_dated() if self._box.items else ([], math.inf)
 

@@ -9,7 +9,6 @@ twin is generated from this file (`tools/unasync.py`).
 from __future__ import annotations
 
 from slipstream.client._async.client import Subscription
-from slipstream.client._async.clock import uptime
 from slipstream.client._async.tasks import Guard, Lock
 from slipstream.errors import ConnectionLostError, RequestTimeoutError, StatusError
 from slipstream.jetstream._async.consumer_handle import ConsumerHandle
@@ -23,7 +22,7 @@ class SinglePull:
     """One message at a time; any number of readers may wait at once."""
 
     def __init__(self, consumer: ConsumerHandle, handover: Handover) -> None:
-        self._inbox: tuple[str, Subscription, float] | None = None  # and when it was made
+        self._inbox: tuple[str, Subscription] | None = None  # with its base
         self._consumer = consumer
         self._client = consumer.client
         self._handover = handover
@@ -48,13 +47,13 @@ class SinglePull:
         with self._lock:
             requests.waiters += 1
         try:
-            base, inbox, made_at = await self._subscribe()  # nothing in it was sent before that
+            base, inbox = await self._subscribe()
             while True:
                 left = deadline - client.now()
                 if left <= 0 and not inbox.pending:  # what has arrived is taken even at the deadline
                     return None
                 # Requests for all readers that wait: any of them may be woken by the next message.
-                self._consumer.mark(sent_after=made_at)
+                self._consumer.mark(sent_after=inbox.made_at)
                 while not inbox.pending and (number := self._next_request(until)):
                     await client.publish(self._consumer.next_subject, body, reply=f"{base}.{number}")
                 try:
@@ -69,7 +68,7 @@ class SinglePull:
                 with self._lock:
                     found = requests.feed(msg)
                 if found is not None:
-                    return found, max(sent_after, made_at)
+                    return found, sent_after
                 left = deadline - client.now()
                 if left <= MARGIN:  # too short for a request to expire, and its status to arrive, in time
                     return None
@@ -90,14 +89,14 @@ class SinglePull:
         if self._inbox is not None:
             await self._inbox[1].drain(timeout=timeout)
 
-    async def _subscribe(self) -> tuple[str, Subscription, float]:
+    async def _subscribe(self) -> tuple[str, Subscription]:
         async with self._subscribing:
             if self._inbox is None or self._inbox[1].is_over:
-                base, made_at = self._client.new_inbox(), uptime()
+                base = self._client.new_inbox()
                 inbox = await self._client.subscribe(
                     f"{base}.*", max_pending_msgs=MAX_MSGS, max_pending_bytes=MAX_BYTES
                 )
-                self._inbox = base, inbox, made_at
+                self._inbox = base, inbox
             return self._inbox
 
     def _next_request(self, until: float) -> int:

@@ -155,13 +155,13 @@ class Consumer:
     def _fetch(self, pull: Fetch, timeout: float, deadline: float) -> float:
         """Pull until it is done or the deadline; returns a time since which the `ack_wait` of its messages runs."""
         client, rules, handover = self._client, self._handle.ack_rules, self._handover
-        sent_after, made_at = math.inf, uptime()  # nothing in the inbox was sent before it was made
+        sent_after = math.inf
         inbox = client.subscribe(client.new_inbox(), max_pending_msgs=MAX_MSGS, max_pending_bytes=MAX_BYTES)
         try:
             is_due, epoch, limit, until = True, client.epoch, 0, 0.0
             while not pull.is_done:
                 left = deadline - client.now()
-                self._handle.mark(sent_after=made_at)
+                self._handle.mark(sent_after=inbox.made_at)
                 if is_due:
                     client.publish(self._handle.next_subject, pull.request(left), reply=inbox.subject)
                     if pull.limit != limit:  # the server drops the interest with the last frame that can arrive
@@ -174,7 +174,7 @@ class Consumer:
                     )
                     is_due = pull.feed(msgs, deadline - client.now())
                     until = client.now() + pull.frame_timeout(deadline - client.now())
-                    sent_after = min(sent_after, max(since, made_at))
+                    sent_after = min(sent_after, since)
                     # What has arrived waits for the rest of its batch.
                     pull.messages, sent_after = handover.renew(pull.messages, sent_after)
                 except StatusError as error:
