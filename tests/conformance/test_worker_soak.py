@@ -48,7 +48,11 @@ class Handler:
 
 @pytest.mark.parametrize("concurrency", [1, 10])
 @pytest.mark.parametrize(
-    "seconds", [pytest.param(2.0, id="short"), pytest.param(600.0, id="long", marks=[pytest.mark.soak])]
+    "seconds",
+    [
+        pytest.param(2.0, id="short"),
+        pytest.param(600.0, id="long", marks=[pytest.mark.soak, pytest.mark.timeout(1500)]),
+    ],
 )
 def test_a_worker_loses_nothing_while_its_connection_is_cut(
     any_server: str, fresh: str, seconds: float, concurrency: int, monkeypatch: pytest.MonkeyPatch

@@ -113,7 +113,7 @@ async def test_a_worker_handles_each_job_once(
             await sleep(seconds)
 
         async with await consumer.consume(handle, concurrency=concurrency, auto_ack=True) as consuming:
-            await until(lambda: consuming.stats.handled >= jobs, timeout=58)
+            await until(lambda: consuming.stats.handled >= jobs, timeout=50 + 3 * jobs * seconds)
         assert Counter(seen) == Counter(range(jobs))
         assert consuming.stats.redelivered == 0
         await nc.flush()

@@ -113,7 +113,7 @@ def test_a_worker_handles_each_job_once(
             sleep(seconds)
 
         with consumer.consume(handle, concurrency=concurrency, auto_ack=True) as consuming:
-            until(lambda: consuming.stats.handled >= jobs, timeout=58)
+            until(lambda: consuming.stats.handled >= jobs, timeout=50 + 3 * jobs * seconds)
         assert Counter(seen) == Counter(range(jobs))
         assert consuming.stats.redelivered == 0
         nc.flush()
