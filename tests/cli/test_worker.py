@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import signal
 import subprocess
@@ -10,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from slipstream import Headers, StreamConfig, connect_blocking
+from slipstream import Attempts, DeadLetter, Headers, StreamConfig, connect_blocking
+from slipstream.cli import worker
 from tests.cli.support import COMMAND, WAIT, Cli
 
 JOBS = """
@@ -113,3 +115,8 @@ def test_a_consumer_that_does_not_exist_is_not_found(our_cli: Cli, our_url: str,
     with connect_blocking(our_url) as nc:
         nc.jetstream().create_stream(StreamConfig(name=fresh, subjects=(f"{fresh}.>",)))
     assert our_cli.run("worker", "json:dumps", "--stream", fresh, "--consumer", "w").code == 3
+
+
+def test_option_for_dead_letters_needs_no_number_of_attempts() -> None:
+    options = argparse.Namespace(dead_letter="dead", attempts=None, on_error="nak")
+    assert worker.policy(options) == Attempts(worker.ATTEMPTS, then=DeadLetter("dead"))

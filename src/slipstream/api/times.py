@@ -55,10 +55,14 @@ class ExactDuration(timedelta):
 
 
 def nanoseconds(span: Duration, what: str = "duration") -> int:
-    """A duration, or a number of seconds, in nanoseconds."""
+    """A duration, or a number of seconds, in nanoseconds; raises UsageError for more than servers can count."""
     if isinstance(span, timedelta):
-        return span.nanos if isinstance(span, ExactDuration) else (span // _MICROSECOND) * 1000
-    return round(_seconds_of(span, what) * SECOND)
+        nanos = span.nanos if isinstance(span, ExactDuration) else (span // _MICROSECOND) * 1000
+    else:
+        nanos = round(_seconds_of(span, what) * SECOND)
+    if abs(nanos) > _LONGEST:
+        raise UsageError(f"{what} must be at most {_LONGEST // SECOND} seconds (292 years), got {span!r}")
+    return nanos
 
 
 def duration(span: Duration, what: str) -> timedelta:

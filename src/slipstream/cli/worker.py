@@ -25,6 +25,7 @@ logger = logging.getLogger("slipstream.worker")
 
 POLL = 0.05  # seconds between two looks at the number of messages
 ON_ERROR = ("nak", "term", "leave")
+ATTEMPTS = 5  # before a message becomes a dead letter
 
 
 def add(commands: Commands) -> None:
@@ -56,7 +57,12 @@ def add(commands: Commands) -> None:
         help="what becomes of a message whose handler fails: nak (redeliver after 1, 5, 30, 120 s), term, leave "
         "(default: nak)",
     )
-    parser.add_argument("--attempts", type=values.count, metavar="N", help="terminate a message that failed N times")
+    parser.add_argument(
+        "--attempts",
+        type=values.count,
+        metavar="N",
+        help=f"terminate a message that failed N times (default with --dead-letter: {ATTEMPTS}, else without end)",
+    )
     parser.add_argument("--dead-letter", metavar="SUBJECT", help="and store it on SUBJECT with the reason")
     parser.add_argument("--no-ack", action="store_true", help="the function acknowledges the messages itself")
     parser.add_argument("--count", type=values.count, metavar="N", help="exit after this number of messages")
@@ -75,7 +81,7 @@ def _run(shell: Shell) -> None:
     arguments = {
         "concurrency": options.concurrency,
         "ordered_by": "subject" if options.ordered else None,
-        "on_error": _policy(options),
+        "on_error": policy(options),
         "auto_ack": not options.no_ack,
     }
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
@@ -115,7 +121,8 @@ def _is_coroutine_function(handler: Callable[[Any], Any]) -> bool:
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(call)
 
 
-def _policy(options: argparse.Namespace) -> str | Attempts | DeadLetter:
+def policy(options: argparse.Namespace) -> str | Attempts | DeadLetter:
+    """What becomes of messages whose handler fails."""
     last = DeadLetter(options.dead_letter) if options.dead_letter else Term()
     if options.attempts:
         if options.on_error != "nak":
@@ -124,8 +131,7 @@ def _policy(options: argparse.Namespace) -> str | Attempts | DeadLetter:
     if not options.dead_letter:
         on_error: str = options.on_error
         return on_error
-    # Without a number of attempts, the consumer's max_deliver is the bound: that delivery ends as a dead letter.
-    return Attempts(sys.maxsize, then=last) if options.on_error == "nak" else DeadLetter(options.dead_letter)
+    return Attempts(ATTEMPTS, then=last) if options.on_error == "nak" else DeadLetter(options.dead_letter)
 
 
 def _config(options: argparse.Namespace) -> ConsumerConfig:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from slipstream.jetstream.consume import dead_letter
 from slipstream.jetstream.consume.ack_subject import Metadata
+from slipstream.jetstream.consume.dead_letter import Extent
 from slipstream.wire import Headers
 
 AT = Metadata("JOBS", "worker", 3, 17, 40, 1_700_000_000_000_000_000, 5)
@@ -23,9 +24,9 @@ def failed(text: str) -> Exception:
         return error
 
 
-def letter(headers: Headers, error: Exception, *, brief: bool = False) -> dict[str, str]:
+def letter(headers: Headers, error: Exception, *, extent: Extent = Extent.WHOLE) -> dict[str, str]:
     """The headers of a dead letter, as a stream gets them."""
-    made = dead_letter.letter_headers(headers, AT, error, subject="jobs.1", now=NOW, brief=brief)
+    made = dead_letter.letter_headers(headers, AT, error, subject="jobs.1", now=NOW, extent=extent, size=9)
     return dict(Headers.parse(made.encode()).items())
 
 
@@ -55,9 +56,22 @@ def test_instructions_to_a_stream_are_kept_under_another_name() -> None:
 
 
 def test_the_headers_of_an_earlier_time_as_a_dead_letter_are_replaced() -> None:
-    found = letter(Headers({"Dead-Letter-Reason": "old", "Dead-Letter-Traceback": "old"}), failed("new"), brief=True)
+    old = Headers({"Dead-Letter-Reason": "old", "Dead-Letter-Traceback": "old"})
+    found = letter(old, failed("new"), extent=Extent.NO_TRACEBACK)
     assert found["Dead-Letter-Reason"] == "KeyError: 'new'"
     assert "Dead-Letter-Traceback" not in found
+
+
+def test_a_letter_without_payload_says_so() -> None:
+    found = letter(Headers(), failed("x"), extent=Extent.NO_PAYLOAD)
+    assert found["Dead-Letter-Left-Out"] == "payload of 9 bytes: too large with these headers"
+    assert "Dead-Letter-Traceback" not in found
+
+
+def test_names_that_no_client_may_send_are_made_fit() -> None:
+    received = Headers.received([("Bad Name", "1"), ("", "2"), ("nats-\xe9", "3"), ("Good", "4")])
+    found = letter(received, failed("x"))
+    assert (found["Bad_Name"], found["_"], found["Original-nats-_"], found["Good"]) == ("1", "2", "3", "4")
 
 
 @given(text=st.text())
@@ -68,9 +82,11 @@ def test_any_text_fits_into_one_line(text: str) -> None:
 
 
 def test_the_id_is_that_of_the_message_and_not_of_the_delivery() -> None:
-    assert dead_letter.letter_id(AT) == dead_letter.letter_id(AT._replace(num_delivered=4, consumer_seq=41))
+    first = dead_letter.letter_id(AT, 5)
+    assert first == dead_letter.letter_id(AT._replace(num_delivered=4, consumer_seq=41), 5)
     for other in (AT._replace(stream_seq=18), AT._replace(time=1), AT._replace(consumer="other")):
-        assert dead_letter.letter_id(AT) != dead_letter.letter_id(other)
+        assert first != dead_letter.letter_id(other, 5)
+    assert first != dead_letter.letter_id(AT, 6)  # a consumer that was made again
 
 
 def test_a_class_is_named_with_its_module() -> None:

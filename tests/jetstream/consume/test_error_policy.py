@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
@@ -103,3 +104,9 @@ def test_a_message_that_always_fails_meets_its_end_exactly_once(policy: Policy, 
     if isinstance(policy, Attempts):
         limit = min(policy.attempts, max_deliver) if max_deliver > 0 else policy.attempts
         assert delivered == limit or policy_of(policy.then) == Leave()
+
+
+@pytest.mark.parametrize("policy", [Nak, lambda delays: Attempts(2, delays=delays)], ids=["Nak", "Attempts"])
+def test_delays_that_servers_cannot_count_are_rejected(policy: Callable[[float], object]) -> None:
+    with pytest.raises(UsageError, match=r"delays must be at most 9223372036 seconds \(292 years\), got 10000000000"):
+        policy(1e10)

@@ -13,11 +13,11 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 from slipstream.client._sync.tasks import Lock, result_of
-from slipstream.errors import ConnectionClosedError, Error, StreamLookupError, UsageError
+from slipstream.errors import ApiError, ConnectionClosedError, Error, ErrorCode, StreamLookupError, UsageError
 from slipstream.jetstream import requests
 from slipstream.jetstream._sync.consumer_handle import ConsumerHandle
 from slipstream.jetstream._sync.message import JsMessage
-from slipstream.jetstream.consume.dead_letter import letter_headers, letter_id, reason_of
+from slipstream.jetstream.consume.dead_letter import Extent, letter_headers, letter_id, reason_of
 from slipstream.jetstream.consume.error_policy import (
     DeadLetter,
     Decider,
@@ -39,6 +39,7 @@ PAUSES = (0.1, 1.0)
 # The same for its message, after each delivery. The stream may have stored the letter, and only the ack was lost: all
 # are well below half of the duplicate window, which is two minutes unless the stream says otherwise.
 DELAYS = (1.0, 5.0, 30.0)
+MOST_UNSURE = 10_000  # ids of dead letters
 
 logger = logging.getLogger("slipstream.consumer")
 
@@ -56,18 +57,18 @@ class Failures:
         self._stats = stats
         self._is_stopping = is_stopping
         self._lock = Lock()  # several threads may count at once
+        self._unsure: set[str] = set()  # ids of dead letters that may have been stored: no answer said so
 
     def settle(self, message: JsMessage, error: Exception) -> None:
         """Log a failure and do what the policy says."""
         which = message.describe()
         self._client.callback_failed(f"the callback of consumer {self._consumer.name!r} for {which}", error)
-        if message.is_settled:
-            if self._consumer.wants_acks:
-                logger.warning("%s was settled by its handler before it failed, and stays so", which)
+        if self._is_done(message):
+            logger.warning("%s was settled by its handler before it failed, and stays so", which)
             return
         try:
             decision = self._decide(message, error)
-            if not message.is_settled:  # by the function that decides
+            if not self._is_done(message):  # by the function that decides
                 self._carry_out(decision, message, error)
         except ConnectionClosedError:
             return  # it is left unacknowledged
@@ -89,11 +90,20 @@ class Failures:
         return decide(chosen, delivered=message.num_delivered, is_last=is_last)
 
     def _is_last(self, message: JsMessage) -> bool:
-        return self._consumer.ack_rules.is_last(message.num_delivered)
+        """Whether the server does not deliver it again, whatever is done here."""
+        return not self._consumer.wants_acks or self._consumer.ack_rules.is_last(message.num_delivered)
+
+    def _is_done(self, message: JsMessage) -> bool:
+        """Whether the program has settled it. There is nothing to settle where the consumer wants no acks."""
+        return message.is_settled and self._consumer.wants_acks
 
     def _carry_out(self, decision: Decision, message: JsMessage, error: Exception) -> None:
         which = message.describe()
-        if isinstance(decision, NakAfter):
+        if isinstance(decision, DeadLetter):
+            self._bury(decision, message, error)
+        elif not self._consumer.wants_acks:
+            logger.error("%s is not redelivered: its consumer wants no acks", which)
+        elif isinstance(decision, NakAfter):
             message.nak(decision.delay)
             if self._is_last(message):
                 logger.error("%s is not redelivered: its consumer's max_deliver is reached", which)
@@ -102,18 +112,15 @@ class Failures:
         elif isinstance(decision, Term):
             message.term(decision.reason or reason_of(error))
             logger.warning("%s is terminated", which)
-        elif isinstance(decision, DeadLetter):
-            self._bury(decision, message, error)
 
     def _bury(self, letter: DeadLetter, message: JsMessage, error: Exception) -> None:
         """Store the dead letter, then terminate the message."""
         tried, which = 0, message.describe()
-        while not message.is_settled:  # given back meanwhile, by a stop
+        while not self._is_done(message):  # given back meanwhile, by a stop
             failure = self._store(letter, message, error)
             if failure is None:
-                with self._lock:
-                    self._stats.dead_lettered += 1
-                message.term(reason_of(error))
+                if self._consumer.wants_acks:
+                    message.term(reason_of(error))
                 logger.warning("%s is stored as a dead letter on %r", which, letter.subject)
                 return
             tried += 1
@@ -128,24 +135,53 @@ class Failures:
             self._client.sleep(delay_after((*PAUSES, *DELAYS), tried))
 
     def _store(self, letter: DeadLetter, message: JsMessage, error: Exception) -> Error | None:
-        """Publish the dead letter; returns the error if that failed. One that is too large goes without traceback."""
-        at, failure = message.metadata, None
-        for brief in (False, True):
-            headers = letter_headers(
-                message.headers, at, error, subject=message.subject, now=datetime.now(UTC), brief=brief
-            )
-            call = requests.publish(letter.subject, message.data, headers=headers, msg_id=letter_id(at))
+        """Publish the dead letter; returns the error if that failed. One that is too large goes without some of it."""
+        at, info, failure = message.metadata, self._consumer.cached_info, None
+        msg_id = letter_id(at, info.created if info is not None else 0)
+        for extent in Extent:
+            data = b"" if extent == Extent.NO_PAYLOAD else message.data
             try:
-                self._context.run(call)
-            except UsageError as refusal:
-                failure = refusal
+                headers = letter_headers(
+                    message.headers,
+                    at,
+                    error,
+                    subject=message.subject,
+                    now=datetime.now(UTC),
+                    extent=extent,
+                    size=len(message.data),
+                )
+                ack = self._context.run(requests.publish(letter.subject, data, headers=headers, msg_id=msg_id))
             except ConnectionClosedError:
                 raise
             except Error as refusal:
-                return refusal
+                failure = refusal
+                if not _is_too_large(refusal):
+                    self._note_unsure(msg_id)
+                    return failure
             else:
+                self._count(msg_id, is_duplicate=ack.duplicate)
                 return None
         return failure
+
+    def _note_unsure(self, msg_id: str) -> None:
+        with self._lock:
+            if len(self._unsure) >= MOST_UNSURE:
+                self._unsure.clear()
+            self._unsure.add(msg_id)
+
+    def _count(self, msg_id: str, *, is_duplicate: bool) -> None:
+        """Count a letter, unless it was counted when it was stored, here or by another worker."""
+        with self._lock:
+            if not is_duplicate or msg_id in self._unsure:
+                self._stats.dead_lettered += 1
+            self._unsure.discard(msg_id)
+
+
+def _is_too_large(error: Error) -> bool:
+    """Whether a smaller letter may be stored: the connection's limit, or the stream's."""
+    return isinstance(error, UsageError) or (
+        isinstance(error, ApiError) and error.err_code == ErrorCode.STREAM_MESSAGE_EXCEEDS_MAXIMUM
+    )
 
 
 def check_dead_letters(consumer: ConsumerHandle, policy: Policy | Decider) -> None:

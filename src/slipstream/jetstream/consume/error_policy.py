@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from slipstream.api.times import duration
+from slipstream.api.times import SECOND, nanoseconds
 from slipstream.errors import UsageError
 from slipstream.wire.subjects import check_subject
 
@@ -26,7 +26,7 @@ Delays = float | timedelta | Sequence[float | timedelta]
 
 def _seconds(delays: Delays) -> list[float]:
     spans = delays if isinstance(delays, Sequence) and not isinstance(delays, str) else [delays]
-    seconds = [duration(span, "delays").total_seconds() for span in spans]
+    seconds = [nanoseconds(span, "delays") / SECOND for span in spans]
     if not seconds or min(seconds) < 0:
         raise UsageError(f"delays must be one or more durations of at least 0 seconds, got {delays!r}")
     return seconds
