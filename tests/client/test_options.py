@@ -57,7 +57,7 @@ def test_one_way_to_log_in_is_left_as_the_nats_tool_does(arguments: dict[str, st
     ("arguments", "text"),
     [
         ({"servers": []}, "servers must have at least one address"),
-        ({"timeout": 0}, "timeout must be more than 0, got 0"),
+        ({"timeout": 0}, "timeout must be a timedelta or a number of seconds, more than 0, got 0"),
         (
             {"wait_for_server": 0},
             "wait_for_server must be a bool, or a timedelta or a number of seconds of",

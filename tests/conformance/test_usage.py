@@ -140,7 +140,7 @@ async def test_a_timeout_is_not_negative(our_url: str, fresh: str) -> None:
                 lambda limit: stream.ordered_consumer().next(timeout=limit),
             )
             for call in calls:
-                with pytest.raises(UsageError, match="timeout must be a number of seconds, 0 or more"):
+                with pytest.raises(UsageError, match="timeout must be a timedelta or a number of seconds, 0 or more"):
                     await call(timeout)
 
 

@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from slipstream.errors import UsageError
+from slipstream.wire import arguments
 
 # Go's own format ends with the name of the zone (or its offset again), and with a clock reading within one process.
 _TIME = re.compile(
@@ -30,9 +31,9 @@ _UNITS = {"ns": 1, "us": 1_000, "µs": 1_000, "μs": 1_000, "ms": 1_000_000, "s"
 _UNITS["h"] = 60 * _UNITS["m"]
 _PART = re.compile(r"(\d*)(?:\.(\d*))?(ns|us|µs|μs|ms|s|m|h)", re.ASCII)
 _LONGEST = 2**63 - 1
-Duration = timedelta | float  # what calls take for a duration: a timedelta, or a number of seconds
+Duration = arguments.Duration  # what calls take for a duration: a timedelta, or a number of seconds
+DURATION = arguments.DURATION
 Instant = datetime | int  # and for an instant: a datetime with a time zone, or nanoseconds since the epoch
-DURATION = "a timedelta or a number of seconds"
 INSTANT = "a datetime with a time zone, or nanoseconds since the epoch"
 
 

@@ -49,7 +49,7 @@ class Shell:
     def timeout(self) -> float:
         """For each wait."""
         text = self._option("timeout")
-        return values.seconds(text) if text else ClientOptions().timeout
+        return values.seconds(text) if text else ClientOptions().waits.timeout
 
     def connect(self) -> BlockingClient:
         """Open the connection; the command closes it."""

@@ -12,9 +12,8 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, fields
-from datetime import timedelta
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from slipstream.client.address import Address, Servers, parse_servers
 from slipstream.client.auth import Login, Path, Secret
@@ -24,6 +23,7 @@ from slipstream.codecs.payloads import check_codec
 from slipstream.errors import CredentialsError, UsageError
 from slipstream.version import VERSION
 from slipstream.wire import ConnectOptions, ServerInfo, check_subject
+from slipstream.wire.arguments import DURATION, Duration, check_seconds
 from slipstream.wire.inbox import DEFAULT_PREFIX
 
 if TYPE_CHECKING:
@@ -68,6 +68,15 @@ def _setting(
         is_boolean=is_boolean,
     )
     return {"setting": setting}
+
+
+class Waits(NamedTuple):
+    """The durations among the options, in seconds: see `ClientOptions`."""
+
+    timeout: float
+    ping_interval: float
+    reconnect_wait: float
+    reconnect_max_wait: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,13 +185,13 @@ class ClientOptions:
         metadata=_setting("begin with TLS instead of INFO", context="tls_first", flag="--tlsfirst", is_boolean=True),
     )
     echo: bool = True
-    timeout: float = field(
+    timeout: Duration = field(
         default=5.0,
         metadata=_setting(
             "timeout of each request, such as 5s", flag="--timeout", variable="NATS_TIMEOUT", metavar="TIME"
         ),
     )
-    wait_for_server: bool | timedelta | float = field(
+    wait_for_server: bool | Duration = field(
         default=False,
         metadata=_setting(
             "try the first connection for that long, such as 30s",
@@ -196,11 +205,11 @@ class ClientOptions:
         metadata=_setting("prefix of reply subjects", context="inbox_prefix", flag="--inbox-prefix", metavar="PREFIX"),
     )
     max_pending_bytes: int = MAX_PENDING_OUT
-    ping_interval: float = PING_INTERVAL
+    ping_interval: Duration = PING_INTERVAL
     max_pings_out: int = 2
     reconnect: bool = True
-    reconnect_wait: float = 0.1
-    reconnect_max_wait: float = 5.0
+    reconnect_wait: Duration = 0.1
+    reconnect_max_wait: Duration = 5.0
     max_reconnects: int | None = None
     reconnect_buffer_bytes: int = RECONNECT_BUFFER
     on_event: EventHandler | None = field(default=None, repr=False)
@@ -208,6 +217,7 @@ class ClientOptions:
     # Made of the others
     addresses: tuple[Address, ...] = field(init=False)
     tls_required: bool = field(init=False, repr=False)
+    waits: Waits = field(init=False, repr=False)
     first_wait: float = field(init=False, repr=False)  # `wait_for_server` in seconds; 0: every server is tried once
 
     def __post_init__(self) -> None:
@@ -215,11 +225,12 @@ class ClientOptions:
         files = self.tls_ca or self.tls_cert or self.tls_hostname
         object.__setattr__(self, "addresses", addresses)
         object.__setattr__(self, "tls_required", bool(self.tls or files or self.tls_first))
-        object.__setattr__(self, "first_wait", _seconds(self.wait_for_server))
+        object.__setattr__(self, "first_wait", _first_wait(self.wait_for_server))
+        object.__setattr__(self, "waits", self._waits())
         if not addresses:
             raise UsageError("servers must have at least one address")
         check_subject(self.inbox_prefix)
-        for name in ("timeout", "ping_interval", "max_pings_out", "max_pending_bytes", "reconnect_wait"):
+        for name in ("max_pings_out", "max_pending_bytes"):
             value = getattr(self, name)
             if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
                 raise UsageError(f"{name} must be more than 0, got {value!r}")
@@ -231,6 +242,14 @@ class ClientOptions:
         check_codec(self.codec)
         self._check_tls()
         self._check_login()
+
+    def _waits(self) -> Waits:
+        return Waits(
+            timeout=check_seconds(self.timeout, "timeout", is_zero_allowed=False),
+            ping_interval=check_seconds(self.ping_interval, "ping_interval", is_zero_allowed=False),
+            reconnect_wait=check_seconds(self.reconnect_wait, "reconnect_wait", is_zero_allowed=False),
+            reconnect_max_wait=check_seconds(self.reconnect_max_wait, "reconnect_max_wait"),
+        )
 
     def _check_tls(self) -> None:
         if not isinstance(self.tls, bool):
@@ -275,15 +294,13 @@ class ClientOptions:
         return {name: value for name, value in found.items() if name not in LOGIN}
 
 
-def _seconds(wait: bool | timedelta | float) -> float:
+def _first_wait(wait: bool | Duration) -> float:
     if isinstance(wait, bool):
         return math.inf if wait else 0.0
-    seconds = wait.total_seconds() if isinstance(wait, timedelta) else wait
-    if not isinstance(seconds, int | float) or not seconds > 0:
-        raise UsageError(
-            f"wait_for_server must be a bool, or a timedelta or a number of seconds of more than 0, got {wait!r}"
-        )
-    return float(seconds)
+    try:
+        return float(check_seconds(wait, is_zero_allowed=False))
+    except UsageError:
+        raise UsageError(f"wait_for_server must be a bool, or {DURATION} of more than 0, got {wait!r}") from None
 
 
 P = ParamSpec("P")

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from slipstream.client.mailbox import Mailbox
 from slipstream.client.options import MAX_PENDING_BYTES, MAX_PENDING_MSGS
-from slipstream.errors import Error, UsageError
+from slipstream.errors import Error
 from slipstream.wire import Msg
-from slipstream.wire.arguments import check_integer, check_seconds
+from slipstream.wire.arguments import Duration, check_integer, check_seconds
 
 
 class RequestMany:
     """The sink of `request_many`: bounded as a subscription is, and ended after `max_messages`."""
 
     def __init__(
-        self, subject: str, *, now: float, timeout: float, idle_timeout: float | None, max_messages: int | None
+        self, subject: str, *, now: float, timeout: Duration, idle_timeout: Duration | None, max_messages: int | None
     ) -> None:
-        idle = timeout if idle_timeout is None else idle_timeout
-        for what, seconds in (("timeout", timeout), ("idle_timeout", idle)):
-            if not check_seconds(seconds, what):
-                raise UsageError(f"{what} must be more than 0 seconds, got {seconds}")
+        timeout = check_seconds(timeout, is_zero_allowed=False)
+        if idle_timeout is not None:
+            idle_timeout = check_seconds(idle_timeout, "idle_timeout", is_zero_allowed=False)
         if max_messages is not None:
             check_integer(max_messages, "max_messages", least=1)
         self.box = Mailbox(b"", subject, queue="", max_msgs=MAX_PENDING_MSGS, max_bytes=MAX_PENDING_BYTES)

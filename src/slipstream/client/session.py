@@ -156,7 +156,7 @@ class Session:
         self._dialed_at = math.inf  # for the first time
         self._round: list[Error] = []  # before the first connection: how this round over all servers went so far
         self._pool = ServerPool(options.addresses)
-        self._backoff = Backoff(options.reconnect_wait, options.reconnect_max_wait)
+        self._backoff = Backoff(options.waits.reconnect_wait, options.waits.reconnect_max_wait)
         self._failed = 0  # attempts since the last connection, its loss included,
         self._failures: deque[Error] = deque(maxlen=8)  # and how the last of them ended
         self._server_error: Error | None = None  # an -ERR: the reason, should the server close the connection next
@@ -185,7 +185,7 @@ class Session:
         self._dialed_at = min(self._dialed_at, now)
         self.server = self.effects.server = self._pool.next()
         self._is_secure = self.server.scheme == "wss" or (self.options.tls_first and not self.server.is_websocket)
-        self.timer = now + self.options.timeout
+        self.timer = now + self.options.waits.timeout
         return self.server
 
     @property
@@ -328,18 +328,18 @@ class Session:
             names = {State.DIALING: "connection", State.GREETING: "INFO", State.SECURING: "end of the TLS handshake"}
             awaited = names.get(self.state, "PONG")
             self.effects.add(
-                Drop(RequestTimeoutError(f"{self.server}: no {awaited} within {self.options.timeout:g} s"))
+                Drop(RequestTimeoutError(f"{self.server}: no {awaited} within {self.options.waits.timeout:g} s"))
             )
         return self.effects.take()
 
     def _keep_alive(self, now: float) -> None:
         if self._silent_pings >= self.options.max_pings_out:
             self.timer = math.inf
-            count, interval = self._silent_pings, self.options.ping_interval
+            count, interval = self._silent_pings, self.options.waits.ping_interval
             stale = f"{self.server} is silent, {count} PINGs {interval:g} s apart were not answered"
             self.effects.add(Drop(ConnectionLostError(stale)))
             return
-        self.timer = now + self.options.ping_interval
+        self.timer = now + self.options.waits.ping_interval
         self._silent_pings += 1
         self._pings.append(None)
         self.outgoing.send(ping())
@@ -484,7 +484,7 @@ class Session:
     def _resume(self, now: float) -> None:
         """The server accepted the connection: subscribe again, then send what was kept."""
         self.connected_at = now
-        self.timer = now + self.options.ping_interval
+        self.timer = now + self.options.waits.ping_interval
         self._silent_pings = 0
         self._marked_at = -math.inf
         self.round_trip = 0.0

@@ -23,7 +23,7 @@ from slipstream.api import (
     encode_json,
     names,
 )
-from slipstream.api.times import duration
+from slipstream.api.times import Duration, duration
 from slipstream.errors import (
     ApiError,
     BadRequestError,
@@ -43,7 +43,7 @@ from slipstream.errors import (
 from slipstream.jetstream.reads.direct_get import StoredMessage, decode_one
 from slipstream.jetstream.reads.evidence import leader_word
 from slipstream.wire import Headers, Msg, check_filter, check_subject, parse_status
-from slipstream.wire.arguments import check_seconds, check_text
+from slipstream.wire.arguments import check_text
 from slipstream.wire.headers import HeaderValues
 
 T = TypeVar("T")
@@ -130,12 +130,6 @@ def check_type(config: object, model: type) -> None:
     """Reject what is no configuration of that kind: a dict, for example."""
     if not isinstance(config, model):
         raise UsageError(f"config must be a {model.__name__}, got {type(config).__name__}")
-
-
-def check_timeout(timeout: float | None) -> None:
-    """Reject a timeout that is no time; None leaves it to the default."""
-    if timeout is not None:
-        check_seconds(timeout)
 
 
 def check_bucket(bucket: str) -> str:
@@ -357,7 +351,7 @@ def publish(
     expected_last_seq: int | None = None,
     expected_last_subject_seq: int | None = None,
     expected_last_msg_id: str | None = None,
-    ttl: timedelta | float | None = None,
+    ttl: Duration | None = None,
     rollup: str | None = None,
 ) -> Call[PubAck]:
     """Store one message. Expectations of the stream, and the message id, travel as headers."""
@@ -455,7 +449,7 @@ def _not_empty(value: str | None, what: str) -> str | None:
     return value
 
 
-def _ttl(ttl: timedelta | float) -> str:
+def _ttl(ttl: Duration) -> str:
     ttl = duration(ttl, "ttl")
     if ttl < timedelta(seconds=1):
         raise UsageError(f"ttl must be at least 1 second, got {ttl}")

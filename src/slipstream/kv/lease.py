@@ -27,7 +27,7 @@ from datetime import timedelta
 import msgspec
 
 from slipstream.api import Discard, Retention, StreamConfig
-from slipstream.api.times import duration, nanoseconds
+from slipstream.api.times import Duration, duration, nanoseconds
 from slipstream.errors import CodecError, UsageError
 from slipstream.kv.lifetime import rejected_ttl, shortest_ttl
 
@@ -66,7 +66,7 @@ def is_expired(record: Record, created: int, now: int) -> bool:
     return now - created > record.ttl * 1e9
 
 
-def check_ttl(ttl: timedelta | float) -> float:
+def check_ttl(ttl: Duration) -> float:
     """The TTL of a lease in seconds, or a UsageError."""
     span = duration(ttl, "ttl of a lease")
     if span < SHORTEST:

@@ -11,13 +11,13 @@ import math
 from datetime import timedelta
 
 from slipstream.api import StreamConfig
-from slipstream.api.times import duration
+from slipstream.api.times import Duration, duration
 from slipstream.errors import Error, ErrorCode, UsageError
 
 SHORTEST_TTL = timedelta(seconds=1)
 
 
-def whole_seconds(ttl: timedelta | float | None) -> timedelta | None:
+def whole_seconds(ttl: Duration | None) -> timedelta | None:
     """A TTL as a server counts it: fractions of a second are rounded up. Raises UsageError below one second."""
     if ttl is None:
         return None

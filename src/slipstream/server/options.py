@@ -5,7 +5,8 @@
 declarations. Names in Python are those of `connect()` where both sides have the option; keys and flags are
 nats-server's.
 
-Times are in seconds, sizes in bytes; -1 means no limit. Port 0 (or -1) takes a free port.
+Times are timedeltas or seconds, and kept in seconds; sizes are in bytes; -1 means no limit. Port 0 (or -1) takes a free
+port.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from slipstream.server.engine.auth.users import DEFAULT_ACCOUNT, SYSTEM_ACCOUNT,
 from slipstream.server.loop.tls import PathLike, Tls, make_tls
 from slipstream.server.loop.upstream import UpstreamLike, named
 from slipstream.wire import is_valid_subject
+from slipstream.wire.arguments import Duration, check_seconds
 from slipstream.wire.nkeys import verify
 
 LOOPBACK = "127.0.0.1"
@@ -100,6 +102,8 @@ def options_of(declaring: type) -> tuple[Option, ...]:
 
 def _kind(hint: Any) -> type:
     """What a value of an annotation is written as; `str | PathLike` and `int | None` are written as their first."""
+    if hint == Duration:
+        return float
     if get_origin(hint) in (Union, UnionType):
         hint = get_args(hint)[0]
     hint = get_origin(hint) or hint
@@ -142,8 +146,13 @@ class ListenerOptions:
         "TLS from the first byte; otherwise INFO is sent before it", False,
         block="tls", keys="handshake_first first immediate",
     )  # fmt: skip
-    tls_timeout: float = option("time for the TLS handshake", 2.0, block="tls", keys="timeout")
+    tls_timeout: Duration = option("time for the TLS handshake", 2.0, block="tls", keys="timeout")
     tls_min_version: str = option("lowest TLS version", "1.2", block="tls", keys="min_version", choices=("1.2", "1.3"))
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            if one.type == "Duration":
+                object.__setattr__(self, one.name, check_seconds(getattr(self, one.name), one.name))
 
     @property
     def has_tls(self) -> bool:
@@ -154,7 +163,8 @@ class ListenerOptions:
         """Read the certificate files; None if there is nothing to speak TLS with."""
         return make_tls(
             self.tls, cert=self.tls_cert, key=self.tls_key, ca=self.tls_ca, verify=self.tls_verify,
-            map_users=self.tls_map, first=self.tls_first, timeout=self.tls_timeout, min_version=self.tls_min_version,
+            map_users=self.tls_map, first=self.tls_first, timeout=check_seconds(self.tls_timeout),
+            min_version=self.tls_min_version,
         )  # fmt: skip
 
 
@@ -169,7 +179,7 @@ class WebSocketOptions(ListenerOptions):
         "accept browsers only from these origins", (),
         keys="allowed_origins allowed_origin allow_origins origins origin",
     )  # fmt: skip
-    handshake_timeout: float = option("time for the HTTP upgrade", 2.0, keys="handshake_timeout")
+    handshake_timeout: Duration = option("time for the HTTP upgrade", 2.0, keys="handshake_timeout")
     headers: Mapping[str, str] = option("headers of the upgrade response", factory=dict, keys="headers")
 
 
@@ -230,7 +240,7 @@ class ServerOptions(ListenerOptions):
     operators: tuple[str, ...] = option("operator JWTs", (), keys="operator")
     account_tokens: tuple[str, ...] = option("account JWTs, signed by the operators", (), keys="resolver_preload")
     system_account: str = option("account of system users", SYSTEM_ACCOUNT, keys="system_account system")
-    auth_timeout: float = option("time for a client to authenticate", 2.0, keys="authorization.timeout", low=0)
+    auth_timeout: Duration = option("time for a client to authenticate", 2.0, keys="authorization.timeout", low=0)
 
     max_payload: int = option("largest message", 1024 * 1024, group="Limits", keys="max_payload", low=1)
     max_control_line: int = option("longest protocol line", 4096, keys="max_control_line", low=1)
@@ -241,15 +251,15 @@ class ServerOptions(ListenerOptions):
     max_pending_bytes: int = option(
         "most unsent bytes for one client; beyond, it is disconnected", 64 * 1024 * 1024, keys="max_pending", low=1
     )
-    write_deadline: float = option(
+    write_deadline: Duration = option(
         "time after which a client that reads nothing is disconnected; 0 for never", 10.0, keys="write_deadline", low=0
     )
-    ping_interval: float = option("time between PINGs", 120.0, keys="ping_interval")
+    ping_interval: Duration = option("time between PINGs", 120.0, keys="ping_interval")
     max_pings_out: int = option("unanswered PINGs before a client is disconnected", 2, keys="ping_max", low=1)
-    lame_duck_duration: float = option(
+    lame_duck_duration: Duration = option(
         "time over which lame duck mode closes clients", 120.0, keys="lame_duck_duration"
     )
-    lame_duck_grace: float = option(
+    lame_duck_grace: Duration = option(
         "time before lame duck mode closes the first client", 10.0, keys="lame_duck_grace_period"
     )
 
@@ -257,6 +267,7 @@ class ServerOptions(ListenerOptions):
     virtual_time: bool = option("a clock that only fault commands move", False, flags="virtual-time virtual_time")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("users", "accounts"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         object.__setattr__(self, "upstreams", named(self.upstreams or {}))
@@ -269,14 +280,14 @@ class ServerOptions(ListenerOptions):
             raise UsageError(
                 f"max_payload must be at most max_pending_bytes ({self.max_pending_bytes}), got {self.max_payload}"
             )
-        if self.ping_interval <= 0:
-            raise UsageError(f"ping_interval must be more than 0 s, got {self.ping_interval:g} s")
+        if not self.ping_interval:
+            raise UsageError("ping_interval must be more than 0 s, got 0 s")
         if any(char.isspace() for char in self.name):
             raise UsageError(f"server name must not contain white space, got {self.name!r}")
-        if not 0 <= self.lame_duck_grace <= self.lame_duck_duration:
+        grace, duration = check_seconds(self.lame_duck_grace), check_seconds(self.lame_duck_duration)
+        if grace > duration:
             raise UsageError(
-                f"lame_duck_grace must be between 0 and lame_duck_duration ({self.lame_duck_duration:g} s), "
-                f"got {self.lame_duck_grace:g} s"
+                f"lame_duck_grace must be between 0 and lame_duck_duration ({duration:g} s), got {grace:g} s"
             )
         if self.domain and (not is_valid_subject(self.domain) or "." in self.domain or self.domain == "API"):
             raise UsageError(f"domain must be one subject token other than 'API', got {self.domain!r}")

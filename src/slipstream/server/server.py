@@ -46,6 +46,7 @@ from slipstream.server.options import ServerOptions, WebSocketOptions, bindable
 from slipstream.server.process.trace import Trace
 from slipstream.server.store.opening import open_file_store, open_memory_store
 from slipstream.version import VERSION
+from slipstream.wire.arguments import Duration, check_seconds
 from slipstream.wire.nkeys import verify
 
 log = logging.getLogger("slipstream.server")
@@ -172,7 +173,7 @@ class Server:
     async def _listen(self, loop: asyncio.AbstractEventLoop, clock: Clock, file: Store, memory: Store) -> None:
         """Put the parts together. The port is bound first, since INFO names it, and served last."""
         tls, options = self._tls, self.options
-        limits = ConnectionLimits(options.max_control_line, options.write_deadline)
+        limits = ConnectionLimits(options.max_control_line, check_seconds(options.write_deadline))
         socket = await self._bind(
             loop,
             lambda: Connection(self._running, engine, engine.listener, limits, tls),
@@ -236,7 +237,7 @@ class Server:
                 limits,
                 origins=origins,
                 headers=options.headers,
-                timeout=options.handshake_timeout,
+                timeout=check_seconds(options.handshake_timeout),
             )
 
         socket = await self._bind(loop, connect, options.host, options.port, tls)
@@ -261,15 +262,15 @@ class Server:
             raise UsageError("fault commands need a running server with faults=True")
         return await self._faults.run(name, body or {})
 
-    async def lame_duck(self, *, duration: float | None = None, grace: float | None = None) -> None:
+    async def lame_duck(self, *, duration: Duration | None = None, grace: Duration | None = None) -> None:
         """Accept no new clients and ask the others to reconnect elsewhere. After `grace` seconds those that stayed are
         disconnected, spread over the rest of `duration`, so that they do not all reconnect at once. Returns when no
         client is left; `stop` the server then. Without arguments the options `lame_duck_…` hold."""
-        duration = self.options.lame_duck_duration if duration is None else duration
-        grace = self.options.lame_duck_grace if grace is None else grace
+        duration = check_seconds(self.options.lame_duck_duration if duration is None else duration, "duration")
+        grace = check_seconds(self.options.lame_duck_grace if grace is None else grace, "grace")
         if self._driver is None:
             raise UsageError("the server is not running")
-        if not 0 <= grace <= duration:
+        if grace > duration:
             raise UsageError(f"grace must be between 0 and the duration ({duration:g} s), got {grace:g} s")
         self._close_sockets()
         await self._driver.lame_duck(grace=grace, duration=duration)
@@ -421,10 +422,10 @@ def engine_settings(options: ServerOptions, tls: Tls | None) -> Settings:
         account_tokens=options.account_tokens,
         system_account=options.system_account,
         # Clients live in real time even if the server's is virtual: they would seem to answer no PING.
-        ping_interval=round((NEVER if options.virtual_time else options.ping_interval) * 1e9),
+        ping_interval=round((NEVER if options.virtual_time else check_seconds(options.ping_interval)) * 1e9),
         max_pings_out=options.max_pings_out,
         # The timer starts with the connection: the TLS handshake comes on top.
-        auth_timeout=round((options.auth_timeout + (tls.timeout if tls is not None else 0)) * 1e9),
+        auth_timeout=round((check_seconds(options.auth_timeout) + (tls.timeout if tls is not None else 0)) * 1e9),
     )
 
 

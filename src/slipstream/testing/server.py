@@ -11,12 +11,12 @@ import asyncio
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime, timedelta
+from datetime import datetime
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
+from slipstream.api.times import Duration, to_datetime
 from slipstream.api.times import seconds as in_seconds
-from slipstream.api.times import to_datetime
 from slipstream.errors import UsageError
 from slipstream.server import Server
 
@@ -140,7 +140,7 @@ class TestServer:
         """The same as a datetime in UTC."""
         return to_datetime(self.now)
 
-    def advance(self, seconds: timedelta | float) -> None:
+    def advance(self, seconds: Duration) -> None:
         """Move a virtual clock, by a timedelta or by seconds; what is due on the way is done on the way, in order."""
         self._run("advance", seconds=in_seconds(seconds, "seconds"))
 
@@ -157,7 +157,7 @@ class TestServer:
     def delay(
         self,
         subject: str,
-        seconds: timedelta | float,
+        seconds: Duration,
         *,
         direction: str = "to_client",
         count: int = 1,

@@ -5,7 +5,12 @@ A wrong type is told where it was passed: further inside it would be a TypeError
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 from slipstream.errors import UsageError
+
+Duration = timedelta | float  # what calls take for a duration: a timedelta, or a number of seconds
+DURATION = "a timedelta or a number of seconds"
 
 
 def check_integer(value: int, what: str, *, least: int = 0) -> int:
@@ -15,13 +20,24 @@ def check_integer(value: int, what: str, *, least: int = 0) -> int:
     return value
 
 
-def check_seconds(value: float, what: str = "timeout") -> float:
-    """Return `value`; raises UsageError if it is not a number of seconds, 0 or more."""
-    if value.__class__ is float and value >= 0:  # the usual case, in a hot path
+def check_seconds(value: Duration, what: str = "timeout", *, is_zero_allowed: bool = True) -> float:
+    """A duration in seconds; raises UsageError if it is neither a timedelta nor a number, or is below 0.
+
+    Every public call that takes a duration passes it through here, once: all code inside has seconds.
+    """
+    if type(value) is float and value > 0:  # the usual case, in a hot path
         return value
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
-        raise UsageError(f"{what} must be a number of seconds, 0 or more, got {value!r}")
-    return value
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not is_number or not (seconds >= 0 if is_zero_allowed else seconds > 0):
+        least = "0 or more" if is_zero_allowed else "more than 0"
+        raise UsageError(f"{what} must be {DURATION}, {least}, got {value!r}")
+    return seconds
+
+
+def check_timeout(value: Duration | None, what: str = "timeout") -> float | None:
+    """The same; None, which leaves it to a default, stays None."""
+    return None if value is None else check_seconds(value, what)
 
 
 def check_text(value: str, what: str) -> str:

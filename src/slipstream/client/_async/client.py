@@ -31,7 +31,7 @@ from slipstream.client.requests import ExpectedReplies
 from slipstream.codecs.payloads import encode_payload
 from slipstream.errors import Error, NoRespondersError, RequestTimeoutError
 from slipstream.wire import Msg
-from slipstream.wire.arguments import check_seconds
+from slipstream.wire.arguments import Duration, check_seconds
 
 __all__ = ["Client", "Message", "Subscription", "connect"]
 
@@ -128,7 +128,7 @@ class Client(BaseClient):
 
     @overload
     async def request(
-        self, subject: str, payload: object = b"", *, headers: HeadersLike | None = None, timeout: float = 5.0
+        self, subject: str, payload: object = b"", *, headers: HeadersLike | None = None, timeout: Duration = 5.0
     ) -> Message: ...
     @overload
     async def request(
@@ -138,7 +138,7 @@ class Client(BaseClient):
         *,
         reply: type[T],
         headers: HeadersLike | None = None,
-        timeout: float = 5.0,
+        timeout: Duration = 5.0,
     ) -> T: ...
     @overload
     async def request(
@@ -148,7 +148,7 @@ class Client(BaseClient):
         *,
         reply: Any,
         headers: HeadersLike | None = None,
-        timeout: float = 5.0,
+        timeout: Duration = 5.0,
     ) -> Any: ...
     async def request(
         self,
@@ -157,7 +157,7 @@ class Client(BaseClient):
         *,
         reply: Any = None,
         headers: HeadersLike | None = None,
-        timeout: float = 5.0,
+        timeout: Duration = 5.0,
     ) -> Any:
         """Publish a request and wait for the first reply: a Message, or with `reply` its payload as that type.
 
@@ -184,9 +184,9 @@ class Client(BaseClient):
         payload: object = b"",
         *,
         headers: HeadersLike | None = None,
-        timeout: float = 5.0,
+        timeout: Duration = 5.0,
         max_messages: int | None = None,
-        idle_timeout: float | None = None,
+        idle_timeout: Duration | None = None,
         sentinel: Callable[[Message], bool] | None = None,
     ) -> AsyncIterator[Message]:
         """Publish a request and iterate over all replies: `async for message in nc.request_many(...)`.
@@ -219,19 +219,20 @@ class Client(BaseClient):
         finally:
             self.cancel(token)
 
-    async def flush(self, *, timeout: float = 5.0) -> None:
+    async def flush(self, *, timeout: Duration = 5.0) -> None:
         """Wait until the server has processed everything sent so far."""
-        check_seconds(timeout)
+        timeout = check_seconds(timeout)
         ping = self._session.ping()
         self._connection.write_soon()
         await self.wait(lambda: ping.is_answered, timeout=timeout, what="the server's PONG (flush)")
 
-    async def drain(self, *, timeout: float = DRAIN_TIMEOUT) -> None:
+    async def drain(self, *, timeout: Duration = DRAIN_TIMEOUT) -> None:
         """End all subscriptions, wait until their messages are taken or handled, send everything, then close.
 
         Meanwhile no new subscription is possible; everything else is. The client is closed in any case. Raises
         RequestTimeoutError if not all messages are taken in time, ConnectionLostError if the connection is lost.
         """
+        timeout = check_seconds(timeout)
         deadline = self.now() + timeout
         connection, current = self._connection, asyncio.current_task()
         try:
@@ -250,11 +251,12 @@ class Client(BaseClient):
         """Send what is pending, end all subscriptions and close the connection. Can be called again."""
         await self._connection.close()
 
-    async def sleep(self, seconds: float) -> None:
+    async def sleep(self, seconds: Duration) -> None:
         """Wait for `seconds`; the connection is served meanwhile, and may be lost and made again.
 
         Raises ConnectionClosedError as soon as the client is closed.
         """
+        seconds = check_seconds(seconds, "seconds")
         await self._connection.sleep(seconds)
 
     # For the layers above

@@ -20,7 +20,7 @@ from slipstream.client.silence import SilenceAlarm
 from slipstream.codecs import Codec
 from slipstream.errors import Error, SlowConsumerError
 from slipstream.wire import Msg
-from slipstream.wire.arguments import check_seconds
+from slipstream.wire.arguments import Duration, check_seconds
 
 
 class SubscriptionClient(Protocol):
@@ -88,15 +88,15 @@ class Subscription(BaseSubscription):
             await self._more()
         return Message(box.take(), self._client)
 
-    async def next(self, *, timeout: float = 5.0) -> Message:
+    async def next(self, *, timeout: Duration = 5.0) -> Message:
         """The next message. Raises RequestTimeoutError, or SlowConsumerError where messages had to be dropped."""
-        check_seconds(timeout)
+        timeout = check_seconds(timeout)
         await self._ready(timeout)
         return Message(self._box.take(), self._client)
 
-    async def next_chunk(self, *, timeout: float = 5.0) -> list[Message]:
+    async def next_chunk(self, *, timeout: Duration = 5.0) -> list[Message]:
         """Every message that has arrived, at least one. Raises as `next` does."""
-        check_seconds(timeout)
+        timeout = check_seconds(timeout)
         await self._ready(timeout)
         client = self._client
         return [Message(msg, client) for msg in self._box.take_all()]
@@ -105,11 +105,12 @@ class Subscription(BaseSubscription):
         """End the subscription, at once or after `max_msgs` messages in all. Pending messages can still be taken."""
         self._connection.unsubscribe(self._box, max_msgs)
 
-    async def drain(self, *, timeout: float = 5.0) -> None:
+    async def drain(self, *, timeout: Duration = 5.0) -> None:
         """End the subscription after everything that the server has sent for it.
 
         Returns when all of it has arrived and, with a callback, was handled; iteration ends after what is pending.
         """
+        timeout = check_seconds(timeout)
         client, box, caller = self._client, self._box, self._caller
         deadline = client.now() + timeout
         ping = self._connection.session.drain(box)

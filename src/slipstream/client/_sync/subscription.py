@@ -21,7 +21,7 @@ from slipstream.client.silence import SilenceAlarm
 from slipstream.codecs import Codec
 from slipstream.errors import Error, SlowConsumerError
 from slipstream.wire import Msg
-from slipstream.wire.arguments import check_seconds
+from slipstream.wire.arguments import Duration, check_seconds
 
 T = TypeVar("T")
 
@@ -148,25 +148,26 @@ class Subscription(BaseSubscription):
             raise StopIteration
         return Message(msg, client)
 
-    def next(self, *, timeout: float = 5.0) -> Message:
+    def next(self, *, timeout: Duration = 5.0) -> Message:
         """The next message. Raises RequestTimeoutError, or SlowConsumerError where messages had to be dropped."""
-        check_seconds(timeout)
+        timeout = check_seconds(timeout)
         return Message(self._take(self._box.take, timeout), self._client)
 
-    def next_chunk(self, *, timeout: float = 5.0) -> list[Message]:
+    def next_chunk(self, *, timeout: Duration = 5.0) -> list[Message]:
         """Every message that has arrived, at least one. Raises as `next` does."""
-        check_seconds(timeout)
+        timeout = check_seconds(timeout)
         return [Message(msg, self._client) for msg in self._take(self._box.take_all, timeout)]
 
     def unsubscribe(self, max_msgs: int = 0) -> None:
         """End the subscription, at once or after `max_msgs` messages in all. Pending messages can still be taken."""
         self._connection.unsubscribe(self._box, max_msgs)
 
-    def drain(self, *, timeout: float = 5.0) -> None:
+    def drain(self, *, timeout: Duration = 5.0) -> None:
         """End the subscription after everything that the server has sent for it.
 
         Returns when all of it has arrived and, with a callback, was handled; iteration ends after what is pending.
         """
+        timeout = check_seconds(timeout)
         client, connection, box, dispatcher = self._client, self._connection, self._box, self._dispatcher
         deadline = client.now() + timeout
         with connection.lock:

@@ -24,6 +24,7 @@ from slipstream.objects.info import ObjectStoreConfig, ObjectStoreFields
 from slipstream.services._async.discovery import Services
 from slipstream.services._async.service import Service, StatsHandler
 from slipstream.services.protocol import PREFIX, service_config
+from slipstream.wire.arguments import Duration, check_timeout
 
 
 class JetStream(jetstream.JetStream):
@@ -35,7 +36,7 @@ class JetStream(jetstream.JetStream):
         config: BucketConfig | str,
         *,
         consistency: str | None = None,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
         **fields: Unpack[BucketFields],
     ) -> KeyValue[bytes]:
         """Create a bucket: by its name and options (`create_key_value("settings", history=5)`), or with a BucketConfig.
@@ -44,6 +45,7 @@ class JetStream(jetstream.JetStream):
         Raises BucketOptionsError if it has others, ReplicaOptionsError for a read replica that would answer reads of
         its origin with other values. `consistency`: as for `key_value`.
         """
+        timeout = check_timeout(timeout)
         config = configuration(BucketConfig, config, fields)
         return KeyValue(await buckets.create_bucket(self, config, consistency=consistency, timeout=timeout))
 
@@ -53,7 +55,7 @@ class JetStream(jetstream.JetStream):
         config: BucketConfig | str,
         *,
         consistency: str | None = None,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
         **fields: Unpack[BucketFields],
     ) -> KeyValue[bytes]:
         """Change the options of an existing bucket that were set here, also to their default; others stay.
@@ -61,6 +63,7 @@ class JetStream(jetstream.JetStream):
         Its read replicas in the same account change with it. All options of a bucket: `(await kv.status()).config`.
         `consistency`: as for `key_value`.
         """
+        timeout = check_timeout(timeout)
         config = configuration(BucketConfig, config, fields)
         return KeyValue(await buckets.update_bucket(self, config, consistency=consistency, timeout=timeout))
 
@@ -73,7 +76,7 @@ class JetStream(jetstream.JetStream):
         subject_prefix: str = "",
         put_prefix: str = "",
         consistency: str | None = None,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
     ) -> KeyValue[bytes]:
         """Open an existing bucket, made by any client; raises BucketNotFoundError if there is none.
 
@@ -85,6 +88,7 @@ class JetStream(jetstream.JetStream):
         that answers first. The default is "own-writes", and "any" for a replica of a bucket in another domain, account
         or server. A session's buckets have seen what the session has, and may be "latest".
         """
+        timeout = check_timeout(timeout)
         storage = await buckets.open_bucket(
             self,
             bucket,
@@ -96,17 +100,19 @@ class JetStream(jetstream.JetStream):
         )
         return KeyValue(storage)
 
-    async def delete_key_value(self, bucket: str, *, timeout: float | None = None) -> None:
+    async def delete_key_value(self, bucket: str, *, timeout: Duration | None = None) -> None:
         """Delete a bucket and everything in it."""
+        timeout = check_timeout(timeout)
         await buckets.delete_bucket(self, bucket, timeout=timeout)
 
-    async def key_values(self, *, timeout: float | None = None) -> AsyncIterator[str]:
+    async def key_values(self, *, timeout: Duration | None = None) -> AsyncIterator[str]:
         """The names of all buckets."""
+        timeout = check_timeout(timeout)
         async for name in buckets.bucket_names(self, timeout=timeout):
             yield name
 
     def snapshot(
-        self, stream: str, *, consumers: bool = True, chunk_size: int = CHUNK_SIZE, timeout: float | None = None
+        self, stream: str, *, consumers: bool = True, chunk_size: int = CHUNK_SIZE, timeout: Duration | None = None
     ) -> Snapshot:
         """A snapshot of a stream as bytes, for `restore`: `async for piece in js.snapshot("ORDERS")`."""
         return Snapshot(self, stream, consumers=consumers, chunk_size=chunk_size, timeout=timeout)
@@ -117,28 +123,29 @@ class JetStream(jetstream.JetStream):
         state: Mapping[str, Any],
         data: Iterable[bytes] | AsyncIterable[bytes],
         *,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
     ) -> StreamInfo:
         """Create a stream from the `config`, `state` and bytes of a snapshot. No stream of that name may exist."""
+        timeout = check_timeout(timeout)
         return await restore(self, config, state, data, timeout=timeout)
 
     async def create_object_store(
-        self, config: ObjectStoreConfig | str, *, timeout: float | None = None, **fields: Unpack[ObjectStoreFields]
+        self, config: ObjectStoreConfig | str, *, timeout: Duration | None = None, **fields: Unpack[ObjectStoreFields]
     ) -> ObjectStore:
         """Create a bucket of objects: by its name and options, or with an ObjectStoreConfig. An existing one must have
         the same configuration."""
         config = configuration(ObjectStoreConfig, config, fields)
         return await ObjectStore.create_bucket(self, config, timeout=timeout)
 
-    async def object_store(self, bucket: str, *, timeout: float | None = None) -> ObjectStore:
+    async def object_store(self, bucket: str, *, timeout: Duration | None = None) -> ObjectStore:
         """Open an existing bucket of objects; raises BucketNotFoundError if there is none."""
         return await ObjectStore.open_bucket(self, bucket, timeout=timeout)
 
-    async def delete_object_store(self, bucket: str, *, timeout: float | None = None) -> None:
+    async def delete_object_store(self, bucket: str, *, timeout: Duration | None = None) -> None:
         """Delete a bucket of objects and everything in it."""
         await ObjectStore(self, bucket).destroy(timeout=timeout)
 
-    async def object_stores(self, *, timeout: float | None = None) -> AsyncIterator[str]:
+    async def object_stores(self, *, timeout: Duration | None = None) -> AsyncIterator[str]:
         """The names of all buckets of objects."""
         async for name in self.stream_names(subject="$O.*.M.>", timeout=timeout):
             if name.startswith(OBJECTS_PREFIX):
@@ -166,7 +173,7 @@ class Client(core.Client):
         *,
         prefix: str = "",
         domain: str = "",
-        timeout: float = jetstream.DEFAULT_TIMEOUT,
+        timeout: Duration = jetstream.DEFAULT_TIMEOUT,
         codec: Codec[Any] | None = None,
     ) -> JetStream:
         """JetStream over this connection, with another API prefix or in a domain if one is named.
@@ -186,7 +193,7 @@ class Client(core.Client):
         queue_group: str | None = None,
         stats_handler: StatsHandler | None = None,
         prefix: str = PREFIX,
-        timeout: float = 5.0,
+        timeout: Duration = 5.0,
     ) -> Service:
         """Start an instance of a service: `async with nc.add_service("calc", "1.0.0") as service`.
 

@@ -25,6 +25,7 @@ from slipstream.objects.info import ObjectStoreConfig, ObjectStoreFields
 from slipstream.services._sync.discovery import Services
 from slipstream.services._sync.service import Service, StatsHandler
 from slipstream.services.protocol import PREFIX, service_config
+from slipstream.wire.arguments import Duration, check_timeout
 
 
 class JetStream(jetstream.JetStream):
@@ -36,7 +37,7 @@ class JetStream(jetstream.JetStream):
         config: BucketConfig | str,
         *,
         consistency: str | None = None,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
         **fields: Unpack[BucketFields],
     ) -> KeyValue[bytes]:
         """Create a bucket: by its name and options (`create_key_value("settings", history=5)`), or with a BucketConfig.
@@ -45,6 +46,7 @@ class JetStream(jetstream.JetStream):
         Raises BucketOptionsError if it has others, ReplicaOptionsError for a read replica that would answer reads of
         its origin with other values. `consistency`: as for `key_value`.
         """
+        timeout = check_timeout(timeout)
         config = configuration(BucketConfig, config, fields)
         return KeyValue(buckets.create_bucket(self, config, consistency=consistency, timeout=timeout))
 
@@ -54,7 +56,7 @@ class JetStream(jetstream.JetStream):
         config: BucketConfig | str,
         *,
         consistency: str | None = None,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
         **fields: Unpack[BucketFields],
     ) -> KeyValue[bytes]:
         """Change the options of an existing bucket that were set here, also to their default; others stay.
@@ -62,6 +64,7 @@ class JetStream(jetstream.JetStream):
         Its read replicas in the same account change with it. All options of a bucket: `(kv.status()).config`.
         `consistency`: as for `key_value`.
         """
+        timeout = check_timeout(timeout)
         config = configuration(BucketConfig, config, fields)
         return KeyValue(buckets.update_bucket(self, config, consistency=consistency, timeout=timeout))
 
@@ -74,7 +77,7 @@ class JetStream(jetstream.JetStream):
         subject_prefix: str = "",
         put_prefix: str = "",
         consistency: str | None = None,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
     ) -> KeyValue[bytes]:
         """Open an existing bucket, made by any client; raises BucketNotFoundError if there is none.
 
@@ -86,6 +89,7 @@ class JetStream(jetstream.JetStream):
         that answers first. The default is "own-writes", and "any" for a replica of a bucket in another domain, account
         or server. A session's buckets have seen what the session has, and may be "latest".
         """
+        timeout = check_timeout(timeout)
         storage = buckets.open_bucket(
             self,
             bucket,
@@ -97,17 +101,19 @@ class JetStream(jetstream.JetStream):
         )
         return KeyValue(storage)
 
-    def delete_key_value(self, bucket: str, *, timeout: float | None = None) -> None:
+    def delete_key_value(self, bucket: str, *, timeout: Duration | None = None) -> None:
         """Delete a bucket and everything in it."""
+        timeout = check_timeout(timeout)
         buckets.delete_bucket(self, bucket, timeout=timeout)
 
-    def key_values(self, *, timeout: float | None = None) -> Iterator[str]:
+    def key_values(self, *, timeout: Duration | None = None) -> Iterator[str]:
         """The names of all buckets."""
+        timeout = check_timeout(timeout)
         for name in buckets.bucket_names(self, timeout=timeout):
             yield name
 
     def snapshot(
-        self, stream: str, *, consumers: bool = True, chunk_size: int = CHUNK_SIZE, timeout: float | None = None
+        self, stream: str, *, consumers: bool = True, chunk_size: int = CHUNK_SIZE, timeout: Duration | None = None
     ) -> Snapshot:
         """A snapshot of a stream as bytes, for `restore`: `for piece in js.snapshot("ORDERS")`."""
         return Snapshot(self, stream, consumers=consumers, chunk_size=chunk_size, timeout=timeout)
@@ -118,28 +124,29 @@ class JetStream(jetstream.JetStream):
         state: Mapping[str, Any],
         data: Iterable[bytes] | Iterable[bytes],
         *,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
     ) -> StreamInfo:
         """Create a stream from the `config`, `state` and bytes of a snapshot. No stream of that name may exist."""
+        timeout = check_timeout(timeout)
         return restore(self, config, state, data, timeout=timeout)
 
     def create_object_store(
-        self, config: ObjectStoreConfig | str, *, timeout: float | None = None, **fields: Unpack[ObjectStoreFields]
+        self, config: ObjectStoreConfig | str, *, timeout: Duration | None = None, **fields: Unpack[ObjectStoreFields]
     ) -> ObjectStore:
         """Create a bucket of objects: by its name and options, or with an ObjectStoreConfig. An existing one must have
         the same configuration."""
         config = configuration(ObjectStoreConfig, config, fields)
         return ObjectStore.create_bucket(self, config, timeout=timeout)
 
-    def object_store(self, bucket: str, *, timeout: float | None = None) -> ObjectStore:
+    def object_store(self, bucket: str, *, timeout: Duration | None = None) -> ObjectStore:
         """Open an existing bucket of objects; raises BucketNotFoundError if there is none."""
         return ObjectStore.open_bucket(self, bucket, timeout=timeout)
 
-    def delete_object_store(self, bucket: str, *, timeout: float | None = None) -> None:
+    def delete_object_store(self, bucket: str, *, timeout: Duration | None = None) -> None:
         """Delete a bucket of objects and everything in it."""
         ObjectStore(self, bucket).destroy(timeout=timeout)
 
-    def object_stores(self, *, timeout: float | None = None) -> Iterator[str]:
+    def object_stores(self, *, timeout: Duration | None = None) -> Iterator[str]:
         """The names of all buckets of objects."""
         for name in self.stream_names(subject="$O.*.M.>", timeout=timeout):
             if name.startswith(OBJECTS_PREFIX):
@@ -167,7 +174,7 @@ class Client(core.Client):
         *,
         prefix: str = "",
         domain: str = "",
-        timeout: float = jetstream.DEFAULT_TIMEOUT,
+        timeout: Duration = jetstream.DEFAULT_TIMEOUT,
         codec: Codec[Any] | None = None,
     ) -> JetStream:
         """JetStream over this connection, with another API prefix or in a domain if one is named.
@@ -187,7 +194,7 @@ class Client(core.Client):
         queue_group: str | None = None,
         stats_handler: StatsHandler | None = None,
         prefix: str = PREFIX,
-        timeout: float = 5.0,
+        timeout: Duration = 5.0,
     ) -> Service:
         """Start an instance of a service: `with nc.add_service("calc", "1.0.0") as service`.
 

@@ -6,7 +6,6 @@ batch that is not committed. The blocking twin is generated from this file (`too
 
 from __future__ import annotations
 
-from datetime import timedelta
 from functools import partial
 from types import TracebackType
 from typing import Self
@@ -21,6 +20,7 @@ from slipstream.jetstream import requests
 from slipstream.jetstream._async.context import JetStreamContext
 from slipstream.jetstream.consume.inbox import consumer_name
 from slipstream.wire import Headers
+from slipstream.wire.arguments import Duration, check_seconds
 from slipstream.wire.headers import HeaderValues
 
 
@@ -30,10 +30,10 @@ class AtomicBatch(Openable):
     Expectations of the stream are checked when the batch is committed, for all messages together.
     """
 
-    def __init__(self, context: JetStreamContext, *, timeout: float) -> None:
+    def __init__(self, context: JetStreamContext, *, timeout: Duration) -> None:
         self._context = context
         self._client = context.client
-        self._timeout = timeout
+        self._timeout = check_seconds(timeout)
         self._id = consumer_name(context.client.new_inbox())
         self._held: tuple[str, bytes, Headers] | None = None  # the last message: it will have to commit
         self._sent = 0
@@ -62,7 +62,7 @@ class AtomicBatch(Openable):
         expected_stream: str | None = None,
         expected_last_seq: int | None = None,
         expected_last_subject_seq: int | None = None,
-        ttl: timedelta | float | None = None,
+        ttl: Duration | None = None,
     ) -> None:
         """Add a message: bytes, or an object, which the codec encodes.
 

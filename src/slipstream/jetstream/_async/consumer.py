@@ -42,7 +42,7 @@ from slipstream.jetstream.consume.inbox import MAX_BYTES, MAX_MSGS, retry_pause
 from slipstream.jetstream.consume.pull import MAX_EXPIRES, MAX_MESSAGES, Fetch, PullFlow
 from slipstream.jetstream.consumer_requests import Pause
 from slipstream.wire import Msg
-from slipstream.wire.arguments import check_integer, check_seconds
+from slipstream.wire.arguments import Duration, check_integer, check_seconds
 
 NOT_FOUND = 404
 CHECK_TIMEOUT = 5.0  # seconds for the question whether the consumer exists
@@ -68,33 +68,33 @@ class Consumer:
         """Configuration and state when they were last asked for; None if they never were."""
         return self._handle.cached_info
 
-    async def info(self, *, timeout: float | None = None) -> ConsumerInfo:
+    async def info(self, *, timeout: Duration | None = None) -> ConsumerInfo:
         """Configuration and state, as they are now."""
         return await self._handle.info(timeout=timeout)
 
-    async def delete(self, *, timeout: float | None = None) -> None:
+    async def delete(self, *, timeout: Duration | None = None) -> None:
         """Remove the consumer; the stream keeps its messages."""
         await self._context.run(self._context.consumer_api.delete(self.stream, self.name), timeout=timeout)
 
-    async def pause(self, until: int | datetime, *, timeout: float | None = None) -> Pause:
+    async def pause(self, until: int | datetime, *, timeout: Duration | None = None) -> Pause:
         """Stop deliveries until a time: a datetime, or nanoseconds since the epoch."""
         time = instant(until, "until")
         if time <= 0:
             raise UsageError(f"until must be nanoseconds since the epoch, got {until}; `resume` ends a pause")
         return await self._context.run(self._context.consumer_api.pause(self.stream, self.name, time), timeout=timeout)
 
-    async def resume(self, *, timeout: float | None = None) -> Pause:
+    async def resume(self, *, timeout: Duration | None = None) -> Pause:
         """End a pause."""
         return await self._context.run(self._context.consumer_api.pause(self.stream, self.name, 0), timeout=timeout)
 
-    async def fetch(self, batch: int, *, timeout: float = 5.0, max_bytes: int = 0) -> list[JsMessage]:
+    async def fetch(self, batch: int, *, timeout: Duration = 5.0, max_bytes: int = 0) -> list[JsMessage]:
         """Up to `batch` messages: those that are available, or else those that arrive within `timeout`; perhaps none.
 
         A consumer with `max_ack_pending` delivers no more than that before some are acknowledged: it returns with them.
         Raises a status of the server that is an error, and RequestTimeoutError if the server does not answer at all.
         While a server restarts, or a leader changes, there may be no responder: it is tried again until `timeout`.
         """
-        check_seconds(timeout)
+        timeout = check_seconds(timeout)
         deadline, failures = self._client.now() + timeout, 0
         while True:
             try:
@@ -207,8 +207,9 @@ class Consumer:
                 inbox.end()
         return sent_after
 
-    async def next(self, *, timeout: float = 5.0) -> JsMessage:
+    async def next(self, *, timeout: Duration = 5.0) -> JsMessage:
         """The next message; raises RequestTimeoutError if none arrives in time."""
+        timeout = check_seconds(timeout)
         messages = await self.fetch(1, timeout=timeout)
         if not messages:
             raise RequestTimeoutError(f"{self._handle}: no message within {timeout:g} s")
@@ -220,9 +221,9 @@ class Consumer:
         max_messages: int = MAX_MESSAGES,
         max_bytes: int = 0,
         threshold: int | None = None,
-        expires: float = MAX_EXPIRES,
-        heartbeat: float | None = None,
-        idle_timeout: float | None = None,
+        expires: Duration = MAX_EXPIRES,
+        heartbeat: Duration | None = None,
+        idle_timeout: Duration | None = None,
     ) -> Messages:
         """Messages without end: `async for message in consumer.messages()`. See `chunks` for the arguments."""
         return Messages(self._pull_loop(max_messages, max_bytes, threshold, expires, heartbeat), idle_timeout)
@@ -233,9 +234,9 @@ class Consumer:
         max_messages: int = MAX_MESSAGES,
         max_bytes: int = 0,
         threshold: int | None = None,
-        expires: float = MAX_EXPIRES,
-        heartbeat: float | None = None,
-        idle_timeout: float | None = None,
+        expires: Duration = MAX_EXPIRES,
+        heartbeat: Duration | None = None,
+        idle_timeout: Duration | None = None,
     ) -> MessageLists:
         """Messages without end, in lists as they arrive: the fast way.
 
@@ -260,8 +261,8 @@ class Consumer:
         max_messages: int = MAX_MESSAGES,
         max_bytes: int = 0,
         threshold: int | None = None,
-        expires: float = MAX_EXPIRES,
-        heartbeat: float | None = None,
+        expires: Duration = MAX_EXPIRES,
+        heartbeat: Duration | None = None,
     ) -> Consuming:
         """Call `callback` with each message until `stop` or `drain`, in up to `concurrency` tasks at once.
 
@@ -304,7 +305,7 @@ class Consumer:
             ended.set()
 
     def _pull_loop(
-        self, max_messages: int, max_bytes: int, threshold: int | None, expires: float, heartbeat: float | None
+        self, max_messages: int, max_bytes: int, threshold: int | None, expires: Duration, heartbeat: Duration | None
     ) -> PullLoop:
         """A loop that requests no more than the consumer allows, where that is known."""
         check_integer(max_bytes, "max_bytes")

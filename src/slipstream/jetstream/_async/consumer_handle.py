@@ -17,6 +17,7 @@ from slipstream.errors import AuthorizationError, Error, StatusError
 from slipstream.jetstream._async.context import JetStreamContext
 from slipstream.jetstream.consume.prefetch import AckRules
 from slipstream.wire import Msg
+from slipstream.wire.arguments import Duration
 
 REFRESH = 60.0  # seconds: so old may the known configuration get while messages are read,
 REFRESH_ON_REDELIVERY = 1.0  # and so old if messages are redelivered
@@ -50,7 +51,7 @@ class ConsumerHandle:
         """The same error; a status that the server sent names this consumer from now on."""
         return error.about(stream=self.stream, consumer=self.name) if isinstance(error, StatusError) else error
 
-    async def info(self, *, timeout: float | None = None) -> ConsumerInfo:
+    async def info(self, *, timeout: Duration | None = None) -> ConsumerInfo:
         """Ask the server for configuration and state."""
         call = self.context.consumer_api.info(self.stream, self.name)
         self.cached_info = await self.context.run(call, timeout=timeout)

@@ -7,7 +7,7 @@ blocking twin is generated from this file (`tools/unasync.py`).
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
@@ -36,7 +36,7 @@ from slipstream.jetstream.publish.repeats import is_repeatable
 from slipstream.jetstream.reads.read_state import ReadStats
 from slipstream.jetstream.reads.session import SessionState
 from slipstream.wire import Headers
-from slipstream.wire.arguments import check_seconds
+from slipstream.wire.arguments import Duration, check_seconds, check_timeout
 from slipstream.wire.headers import HeaderValues
 
 T = TypeVar("T")
@@ -55,11 +55,11 @@ class JetStream:
         *,
         prefix: str = "",
         domain: str = "",
-        timeout: float = DEFAULT_TIMEOUT,
+        timeout: Duration = DEFAULT_TIMEOUT,
         codec: Codec[Any] | None = None,
     ) -> None:
         api_prefix = names.api_prefix(prefix=prefix, domain=domain)
-        self._context = JetStreamContext(client, api_prefix, timeout=timeout, codec=codec)
+        self._context = JetStreamContext(client, api_prefix, timeout=check_seconds(timeout), codec=codec)
 
     def __repr__(self) -> str:
         prefix = "" if self.prefix == names.API_PREFIX else f", prefix {self.prefix!r}"
@@ -115,11 +115,11 @@ class JetStream:
         expected_last_seq: int | None = None,
         expected_last_subject_seq: int | None = None,
         expected_last_msg_id: str | None = None,
-        ttl: timedelta | float | None = None,
+        ttl: Duration | None = None,
         rollup: str | None = None,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
         retries: int = RETRIES,
-        retry_wait: float = RETRY_WAIT,
+        retry_wait: Duration = RETRY_WAIT,
     ) -> PubAck:
         """Store one message and wait until the stream has it. For many messages use `publisher()`.
 
@@ -149,8 +149,9 @@ class JetStream:
             ttl=ttl,
             rollup=rollup,
         )
+        retry_wait = check_seconds(retry_wait, "retry_wait")
         if retries and is_repeatable(call.header):
-            limit = self._context.timeout if timeout is None else timeout
+            limit = self._context.timeout if timeout is None else check_seconds(timeout)
             ack = await RepeatedPublish(self._context, call).run(timeout=limit, retries=retries, retry_wait=retry_wait)
             self._context.note_ack(ack, subject, call.header)
             return ack
@@ -171,29 +172,29 @@ class JetStream:
         self,
         *,
         max_in_flight: int = DEFAULT_WINDOW,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
         retries: int = 0,
-        retry_wait: float = RETRY_WAIT,
+        retry_wait: Duration = RETRY_WAIT,
     ) -> Publisher:
         """Publish many messages, each acknowledged, with up to `max_in_flight` acks outstanding: the fast way.
 
         With `retries`, messages that no stream was there to take are sent again, behind those that followed them. After
         a lost connection those with a `msg_id` are, where `publish` would do so, in their order.
         """
-        timeout = self._context.timeout if timeout is None else check_seconds(timeout)
+        timeout = self._context.timeout if timeout is None else timeout
         return Publisher(
             self._context, max_in_flight=max_in_flight, timeout=timeout, retries=retries, retry_wait=retry_wait
         )
 
-    def atomic_batch(self, *, timeout: float | None = None) -> AtomicBatch:
+    def atomic_batch(self, *, timeout: Duration | None = None) -> AtomicBatch:
         """Messages for one stream that are all stored or none: `async with js.atomic_batch() as batch`.
 
         The stream must have `allow_atomic`, which needs nats-server 2.12 or newer.
         """
-        return AtomicBatch(self._context, timeout=self._context.timeout if timeout is None else check_seconds(timeout))
+        return AtomicBatch(self._context, timeout=self._context.timeout if timeout is None else timeout)
 
     async def create_stream(
-        self, config: StreamConfig | str, *, timeout: float | None = None, **fields: Unpack[StreamFields]
+        self, config: StreamConfig | str, *, timeout: Duration | None = None, **fields: Unpack[StreamFields]
     ) -> Stream:
         """Make a stream, or find it made with the same configuration: `create_stream("ORDERS", subjects=["orders.>"])`,
         or with a StreamConfig.
@@ -221,7 +222,7 @@ class JetStream:
         return Stream(context, name)
 
     async def update_stream(
-        self, config: StreamConfig | str, *, timeout: float | None = None, **fields: Unpack[StreamFields]
+        self, config: StreamConfig | str, *, timeout: Duration | None = None, **fields: Unpack[StreamFields]
     ) -> StreamInfo:
         """Change a stream's configuration. Fields that are not set get their defaults, but for `allow_direct`, which
         then stays as it is. To change a part: `update_stream(info.config.replace(max_age=3600))`.
@@ -233,21 +234,21 @@ class JetStream:
             config = config.replace(allow_direct=now.config.allow_direct)
         return await context.run(context.api.update_stream(config), timeout=timeout)
 
-    async def delete_stream(self, name: str, *, timeout: float | None = None) -> None:
+    async def delete_stream(self, name: str, *, timeout: Duration | None = None) -> None:
         """Remove a stream and all its messages."""
         await self._context.run(self._context.api.delete_stream(name), timeout=timeout)
 
-    async def stream_names(self, *, subject: str = "", timeout: float | None = None) -> AsyncIterator[str]:
+    async def stream_names(self, *, subject: str = "", timeout: Duration | None = None) -> AsyncIterator[str]:
         """The names of all streams, or of those that listen on a subject; asked for page by page."""
         async for name in self._context.each(partial(self._context.api.stream_names, subject=subject), timeout=timeout):
             yield name
 
-    async def streams(self, *, subject: str = "", timeout: float | None = None) -> AsyncIterator[StreamInfo]:
+    async def streams(self, *, subject: str = "", timeout: Duration | None = None) -> AsyncIterator[StreamInfo]:
         """The infos of all streams, or of those that listen on a subject; asked for page by page."""
         async for info in self._context.each(partial(self._context.api.stream_list, subject=subject), timeout=timeout):
             yield info
 
-    async def account_info(self, *, timeout: float | None = None) -> AccountInfo:
+    async def account_info(self, *, timeout: Duration | None = None) -> AccountInfo:
         """What this account uses of JetStream and what it may use."""
         return await self._context.run(self._context.api.account_info(), timeout=timeout)
 
@@ -255,11 +256,11 @@ class JetStream:
         """A handle on the stream of that name; nothing is asked of the server yet."""
         return Stream(self._context, requests.check_name(name))
 
-    async def stream_of(self, subject: str, *, timeout: float | None = None) -> Stream:
+    async def stream_of(self, subject: str, *, timeout: Duration | None = None) -> Stream:
         """The one stream that listens on a subject; raises StreamLookupError if it is none or several."""
         return Stream(self._context, await self._context.stream_name_of(subject, timeout=timeout))
 
-    async def run(self, call: requests.Call[T], *, timeout: float | None = None) -> T:
+    async def run(self, call: requests.Call[T], *, timeout: Duration | None = None) -> T:
         """Send a request and decode its answer."""
         return await self._context.run(call, timeout=timeout)
 
@@ -276,7 +277,7 @@ class JetStream:
         callback: Callback | None = None,
         max_pending_msgs: int = MAX_PENDING_MSGS,
         max_pending_bytes: int = MAX_PENDING_BYTES,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
     ) -> PushSubscription:
         """Have messages pushed: those of `subject`, from the one stream that listens on it or from `stream`.
 
@@ -288,6 +289,7 @@ class JetStream:
         Raises a subclass of SubscribeError for what does not fit together, StreamLookupError or ConsumerNotFoundError
         for what is not there.
         """
+        timeout = check_timeout(timeout)
         wanted = Wanted(subject, stream, consumer, durable, queue, is_pull=False, config=config)
         return await push_subscribe(
             self._context,
@@ -307,9 +309,10 @@ class JetStream:
         consumer: str = "",
         durable: str = "",
         config: ConsumerConfig | None = None,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
     ) -> PullSubscription:
         """The same for a pull consumer, whose messages are fetched."""
+        timeout = check_timeout(timeout)
         wanted = Wanted(subject, stream, consumer, durable, is_pull=True, config=config)
         return await pull_subscribe(self._context, wanted, timeout=timeout)
 
@@ -323,14 +326,15 @@ class JetStream:
         start_time: int | datetime | None = None,
         deliver_policy: str = "",
         headers_only: bool = False,
-        heartbeat: float = HEARTBEAT,
+        heartbeat: Duration = HEARTBEAT,
         min_last_seq: int = 0,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
     ) -> OrderedConsumer:
         """An ordered consumer of `subject`, of the one stream that listens on it or of `stream`.
 
         See `Stream.ordered_consumer`, which does the same for several subjects.
         """
+        timeout = check_timeout(timeout)
         found = self.stream(stream) if stream else await self.stream_of(subject, timeout=timeout)
         return found.ordered_consumer(
             subject,

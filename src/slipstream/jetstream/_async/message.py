@@ -6,12 +6,12 @@ The blocking twin is generated from this file (`tools/unasync.py`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
 
 from slipstream.client._async.client import Client
 from slipstream.errors import NoRespondersError
 from slipstream.jetstream.consume.ack_subject import ACK, IN_PROGRESS, BaseJsMessage, nak_body, split_reply, term_body
 from slipstream.wire import parse_status
+from slipstream.wire.arguments import Duration, check_seconds
 
 
 class JsMessage(BaseJsMessage[Client]):
@@ -24,8 +24,9 @@ class JsMessage(BaseJsMessage[Client]):
             if self._client.is_full:
                 await self._client.ready()
 
-    async def ack_sync(self, *, timeout: float = 5.0) -> None:
+    async def ack_sync(self, *, timeout: Duration = 5.0) -> None:
         """Acknowledge it, and return when the server has confirmed that."""
+        timeout = check_seconds(timeout)
         if self.is_settled:
             return
         split_reply(self.reply)
@@ -35,7 +36,7 @@ class JsMessage(BaseJsMessage[Client]):
             raise NoRespondersError(self.reply, "the consumer of the message no longer exists")
         self.is_settled = True
 
-    async def nak(self, delay: timedelta | float | None = None) -> None:
+    async def nak(self, delay: Duration | None = None) -> None:
         """Negatively acknowledge it: the server redelivers it, at once or after `delay` (a timedelta, or seconds)."""
         if not self.is_settled:
             self._settle(nak_body(delay))

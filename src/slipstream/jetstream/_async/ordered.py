@@ -36,7 +36,7 @@ from slipstream.jetstream.consume.ordered import MessageRun, OrderedState
 from slipstream.jetstream.consume.placement import Leader, is_on, starts_behind
 from slipstream.jetstream.consume.status import ControlReply, HeartbeatMonitor
 from slipstream.jetstream.consumer_requests import Action
-from slipstream.jetstream.requests import check_timeout
+from slipstream.wire.arguments import Duration, check_seconds
 
 CREATE_TIMEOUT = 5.0
 IDLE_CHECK = 0.5  # seconds to wait for one of the initial messages before asking the server whether there is one
@@ -63,13 +63,13 @@ class OrderedConsumer(Openable):
     server are repaired by the next read: a new consumer continues behind the last message that was returned.
     """
 
-    def __init__(self, context: JetStreamContext, stream: str, config: ConsumerConfig, *, heartbeat: float) -> None:
+    def __init__(self, context: JetStreamContext, stream: str, config: ConsumerConfig, *, heartbeat: Duration) -> None:
         self._context = context
         self._client = context.client
         self._api = context.consumer_api
-        self._state = OrderedState(config, heartbeat=heartbeat)
+        self._state = OrderedState(config, heartbeat=check_seconds(heartbeat, "heartbeat"))
         self._subscription: Subscription | None = None
-        self._heartbeats = HeartbeatMonitor(heartbeat, self._client.now())
+        self._heartbeats = HeartbeatMonitor(self._state.heartbeat, self._client.now())
         self._epoch = self._client.epoch
         self._attempts = 0  # to create a consumer, in a row without success
         self._not_before = 0.0  # when the next attempt may begin
@@ -115,13 +115,13 @@ class OrderedConsumer(Openable):
         """The name of the consumer in use; empty while there is none."""
         return self._state.name
 
-    async def start(self, *, timeout: float = CREATE_TIMEOUT) -> Self:
+    async def start(self, *, timeout: Duration = CREATE_TIMEOUT) -> Self:
         """Create the consumer, if there is none in use. Transient failures are retried until the time is up.
 
         Raises the server's error if it rejects the consumer, StaleReadError if no copy was shown to have what it must
         have seen, and the last failure when the time is up.
         """
-        check_timeout(timeout)
+        timeout = check_seconds(timeout)
         client = self._client
         deadline = client.now() + timeout
         while self._state.is_broken and not self._is_closed:
@@ -139,20 +139,20 @@ class OrderedConsumer(Openable):
         is_limit = error.err_code == ErrorCode.MAXIMUM_CONSUMERS_LIMIT
         return is_limit and self._client.now() < self._deleted_at + DELETE_TIMEOUT
 
-    async def next(self, *, timeout: float = 5.0, idle: float | None = None) -> JsMessage:
+    async def next(self, *, timeout: Duration = 5.0, idle: Duration | None = None) -> JsMessage:
         """The next message; raises RequestTimeoutError if none arrives in time.
 
         Also after `idle` seconds of silence, in which a consumer was there: the time to create one does not count.
         """
-        check_timeout(timeout)
+        timeout, idle = check_seconds(timeout), check_timeout(idle, "idle")
         if not self._left:
             chunk = await self.next_chunk(timeout=timeout, idle=idle)
             self._left = chunk[::-1]
         return self._left.pop()
 
-    async def next_chunk(self, *, timeout: float = 5.0, idle: float | None = None) -> list[JsMessage]:
+    async def next_chunk(self, *, timeout: Duration = 5.0, idle: Duration | None = None) -> list[JsMessage]:
         """All messages that have arrived, at least one; raises RequestTimeoutError if none arrives in time (`next`)."""
-        check_timeout(timeout)
+        timeout, idle = check_seconds(timeout), check_timeout(idle, "idle")
         try:
             chunk = await self._read_chunk(timeout, idle)
         except RequestTimeoutError as error:

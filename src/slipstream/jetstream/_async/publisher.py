@@ -6,7 +6,6 @@ file (`tools/unasync.py`).
 
 from __future__ import annotations
 
-from datetime import timedelta
 from functools import partial
 from types import TracebackType
 from typing import Self
@@ -21,7 +20,7 @@ from slipstream.jetstream._async.repeats import RepeatCheck
 from slipstream.jetstream.publish.ack_window import AckWindow, FailedPublish, PendingAck, Sent
 from slipstream.jetstream.publish.repeats import is_repeatable
 from slipstream.wire import Headers
-from slipstream.wire.arguments import check_integer, check_seconds
+from slipstream.wire.arguments import Duration, check_integer, check_seconds
 from slipstream.wire.headers import HeaderValues
 
 RETRY_WAIT = 0.25  # seconds before the first retry of a publish that no stream took
@@ -39,20 +38,19 @@ class Publisher(Openable):
         context: JetStreamContext,
         *,
         max_in_flight: int,
-        timeout: float,
+        timeout: Duration,
         retries: int = 0,
-        retry_wait: float = RETRY_WAIT,
+        retry_wait: Duration = RETRY_WAIT,
     ) -> None:
         check_integer(max_in_flight, "max_in_flight", least=1)
         check_integer(retries, "retries")
-        check_seconds(retry_wait, "retry_wait")
         self._context = context
         self._client = context.client
         self._codec = context.codec
         self._retries = retries
-        self._retry_wait = retry_wait
+        self._retry_wait = check_seconds(retry_wait, "retry_wait")
         self._window = AckWindow(max_in_flight, None if context.session is None else context.note_ack)
-        self._timeout = timeout
+        self._timeout = check_seconds(timeout)
 
     def __repr__(self) -> str:
         return f"<Publisher of {self._client!r}, {self._window.in_flight} in flight>"
@@ -88,7 +86,7 @@ class Publisher(Openable):
         expected_last_seq: int | None = None,
         expected_last_subject_seq: int | None = None,
         expected_last_msg_id: str | None = None,
-        ttl: timedelta | float | None = None,
+        ttl: Duration | None = None,
         rollup: str | None = None,
     ) -> None:
         """Send one message; waits only while the window is full. Raises the first failure of an earlier message.
@@ -140,7 +138,7 @@ class Publisher(Openable):
         expected_stream: str | None = None,
         expected_last_seq: int | None = None,
         expected_last_subject_seq: int | None = None,
-        ttl: timedelta | float | None = None,
+        ttl: Duration | None = None,
     ) -> PendingAck:
         """As `publish`, for a message whose own ack matters: `result(pending)` waits for it and raises its failure."""
         if not isinstance(payload, bytes):

@@ -40,6 +40,7 @@ from slipstream.jetstream.consume.prefetch import Pace, PullStats
 from slipstream.jetstream.consume.pull import PullFlow
 from slipstream.jetstream.consume.status import HeartbeatMonitor
 from slipstream.wire import Msg
+from slipstream.wire.arguments import Duration, check_timeout
 
 CHECK_AFTER = 3  # requests in a row without a responder before the server is asked whether the consumer exists
 CHECK_TIMEOUT = 5.0
@@ -339,10 +340,10 @@ class MessageLists(Openable):
     It has one reader at a time; `consume` has a `concurrency`.
     """
 
-    def __init__(self, loop: PullLoop, idle_timeout: float | None) -> None:
+    def __init__(self, loop: PullLoop, idle_timeout: Duration | None) -> None:
         self._loop: PullLoop | None = loop
         self._client = loop.client
-        self._idle_timeout = idle_timeout
+        self._idle_timeout = check_timeout(idle_timeout, "idle_timeout")
         self._lock = Lock()
         self._is_reading = False
         self.stats = loop.stats

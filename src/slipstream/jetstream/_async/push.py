@@ -29,6 +29,7 @@ from slipstream.jetstream._async.context import JetStreamContext
 from slipstream.jetstream._async.message import Callback, JsMessage
 from slipstream.jetstream.consume.inbox import DRAIN_TIMEOUT
 from slipstream.jetstream.consume.status import MISSED_HEARTBEATS, ControlReply, PushState
+from slipstream.wire.arguments import Duration, check_seconds, check_timeout
 
 
 class PushSubscription:
@@ -82,20 +83,22 @@ class PushSubscription:
         """How many messages have arrived and were not taken yet."""
         return self._subscription.pending + self._state.waiting + len(self._left)
 
-    async def info(self, *, timeout: float | None = None) -> ConsumerInfo:
+    async def info(self, *, timeout: Duration | None = None) -> ConsumerInfo:
         """Configuration and state of the consumer, as they are now."""
         call = self._context.consumer_api.info(self.stream, self.consumer_name)
         self.cached_info = await self._context.run(call, timeout=timeout)
         return self.cached_info
 
-    async def next(self, *, timeout: float = 5.0) -> JsMessage:
+    async def next(self, *, timeout: Duration = 5.0) -> JsMessage:
         """The next message; raises RequestTimeoutError if none arrives in time, and a status that is an error."""
+        timeout = check_seconds(timeout)
         if not self._left:
             self._left = (await self.next_chunk(timeout=timeout))[::-1]
         return self._left.pop()
 
-    async def next_chunk(self, *, timeout: float = 5.0) -> list[JsMessage]:
+    async def next_chunk(self, *, timeout: Duration = 5.0) -> list[JsMessage]:
         """All messages that have arrived, at least one; raises as `next` does."""
+        timeout = check_seconds(timeout)
         try:
             chunk = await self._read_chunk(self._client.now() + timeout)
         except RequestTimeoutError as error:
@@ -119,22 +122,24 @@ class PushSubscription:
     def __aiter__(self) -> AsyncIterator[JsMessage]:
         return self.messages()
 
-    async def unsubscribe(self, *, timeout: float | None = None) -> None:
+    async def unsubscribe(self, *, timeout: Duration | None = None) -> None:
         """End the subscription at once; what has arrived can still be read.
 
         Deletes the consumer if this is its owner, and raises if that fails.
         """
+        timeout = check_timeout(timeout)
         self._subscription.end()
         if self.is_owner:
             self.is_owner = False
             await self._context.run(self._context.consumer_api.delete(self.stream, self.consumer_name), timeout=timeout)
 
-    async def drain(self, *, timeout: float = DRAIN_TIMEOUT) -> None:
+    async def drain(self, *, timeout: Duration = DRAIN_TIMEOUT) -> None:
         """End the subscription when everything that the server has sent has arrived.
 
         With a callback it returns when all of it was handled. Then, or when the last message was read, the consumer is
         deleted if this is its owner; a failure of that is reported to on_event.
         """
+        timeout = check_seconds(timeout)
         deadline = self._client.now() + timeout
         await self._subscription.drain(timeout=timeout)
         if self._worker is None:

@@ -18,6 +18,7 @@ from slipstream.jetstream import requests
 from slipstream.jetstream._async.jetstream import JetStream
 from slipstream.jetstream.requests import Call
 from slipstream.wire import Msg
+from slipstream.wire.arguments import Duration, check_timeout
 
 CHUNK_SIZE = 128 * 1024
 MAX_PENDING = 64 * 1024 * 1024
@@ -30,11 +31,11 @@ class Snapshot:
     The bytes are a whole snapshot only if the iteration ends without an error.
     """
 
-    def __init__(self, js: JetStream, name: str, *, consumers: bool, chunk_size: int, timeout: float | None) -> None:
+    def __init__(self, js: JetStream, name: str, *, consumers: bool, chunk_size: int, timeout: Duration | None) -> None:
         self._js = js
         self._name = requests.check_name(name)
         self._body = {"no_consumers": not consumers, "chunk_size": chunk_size, "jsck": False}
-        self._timeout = timeout
+        self._timeout = check_timeout(timeout)
         self.config: dict[str, Any] = {}
         self.state: dict[str, Any] = {}
 

@@ -18,6 +18,7 @@ from slipstream.errors import AuthorizationError, Error, StatusError
 from slipstream.jetstream._sync.context import JetStreamContext
 from slipstream.jetstream.consume.prefetch import AckRules
 from slipstream.wire import Msg
+from slipstream.wire.arguments import Duration
 
 REFRESH = 60.0  # seconds: so old may the known configuration get while messages are read,
 REFRESH_ON_REDELIVERY = 1.0  # and so old if messages are redelivered
@@ -51,7 +52,7 @@ class ConsumerHandle:
         """The same error; a status that the server sent names this consumer from now on."""
         return error.about(stream=self.stream, consumer=self.name) if isinstance(error, StatusError) else error
 
-    def info(self, *, timeout: float | None = None) -> ConsumerInfo:
+    def info(self, *, timeout: Duration | None = None) -> ConsumerInfo:
         """Ask the server for configuration and state."""
         call = self.context.consumer_api.info(self.stream, self.name)
         self.cached_info = self.context.run(call, timeout=timeout)

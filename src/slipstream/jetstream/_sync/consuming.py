@@ -36,6 +36,7 @@ from slipstream.jetstream.consume.error_policy import Decider, Policy, check_on_
 from slipstream.jetstream.consume.inbox import DRAIN_TIMEOUT
 from slipstream.jetstream.consume.subject_order import SubjectOrder
 from slipstream.jetstream.consume.worker_stats import WorkerStats
+from slipstream.wire.arguments import Duration, check_seconds
 
 MAX_WAITING = 256  # messages that wait for their subjects, at most
 LOOK = 1.0  # seconds: a task that is cancelled before it has begun does not say that it ended
@@ -112,19 +113,20 @@ class Consuming:
         """Whether the handler has been called for the last time."""
         return bool(self._ended.count) or all(worker.is_done for worker in self._workers)
 
-    def wait(self, *, timeout: float = FOREVER) -> None:
+    def wait(self, *, timeout: Duration = FOREVER) -> None:
         """Wait for the end: `stop` or `drain` was called, or the client closed. Raises the error that ended it.
 
         So a program whose work is this handler notices that its consumer or stream was deleted, and that a handler
         raised SystemExit or KeyboardInterrupt.
         """
+        timeout = check_seconds(timeout)
         if self._is_own:
             raise UsageError(f"wait() must not be called by the handler of {self._name}: it would wait for itself")
         if not self._has_ended(timeout):
             raise RequestTimeoutError(f"{self._name} still runs after {timeout:g} s")
         self._raise_error()
 
-    def stop(self, *, give_back: bool = False, timeout: float = DRAIN_TIMEOUT) -> None:
+    def stop(self, *, give_back: bool = False, timeout: Duration = DRAIN_TIMEOUT) -> None:
         """Take no more messages and wait for the handlers that run. Raises the error that ended it before.
 
         Messages that arrived and were not handled are for the next call on the consumer. With `give_back` they are
@@ -132,6 +134,7 @@ class Consuming:
         handled. If handlers still run after `timeout`, their messages are given back as well, and tasks are cancelled.
         It ends in time also while there is no connection, or the server does not answer.
         """
+        timeout = check_seconds(timeout)
         deadline = self._client.now() + timeout
         with self._lock:
             self._give_back_until = deadline
@@ -151,21 +154,23 @@ class Consuming:
                 self._give_up()
             raise
 
-    def drain(self, *, timeout: float = DRAIN_TIMEOUT) -> None:
+    def drain(self, *, timeout: Duration = DRAIN_TIMEOUT) -> None:
         """Send no more requests and wait until everything that arrived is handled. Raises as `stop` does."""
+        timeout = check_seconds(timeout)
         self._is_draining = True
         self._loop.stop()
         self._join(timeout, timeout)
 
     @contextmanager
     def drain_on_signals(
-        self, *, signals: Sequence[Signals] = TERMINATION, timeout: float = DRAIN_TIMEOUT
+        self, *, signals: Sequence[Signals] = TERMINATION, timeout: Duration = DRAIN_TIMEOUT
     ) -> Iterator[None]:
         """Stop when the process is asked to end: `with consuming.drain_on_signals(): consuming.wait()`.
 
         It is `stop(give_back=True, timeout=timeout)`. Only the main thread can do this. A second signal has its usual
         effect. Several workers may do so at once.
         """
+        timeout = check_seconds(timeout)
         with on_signals(signals, partial(self._stop_on_signal, timeout)):
             yield
 

@@ -20,7 +20,7 @@ from slipstream.jetstream.consume.ack_subject import BaseJsMessage
 from slipstream.jetstream.consumer_requests import ConsumerApi
 from slipstream.jetstream.reads.read_state import ReadState
 from slipstream.jetstream.reads.session import SessionState
-from slipstream.wire.arguments import check_seconds
+from slipstream.wire.arguments import Duration, check_seconds, check_timeout
 
 T = TypeVar("T")
 
@@ -65,15 +65,15 @@ class JetStreamContext:
         """The same context for a session: its publishes and reads are noted there."""
         return JetStreamContext(self.client, self.api.prefix, timeout=self.timeout, session=session, codec=self.codec)
 
-    def run(self, call: requests.Call[T], *, timeout: float | None = None) -> T:
+    def run(self, call: requests.Call[T], *, timeout: Duration | None = None) -> T:
         """Send a request and decode its answer."""
         limit = self.timeout if timeout is None else check_seconds(timeout)
         msg = self.client.exchange(call.subject, call.payload, header=call.header, timeout=limit, what=call.awaited)
         return call.decode(msg)
 
-    def each(self, ask: requests.AskPage[T], *, timeout: float | None = None) -> Iterator[T]:
+    def each(self, ask: requests.AskPage[T], *, timeout: Duration | None = None) -> Iterator[T]:
         """The items of a list that the server returns page by page."""
-        seen = 0
+        seen, timeout = 0, check_timeout(timeout)
         while True:
             page = self.run(ask(offset=seen), timeout=timeout)
             for item in page.items:
@@ -82,7 +82,7 @@ class JetStreamContext:
             if not page.items or seen >= page.total:
                 return
 
-    def stream_name_of(self, subject: str, *, timeout: float | None = None) -> str:
+    def stream_name_of(self, subject: str, *, timeout: Duration | None = None) -> str:
         """The name of the one stream that listens on a subject; raises StreamLookupError if it is none or several."""
         found = self.run(self.consumer_api.streams_of(subject), timeout=timeout)
         if len(found) != 1:

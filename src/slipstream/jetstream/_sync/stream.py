@@ -37,6 +37,7 @@ from slipstream.jetstream.reads.direct_get import StoredMessage
 from slipstream.jetstream.reads.read_state import StreamCache
 from slipstream.jetstream.reads.retry import SHORTEST_TRY
 from slipstream.wire import check_filter
+from slipstream.wire.arguments import Duration, check_timeout
 
 CAUSE_TIMEOUT = 1.0  # seconds to find out why a Direct Get had no responders
 
@@ -63,7 +64,7 @@ class Stream:
         return f"<Stream {self.name!r}>"
 
     def info(
-        self, *, subjects_filter: str = "", deleted_details: bool = False, timeout: float | None = None
+        self, *, subjects_filter: str = "", deleted_details: bool = False, timeout: Duration | None = None
     ) -> StreamInfo:
         """The stream's configuration and state, from its leader."""
         call = self._context.api.stream_info(
@@ -71,31 +72,34 @@ class Stream:
         )
         return self._context.run(call, timeout=timeout)
 
-    def subjects(self, pattern: str = ">", *, timeout: float | None = None) -> Iterator[str]:
+    def subjects(self, pattern: str = ">", *, timeout: Duration | None = None) -> Iterator[str]:
         """The subjects that the stream has messages of and that match, asked for page by page."""
         for subject in self._context.each(
             partial(self._context.api.subject_names, self.name, pattern), timeout=timeout
         ):
             yield subject
 
-    def delete(self, *, timeout: float | None = None) -> None:
+    def delete(self, *, timeout: Duration | None = None) -> None:
         """Remove the stream and all its messages."""
         self._context.run(self._context.api.delete_stream(self.name), timeout=timeout)
 
-    def purge(self, *, subject: str = "", below: int | None = None, keep: int = 0, timeout: float | None = None) -> int:
+    def purge(
+        self, *, subject: str = "", below: int | None = None, keep: int = 0, timeout: Duration | None = None
+    ) -> int:
         """Remove messages, and tell how many: all, those that match `subject`, those under the sequence `below`, or all
         but the newest `keep`. Not covered by `min_last_seq`: the last sequence stays what it was."""
+        timeout = check_timeout(timeout)
         call = self._context.api.purge_stream(self.name, subject=subject, below=below, keep=keep)
         return 0 if call is None else self._context.run(call, timeout=timeout)
 
-    def delete_message(self, seq: int, *, erase: bool = True, timeout: float | None = None) -> None:
+    def delete_message(self, seq: int, *, erase: bool = True, timeout: Duration | None = None) -> None:
         """Remove one message. Not covered by `min_last_seq`: the last sequence stays what it was."""
         self._context.run(self._context.api.delete_message(self.name, seq, erase=erase), timeout=timeout)
 
     # Messages
 
     def get(
-        self, seq: int, *, min_last_seq: int = 0, from_leader: bool = False, timeout: float | None = None
+        self, seq: int, *, min_last_seq: int = 0, from_leader: bool = False, timeout: Duration | None = None
     ) -> StoredMessage:
         """The message with that sequence. Raises MessageNotFoundError if there is none (any more)."""
         requests.check_seq(seq, "seq", least=1)
@@ -108,7 +112,7 @@ class Stream:
         seq: int = 1,
         min_last_seq: int = 0,
         from_leader: bool = False,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
     ) -> StoredMessage:
         """The first message at or after `seq` whose subject matches."""
         requests.check_seq(seq, "seq")
@@ -116,14 +120,16 @@ class Stream:
         return self._get(request, min_last_seq, from_leader, timeout)
 
     def get_last(
-        self, subject: str, *, min_last_seq: int = 0, from_leader: bool = False, timeout: float | None = None
+        self, subject: str, *, min_last_seq: int = 0, from_leader: bool = False, timeout: Duration | None = None
     ) -> StoredMessage:
         """The newest message whose subject matches. Raises MessageNotFoundError if there is none."""
         request = GetRequest(last_by_subj=check_filter(subject))
         return self._get(request, min_last_seq, from_leader, timeout)
 
-    def _get(self, request: GetRequest, min_last_seq: int, from_leader: bool, timeout: float | None) -> StoredMessage:
-        requests.check_timeout(timeout)
+    def _get(
+        self, request: GetRequest, min_last_seq: int, from_leader: bool, timeout: Duration | None
+    ) -> StoredMessage:
+        timeout = check_timeout(timeout)
         read = partial(self._reads.get, request, min_last_seq=min_last_seq)
         begin, by_leader = self._context.client.now(), from_leader or self._cache.is_leader_only
         try:
@@ -172,7 +178,7 @@ class Stream:
         up_to_time: int | datetime | None = None,
         min_last_seq: int = 0,
         from_leader: bool = False,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
     ) -> dict[str, StoredMessage]:
         """Subject to newest message, for one or any number of subjects and patterns; those without one are left out.
 
@@ -185,7 +191,7 @@ class Stream:
             raise UsageError(f"subjects must be a subject or a sequence of subjects, got {subjects!r}")
         asked = tuple(check_filter(subject) for subject in ((subjects,) if isinstance(subjects, str) else subjects))
         requests.check_seq(up_to_seq, "up_to_seq")
-        requests.check_timeout(timeout)
+        timeout = check_timeout(timeout)
         bound = Bound(up_to_seq, None if up_to_time is None else instant(up_to_time, "up_to_time"))
         read = partial(self._reads.last_many, asked, bound, min_last_seq=min_last_seq)
         begin = self._context.client.now()
@@ -197,29 +203,31 @@ class Stream:
             self._go_on_by_leader(error, from_leader=by_leader, needs=needs)
             return read(from_leader=True, timeout=self._left(begin, timeout))
 
-    def newest_seq(self, *, timeout: float | None = None) -> int:
+    def newest_seq(self, *, timeout: Duration | None = None) -> int:
         """The newest sequence, by the leader when this was called; of a mirror, that of the stream it copies.
 
         A read with it as `min_last_seq` shows all that was stored before the call. The request is shared by those who
         wait for the same.
         """
-        requests.check_timeout(timeout)
+        timeout = check_timeout(timeout)
         return self._reads.newest_seq(timeout=timeout)
 
-    def learn_generation(self, *, timeout: float | None = None) -> None:
+    def learn_generation(self, *, timeout: Duration | None = None) -> None:
         """Ask the leader when the stream was made, unless that was done a moment ago: for the layers above."""
+        timeout = check_timeout(timeout)
         self._reads.learn_generation(timeout=timeout)
 
-    def get_from_leader(self, request: GetRequest, *, timeout: float | None = None) -> StoredMessage:
+    def get_from_leader(self, request: GetRequest, *, timeout: Duration | None = None) -> StoredMessage:
         """Message Get as it is: answered by the stream's leader alone, or by one that does not know it was deposed.
 
         In a session the answer is as new as any read of it.
         """
+        timeout = check_timeout(timeout)
         if self._context.session is not None:
             return self._reads.get(request, min_last_seq=0, from_leader=True, timeout=timeout)
         return self._context.run(self._context.api.message_get(self.name, request), timeout=timeout)
 
-    def get_last_from_leader(self, subject: str, *, timeout: float | None = None) -> StoredMessage:
+    def get_last_from_leader(self, subject: str, *, timeout: Duration | None = None) -> StoredMessage:
         """The newest message whose subject matches, as the stream's leader has it."""
         return self.get_from_leader(GetRequest(last_by_subj=check_filter(subject)), timeout=timeout)
 
@@ -232,7 +240,7 @@ class Stream:
         start_time: int | datetime | None = None,
         min_last_seq: int = 0,
         from_leader: bool = False,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
     ) -> Iterator[StoredMessage]:
         """Every message that matches `subject`, in order, from `start` (or `start_time`, a datetime or nanoseconds
         since the epoch) to `end` (inclusive; 0: to the last).
@@ -262,7 +270,7 @@ class Stream:
         start_time: int | datetime | None = None,
         min_last_seq: int = 0,
         from_leader: bool = False,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
     ) -> Iterator[list[StoredMessage]]:
         """The same in lists, as they arrive."""
         chunks = self.read_columns(
@@ -287,7 +295,7 @@ class Stream:
         min_last_seq: int = 0,
         from_leader: bool = False,
         parts: Part = Part.ALL,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
     ) -> Iterator[Columns]:
         """The same in columns, as they arrive: the fast way. `parts` says what is wanted beside the sequences: the rest
         may be blank, and is not paid for then.
@@ -301,7 +309,7 @@ class Stream:
             requests.check_seq(seq, what)
         if start_time is not None and (start > 1 or from_leader):
             raise UsageError("start_time excludes start and from_leader")
-        requests.check_timeout(timeout)
+        timeout = check_timeout(timeout)
         since = None if start_time is None else instant(start_time, "start_time")
         if end and start > end:
             return
@@ -329,7 +337,7 @@ class Stream:
     # Consumers
 
     def create_consumer(
-        self, config: ConsumerConfig | str, *, timeout: float | None = None, **fields: Unpack[ConsumerFields]
+        self, config: ConsumerConfig | str, *, timeout: Duration | None = None, **fields: Unpack[ConsumerFields]
     ) -> Consumer:
         """Create a consumer: a durable one of that name with these fields (`create_consumer("workers", ack_wait=60)`),
         or as configured.
@@ -341,42 +349,43 @@ class Stream:
         return self._create_consumer(config, Action.CREATE, timeout, fields)
 
     def update_consumer(
-        self, config: ConsumerConfig | str, *, timeout: float | None = None, **fields: Unpack[ConsumerFields]
+        self, config: ConsumerConfig | str, *, timeout: Duration | None = None, **fields: Unpack[ConsumerFields]
     ) -> Consumer:
         """Update a consumer; raises ConsumerDoesNotExistError if none of that name exists."""
         return self._create_consumer(config, Action.UPDATE, timeout, fields)
 
     def create_or_update_consumer(
-        self, config: ConsumerConfig | str, *, timeout: float | None = None, **fields: Unpack[ConsumerFields]
+        self, config: ConsumerConfig | str, *, timeout: Duration | None = None, **fields: Unpack[ConsumerFields]
     ) -> Consumer:
         """Create a consumer, or update the one of that name."""
         return self._create_consumer(config, Action.CREATE_OR_UPDATE, timeout, fields)
 
     def _create_consumer(
-        self, config: ConsumerConfig | str, action: Action, timeout: float | None, fields: ConsumerFields
+        self, config: ConsumerConfig | str, action: Action, timeout: Duration | None, fields: ConsumerFields
     ) -> Consumer:
         if isinstance(config, str):
             requests.check_name(config, "consumer")
+        timeout = check_timeout(timeout)
         config = configuration(ConsumerConfig, config, fields)
         request = partial(self._context.consumer_api.create, self.name, action=action)
         info = create_consumer(self._context, self.name, config, request, timeout=timeout)
         return Consumer(self._context, self.name, info.name, info)
 
-    def consumer(self, name: str, *, timeout: float | None = None) -> Consumer:
+    def consumer(self, name: str, *, timeout: Duration | None = None) -> Consumer:
         """An existing consumer; raises ConsumerNotFoundError if none of that name exists."""
         info = self._context.run(self._context.consumer_api.info(self.name, name), timeout=timeout)
         return Consumer(self._context, self.name, name, info)
 
-    def delete_consumer(self, name: str, *, timeout: float | None = None) -> None:
+    def delete_consumer(self, name: str, *, timeout: Duration | None = None) -> None:
         """Delete a consumer; the stream keeps its messages."""
         self._context.run(self._context.consumer_api.delete(self.name, name), timeout=timeout)
 
-    def consumer_names(self, *, timeout: float | None = None) -> Iterator[str]:
+    def consumer_names(self, *, timeout: Duration | None = None) -> Iterator[str]:
         """The names of all consumers, asked for page by page."""
         for name in self._context.each(partial(self._context.consumer_api.names, self.name), timeout=timeout):
             yield name
 
-    def consumers(self, *, timeout: float | None = None) -> Iterator[ConsumerInfo]:
+    def consumers(self, *, timeout: Duration | None = None) -> Iterator[ConsumerInfo]:
         """The infos of all consumers, asked for page by page."""
         for info in self._context.each(partial(self._context.consumer_api.list, self.name), timeout=timeout):
             yield info
@@ -391,7 +400,7 @@ class Stream:
         headers_only: bool = False,
         replay_policy: str = ReplayPolicy.INSTANT.value,
         metadata: Mapping[str, str] | None = None,
-        heartbeat: float = ordered.HEARTBEAT,
+        heartbeat: Duration = ordered.HEARTBEAT,
         min_last_seq: int = 0,
     ) -> OrderedConsumer:
         """Messages in order, each once, across reconnects and restarts of the server: `for message in …`.

@@ -32,6 +32,7 @@ from slipstream.jetstream._sync.push import PushSubscription, delete_and_report
 from slipstream.jetstream.consume.inbox import DRAIN_TIMEOUT
 from slipstream.jetstream.consume.subscribe import Wanted, check_existing
 from slipstream.jetstream.consumer_requests import Action
+from slipstream.wire.arguments import Duration, check_seconds, check_timeout
 
 
 class PullSubscription(Consumer):
@@ -52,18 +53,20 @@ class PullSubscription(Consumer):
         super().__init__(context, stream, name, info)
         self.is_owner = is_owner
 
-    def unsubscribe(self, *, timeout: float | None = None) -> None:
+    def unsubscribe(self, *, timeout: Duration | None = None) -> None:
         """End the subscription. Deletes the consumer if this is its owner, and raises if that fails."""
+        timeout = check_timeout(timeout)
         self._single.give_up()
         if self.is_owner:
             self.is_owner = False
             self.delete(timeout=timeout)
 
-    def drain(self, *, timeout: float = DRAIN_TIMEOUT) -> None:
+    def drain(self, *, timeout: Duration = DRAIN_TIMEOUT) -> None:
         """End the subscription when everything that the server has sent has arrived.
 
         Deletes the consumer if this is its owner; a failure of that is reported to on_event.
         """
+        timeout = check_seconds(timeout)
         self._single.drain(timeout=timeout)
         if self.is_owner:
             self.is_owner = False

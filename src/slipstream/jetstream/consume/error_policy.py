@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
-from slipstream.api.times import SECOND, nanoseconds
+from slipstream.api.times import SECOND, Duration, nanoseconds
 from slipstream.errors import UsageError
 from slipstream.wire.subjects import check_subject
 
@@ -21,7 +20,7 @@ from slipstream.wire.subjects import check_subject
 # jitter: the delay counts from each failure, and these are not at the same time.
 DELAYS = (1.0, 5.0, 30.0, 120.0)
 
-Delays = float | timedelta | Sequence[float | timedelta]
+Delays = Duration | Sequence[Duration]
 
 
 def _seconds(delays: Delays) -> list[float]:

@@ -43,7 +43,7 @@ from slipstream.errors import Error, UsageError
 from slipstream.jetstream.consume.ack_subject import num_pending
 from slipstream.jetstream.consume.status import Meaning, is_status, judge, pending_of, pieces_of
 from slipstream.wire import Msg
-from slipstream.wire.arguments import check_integer, check_seconds
+from slipstream.wire.arguments import Duration, check_integer, check_seconds
 
 NO_WAIT_TIMEOUT = 1.0  # seconds for the answer to a `no_wait`: a consumer at its max_ack_pending sends none
 MARGIN = 0.1  # a request expires that many seconds before the caller's deadline, so that its status arrives in time
@@ -257,14 +257,15 @@ class PullFlow:
         max_messages: int = MAX_MESSAGES,
         max_bytes: int = 0,
         threshold: int | None = None,
-        expires: float = MAX_EXPIRES,
-        heartbeat: float | None = None,
+        expires: Duration = MAX_EXPIRES,
+        heartbeat: Duration | None = None,
         max_batch: int = 0,
         max_expires: float = math.inf,
         max_waiting: int = 0,
     ) -> None:
         check_batch(max_messages, max_bytes)
-        if check_seconds(expires, "expires") < 1:
+        expires = check_seconds(expires, "expires")
+        if expires < 1:
             raise UsageError(f"expires must be at least 1 second, got {expires}")
         expires = min(expires, max_expires)
         self.heartbeat = min(expires / 6, 5.0) if heartbeat is None else check_seconds(heartbeat, "heartbeat")

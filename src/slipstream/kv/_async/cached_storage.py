@@ -12,7 +12,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Generic, Self, TypeVar
 
-from slipstream.api.times import duration
+from slipstream.api.times import Duration, duration
 from slipstream.errors import ConnectionClosedError, Error, StaleReadError, UsageError, WrongLastSequenceError
 from slipstream.kv._async.runtime import Guard, Signal, Worker, clock, sleep, spawn
 from slipstream.kv._async.storage import Feed, Storage, StorageWriter, WrappedStorage
@@ -64,7 +64,7 @@ class CachedStorage(WrappedStorage[V]):
         *,
         max_entries: int,
         max_bytes: int,
-        recheck_after: timedelta | float,
+        recheck_after: Duration,
         timeout: float | None,
     ) -> Self:
         """Open a cache that has read the bucket."""

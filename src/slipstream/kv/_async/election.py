@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from datetime import timedelta
 from typing import NamedTuple, Self
 
 from slipstream.client._async.opening import opens
@@ -19,6 +18,7 @@ from slipstream.kv._async.watch import Watch
 from slipstream.kv.codecs.base import ForeignKeys
 from slipstream.kv.entry import LATEST, Entry
 from slipstream.kv.lease import Observation, Record, check_ttl, decode_record, is_expired
+from slipstream.wire.arguments import Duration, check_timeout
 
 SHORTEST_WAIT = 0.01
 
@@ -41,7 +41,7 @@ class Election:
         *,
         name: str = "",
         data: bytes = b"",
-        ttl: timedelta | float = DEFAULT_TTL,
+        ttl: Duration = DEFAULT_TTL,
         now: Callable[[], float] = lease_clock,
     ) -> None:
         self.lease = Lease(storage, key, ttl=ttl, name=name, data=data, now=now)
@@ -56,7 +56,7 @@ class Election:
         """Whether we certainly lead at this moment."""
         return self.lease.is_held
 
-    async def campaign(self, *, timeout: float | None = None) -> int:
+    async def campaign(self, *, timeout: Duration | None = None) -> int:
         """Wait until we lead; returns the term. The lease is renewed until `resign`, or until it is lost."""
         return await self.lease.acquire(timeout=timeout)
 
@@ -68,11 +68,12 @@ class Election:
         """The term. Raises LeaseLostError if we no longer certainly lead."""
         return self.lease.check()
 
-    async def leader(self, *, timeout: float | None = None) -> Leader | None:
+    async def leader(self, *, timeout: Duration | None = None) -> Leader | None:
         """The leader, if there is one. It may have died since, for at most the length of its lease.
 
         The age of its last renewal is measured with the server's clock, which also dated it.
         """
+        timeout = check_timeout(timeout)
         key = self.lease.key
         entry = await self._storage.last(key, timeout=timeout)
         if _leader(entry) is None:
@@ -165,7 +166,7 @@ class Members:
         storage: Storage[bytes],
         prefix: str,
         *,
-        ttl: timedelta | float = DEFAULT_TTL,
+        ttl: Duration = DEFAULT_TTL,
         now: Callable[[], float] = lease_clock,
     ) -> None:
         check_ttl(ttl)
@@ -179,7 +180,7 @@ class Members:
         return f"<Members {self.prefix!r} in {self._storage.bucket!r}>"
 
     @opens
-    async def join(self, name: str, data: bytes = b"", *, timeout: float | None = None) -> Lease:
+    async def join(self, name: str, data: bytes = b"", *, timeout: Duration | None = None) -> Lease:
         """Become a member until the returned lease is released or lost; `lease.renew(data)` changes the data.
 
         Waits while another member has that name.
@@ -189,8 +190,9 @@ class Members:
         lease = Lease(self._storage, f"{self.prefix}.{name}", ttl=self._ttl, name=name, data=data, now=self._now)
         return await lease.acquired(timeout=timeout)
 
-    async def members(self, *, min_last_revision: int = 0, timeout: float | None = None) -> dict[str, Member]:
+    async def members(self, *, min_last_revision: int = 0, timeout: Duration | None = None) -> dict[str, Member]:
         """The live members by name. Ages are measured with the server's clock, which also dated the renewals."""
+        timeout = check_timeout(timeout)
         found = await read_live(
             self._storage, (f"{self.prefix}.*",), min_last_revision=min_last_revision, timeout=timeout
         )

@@ -34,6 +34,7 @@ from slipstream.kv.consistency import check_consistency
 from slipstream.kv.entry import ALL, LATEST, NEW, Entry, From, Operation, Start, with_deltas
 from slipstream.kv.lifetime import whole_seconds
 from slipstream.kv.snapshot import Fold, check_past
+from slipstream.wire.arguments import Duration, check_timeout
 
 V = TypeVar("V")
 W = TypeVar("W")
@@ -68,20 +69,20 @@ class KeyValue(Generic[V]):
 
     # One key
 
-    async def put(
-        self, key: str, value: V, *, ttl: timedelta | float | None = None, timeout: float | None = None
-    ) -> int:
+    async def put(self, key: str, value: V, *, ttl: Duration | None = None, timeout: Duration | None = None) -> int:
         """Store a value; returns its revision.
 
         With a `ttl` (the bucket must allow that: `value_ttl`) it replaces the key's history, and the key is gone when
         it expires. Servers count whole seconds: fractions are rounded up.
         """
+        timeout = check_timeout(timeout)
         return await self.storage.append(self.storage.check_key(key), value, ttl=whole_seconds(ttl), timeout=timeout)
 
     async def get(
-        self, key: str, *, revision: int = 0, min_last_revision: int = 0, timeout: float | None = None
+        self, key: str, *, revision: int = 0, min_last_revision: int = 0, timeout: Duration | None = None
     ) -> Entry[V]:
         """The newest value of a key, or the one of a revision. Raises KeyNotFoundError if there is none."""
+        timeout = check_timeout(timeout)
         key = self.storage.check_key(key)
         if revision != 0 or min_last_revision != 0:  # the usual read has neither
             check_seq(revision, "revision")
@@ -100,10 +101,9 @@ class KeyValue(Generic[V]):
             )
         return entry
 
-    async def create(
-        self, key: str, value: V, *, ttl: timedelta | float | None = None, timeout: float | None = None
-    ) -> int:
+    async def create(self, key: str, value: V, *, ttl: Duration | None = None, timeout: Duration | None = None) -> int:
         """Store a value only if the key has none; returns its revision. Raises KeyExistsError otherwise."""
+        timeout = check_timeout(timeout)
         key = self.storage.check_key(key)
         span = whole_seconds(ttl)
         expected = attempts = 0
@@ -128,25 +128,28 @@ class KeyValue(Generic[V]):
         return (await self.storage.status(timeout=timeout)).last_revision  # the server's text without a sequence
 
     async def update(
-        self, key: str, value: V, *, last: int, ttl: timedelta | float | None = None, timeout: float | None = None
+        self, key: str, value: V, *, last: int, ttl: Duration | None = None, timeout: Duration | None = None
     ) -> int:
         """Store a value only if the key's revision is `last`. Raises KeyRevisionError otherwise."""
+        timeout = check_timeout(timeout)
         return await self._append_after(last, key, value, ttl=whole_seconds(ttl), timeout=timeout)
 
-    async def delete(self, key: str, *, last: int | None = None, timeout: float | None = None) -> int:
+    async def delete(self, key: str, *, last: int | None = None, timeout: Duration | None = None) -> int:
         """Mark a key as deleted, keeping its history; returns the revision of the mark.
 
         With `last` only if the key's revision is that one: raises KeyRevisionError otherwise.
         """
+        timeout = check_timeout(timeout)
         return await self._append_after(last, key, None, operation=Operation.DELETE, timeout=timeout)
 
     async def purge(
-        self, key: str, *, last: int | None = None, ttl: timedelta | float | None = None, timeout: float | None = None
+        self, key: str, *, last: int | None = None, ttl: Duration | None = None, timeout: Duration | None = None
     ) -> int:
         """Remove a key with all its history, leaving one mark (which expires after `ttl`); returns its revision.
 
         With `last` only if the key's revision is that one: raises KeyRevisionError otherwise.
         """
+        timeout = check_timeout(timeout)
         span = whole_seconds(ttl)
         return await self._append_after(last, key, None, operation=Operation.PURGE, ttl=span, timeout=timeout)
 
@@ -172,8 +175,9 @@ class KeyValue(Generic[V]):
             revision = error.last_seq
             raise KeyRevisionError(self.bucket, key, expected=last, revision=revision, cause=error) from error
 
-    async def history(self, key: str, *, min_last_revision: int = 0, timeout: float | None = None) -> list[Entry[V]]:
+    async def history(self, key: str, *, min_last_revision: int = 0, timeout: Duration | None = None) -> list[Entry[V]]:
         """Every entry kept of a key, oldest first, marks included. Raises KeyNotFoundError if there is none."""
+        timeout = check_timeout(timeout)
         key = self.storage.check_key(key)
         found: list[Entry[V]] = []
         chunks = self.storage.read(
@@ -195,7 +199,7 @@ class KeyValue(Generic[V]):
         updates_only: bool = False,
         resume_from: int = 0,
         min_last_revision: int = 0,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
     ) -> Watch[V]:
         """Watch keys: the newest entry of each that matches a filter (none: all keys), then every change.
 
@@ -204,6 +208,7 @@ class KeyValue(Generic[V]):
         among the entries marks the end of the initial data. End it with `close`, or use it as a context manager.
         Extensions of this client: several filters, `resume_from` and `min_last_revision`.
         """
+        timeout = check_timeout(timeout)
         check_seq(resume_from, "resume_from")
         check_seq(min_last_revision, "min_last_revision")
         if bool(include_history) + bool(updates_only) + bool(resume_from) > 1:
@@ -220,8 +225,9 @@ class KeyValue(Generic[V]):
 
     # Ranges of keys: filters in which a token may be `*` and the last one `>`; none: all keys
 
-    async def keys(self, *filters: str, min_last_revision: int = 0, timeout: float | None = None) -> list[str]:
+    async def keys(self, *filters: str, min_last_revision: int = 0, timeout: Duration | None = None) -> list[str]:
         """Every key that has a value, in the order of their last change."""
+        timeout = check_timeout(timeout)
         live: dict[str, None] = {}
         patterns = self.storage.patterns(filters)
         async for part in self.storage.keys(patterns, min_last_revision=min_last_revision, timeout=timeout):
@@ -231,26 +237,30 @@ class KeyValue(Generic[V]):
         return list(live)
 
     async def iter_keys(
-        self, *filters: str, min_last_revision: int = 0, timeout: float | None = None
+        self, *filters: str, min_last_revision: int = 0, timeout: Duration | None = None
     ) -> AsyncIterator[str]:
         """The same one by one, without a list of all. A key that changes during the read may be returned twice."""
+        timeout = check_timeout(timeout)
         patterns = self.storage.patterns(filters)
         async for part in self.storage.keys(patterns, min_last_revision=min_last_revision, timeout=timeout):
             for key in part.live:
                 yield key
 
     async def get_range(
-        self, *filters: str, min_last_revision: int = 0, timeout: float | None = None
+        self, *filters: str, min_last_revision: int = 0, timeout: Duration | None = None
     ) -> dict[str, Entry[V]]:
         """The values of a range of keys, each the newest when it was read. For a consistent view: `snapshot`."""
+        timeout = check_timeout(timeout)
         return await read_live(self.storage, filters, min_last_revision=min_last_revision, timeout=timeout)
 
-    async def delete_range(self, *filters: str, timeout: float | None = None) -> int:
+    async def delete_range(self, *filters: str, timeout: Duration | None = None) -> int:
         """Delete every key of a range that has a value; returns how many. Not atomic: each is a delete of its own."""
+        timeout = check_timeout(timeout)
         return await self._mark_range(filters, Operation.DELETE, timeout)
 
-    async def purge_range(self, *filters: str, timeout: float | None = None) -> int:
+    async def purge_range(self, *filters: str, timeout: Duration | None = None) -> int:
         """Purge every key of a range that has a value; returns how many. Not atomic: each is a purge of its own."""
+        timeout = check_timeout(timeout)
         return await self._mark_range(filters, Operation.PURGE, timeout)
 
     async def _mark_range(self, filters: tuple[str, ...], operation: Operation, timeout: float | None) -> int:
@@ -265,13 +275,14 @@ class KeyValue(Generic[V]):
         return len(keys)
 
     async def snapshot(
-        self, *filters: str, revision: int = 0, min_last_revision: int = 0, timeout: float | None = None
+        self, *filters: str, revision: int = 0, min_last_revision: int = 0, timeout: Duration | None = None
     ) -> dict[str, Entry[V]]:
         """The values of a range of keys as of one revision (0: now).
 
         Exact, or a HistoryLostError: a bucket keeps only so many entries of each key. Keys that were removed for good
         (`purge_deletes`) without recording it leave no trace and are missing.
         """
+        timeout = check_timeout(timeout)
         patterns = self.storage.patterns(filters)
         check_seq(revision, "revision")
         check_seq(min_last_revision, "min_last_revision")
@@ -296,7 +307,7 @@ class KeyValue(Generic[V]):
                     raise  # otherwise a key was overwritten during the read: retry as of a newer revision
 
     async def purge_deletes(
-        self, *, older_than: timedelta | float = DELETES_KEPT, recorded: bool = False, timeout: float | None = None
+        self, *, older_than: Duration = DELETES_KEPT, recorded: bool = False, timeout: Duration | None = None
     ) -> int:
         """Remove deleted keys for good; marks younger than `older_than` stay for watchers to see. Returns how many.
 
@@ -305,6 +316,7 @@ class KeyValue(Generic[V]):
         Read replicas in the same account are purged as well, since a mirror does not repeat the purges of its origin;
         one that cannot be, or lags behind for the whole timeout, is logged and keeps its marks.
         """
+        timeout = check_timeout(timeout)
         kept = nanoseconds(older_than, "older_than")
         if kept < 0:
             raise UsageError(f"older_than must be 0 (all marks) or more, got {older_than!r}")
@@ -325,12 +337,14 @@ class KeyValue(Generic[V]):
 
     # The bucket
 
-    async def status(self, *, timeout: float | None = None) -> BucketStatus:
+    async def status(self, *, timeout: Duration | None = None) -> BucketStatus:
         """The bucket's configuration and state."""
+        timeout = check_timeout(timeout)
         return await self.storage.status(timeout=timeout)
 
-    async def destroy(self, *, timeout: float | None = None) -> None:
+    async def destroy(self, *, timeout: Duration | None = None) -> None:
         """Remove the bucket with everything in it."""
+        timeout = check_timeout(timeout)
         await self.storage.destroy(timeout=timeout)
 
     async def close(self) -> None:
@@ -346,23 +360,24 @@ class KeyValue(Generic[V]):
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    def writer(self, *, max_in_flight: int = _IN_FLIGHT, timeout: float | None = None) -> Writer[V]:
+    def writer(self, *, max_in_flight: int = _IN_FLIGHT, timeout: Duration | None = None) -> Writer[V]:
         """Put and delete keys in a pipeline, each acknowledged: the fast way."""
+        timeout = check_timeout(timeout)
         return Writer(self.storage, self.storage.writer(max_in_flight=max_in_flight, timeout=timeout))
 
     # Coordination: docs/kv-coordination.md says what each guarantees
 
-    def lock(self: KeyValue[bytes], key: str, *, ttl: timedelta | float = DEFAULT_TTL, name: str = "") -> Lock:
+    def lock(self: KeyValue[bytes], key: str, *, ttl: Duration = DEFAULT_TTL, name: str = "") -> Lock:
         """A lock with a fencing token; use it as a context manager, or `acquire` and `release` it."""
         return Lock(self.storage, key, ttl=ttl, name=name)
 
     def election(
-        self: KeyValue[bytes], key: str, *, name: str = "", data: bytes = b"", ttl: timedelta | float = DEFAULT_TTL
+        self: KeyValue[bytes], key: str, *, name: str = "", data: bytes = b"", ttl: Duration = DEFAULT_TTL
     ) -> Election:
         """A candidacy for the leadership of a key."""
         return Election(self.storage, key, name=name, data=data, ttl=ttl)
 
-    def members(self: KeyValue[bytes], prefix: str, *, ttl: timedelta | float = DEFAULT_TTL) -> Members:
+    def members(self: KeyValue[bytes], prefix: str, *, ttl: Duration = DEFAULT_TTL) -> Members:
         """A set of members on keys below `prefix`; a member that does not renew its lease is removed."""
         return Members(self.storage, prefix, ttl=ttl)
 
@@ -378,8 +393,8 @@ class KeyValue(Generic[V]):
         *filters: str,
         max_entries: int = CACHE_ENTRIES,
         max_bytes: int = CACHE_BYTES,
-        recheck_after: timedelta | float = RECHECK_AFTER,
-        timeout: float | None = None,
+        recheck_after: Duration = RECHECK_AFTER,
+        timeout: Duration | None = None,
     ) -> CachedKeyValue[V]:
         """A handle whose `get` is answered from memory where that is known to be right; close it at the end.
 
@@ -389,6 +404,7 @@ class KeyValue(Generic[V]):
         `recheck_after`: the bucket's state is checked twice as often, while there are reads. Where neither is known,
         and without a connection, reads go to the bucket; `stats.reasons` says why.
         """
+        timeout = check_timeout(timeout)
         self.storage.patterns(filters)  # a malformed filter is rejected before anything is sent
         storage = await CachedStorage.opened(
             self.storage,

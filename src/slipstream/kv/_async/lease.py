@@ -37,6 +37,7 @@ from slipstream.kv.lease import (
     encode_record,
     record_ttl,
 )
+from slipstream.wire.arguments import Duration, check_timeout
 
 DEFAULT_TTL = timedelta(seconds=15)
 RENEWALS = 3  # per TTL
@@ -62,7 +63,7 @@ class Lease:
         storage: Storage[bytes],
         key: str,
         *,
-        ttl: timedelta | float = DEFAULT_TTL,
+        ttl: Duration = DEFAULT_TTL,
         name: str = "",
         data: bytes = b"",
         now: Callable[[], float] = lease_clock,
@@ -114,8 +115,9 @@ class Lease:
             raise LeaseLostError(self.key, why)
         return self._claim.token
 
-    async def wait_lost(self, *, timeout: float | None = None) -> bool:
+    async def wait_lost(self, *, timeout: Duration | None = None) -> bool:
         """Wait until the lease is known to be lost; False on timeout."""
+        timeout = check_timeout(timeout)
         seen = self._lost.count
         if not self._claim.revision:
             return True
@@ -123,12 +125,13 @@ class Lease:
 
     # Acquiring
 
-    async def acquire(self, *, timeout: float | None = None) -> int:
+    async def acquire(self, *, timeout: Duration | None = None) -> int:
         """Wait until the lease is ours; returns the fencing token. Raises RequestTimeoutError on timeout.
 
         Raises UsageError if the bucket may remove the lease while it is held, or if this object is in use already; and
         the error of its last attempt if none was answered for two lease times in spite of a connection.
         """
+        timeout = check_timeout(timeout)
         with self._single_use():
             token = await self._acquire(timeout)
             self._user = current_worker()
@@ -421,7 +424,7 @@ class Lease:
         timeout = self._request_timeout()
         await self._storage.append(self.key, None, operation=Operation.DELETE, last=revision, timeout=timeout)
 
-    async def acquired(self, *, timeout: float | None = None) -> Self:
+    async def acquired(self, *, timeout: Duration | None = None) -> Self:
         """Acquire it for a caller that may enter it afterwards, once."""
         await self.acquire(timeout=timeout)
         self._is_opened = True

@@ -28,6 +28,7 @@ from slipstream.kv._async.storage import Storage
 from slipstream.kv.codecs.encryption import Encrypted
 from slipstream.kv.entry import Entry, Operation
 from slipstream.kv.lifetime import shortest_ttl
+from slipstream.wire.arguments import Duration, check_timeout
 
 PASSES = 60
 PAUSE = 0.1  # seconds between passes: what is left expires, or is being written by others
@@ -40,7 +41,7 @@ async def reencrypt(
     drop_history: bool = False,
     renew_ttl: bool = False,
     recorded: bool = False,
-    timeout: float | None = None,
+    timeout: Duration | None = None,
 ) -> int:
     """Move every key of a bucket, and its newest value, to the current keys of the ring; returns how many were written.
 
@@ -54,6 +55,7 @@ async def reencrypt(
     A bucket with a `ttl` that allows no TTL per value is rejected unless `renew_ttl`: there a value that is written
     again lives as long as a new one. (Without a call, the values of such a bucket are gone after its `ttl`.)
     """
+    timeout = check_timeout(timeout)
     if isinstance(kv.storage, CodecStorage) and isinstance(kv.storage.codec, Encrypted):
         raise UsageError(f"kv must be bucket {kv.bucket!r} without its encryption codec, got it with one")
     work = _Rotation(kv.storage, codec, renew_ttl=renew_ttl, timeout=timeout)

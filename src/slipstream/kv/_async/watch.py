@@ -12,6 +12,7 @@ from slipstream.errors import Error, RequestTimeoutError
 from slipstream.kv._async.runtime import clock
 from slipstream.kv._async.storage import Feed
 from slipstream.kv.entry import Entry
+from slipstream.wire.arguments import Duration, check_seconds, check_timeout
 
 V = TypeVar("V")
 
@@ -54,14 +55,16 @@ class Watch(Generic[V]):
         """
         return self._returned
 
-    async def next(self, *, timeout: float | None = None) -> Entry[V] | None:
+    async def next(self, *, timeout: Duration | None = None) -> Entry[V] | None:
         """The next entry, or the one `None`. Raises RequestTimeoutError if none arrives in time (None: forever)."""
+        timeout = check_timeout(timeout)
         if not self._ready:
             self._ready.extend(await self._receive(timeout))
         return self._take()
 
-    async def next_entries(self, *, timeout: float | None = None) -> list[Entry[V]]:
+    async def next_entries(self, *, timeout: Duration | None = None) -> list[Entry[V]]:
         """All entries that have arrived, at least one: the fast way. Empty once, when the initial data is complete."""
+        timeout = check_timeout(timeout)
         entries = list(self._ready) or await self._receive(timeout)
         self._ready.clear()
         self._returned = self._received
@@ -99,11 +102,12 @@ class Watch(Generic[V]):
                 return entries
             self._returned = self._received
 
-    async def initial(self, *, timeout: float = 5.0) -> list[Entry[V]]:
+    async def initial(self, *, timeout: Duration = 5.0) -> list[Entry[V]]:
         """All of the initial data; later reads return changes. `timeout` is for each wait.
 
         If it raises nothing is lost: what had arrived is returned by the next read.
         """
+        timeout = check_seconds(timeout)
         found: list[Entry[V]] = []
         before = self._returned
         try:

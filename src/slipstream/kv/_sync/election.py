@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from typing import NamedTuple, Self
 
 from slipstream.client._sync.opening import opens
@@ -20,6 +19,7 @@ from slipstream.kv._sync.watch import Watch
 from slipstream.kv.codecs.base import ForeignKeys
 from slipstream.kv.entry import LATEST, Entry
 from slipstream.kv.lease import Observation, Record, check_ttl, decode_record, is_expired
+from slipstream.wire.arguments import Duration, check_timeout
 
 SHORTEST_WAIT = 0.01
 
@@ -42,7 +42,7 @@ class Election:
         *,
         name: str = "",
         data: bytes = b"",
-        ttl: timedelta | float = DEFAULT_TTL,
+        ttl: Duration = DEFAULT_TTL,
         now: Callable[[], float] = lease_clock,
     ) -> None:
         self.lease = Lease(storage, key, ttl=ttl, name=name, data=data, now=now)
@@ -57,7 +57,7 @@ class Election:
         """Whether we certainly lead at this moment."""
         return self.lease.is_held
 
-    def campaign(self, *, timeout: float | None = None) -> int:
+    def campaign(self, *, timeout: Duration | None = None) -> int:
         """Wait until we lead; returns the term. The lease is renewed until `resign`, or until it is lost."""
         return self.lease.acquire(timeout=timeout)
 
@@ -69,11 +69,12 @@ class Election:
         """The term. Raises LeaseLostError if we no longer certainly lead."""
         return self.lease.check()
 
-    def leader(self, *, timeout: float | None = None) -> Leader | None:
+    def leader(self, *, timeout: Duration | None = None) -> Leader | None:
         """The leader, if there is one. It may have died since, for at most the length of its lease.
 
         The age of its last renewal is measured with the server's clock, which also dated it.
         """
+        timeout = check_timeout(timeout)
         key = self.lease.key
         entry = self._storage.last(key, timeout=timeout)
         if _leader(entry) is None:
@@ -166,7 +167,7 @@ class Members:
         storage: Storage[bytes],
         prefix: str,
         *,
-        ttl: timedelta | float = DEFAULT_TTL,
+        ttl: Duration = DEFAULT_TTL,
         now: Callable[[], float] = lease_clock,
     ) -> None:
         check_ttl(ttl)
@@ -180,7 +181,7 @@ class Members:
         return f"<Members {self.prefix!r} in {self._storage.bucket!r}>"
 
     @opens
-    def join(self, name: str, data: bytes = b"", *, timeout: float | None = None) -> Lease:
+    def join(self, name: str, data: bytes = b"", *, timeout: Duration | None = None) -> Lease:
         """Become a member until the returned lease is released or lost; `lease.renew(data)` changes the data.
 
         Waits while another member has that name.
@@ -190,8 +191,9 @@ class Members:
         lease = Lease(self._storage, f"{self.prefix}.{name}", ttl=self._ttl, name=name, data=data, now=self._now)
         return lease.acquired(timeout=timeout)
 
-    def members(self, *, min_last_revision: int = 0, timeout: float | None = None) -> dict[str, Member]:
+    def members(self, *, min_last_revision: int = 0, timeout: Duration | None = None) -> dict[str, Member]:
         """The live members by name. Ages are measured with the server's clock, which also dated the renewals."""
+        timeout = check_timeout(timeout)
         found = read_live(self._storage, (f"{self.prefix}.*",), min_last_revision=min_last_revision, timeout=timeout)
         now = (self._storage.status(timeout=timeout)).stream_info.ts
         members = ((entry, self._record(entry)) for entry in found.values())

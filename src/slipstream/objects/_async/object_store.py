@@ -45,7 +45,7 @@ from slipstream.objects.info import (
     header_lists,
     read_record,
 )
-from slipstream.wire.arguments import check_integer, check_seconds, check_text
+from slipstream.wire.arguments import Duration, check_integer, check_seconds, check_text, check_timeout
 
 IN_FLIGHT_BYTES = 8 * 1024 * 1024
 RECORD_ATTEMPTS = 16  # each loses to another writer of the same name
@@ -74,15 +74,17 @@ class ObjectStore:
 
     @classmethod
     async def create_bucket(
-        cls, js: JetStream, config: ObjectStoreConfig, *, timeout: float | None = None
+        cls, js: JetStream, config: ObjectStoreConfig, *, timeout: Duration | None = None
     ) -> ObjectStore:
         """Create a bucket, or open it if it exists with the same configuration."""
+        timeout = check_timeout(timeout)
         await js.create_stream(config.stream_config(), timeout=timeout)
         return cls(js, config.bucket)
 
     @classmethod
-    async def open_bucket(cls, js: JetStream, bucket: str, *, timeout: float | None = None) -> ObjectStore:
+    async def open_bucket(cls, js: JetStream, bucket: str, *, timeout: Duration | None = None) -> ObjectStore:
         """Open an existing bucket. Raises BucketNotFoundError if there is none."""
+        timeout = check_timeout(timeout)
         store = cls(js, bucket)
         await store.status(timeout=timeout)
         return store
@@ -99,13 +101,14 @@ class ObjectStore:
         metadata: Mapping[str, str] | None = None,
         chunk_size: int = DEFAULT_CHUNK_SIZE,
         progress: Progress | None = None,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
     ) -> ObjectInfo:
         """Store an object, replacing an older one of that name: bytes, an open binary file, or an iterable of bytes.
 
         `progress` is called with the number of bytes acknowledged so far. `timeout` is for each wait, not for all.
         Pass the `sequence` of the result as `min_last_seq` to see this write in reads elsewhere.
         """
+        timeout = check_timeout(timeout)
         check_name(name)
         check_text(description, "description")
         header_fields, own_metadata = header_lists(headers or {}), check_metadata(metadata or {})
@@ -145,8 +148,9 @@ class ObjectStore:
         await self._drop_chunks(replaced, timeout)
         return stored
 
-    async def delete(self, name: str, *, timeout: float | None = None) -> ObjectInfo:
+    async def delete(self, name: str, *, timeout: Duration | None = None) -> ObjectInfo:
         """Delete an object; its record stays, marked as deleted. Raises ObjectNotFoundError if there is none."""
+        timeout = check_timeout(timeout)
         info = await self.info(name, timeout=timeout)
         deleted = replace(info, deleted=True, size=0, chunks=0, digest="")
         stored, replaced = await self._put_record(deleted, timeout)
@@ -163,9 +167,10 @@ class ObjectStore:
         description: str | None = None,
         headers: Mapping[str, str | Sequence[str]] | None = None,
         metadata: Mapping[str, str] | None = None,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
     ) -> ObjectInfo:
         """Change an object's description, headers, metadata or name. `None` leaves a field as it is."""
+        timeout = check_timeout(timeout)
         info = await self.info(name, timeout=timeout)
         changed = replace(
             info,
@@ -187,8 +192,9 @@ class ObjectStore:
         await self._stream.purge(subject=self._subjects.record(name), below=info.sequence + 1, timeout=timeout)
         return stored
 
-    async def link(self, name: str, target: ObjectInfo, *, timeout: float | None = None) -> ObjectInfo:
+    async def link(self, name: str, target: ObjectInfo, *, timeout: Duration | None = None) -> ObjectInfo:
         """Make `name` a link to an object, also of another bucket. A link must not point to a link."""
+        timeout = check_timeout(timeout)
         if not isinstance(target, ObjectInfo):
             raise UsageError(f"target of a link must be an ObjectInfo, got {target!r}")
         if target.deleted or target.link is not None:
@@ -198,19 +204,22 @@ class ObjectStore:
             )
         return await self._put_link(name, ObjectLink(bucket=target.bucket, name=target.name), timeout)
 
-    async def link_bucket(self, name: str, bucket: str, *, timeout: float | None = None) -> ObjectInfo:
+    async def link_bucket(self, name: str, bucket: str, *, timeout: Duration | None = None) -> ObjectInfo:
         """Make `name` a link to a whole bucket."""
+        timeout = check_timeout(timeout)
         return await self._put_link(name, ObjectLink(bucket=check_bucket(bucket)), timeout)
 
-    async def seal(self, *, timeout: float | None = None) -> ObjectStoreStatus:
+    async def seal(self, *, timeout: Duration | None = None) -> ObjectStoreStatus:
         """Make the bucket read-only for good."""
+        timeout = check_timeout(timeout)
         config = (await self._stream.info(timeout=timeout)).config
         return ObjectStoreStatus(
             self.bucket, await self._js.update_stream(replace(config, sealed=True), timeout=timeout)
         )
 
-    async def destroy(self, *, timeout: float | None = None) -> None:
+    async def destroy(self, *, timeout: Duration | None = None) -> None:
         """Remove the bucket and everything in it."""
+        timeout = check_timeout(timeout)
         try:
             await self._stream.delete(timeout=timeout)
         except StreamNotFoundError as error:
@@ -219,9 +228,10 @@ class ObjectStore:
     # Reading
 
     async def info(
-        self, name: str, *, show_deleted: bool = False, min_last_seq: int = 0, timeout: float | None = None
+        self, name: str, *, show_deleted: bool = False, min_last_seq: int = 0, timeout: Duration | None = None
     ) -> ObjectInfo:
         """The record of an object. Raises ObjectNotFoundError if there is none."""
+        timeout = check_timeout(timeout)
         try:
             found = await self._stream.get_last(self._subjects.record(name), min_last_seq=min_last_seq, timeout=timeout)
         except MessageNotFoundError as error:
@@ -231,8 +241,9 @@ class ObjectStore:
             raise ObjectNotFoundError(self.bucket, name, f"it was deleted, sequence {info.sequence}")
         return info
 
-    async def get(self, name: str, *, min_last_seq: int = 0, timeout: float | None = None) -> ObjectReader:
+    async def get(self, name: str, *, min_last_seq: int = 0, timeout: Duration | None = None) -> ObjectReader:
         """An object to read, piece by piece or as a whole; links are followed."""
+        timeout = check_timeout(timeout)
         store: ObjectStore = self
         for _ in range(MAX_LINKS):
             info = await store.info(name, min_last_seq=min_last_seq, timeout=timeout)
@@ -249,8 +260,9 @@ class ObjectStore:
             name = link.name
         raise UsageError(f"a chain of links must be at most {MAX_LINKS} long, but {name!r} is another link")
 
-    async def get_bytes(self, name: str, *, min_last_seq: int = 0, timeout: float | None = None) -> bytes:
+    async def get_bytes(self, name: str, *, min_last_seq: int = 0, timeout: Duration | None = None) -> bytes:
         """The whole of an object."""
+        timeout = check_timeout(timeout)
         return await (await self.get(name, min_last_seq=min_last_seq, timeout=timeout)).read()
 
     async def get_into(
@@ -260,9 +272,10 @@ class ObjectStore:
         *,
         min_last_seq: int = 0,
         progress: Progress | None = None,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
     ) -> ObjectInfo:
         """Write an object into an open binary file. Unless this raises, the file has the whole, verified object."""
+        timeout = check_timeout(timeout)
         reader = await self.get(name, min_last_seq=min_last_seq, timeout=timeout)
         done = 0
         async for piece in reader:
@@ -273,9 +286,10 @@ class ObjectStore:
         return reader.info
 
     async def list(
-        self, *, show_deleted: bool = False, min_last_seq: int = 0, timeout: float | None = None
+        self, *, show_deleted: bool = False, min_last_seq: int = 0, timeout: Duration | None = None
     ) -> AsyncIterator[ObjectInfo]:
         """Every object of the bucket, in the order of their last change."""
+        timeout = check_timeout(timeout)
         chunks = self._stream.read_chunks(subject=self._subjects.records, min_last_seq=min_last_seq, timeout=timeout)
         async for chunk in chunks:
             for found in chunk:
@@ -289,8 +303,9 @@ class ObjectStore:
         records = self._stream.ordered_consumer(self._subjects.records, deliver_policy=policy.value)
         return ObjectWatch(records, now=self._js.client.now, ignore_deletes=ignore_deletes)
 
-    async def status(self, *, timeout: float | None = None) -> ObjectStoreStatus:
+    async def status(self, *, timeout: Duration | None = None) -> ObjectStoreStatus:
         """The bucket's state. Raises BucketNotFoundError if there is no such bucket."""
+        timeout = check_timeout(timeout)
         try:
             return ObjectStoreStatus(self.bucket, await self._stream.info(timeout=timeout))
         except StreamNotFoundError as error:

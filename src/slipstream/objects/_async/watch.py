@@ -14,6 +14,7 @@ from slipstream.errors import ConnectionLostError, RequestTimeoutError
 from slipstream.jetstream._async.message import JsMessage
 from slipstream.jetstream._async.ordered import IDLE_CHECK, OrderedConsumer
 from slipstream.objects.info import ObjectInfo, read_record
+from slipstream.wire.arguments import Duration, check_seconds, check_timeout
 
 
 class ObjectWatch(Openable):
@@ -40,15 +41,17 @@ class ObjectWatch(Openable):
         """Whether the initial data is complete: the `None` was returned."""
         return self._is_current
 
-    async def start(self, *, timeout: float = 5.0) -> Self:
+    async def start(self, *, timeout: Duration = 5.0) -> Self:
         """Create the consumer, if there is none yet: `async with` does it too."""
+        timeout = check_seconds(timeout)
         if self._left is None:
             await self._records.start(timeout=timeout)
             self._left = self._records.initial_pending
         return self
 
-    async def next(self, *, timeout: float | None = None) -> ObjectInfo | None:
+    async def next(self, *, timeout: Duration | None = None) -> ObjectInfo | None:
         """The next info, or the one `None`. Raises RequestTimeoutError if none arrives in time (None: forever)."""
+        timeout = check_timeout(timeout)
         await self.start()
         deadline = self._now() + (FOREVER if timeout is None else timeout)
         while True:

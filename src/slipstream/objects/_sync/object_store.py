@@ -46,7 +46,7 @@ from slipstream.objects.info import (
     header_lists,
     read_record,
 )
-from slipstream.wire.arguments import check_integer, check_seconds, check_text
+from slipstream.wire.arguments import Duration, check_integer, check_seconds, check_text, check_timeout
 
 IN_FLIGHT_BYTES = 8 * 1024 * 1024
 RECORD_ATTEMPTS = 16  # each loses to another writer of the same name
@@ -74,14 +74,16 @@ class ObjectStore:
         return f"<ObjectStore {self.bucket!r}>"
 
     @classmethod
-    def create_bucket(cls, js: JetStream, config: ObjectStoreConfig, *, timeout: float | None = None) -> ObjectStore:
+    def create_bucket(cls, js: JetStream, config: ObjectStoreConfig, *, timeout: Duration | None = None) -> ObjectStore:
         """Create a bucket, or open it if it exists with the same configuration."""
+        timeout = check_timeout(timeout)
         js.create_stream(config.stream_config(), timeout=timeout)
         return cls(js, config.bucket)
 
     @classmethod
-    def open_bucket(cls, js: JetStream, bucket: str, *, timeout: float | None = None) -> ObjectStore:
+    def open_bucket(cls, js: JetStream, bucket: str, *, timeout: Duration | None = None) -> ObjectStore:
         """Open an existing bucket. Raises BucketNotFoundError if there is none."""
+        timeout = check_timeout(timeout)
         store = cls(js, bucket)
         store.status(timeout=timeout)
         return store
@@ -98,13 +100,14 @@ class ObjectStore:
         metadata: Mapping[str, str] | None = None,
         chunk_size: int = DEFAULT_CHUNK_SIZE,
         progress: Progress | None = None,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
     ) -> ObjectInfo:
         """Store an object, replacing an older one of that name: bytes, an open binary file, or an iterable of bytes.
 
         `progress` is called with the number of bytes acknowledged so far. `timeout` is for each wait, not for all.
         Pass the `sequence` of the result as `min_last_seq` to see this write in reads elsewhere.
         """
+        timeout = check_timeout(timeout)
         check_name(name)
         check_text(description, "description")
         header_fields, own_metadata = header_lists(headers or {}), check_metadata(metadata or {})
@@ -144,8 +147,9 @@ class ObjectStore:
         self._drop_chunks(replaced, timeout)
         return stored
 
-    def delete(self, name: str, *, timeout: float | None = None) -> ObjectInfo:
+    def delete(self, name: str, *, timeout: Duration | None = None) -> ObjectInfo:
         """Delete an object; its record stays, marked as deleted. Raises ObjectNotFoundError if there is none."""
+        timeout = check_timeout(timeout)
         info = self.info(name, timeout=timeout)
         deleted = replace(info, deleted=True, size=0, chunks=0, digest="")
         stored, replaced = self._put_record(deleted, timeout)
@@ -162,9 +166,10 @@ class ObjectStore:
         description: str | None = None,
         headers: Mapping[str, str | Sequence[str]] | None = None,
         metadata: Mapping[str, str] | None = None,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
     ) -> ObjectInfo:
         """Change an object's description, headers, metadata or name. `None` leaves a field as it is."""
+        timeout = check_timeout(timeout)
         info = self.info(name, timeout=timeout)
         changed = replace(
             info,
@@ -186,8 +191,9 @@ class ObjectStore:
         self._stream.purge(subject=self._subjects.record(name), below=info.sequence + 1, timeout=timeout)
         return stored
 
-    def link(self, name: str, target: ObjectInfo, *, timeout: float | None = None) -> ObjectInfo:
+    def link(self, name: str, target: ObjectInfo, *, timeout: Duration | None = None) -> ObjectInfo:
         """Make `name` a link to an object, also of another bucket. A link must not point to a link."""
+        timeout = check_timeout(timeout)
         if not isinstance(target, ObjectInfo):
             raise UsageError(f"target of a link must be an ObjectInfo, got {target!r}")
         if target.deleted or target.link is not None:
@@ -197,17 +203,20 @@ class ObjectStore:
             )
         return self._put_link(name, ObjectLink(bucket=target.bucket, name=target.name), timeout)
 
-    def link_bucket(self, name: str, bucket: str, *, timeout: float | None = None) -> ObjectInfo:
+    def link_bucket(self, name: str, bucket: str, *, timeout: Duration | None = None) -> ObjectInfo:
         """Make `name` a link to a whole bucket."""
+        timeout = check_timeout(timeout)
         return self._put_link(name, ObjectLink(bucket=check_bucket(bucket)), timeout)
 
-    def seal(self, *, timeout: float | None = None) -> ObjectStoreStatus:
+    def seal(self, *, timeout: Duration | None = None) -> ObjectStoreStatus:
         """Make the bucket read-only for good."""
+        timeout = check_timeout(timeout)
         config = (self._stream.info(timeout=timeout)).config
         return ObjectStoreStatus(self.bucket, self._js.update_stream(replace(config, sealed=True), timeout=timeout))
 
-    def destroy(self, *, timeout: float | None = None) -> None:
+    def destroy(self, *, timeout: Duration | None = None) -> None:
         """Remove the bucket and everything in it."""
+        timeout = check_timeout(timeout)
         try:
             self._stream.delete(timeout=timeout)
         except StreamNotFoundError as error:
@@ -216,9 +225,10 @@ class ObjectStore:
     # Reading
 
     def info(
-        self, name: str, *, show_deleted: bool = False, min_last_seq: int = 0, timeout: float | None = None
+        self, name: str, *, show_deleted: bool = False, min_last_seq: int = 0, timeout: Duration | None = None
     ) -> ObjectInfo:
         """The record of an object. Raises ObjectNotFoundError if there is none."""
+        timeout = check_timeout(timeout)
         try:
             found = self._stream.get_last(self._subjects.record(name), min_last_seq=min_last_seq, timeout=timeout)
         except MessageNotFoundError as error:
@@ -228,8 +238,9 @@ class ObjectStore:
             raise ObjectNotFoundError(self.bucket, name, f"it was deleted, sequence {info.sequence}")
         return info
 
-    def get(self, name: str, *, min_last_seq: int = 0, timeout: float | None = None) -> ObjectReader:
+    def get(self, name: str, *, min_last_seq: int = 0, timeout: Duration | None = None) -> ObjectReader:
         """An object to read, piece by piece or as a whole; links are followed."""
+        timeout = check_timeout(timeout)
         store: ObjectStore = self
         for _ in range(MAX_LINKS):
             info = store.info(name, min_last_seq=min_last_seq, timeout=timeout)
@@ -246,8 +257,9 @@ class ObjectStore:
             name = link.name
         raise UsageError(f"a chain of links must be at most {MAX_LINKS} long, but {name!r} is another link")
 
-    def get_bytes(self, name: str, *, min_last_seq: int = 0, timeout: float | None = None) -> bytes:
+    def get_bytes(self, name: str, *, min_last_seq: int = 0, timeout: Duration | None = None) -> bytes:
         """The whole of an object."""
+        timeout = check_timeout(timeout)
         return (self.get(name, min_last_seq=min_last_seq, timeout=timeout)).read()
 
     def get_into(
@@ -257,9 +269,10 @@ class ObjectStore:
         *,
         min_last_seq: int = 0,
         progress: Progress | None = None,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
     ) -> ObjectInfo:
         """Write an object into an open binary file. Unless this raises, the file has the whole, verified object."""
+        timeout = check_timeout(timeout)
         reader = self.get(name, min_last_seq=min_last_seq, timeout=timeout)
         done = 0
         for piece in reader:
@@ -270,9 +283,10 @@ class ObjectStore:
         return reader.info
 
     def list(
-        self, *, show_deleted: bool = False, min_last_seq: int = 0, timeout: float | None = None
+        self, *, show_deleted: bool = False, min_last_seq: int = 0, timeout: Duration | None = None
     ) -> Iterator[ObjectInfo]:
         """Every object of the bucket, in the order of their last change."""
+        timeout = check_timeout(timeout)
         chunks = self._stream.read_chunks(subject=self._subjects.records, min_last_seq=min_last_seq, timeout=timeout)
         for chunk in chunks:
             for found in chunk:
@@ -286,8 +300,9 @@ class ObjectStore:
         records = self._stream.ordered_consumer(self._subjects.records, deliver_policy=policy.value)
         return ObjectWatch(records, now=self._js.client.now, ignore_deletes=ignore_deletes)
 
-    def status(self, *, timeout: float | None = None) -> ObjectStoreStatus:
+    def status(self, *, timeout: Duration | None = None) -> ObjectStoreStatus:
         """The bucket's state. Raises BucketNotFoundError if there is no such bucket."""
+        timeout = check_timeout(timeout)
         try:
             return ObjectStoreStatus(self.bucket, self._stream.info(timeout=timeout))
         except StreamNotFoundError as error:

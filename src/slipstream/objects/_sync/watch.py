@@ -15,6 +15,7 @@ from slipstream.errors import ConnectionLostError, RequestTimeoutError
 from slipstream.jetstream._sync.message import JsMessage
 from slipstream.jetstream._sync.ordered import IDLE_CHECK, OrderedConsumer
 from slipstream.objects.info import ObjectInfo, read_record
+from slipstream.wire.arguments import Duration, check_seconds, check_timeout
 
 
 class ObjectWatch(Openable):
@@ -41,15 +42,17 @@ class ObjectWatch(Openable):
         """Whether the initial data is complete: the `None` was returned."""
         return self._is_current
 
-    def start(self, *, timeout: float = 5.0) -> Self:
+    def start(self, *, timeout: Duration = 5.0) -> Self:
         """Create the consumer, if there is none yet: `with` does it too."""
+        timeout = check_seconds(timeout)
         if self._left is None:
             self._records.start(timeout=timeout)
             self._left = self._records.initial_pending
         return self
 
-    def next(self, *, timeout: float | None = None) -> ObjectInfo | None:
+    def next(self, *, timeout: Duration | None = None) -> ObjectInfo | None:
         """The next info, or the one `None`. Raises RequestTimeoutError if none arrives in time (None: forever)."""
+        timeout = check_timeout(timeout)
         self.start()
         deadline = self._now() + (FOREVER if timeout is None else timeout)
         while True:

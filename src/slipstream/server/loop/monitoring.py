@@ -23,6 +23,7 @@ from slipstream.errors import UsageError
 from slipstream.server.engine.engine import Engine
 from slipstream.server.engine.monitoring import endpoints
 from slipstream.server.options import ServerOptions
+from slipstream.wire.arguments import check_seconds
 
 log = logging.getLogger("slipstream.server")
 
@@ -101,7 +102,7 @@ class Monitor:
             "max_control_line": options.max_control_line,
             "auth_timeout": options.auth_timeout,
             "tls_timeout": options.tls_timeout if options.has_tls else 0,
-            "write_deadline": round(options.write_deadline * 1e9),
+            "write_deadline": round(check_seconds(options.write_deadline) * 1e9),
             "http_host": options.http_host or options.host,
             "http_port": ports.http,
             "http_base_path": options.http_base_path,

@@ -16,6 +16,7 @@ from slipstream.client.base import HeadersLike, decode_reply
 from slipstream.errors import NoRespondersError, RemoteProtocolError
 from slipstream.services.protocol import PREFIX, Verb, control_subject
 from slipstream.services.reports import ServiceIdentity, ServiceInfo, ServicePing, ServiceStats
+from slipstream.wire.arguments import Duration, check_seconds
 from slipstream.wire.service_errors import error_of
 
 T = TypeVar("T")
@@ -40,13 +41,24 @@ class Services:
         return f"<Services of {self._client!r}>"
 
     def list(
-        self, name: str = "", *, timeout: float = 5.0, stall: float = STALL, prefix: str = PREFIX
+        self,
+        name: str = "",
+        *,
+        timeout: Duration = 5.0,
+        stall: Duration = STALL,
+        prefix: str = PREFIX,
     ) -> AsyncIterator[ServiceInfo]:
         """What every instance offers: one ServiceInfo each."""
         return self.info(name, timeout=timeout, stall=stall, prefix=prefix)
 
     async def info(
-        self, name: str = "", instance: str = "", *, timeout: float = 5.0, stall: float = STALL, prefix: str = PREFIX
+        self,
+        name: str = "",
+        instance: str = "",
+        *,
+        timeout: Duration = 5.0,
+        stall: Duration = STALL,
+        prefix: str = PREFIX,
     ) -> AsyncIterator[ServiceInfo]:
         """The endpoints, description and metadata of instances."""
         subject = control_subject(Verb.INFO, name, instance, prefix=prefix)
@@ -54,7 +66,13 @@ class Services:
             yield info
 
     async def stats(
-        self, name: str = "", instance: str = "", *, timeout: float = 5.0, stall: float = STALL, prefix: str = PREFIX
+        self,
+        name: str = "",
+        instance: str = "",
+        *,
+        timeout: Duration = 5.0,
+        stall: Duration = STALL,
+        prefix: str = PREFIX,
     ) -> AsyncIterator[ServiceStats]:
         """The counters of instances."""
         subject = control_subject(Verb.STATS, name, instance, prefix=prefix)
@@ -62,7 +80,13 @@ class Services:
             yield stats
 
     async def ping(
-        self, name: str = "", instance: str = "", *, timeout: float = 5.0, stall: float = STALL, prefix: str = PREFIX
+        self,
+        name: str = "",
+        instance: str = "",
+        *,
+        timeout: Duration = 5.0,
+        stall: Duration = STALL,
+        prefix: str = PREFIX,
     ) -> AsyncIterator[ServicePing]:
         """Which instances are there; `rtt` is the time that each reply took."""
         subject = control_subject(Verb.PING, name, instance, prefix=prefix)
@@ -71,7 +95,7 @@ class Services:
 
     @overload
     async def request(
-        self, subject: str, payload: object = b"", *, headers: HeadersLike | None = None, timeout: float = 5.0
+        self, subject: str, payload: object = b"", *, headers: HeadersLike | None = None, timeout: Duration = 5.0
     ) -> Message: ...
     @overload
     async def request(
@@ -81,7 +105,7 @@ class Services:
         *,
         reply: type[T],
         headers: HeadersLike | None = None,
-        timeout: float = 5.0,
+        timeout: Duration = 5.0,
     ) -> T: ...
     @overload
     async def request(
@@ -91,7 +115,7 @@ class Services:
         *,
         reply: Any,
         headers: HeadersLike | None = None,
-        timeout: float = 5.0,
+        timeout: Duration = 5.0,
     ) -> Any: ...
     async def request(
         self,
@@ -100,7 +124,7 @@ class Services:
         *,
         reply: Any = None,
         headers: HeadersLike | None = None,
-        timeout: float = 5.0,
+        timeout: Duration = 5.0,
     ) -> Any:
         """As `nc.request`, to an endpoint: raises ServiceError if the reply is an error."""
         client = self._client
@@ -111,10 +135,11 @@ class Services:
         return message if reply is None else decode_reply(client.codec, subject, message.raw, reply)
 
     async def _gather(
-        self, subject: str, kind: type[R], *, is_one: bool, timeout: float, stall: float
+        self, subject: str, kind: type[R], *, is_one: bool, timeout: Duration, stall: Duration
     ) -> AsyncIterator[tuple[R, float]]:
         """Replies of one kind, and how long each took."""
         client = self._client
+        stall = check_seconds(stall, "stall", is_zero_allowed=False)
         began = client.now()
         replies = client.request_many(subject, timeout=timeout, idle_timeout=stall, max_messages=1 if is_one else None)
         try:

@@ -45,6 +45,7 @@ from slipstream.services.reports import (
     ServiceStats,
 )
 from slipstream.wire import Msg
+from slipstream.wire.arguments import Duration, check_seconds, check_timeout
 
 StatsHandler = Callable[[EndpointStats], Any]
 
@@ -239,7 +240,7 @@ class ServiceGroup:
         concurrency: int = 1,
         max_pending_msgs: int = MAX_PENDING_MSGS,
         max_pending_bytes: int = MAX_PENDING_BYTES,
-        timeout: float = 5.0,
+        timeout: Duration = 5.0,
     ) -> None:
         """Handle the requests to `subject` (default: the name) below the prefix of this group.
 
@@ -248,6 +249,7 @@ class ServiceGroup:
         logged, and the caller gets an error of code 500; a ServiceError is sent as it is. `queue_group`: None for that
         of the group or service, "" for none, so that every instance gets every request.
         """
+        timeout = check_seconds(timeout)
         config = self._scope.endpoint(name, subject=subject, queue_group=queue_group, metadata=metadata)
         if isinstance(concurrency, bool) or not isinstance(concurrency, int) or concurrency < 1:
             raise UsageError(f"concurrency must be 1 or more, got {concurrency!r}")
@@ -335,11 +337,12 @@ class Service(ServiceGroup):
             endpoint.reset()
         self._started = datetime.now(UTC)
 
-    async def stop(self, *, timeout: float = DRAIN_TIMEOUT) -> None:
+    async def stop(self, *, timeout: Duration = DRAIN_TIMEOUT) -> None:
         """Take no more requests, and return when those that were received are handled. Can be called again.
 
         Raises RequestTimeoutError if handlers still run after `timeout` seconds; they go on, and can still answer.
         """
+        timeout = check_seconds(timeout)
         client = self._client
         deadline = client.now() + timeout
         self._is_stopping = True
@@ -359,8 +362,9 @@ class Service(ServiceGroup):
                 f"stop of service {self.name!r}: handlers of {', '.join(late)} still run after {timeout:g} s"
             )
 
-    async def wait(self, *, timeout: float | None = None) -> bool:
+    async def wait(self, *, timeout: Duration | None = None) -> bool:
         """Wait until the service is stopped or its client closed; False if that takes longer than `timeout` seconds."""
+        timeout = check_timeout(timeout)
         client = self._client
         deadline = None if timeout is None else client.now() + timeout
         while not self.is_stopped:
@@ -373,8 +377,9 @@ class Service(ServiceGroup):
 
     # For `nc.add_service` and for groups
 
-    async def start(self, *, timeout: float) -> None:
+    async def start(self, *, timeout: Duration) -> None:
         """Answer discovery from now on."""
+        timeout = check_seconds(timeout)
         config, client = self._config, self._client
         answers = {Verb.PING: self._answer_ping, Verb.INFO: self._answer_info, Verb.STATS: self._answer_stats}
         for verb, answer in answers.items():

@@ -17,6 +17,7 @@ from slipstream.client.base import HeadersLike, decode_reply
 from slipstream.errors import NoRespondersError, RemoteProtocolError
 from slipstream.services.protocol import PREFIX, Verb, control_subject
 from slipstream.services.reports import ServiceIdentity, ServiceInfo, ServicePing, ServiceStats
+from slipstream.wire.arguments import Duration, check_seconds
 from slipstream.wire.service_errors import error_of
 
 T = TypeVar("T")
@@ -41,13 +42,24 @@ class Services:
         return f"<Services of {self._client!r}>"
 
     def list(
-        self, name: str = "", *, timeout: float = 5.0, stall: float = STALL, prefix: str = PREFIX
+        self,
+        name: str = "",
+        *,
+        timeout: Duration = 5.0,
+        stall: Duration = STALL,
+        prefix: str = PREFIX,
     ) -> Iterator[ServiceInfo]:
         """What every instance offers: one ServiceInfo each."""
         return self.info(name, timeout=timeout, stall=stall, prefix=prefix)
 
     def info(
-        self, name: str = "", instance: str = "", *, timeout: float = 5.0, stall: float = STALL, prefix: str = PREFIX
+        self,
+        name: str = "",
+        instance: str = "",
+        *,
+        timeout: Duration = 5.0,
+        stall: Duration = STALL,
+        prefix: str = PREFIX,
     ) -> Iterator[ServiceInfo]:
         """The endpoints, description and metadata of instances."""
         subject = control_subject(Verb.INFO, name, instance, prefix=prefix)
@@ -55,7 +67,13 @@ class Services:
             yield info
 
     def stats(
-        self, name: str = "", instance: str = "", *, timeout: float = 5.0, stall: float = STALL, prefix: str = PREFIX
+        self,
+        name: str = "",
+        instance: str = "",
+        *,
+        timeout: Duration = 5.0,
+        stall: Duration = STALL,
+        prefix: str = PREFIX,
     ) -> Iterator[ServiceStats]:
         """The counters of instances."""
         subject = control_subject(Verb.STATS, name, instance, prefix=prefix)
@@ -63,7 +81,13 @@ class Services:
             yield stats
 
     def ping(
-        self, name: str = "", instance: str = "", *, timeout: float = 5.0, stall: float = STALL, prefix: str = PREFIX
+        self,
+        name: str = "",
+        instance: str = "",
+        *,
+        timeout: Duration = 5.0,
+        stall: Duration = STALL,
+        prefix: str = PREFIX,
     ) -> Iterator[ServicePing]:
         """Which instances are there; `rtt` is the time that each reply took."""
         subject = control_subject(Verb.PING, name, instance, prefix=prefix)
@@ -72,7 +96,7 @@ class Services:
 
     @overload
     def request(
-        self, subject: str, payload: object = b"", *, headers: HeadersLike | None = None, timeout: float = 5.0
+        self, subject: str, payload: object = b"", *, headers: HeadersLike | None = None, timeout: Duration = 5.0
     ) -> Message: ...
     @overload
     def request(
@@ -82,7 +106,7 @@ class Services:
         *,
         reply: type[T],
         headers: HeadersLike | None = None,
-        timeout: float = 5.0,
+        timeout: Duration = 5.0,
     ) -> T: ...
     @overload
     def request(
@@ -92,7 +116,7 @@ class Services:
         *,
         reply: Any,
         headers: HeadersLike | None = None,
-        timeout: float = 5.0,
+        timeout: Duration = 5.0,
     ) -> Any: ...
     def request(
         self,
@@ -101,7 +125,7 @@ class Services:
         *,
         reply: Any = None,
         headers: HeadersLike | None = None,
-        timeout: float = 5.0,
+        timeout: Duration = 5.0,
     ) -> Any:
         """As `nc.request`, to an endpoint: raises ServiceError if the reply is an error."""
         client = self._client
@@ -112,10 +136,11 @@ class Services:
         return message if reply is None else decode_reply(client.codec, subject, message.raw, reply)
 
     def _gather(
-        self, subject: str, kind: type[R], *, is_one: bool, timeout: float, stall: float
+        self, subject: str, kind: type[R], *, is_one: bool, timeout: Duration, stall: Duration
     ) -> Iterator[tuple[R, float]]:
         """Replies of one kind, and how long each took."""
         client = self._client
+        stall = check_seconds(stall, "stall", is_zero_allowed=False)
         began = client.now()
         replies = client.request_many(subject, timeout=timeout, idle_timeout=stall, max_messages=1 if is_one else None)
         try:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
 
+from slipstream.api.times import Duration, duration
 from slipstream.errors import UsageError
 from slipstream.server.engine.auth.account_limits import UNLIMITED, AccountLimits
 from slipstream.wire import check_filter, is_valid_filter
@@ -29,13 +30,17 @@ class Responses:
     """A user may respond to requests, on reply subjects that it may not publish to otherwise."""
 
     max_msgs: int | None = 1  # to one reply subject; None: any number
-    expires: timedelta | None = timedelta(minutes=2)  # None: as long as the connection lives
+    expires: Duration | None = timedelta(minutes=2)  # None: as long as the connection lives
 
     def __post_init__(self) -> None:
         if self.max_msgs is not None and self.max_msgs < 1:
             raise UsageError(f"max_msgs of responses must be at least 1 (or None), got {self.max_msgs}")
-        if self.expires is not None and self.expires <= timedelta(0):
+        if self.expires is None:
+            return
+        expires = duration(self.expires, "expires of responses")
+        if expires <= timedelta(0):
             raise UsageError(f"expires of responses must be positive (or None), got {self.expires}")
+        object.__setattr__(self, "expires", expires)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
