@@ -86,6 +86,26 @@ def test_a_worker_handles_messages_until_it_is_terminated(
         assert js.stream(fresh).consumer("w").info().num_ack_pending == 0
 
 
+@pytest.mark.parametrize("concurrency", ["1", "4"])
+@pytest.mark.parametrize("function", ["plain", "coroutine"])
+def test_a_worker_handles_no_more_messages_than_it_is_told(
+    cli: Cli, any_server: str, fresh: str, tmp_path: Path, function: str, concurrency: str
+) -> None:
+    with connect_blocking(any_server) as nc:
+        js = nc.jetstream()
+        js.create_stream(StreamConfig(name=fresh, subjects=(f"{fresh}.>",)))
+        with js.publisher() as publisher:
+            for number in range(300):
+                publisher.publish(f"{fresh}.job", b"%d" % (number + 10))
+        process = start(cli, tmp_path, function, fresh, "--count", "3", "--concurrency", concurrency)
+        _, err = process.communicate(timeout=WAIT)
+        assert process.returncode == 0, err
+        assert len((tmp_path / "done").read_text().splitlines()) == 3
+        assert "handled 3 messages, 0 failures, 0 dead letters" in err
+        info = js.stream(fresh).consumer("w").info()
+        assert info.num_pending + info.num_ack_pending == 297
+
+
 def test_an_exit_of_the_function_is_that_of_the_command(our_cli: Cli, our_url: str, fresh: str, tmp_path: Path) -> None:
     with connect_blocking(our_url) as nc:
         nc.jetstream().create_stream(StreamConfig(name=fresh, subjects=(f"{fresh}.>",)))

@@ -13,17 +13,29 @@ import inspect
 import logging
 import os
 import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
-from slipstream import Attempts, ConsumerConfig, DeadLetter, Term, WorkerStats, connect
+from slipstream import (
+    Attempts,
+    BlockingConsuming,
+    BlockingJsMessage,
+    ConsumerConfig,
+    Consuming,
+    DeadLetter,
+    JsMessage,
+    Term,
+    WorkerStats,
+    connect,
+)
 from slipstream.cli import values
 from slipstream.cli.common import Commands, Shell
 from slipstream.errors import UsageError
 
 logger = logging.getLogger("slipstream.worker")
 
-POLL = 0.05  # seconds between two looks at the number of messages
 ON_ERROR = ("nak", "term", "leave")
 ATTEMPTS = 5  # before a message becomes a dead letter
 
@@ -85,14 +97,31 @@ def _run(shell: Shell) -> None:
         "auto_ack": not options.no_ack,
     }
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    limit = Limit(options.count or sys.maxsize)
     if _is_coroutine_function(handler):
-        stats = asyncio.run(_work(shell, handler, arguments))
+        stats = asyncio.run(_work(shell, handler, limit, arguments))
     else:
-        stats = _work_blocking(shell, handler, arguments)
+        stats = _work_blocking(shell, handler, limit, arguments)
     shell.out.note(
-        f"handled {stats.handled:,} messages, {stats.failed:,} failures, {stats.dead_lettered:,} dead letters, "
-        f"{stats.returned:,} given back"
+        f"handled {stats.handled - limit.refused:,} messages, {stats.failed:,} failures, "
+        f"{stats.dead_lettered:,} dead letters, {stats.returned + limit.refused:,} given back"
     )
+
+
+class Limit:
+    """The number of messages that may be handled; the handler of the last one stops the worker."""
+
+    def __init__(self, count: int) -> None:
+        self._left = count
+        self._lock = threading.Lock()
+        self.refused = 0  # those that other handlers took at the same time
+
+    def take(self) -> tuple[bool, bool]:
+        """Whether one more may be handled, and whether it is the last one."""
+        with self._lock:
+            self._left -= 1
+            self.refused += self._left < 0
+            return self._left >= 0, self._left == 0
 
 
 def load(name: str) -> Callable[[Any], Any]:
@@ -150,39 +179,48 @@ def _say_start(options: argparse.Namespace, server: str) -> None:
     )
 
 
-def _has_handled(options: argparse.Namespace, stats: WorkerStats) -> bool:
-    """Whether as many messages were handled as --count says, or more that were in handlers at the time."""
-    enough: bool = stats.handled + stats.failed >= options.count
-    return enough
-
-
-def _work_blocking(shell: Shell, handler: Callable[[Any], Any], arguments: dict[str, Any]) -> WorkerStats:
+def _work_blocking(shell: Shell, handler: Callable[[Any], Any], limit: Limit, arguments: dict[str, Any]) -> WorkerStats:
     options = shell.options
+    begun: Future[BlockingConsuming] = Future()
+
+    def handle(message: BlockingJsMessage) -> Any:
+        may_handle, is_last = limit.take()
+        if not may_handle:
+            return message.nak()
+        if is_last:
+            begun.result(options.drain_timeout).stop(give_back=True)
+        return handler(message)
+
     with shell.connect() as client:
         stream = shell.jetstream(client).stream(options.stream)
         consumer = stream.create_consumer(_config(options)) if options.create else stream.consumer(options.consumer)
-        consuming = consumer.consume(handler, **arguments)
+        consuming = consumer.consume(handle, **arguments)
+        begun.set_result(consuming)
         _say_start(options, client.server_info.server_name)
         with consuming.drain_on_signals(timeout=options.drain_timeout):
-            while options.count and not consuming.is_done:
-                if _has_handled(options, consuming.stats):
-                    consuming.stop(give_back=True, timeout=options.drain_timeout)
-                client.sleep(POLL)
             consuming.wait()
         return consuming.stats
 
 
-async def _work(shell: Shell, handler: Callable[[Any], Any], arguments: dict[str, Any]) -> WorkerStats:
+async def _work(shell: Shell, handler: Callable[[Any], Any], limit: Limit, arguments: dict[str, Any]) -> WorkerStats:
     options = shell.options
+    begun: asyncio.Future[Consuming] = asyncio.get_running_loop().create_future()
+
+    async def handle(message: JsMessage) -> None:
+        may_handle, is_last = limit.take()
+        if not may_handle:
+            await message.nak()
+            return
+        if is_last:
+            await (await begun).stop(give_back=True)
+        await handler(message)
+
     async with connect(**shell.connect_arguments()) as client:
         stream = client.jetstream(**shell.jetstream_arguments()).stream(options.stream)
         found = stream.create_consumer(_config(options)) if options.create else stream.consumer(options.consumer)
-        consuming = await (await found).consume(handler, **arguments)
+        consuming = await (await found).consume(handle, **arguments)
+        begun.set_result(consuming)
         _say_start(options, client.server_info.server_name)
         with consuming.drain_on_signals(timeout=options.drain_timeout):
-            while options.count and not consuming.is_done:
-                if _has_handled(options, consuming.stats):
-                    await consuming.stop(give_back=True, timeout=options.drain_timeout)
-                await client.sleep(POLL)
             await consuming.wait()
         return consuming.stats
