@@ -37,7 +37,7 @@ from slipstream.jetstream.consume.ordered import MessageRun, OrderedState
 from slipstream.jetstream.consume.placement import Leader, is_on, starts_behind
 from slipstream.jetstream.consume.status import ControlReply, HeartbeatMonitor
 from slipstream.jetstream.consumer_requests import Action
-from slipstream.wire.arguments import Duration, check_seconds
+from slipstream.wire.arguments import Duration, check_seconds, check_timeout
 
 CREATE_TIMEOUT = 5.0
 IDLE_CHECK = 0.5  # seconds to wait for one of the initial messages before asking the server whether there is one
