@@ -1,12 +1,14 @@
-"""A handler whose own task was cancelled fails like any other; its endpoint goes on."""
+"""A handler whose task was cancelled, or that waited for one that was, fails like any other; its endpoint goes on."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
+import warnings
 
 import pytest
 
-from slipstream import ServiceRequest, connect
+from slipstream import JsMessage, Message, ServiceRequest, connect
 from slipstream.errors import ServiceError
 
 
@@ -23,3 +25,98 @@ async def test_handler_that_awaits_a_cancelled_task_is_a_500(our_url: str, fresh
         with pytest.raises(ServiceError, match="500: RuntimeError: the handler was cancelled"):
             await nc.services.request(f"{fresh}.fail", b"x")
         assert (await nc.services.request(f"{fresh}.fail")).data == b""
+
+
+@pytest.mark.parametrize("is_late", [False, True], ids=["in its handler", "behind it"])
+async def test_watchdog_that_cancels_the_task_of_a_handler_does_not_end_the_endpoint(
+    our_url: str, fresh: str, is_late: bool
+) -> None:
+    """A late one finds the task of the endpoint waiting for the next request."""
+    tasks: list[asyncio.Task[None]] = []
+
+    async def work(request: ServiceRequest) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.append(task)
+        if request.data:
+            task.cancel()
+            await asyncio.sleep(60)
+        await request.respond(b"done")
+
+    async with connect(our_url) as nc, nc.add_service(fresh, "1.0.0") as service:
+        await service.add_endpoint("work", work, subject=f"{fresh}.work")
+        for _ in range(2):
+            assert (await nc.services.request(f"{fresh}.work")).data == b"done"
+            if is_late:
+                tasks[-1].cancel()
+            else:
+                with pytest.raises(ServiceError, match="500: RuntimeError: the handler was cancelled"):
+                    await nc.services.request(f"{fresh}.work", b"x")
+        assert (await nc.services.request(f"{fresh}.work")).data == b"done"
+
+
+async def test_callback_that_is_cancelled_does_not_end_its_subscription(our_url: str, fresh: str) -> None:
+    seen: list[bytes] = []
+
+    async def take(message: Message) -> None:
+        seen.append(message.data)
+        if message.data == b"1":
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            await asyncio.sleep(60)
+
+    async with connect(our_url) as nc:
+        subscription = await nc.subscribe(fresh, callback=take)
+        for data in (b"1", b"2"):
+            await nc.publish(fresh, data)
+        await nc.flush()
+        await subscription.drain(timeout=10)
+        assert seen == [b"1", b"2"]
+
+
+def test_end_of_a_program_that_closes_nothing_ends_its_handlers(our_url: str, fresh: str) -> None:
+    """`asyncio.run` cancels every task that is left, and waits for all of them."""
+    cancelled: list[str] = []
+
+    async def hang(name: str) -> None:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            cancelled.append(name)
+            raise
+
+    async def main() -> None:
+        nc = await connect(our_url)
+        began: list[str] = []
+
+        async def serve(_: ServiceRequest) -> None:
+            began.append("service")
+            await hang("service")
+
+        async def take(_: Message) -> None:
+            began.append("subscription")
+            await hang("subscription")
+
+        async def handle(_: JsMessage) -> None:
+            began.append("consumer")
+            await hang("consumer")
+
+        service = await nc.add_service(fresh, "1.0.0")
+        await service.add_endpoint("work", serve, subject=f"{fresh}.work")
+        await nc.subscribe(f"{fresh}.take", callback=take)
+        js = nc.jetstream()
+        stream = await js.create_stream(fresh, subjects=[f"{fresh}.jobs"])
+        await js.publish(f"{fresh}.jobs", b"x")
+        await (await stream.create_consumer("worker")).consume(handle, keep_in_progress=False)
+        await nc.publish(f"{fresh}.work", b"x")
+        await nc.publish(f"{fresh}.take", b"x")
+        async with asyncio.timeout(10):
+            while len(began) < 3:
+                await asyncio.sleep(0.01)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        asyncio.run(main())
+        gc.collect()
+    assert sorted(cancelled) == ["consumer", "service", "subscription"]

@@ -273,12 +273,6 @@ def shown(payload: bytes) -> str:
     return repr(payload) if len(payload) <= SHOWN else f"{payload[:SHOWN]!r}… ({len(payload)} bytes)"
 
 
-def check_callback(callback: object, what: str = "callback") -> None:
-    """Reject a callback that cannot be called: its worker would find out with the first message."""
-    if not callable(callback):
-        raise UsageError(f"{what} must be callable, got {callback!r}")
-
-
 def encode_headers(headers: HeadersLike | None) -> bytes:
     """The header block of a message; empty for none."""
     if not headers:

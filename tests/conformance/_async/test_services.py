@@ -281,6 +281,25 @@ async def test_no_failure_of_a_handler_leaves_the_caller_without_an_answer(
         assert (await nc.services.request(f"{fresh}.fail")).data == b""
 
 
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt], ids=["SystemExit", "KeyboardInterrupt"])
+async def test_exit_in_a_handler_ends_the_service_loudly(
+    any_server: str, fresh: str, kind: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
+    def leave(_: ServiceRequest) -> None:
+        raise kind(3)
+
+    async with connect(any_server) as nc, nc.add_service(fresh, "1.0.0") as service:
+        await service.add_endpoint("leave", leave, subject=f"{fresh}.leave")
+        with pytest.raises(ServiceError, match=f"500: {kind.__name__}: 3"):
+            await nc.services.request(f"{fresh}.leave")
+        assert service.is_stopped
+        with pytest.raises(kind):
+            await service.wait(timeout=10)
+        await until(lambda: has_no_responders(nc, f"{fresh}.leave"))
+        assert [info async for info in nc.services.ping(fresh, timeout=0.5)] == []
+        assert f"the callback raised {kind.__name__}(3)" in caplog.text
+
+
 async def test_message_without_reply_subject_is_handled_and_not_answered(any_server: str, fresh: str) -> None:
     seen: list[bytes] = []
 

@@ -346,6 +346,74 @@ async def test_a_handler_whose_own_task_is_cancelled_has_failed(
         assert "cancelled elsewhere" in caplog.text
 
 
+@pytest.mark.parametrize("concurrency", [1, 2])
+@pytest.mark.parametrize("does_swallow", [False, True], ids=["raised", "swallowed"])
+async def test_a_watchdog_that_cancels_the_task_of_a_handler_ends_no_worker(
+    any_server: str, fresh: str, concurrency: int, does_swallow: bool
+) -> None:
+    async with connect(any_server) as nc:
+        consumer = await worker(nc.jetstream(), fresh, ["a"] * 12)
+
+        async def handle(message: JsMessage) -> None:
+            if int(message.data) in (2, 5, 7) and message.num_delivered == 1:
+                task = asyncio.current_task()
+                assert task is not None
+                task.cancel()
+                with suppress(*[asyncio.CancelledError] * does_swallow):
+                    await asyncio.sleep(60)
+                cancelled = asyncio.get_running_loop().create_future()
+                cancelled.cancel()
+                await cancelled  # of another task, after the first cancellation was swallowed
+
+        async with await consumer.consume(
+            handle, auto_ack=True, concurrency=concurrency, on_error=Nak(0.01)
+        ) as consuming:
+            await handled(consuming, 12)
+            assert not consuming.is_done
+        assert (consuming.stats.handled, consuming.stats.failed) == (12, 3)
+
+
+async def test_a_watchdog_that_comes_too_late_ends_no_worker(any_server: str, fresh: str) -> None:
+    async with connect(any_server) as nc:
+        js = nc.jetstream()
+        consumer = await worker(js, fresh, ["a"])
+        tasks: list[asyncio.Task[None]] = []
+
+        async def handle(_: JsMessage) -> None:
+            task = asyncio.current_task()
+            assert task is not None
+            tasks.append(task)
+
+        async with await consumer.consume(handle, auto_ack=True) as consuming:
+            for count in (1, 2, 3):
+                await handled(consuming, count)
+                tasks[-1].cancel()  # it waits for the next message
+                await js.publish(f"{fresh}.a", b"0")
+            await handled(consuming, 4)
+        assert consuming.stats.failed == 0
+
+
+async def test_a_function_that_decides_and_is_cancelled_ends_no_worker(
+    any_server: str, fresh: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with connect(any_server) as nc:
+        consumer = await worker(nc.jetstream(), fresh, ["a", "b"])
+
+        def handle(message: JsMessage) -> None:
+            if message.subject.endswith("a"):
+                raise KeyError("order_id")
+
+        async def decide(_: JsMessage, __: Exception) -> None:
+            cancelled = asyncio.get_running_loop().create_future()
+            cancelled.cancel()
+            await cancelled
+
+        async with await consumer.consume(handle, on_error=decide, auto_ack=True) as consuming:
+            await handled(consuming, 1)
+        assert (consuming.stats.handled, consuming.stats.failed) == (1, 1)
+        assert "on_error of consumer 'worker'" in caplog.text
+
+
 async def test_a_handler_that_a_stop_cancelled_counts_as_given_back_alone(any_server: str, fresh: str) -> None:
     async with connect(any_server) as nc:
         consumer = await worker(nc.jetstream(), fresh, ["a"])

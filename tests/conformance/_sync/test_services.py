@@ -285,6 +285,25 @@ def test_no_failure_of_a_handler_leaves_the_caller_without_an_answer(
         assert (nc.services.request(f"{fresh}.fail")).data == b""
 
 
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt], ids=["SystemExit", "KeyboardInterrupt"])
+def test_exit_in_a_handler_ends_the_service_loudly(
+    any_server: str, fresh: str, kind: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
+    def leave(_: ServiceRequest) -> None:
+        raise kind(3)
+
+    with connect(any_server) as nc, nc.add_service(fresh, "1.0.0") as service:
+        service.add_endpoint("leave", leave, subject=f"{fresh}.leave")
+        with pytest.raises(ServiceError, match=f"500: {kind.__name__}: 3"):
+            nc.services.request(f"{fresh}.leave")
+        assert service.is_stopped
+        with pytest.raises(kind):
+            service.wait(timeout=10)
+        until(lambda: has_no_responders(nc, f"{fresh}.leave"))
+        assert [info for info in nc.services.ping(fresh, timeout=0.5)] == []
+        assert f"the callback raised {kind.__name__}(3)" in caplog.text
+
+
 def test_message_without_reply_subject_is_handled_and_not_answered(any_server: str, fresh: str) -> None:
     seen: list[bytes] = []
 

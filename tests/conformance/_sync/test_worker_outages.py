@@ -63,6 +63,33 @@ def test_a_stop_ends_in_time_without_an_answer_of_the_server(
 
 
 @BOTH
+def test_an_ack_that_cannot_be_sent_ends_no_worker(
+    kind: Kind, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """There is no connection, and nothing is buffered until there is one: the job is done again."""
+    with kind(tmp_path) as server:
+        with connect(server.url, reconnect_buffer_bytes=0) as nc:
+            consumer = worker(nc.jetstream(), 4, ack_wait=2.0)
+            began: list[int] = []
+            is_open: list[bool] = []
+
+            def handle(message: JsMessage) -> None:
+                began.append(int(message.data))
+                until(lambda: bool(is_open))
+
+            consuming = consumer.consume(handle, auto_ack=True, concurrency=2)
+            until(lambda: len(began) == 2)
+            server.kill()
+            until(lambda: not nc.is_connected)
+            is_open.append(True)
+            until(lambda: caplog.text.count("the ack of consumer 'worker' for 'JOBS.job'") >= 2)
+            server.start()
+            until(lambda: Counter(began) >= Counter([0, 0, 1, 1, 2, 3]), timeout=20)
+            assert not consuming.is_done
+            consuming.stop()
+
+
+@BOTH
 def test_a_client_that_gives_up_ends_workers_and_loops_loudly(kind: Kind, tmp_path: Path) -> None:
     with kind(tmp_path) as server:
         with connect(server.url, max_reconnects=2, reconnect_wait=0.01, reconnect_max_wait=0.02) as nc:

@@ -60,6 +60,12 @@ def test_delays_must_be_durations(delays: object) -> None:
         Nak(delays)  # type: ignore[arg-type]  # what a program may get wrong
 
 
+@pytest.mark.parametrize("reason", [7, None, b"x", "two\r\nlines"], ids=["number", "none", "bytes", "two lines"])
+def test_a_reason_must_be_a_line_of_text(reason: object) -> None:
+    with pytest.raises(UsageError, match="reason must be a single line of text, got"):
+        Term(reason)  # type: ignore[arg-type]  # what a program may get wrong
+
+
 def test_a_dead_letter_has_a_subject_that_can_be_published_to() -> None:
     with pytest.raises(UsageError, match="subject"):
         DeadLetter("dead.>")

@@ -11,18 +11,18 @@ from slipstream.client._async.clock import uptime
 from slipstream.client._async.connection import Connection, expire
 from slipstream.client._async.opening import opens
 from slipstream.client._async.subscription import Callback, Message, Subscription
-from slipstream.client._async.tasks import Worker
+from slipstream.client._async.tasks import Worker, check_handler
 from slipstream.client.base import (
     DRAIN_POLL,
     DRAIN_TIMEOUT,
     BaseClient,
     HeadersLike,
-    check_callback,
     decode_reply,
     drain_timeout,
     encode_headers,
     is_no_responders,
 )
+from slipstream.client.callbacks import check_callback
 from slipstream.client.events import AwaitedSink, BulkSink, ReplySink, WindowSink
 from slipstream.client.options import MAX_PENDING_BYTES, MAX_PENDING_MSGS, ClientOptions, takes
 from slipstream.client.outgoing import Draft
@@ -119,7 +119,7 @@ class Client(BaseClient):
         the other, in order. At most `max_pending_msgs` messages and `max_pending_bytes` bytes wait to be taken.
         """
         if callback is not None:
-            check_callback(callback)
+            check_handler(callback)
         box = self._session.subscriptions.subscribe(
             subject, queue=queue, max_msgs=max_pending_msgs, max_bytes=max_pending_bytes
         )
@@ -199,7 +199,7 @@ class Client(BaseClient):
         if not isinstance(payload, bytes):
             payload, headers = encode_payload(self._codec, subject, payload, headers)
         if sentinel is not None:
-            check_callback(sentinel, "sentinel")
+            check_callback(sentinel, "sentinel", may_be_async=False)
         many = RequestMany(
             subject, now=self.now(), timeout=timeout, idle_timeout=idle_timeout, max_messages=max_messages
         )
@@ -378,6 +378,10 @@ class Client(BaseClient):
     def spawn(self, main: Callable[[], Coroutine[None, None, None]], name: str) -> Worker:
         """Run a coroutine function in the background, until the client is closed at the latest."""
         return Worker(self._connection.spawn(main(), name))
+
+    def is_own_end(self, error: BaseException) -> bool:
+        """Whether an exception ends the running task, which is one of `spawn`; see `Connection.is_own_end`."""
+        return self._connection.is_own_end(error)
 
     def run_here(self, call: Callable[[], None]) -> None:
         """Call a function on the client's loop, now if that is the running one: for finalizers, which run anywhere."""

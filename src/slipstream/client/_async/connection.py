@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import assert_never
 
+from slipstream.client._async.tasks import is_own_end
 from slipstream.client._async.transport import CLOSE_TIMEOUT, Transport
 from slipstream.client.base import timed_out
 from slipstream.client.events import Connected, Drop, Effect, Ended, Ready, Report, StartTls
@@ -39,6 +40,7 @@ class Connection:
         self.max_pending = options.max_pending_bytes  # a publisher with more unsent bytes waits
         self.is_write_due = False  # by the end of this turn of the loop
         self.tasks: set[asyncio.Task[None]] = set()  # callbacks and workers; they end with the client
+        self._sentinel: asyncio.Task[None] | None = None  # ends when all tasks do
         self._outgoing = self.session.outgoing
         self._tls = Tls.from_options(options)
         self._transport: Transport | None = None
@@ -124,8 +126,19 @@ class Connection:
         """Run a task that ends with the client at the latest."""
         task = self.loop.create_task(coroutine, name=name)
         self.tasks.add(task)
+        if self._sentinel is None:
+            self._sentinel = self.loop.create_task(_never(self.loop), name="sentinel of the client")
         task.add_done_callback(self.tasks.discard)
         return task
+
+    def is_own_end(self, error: BaseException) -> bool:
+        """Whether an exception ends the running task, which is one of `spawn`: see `tasks.is_own_end`.
+
+        All tasks end when the client is closed, or when the program cancels whatever runs on its loop, as `asyncio.run`
+        does at its end. Then the sentinel, which nobody else knows, is cancelled, too.
+        """
+        is_cancelled = self._sentinel is not None and (self._sentinel.done() or self._sentinel.cancelling() > 0)
+        return is_own_end(error, is_ending=is_cancelled or self.session.error is not None)
 
     def watch(self, alarm: SilenceAlarm) -> None:
         """Raise this alarm when it is due, until its subscription or the client ends."""
@@ -329,6 +342,8 @@ class Connection:
         """The session is closed: end the timer, the tasks and the waits. The tasks returned are ending."""
         if self._timer is not None:
             self._timer.cancel()
+        if self._sentinel is not None:
+            self._sentinel.cancel()
         for look in self._alarms.values():
             look.cancel()
         self._alarms.clear()
@@ -342,6 +357,10 @@ class Connection:
             if not future.done():
                 future.set_exception(self._outgoing.closed_error())
         return tasks
+
+
+async def _never(loop: asyncio.AbstractEventLoop) -> None:
+    await loop.create_future()
 
 
 def _release(future: asyncio.Future[None]) -> None:

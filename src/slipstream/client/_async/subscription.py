@@ -13,7 +13,9 @@ from typing import Any, Protocol, Self
 
 from slipstream.client._async.clock import uptime
 from slipstream.client._async.connection import Connection
+from slipstream.client._async.tasks import finish
 from slipstream.client.base import BaseMessage, BaseSubscription, HeadersLike, connection_lost, drain_timeout, timed_out
+from slipstream.client.callbacks import failure_of
 from slipstream.client.mailbox import Mailbox
 from slipstream.client.raw_columns import Packed
 from slipstream.client.silence import SilenceAlarm
@@ -219,10 +221,12 @@ class Subscription(BaseSubscription):
             except (StopAsyncIteration, Error):
                 return  # the end; an error was reported by its cause
             try:
-                result = callback(message)
-                if result is not None:
-                    await result
-            except Exception as exc:  # the user's code
+                await finish(callback(message))
+            except (SystemExit, KeyboardInterrupt):
+                raise  # the event loop ends with it
+            except BaseException as exc:  # the user's code
                 connection = self._connection
+                if connection.is_own_end(exc):
+                    raise
                 what = f"the callback of the subscription of {self.subject!r}"
-                connection.reporter.callback_failed(str(connection.session.server), what, exc)
+                connection.reporter.callback_failed(str(connection.session.server), what, failure_of(exc))

@@ -5,9 +5,15 @@ from __future__ import annotations
 import asyncio
 import inspect
 from contextlib import nullcontext
+from weakref import WeakSet
+
+from slipstream.client.callbacks import check_callback, check_result
 
 Guard = asyncio.Lock  # `async with`, around what may wait
 Lock = nullcontext  # `with`, around what does not wait: a task is not interrupted there, a thread may be
+
+
+_ended: WeakSet[asyncio.Task[None]] = WeakSet()  # by `Worker.cancel`
 
 
 class Worker:
@@ -35,6 +41,7 @@ class Worker:
 
     def cancel(self) -> None:
         """Cancel it. A thread cannot be: there it goes on."""
+        _ended.add(self._task)
         self._task.cancel()
 
 
@@ -68,11 +75,25 @@ class Signal:
         return True
 
 
-def is_own_end(error: BaseException) -> bool:
-    """Whether an exception ends the running task from outside, rather than something that the task waited for."""
+def is_own_end(error: BaseException, *, is_ending: bool) -> bool:
+    """Whether an exception ends the running task: by `Worker.cancel`, or while all of them end.
+
+    Any other cancellation was done by the user's code, which ran in that task, or is that of something it waited for.
+    It is taken back, for the task goes on.
+    """
+    if not isinstance(error, asyncio.CancelledError):
+        return isinstance(error, GeneratorExit)
     task = asyncio.current_task()
-    is_cancelled = isinstance(error, asyncio.CancelledError) and (task is None or task.cancelling() > 0)
-    return is_cancelled or isinstance(error, GeneratorExit)
+    if is_ending or task is None or task in _ended:
+        return True
+    while task.cancelling():
+        task.uncancel()
+    return False
+
+
+def check_handler(callback: object) -> None:
+    """Reject a callback that cannot be called, or that nothing would run."""
+    check_callback(callback, may_be_async=True)
 
 
 async def result_of(value: object) -> object:
@@ -81,6 +102,6 @@ async def result_of(value: object) -> object:
 
 
 async def finish(result: object) -> None:
-    """Await the result of a callback, if it is a coroutine function."""
-    if inspect.isawaitable(result):
-        await result
+    """Await the result of a callback, if it is a coroutine function; raises UsageError if its work was not done."""
+    if result is not None:
+        check_result(await result if inspect.isawaitable(result) else result)

@@ -10,19 +10,19 @@ from typing import Any, Self, TypeVar, overload
 from slipstream.client._sync.clock import uptime
 from slipstream.client._sync.connection import WRITE_SIZE, Connection
 from slipstream.client._sync.subscription import Callback, Dispatcher, Message, Subscription
-from slipstream.client._sync.tasks import Worker
+from slipstream.client._sync.tasks import Worker, check_handler
 from slipstream.client.base import (
     DRAIN_POLL,
     DRAIN_TIMEOUT,
     BaseClient,
     HeadersLike,
-    check_callback,
     decode_reply,
     drain_timeout,
     encode_headers,
     is_no_responders,
     timed_out,
 )
+from slipstream.client.callbacks import check_callback
 from slipstream.client.events import AwaitedSink, BulkSink, ReplySink, WindowSink
 from slipstream.client.options import MAX_PENDING_BYTES, MAX_PENDING_MSGS, ClientOptions, takes
 from slipstream.client.outgoing import Draft
@@ -123,7 +123,7 @@ class Client(BaseClient):
         """
         connection = self._connection
         if callback is not None:
-            check_callback(callback)
+            check_handler(callback)
         with connection.lock:
             box = self._session.subscriptions.subscribe(
                 subject, queue=queue, max_msgs=max_pending_msgs, max_bytes=max_pending_bytes
@@ -208,7 +208,7 @@ class Client(BaseClient):
         if not isinstance(payload, bytes):
             payload, headers = encode_payload(self._codec, subject, payload, headers)
         if sentinel is not None:
-            check_callback(sentinel, "sentinel")
+            check_callback(sentinel, "sentinel", may_be_async=False)
         many = RequestMany(
             subject, now=self.now(), timeout=timeout, idle_timeout=idle_timeout, max_messages=max_messages
         )
@@ -394,6 +394,10 @@ class Client(BaseClient):
         with self._connection.lock:
             self._workers = [*(one for one in self._workers if not one.is_done), worker]
         return worker
+
+    def is_own_end(self, error: BaseException) -> bool:
+        """Whether an exception ends the running thread from outside: none does."""
+        return isinstance(error, GeneratorExit)
 
     def run_here(self, call: Callable[[], None]) -> None:
         """Call a function now, or soon if this thread holds the lock: for finalizers, which run anywhere."""

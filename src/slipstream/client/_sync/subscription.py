@@ -14,7 +14,9 @@ from typing import Any, Protocol, Self, TypeVar
 
 from slipstream.client._sync.clock import uptime
 from slipstream.client._sync.connection import Connection
+from slipstream.client._sync.tasks import finish
 from slipstream.client.base import FOREVER, BaseMessage, BaseSubscription, HeadersLike, drain_timeout, timed_out
+from slipstream.client.callbacks import failure_of
 from slipstream.client.mailbox import Mailbox
 from slipstream.client.raw_columns import Packed
 from slipstream.client.silence import SilenceAlarm
@@ -107,10 +109,10 @@ class Dispatcher:
                 if connection.closing.is_set():
                     return
                 try:
-                    callback(Message(msg, client))
-                except Exception as exc:  # the user's code
+                    finish(callback(Message(msg, client)))
+                except BaseException as exc:  # the user's code; an exit would end this thread alone, and silently
                     what = f"the callback of the subscription of {box.subject!r}"
-                    connection.reporter.callback_failed(str(connection.session.server), what, exc)
+                    connection.reporter.callback_failed(str(connection.session.server), what, failure_of(exc))
             with connection.lock:
                 self._await(box)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 
+from slipstream.client.callbacks import check_callback, check_result
+
 Guard = threading.Lock  # `with`, around what may wait
 Lock = threading.Lock  # `with`, around what does not wait
 
@@ -54,15 +56,17 @@ class Signal:
             return self._changed.wait_for(lambda: self.count != seen, timeout)
 
 
-def is_own_end(error: BaseException) -> bool:
-    """Whether an exception ends the running thread from outside: none does."""
-    return isinstance(error, GeneratorExit)
+def check_handler(callback: object) -> None:
+    """Reject a callback that cannot be called, or that nothing would run."""
+    check_callback(callback, may_be_async=False)
 
 
 def result_of(value: object) -> object:
-    """The result of a function of the user."""
+    """The result of a function of the user; raises UsageError if its work was not done."""
+    check_result(value)
     return value
 
 
 def finish(result: object) -> None:
-    """Ignore the result of a callback."""
+    """Raise UsageError for the result of a callback whose work was not done."""
+    check_result(result)

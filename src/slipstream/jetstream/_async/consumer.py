@@ -17,8 +17,7 @@ from slipstream.api import AckPolicy, ConsumerInfo
 from slipstream.api.times import instant
 from slipstream.client._async.clock import uptime
 from slipstream.client._async.opening import opens
-from slipstream.client._async.tasks import Signal
-from slipstream.client.base import check_callback
+from slipstream.client._async.tasks import Signal, check_handler
 from slipstream.errors import (
     ApiError,
     ConnectionLostError,
@@ -277,7 +276,7 @@ class Consumer:
         one of these. An error that ends the loop is logged, reported, and raised by `wait`. See `chunks` for the other
         arguments.
         """
-        check_callback(callback)
+        check_handler(callback)
         options = WorkerOptions.of(concurrency, ordered_by, on_error, auto_ack, keep_in_progress)
         info = self.cached_info
         if concurrency > 1 and info is not None and info.config.ack_policy == AckPolicy.ALL:

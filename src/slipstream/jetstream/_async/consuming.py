@@ -23,8 +23,9 @@ from typing import NamedTuple, Self
 
 from slipstream.client._async.clock import uptime
 from slipstream.client._async.signals import TERMINATION, Signals, on_signals
-from slipstream.client._async.tasks import Guard, Lock, Signal, finish, is_own_end
-from slipstream.client.base import FOREVER, check_callback
+from slipstream.client._async.tasks import Guard, Lock, Signal, check_handler, finish
+from slipstream.client.base import FOREVER
+from slipstream.client.callbacks import failure_of
 from slipstream.errors import ConsumerDeletedError, ConsumerGoneError, Error, RequestTimeoutError, UsageError
 from slipstream.jetstream._async.consumer_handle import ConsumerHandle
 from slipstream.jetstream._async.failures import Failures
@@ -72,7 +73,7 @@ class Consuming:
     """
 
     def __init__(self, consumer: ConsumerHandle, loop: PullLoop, callback: Callback, options: WorkerOptions) -> None:
-        check_callback(callback)
+        check_handler(callback)
         self._consumer = consumer
         self._client = loop.client
         self._loop = loop
@@ -289,12 +290,10 @@ class Consuming:
         with self._lock:
             pass
         try:
-            while (message := self._take_waiting() or await self._take()) is not None:
-                await self._handle(message)
-                while self._order is not None and (message := await self._next_of(message.subject)) is not None:
-                    await self._handle(message)
+            while not await self._work():
+                logger.warning("%s: a worker was cancelled while it waited for a message, and goes on", self._name)
         except BaseException as error:  # also of the user's code: SystemExit, KeyboardInterrupt
-            if is_own_end(error):
+            if self._client.is_own_end(error):
                 raise
             self._end(error)
         finally:
@@ -303,6 +302,19 @@ class Consuming:
                 is_last = not self._running
             if is_last:
                 await self._close()
+
+    async def _work(self) -> bool:
+        """Handle messages until the end; False if the program cancelled this task, as a late watchdog does."""
+        try:
+            while (message := self._take_waiting() or await self._take()) is not None:
+                await self._handle(message)
+                while self._order is not None and (message := await self._next_of(message.subject)) is not None:
+                    await self._handle(message)
+        except BaseException as error:
+            if isinstance(error, Exception) or _is_exit(error) or self._client.is_own_end(error):
+                raise
+            return False
+        return True
 
     async def _close(self) -> None:
         try:
@@ -394,14 +406,16 @@ class Consuming:
             try:
                 await finish(self._callback(message))
             except BaseException as error:
-                if is_own_end(error):
+                if self._client.is_own_end(error):
                     raise
                 failed = 1
-                await self._failures.settle(message, _failure(error))
+                if _is_exit(error):
+                    raise
+                await self._settle(message, failure_of(error))
             else:
                 handled = 1
                 if self._options.auto_ack and not message.is_settled:
-                    await message.ack()
+                    await self._settle(message)
         finally:
             keeper.release(message)
             with self._lock:
@@ -410,17 +424,27 @@ class Consuming:
                 stats.handled += handled
                 stats.failed += failed
 
+    async def _settle(self, message: JsMessage, error: Exception | None = None) -> None:
+        """Acknowledge a message, or do what the policy says; should that fail, the message is left."""
+        try:
+            if error is None:
+                await message.ack()
+            else:
+                await self._failures.settle(message, error)
+        except BaseException as failure:  # there is no connection, and its buffer is full; or it was cancelled
+            if self._client.is_own_end(failure) or _is_exit(failure):
+                raise
+            if not self._client.is_closed:
+                what = "the ack" if error is None else "what on_error says"
+                self._client.callback_failed(
+                    f"{what} of consumer {self._loop.name!r} for {message.describe()}", failure_of(failure)
+                )
+
 
 def _is_redelivered(message: JsMessage) -> bool:
     return message.reply.startswith("$JS.ACK.") and message.num_delivered > 1
 
 
-def _failure(error: BaseException) -> Exception:
-    """The failure of a handler; raises what is none: SystemExit and KeyboardInterrupt end the worker."""
-    if isinstance(error, Exception):
-        return error
-    if isinstance(error, SystemExit | KeyboardInterrupt):
-        raise error
-    failure = Error(f"the handler waited for what was cancelled elsewhere ({type(error).__name__})")
-    failure.__cause__ = error
-    return failure
+def _is_exit(error: BaseException) -> bool:
+    """Whether an exception of the user's code is to end the worker, and the program behind `wait`."""
+    return isinstance(error, SystemExit | KeyboardInterrupt)

@@ -15,6 +15,7 @@ from slipstream.api import AckPolicy, ConsumerInfo
 from slipstream.client._async.client import Client, Subscription
 from slipstream.client._async.tasks import Worker, finish
 from slipstream.client.base import FOREVER
+from slipstream.client.callbacks import failure_of
 from slipstream.errors import (
     ConnectionClosedError,
     ConnectionLostError,
@@ -221,9 +222,15 @@ class PushSubscription:
             for message in chunk:
                 try:
                     await finish(callback(message))
-                except Exception as exc:  # the top of the user's code
+                # unasync: off
+                except (SystemExit, KeyboardInterrupt):
+                    raise  # the event loop ends with it; in a thread it would be silent
+                # unasync: on
+                except BaseException as exc:  # the top of the user's code
+                    if self._client.is_own_end(exc):
+                        raise
                     what = f"the callback of consumer {self.consumer_name!r} for {message.describe()}"
-                    self._client.callback_failed(what, exc)
+                    self._client.callback_failed(what, failure_of(exc))
 
 
 def _report_silence(client: Client, text: str) -> None:

@@ -14,7 +14,7 @@ from typing import Self
 
 from slipstream.api import ConsumerConfig, ConsumerInfo, names
 from slipstream.client._async.client import Subscription
-from slipstream.client.base import check_callback
+from slipstream.client._async.tasks import check_handler
 from slipstream.client.options import MAX_PENDING_BYTES, MAX_PENDING_MSGS
 from slipstream.errors import (
     ConsumerExistsError,
@@ -90,7 +90,7 @@ async def push_subscribe(
     """Bind to the wanted push consumer, or create it. It is subscribed to first: nothing that is pushed is missed."""
     client, api = context.client, context.consumer_api
     if callback is not None:
-        check_callback(callback)
+        check_handler(callback)
     stream = wanted.stream or await context.stream_name_of(wanted.subject, timeout=timeout)
     info = await _look_up(context, wanted, stream, timeout)
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 from slipstream.client._sync.tasks import Lock, result_of
+from slipstream.client.callbacks import failure_of
 from slipstream.errors import ApiError, ConnectionClosedError, Error, ErrorCode, StreamLookupError, UsageError
 from slipstream.jetstream import requests
 from slipstream.jetstream._sync.consumer_handle import ConsumerHandle
@@ -80,9 +81,11 @@ class Failures:
         if callable(policy):
             try:
                 chosen = policy_of(result_of(policy(message, error)), "the result of on_error")
-            except Exception as failure:  # the user's code
+            except BaseException as failure:  # the user's code
+                if self._client.is_own_end(failure) or isinstance(failure, SystemExit | KeyboardInterrupt):
+                    raise
                 what = f"on_error of consumer {self._consumer.name!r} for {message.describe()}"
-                self._client.callback_failed(what, failure)
+                self._client.callback_failed(what, failure_of(failure))
                 chosen = policy_of("leave")
         else:
             chosen = policy

@@ -16,6 +16,7 @@ from slipstream.api import AckPolicy, ConsumerInfo
 from slipstream.client._sync.client import Client, Subscription
 from slipstream.client._sync.tasks import Worker, finish
 from slipstream.client.base import FOREVER
+from slipstream.client.callbacks import failure_of
 from slipstream.errors import (
     ConnectionClosedError,
     ConnectionLostError,
@@ -222,9 +223,12 @@ class PushSubscription:
             for message in chunk:
                 try:
                     finish(callback(message))
-                except Exception as exc:  # the top of the user's code
+
+                except BaseException as exc:  # the top of the user's code
+                    if self._client.is_own_end(exc):
+                        raise
                     what = f"the callback of consumer {self.consumer_name!r} for {message.describe()}"
-                    self._client.callback_failed(what, exc)
+                    self._client.callback_failed(what, failure_of(exc))
 
 
 def _report_silence(client: Client, text: str) -> None:

@@ -15,7 +15,7 @@ from typing import Self
 
 from slipstream.api import ConsumerConfig, ConsumerInfo, names
 from slipstream.client._sync.client import Subscription
-from slipstream.client.base import check_callback
+from slipstream.client._sync.tasks import check_handler
 from slipstream.client.options import MAX_PENDING_BYTES, MAX_PENDING_MSGS
 from slipstream.errors import (
     ConsumerExistsError,
@@ -91,7 +91,7 @@ def push_subscribe(
     """Bind to the wanted push consumer, or create it. It is subscribed to first: nothing that is pushed is missed."""
     client, api = context.client, context.consumer_api
     if callback is not None:
-        check_callback(callback)
+        check_handler(callback)
     stream = wanted.stream or context.stream_name_of(wanted.subject, timeout=timeout)
     info = _look_up(context, wanted, stream, timeout)
 

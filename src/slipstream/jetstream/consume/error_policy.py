@@ -55,6 +55,10 @@ class Term:
 
     reason: str = ""
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.reason, str) or "\r" in self.reason or "\n" in self.reason:
+            raise UsageError(f"reason must be a single line of text, got {self.reason!r}")
+
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:

@@ -2,7 +2,8 @@
 """A service over the blocking client: its endpoints, its answers to discovery, its end.
 
 Invariants: a request that was received is answered with the handler's result or its error, unless the handler took the
-answer upon itself; the failure of a handler is never silent; `stop` returns when the server sends no more requests and
+answer upon itself; the failure of a handler is never silent, and ends nothing else: only SystemExit and
+KeyboardInterrupt end the service, and `wait` raises them; `stop` returns when the server sends no more requests and
 every one that it has sent was handled. The blocking twin is generated from this file (`tools/unasync.py`).
 """
 
@@ -22,6 +23,7 @@ from slipstream.client._sync.client import Client
 from slipstream.client._sync.subscription import Message, Subscription
 from slipstream.client._sync.tasks import Guard, Lock, Worker
 from slipstream.client.base import DRAIN_TIMEOUT
+from slipstream.client.callbacks import failure_of
 from slipstream.client.options import MAX_PENDING_BYTES, MAX_PENDING_MSGS
 from slipstream.errors import (
     ConnectionLostError,
@@ -58,10 +60,11 @@ may_be_async = False
 class Endpoint:
     """One endpoint: a subscription, and the workers that handle its requests."""
 
-    def __init__(self, client: Client, service: str, config: EndpointConfig, handler: Handler) -> None:
+    def __init__(self, client: Client, service: Service, config: EndpointConfig, handler: Handler) -> None:
         self.config = config
         self._client = client
-        self._service = service
+        self._owner = service
+        self._service = service.name
         self._handler = handler
         self._counters = EndpointCounters()
         self._lock = Lock()  # of the counters
@@ -131,6 +134,9 @@ class Endpoint:
             except Error as exc:  # the server denied it after a reconnect, or the client was closed by an error
                 self._failed(str(exc))
                 return
+            except BaseException as exc:  # cancelled: by the end of the client, or by a watchdog that came late
+                if self._client.is_own_end(exc):
+                    raise
             else:
                 for msg in msgs:
                     self._handle(ServiceRequest(msg, self._client))
@@ -153,8 +159,14 @@ class Endpoint:
         try:
             self._call(request)
             error = request.error
-
-        except Exception as exc:  # the user's code
+        except BaseException as exc:  # the user's code
+            if self._client.is_own_end(exc):
+                raise
+            if isinstance(exc, SystemExit | KeyboardInterrupt):
+                self._owner.end(exc)
+            elif not isinstance(exc, Exception):
+                cancelled, exc = exc, RuntimeError(f"the handler was cancelled: {exc!r}")
+                exc.__cause__ = cancelled
             self._refuse(request, exc)
         with self._lock:
             counters.processing_time += round((now() - began) * 1e9)
@@ -177,14 +189,14 @@ class Endpoint:
         except MessageDecodeError as exc:
             raise ServiceError(BAD_REQUEST, str(exc)) from exc
 
-    def _refuse(self, request: ServiceRequest, error: Exception) -> None:
+    def _refuse(self, request: ServiceRequest, error: BaseException) -> None:
         """Answer a request that failed, and say so in the log unless the handler meant it."""
         what = f"endpoint {self.config.name!r} of service {self._service!r}: the request on {request.subject!r}"
         if isinstance(error, ServiceError):
             code, description, data = error.code, error.description, error.data
         else:
             code, description, data = INTERNAL_ERROR, describe(error), b""
-            self._client.callback_failed(what, error)
+            self._client.callback_failed(what, failure_of(error))
         self._failed(f"{code}:{description}")  # before the answer: the caller may look at once
         if not request.reply or request.is_answered:
             return
@@ -266,6 +278,7 @@ class Service(ServiceGroup):
         self._control: list[Subscription] = []
         self._is_stopping = False
         self._is_stopped = False
+        self._error: BaseException | None = None  # of a handler that ended it
 
     @property
     def name(self) -> str:
@@ -334,10 +347,7 @@ class Service(ServiceGroup):
         deadline = client.now() + timeout
         self._is_stopping = True
         try:
-            for endpoint in self._endpoints:
-                endpoint.drain_soon()
-            for subscription in self._control:
-                subscription.drain_soon()
+            self._drain_soon()
             with suppress(ConnectionLostError):  # a server that is gone sends no requests
                 if client.is_connected:
                     client.flush(timeout=timeout)
@@ -350,7 +360,10 @@ class Service(ServiceGroup):
             )
 
     def wait(self, *, timeout: Duration | None = None) -> bool:
-        """Wait until the service is stopped or its client closed; False if that takes longer than `timeout` seconds."""
+        """Wait until the service is stopped or its client closed; False if that takes longer than `timeout` seconds.
+
+        Raises the SystemExit or KeyboardInterrupt of a handler, which ended the service.
+        """
         timeout = check_timeout(timeout)
         client = self._client
         deadline = None if timeout is None else client.now() + timeout
@@ -360,9 +373,23 @@ class Service(ServiceGroup):
                 return False
             with suppress(ConnectionLostError):  # closed
                 client.sleep(left)
+        if self._error is not None:
+            raise self._error
         return True
 
-    # For `nc.add_service` and for groups
+    def _drain_soon(self) -> None:
+        for endpoint in self._endpoints:
+            endpoint.drain_soon()
+        for subscription in self._control:
+            subscription.drain_soon()
+
+    # For `nc.add_service`, groups and endpoints
+
+    def end(self, error: BaseException) -> None:
+        """A handler wants the program to end: no more requests are taken, and `wait` raises the error."""
+        self._error = self._error or error
+        self._is_stopping = self._is_stopped = True
+        self._drain_soon()
 
     def start(self, *, timeout: Duration) -> None:
         """Answer discovery from now on."""
@@ -379,7 +406,7 @@ class Service(ServiceGroup):
         """Start an endpoint."""
         if self._is_stopping:
             raise UsageError(f"service {self.name!r} is stopped: endpoint {config.name!r} cannot be added")
-        endpoint = Endpoint(self._client, self.name, config, handler)
+        endpoint = Endpoint(self._client, self, config, handler)
         endpoint.start(**options)
         self._endpoints = [*self._endpoints, endpoint]  # replaced, not changed: threads may read it
 
