@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from slipstream import BlockingJsMessage, BlockingMessage, JsMessage, Message, connect, connect_blocking
-from slipstream.client.callbacks import failure_of
+from slipstream.client.reporter import failure_of
 from slipstream.errors import UsageError
 from tests._sync.concurrency import until
 

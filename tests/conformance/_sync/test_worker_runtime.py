@@ -9,6 +9,7 @@ import signal
 from collections import Counter
 from contextlib import suppress
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -162,6 +163,92 @@ def test_waiting_messages_are_bounded(any_server: str, fresh: str, monkeypatch: 
             assert consuming.stats.waiting <= 5
             jobs.is_open = True
             handled(consuming, 30)
+
+
+GIVES_BACK = [pytest.param(False, id="kept")]
+
+
+@pytest.mark.parametrize("gives_back", GIVES_BACK)
+def test_a_stop_keeps_the_order_of_a_subject(any_server: str, fresh: str, gives_back: bool) -> None:
+    """What waits for its subject comes before what is in the prefetch, for the next call and for other workers."""
+    with connect(any_server) as nc:
+        js = nc.jetstream()
+        consumer = worker(js, fresh, ["a"] * 400)
+        jobs = Jobs(is_open=False, closed_from=20)
+        jobs.is_ordered = True
+        options: dict[str, Any] = {"concurrency": 3, "ordered_by": "subject", "auto_ack": True}
+        consuming = consumer.consume(jobs.handle, **options)
+        until(lambda: bool(jobs.closed) and consuming.stats.waiting >= 40)
+        stopping = spawn(lambda: consuming.stop(give_back=gives_back, timeout=20))
+        sleep(0.05)
+        jobs.is_open = True
+        stopping.result(timeout=20)
+        assert (consuming.stats.handled, consuming.stats.waiting) == (21, 0)
+        other = js.stream(fresh).consumer("worker") if gives_back else consumer
+        with other.consume(jobs.handle, **options) as again:
+            handled(again, 400 - 21)
+        assert [number for _, number in jobs.began] == list(range(400))
+        assert bool(again.stats.redelivered) == gives_back
+
+
+def test_a_stop_handles_in_order_what_the_server_would_not_redeliver(any_server: str, fresh: str) -> None:
+    with connect(any_server) as nc:
+        consumer = worker(nc.jetstream(), fresh, ["a", "a", "b", "a"] * 25, max_deliver=1)
+        jobs = Jobs(is_open=False, closed_from=20)
+        jobs.is_ordered = True
+        consuming = consumer.consume(jobs.handle, concurrency=3, ordered_by="subject", auto_ack=True)
+        until(lambda: len(jobs.closed) == 2 and consuming.stats.waiting >= 5)
+        stopping = spawn(lambda: consuming.stop(give_back=True, timeout=20))
+        sleep(0.05)
+        jobs.is_open = True
+        stopping.result(timeout=20)
+        for subject in ("a", "b"):
+            numbers = [number for name, number in jobs.began if name.endswith(subject)]
+            assert numbers == sorted(numbers)
+        nc.flush()
+        info = consumer.info()
+        assert (info.num_ack_pending, consuming.stats.returned) == (0, 0)
+        assert info.num_pending == 100 - consuming.stats.handled
+
+
+@pytest.mark.parametrize(
+    ("concurrency", "ordered_by"),
+    [(1, None), (2, None), (2, "subject")],
+    ids=["one worker", "two workers", "ordered"],
+)
+@pytest.mark.parametrize(
+    "config", [{}, {"max_deliver": 1}, {"ack_policy": "all"}], ids=["explicit", "max_deliver", "ack all"]
+)
+def test_what_was_prefetched_outlives_a_handler_that_takes_longer_than_ack_wait(
+    any_server: str,
+    fresh: str,
+    monkeypatch: pytest.MonkeyPatch,
+    concurrency: int,
+    ordered_by: str | None,
+    config: dict[str, object],
+) -> None:
+    """While all workers are busy, or wait for a subject, none reads from the loop: it is renewed all the same."""
+    if config.get("ack_policy") == "all":
+        if ordered_by:
+            pytest.skip("it takes one handler at a time")
+        concurrency = 1
+    monkeypatch.setattr(consuming_module, "MAX_WAITING", 10)
+    with connect(any_server) as nc:
+        consumer = worker(nc.jetstream(), fresh, ["a"] * 120, ack_wait=timedelta(seconds=1), **config)
+        seen: list[tuple[int, int]] = []
+
+        def handle(message: JsMessage) -> None:
+            number = int(message.data)
+            seen.append((number, message.num_delivered))
+            sleep(1.5 if number // concurrency == 40 // concurrency else 0.001)
+
+        with consumer.consume(handle, auto_ack=True, concurrency=concurrency, ordered_by=ordered_by) as consuming:
+            handled(consuming, 120)
+        assert sorted(seen) == [(number, 1) for number in range(120)]
+        assert consuming.stats.expired == 0
+        assert 0 < consuming.stats.renewed <= 120 * 8  # one report for each message in a fifth of ack_wait
+        if concurrency == 1 or ordered_by:
+            assert seen == sorted(seen)
 
 
 def test_a_failed_message_is_redelivered_after_its_delay(

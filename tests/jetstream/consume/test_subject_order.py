@@ -34,3 +34,15 @@ def test_messages_of_a_subject_are_handled_one_after_the_other(steps: list[tuple
         for name in added:
             assert handled[name] == added[name][: len(handled[name])]
             assert (name in running) or handled[name] == added[name]
+
+
+def test_all_that_wait_can_be_taken_and_their_subjects_go_on() -> None:
+    order: SubjectOrder[int] = SubjectOrder()
+    assert [order.add(subject, number) for number, subject in enumerate("aababb")] == [
+        True, False, True, False, False, False,
+    ]  # fmt: skip
+    assert sorted(order.take_waiting()) == [1, 3, 4, 5]
+    assert (order.waiting, order.take_waiting()) == (0, [])
+    assert not order.add("a", 6)
+    assert (order.done("a"), order.done("a"), order.done("b")) == (6, None, None)
+    assert order.add("b", 7)

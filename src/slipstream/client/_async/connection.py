@@ -135,7 +135,7 @@ class Connection:
         """Whether an exception ends the running task, which is one of `spawn`: see `tasks.is_own_end`.
 
         All tasks end when the client is closed, or when the program cancels whatever runs on its loop, as `asyncio.run`
-        does at its end. Then the sentinel, which nobody else knows, is cancelled, too.
+        does at its end. Then the sentinel, which no program knows, is cancelled, too.
         """
         is_cancelled = self._sentinel is not None and (self._sentinel.done() or self._sentinel.cancelling() > 0)
         return is_own_end(error, is_ending=is_cancelled or self.session.error is not None)

@@ -7,13 +7,18 @@ import inspect
 from contextlib import nullcontext
 from weakref import WeakSet
 
-from slipstream.client.callbacks import check_callback, check_result
+from slipstream.client.reporter import check_callback, check_result
 
 Guard = asyncio.Lock  # `async with`, around what may wait
 Lock = nullcontext  # `with`, around what does not wait: a task is not interrupted there, a thread may be
 
 
 _ended: WeakSet[asyncio.Task[None]] = WeakSet()  # by `Worker.cancel`
+
+
+async def enter_if_free(guard: asyncio.Lock) -> bool:
+    """Enter a guard unless it is taken; it is to be released then."""
+    return not guard.locked() and await guard.acquire()
 
 
 class Worker:

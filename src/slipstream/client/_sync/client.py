@@ -22,10 +22,10 @@ from slipstream.client.base import (
     is_no_responders,
     timed_out,
 )
-from slipstream.client.callbacks import check_callback
 from slipstream.client.events import AwaitedSink, BulkSink, ReplySink, WindowSink
 from slipstream.client.options import MAX_PENDING_BYTES, MAX_PENDING_MSGS, ClientOptions, takes
 from slipstream.client.outgoing import Draft
+from slipstream.client.reporter import check_callback
 from slipstream.client.request_many import RequestMany
 from slipstream.client.requests import ExpectedReplies
 from slipstream.codecs.payloads import encode_payload

@@ -16,9 +16,9 @@ from slipstream.client._sync.clock import uptime
 from slipstream.client._sync.connection import Connection
 from slipstream.client._sync.tasks import finish
 from slipstream.client.base import FOREVER, BaseMessage, BaseSubscription, HeadersLike, drain_timeout, timed_out
-from slipstream.client.callbacks import failure_of
 from slipstream.client.mailbox import Mailbox
 from slipstream.client.raw_columns import Packed
+from slipstream.client.reporter import failure_of
 from slipstream.client.silence import SilenceAlarm
 from slipstream.codecs import Codec
 from slipstream.errors import Error, SlowConsumerError

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import threading
 
-from slipstream.client.callbacks import check_callback, check_result
+from slipstream.client.reporter import check_callback, check_result
 
 Guard = threading.Lock  # `with`, around what may wait
 Lock = threading.Lock  # `with`, around what does not wait
+
+
+def enter_if_free(guard: threading.Lock) -> bool:
+    """Enter a guard unless it is taken; it is to be released then."""
+    return guard.acquire(blocking=False)
 
 
 class Worker:

@@ -4,11 +4,13 @@ Theory of operation. One `PullLoop` brings the messages; `concurrency` workers (
 take them one at a time and call the handler. Only one worker reads at a time, so what is prefetched stays in the loop,
 which knows what may still be handed over. With an order per subject, a worker that reads a message whose subject is
 busy puts it behind that one and reads on; the worker that is done with a subject takes what waits for it. At most
-`MAX_WAITING` messages wait so.
+`MAX_WAITING` messages wait so. When it is stopped, those that wait are put aside; they are given back, or kept for the
+next call, in the order of the stream and before what was prefetched, which is behind them.
 
-Invariants: a message that is in a handler, or waits for its subject, is kept in progress; one that the server may have
-redelivered meanwhile is not handled. A handler's exception ends nothing but the handler; whatever does end the workers
-is raised by `wait`. The blocking twin is generated from this file (`tools/unasync.py`).
+Invariants: a message that is in a handler, or waits for its subject, or in the loop while all workers are busy, is kept
+in progress; one that the server may have redelivered meanwhile is not handled. A handler's exception ends nothing but
+the handler; whatever does end the workers is raised by `wait`. The blocking twin is generated from this file
+(`tools/unasync.py`).
 """
 
 from __future__ import annotations
@@ -23,9 +25,9 @@ from typing import NamedTuple, Self
 
 from slipstream.client._async.clock import uptime
 from slipstream.client._async.signals import TERMINATION, Signals, on_signals
-from slipstream.client._async.tasks import Guard, Lock, Signal, check_handler, finish
+from slipstream.client._async.tasks import Guard, Lock, Signal, check_handler, enter_if_free, finish
 from slipstream.client.base import FOREVER
-from slipstream.client.callbacks import failure_of
+from slipstream.client.reporter import failure_of
 from slipstream.errors import ConsumerDeletedError, ConsumerGoneError, Error, RequestTimeoutError, UsageError
 from slipstream.jetstream._async.consumer_handle import ConsumerHandle
 from slipstream.jetstream._async.failures import Failures
@@ -86,6 +88,8 @@ class Consuming:
         self._ended = Signal()  # set once
         self._is_alone = options.concurrency == 1 and not options.is_ordered
         self._keeper = ProgressKeeper(consumer)
+        self._is_renewing = False  # what was prefetched: a single worker must not take from the loop past its guard
+        self._aside: list[JsMessage] = []  # waited for their subjects, or were read, when it was stopped
         self._last: deque[JsMessage] = deque()  # cannot be given back: the server would not redeliver them
         self._is_stopped = False
         self._is_draining = False
@@ -103,7 +107,7 @@ class Consuming:
                 for number in range(1, options.concurrency + 1)
             ]
         if options.keep_in_progress and consumer.wants_acks:
-            self._client.spawn(partial(self._keeper.run, self._ended), f"progress of {loop.name}")
+            self._client.spawn(self._keep_in_progress, f"progress of {loop.name}")
 
     def __repr__(self) -> str:
         return f"<Consuming of {self._loop.name!r}{', stopped' if self._is_stopped else ''}>"
@@ -230,7 +234,18 @@ class Consuming:
 
         Not without a connection: what the server sent over the last one is redelivered in any case.
         """
-        client, is_first, self._is_returned = self._client, not self._is_returned, True
+        client = self._client
+        self._loop.stop()  # another thread may be about to: what is given back must not come back by our own requests
+        with self._lock:
+            is_first, self._is_returned = not self._is_returned, True
+            waiting = self._take_unhandled() if is_first else []
+        for message in waiting:  # they are before those that were prefetched
+            if not client.is_connected:
+                self._aside.append(message)
+            elif await self._give_back(message):
+                self._keeper.release(message)
+            else:
+                self._last.append(message)
         while is_first and client.is_connected and (left := self._give_back_until - client.now()) > 0:
             message = await self._loop.next(min(left / 2, QUIET))
             if message is None:
@@ -238,7 +253,18 @@ class Consuming:
             if await self._give_back(message):
                 continue
             with self._lock:
+                self._keeper.hold_waiting(message)
                 self._last.append(message)
+
+    def _take_unhandled(self) -> list[JsMessage]:
+        """Take what was read and is not in a handler, in the order of the stream."""
+        waiting = self._order.take_waiting() if self._order is not None else []
+        unhandled = [*self._aside, *waiting, *self._last]
+        self._aside.clear()
+        self._last.clear()
+        self.stats.waiting = 0
+        wants_acks = self._consumer.wants_acks
+        return sorted((one for one in unhandled if not (wants_acks and one.is_settled)), key=lambda one: one.seq)
 
     async def _give_back(self, message: JsMessage) -> bool:
         """Have the server redeliver a message at once; False if it would not."""
@@ -251,7 +277,7 @@ class Consuming:
 
     async def _give_up(self) -> None:
         """Give back the messages of handlers that did not end in time, and do not wait for these any longer."""
-        running = self._keeper.held()
+        running = sorted(self._keeper.held(), key=lambda message: message.seq)
         for message in running:
             await self._give_back(message)
         for worker in self._workers:
@@ -278,7 +304,8 @@ class Consuming:
             if isinstance(error, ConsumerDeletedError | ConsumerGoneError):
                 why = f"{consumer} was deleted (status {error.code} {error.description})"
             logger.error("%s has ended: %s", self._name, why)
-        self._is_stopped = True
+        with self._lock:
+            self._is_stopped = True
         self._moved.set()
         self._loop.stop()
         if isinstance(error, Error):
@@ -308,7 +335,7 @@ class Consuming:
         try:
             while (message := self._take_waiting() or await self._take()) is not None:
                 await self._handle(message)
-                while self._order is not None and (message := await self._next_of(message.subject)) is not None:
+                while self._order is not None and (message := self._next_of(message.subject)) is not None:
                     await self._handle(message)
         except BaseException as error:
             if isinstance(error, Exception) or _is_exit(error) or self._client.is_own_end(error):
@@ -319,7 +346,10 @@ class Consuming:
     async def _close(self) -> None:
         try:
             async with self._reading:  # `stop` may still give messages back
-                self._is_returned = True
+                with self._lock:
+                    self._is_returned = True
+                    unhandled = self._take_unhandled()
+                self._loop.put_back(unhandled, self._keeper.since(unhandled))
                 self._loop.close()
         finally:
             self._ended.set()
@@ -329,7 +359,7 @@ class Consuming:
         if not self._is_alone:
             return None
         with self._lock:  # no other worker reads from the loop, and `stop` does not begin to
-            return None if self._is_stopped else self._loop.take_waiting()
+            return None if self._is_stopped or self._is_renewing else self._loop.take_waiting()
 
     async def _take(self) -> JsMessage | None:
         """The next message to handle; None at the end."""
@@ -342,12 +372,18 @@ class Consuming:
                 message = await self._read_next()
                 if message is None:
                     break
-                if self._gives_back and await self._give_back(message):
+                if order is None and self._gives_back and await self._give_back(message):
                     continue
                 if order is None or self._is_next(order, message):
                     return message
             if self._gives_back:  # a worker must not end before it is known what is left to be handled
                 await self._return_prefetched()
+        while (last := self._next_last()) is not None:
+            if order is None or self._is_next(order, last):
+                break
+        return last
+
+    def _next_last(self) -> JsMessage | None:
         with self._lock:
             return self._last.popleft() if self._last else None
 
@@ -361,36 +397,60 @@ class Consuming:
                 return message
 
     async def _wait_for_subjects(self, order: SubjectOrder[JsMessage]) -> None:
-        """Wait until fewer messages wait for their subjects."""
+        """Wait until fewer messages wait for their subjects; those in the loop are renewed meanwhile."""
         seen = self._moved.count
         if order.waiting >= MAX_WAITING and not self._is_stopped:
-            await self._moved.wait(seen, FOREVER)
+            await self._moved.wait(seen, min(self._consumer.ack_rules.renew_after, FOREVER))
+            await self._loop.renew_waiting()
+
+    async def _keep_in_progress(self) -> None:
+        while await self._keeper.next_round(self._ended):
+            self._keeper.renew_all()
+            await self._renew_prefetched()
+
+    async def _renew_prefetched(self) -> None:
+        """Renew what waits in the loop while all workers are busy; one that reads does so itself."""
+        if self._is_stopped or not await enter_if_free(self._reading):
+            return
+        try:
+            with self._lock:
+                self._is_renewing = True
+            await self._loop.renew_waiting()
+        finally:
+            with self._lock:
+                self._is_renewing = False
+            self._reading.release()
 
     def _is_next(self, order: SubjectOrder[JsMessage], message: JsMessage) -> bool:
-        """Whether a message may be handled now; if not, it waits for its subject."""
+        """Whether a message may be handled now; if not, it waits for its subject, or was put aside."""
         with self._lock:
-            is_next = order.add(message.subject, message)
+            is_aside = self._is_stopped and not self._is_returned  # others of its subject may be
+            is_next = not is_aside and order.add(message.subject, message)
+            if is_aside:
+                self._aside.append(message)
             if not is_next:
                 self._keeper.hold_waiting(message)
             self.stats.waiting = order.waiting
         return is_next
 
-    async def _next_of(self, subject: str) -> JsMessage | None:
+    def _next_of(self, subject: str) -> JsMessage | None:
         """The next message that waited for a subject, which is done with now."""
         order = self._order
         while order is not None:
             with self._lock:
                 message = order.done(subject)
                 self.stats.waiting = order.waiting
+                is_aside = self._is_stopped and not self._is_returned
+                if is_aside and message is not None:
+                    self._aside.append(message)
             self._moved.set()
             if message is None:
                 return None
-            if self._is_stopped and await self._give_back(message):
-                self._keeper.release(message)
-            elif self._keeper.begin(message):
+            if is_aside:
+                continue
+            if self._keeper.begin(message):
                 return message
-            else:
-                self.stats.pull.expired += 1
+            self.stats.pull.expired += 1
         return None
 
     async def _handle(self, message: JsMessage) -> None:

@@ -205,6 +205,15 @@ class PullLoop:
         await self.client.let_run()
         self._turn_until = uptime() + TURN
 
+    async def renew_waiting(self) -> None:
+        """Renew what waits for the program, also in the inbox, if it is due: for readers that take none for long."""
+        with suppress(ConnectionLostError):  # it is renewed, or dropped, with the next connection
+            if self._left:
+                await self._renew_left()
+            else:
+                await self._renew_inbox()
+                self._set_next_until()
+
     async def _renew_left(self) -> list[JsMessage]:
         """Renew what waits for the program, also in the inbox, if it is due; returns what is left, in reverse."""
         rules, handover = self._consumer.ack_rules, self._handover
@@ -247,6 +256,10 @@ class PullLoop:
         self.is_stopped = True
         if self._subscription is not None:
             self._subscription.drain_soon()
+
+    def put_back(self, messages: list[JsMessage], sent_after: float) -> None:
+        """Keep messages that were taken and not handled for the next call; their `ack_wait` runs since `sent_after`."""
+        self._handover.take_back(messages, sent_after)
 
     def close(self) -> None:
         """End it. The messages that its reader did not take, and those that still arrive, are for the next call."""

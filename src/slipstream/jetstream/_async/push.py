@@ -15,7 +15,7 @@ from slipstream.api import AckPolicy, ConsumerInfo
 from slipstream.client._async.client import Client, Subscription
 from slipstream.client._async.tasks import Worker, finish
 from slipstream.client.base import FOREVER
-from slipstream.client.callbacks import failure_of
+from slipstream.client.reporter import failure_of
 from slipstream.errors import (
     ConnectionClosedError,
     ConnectionLostError,

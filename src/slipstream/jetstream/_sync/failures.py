@@ -13,7 +13,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 from slipstream.client._sync.tasks import Lock, result_of
-from slipstream.client.callbacks import failure_of
+from slipstream.client.reporter import failure_of
 from slipstream.errors import ApiError, ConnectionClosedError, Error, ErrorCode, StreamLookupError, UsageError
 from slipstream.jetstream import requests
 from slipstream.jetstream._sync.consumer_handle import ConsumerHandle

@@ -19,7 +19,8 @@ from slipstream.jetstream._sync.message import JsMessage
 from slipstream.jetstream.consume.ack_subject import IN_PROGRESS
 
 INTERVAL = 1 / 4  # of the time until redelivery
-SHORTEST = 0.005  # seconds between two looks
+SHORTEST = 0.005  # seconds between two rounds
+LOOK = 1.0  # seconds: so soon another `ack_wait`, of a consumer that was edited, counts
 
 UNKNOWN = -FOREVER  # a time long ago
 
@@ -64,17 +65,32 @@ class ProgressKeeper:
 
     def run(self, ended: Signal) -> None:
         """Renew what is held until `ended` is set for the first time."""
-        client = self._client
-        while not ended.wait(0, min(max(self._consumer.ack_rules.ack_wait * INTERVAL, SHORTEST), FOREVER)):
-            if self._held and not client.is_connected:  # as soon as there is a connection again
-                with suppress(RequestTimeoutError, ConnectionLostError):
-                    client.wait(lambda: client.is_connected, timeout=FOREVER, what="a connection")
-            if client.is_closed:
-                return
-            if client.is_connected:
-                self._renew_all()
+        while self.next_round(ended):
+            self.renew_all()
 
-    def _renew_all(self) -> None:
+    def next_round(self, ended: Signal) -> bool:
+        """Wait until it is time to renew; False when `ended` is set, or the client is closed."""
+        client, began = self._client, uptime()
+        while (left := began + self._consumer.ack_rules.ack_wait * INTERVAL - uptime()) > 0:
+            if ended.wait(0, min(max(left, SHORTEST), LOOK)):
+                return False
+        if self._held and not client.is_connected:  # as soon as there is a connection again
+            with suppress(RequestTimeoutError, ConnectionLostError):
+                client.wait(lambda: client.is_connected, timeout=FOREVER, what="a connection")
+        return not client.is_closed and not ended.count
+
+    def renew_all(self) -> None:
+        """Renew what is due, if there is a connection."""
+        with suppress(ConnectionLostError):  # just now
+            self._renew_due()
+
+    def since(self, messages: list[JsMessage]) -> float:
+        """A time since which the `ack_wait` of these messages, which are all held, runs at most."""
+        return min((self._held.get(message, UNKNOWN) for message in messages), default=UNKNOWN)
+
+    def _renew_due(self) -> None:
+        if not self._client.is_connected:
+            return
         rules = self._consumer.ack_rules
         for message in self.held():
             since = self._held.get(message, UNKNOWN)

@@ -206,6 +206,15 @@ class PullLoop:
         self.client.let_run()
         self._turn_until = uptime() + TURN
 
+    def renew_waiting(self) -> None:
+        """Renew what waits for the program, also in the inbox, if it is due: for readers that take none for long."""
+        with suppress(ConnectionLostError):  # it is renewed, or dropped, with the next connection
+            if self._left:
+                self._renew_left()
+            else:
+                self._renew_inbox()
+                self._set_next_until()
+
     def _renew_left(self) -> list[JsMessage]:
         """Renew what waits for the program, also in the inbox, if it is due; returns what is left, in reverse."""
         rules, handover = self._consumer.ack_rules, self._handover
@@ -248,6 +257,10 @@ class PullLoop:
         self.is_stopped = True
         if self._subscription is not None:
             self._subscription.drain_soon()
+
+    def put_back(self, messages: list[JsMessage], sent_after: float) -> None:
+        """Keep messages that were taken and not handled for the next call; their `ack_wait` runs since `sent_after`."""
+        self._handover.take_back(messages, sent_after)
 
     def close(self) -> None:
         """End it. The messages that its reader did not take, and those that still arrive, are for the next call."""

@@ -33,6 +33,13 @@ class SubjectOrder(Generic[T]):
         self.waiting += 1
         return False
 
+    def take_waiting(self) -> list[T]:
+        """Take all that wait, in any order; what is in handlers stays there."""
+        taken = [message for queue in self._busy.values() for message in queue or ()]
+        self._busy = dict.fromkeys(self._busy)
+        self.waiting = 0
+        return taken
+
     def done(self, subject: str) -> T | None:
         """The message of the subject in a handler is done with; returns the next one, which may be handled now."""
         queue = self._busy[subject]

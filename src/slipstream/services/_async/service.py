@@ -23,8 +23,8 @@ from slipstream.client._async.client import Client
 from slipstream.client._async.subscription import Message, Subscription
 from slipstream.client._async.tasks import Guard, Lock, Worker
 from slipstream.client.base import DRAIN_TIMEOUT
-from slipstream.client.callbacks import failure_of
 from slipstream.client.options import MAX_PENDING_BYTES, MAX_PENDING_MSGS
+from slipstream.client.reporter import failure_of
 from slipstream.errors import (
     ConnectionLostError,
     Error,
