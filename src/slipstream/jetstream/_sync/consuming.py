@@ -240,13 +240,13 @@ class Consuming:
         with self._lock:
             is_first, self._is_returned = not self._is_returned, True
             waiting = self._take_unhandled() if is_first else []
-        for message in waiting:  # they are before those that were prefetched
+        for waited in waiting:  # they are before those that were prefetched
             if not client.is_connected:
-                self._aside.append(message)
-            elif self._give_back(message):
-                self._keeper.release(message)
+                self._aside.append(waited)
+            elif self._give_back(waited):
+                self._keeper.release(waited)
             else:
-                self._last.append(message)
+                self._last.append(waited)
         while is_first and client.is_connected and (left := self._give_back_until - client.now()) > 0:
             message = self._loop.next(min(left / 2, QUIET))
             if message is None:
