@@ -156,9 +156,9 @@ async def of_pull(on: Parts, limit: Any, method: str) -> None:
         await getattr(subscription, method)(timeout=limit)
 
 
-async def of_ordered(on: Parts, limit: Any, method: str) -> None:
+async def of_ordered(on: Parts, limit: Any, method: str, name: str = "timeout") -> None:
     async with on.stream.ordered_consumer() as reader:
-        await getattr(reader, method)(timeout=limit)
+        await getattr(reader, method)(**{name: limit})
 
 
 async def of_bucket(on: Parts, call: Callable[[KeyValue[bytes]], Any]) -> None:
@@ -348,7 +348,9 @@ CALLS: dict[str, Call] = {
     "PullSubscription.unsubscribe.timeout": lambda on, limit: of_pull(on, limit, "unsubscribe"),
     "OrderedConsumer.start.timeout": lambda on, limit: of_ordered(on, limit, "start"),
     "OrderedConsumer.next.timeout": lambda on, limit: of_ordered(on, limit, "next"),
+    "OrderedConsumer.next.idle": lambda on, limit: of_ordered(on, limit, "next", "idle"),
     "OrderedConsumer.next_chunk.timeout": lambda on, limit: of_ordered(on, limit, "next_chunk"),
+    "OrderedConsumer.next_chunk.idle": lambda on, limit: of_ordered(on, limit, "next_chunk", "idle"),
     "KeyValue.put.timeout": lambda on, limit: on.kv.put("k", b"v", timeout=limit),
     "KeyValue.get.timeout": lambda on, limit: on.kv.get("k", timeout=limit),
     "KeyValue.create.timeout": create_key,
