@@ -398,5 +398,5 @@ def test_only_what_may_wait_is_awaited() -> None:
         name for name, member in public(aio.Client).items() if inspect.iscoroutinefunction(inspect.unwrap(member))
     }
     for_layers_above = {"start", "start_bulk", "start_many", "expect", "publish_many", "cancel", "answer", "report"}
-    for_layers_above |= {"callback_failed", "mark", "spawn", "leave_server", "run_here", "shared"}
+    for_layers_above |= {"callback_failed", "is_own_end", "mark", "spawn", "leave_server", "run_here", "shared"}
     assert plain == {"request_many", "new_inbox", "now"} | for_layers_above

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-import warnings
+import subprocess
+import sys
 
 import pytest
 
-from slipstream import JsMessage, Message, ServiceRequest, connect
+from slipstream import Message, ServiceRequest, connect
 from slipstream.errors import ServiceError
 
 
@@ -75,48 +75,44 @@ async def test_callback_that_is_cancelled_does_not_end_its_subscription(our_url:
         assert seen == [b"1", b"2"]
 
 
-def test_end_of_a_program_that_closes_nothing_ends_its_handlers(our_url: str, fresh: str) -> None:
-    """`asyncio.run` cancels every task that is left, and waits for all of them."""
-    cancelled: list[str] = []
+PROGRAM = """
+import asyncio, sys
+from slipstream import connect
 
-    async def hang(name: str) -> None:
+began, cancelled = [], []
+
+def handler(name):
+    async def hang(_):
+        began.append(name)
         try:
             await asyncio.sleep(60)
         except asyncio.CancelledError:
             cancelled.append(name)
             raise
+    return hang
 
-    async def main() -> None:
-        nc = await connect(our_url)
-        began: list[str] = []
+async def main(url, name):
+    nc = await connect(url)
+    service = await nc.add_service(name, "1.0.0")
+    await service.add_endpoint("work", handler("service"), subject=f"{name}.work")
+    await nc.subscribe(f"{name}.take", callback=handler("subscription"))
+    js = nc.jetstream()
+    stream = await js.create_stream(name, subjects=[f"{name}.jobs"])
+    await js.publish(f"{name}.jobs", b"x")
+    await (await stream.create_consumer("worker")).consume(handler("consumer"), keep_in_progress=False)
+    await nc.publish(f"{name}.work", b"x")
+    await nc.publish(f"{name}.take", b"x")
+    async with asyncio.timeout(30):
+        while len(began) < 3:
+            await asyncio.sleep(0.01)
 
-        async def serve(_: ServiceRequest) -> None:
-            began.append("service")
-            await hang("service")
+asyncio.run(main(*sys.argv[1:]))
+print(*sorted(cancelled))
+"""
 
-        async def take(_: Message) -> None:
-            began.append("subscription")
-            await hang("subscription")
 
-        async def handle(_: JsMessage) -> None:
-            began.append("consumer")
-            await hang("consumer")
-
-        service = await nc.add_service(fresh, "1.0.0")
-        await service.add_endpoint("work", serve, subject=f"{fresh}.work")
-        await nc.subscribe(f"{fresh}.take", callback=take)
-        js = nc.jetstream()
-        stream = await js.create_stream(fresh, subjects=[f"{fresh}.jobs"])
-        await js.publish(f"{fresh}.jobs", b"x")
-        await (await stream.create_consumer("worker")).consume(handle, keep_in_progress=False)
-        await nc.publish(f"{fresh}.work", b"x")
-        await nc.publish(f"{fresh}.take", b"x")
-        async with asyncio.timeout(10):
-            while len(began) < 3:
-                await asyncio.sleep(0.01)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        asyncio.run(main())
-        gc.collect()
-    assert sorted(cancelled) == ["consumer", "service", "subscription"]
+def test_end_of_a_program_that_closes_nothing_ends_its_handlers(our_url: str, fresh: str) -> None:
+    """`asyncio.run` cancels every task that is left, and waits for all of them."""
+    command = [sys.executable, "-c", PROGRAM, our_url, fresh]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=50)
+    assert (done.returncode, done.stdout) == (0, "consumer service subscription\n"), done.stderr

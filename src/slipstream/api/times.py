@@ -61,7 +61,7 @@ def nanoseconds(span: Duration, what: str = "duration") -> int:
         nanos = span.nanos if isinstance(span, ExactDuration) else (span // _MICROSECOND) * 1000
     else:
         nanos = round(_seconds_of(span, what) * SECOND)
-    if abs(nanos) > _LONGEST:
+    if not ~_LONGEST <= nanos <= _LONGEST:
         raise UsageError(f"{what} must be at most {_LONGEST // SECOND} seconds (292 years), got {span!r}")
     return nanos
 
