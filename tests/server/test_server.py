@@ -287,16 +287,17 @@ def test_a_group_that_cannot_be_stored_is_answered_with_errors_and_the_server_go
     with Server(data_dir=tmp_path) as server:
         raw = stream_of(server)
         assert ack(raw) == b'{"stream":"B","seq":1}\r\n'
+        store = store_of(server)
         for step in ("begin", "write_some", "commit"):
-            real = getattr(LmdbStore, step)
+            real = getattr(store, step)
 
-            def broken(store: LmdbStore, group: Any, step: str = step, real: Any = real) -> object:
+            def broken(group: Any, step: str = step, real: Any = real) -> object:
                 if not group.size:  # work left from the group that was lost before
-                    return real(store, group)
-                monkeypatch.setattr(LmdbStore, step, real)
+                    return real(group)
+                monkeypatch.setattr(store, step, real)
                 raise OSError(f"{step} failed")
 
-            monkeypatch.setattr(LmdbStore, step, broken)
+            monkeypatch.setattr(store, step, broken)
             with caplog.at_level(logging.ERROR, logger="slipstream.server"):
                 answer = ack(raw)
             assert b'"err_code":10077' in answer
@@ -317,14 +318,15 @@ def test_a_disk_that_stays_full_does_not_keep_the_server_busy(
         js.publish("s.1", b"x")
         consumer = stream.create_consumer("c")
         (message,) = consumer.fetch(1)
-        plain = LmdbStore.commit
+        store = store_of(server)
+        plain = store.commit
 
         def full(*_: object) -> None:
             lost.append(time.monotonic())
             raise StoreError("the disk failed or is full while committing a group: No space left on device")
 
         with caplog.at_level(logging.ERROR, logger="slipstream.server"):
-            monkeypatch.setattr(LmdbStore, "commit", full)
+            monkeypatch.setattr(store, "commit", full)
             message.ack()
             client.flush()
             deadline = time.monotonic() + 20
@@ -335,7 +337,7 @@ def test_a_disk_that_stays_full_does_not_keep_the_server_busy(
             assert len([at for at in lost if at < lost[0] + 1.5]) <= 8
             assert stream.info().state.messages == 1
         assert caplog.text.count("could not be stored") == 1
-        monkeypatch.setattr(LmdbStore, "commit", plain)
+        monkeypatch.setattr(store, "commit", plain)
         assert js.publish("s.1", b"y", timeout=10).seq == 2
 
 
@@ -343,19 +345,20 @@ def test_no_ack_leaves_before_the_sync_has_returned(tmp_path: Path, monkeypatch:
     order: list[str] = []
     with Server(data_dir=tmp_path) as server:
         raw = stream_of(server)
-        real_commit, real_committed = LmdbStore.commit, Engine.committed
+        store, engine = store_of(server), server._running.engine
+        real_commit, real_committed = store.commit, engine.committed
 
-        def commit(store: LmdbStore, group: Any) -> None:
-            real_commit(store, group)
+        def commit(group: Any) -> None:
+            real_commit(group)
             time.sleep(0.05)
             order.append("synced")
 
-        def committed(engine: Engine, batch: Any, now: int) -> None:
+        def committed(batch: Any, now: int) -> None:
             order.append("told")
-            real_committed(engine, batch, now)
+            real_committed(batch, now)
 
-        monkeypatch.setattr(LmdbStore, "commit", commit)
-        monkeypatch.setattr(Engine, "committed", committed)
+        monkeypatch.setattr(store, "commit", commit)
+        monkeypatch.setattr(engine, "committed", committed)
         for seq in range(1, 6):
             assert ack(raw) == b'{"stream":"B","seq":%d}\r\n' % seq
         assert order == ["synced", "told"] * 5
@@ -368,14 +371,15 @@ def test_a_flood_fills_bounded_groups_and_every_message_is_acknowledged(
     monkeypatch.setattr(driver, "GROUP_CHANGES", 100)
     monkeypatch.setattr(connection, "SLICE", 1000)
     sizes: list[int] = []
-    real = LmdbStore.seal
-
-    def seal(store: LmdbStore) -> Any:
-        sizes.append(store.pending)
-        return real(store)
-
-    monkeypatch.setattr(LmdbStore, "seal", seal)
     with Server(data_dir=tmp_path) as server:
+        store = store_of(server)
+        real = store.seal
+
+        def seal() -> Any:
+            sizes.append(store.pending)
+            return real()
+
+        monkeypatch.setattr(store, "seal", seal)
         raw = stream_of(server)
         count = 5000
         sender = threading.Thread(target=raw.send, args=(b"PUB b in.2 4\r\nxxxx\r\n" * count,))
@@ -390,22 +394,28 @@ def test_a_flood_fills_bounded_groups_and_every_message_is_acknowledged(
 
 def test_the_rest_of_a_purge_is_done_while_the_server_is_idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cleared = threading.Event()
-    real = Engine.committed
-
-    def committed(engine: Engine, batch: Any, now: int) -> None:
-        real(engine, batch, now)
-        if not batch.journal.store.backlog:
-            cleared.set()
-
     with Server(data_dir=tmp_path) as server:
+        real = server._running.engine.committed
+
+        def committed(batch: Any, now: int) -> None:
+            real(batch, now)
+            if not batch.journal.store.backlog:
+                cleared.set()
+
         raw = stream_of(server)
         raw.send(b"PUB b 4\r\nxxxx\r\n" * 20_000)
         assert ack(raw) == b'{"stream":"B","seq":20001}\r\n'
-        monkeypatch.setattr(Engine, "committed", committed)
+        monkeypatch.setattr(server._running.engine, "committed", committed)
         raw.send(b"PUB $JS.API.STREAM.PURGE.B in.2 0\r\n\r\n")
         raw.until(b'"purged":20001', b"}\r\n")
         assert cleared.wait(10)
         raw.close()
+
+
+def store_of(server: Server) -> LmdbStore:
+    """Its own: other servers of this process go on as they are."""
+    stores = [committer.journal.store for committer in server._running.committers]
+    return next(store for store in stores if isinstance(store, LmdbStore))
 
 
 def stream_of(server: Server) -> Raw:
