@@ -32,7 +32,7 @@ class Bench(NamedTuple):
     def frames(self) -> list[str]:
         """What the client sent since the last look, a line each; inboxes are numbered in the order they appear.
 
-        PINGs are left out: they are of the core protocol, and not part of an exchange.
+        PINGs and PONGs are left out: they are of the core protocol, sent when a timer says so.
         """
         text = bytes(self.proxy.sent).decode()
         self.proxy.sent.clear()
@@ -42,7 +42,7 @@ class Bench(NamedTuple):
             return known.setdefault(found[0], f"_INBOX.{len(known) + 1}")
 
         lines = re.sub(r"_INBOX\.[0-9a-z]+\.\w+", number, text).replace(self.stream.name, "bar").splitlines()
-        return [line for line in lines if line != "PING"]
+        return [line for line in lines if line not in ("PING", "PONG")]
 
 
 @asynccontextmanager
@@ -243,19 +243,36 @@ async def test_pull_one_has_one_inbox_for_all(any_server: str, fresh: str) -> No
         pull = "PUB $JS.API.CONSUMER.MSG.NEXT.bar.dur _INBOX.1"
         body = '{"batch":1,"no_wait":true}'
         assert at.frames() == ["SUB _INBOX.1.* 2", f"{pull}.1 26", body, f"{pull}.2 26", body, f"{pull}.3 26", body]
-        assert await at.consumer.fetch(1, timeout=2) == []  # then a longer request, on the same inbox
+        task = asyncio.create_task(at.consumer.fetch(1, timeout=20))  # then a longer request, on the same inbox
+        while (await at.stream.consumer("dur")).cached_info.num_waiting == 0:  # type: ignore[union-attr]
+            await asyncio.sleep(0.01)
         await at.direct.jetstream().publish(fresh, b"3")
-        assert (await at.consumer.next()).data == b"3"
+        assert [message.data for message in await task] == [b"3"]
+        await at.direct.jetstream().publish(fresh, b"4")
+        assert (await at.consumer.next()).data == b"4"
         later = at.frames()
         assert later[0] == f"{pull}.4 26"
         assert later[2].startswith(f"{pull}.5 ")
-        assert re.fullmatch(r'\{"expires":1[0-9]{9},"batch":1\}', later[3])
+        assert re.fullmatch(r'\{"expires":1[0-9]{10},"batch":1\}', later[3])
         assert not [line for line in later if line.startswith(("SUB", "UNSUB"))]
+        await expire_on_the_same_inbox(at)
         other = await at.nc.jetstream().stream(fresh).consumer("dur")
         at.frames()
         with pytest.raises(RequestTimeoutError):
             await other.next(timeout=0.1)
         assert at.frames()[0].startswith("SUB _INBOX.1.* 3")  # each pull subscriber has its own
+
+
+async def expire_on_the_same_inbox(at: Bench) -> None:
+    """A 408 leaves the inbox as it is: another one is made only where no answer came by the deadline."""
+    for n in range(10):
+        assert await fetch_answered(at.consumer, 1, timeout=2) == []
+        await at.direct.jetstream().publish(at.stream.name, b"%d" % n)
+        assert (await at.consumer.next()).data == b"%d" % n
+        verbs = [line.split(" ", 1)[0] for line in at.frames()[::2]]
+        if verbs == ["PUB", "PUB", "PUB"]:
+            return
+    pytest.fail("the server's 408 never arrived within the 100 ms that it has")
 
 
 @pytest.mark.spec("PS-13")
