@@ -102,6 +102,7 @@ SOAK = [pytest.mark.soak, pytest.mark.timeout(900)]
         pytest.param(40, 3.0, 30.0, id="40 of 3 s", marks=SOAK),
     ],
 )
+@pytest.mark.steady
 async def test_a_worker_handles_each_job_once(
     any_server: str, fresh: str, jobs: int, seconds: float, ack_wait: float, concurrency: int
 ) -> None:
@@ -137,6 +138,7 @@ async def test_messages_of_a_subject_are_handled_in_order(any_server: str, fresh
         assert consuming.stats.failed == 0
 
 
+@pytest.mark.steady
 async def test_a_message_that_waits_for_its_subject_is_kept_in_progress(any_server: str, fresh: str) -> None:
     async with connect(any_server) as nc:
         consumer = await worker(nc.jetstream(), fresh, ["a", "a", "a"], ack_wait=timedelta(seconds=1))
@@ -229,6 +231,7 @@ async def test_a_stop_handles_in_order_what_the_server_would_not_redeliver(any_s
         pytest.param(1, None, {"ack_policy": "all"}, id="acks for all before"),
     ],
 )
+@pytest.mark.steady
 async def test_what_was_prefetched_outlives_a_handler_that_takes_longer_than_ack_wait(
     any_server: str,
     fresh: str,
@@ -677,6 +680,28 @@ async def test_a_signal_gives_back_what_is_not_handled_in_time(any_server: str, 
         jobs.is_open = True
 
 
+async def test_a_handler_that_exits_while_a_signal_stops_its_worker_is_heard_of(
+    any_server: str, fresh: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By the program that waits, and by nothing else: what stops the worker runs beside it."""
+    caplog.set_level(logging.INFO, "slipstream.consumer")
+    async with connect(any_server) as nc:
+        consumer = await worker(nc.jetstream(), fresh, ["a"])
+
+        async def handle(_: JsMessage) -> None:
+            await until(lambda: "SIGTERM, stopping after 1 running handlers" in caplog.text)
+            raise SystemExit(3)
+
+        consuming = await consumer.consume(handle)
+        await until(lambda: consuming.stats.in_flight == 1)
+        with consuming.drain_on_signals(timeout=20):
+            os.kill(os.getpid(), signal.SIGTERM)
+            with pytest.raises(SystemExit, match="3"):
+                await consuming.wait(timeout=30)
+            await sleep(0.05)
+        assert consuming.is_done
+
+
 async def test_handlers_at_once_need_acks_of_their_own(any_server: str, fresh: str) -> None:
     async with connect(any_server) as nc:
         consumer = await worker(nc.jetstream(), fresh, [], ack_policy="all")
@@ -688,6 +713,7 @@ async def test_handlers_at_once_need_acks_of_their_own(any_server: str, fresh: s
             await consumer.consume(print, ordered_by="key")
 
 
+@pytest.mark.steady
 async def test_a_block_keeps_a_message_in_progress(any_server: str, fresh: str) -> None:
     async with connect(any_server) as nc:
         consumer = await worker(nc.jetstream(), fresh, ["a"], ack_wait=timedelta(seconds=1))

@@ -102,6 +102,7 @@ SOAK = [pytest.mark.soak, pytest.mark.timeout(900)]
         pytest.param(40, 3.0, 30.0, id="40 of 3 s", marks=SOAK),
     ],
 )
+@pytest.mark.steady
 def test_a_worker_handles_each_job_once(
     any_server: str, fresh: str, jobs: int, seconds: float, ack_wait: float, concurrency: int
 ) -> None:
@@ -137,6 +138,7 @@ def test_messages_of_a_subject_are_handled_in_order(any_server: str, fresh: str)
         assert consuming.stats.failed == 0
 
 
+@pytest.mark.steady
 def test_a_message_that_waits_for_its_subject_is_kept_in_progress(any_server: str, fresh: str) -> None:
     with connect(any_server) as nc:
         consumer = worker(nc.jetstream(), fresh, ["a", "a", "a"], ack_wait=timedelta(seconds=1))
@@ -229,6 +231,7 @@ def test_a_stop_handles_in_order_what_the_server_would_not_redeliver(any_server:
         pytest.param(1, None, {"ack_policy": "all"}, id="acks for all before"),
     ],
 )
+@pytest.mark.steady
 def test_what_was_prefetched_outlives_a_handler_that_takes_longer_than_ack_wait(
     any_server: str,
     fresh: str,
@@ -565,6 +568,28 @@ def test_a_signal_gives_back_what_is_not_handled_in_time(any_server: str, fresh:
         jobs.is_open = True
 
 
+def test_a_handler_that_exits_while_a_signal_stops_its_worker_is_heard_of(
+    any_server: str, fresh: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By the program that waits, and by nothing else: what stops the worker runs beside it."""
+    caplog.set_level(logging.INFO, "slipstream.consumer")
+    with connect(any_server) as nc:
+        consumer = worker(nc.jetstream(), fresh, ["a"])
+
+        def handle(_: JsMessage) -> None:
+            until(lambda: "SIGTERM, stopping after 1 running handlers" in caplog.text)
+            raise SystemExit(3)
+
+        consuming = consumer.consume(handle)
+        until(lambda: consuming.stats.in_flight == 1)
+        with consuming.drain_on_signals(timeout=20):
+            os.kill(os.getpid(), signal.SIGTERM)
+            with pytest.raises(SystemExit, match="3"):
+                consuming.wait(timeout=30)
+            sleep(0.05)
+        assert consuming.is_done
+
+
 def test_handlers_at_once_need_acks_of_their_own(any_server: str, fresh: str) -> None:
     with connect(any_server) as nc:
         consumer = worker(nc.jetstream(), fresh, [], ack_policy="all")
@@ -576,6 +601,7 @@ def test_handlers_at_once_need_acks_of_their_own(any_server: str, fresh: str) ->
             consumer.consume(print, ordered_by="key")
 
 
+@pytest.mark.steady
 def test_a_block_keeps_a_message_in_progress(any_server: str, fresh: str) -> None:
     with connect(any_server) as nc:
         consumer = worker(nc.jetstream(), fresh, ["a"], ack_wait=timedelta(seconds=1))

@@ -292,9 +292,12 @@ class Consuming:
     def _stop_in_time(self, timeout: float) -> None:
         try:
             self.stop(give_back=True, timeout=timeout)
-        except Error as error:
+        except BaseException as error:  # also what a handler raised: `wait` raises it, not this
+            if self._client.is_own_end(error):
+                raise
             self._error = self._error or error
-        self._ended.set()  # a thread whose handler still runs does not say so
+        finally:
+            self._ended.set()  # a thread whose handler still runs does not say so
 
     def _end(self, error: BaseException) -> None:
         """The workers end because of an error: those that handle a message still finish that."""
