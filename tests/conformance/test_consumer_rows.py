@@ -17,6 +17,7 @@ from slipstream.client._async.client import Client
 from slipstream.client._async.subscription import Subscription
 from slipstream.errors import ApiError
 from slipstream.jetstream._async.consumer import Consumer
+from tests.conformance.test_delivery import three_deliveries
 from tests.conformance.test_pull import World, numbers, world
 
 NEXT = "$JS.API.CONSUMER.MSG.NEXT"
@@ -50,9 +51,9 @@ async def test_a_request_lingers_until_it_is_filled_expires_or_loses_its_listene
         await waiting(consumer, 0)
         assert [(await filled.next(timeout=5)).data for _ in range(2)] == [b"0", b"1"]
 
-        expired = await ask(here.nc, f"_INBOX.{fresh}.expired", batch=1, expires=300_000_000)
+        expired = await ask(here.nc, f"_INBOX.{fresh}.expired", batch=1, expires=3_000_000_000)
         await waiting(consumer, 1)
-        status = (await expired.next(timeout=5)).status
+        status = (await expired.next(timeout=20)).status
         assert status is not None
         assert (status.code, status.description) == (408, "Request Timeout")
         await waiting(consumer, 0)
@@ -139,15 +140,15 @@ async def waits_and_gives_up(here: World) -> None:
     metrics = await here.nc.subscribe(f"$JS.EVENT.METRIC.CONSUMER.ACK.{here.stream.name}.>")
     advisories = await here.nc.subscribe(f"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.{here.stream.name}.>")
     config = ConsumerConfig(
-        durable_name="wait", ack_wait=timedelta(seconds=1), max_deliver=2, max_ack_pending=1, sample_freq="100"
+        durable_name="wait", ack_wait=timedelta(seconds=3), max_deliver=2, max_ack_pending=1, sample_freq="100"
     )
     consumer = await here.stream.create_consumer(config)
     begun = time.monotonic()
     (first,) = await consumer.fetch(1)
-    (again,) = await consumer.fetch(1, timeout=5)
+    (again,) = await consumer.fetch(1, timeout=20)
     assert (first.seq, again.seq, again.num_delivered) == (1, 1, 2)
-    assert time.monotonic() - begun > 0.9
-    (second,) = await consumer.fetch(1, timeout=5)  # the first is given up, and makes room
+    assert time.monotonic() - begun > 2.9
+    (second,) = await consumer.fetch(1, timeout=20)  # the first is given up, and makes room
     assert second.seq == 2
     body = json.loads((await advisories.next(timeout=5)).data)
     assert (body["stream_seq"], body["deliveries"]) == (1, 2)
@@ -155,16 +156,12 @@ async def waits_and_gives_up(here: World) -> None:
     body = json.loads((await metrics.next(timeout=5)).data)
     assert (body["stream_seq"], body["deliveries"]) == (2, 1)
 
-    backoff = (timedelta(milliseconds=100), timedelta(seconds=3))
-    consumer = await here.stream.create_consumer(
-        ConsumerConfig(durable_name="back", backoff=backoff, max_deliver=4, max_ack_pending=1)
-    )
-    begun = time.monotonic()
-    times = []  # since before the first delivery: what this machine delays only makes them longer
-    for count in range(1, 4):
-        (message,) = await consumer.fetch(1, timeout=10)
-        assert message.num_delivered == count
-        times.append(time.monotonic() - begun)
+    async def with_backoff(name: str) -> Consumer:
+        backoff = (timedelta(seconds=0.5), timedelta(seconds=3))
+        config = ConsumerConfig(durable_name=name, backoff=backoff, max_deliver=4, max_ack_pending=1)
+        return await here.stream.create_consumer(config)
+
+    times = await three_deliveries(with_backoff)
     assert times[1] < 2.9 < 3.0 < times[2]
 
 

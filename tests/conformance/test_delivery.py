@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 
 import pytest
@@ -17,6 +18,29 @@ from tests.conformance.test_pull import fetch_answered, numbers, world
 
 def seconds(value: float) -> timedelta:
     return timedelta(seconds=value)
+
+
+async def three_deliveries(create: Callable[[str], Awaitable[Consumer]]) -> list[float]:
+    """When each of three deliveries of a message came, with a first pause of half a second and a second of three.
+
+    In seconds since before the first one: what this machine delays only makes them longer. Where it stood still for so
+    long that one came too late for the client to hand it over, or for another to be told from it, another consumer
+    tries again.
+    """
+    times: list[float] = []
+    counts: list[int] = []
+    for attempt in range(10):
+        consumer = await create(f"back{attempt}")
+        begin = time.monotonic()
+        counts.clear()
+        times.clear()
+        while not counts or counts[-1] < 3:
+            counts.append((await consumer.next(timeout=20)).num_delivered)
+            times.append(time.monotonic() - begin)
+        if counts == [1, 2, 3] and times[1] < 2.9:
+            break
+    assert counts == [1, 2, 3]
+    return times
 
 
 @pytest.mark.spec("SW-02")
@@ -79,22 +103,20 @@ async def test_redelivery_limits_and_starts(any_server: str, fresh: str) -> None
             return await stream.create_consumer(ConsumerConfig(durable_name=name).replace(**fields))
 
         # What is not acknowledged in time comes again, max_deliver times in all.
-        wait = await made("wait", ack_wait=seconds(0.3), max_deliver=2)
+        wait = await made("wait", ack_wait=seconds(3), max_deliver=2)  # longer than a busy machine stands still
         begin = loop.time()
         assert len(await wait.fetch(3)) == 3
-        again = await wait.fetch(3, timeout=5)
-        assert loop.time() - begin > 0.2
+        again = await wait.fetch(3, timeout=20)
+        assert loop.time() - begin > 2.9
         assert {message.num_delivered for message in again} == {2}
         assert await fetch_answered(wait, 3) == []
         # With backoff each time after another pause.
-        back = await made("back", backoff=(seconds(0.2), seconds(3)), max_deliver=3, filter_subject=f"{fresh}.0")
-        begin = loop.time()
-        times: list[float] = []  # since before the first delivery: what this machine delays only makes them longer
-        for count in range(1, 4):
-            assert (await back.next(timeout=10)).num_delivered == count
-            times.append(loop.time() - begin)
-        assert 0.19 < times[1] < 2.9
-        assert times[2] > 3.1
+        backoff = (seconds(0.5), seconds(3))
+        _, second, third = await three_deliveries(
+            lambda name: made(name, backoff=backoff, max_deliver=3, filter_subject=f"{fresh}.0")
+        )
+        assert 0.49 < second < 2.9
+        assert third > 3.4
         # No more than so many may be unacknowledged.
         full = await made("full", max_ack_pending=2)
         two = await fetch_answered(full, 3)
@@ -110,7 +132,7 @@ async def test_redelivery_limits_and_starts(any_server: str, fresh: str) -> None
         event = json.loads((await metrics.next()).data)
         assert (event["stream"], event["consumer"], event["stream_seq"]) == (fresh, "sampled", 1)
         # Where to begin.
-        third = (await js.publish(f"{fresh}.0", b"3")).seq
+        fourth = (await js.publish(f"{fresh}.0", b"3")).seq
         at = (await (await made("t0", deliver_policy="last")).next()).time
         starts: dict[str, tuple[dict[str, object], list[int]]] = {
             "all": ({}, [0, 1, 2, 3]),
@@ -120,7 +142,7 @@ async def test_redelivery_limits_and_starts(any_server: str, fresh: str) -> None
             "each": ({"deliver_policy": "last_per_subject", "filter_subject": f"{fresh}.>"}, [1, 2, 3]),
             "new": ({"deliver_policy": "new"}, []),
         }
-        assert third == 4
+        assert fourth == 4
         consumers = [await made(f"start-{name}", **fields) for name, (fields, _) in starts.items()]
         found = await asyncio.gather(*(fetch_answered(consumer, 10) for consumer in consumers))
         assert [numbers(messages) for messages in found] == [expected for _, expected in starts.values()]

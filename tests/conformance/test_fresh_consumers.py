@@ -30,6 +30,7 @@ async def make(js: JetStream, name: str, *, direct: bool = True) -> Stream:
 
 
 @pytest.mark.spec("RW-50")
+@pytest.mark.steady
 async def test_ordered_consumer_waits_for_the_sequence_that_was_asked_for(any_server: str, fresh: str) -> None:
     async with connect(any_server) as nc:
         js = nc.jetstream()
@@ -71,6 +72,7 @@ async def test_ordered_consumer_of_a_stream_without_direct_get(any_server: str, 
             assert kept == (0 if is_real else 1)  # passed on where the server keeps it
 
 
+@pytest.mark.steady
 def test_blocking_ordered_consumer_takes_min_last_seq(any_server: str, fresh: str) -> None:
     with connect_blocking(any_server) as nc:
         stream = nc.jetstream().create_stream(StreamConfig(name=fresh, subjects=(fresh,), allow_direct=True))
@@ -82,6 +84,7 @@ def test_blocking_ordered_consumer_takes_min_last_seq(any_server: str, fresh: st
 
 
 @pytest.mark.spec("RW-50", on="C")
+@pytest.mark.steady
 async def test_ordered_consumer_of_a_session_has_seen_what_the_session_has(any_server: str, fresh: str) -> None:
     async with connect(any_server) as nc:
         await make(nc.jetstream(), fresh)
@@ -98,6 +101,7 @@ async def test_ordered_consumer_of_a_session_has_seen_what_the_session_has(any_s
 @pytest.mark.spec("RW-12", on="C")
 @pytest.mark.spec("RW-51", on="C N")
 @pytest.mark.parametrize("direct", [True, False])
+@pytest.mark.steady
 async def test_consumer_of_a_single_copy_has_seen_the_sequence(
     any_server: str, fresh: str, *, direct: bool, is_real: bool
 ) -> None:
@@ -135,6 +139,7 @@ async def test_consumer_of_a_mirror_is_rejected_where_the_server_keeps_no_sequen
         await behind.close()
 
 
+@pytest.mark.steady
 async def test_bucket_without_direct_get_is_listed_by_a_consumer_that_has_the_revision(
     real_url: str, fresh: str
 ) -> None:

@@ -27,6 +27,7 @@ async def read(consumer: Consumer, count: int, **options: object) -> Counter[int
 
 
 @pytest.mark.parametrize("ack_wait", [1.0, 2.0])
+@pytest.mark.steady
 async def test_a_distant_server_is_read_in_few_round_trips(any_server: str, fresh: str, ack_wait: float) -> None:
     """The round trip is longer than a fifth of the shorter `ack_wait`: nothing arrives any younger."""
     async with connect(any_server) as direct, proxy_to(any_server) as proxy, connect(proxy.url) as nc:
@@ -36,6 +37,7 @@ async def test_a_distant_server_is_read_in_few_round_trips(any_server: str, fres
         assert await read(consumer, 200) == Counter(range(1, 201))
 
 
+@pytest.mark.steady
 async def test_a_renewal_that_is_confirmed_late_is_not_repeated_for_each_message(any_server: str, fresh: str) -> None:
     async with connect(any_server) as direct, proxy_to(any_server) as proxy, connect(proxy.url) as nc:
         await worker(direct.jetstream(), fresh, 31, ack_wait=timedelta(seconds=2))

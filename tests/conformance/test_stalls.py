@@ -38,6 +38,7 @@ READERS = [by_next, by_fetch, by_messages, by_chunks]
 
 @pytest.mark.parametrize("size", [10, 900_000], ids=["small", "larger than a read"])
 @pytest.mark.parametrize("read", READERS, ids=[read.__name__ for read in READERS])
+@pytest.mark.steady
 async def test_a_message_that_was_sent_while_the_event_loop_stood_still_is_left_to_be_redelivered(
     any_server: str, fresh: str, read: Callable[[Consumer], Awaitable[JsMessage]], size: int
 ) -> None:

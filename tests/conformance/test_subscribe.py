@@ -136,7 +136,7 @@ async def test_a_named_consumer_is_bound_never_created(any_server: str, fresh: s
         await subscription.unsubscribe()
         pull = await here.js.pull_subscribe(stream=fresh, consumer="later")  # goes on without it
         with pytest.raises(ConsumerGoneError):
-            await pull.fetch(1, timeout=2)
+            await pull.fetch(1, timeout=20)
         await here.stream.create_consumer("later")
         assert numbers(await pull.fetch(3)) == [0, 1, 2]
         await pull.unsubscribe()
@@ -744,6 +744,7 @@ async def test_flow_control_is_answered_at_hand_over_and_a_stalled_consumer_is_r
 
 
 @pytest.mark.spec("SW-16")
+@pytest.mark.steady
 async def test_statuses_are_quiet_or_raised(any_server: str, fresh: str) -> None:
     async with world(any_server, fresh) as here, proxy_to(any_server) as proxy, connect(proxy.url) as nc:
         js = nc.jetstream()

@@ -143,6 +143,7 @@ async def test_keys_are_listed_without_their_values(any_server: str, fresh: str)
 
 
 @pytest.mark.spec("KV-13")
+@pytest.mark.steady
 async def test_values_expire_after_the_ttl_of_the_bucket(any_server: str, fresh: str) -> None:
     async with connect(any_server) as nc:
         kv = await nc.jetstream().create_key_value(BucketConfig(bucket=fresh, ttl=SECOND))
@@ -251,6 +252,7 @@ async def test_path_keys_are_stored_as_other_clients_store_them(any_server: str,
 
 
 @pytest.mark.spec("KV-18", "KV-26")
+@pytest.mark.steady
 async def test_a_ttl_per_value_and_the_marker_that_it_leaves(any_server: str, fresh: str) -> None:
     async with connect(any_server) as nc:
         kv = await nc.jetstream().create_key_value(BucketConfig(bucket=fresh, limit_marker_ttl=timedelta(hours=1)))
@@ -500,6 +502,7 @@ async def test_a_server_sees_no_plaintext_of_an_encrypted_bucket(any_server: str
 
 
 @pytest.mark.spec("KV-24")
+@pytest.mark.steady
 async def test_an_election_has_one_leader_and_survives_its_death(any_server: str, fresh: str) -> None:
     async with connect(any_server) as one, connect(any_server) as two:
         kv = await one.jetstream().create_key_value(BucketConfig(bucket=fresh, value_ttl=True))
@@ -521,6 +524,7 @@ async def test_an_election_has_one_leader_and_survives_its_death(any_server: str
 
 
 @pytest.mark.spec("KV-25")
+@pytest.mark.steady
 async def test_dead_members_are_removed(any_server: str, fresh: str) -> None:
     async with connect(any_server) as one, connect(any_server) as two:
         kv = await one.jetstream().create_key_value(BucketConfig(bucket=fresh, value_ttl=True))
@@ -543,6 +547,7 @@ async def test_dead_members_are_removed(any_server: str, fresh: str) -> None:
 
 
 @pytest.mark.spec("RW-14")
+@pytest.mark.steady
 async def test_every_read_honours_a_minimum_sequence(any_server: str, fresh: str) -> None:
     """Stream gets, a Key-Value bucket, an object bucket: the data if it exists, StaleReadError if it cannot."""
     async with connect(any_server) as nc:

@@ -26,6 +26,7 @@ from tests.conformance._async.test_workers import ACK_WAIT, worker
         pytest.param({"backoff": (timedelta(seconds=ACK_WAIT),), "max_deliver": 2}, 1.3, id="back-off"),
     ],
 )
+@pytest.mark.steady
 async def test_nothing_is_lost_behind_a_slow_message(
     any_server: str, fresh: str, config: dict[str, object], pause: float
 ) -> None:
@@ -56,6 +57,7 @@ async def test_few_pull_requests_wait_at_the_server(any_server: str, fresh: str)
             await js.publish(f"{fresh}.job", b"next")
 
 
+@pytest.mark.steady
 async def test_where_two_pull_requests_may_wait_the_loop_goes_on(any_server: str, fresh: str) -> None:
     async with connect(any_server) as nc:
         consumer = await worker(nc.jetstream(), fresh, 80, max_waiting=2)
@@ -91,6 +93,7 @@ async def _read_two(messages: Messages, seen: list[int]) -> None:
             break
 
 
+@pytest.mark.steady
 async def test_handlers_that_never_wait_do_not_keep_acks_and_renewals_from_being_sent(
     any_server: str, fresh: str
 ) -> None:
@@ -107,6 +110,7 @@ async def test_handlers_that_never_wait_do_not_keep_acks_and_renewals_from_being
         assert handled == Counter(range(1, 201))
 
 
+@pytest.mark.steady
 async def test_leftovers_of_a_loop_keep_their_age(any_server: str, fresh: str) -> None:
     async with connect(any_server) as nc:
         ack_wait = 2.0
@@ -128,6 +132,7 @@ async def test_leftovers_of_a_loop_keep_their_age(any_server: str, fresh: str) -
         assert messages.stats.messages == 30
 
 
+@pytest.mark.steady
 async def test_a_fetch_that_waits_for_the_rest_of_its_batch_keeps_what_has_arrived(any_server: str, fresh: str) -> None:
     async with connect(any_server) as nc:
         js = nc.jetstream()

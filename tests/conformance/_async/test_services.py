@@ -238,6 +238,7 @@ async def test_answers_of_any_size_arrive_and_one_that_is_too_large_is_a_500(any
             await nc.services.request(f"{fresh}.make", b"%d" % (nc.max_payload + 1))
 
 
+@pytest.mark.steady
 async def test_exception_after_the_answer_sends_no_second_one(any_server: str, fresh: str) -> None:
     async def fail_late(request: ServiceRequest) -> None:
         await request.respond(b"done")

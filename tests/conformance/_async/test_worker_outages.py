@@ -130,6 +130,7 @@ async def test_a_client_that_is_closed_ends_workers_and_loops_without_an_error(a
 
 @BOTH
 @pytest.mark.parametrize("concurrency", [1, 10])
+@pytest.mark.steady
 async def test_after_a_restart_of_the_server_only_what_was_in_flight_is_handled_again(
     kind: Kind, tmp_path: Path, concurrency: int
 ) -> None:

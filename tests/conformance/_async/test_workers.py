@@ -38,6 +38,7 @@ async def worker(js: JetStream, name: str, jobs: int, **config: object) -> Consu
         pytest.param(1_500, 0.001, id="many short ones"),
     ],
 )
+@pytest.mark.steady
 async def test_each_job_is_handled_once(any_server: str, fresh: str, jobs: int, seconds: float) -> None:
     async with connect(any_server) as nc:
         consumer = await worker(nc.jetstream(), fresh, jobs)
@@ -52,6 +53,7 @@ async def test_each_job_is_handled_once(any_server: str, fresh: str, jobs: int, 
         assert messages.stats.expired == 0
 
 
+@pytest.mark.steady
 async def test_a_message_that_waited_too_long_is_left_to_be_redelivered(
     any_server: str, fresh: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -74,6 +76,7 @@ async def test_a_message_that_waited_too_long_is_left_to_be_redelivered(
         assert caplog.text.count("left to be redelivered") == 1
 
 
+@pytest.mark.steady
 async def test_a_message_in_the_hands_of_a_callback_is_kept_in_progress(any_server: str, fresh: str) -> None:
     async with connect(any_server) as nc:
         consumer = await worker(nc.jetstream(), fresh, 2)
@@ -94,6 +97,7 @@ async def test_a_message_in_the_hands_of_a_callback_is_kept_in_progress(any_serv
 
 
 @pytest.mark.parametrize("is_watched", [True, False], ids=["with on_event", "without"])
+@pytest.mark.steady
 async def test_the_exception_of_a_callback_is_logged_with_all_that_helps(
     any_server: str, fresh: str, caplog: pytest.LogCaptureFixture, is_watched: bool
 ) -> None:

@@ -80,6 +80,7 @@ def test_a_missing_stream_is_named(any_server: str, fresh: str) -> None:
             assert caught.value.description == "stream not found"
 
 
+@pytest.mark.steady
 def test_a_missing_consumer_is_named(any_server: str, fresh: str) -> None:
     with connect(any_server) as nc:
         stream = stream_of(nc.jetstream(), fresh)
@@ -96,7 +97,7 @@ def test_a_missing_consumer_is_named(any_server: str, fresh: str) -> None:
             check(caught.value, f"stream '{fresh}' has no consumer 'there'")
             assert (caught.value.stream, caught.value.consumer) == (fresh, "there")
             assert (caught.value.code, caught.value.err_code) == (404, 10014)
-        for ask in (lambda: consumer.fetch(1, timeout=2), lambda: consumer.next(timeout=2)):
+        for ask in (lambda: consumer.fetch(1, timeout=20), lambda: consumer.next(timeout=20)):
             with pytest.raises(ConsumerGoneError, match=f"^consumer 'there' of stream '{fresh}' does not exist, or "):
                 ask()
 
@@ -117,6 +118,7 @@ def test_a_consumer_that_is_deleted_while_it_is_read_is_named(any_server: str, f
     check(deleted, "consumer 'w' of stream 'S' was deleted (status 409 Consumer Deleted)")
 
 
+@pytest.mark.steady
 def test_a_rejected_pull_names_its_consumer(any_server: str, fresh: str) -> None:
     with connect(any_server) as nc:
         stream = stream_of(nc.jetstream(), fresh)
@@ -125,7 +127,7 @@ def test_a_rejected_pull_names_its_consumer(any_server: str, fresh: str) -> None
         consumer._handle.cached_info = None  # as of a user who may not see it: the limit is not known
         text = f"^consumer 'w' of stream '{fresh}' rejected a pull request: status 409 Exceeded MaxRequestBatch of 2"
         with pytest.raises(PullRefusedError, match=text):
-            consumer.fetch(5, timeout=2)
+            consumer.fetch(5, timeout=20)
 
 
 def test_existing_streams_and_consumers_are_named(any_server: str, fresh: str) -> None:
@@ -203,6 +205,7 @@ def test_a_message_that_is_not_there_is_named(any_server: str, fresh: str) -> No
             assert isinstance(missing.value, ApiError)  # as before
 
 
+@pytest.mark.steady
 def test_a_stale_read_says_what_it_found_and_how_long_it_waited(any_server: str, fresh: str) -> None:
     with connect(any_server) as nc:
         js = nc.jetstream()

@@ -53,6 +53,7 @@ def is_hit(cache: CachedKeyValue[bytes], key: str) -> bool:
 @pytest.mark.spec("KV-21", "KV-47")
 @pytest.mark.parametrize("history", [1, 3])
 @pytest.mark.parametrize("markers", [0, 1])
+@pytest.mark.steady
 def test_an_expired_value_is_not_returned(any_server: str, fresh: str, history: int, markers: int) -> None:
     with connect(any_server) as nc:
         js = nc.jetstream()
@@ -137,6 +138,7 @@ def test_a_bucket_that_is_made_again_is_another_one(any_server: str, fresh: str)
 
 @pytest.mark.spec("KV-54")
 @pytest.mark.parametrize("read", ["history", "keys", "get_range", "snapshot"])
+@pytest.mark.steady
 def test_reads_of_a_bucket_that_is_made_again_do_not_wait_for_the_old_one(
     any_server: str, fresh: str, read: str
 ) -> None:
@@ -222,6 +224,7 @@ def test_a_session_sees_its_own_writes_through_a_cache(any_server: str, fresh: s
 
 
 @pytest.mark.spec("KV-21", "KV-48")
+@pytest.mark.steady
 def test_a_quiet_bucket_and_one_that_is_written_are_answered_from_memory(any_server: str, fresh: str) -> None:
     with connect(any_server) as nc:
         js = nc.jetstream()

@@ -146,6 +146,7 @@ def test_keys_are_listed_without_their_values(any_server: str, fresh: str) -> No
 
 
 @pytest.mark.spec("KV-13")
+@pytest.mark.steady
 def test_values_expire_after_the_ttl_of_the_bucket(any_server: str, fresh: str) -> None:
     with connect(any_server) as nc:
         kv = nc.jetstream().create_key_value(BucketConfig(bucket=fresh, ttl=SECOND))
@@ -254,6 +255,7 @@ def test_path_keys_are_stored_as_other_clients_store_them(any_server: str, fresh
 
 
 @pytest.mark.spec("KV-18", "KV-26")
+@pytest.mark.steady
 def test_a_ttl_per_value_and_the_marker_that_it_leaves(any_server: str, fresh: str) -> None:
     with connect(any_server) as nc:
         kv = nc.jetstream().create_key_value(BucketConfig(bucket=fresh, limit_marker_ttl=timedelta(hours=1)))
@@ -501,6 +503,7 @@ def test_a_server_sees_no_plaintext_of_an_encrypted_bucket(any_server: str, fres
 
 
 @pytest.mark.spec("KV-24")
+@pytest.mark.steady
 def test_an_election_has_one_leader_and_survives_its_death(any_server: str, fresh: str) -> None:
     with connect(any_server) as one, connect(any_server) as two:
         kv = one.jetstream().create_key_value(BucketConfig(bucket=fresh, value_ttl=True))
@@ -522,6 +525,7 @@ def test_an_election_has_one_leader_and_survives_its_death(any_server: str, fres
 
 
 @pytest.mark.spec("KV-25")
+@pytest.mark.steady
 def test_dead_members_are_removed(any_server: str, fresh: str) -> None:
     with connect(any_server) as one, connect(any_server) as two:
         kv = one.jetstream().create_key_value(BucketConfig(bucket=fresh, value_ttl=True))
@@ -544,6 +548,7 @@ def test_dead_members_are_removed(any_server: str, fresh: str) -> None:
 
 
 @pytest.mark.spec("RW-14")
+@pytest.mark.steady
 def test_every_read_honours_a_minimum_sequence(any_server: str, fresh: str) -> None:
     """Stream gets, a Key-Value bucket, an object bucket: the data if it exists, StaleReadError if it cannot."""
     with connect(any_server) as nc:

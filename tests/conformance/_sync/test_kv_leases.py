@@ -242,6 +242,7 @@ def test_a_bucket_that_is_made_again_ends_a_lease(any_server: str, fresh: str) -
 
 
 @pytest.mark.spec("KV-31")
+@pytest.mark.steady
 def test_a_candidate_waits_for_a_holder_whose_record_vanished(any_server: str, fresh: str) -> None:
     """The subject is purged under a waiting candidate, which knows from the record for how long the holder relies."""
     with connect(any_server) as one, connect(any_server) as two:
@@ -329,6 +330,7 @@ def test_a_lease_on_an_edge_replica_is_an_error() -> None:
 
 @pytest.mark.spec("KV-33")
 @pytest.mark.parametrize("value_ttl", [False, True], ids=["observed", "ttl"])
+@pytest.mark.steady
 def test_a_dead_leader_is_reported_within_its_lease(any_server: str, fresh: str, value_ttl: bool) -> None:
     with connect(any_server) as nc, connect(any_server) as dead:
         kv = nc.jetstream().create_key_value(BucketConfig(bucket=fresh, value_ttl=value_ttl, history=3))

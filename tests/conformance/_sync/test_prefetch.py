@@ -27,6 +27,7 @@ from tests.conformance._sync.test_workers import ACK_WAIT, worker
         pytest.param({"backoff": (timedelta(seconds=ACK_WAIT),), "max_deliver": 2}, 1.3, id="back-off"),
     ],
 )
+@pytest.mark.steady
 def test_nothing_is_lost_behind_a_slow_message(
     any_server: str, fresh: str, config: dict[str, object], pause: float
 ) -> None:
@@ -57,6 +58,7 @@ def test_few_pull_requests_wait_at_the_server(any_server: str, fresh: str) -> No
             js.publish(f"{fresh}.job", b"next")
 
 
+@pytest.mark.steady
 def test_where_two_pull_requests_may_wait_the_loop_goes_on(any_server: str, fresh: str) -> None:
     with connect(any_server) as nc:
         consumer = worker(nc.jetstream(), fresh, 80, max_waiting=2)
@@ -92,6 +94,7 @@ def _read_two(messages: Messages, seen: list[int]) -> None:
             break
 
 
+@pytest.mark.steady
 def test_handlers_that_never_wait_do_not_keep_acks_and_renewals_from_being_sent(any_server: str, fresh: str) -> None:
     with connect(any_server) as nc:
         consumer = worker(nc.jetstream(), fresh, 200)
@@ -106,6 +109,7 @@ def test_handlers_that_never_wait_do_not_keep_acks_and_renewals_from_being_sent(
         assert handled == Counter(range(1, 201))
 
 
+@pytest.mark.steady
 def test_leftovers_of_a_loop_keep_their_age(any_server: str, fresh: str) -> None:
     with connect(any_server) as nc:
         ack_wait = 2.0
@@ -127,6 +131,7 @@ def test_leftovers_of_a_loop_keep_their_age(any_server: str, fresh: str) -> None
         assert messages.stats.messages == 30
 
 
+@pytest.mark.steady
 def test_a_fetch_that_waits_for_the_rest_of_its_batch_keeps_what_has_arrived(any_server: str, fresh: str) -> None:
     with connect(any_server) as nc:
         js = nc.jetstream()

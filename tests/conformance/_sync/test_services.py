@@ -242,6 +242,7 @@ def test_answers_of_any_size_arrive_and_one_that_is_too_large_is_a_500(any_serve
             nc.services.request(f"{fresh}.make", b"%d" % (nc.max_payload + 1))
 
 
+@pytest.mark.steady
 def test_exception_after_the_answer_sends_no_second_one(any_server: str, fresh: str) -> None:
     def fail_late(request: ServiceRequest) -> None:
         request.respond(b"done")

@@ -39,6 +39,7 @@ def worker(js: JetStream, name: str, jobs: int, **config: object) -> Consumer:
         pytest.param(1_500, 0.001, id="many short ones"),
     ],
 )
+@pytest.mark.steady
 def test_each_job_is_handled_once(any_server: str, fresh: str, jobs: int, seconds: float) -> None:
     with connect(any_server) as nc:
         consumer = worker(nc.jetstream(), fresh, jobs)
@@ -53,6 +54,7 @@ def test_each_job_is_handled_once(any_server: str, fresh: str, jobs: int, second
         assert messages.stats.expired == 0
 
 
+@pytest.mark.steady
 def test_a_message_that_waited_too_long_is_left_to_be_redelivered(
     any_server: str, fresh: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -75,6 +77,7 @@ def test_a_message_that_waited_too_long_is_left_to_be_redelivered(
         assert caplog.text.count("left to be redelivered") == 1
 
 
+@pytest.mark.steady
 def test_a_message_in_the_hands_of_a_callback_is_kept_in_progress(any_server: str, fresh: str) -> None:
     with connect(any_server) as nc:
         consumer = worker(nc.jetstream(), fresh, 2)
@@ -95,6 +98,7 @@ def test_a_message_in_the_hands_of_a_callback_is_kept_in_progress(any_server: st
 
 
 @pytest.mark.parametrize("is_watched", [True, False], ids=["with on_event", "without"])
+@pytest.mark.steady
 def test_the_exception_of_a_callback_is_logged_with_all_that_helps(
     any_server: str, fresh: str, caplog: pytest.LogCaptureFixture, is_watched: bool
 ) -> None:
