@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.ports import free_port
 
-START_TIMEOUT = 20.0
+START_TIMEOUT = 60.0
 
 
 def real_binary() -> str:

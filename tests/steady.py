@@ -77,9 +77,15 @@ def _has_answered(server: socket.socket) -> bool:
     return True
 
 
+def _urls_of(value: object) -> list[str]:
+    """The URLs of an argument: a URL, several, or a server or cluster that has them."""
+    named = [getattr(value, name, None) for name in ("url", "urls")]
+    return re.findall(r"nats://[\w.]+:\d+", repr([value, *named]))
+
+
 def run_steadily(run: Callable[..., None], arguments: dict[str, Any], new_name: Callable[[], str]) -> None:
     """Run a test, again if it fails while the machine stands still."""
-    urls = set(re.findall(r"nats://[\w.]+:\d+", repr(list(arguments.values()))))
+    urls = {url for value in arguments.values() for url in _urls_of(value)}
     for left in reversed(range(ATTEMPTS)):
         watch = Watch(urls)
         try:

@@ -276,6 +276,7 @@ def test_a_drained_client_hands_over_sends_and_closes(driver: Driver, nats_url: 
             nc.drain()
 
 
+@pytest.mark.steady
 def test_a_drain_without_a_reader_times_out_and_closes(driver: Driver, nats_url: str) -> None:
     nc = driver.connect(nats_url)
     sub = nc.subscribe("drain.unread")
@@ -287,6 +288,7 @@ def test_a_drain_without_a_reader_times_out_and_closes(driver: Driver, nats_url:
     assert len(list(sub)) == 3
 
 
+@pytest.mark.steady
 def test_a_callback_that_does_not_end_ends_a_drain_by_its_timeout(driver: Driver, nats_url: str) -> None:
     go_on = threading.Event()
     nc = driver.connect(nats_url)

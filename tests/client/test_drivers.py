@@ -345,9 +345,12 @@ def test_sleep_waits_while_messages_arrive(driver: Driver, nats_url: str) -> Non
     with driver.connect(nats_url) as nc:
         sub = nc.subscribe("sleep")
         nc.publish("sleep", b"arrived")
-        began = nc.now()
-        nc.sleep(0.05)
-        assert nc.now() - began >= 0.049
+        for _ in range(200):  # the first one does, unless the machine is busy
+            began = nc.now()
+            nc.sleep(0.05)
+            assert nc.now() - began >= 0.049
+            if sub.pending:
+                break
         assert sub.pending == 1
 
 

@@ -335,6 +335,7 @@ def test_many_threads_may_use_one_blocking_client(nats_url: str) -> None:
         assert nc.stats.out_msgs == 800
 
 
+@pytest.mark.steady
 def test_a_lonely_publish_leaves_soon_and_so_does_the_end_of_a_burst(nats_url: str) -> None:
     with blocking.connect(nats_url) as nc, blocking.connect(nats_url) as other:
         sub = other.subscribe("soon")

@@ -221,6 +221,7 @@ def test_a_real_server_in_operator_mode_takes_credentials_and_its_permissions(
             driver.connect(server.url, credentials=file)
 
 
+@pytest.mark.steady
 def test_credentials_are_read_again_when_they_have_expired(
     driver: Driver, make_server: MakeServer, tmp_path: Path
 ) -> None:

@@ -116,6 +116,7 @@ def test_function_for_the_token_that_raises_is_an_error_at_once(driver: Driver, 
         driver.connect(make_server().url, token=token, **{**QUICK, "wait_for_server": True})
 
 
+@pytest.mark.steady
 def test_server_that_never_answers_has_its_timeout_in_each_attempt(driver: Driver) -> None:
     def silent(peer: Peer) -> None:
         peer.until_closed()

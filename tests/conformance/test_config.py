@@ -360,6 +360,7 @@ def test_revoked_users_and_jwt_limits_are_reported_alike() -> None:
                 raw.close()
 
 
+@pytest.mark.steady
 def test_a_users_time_runs_out_alike(jwt_ports: tuple[int, int]) -> None:
     seen = []
     for port in jwt_ports:

@@ -77,11 +77,14 @@ async def test_queue_subscribers(any_server: str, fresh: str) -> None:
     for n in range(100):
         await js.publish(f"{fresh}.{n % 5}", b"%d" % n)
     got: list[list[int]] = [[], []]
-    for sub, mine in zip(subs, got, strict=True):
-        while sub.pending_msgs:
-            message = await sub.next_msg(timeout=1)
-            mine.append(message.metadata.sequence.stream)
-            await message.ack()
+    async with asyncio.timeout(20):
+        while len(got[0]) + len(got[1]) < 100:
+            for sub, mine in zip(subs, got, strict=True):
+                while sub.pending_msgs:
+                    message = await sub.next_msg(timeout=5)
+                    mine.append(message.metadata.sequence.stream)
+                    await message.ack()
+            await asyncio.sleep(0.01)
     assert sorted(got[0] + got[1]) == list(range(1, 101))
     assert min(map(len, got)) > 10
     await nc.close()

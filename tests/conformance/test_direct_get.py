@@ -73,6 +73,7 @@ async def test_the_end_of_a_batch_says_what_is_left(any_server: str, fresh: str,
 
 
 @pytest.mark.spec("DG-25")
+@pytest.mark.steady
 async def test_many_subjects_with_bounds_and_past_every_limit(any_server: str, fresh: str) -> None:
     async with connect(any_server) as nc:
         js = nc.jetstream(timeout=15)

@@ -14,6 +14,7 @@ SECOND = timedelta(seconds=1)
 
 
 @pytest.mark.spec("KV-30")
+@pytest.mark.steady
 def test_the_blocking_bucket_has_the_same_interface(any_server: str, fresh: str) -> None:
     from slipstream.kv._async import key_value as aio
     from slipstream.kv._sync import key_value as blocking

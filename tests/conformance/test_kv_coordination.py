@@ -188,6 +188,7 @@ async def test_locks_are_safe_under_faults_for_longer(any_server: str, fresh: st
     check_writes(await fault_run(any_server, fresh, seed=seed, seconds=30, value_ttl=bool(seed % 2)))
 
 
+@pytest.mark.steady
 async def test_a_claim_whose_ack_is_lost_is_recognized(any_server: str, fresh: str) -> None:
     async with connect(any_server) as direct, proxy_to(any_server) as proxy:
         kv = await direct.jetstream().create_key_value(BucketConfig(bucket=fresh))
@@ -207,6 +208,7 @@ async def test_a_claim_whose_ack_is_lost_is_recognized(any_server: str, fresh: s
             assert await lock.release()
 
 
+@pytest.mark.steady
 async def test_a_holder_without_a_connection_loses_its_lease(any_server: str, fresh: str) -> None:
     async with connect(any_server) as direct, proxy_to(any_server) as proxy:
         kv = await direct.jetstream().create_key_value(BucketConfig(bucket=fresh))
@@ -228,6 +230,7 @@ async def test_a_holder_without_a_connection_loses_its_lease(any_server: str, fr
             await other.release()
 
 
+@pytest.mark.steady
 async def test_a_cancelled_acquisition_holds_no_lease(any_server: str, fresh: str) -> None:
     async with connect(any_server) as nc:
         kv = await nc.jetstream().create_key_value(BucketConfig(bucket=fresh))
@@ -255,6 +258,7 @@ async def test_a_cancelled_acquisition_holds_no_lease(any_server: str, fresh: st
         assert len(nc._session.subscriptions) <= before
 
 
+@pytest.mark.steady
 async def test_concurrent_renewals_keep_the_lease(any_server: str, fresh: str) -> None:
     async with connect(any_server) as nc:
         kv = await nc.jetstream().create_key_value(BucketConfig(bucket=fresh))

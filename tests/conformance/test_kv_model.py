@@ -105,7 +105,7 @@ class Follower:
 
     async def reach(self, revision: int) -> None:
         while revision and (not self.seen or self.seen[-1][0] < revision):
-            entries: list[Entry[bytes]] = await self._watch.next_entries(timeout=10)
+            entries: list[Entry[bytes]] = await self._watch.next_entries(timeout=30)
             self.seen += [(entry.revision, entry.key, entry.operation, entry.value) for entry in entries]
 
     async def close(self) -> None:
@@ -275,7 +275,7 @@ class Run:
         assert self.advance is not None
         self.advance(seconds)
         touched = self.model.pass_time(seconds)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while {key for key in touched if await self._is_live(key)} != {k for k in touched if self.model.live(k)}:
                 await asyncio.sleep(0.01)
 

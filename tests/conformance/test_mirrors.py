@@ -245,4 +245,4 @@ async def test_a_mirror_of_nothing_is_made_and_waits(any_server: str, fresh: str
 
         await until(look)
         with pytest.raises(NoStreamError):
-            await nc.jetstream().publish(f"{mirror}", b"x", timeout=0.3)
+            await nc.jetstream().publish(f"{mirror}", b"x", timeout=20)

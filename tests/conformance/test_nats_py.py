@@ -137,6 +137,7 @@ async def test_its_buckets_work(any_server: str, fresh: str) -> None:
             await js.key_value(fresh)
 
 
+@pytest.mark.steady
 async def test_a_bucket_with_a_time_to_live_forgets(any_server: str, fresh: str) -> None:
     async with connected(any_server) as (_, js):
         kv = await js.create_key_value(bucket=fresh, ttl=1)
@@ -193,6 +194,7 @@ async def test_subjects_that_look_like_filters_are_stored_as_they_are(
         await js.delete_stream(fresh)
 
 
+@pytest.mark.steady
 async def test_messages_are_published_when_their_schedules_say(any_server: str, fresh: str) -> None:
     async with connected(any_server) as (_, js):
         made = await js.add_stream(api.StreamConfig(name=fresh, subjects=[f"{fresh}.>"], allow_msg_schedules=True))

@@ -29,8 +29,8 @@ def config(name: str, **fields: object) -> StreamConfig:
 async def test_a_publish_waits_for_a_stream_that_is_about_to_come(any_server: str, fresh: str) -> None:
     async with connect(any_server) as nc:
         js = nc.jetstream()
-        late = asyncio.create_task(js.publish(f"{fresh}.a", b"1", retries=6, retry_wait=0.05))
-        many = js.publisher(retries=6, retry_wait=0.05)
+        late = asyncio.create_task(js.publish(f"{fresh}.a", b"1", retries=9, retry_wait=0.05))
+        many = js.publisher(retries=9, retry_wait=0.05)
         for n in range(10):
             await many.publish(f"{fresh}.b", b"%d" % n)
         await asyncio.sleep(0.1)

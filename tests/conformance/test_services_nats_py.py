@@ -86,6 +86,7 @@ async def raw_replies(nc: Client, subject: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.steady
 async def test_replies_to_discovery_have_the_same_keys_and_types(any_server: str, fresh: str, verb: str) -> None:
     async with both(any_server, fresh) as (nc, _, ours, theirs):
         for subject, count in ((f"$SRV.{verb}.{fresh}", 2), (f"$SRV.{verb}.{fresh}.{ours.id}", 1)):

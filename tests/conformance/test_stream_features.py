@@ -17,6 +17,7 @@ def urls(real_url: str, our_url: str) -> tuple[str, str]:
     return real_url, our_url
 
 
+@pytest.mark.steady
 async def test_times_to_live_are_taken_and_refused_alike(urls: tuple[str, str], fresh: str) -> None:
     async def scenario(wire: Wire) -> None:
         await wire.create(allow_msg_ttl=True)
@@ -34,6 +35,7 @@ async def test_times_to_live_are_taken_and_refused_alike(urls: tuple[str, str], 
 
 
 @pytest.mark.parametrize("storage", ["file", "memory"])
+@pytest.mark.steady
 async def test_what_is_over_leaves_and_the_last_of_a_subject_leaves_a_marker(
     urls: tuple[str, str], fresh: str, storage: str
 ) -> None:
@@ -56,6 +58,7 @@ async def test_what_is_over_leaves_and_the_last_of_a_subject_leaves_a_marker(
     await same_on(urls, fresh, scenario)
 
 
+@pytest.mark.steady
 async def test_the_age_of_a_stream_leaves_markers_too_and_spares_what_never_ends(
     urls: tuple[str, str], fresh: str
 ) -> None:

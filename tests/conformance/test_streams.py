@@ -145,8 +145,8 @@ async def test_a_filtered_range_whose_last_match_lies_before_its_end_is_complete
         js = nc.jetstream()
         stream = await js.create_stream(config(fresh))
         await fill(js, fresh, 10, subjects=5)
-        assert [m.seq async for m in stream.read(start=1, end=10, subject=f"{fresh}.1", timeout=2)] == [2, 7]
-        assert [m.seq async for m in stream.read(start=1, end=10, subject=f"{fresh}.no", timeout=2)] == []
+        assert [m.seq async for m in stream.read(start=1, end=10, subject=f"{fresh}.1", timeout=20)] == [2, 7]
+        assert [m.seq async for m in stream.read(start=1, end=10, subject=f"{fresh}.no", timeout=20)] == []
 
 
 async def test_a_range_whose_end_is_gone_is_still_complete(any_server: str, fresh: str) -> None:
@@ -159,6 +159,7 @@ async def test_a_range_whose_end_is_gone_is_still_complete(any_server: str, fres
         assert [m.seq async for m in stream.read(start=1, end=12)] == []
 
 
+@pytest.mark.steady
 async def test_the_documents_recipe_too_high_a_sequence_then_publish_then_the_same_read(
     any_server: str, fresh: str
 ) -> None:
@@ -228,6 +229,7 @@ async def test_message_get_sees_every_acknowledged_write(any_server: str, fresh:
             assert (found.seq, found.data, found.headers["N"]) == (ack.seq, b"%d" % n, str(n))
 
 
+@pytest.mark.steady
 async def test_absence_is_proven_too(any_server: str, fresh: str) -> None:
     async with connect(any_server) as nc:
         js = nc.jetstream()
@@ -257,6 +259,7 @@ async def test_a_publisher_raises_what_the_stream_refused(any_server: str, fresh
         assert publisher.acked == 1
 
 
+@pytest.mark.steady
 def test_the_blocking_client_does_the_same(any_server: str, fresh: str) -> None:
     with connect_blocking(any_server) as nc:
         js = nc.jetstream()

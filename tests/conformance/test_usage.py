@@ -159,6 +159,7 @@ async def test_a_message_that_is_not_found_is_named(any_server: str, fresh: str,
             await stream.get(7, min_last_seq=least)
 
 
+@pytest.mark.steady
 async def test_an_end_that_the_stream_does_not_reach_is_named(any_server: str, fresh: str) -> None:
     async with connect(any_server) as nc:
         js = nc.jetstream()

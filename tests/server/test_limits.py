@@ -143,7 +143,7 @@ def test_sigusr2_starts_lame_duck_mode() -> None:
                 data = sock.recv(1 << 16)
                 assert data, seen
                 seen += data
-        assert process.wait(timeout=20) == 0
+        assert process.wait(timeout=60) == 0
     finally:
         process.kill()
         process.wait()
@@ -151,6 +151,7 @@ def test_sigusr2_starts_lame_duck_mode() -> None:
         process.stdout.close()
 
 
+@pytest.mark.steady
 def test_a_client_that_answers_no_pings_is_disconnected() -> None:
     with Server(ping_interval=0.1) as server, dial(server.port) as gone:
         gone.sendall(b'CONNECT {"verbose":false}\r\nPING\r\n')

@@ -526,7 +526,7 @@ def test_the_process_stops_cleanly_on_sigterm(tmp_path: Path) -> None:
     line = process.stdout.readline()
     assert line.startswith("listening on nats://127.0.0.1:")
     process.terminate()
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=60)
     assert process.returncode == 0
     assert all("[INF]" in line for line in errors.splitlines()), errors
     assert "Server is ready" in errors
@@ -536,5 +536,5 @@ def test_the_process_stops_cleanly_on_sigterm(tmp_path: Path) -> None:
 def test_a_second_process_on_the_same_data_is_refused(tmp_path: Path) -> None:
     with OurProcess(tmp_path):
         command = [sys.executable, "-m", "slipstream.server", "--port", "0", "--data-dir", str(tmp_path)]
-        second = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+        second = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert second.returncode != 0

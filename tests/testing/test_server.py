@@ -30,6 +30,7 @@ def last(client: BlockingClient, count: int = 60, **options: Any) -> Counter[byt
 # Its life.
 
 
+@pytest.mark.steady
 def test_a_server_is_ready_in_milliseconds(slipstream_session_server: TestServer) -> None:
     times: list[float] = []
     while len(times) < 5 or (min(times) >= 0.25 and len(times) < 50):  # on a busy machine any single one may be slow
@@ -102,6 +103,7 @@ async def test_any_client_will_do(slipstream_server: TestServer) -> None:
 # Replicas and mirrors.
 
 
+@pytest.mark.steady
 def test_the_documents_recipe_with_a_replica_that_is_really_behind(slipstream_server: TestServer) -> None:
     """Too high a sequence gets 412; publish; the same read succeeds, whichever replica is asked."""
     server = slipstream_server

@@ -56,7 +56,7 @@ def test_a_command_that_does_not_stop_when_the_lock_is_lost_is_killed(monkeypatc
 @pytest.mark.spec("KV-49", on="C N")
 def test_members_are_listed_and_watched_while_their_commands_run(cli: Cli, fresh: str) -> None:
     cli.ok("kv", "add", fresh)
-    member = ("kv", "members", "join", fresh, "services.web", "--name", "ada", "--data", "10.0.0.1:80", "--ttl", "2s")
+    member = ("kv", "members", "join", fresh, "services.web", "--name", "ada", "--data", "10.0.0.1:80", "--ttl", "20s")
     with cli.started(*member, "--", *WAITING, until="got the membership"):
         listed = cli.ok("kv", "members", "ls", fresh, "services.web", "--json").json
         assert [(each["name"], each["data"]) for each in listed] == [("ada", "10.0.0.1:80")]
@@ -82,7 +82,7 @@ def test_members_are_listed_and_watched_while_their_commands_run(cli: Cli, fresh
 def test_the_leader_is_shown_and_watched(cli: Cli, fresh: str) -> None:
     cli.ok("kv", "add", fresh)
     assert cli.run("kv", "leader", fresh, "boss")[:2] == (3, "no leader\n")
-    elected = ("kv", "elect", fresh, "boss", "--name", "ada", "--data", "10.0.0.1", "--ttl", "2s")
+    elected = ("kv", "elect", fresh, "boss", "--name", "ada", "--data", "10.0.0.1", "--ttl", "20s")
     with cli.started(*elected, "--", *WAITING, until="got the leadership"):
         found = cli.ok("kv", "leader", fresh, "boss", "--json").json
         assert (found["leader"], found["data"]) == ("ada", "10.0.0.1")

@@ -398,6 +398,7 @@ async def test_an_aggregate_has_the_keys_of_its_sources(any_server: str, fresh: 
 
 @pytest.mark.spec("KV-21")
 @pytest.mark.parametrize("history", [1, 64])
+@pytest.mark.steady
 async def test_a_read_cache_is_fresh_and_honours_revisions(any_server: str, fresh: str, history: int) -> None:
     async with connect(any_server) as nc, connect(any_server) as other:
         kv = await nc.jetstream().create_key_value(BucketConfig(bucket=fresh, history=history))

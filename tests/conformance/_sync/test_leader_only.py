@@ -77,6 +77,7 @@ def test_reads_without_direct_get_are_answered_by_the_leader(
         assert (stats.from_leader, stats.failed) == (2, 0)
 
 
+@pytest.mark.steady
 def test_what_a_leader_does_not_have_is_said_as_by_any_replica(any_server: str, fresh: str) -> None:
     with leader_only(any_server, fresh) as (js, stream):
         for least in (0, 3):

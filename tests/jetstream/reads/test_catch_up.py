@@ -290,6 +290,7 @@ async def test_a_mirror_with_equal_max_bytes_and_other_storage_is_not_believed(r
 # F9: an end below what must have been seen
 
 
+@pytest.mark.steady
 async def test_a_range_that_ends_before_the_wanted_sequence_is_as_new_as_that(cluster: Cluster, fresh: str) -> None:
     name = f"KV_{fresh}"
     async with connect(cluster.urls) as nc:

@@ -86,6 +86,7 @@ async def test_a_held_replica_shows_the_problem_and_min_last_seq_solves_it(serve
         assert js.read_stats.retried == 0  # followers that cannot answer pass it on to the leader
 
 
+@pytest.mark.steady
 async def test_every_read_rejects_a_missing_sequence_until_it_is_stored(server: TestServer, fresh: str) -> None:
     """The document's recipe, with replicas that are held on top."""
     async with connect(server.url) as nc:
@@ -200,6 +201,7 @@ async def test_a_lost_answer_of_a_session_is_requested_again(server: TestServer,
 
 
 @pytest.mark.spec("RW-09", on="C")
+@pytest.mark.steady
 async def test_the_appended_form_carries_min_last_seq_and_nothing_else(server: TestServer, fresh: str) -> None:
     async with connect(server.url) as nc:
         js = nc.jetstream()

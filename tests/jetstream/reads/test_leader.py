@@ -11,6 +11,7 @@ from slipstream.errors import DirectGetNotAllowedError, MessageNotFoundError, St
 from tests.conformance.test_streams import config
 
 
+@pytest.mark.steady
 async def test_a_stream_without_direct_gets_is_read_by_its_leader(any_server: str, fresh: str) -> None:
     async with connect(any_server) as nc:
         js = nc.jetstream()
@@ -55,11 +56,11 @@ async def test_a_settled_leader_proves_what_is_older_also_without_direct_get(rea
         stream = await js.create_stream(config(fresh, allow_direct=False))
         await js.publish(f"{fresh}.a", b"x")
         last = (await js.publish(f"{fresh}.b", b"x")).seq
-        assert (await stream.get_last(f"{fresh}.a", from_leader=True, min_last_seq=last, timeout=1)).data == b"x"
-        assert (await stream.get_last(f"{fresh}.a", min_last_seq=last, timeout=1)).data == b"x"
-        assert [m.seq async for m in stream.read(end=last, timeout=1)] == [1, 2]
+        assert (await stream.get_last(f"{fresh}.a", from_leader=True, min_last_seq=last, timeout=20)).data == b"x"
+        assert (await stream.get_last(f"{fresh}.a", min_last_seq=last, timeout=20)).data == b"x"
+        assert [m.seq async for m in stream.read(end=last, timeout=20)] == [1, 2]
         with pytest.raises(DirectGetNotAllowedError, match="set allow_direct"):
-            await stream.get_last_many(f"{fresh}.a", up_to_seq=last, min_last_seq=last, timeout=1)
+            await stream.get_last_many(f"{fresh}.a", up_to_seq=last, min_last_seq=last, timeout=20)
         await js.update_stream(config(fresh, allow_direct=True))
         assert (await stream.get_last(f"{fresh}.a", from_leader=True, min_last_seq=last)).data == b"x"
 

@@ -87,6 +87,7 @@ def test_a_server_without_batches_is_read_message_by_message() -> None:
         assert [m.seq for m in stream.read(end=3, subject="s.a")] == [1, 3]
 
 
+@pytest.mark.steady
 def test_a_server_without_multi_subject_gets_gives_what_proves_itself() -> None:
     with FakeServer(old_server) as server, connect_blocking(server.url) as nc:
         stream = nc.jetstream().stream("S")

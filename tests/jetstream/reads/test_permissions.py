@@ -35,11 +35,13 @@ def restricted() -> Iterator[dict[str, str]]:
 
 
 @pytest.mark.spec("DG-18", on="C N")
+@pytest.mark.steady
 async def test_a_user_of_one_subject_reads_it_and_no_other_on_the_real_server(restricted: dict[str, str]) -> None:
     await check_one_subject(restricted["real"])
 
 
 @pytest.mark.spec("DG-18", on="E C")
+@pytest.mark.steady
 async def test_a_user_of_one_subject_reads_it_and_no_other_on_our_server(restricted: dict[str, str]) -> None:
     await check_one_subject(restricted["ours"])
 

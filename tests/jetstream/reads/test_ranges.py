@@ -79,6 +79,7 @@ async def check_gets(stream: Stream, alive: list[int], last: int) -> None:
 
 
 @pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.steady
 async def test_deleted_messages_in_every_position_are_not_taken_for_staleness(
     any_server: str, fresh: str, position: str
 ) -> None:
@@ -96,6 +97,7 @@ async def test_deleted_messages_in_every_position_are_not_taken_for_staleness(
 
 
 @pytest.mark.parametrize("how", ["purged", "kept by number", "expired"])
+@pytest.mark.steady
 async def test_messages_removed_by_a_purge_a_limit_or_age_are_not_taken_for_staleness(
     any_server: str, fresh: str, how: str
 ) -> None:
@@ -117,6 +119,7 @@ async def test_messages_removed_by_a_purge_a_limit_or_age_are_not_taken_for_stal
         await check_stale(stream, alive, SIZE)
 
 
+@pytest.mark.steady
 async def test_a_range_over_more_subjects_than_a_server_tells_of_at_once(any_server: str, fresh: str) -> None:
     """The proof by anchors is rejected there (413): the leader's state, or all subjects, replace it."""
     async with connect(any_server) as nc:
@@ -154,6 +157,7 @@ async def test_a_range_can_begin_anywhere_and_at_a_time(any_server: str, fresh: 
         assert half + rest == list(range(1, 31))
 
 
+@pytest.mark.steady
 def test_blocking_ranges_are_the_same(any_server: str, fresh: str) -> None:
     with connect_blocking(any_server) as nc:
         js = nc.jetstream()

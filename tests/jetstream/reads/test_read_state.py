@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from contextlib import suppress
 
+import pytest
+
 from slipstream import connect
 from slipstream.api import StreamInfo, StreamState
 from slipstream.client.base import BaseClient
@@ -52,6 +54,7 @@ def test_a_read_is_counted_once() -> None:
     assert state.stats == ReadStats(at_once=1, retried=1, from_leader=1, failed=0, moves=0)
 
 
+@pytest.mark.steady
 async def test_the_stats_of_a_connection_can_be_read_at_any_time(any_server: str, fresh: str) -> None:
     async with connect(any_server) as nc:
         js = nc.jetstream()

@@ -10,6 +10,7 @@ from slipstream.errors import StaleReadError
 
 @pytest.mark.spec("RW-12", on="C")
 @pytest.mark.spec("RW-18", on="C")
+@pytest.mark.steady
 async def test_reads_and_a_consumer_wait_for_the_sequence_that_was_asked_for(our_url: str, fresh: str) -> None:
     async with connect(our_url) as nc:
         js = nc.jetstream()

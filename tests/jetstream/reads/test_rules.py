@@ -73,6 +73,7 @@ async def publish_until_stored(js: JetStream, subject: str, data: bytes) -> int:
 # 1: a deposed leader answers Message Gets with what it had
 
 
+@pytest.mark.steady
 async def test_rule_1_a_deposed_leaders_word_is_not_believed(cluster: Cluster, fresh: str) -> None:
     async with connect(cluster.urls) as nc:
         js = nc.jetstream()
@@ -292,6 +293,7 @@ async def test_rule_5_a_bound_is_no_proof(cluster: Cluster, fresh: str, storage:
     ],
     ids=str,
 )
+@pytest.mark.steady
 async def test_rule_6_headers_of_a_message_are_no_proof(real_url: str, fresh: str, headers: dict[str, str]) -> None:
     async with connect(real_url) as nc:
         js = nc.jetstream()
@@ -438,6 +440,7 @@ async def test_rule_9_no_key_is_missing_while_a_replica_catches_up(cluster: Clus
         cluster.release_replica(leader, behind)
 
 
+@pytest.mark.steady
 async def test_rule_4_a_mirror_of_a_part_proves_only_what_is_new_enough(real_url: str, fresh: str) -> None:
     async with connect(real_url) as nc:
         js = nc.jetstream()

@@ -98,6 +98,7 @@ async def test_a_session_reads_what_it_wrote_and_never_goes_back(any_server: str
 
 
 @pytest.mark.spec("RW-13")
+@pytest.mark.steady
 async def test_a_session_asks_for_what_it_has_seen_on_every_read(any_server: str, fresh: str) -> None:
     """A session that has noted a sequence no replica has yet returns nothing from any read."""
     async with connect(any_server) as nc:
@@ -180,8 +181,8 @@ async def test_a_session_follows_a_stream_that_was_made_again(any_server: str, f
             assert session.seen(fresh) == 0
             await session.publish(f"{fresh}.b", b"new")
             with pytest.raises(MessageNotFoundError):
-                await stream.get_last(f"{fresh}.a", timeout=2)
-            assert (await stream.get_last(f"{fresh}.b", timeout=2)).data == b"new"
+                await stream.get_last(f"{fresh}.a", timeout=20)
+            assert (await stream.get_last(f"{fresh}.b", timeout=20)).data == b"new"
 
 
 def test_notes_of_a_session_are_checked(our_url: str) -> None:

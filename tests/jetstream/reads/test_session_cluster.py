@@ -151,6 +151,7 @@ def _hmsg(inbox: bytes, header: bytes, data: bytes = b"") -> bytes:
 
 
 @pytest.mark.spec("RW-13")
+@pytest.mark.steady
 def test_a_session_does_not_unlearn_its_write_to_a_stream_that_was_made_again() -> None:
     deposed = Deposed()
     with FakeServer(deposed) as server, connect_blocking(server.url) as nc:

@@ -185,6 +185,7 @@ async def test_a_session_goes_on_with_a_stream_that_others_made_again(
         assert (await session.stream(fresh).get_last(f"{fresh}.a")).data == b"mine"
 
 
+@pytest.mark.steady
 async def test_a_session_that_never_learned_of_the_stream_before_says_what_to_do(our_url: str, fresh: str) -> None:
     """It only wrote, over a connection that knows nothing: the stream here may as well be an older one."""
     async with connect(our_url) as nc, connect(our_url) as other:

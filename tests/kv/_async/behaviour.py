@@ -209,6 +209,7 @@ class Behaviour:
             with pytest.raises(Exception, match="message size exceeds maximum allowed"):
                 await kv.put("a", b"x" * 1000)
 
+    @pytest.mark.steady
     async def test_a_read_is_at_least_as_new_as_min_last_revision(self, fresh: str) -> None:
         async with self.bucket(BucketConfig(bucket=fresh)) as kv:
             revision = await kv.put("a", b"1")
@@ -379,6 +380,7 @@ class Behaviour:
             await task.result()
             assert seen == [b"%d" % n for n in range(500)]
 
+    @pytest.mark.steady
     async def test_a_cache_answers_only_if_it_is_new_enough(self, fresh: str) -> None:
         async with self.bucket(BucketConfig(bucket=fresh)) as kv:
             await kv.put("a", b"1")
@@ -423,6 +425,7 @@ class Behaviour:
             finally:
                 await cached.close()
 
+    @pytest.mark.steady
     async def test_a_cache_does_not_return_what_has_expired(self, fresh: str) -> None:
         config = BucketConfig(bucket=fresh, history=3, ttl=timedelta(hours=1), value_ttl=True)
         async with self.bucket(config) as kv:
@@ -453,6 +456,7 @@ class Behaviour:
                 await kv.cached(recheck_after=-1)
 
     @pytest.mark.parametrize("markers", [0, 1])
+    @pytest.mark.steady
     async def test_a_value_with_a_ttl_replaces_the_history_and_nothing_comes_back(
         self, fresh: str, markers: int
     ) -> None:

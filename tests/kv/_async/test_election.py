@@ -78,6 +78,7 @@ async def test_a_dead_leader_is_reported_within_its_lease() -> None:
     await seen.aclose()  # type: ignore[attr-defined]
 
 
+@pytest.mark.steady
 async def test_members_join_change_and_leave() -> None:
     kv = await bucket()
     group = kv.members("svc.web", ttl=3 * SECOND)  # much longer than a busy machine stands still

@@ -210,6 +210,7 @@ class Behaviour:
             with pytest.raises(Exception, match="message size exceeds maximum allowed"):
                 kv.put("a", b"x" * 1000)
 
+    @pytest.mark.steady
     def test_a_read_is_at_least_as_new_as_min_last_revision(self, fresh: str) -> None:
         with self.bucket(BucketConfig(bucket=fresh)) as kv:
             revision = kv.put("a", b"1")
@@ -380,6 +381,7 @@ class Behaviour:
             task.result()
             assert seen == [b"%d" % n for n in range(500)]
 
+    @pytest.mark.steady
     def test_a_cache_answers_only_if_it_is_new_enough(self, fresh: str) -> None:
         with self.bucket(BucketConfig(bucket=fresh)) as kv:
             kv.put("a", b"1")
@@ -424,6 +426,7 @@ class Behaviour:
             finally:
                 cached.close()
 
+    @pytest.mark.steady
     def test_a_cache_does_not_return_what_has_expired(self, fresh: str) -> None:
         config = BucketConfig(bucket=fresh, history=3, ttl=timedelta(hours=1), value_ttl=True)
         with self.bucket(config) as kv:
@@ -454,6 +457,7 @@ class Behaviour:
                 kv.cached(recheck_after=-1)
 
     @pytest.mark.parametrize("markers", [0, 1])
+    @pytest.mark.steady
     def test_a_value_with_a_ttl_replaces_the_history_and_nothing_comes_back(self, fresh: str, markers: int) -> None:
         second = timedelta(seconds=1)
         config = BucketConfig(bucket=fresh, history=3, value_ttl=True, limit_marker_ttl=timedelta(seconds=markers))

@@ -79,6 +79,7 @@ def test_a_dead_leader_is_reported_within_its_lease() -> None:
     seen.close()  # type: ignore[attr-defined]
 
 
+@pytest.mark.steady
 def test_members_join_change_and_leave() -> None:
     kv = bucket()
     group = kv.members("svc.web", ttl=3 * SECOND)  # much longer than a busy machine stands still

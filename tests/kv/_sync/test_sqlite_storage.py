@@ -154,7 +154,7 @@ def test_expired_values_leave_a_marker_if_limit_marker_ttl_is_set() -> None:
     watch = kv.watch(updates_only=True)
     clock.ns += 3 * SECOND
     assert watch.next() is None
-    entry = watch.next(timeout=1)
+    entry = watch.next(timeout=20)
     assert entry is not None
     assert (entry.key, entry.operation, entry.marker) == ("a", Operation.EXPIRED, "MaxAge")
     with pytest.raises(KeyNotFoundError, match="MaxAge"):

@@ -21,7 +21,7 @@ from slipstream.server import Server
 from tests.kv.model.model import SECOND, Found, Key, Raw
 from tests.kv.model.scenario import CODECS, Options
 
-WAIT = 10.0
+WAIT = 30.0
 RECHECK = 0.1  # seconds for which a cache may show what was removed without a trace
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tests.kv.model.backends import Handle
     from tests.kv.model.operations import Run
 
-WAIT = 5.0
+WAIT = 20.0
 
 
 class Follower:

@@ -37,7 +37,7 @@ from tests.kv.model.follower import Follower
 from tests.kv.model.model import SECOND, Filter, Kept, Key, Model, Write, matches_any
 from tests.kv.model.scenario import CODECS, FILTERS, KEYS, Scenario, Step
 
-SOON = 3.0  # seconds, for what happens "soon"
+SOON = 20.0  # seconds, for what happens "soon"
 TTLS = (1, 2, 5)
 
 

@@ -40,6 +40,7 @@ def test_buckets_on_our_server_behave_like_the_model(scenario: Scenario) -> None
 
 
 @pytest.mark.parametrize("second", ["put", "delete"])
+@pytest.mark.steady
 def test_create_waits_for_a_read_replica_that_lags_by_the_server_clock(second: str) -> None:
     """It is rejected, and reads why: from a replica that cannot know it, and says so when time has passed."""
     steps = [Step("put"), Step("hold"), Step(second), Step("create", handle=6)]
@@ -47,6 +48,7 @@ def test_create_waits_for_a_read_replica_that_lags_by_the_server_clock(second: s
 
 
 @pytest.mark.parametrize("second", ["put", "create", "update", "delete"])
+@pytest.mark.steady
 def test_write_of_an_encrypted_bucket_through_a_lagging_read_replica_is_refused_or_stored(second: str) -> None:
     """It looks for names that it cannot decrypt until it has found one that it can; its own are not in the replica."""
     steps = [Step("hold"), Step("purge", handle=6), Step(second, handle=6), Step("release"), Step(second, handle=6)]

@@ -210,6 +210,7 @@ async def test_nats_py_connects_by_tls_and_a_server_stops_during_a_handshake(fil
         await writer.wait_closed()
 
 
+@pytest.mark.steady
 def test_an_authentication_timeout_is_reported_through_tls(files: Files) -> None:
     users = [User(name="joe", password="pw")]
     files_of: dict[str, Any] = {"tls_cert": files.server[0], "tls_key": files.server[1]}
