@@ -43,6 +43,15 @@ def test_a_key_whose_first_kept_entry_is_a_mark_has_lost_its_past() -> None:
         fold(1, entry("a", 2, Operation.PURGE)).result()
 
 
+def test_a_key_that_was_replaced_while_it_was_read_has_lost_its_past() -> None:
+    """An entry at or before the revision was read, and perhaps a later one was removed before it could be."""
+    with pytest.raises(HistoryLostError, match="key 'a' was replaced while it was read"):
+        fold(3, entry("a", 1), entry("a", 4), entry("a", 5)).result()
+    with pytest.raises(HistoryLostError, match="key 'a' was replaced while it was read"):
+        fold(3, entry("a", 1), entry("a", 4, Operation.PURGE), history=8).result()
+    assert fold(3, entry("a", 1), entry("a", 4)).result()["a"].delta == 1
+
+
 def info(config: dict[str, Any], *, first: int = 1, last: int = 10, deleted: int = 0) -> StreamInfo:
     state = StreamState(first_seq=first, last_seq=last, num_deleted=deleted)
     return StreamInfo(config=StreamConfig(name="KV_b", **config), state=state, created=0, ts=10**12)

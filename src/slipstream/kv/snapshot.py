@@ -4,7 +4,9 @@ A bucket keeps the last few entries of each key, and a purge removes all entries
 revision R is its last entry at or before R. That entry is known if any entry at or before R is left, because the
 oldest entries of a key are removed first. If all entries left of a key are newer than R, it had no value at R only if
 none of its entries can have been removed: it has fewer entries than the history holds, and the first of them is a
-value, not a mark. Otherwise its past is lost, and the fold raises instead of guessing.
+value, not a mark. Otherwise its past is lost, and the fold raises instead of guessing. Entries are removed while they
+are read: a key with as many newer entries as the history holds, or purged since, may have had a later entry at or
+before R than the one that was read, and is lost as well.
 
 Keys that were removed for good (`purge_deletes`) leave no entry at all. Where that is recorded (`FORGOTTEN` in the
 stream's metadata: up to which revision), snapshots of earlier revisions are rejected.
@@ -39,6 +41,7 @@ class Fold(Generic[V]):
         # Keys first seen after the revision: how many entries, and the operation of the first.
         self._after: dict[str, tuple[int, Operation]] = {}
         self._newer: Counter[str] = Counter()  # of keys that have an entry at or before the revision
+        self._purged: set[str] = set()  # those of them that were purged after it
 
     def feed(self, entries: Iterable[Entry[V]]) -> None:
         """Take entries; those of one key must be in the order of their revisions."""
@@ -52,6 +55,8 @@ class Fold(Generic[V]):
                 after[key] = (count + 1, first)
             else:
                 self._newer[key] += 1
+                if entry.operation == Operation.PURGE:
+                    self._purged.add(key)
 
     def result(self) -> dict[str, Entry[V]]:
         """The keys that had a value, with their entries, in the order of revisions. Raises HistoryLostError."""
@@ -59,7 +64,10 @@ class Fold(Generic[V]):
             why = why_lost(key, count, first, history=self._history)
             if why:
                 raise HistoryLostError(self.bucket, self.revision, why)
-        newer = self._newer
+        newer, history = self._newer, self._history
+        for key, count in newer.items():
+            if key in self._purged or 0 < history <= count:  # what was read before it may not have been the last
+                raise HistoryLostError(self.bucket, self.revision, f"key {key!r} was replaced while it was read")
         live = [entry._replace(delta=newer[key]) for key, entry in self._state.items() if not entry.is_deleted]
         return {entry.key: entry for entry in sorted(live, key=lambda entry: entry.revision)}
 

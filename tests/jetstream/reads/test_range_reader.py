@@ -188,3 +188,26 @@ def test_messages_that_are_gone_are_passed_over() -> None:
     reader.pass_over(4)
     assert seqs(reader, page_of(batched(2))) == [2]
     assert reader.is_done
+
+
+def test_a_range_without_an_end_goes_on_to_what_replaced_a_part_of_it() -> None:
+    reader = RangeReader(at_least=3)
+    reader.read_on(5)
+    assert seqs(reader, page_of(batched(3), eob(0))) == [3]
+    assert reader.state is RangeState.DOUBTFUL  # 4 or 5 is behind
+    reader.resume()
+    assert seqs(reader, page_of(batched(5), eob(0))) == [5]
+    assert reader.is_done
+    bounded = RangeReader(end=3)
+    bounded.read_on(5)
+    assert seqs(bounded, page_of(batched(3), eob(0))) == [3]
+    assert bounded.is_done
+
+
+def test_a_stream_that_was_made_again_is_not_read_up_to_the_old_one() -> None:
+    reader = RangeReader(at_least=3)
+    reader.read_on(5)
+    reader.lower_goal(3)
+    assert reader.goal == 5
+    reader.lower_goal(0)
+    assert reader.goal == 0

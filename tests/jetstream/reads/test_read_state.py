@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 
@@ -30,6 +31,19 @@ def test_messages_from_before_the_stream_was_made_are_of_another_stream() -> Non
     assert notes.floor == 2_000
     notes.learn(info(1_000), 0.0)  # a leader of the old one
     assert notes.floor == 2_000
+
+
+def test_a_server_without_a_cluster_is_the_only_store() -> None:
+    """nats-server names itself as the leader then, and no cluster."""
+    notes = StreamCache()
+    for cluster, is_alone in (
+        ({}, True),
+        ({"leader": "NCJQ"}, True),
+        ({"name": "C", "leader": "n1"}, False),
+        ({"leader": "n1", "replicas": [{"name": "n2"}]}, False),
+    ):
+        notes.learn(replace(info(1_000), cluster=cluster), 0.0)
+        assert notes.is_alone is is_alone
 
 
 def test_clocks_that_differ_do_not_make_a_stream_distrust_itself() -> None:

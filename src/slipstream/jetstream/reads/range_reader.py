@@ -2,7 +2,8 @@
 
 Invariants: sequences only grow; memory is bounded by one page (`PAGE_BYTES`) plus the one in flight; a page that ends
 before `end` proves nothing by itself (a lagging replica ends early too), so the state is `DOUBTFUL` until the driver
-has found out which it was.
+has found out which it was; a range without an `end` ends at a state of the stream in which all it has was read, so that
+a message that was replaced by a newer one meanwhile is not missing together with it (`read_on`).
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class RangeReader:
         self.next_seq = max(start, 1)
         self.end = end
         self.goal = max(end, at_least)
+        self._wanted = self.goal
         self.filter = subject or ">"
         self.since = since
         self._trusting = trusting
@@ -56,7 +58,17 @@ class RangeReader:
 
     def lower_goal(self, at_least: int) -> None:
         """Less is wanted than before: the stream was made again, and what a session has seen of it is gone."""
-        self.goal = min(self.goal, max(self.end, at_least))
+        wanted = max(self.end, at_least)
+        if wanted < self._wanted:
+            self.goal = self._wanted = wanted
+
+    def read_on(self, last: int) -> None:
+        """A state of the stream with that last sequence lacks what was removed since the read began: read up to it.
+
+        What removed a message there is another one behind it.
+        """
+        if not self.end:
+            self.goal = max(self.goal, last)
 
     @property
     def is_guaranteed(self) -> bool:

@@ -144,7 +144,7 @@ class StreamCache:
             self.leader, self.first_seq = word, state.first_seq
             self.first_ts = state.first_ts if state.messages else 0
             self.is_lossless = word.is_heard_by_all and lost_nothing(info)
-            self.is_alone = not info.cluster
+            self.is_alone = not (info.cluster.get("name") or info.cluster.get("replicas"))
             self.needs_names = state.num_deleted > MOST_DELETED
             if word.is_settled:
                 self.settled = max(self.settled, word.last_seq)

@@ -624,6 +624,12 @@ class ReadRule:
             return set() if is_right else self._by_origin(source) or Retry(goal.foreign(source))
         return (yield from self._leftovers(goal, page, before))
 
+    @property
+    def removed_up_to(self) -> int:
+        """Up to which sequence messages may have replaced others, by the last word of the leader; 0: none ever does."""
+        cache = self.cache
+        return 0 if cache.leader is None or cache.is_alone or cache.is_lossless else cache.leader.last_seq
+
     def _leftovers(self, goal: ReadGoal, page: RangePage, before: LeaderWord | None) -> Steps[set[int] | Retry]:
         """What a copy still shows although it is gone, by the leader's state behind its answer."""
         cache, seqs = self.cache, page.seqs

@@ -2,7 +2,8 @@
 
 The promise of a single read: the stream's answer as of some operation at or after the wanted sequence, up to the moment
 the answer arrived. Of a listing: that for each subject. Of a range: every message that exists in all of these states,
-none that exists in none of them, in order. The views of a session move forward through the states.
+none that exists in none of them, in order; without an end, all that exists in one of them (what was replaced while it
+was read is not missing together with what replaced it). The views of a session move forward through the states.
 """
 
 from __future__ import annotations
@@ -104,4 +105,11 @@ def _broken_range(
         is_lacking = is_asked_for and (entry.seq, entry.time) not in got
         if is_lacking and all(entry.seq in state for state in complete):
             return f"gap: {entry.seq} is missing"
+    if not read.end and not any(_has_all(read, got, state) for state in states):
+        return f"incomplete: of no state from {read.wanted} on everything is there, got {seqs}"
     return ""
+
+
+def _has_all(read: Read, got: set[tuple[int, int]], state: State) -> bool:
+    wanted = (entry for entry in state.values() if entry.seq >= read.seq and matches(read.subject, entry.subject))
+    return all((entry.seq, entry.time) in got for entry in wanted)

@@ -175,6 +175,9 @@ MUTATIONS: dict[str, Mutation] = {
     "a next message is shown although it is gone": Mutation(
         ((rule, "state_has", _yes),), _faults((Kind(_KV3),), "next seq", "step_down cut_follower wait")
     ),
+    "a range ends although what replaced a part of it is behind": Mutation(
+        ((RangeReader, "read_on", lambda *_: None),), _faults((Kind(_KV3),), "range", "cut_follower")
+    ),
     "a page of a mirror lacks nothing": Mutation(
         ((rule, "lacks_any_of", _no),), _faults((Kind(_KV3, (("s.a", _KV),)),), "range", "edit_mirror cut_mirror")
     ),

@@ -220,6 +220,8 @@ class NewRules:
         gone = yield from self._run(goal, self._rule.page(goal, page, before))
         if isinstance(gone, Retry):
             return gone
+        if gone or (answer.end is not None and answer.end.pending > 0):
+            reader.read_on(self._rule.removed_up_to)
         if gone:
             reader.pass_over(columns.seqs[-1])
             columns = columns.without(gone)
@@ -227,7 +229,7 @@ class NewRules:
 
     def _resolve_doubt(self, goal: ReadGoal, reader: RangeReader) -> Step[Columns | Retry]:
         request = GetRequest(seq=reader.next_seq, next_by_subj=reader.filter)
-        part = goal.for_all_of(reader.end)
+        part = goal.for_all_of(reader.goal)
         following = yield from self._run(part, self._rule.get(part, request))
         if following is None or (reader.end and following.seq > reader.end):
             reader.finish()

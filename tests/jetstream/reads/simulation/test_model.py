@@ -127,3 +127,4 @@ def test_the_checker_notices_gaps_leftovers_and_disorder_in_ranges() -> None:
     assert "gap: 3" in broken(read, Answer((messages[2], messages[4])), history)
     assert "leftover: 1" in broken(read, Answer(tuple(messages.values())), history)
     assert "order" in broken(read, Answer((messages[3], messages[2], messages[4])), history)
+    assert "incomplete" in broken(Read("range", 3, ">", 1), Answer((messages[2], messages[3])), history)

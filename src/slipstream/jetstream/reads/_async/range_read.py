@@ -164,8 +164,12 @@ class RangeRead:
         )
         page.start = whole.seqs[-1] + 1
         gone = await self._driver.run(self._goal, self._rule.page(self._goal, arrived, page.before))
-        if isinstance(gone, Retry) or not gone:
-            return gone if isinstance(gone, Retry) else whole
+        if isinstance(gone, Retry):
+            return gone
+        if gone or (page.replies.end is not None and page.replies.end.pending > 0):
+            reader.read_on(self._rule.removed_up_to)
+        if not gone:
+            return whole
         reader.pass_over(whole.seqs[-1])
         return whole.without(gone)
 
@@ -179,7 +183,7 @@ class RangeRead:
             start_time=format_time(reader.since) if by_time else None,
             next_by_subj=reader.filter,
         )
-        part = goal.for_all_of(reader.end)
+        part = goal.for_all_of(reader.goal)
         following = await self._driver.run(part, self._rule.get(part, request))
         goal.reach(part.reached)  # a session remembers as of when the rest was absent
         if following is None or (reader.end and following.seq > reader.end):
