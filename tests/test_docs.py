@@ -119,6 +119,7 @@ def test_the_program_runs_and_prints(block: Block, tmp_path: Path) -> None:
     assert done.stdout
 
 
+@pytest.mark.timeout(TIMEOUT + 30)
 @pytest.mark.parametrize("block", CONSOLE, ids=str)
 def test_the_commands_run(block: Block, tmp_path: Path) -> None:
     commands = [line[2:] for line in block.code.splitlines() if line.startswith("$ ")]

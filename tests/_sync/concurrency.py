@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-TIMEOUT = 10.0
+TIMEOUT = 30.0
 sleep = time.sleep
 
 

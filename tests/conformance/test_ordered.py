@@ -44,7 +44,7 @@ def jetstream_of(stream: Stream) -> JetStream:
 
 
 async def publish(stream: Stream, first: int, count: int, subjects: int = 10) -> None:
-    async with jetstream_of(stream).publisher() as publisher:
+    async with jetstream_of(stream).publisher(timeout=30) as publisher:
         for n in range(first, first + count):
             await publisher.publish(f"{stream.name}.{n % subjects}", b"%d" % n)
 
@@ -114,7 +114,7 @@ async def test_a_consumer_that_stands_still_is_replaced_although_messages_expire
 async def test_a_replaced_consumer_of_last_messages_shows_no_superseded_ones(any_server: str, fresh: str) -> None:
     async with filled(any_server, fresh) as stream:
         js = jetstream_of(stream)
-        async with js.publisher() as publisher:
+        async with js.publisher(timeout=30) as publisher:
             for n in range(150):  # more than is sent ahead
                 await publisher.publish(f"{fresh}.first.{n}", b"x" * 30_000)
             for _ in range(3):

@@ -44,7 +44,7 @@ async def world(url: str, name: str, count: int = 0) -> AsyncIterator[World]:
     async with connect(url) as nc:
         js = nc.jetstream()
         stream = await js.create_stream(StreamConfig(name=name, subjects=(f"{name}.>",)))
-        async with js.publisher() as publisher:
+        async with js.publisher(timeout=30) as publisher:
             for n in range(count):
                 await publisher.publish(f"{name}.{n}", b"%d" % n)
         yield World(nc, js, stream)

@@ -295,7 +295,7 @@ async def test_exit_in_a_handler_ends_the_service_loudly(
             await nc.services.request(f"{fresh}.leave")
         assert service.is_stopped
         with pytest.raises(kind):
-            await service.wait(timeout=10)
+            await service.wait(timeout=30)
         await until(lambda: has_no_responders(nc, f"{fresh}.leave"))
         assert [info async for info in nc.services.ping(fresh, timeout=0.5)] == []
         assert f"the callback raised {kind.__name__}(3)" in caplog.text

@@ -124,8 +124,8 @@ async def test_a_client_that_is_closed_ends_workers_and_loops_without_an_error(a
     reading = spawn(read)
     await sleep(0.1)
     await nc.close()
-    await consuming.wait(timeout=10)
-    await reading.result(timeout=10)
+    await consuming.wait(timeout=30)
+    await reading.result(timeout=30)
 
 
 @BOTH

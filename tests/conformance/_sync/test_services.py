@@ -299,7 +299,7 @@ def test_exit_in_a_handler_ends_the_service_loudly(
             nc.services.request(f"{fresh}.leave")
         assert service.is_stopped
         with pytest.raises(kind):
-            service.wait(timeout=10)
+            service.wait(timeout=30)
         until(lambda: has_no_responders(nc, f"{fresh}.leave"))
         assert [info for info in nc.services.ping(fresh, timeout=0.5)] == []
         assert f"the callback raised {kind.__name__}(3)" in caplog.text

@@ -125,8 +125,8 @@ def test_a_client_that_is_closed_ends_workers_and_loops_without_an_error(any_ser
     reading = spawn(read)
     sleep(0.1)
     nc.close()
-    consuming.wait(timeout=10)
-    reading.result(timeout=10)
+    consuming.wait(timeout=30)
+    reading.result(timeout=30)
 
 
 @BOTH

@@ -60,7 +60,7 @@ async def contents(nc: Client, name: str) -> list[tuple[int, int, str, bytes, by
 
 
 async def fill(nc: Client, first: int, last: int) -> None:
-    async with nc.jetstream().publisher() as publisher:
+    async with nc.jetstream().publisher(timeout=30) as publisher:
         for n in range(first, last + 1):
             await publisher.publish(f"s.{n % 3}", b"%d" % n, headers={"N": str(n)} if n % 10 == 0 else None)
 

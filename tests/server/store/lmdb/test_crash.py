@@ -82,6 +82,7 @@ def agrees_with_itself(log: StreamLog) -> None:
     assert log.multi_last(["*.*"]) == sorted(seqs[-1] for seqs in by_subject.values())
 
 
+@pytest.mark.timeout(300)  # five processes begin, and sync some hundred times
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_killed_process_loses_no_acknowledged_message(tmp_path: Path, seed: int) -> None:
     path = tmp_path / "store"
@@ -89,19 +90,18 @@ def test_a_killed_process_loses_no_acknowledged_message(tmp_path: Path, seed: in
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), *filter(None, sys.path)])}
     pick = random.Random(seed)
     for round_ in range(5):
-        writer = subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(path), str(seed * 100 + round_)], stdout=subprocess.PIPE, env=environment
-        )
-        assert writer.stdout is not None
-        acknowledged = [b""]
-        for _ in range(pick.randrange(1, 60)):
-            acknowledged.append(writer.stdout.readline())
-        for _ in range(pick.randrange(2_000)):  # some point within the next group
-            pass
-        writer.send_signal(signal.SIGKILL)
-        acknowledged += writer.stdout.readlines()
-        writer.wait()
-        writer.stdout.close()
+        command = [sys.executable, "-c", WRITER, str(path), str(seed * 100 + round_)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as writer:
+            try:
+                assert writer.stdout is not None
+                acknowledged = [b""]
+                for _ in range(pick.randrange(1, 60)):
+                    acknowledged.append(writer.stdout.readline())
+                for _ in range(pick.randrange(2_000)):  # some point within the next group
+                    pass
+            finally:
+                writer.send_signal(signal.SIGKILL)
+            acknowledged += writer.stdout.readlines()
         plain_last, churn_last = map(int, [line for line in acknowledged if line.endswith(b"\n")][-1].split())
         store = LmdbStore(path, tuning=TUNING)
         plain, churn = store.log("PLAIN"), store.log("CHURN")
