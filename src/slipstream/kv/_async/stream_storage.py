@@ -280,7 +280,9 @@ class StreamStorage:
             is_proven = reads.takes_kept(subject, seq, wanted)
         elif is_own or reads.is_copy(entry.stream, now) or context.server_keeps_min:
             is_proven = reads.takes(subject, seq, least, time) or (
-                is_own and reads.takes_by_only_store(subject, seq, least=least, existed=existed, time=time, now=now)
+                is_own
+                and not self.address.origin  # a mirror may lag behind it
+                and reads.takes_by_only_store(subject, seq, least=least, existed=existed, time=time, now=now)
             )
         else:
             is_proven = False
