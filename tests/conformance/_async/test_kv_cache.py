@@ -12,6 +12,7 @@ import pytest
 from slipstream import BucketConfig, StreamConfig, connect
 from slipstream.errors import KeyNotFoundError
 from slipstream.kv._async.key_value import CachedKeyValue, KeyValue
+from slipstream.kv._async.stream_storage import StreamFeed
 from slipstream.kv.cache import Miss
 from slipstream.kv.codecs import Base64Keys
 from tests._async.concurrency import until
@@ -132,6 +133,27 @@ async def test_a_bucket_that_is_made_again_is_another_one(any_server: str, fresh
             await kv.put("k1", b"x")  # fewer revisions
             await until(partial(has, cache, "k0", None))
             assert await value(cache, "k1") == b"x"
+
+
+@pytest.mark.spec("KV-21", "KV-47")
+async def test_a_write_shows_that_the_bucket_was_made_again(
+    any_server: str, fresh: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the feed or a check has noticed it: the revision of the write is one that the cache knows already."""
+    async with connect(any_server) as nc, connect(any_server) as two:
+        kv = await nc.jetstream().create_key_value(fresh)
+        for n in range(5):
+            await kv.put(f"k{n}", b"old")
+        async with cached(kv, recheck_after=LATE) as cache:
+            assert await is_hit(cache, "k3")
+            monkeypatch.setattr(StreamFeed, "is_live", True)
+            await two.jetstream().delete_key_value(fresh)
+            await two.jetstream().create_key_value(fresh)
+            assert await cache.put("own", b"new") == 1
+            assert await value(cache, "own") == b"new"
+            assert await value(cache, "k3") is None
+            monkeypatch.undo()
+            await until(partial(is_hit, cache, "own"))
 
 
 @pytest.mark.spec("KV-54")

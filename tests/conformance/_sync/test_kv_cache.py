@@ -14,6 +14,7 @@ from slipstream import BucketConfig, StreamConfig
 from slipstream import connect_blocking as connect
 from slipstream.errors import KeyNotFoundError
 from slipstream.kv._sync.key_value import CachedKeyValue, KeyValue
+from slipstream.kv._sync.stream_storage import StreamFeed
 from slipstream.kv.cache import Miss
 from slipstream.kv.codecs import Base64Keys
 from tests._sync.concurrency import until
@@ -134,6 +135,27 @@ def test_a_bucket_that_is_made_again_is_another_one(any_server: str, fresh: str)
             kv.put("k1", b"x")  # fewer revisions
             until(partial(has, cache, "k0", None))
             assert value(cache, "k1") == b"x"
+
+
+@pytest.mark.spec("KV-21", "KV-47")
+def test_a_write_shows_that_the_bucket_was_made_again(
+    any_server: str, fresh: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the feed or a check has noticed it: the revision of the write is one that the cache knows already."""
+    with connect(any_server) as nc, connect(any_server) as two:
+        kv = nc.jetstream().create_key_value(fresh)
+        for n in range(5):
+            kv.put(f"k{n}", b"old")
+        with cached(kv, recheck_after=LATE) as cache:
+            assert is_hit(cache, "k3")
+            monkeypatch.setattr(StreamFeed, "is_live", True)
+            two.jetstream().delete_key_value(fresh)
+            two.jetstream().create_key_value(fresh)
+            assert cache.put("own", b"new") == 1
+            assert value(cache, "own") == b"new"
+            assert value(cache, "k3") is None
+            monkeypatch.undo()
+            until(partial(is_hit, cache, "own"))
 
 
 @pytest.mark.spec("KV-54")

@@ -44,6 +44,9 @@ def test_a_server_without_a_cluster_is_the_only_store() -> None:
     ):
         notes.learn(replace(info(1_000), cluster=cluster), 0.0)
         assert notes.is_alone is is_alone
+    notes.origin = "UPSTREAM"  # it may have more than the mirror
+    notes.learn(info(1_000), 0.0)
+    assert not notes.is_alone
 
 
 def test_clocks_that_differ_do_not_make_a_stream_distrust_itself() -> None:

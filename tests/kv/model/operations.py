@@ -356,10 +356,12 @@ class Run:
     def _is_removed_from_cache(self, key: Key, entry: Entry[Any] | None) -> bool:
         """Decision: what was removed without a trace, or with the whole bucket, may be shown by a cache for its
         `recheck_after`, here a moment."""
-        if self.handle.kind != "cached" or entry is None:
+        if self.handle.kind != "cached":
             return False
-        if self.handle.is_of_old_bucket:
-            return True
+        if self.handle.is_of_old_bucket:  # a key that it did not have is one of those, but for the handle's own writes
+            return entry is not None or key not in self.handle.seen
+        if entry is None:
+            return False
         known = [each.revision for each in self.model.log.values() if each.key == key]
         if self.model.removed.get(key):  # with the marks that replaced it, which the cache may not have got
             return entry.revision in known

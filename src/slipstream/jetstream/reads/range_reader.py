@@ -50,6 +50,7 @@ class RangeReader:
         self.next_seq = max(start, 1)
         self.end = end
         self.goal = max(end, at_least)
+        self.floor = end  # what the end of the range must have seen, whatever a session wants
         self._wanted = self.goal
         self.filter = subject or ">"
         self.since = since
@@ -61,6 +62,7 @@ class RangeReader:
         wanted = max(self.end, at_least)
         if wanted < self._wanted:
             self.goal = self._wanted = wanted
+            self.floor = self.end
 
     def read_on(self, last: int) -> None:
         """A state of the stream with that last sequence lacks what was removed since the read began: read up to it.
@@ -69,6 +71,7 @@ class RangeReader:
         """
         if not self.end:
             self.goal = max(self.goal, last)
+            self.floor = max(self.floor, last)
 
     @property
     def is_guaranteed(self) -> bool:

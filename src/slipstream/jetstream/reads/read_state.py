@@ -95,7 +95,7 @@ class StreamCache:
         self.settled = 0  # a sequence that every leader has, now and later
         self.first_seq = 1
         self.first_ts = 0  # when its first message was stored, by its leader; 0 if it had none
-        self.is_alone = False  # a server without a cluster: its store is the only one, and no other can be added
+        self.is_alone = False  # no mirror, on a server without a cluster: no other store, and none can be added
         self.is_lossless = False  # it keeps everything, and has everything that was ever stored in it
         self.leader: LeaderWord | None = None
         self.is_leader_only = False  # a Direct Get had no responders, and the configuration does not allow any
@@ -144,7 +144,8 @@ class StreamCache:
             self.leader, self.first_seq = word, state.first_seq
             self.first_ts = state.first_ts if state.messages else 0
             self.is_lossless = word.is_heard_by_all and lost_nothing(info)
-            self.is_alone = not (info.cluster.get("name") or info.cluster.get("replicas"))
+            is_clustered = bool(info.cluster.get("name") or info.cluster.get("replicas"))
+            self.is_alone = not is_clustered and not self.origin and info.config.mirror is None  # a mirror may lag
             self.needs_names = state.num_deleted > MOST_DELETED
             if word.is_settled:
                 self.settled = max(self.settled, word.last_seq)

@@ -48,6 +48,7 @@ class CachedStorage(WrappedStorage[V]):
         self._own = 0  # the newest revision written through this handle: its reads must see it
         self._is_own_known = False  # the wrapped handle sees to that itself: it has a consistency, or a session
         self._created = 0  # of the bucket that was loaded
+        self._is_replaced = False  # the bucket was made again since then, and counts its revisions from 1
         self._loaded_at = 0.0
         self._reads = 0
         self._is_idle = False
@@ -95,6 +96,7 @@ class CachedStorage(WrappedStorage[V]):
             info = (await self.inner.status(timeout=timeout)).stream_info
             async with self._guard:
                 self._cache.begin(info, sent)
+                self._is_replaced = False
                 if self._created != info.created:  # revisions of an earlier bucket say nothing of this one
                     self._created, self._own = info.created, 0
             feed = await self.inner.follow(self._patterns, LATEST, timeout=timeout)
@@ -145,7 +147,8 @@ class CachedStorage(WrappedStorage[V]):
 
     async def _refresh(self) -> None:
         """Check the bucket; load it if it is another one, the feed has ended, or much was removed without a trace."""
-        verdict = Verdict.REPLACED if self._feed is None else await self._check(CHECK_TIMEOUT)
+        is_lost = self._feed is None or self._is_replaced
+        verdict = Verdict.REPLACED if is_lost else await self._check(CHECK_TIMEOUT)
         is_due = clock() - self._loaded_at >= RELOAD_PAUSE
         if verdict is Verdict.REPLACED or (verdict is Verdict.REMOVED and is_due):
             await self._load(CHECK_TIMEOUT)
@@ -197,6 +200,8 @@ class CachedStorage(WrappedStorage[V]):
                 return found
             self._cache.stats.missed(found)
             as_of, epoch, created = self._cache.revision, self._cache.epoch, self._created
+            if self._is_replaced:
+                as_of = 0  # of the old bucket
         try:
             entry = await self.inner.last(key, min_last_revision=max(need, as_of), timeout=timeout)
         except StaleReadError:
@@ -213,7 +218,7 @@ class CachedStorage(WrappedStorage[V]):
 
     def _look(self, key: str, need: int, need_of_key: int) -> Entry[V] | Miss | None:
         feed = self._feed
-        if self._is_closed or feed is None or not feed.is_live:
+        if self._is_closed or self._is_replaced or feed is None or not feed.is_live:
             return Miss.OFFLINE
         if not self._covers(key):
             return Miss.NOT_HELD
@@ -241,16 +246,21 @@ class CachedStorage(WrappedStorage[V]):
         timeout: float | None = None,
     ) -> int:
         """Record an entry; later reads of this handle are at least as new."""
+        known = self._cache.revision
         try:
             revision = await self.inner.append(key, value, operation=operation, last=last, ttl=ttl, timeout=timeout)
         except WrongLastSequenceError:  # the caller may have taken its revision from memory
             async with self._guard:
                 self._cache.doubt(key)
             raise
-        self._note_own(revision)
+        self._note_own(known, revision)
         return revision
 
-    def _note_own(self, revision: int) -> None:
+    def _note_own(self, known: int, revision: int) -> None:
+        """Note a write, which is newer than all that was known when it was sent, unless the bucket was made again."""
+        if revision <= known:
+            self._own, self._is_replaced = revision, True
+            self._wake.set()
         self._own = max(self._own, revision)
         self._is_own_known = self.inner.seen().bucket >= revision
 
@@ -261,7 +271,8 @@ class CachedStorage(WrappedStorage[V]):
 
     def writer(self, *, max_in_flight: int, timeout: float | None = None) -> CacheWriter[V]:
         """Append entries in a pipeline, each acknowledged."""
-        return CacheWriter(self.inner.writer(max_in_flight=max_in_flight, timeout=timeout), self._note_own)
+        inner = self.inner.writer(max_in_flight=max_in_flight, timeout=timeout)
+        return CacheWriter(inner, partial(self._note_own, self._cache.revision))
 
     def read(
         self, patterns: Sequence[str], *, min_last_revision: int = 0, timeout: float | None = None

@@ -229,7 +229,7 @@ class NewRules:
 
     def _resolve_doubt(self, goal: ReadGoal, reader: RangeReader) -> Step[Columns | Retry]:
         request = GetRequest(seq=reader.next_seq, next_by_subj=reader.filter)
-        part = goal.for_all_of(reader.goal)
+        part = goal.for_all_of(reader.floor)
         following = yield from self._run(part, self._rule.get(part, request))
         if following is None or (reader.end and following.seq > reader.end):
             reader.finish()

@@ -184,7 +184,7 @@ class RangeRead:
             start_time=format_time(reader.since) if by_time else None,
             next_by_subj=reader.filter,
         )
-        part = goal.for_all_of(reader.goal)
+        part = goal.for_all_of(reader.floor)
         following = self._driver.run(part, self._rule.get(part, request))
         goal.reach(part.reached)  # a session remembers as of when the rest was absent
         if following is None or (reader.end and following.seq > reader.end):
