@@ -66,3 +66,25 @@ def test_the_clock_keeps_going_when_the_system_clock_is_changed(monkeypatch: pyt
     assert clock() == 1_002 * SECOND
     wall[0] += 7_200 * SECOND  # and forward, or the machine slept
     assert clock() == wall[0]
+
+
+def test_the_clock_is_never_ahead_of_a_machine_that_stands_still_between_two_readings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A message that was stored is older than now: a read up to now finds it."""
+    passed = [0]
+    pauses = [0, SECOND, 0, 0, 5, 3 * SECOND, 0, 2 * SECOND] * 3
+
+    def read(start: int) -> int:
+        """Other programs run before a reading."""
+        passed[0] += pauses.pop() if pauses else 0
+        return start + passed[0]
+
+    monkeypatch.setattr(time, "time_ns", lambda: read(1_000 * SECOND))
+    monkeypatch.setattr(time, "monotonic_ns", lambda: read(50 * SECOND))
+    clock = Clock()
+    before = 0
+    while pauses:
+        now = clock()
+        assert before <= now <= 1_000 * SECOND + passed[0]
+        before = now
