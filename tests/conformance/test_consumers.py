@@ -533,6 +533,27 @@ async def test_removed_messages_are_not_counted_alike(urls: tuple[str, str], fre
     await same_on(urls, fresh, scenario)
 
 
+async def test_a_durable_updated_without_its_durable_name_gets_no_time_limit_alike(
+    urls: tuple[str, str], fresh: str
+) -> None:
+    async def scenario(wire: Wire) -> None:
+        await wire.create()
+        work, name = Work(wire), wire.name
+        await work.fill("a", "b")
+        await work.put(f"CREATE.{name}.d", {"durable_name": "d", "ack_policy": "explicit"})
+        (message,) = await work.pull({"batch": 1}, 1, "d")
+        await work.ack(message)
+        for config in ({}, {"description": "x"}, {"durable_name": "d"}, {"inactive_threshold": 60 * SECOND}):
+            await work.put(f"CREATE.{name}.d", {"name": "d", "ack_policy": "explicit", **config})
+            await work.info("d")
+        await work.put(f"CREATE.{name}.f", {"durable_name": "f", "inactive_threshold": 60 * SECOND})
+        await work.put(f"CREATE.{name}.f", {"name": "f"})
+        await work.put(f"CREATE.{name}.e", {"name": "e"})
+        await work.put(f"CREATE.{name}.e", {"name": "e", "description": "an ephemeral keeps its limit"})
+
+    await same_on(urls, fresh, scenario)
+
+
 async def test_priority_groups_are_served_alike(urls: tuple[str, str], fresh: str) -> None:
     async def scenario(wire: Wire) -> None:
         await wire.create()

@@ -124,7 +124,9 @@ class Consumers:
         return consumer
 
     def _update(self, old: Consumer, config: ConsumerConfig, action: str, now: int) -> Consumer:
-        if not config.durable_name and not config.inactive_threshold:
+        # An ephemeral keeps its time limit. A request that does not repeat a durable's `durable_name` gives it none.
+        ephemeral = not old.config.durable_name and old.config.inactive_threshold
+        if ephemeral and not config.durable_name and not config.inactive_threshold:
             config = config.replace(inactive_threshold=rules.INACTIVE)
         if not old.config.name and not old.config.durable_name:
             config = config.replace(name="")  # the server gave it its name
