@@ -132,6 +132,37 @@ def test_the_duplicate_window_is_bounded_by_messages_too(monkeypatch: pytest.Mon
     assert client.publish("s.1", Nats_Msg_Id="id-30") == {"stream": "S", "seq": 51}
 
 
+def test_a_publish_drops_a_bounded_number_of_expired_ids(client: Client) -> None:
+    """It dropped all of them, in quadratic time: half a minute for 300,000 ids."""
+    client.create("S", duplicate_window=2_000_000_000)
+    window = client.rig.engine.streams["S"].duplicates
+    client.publish("s.1", Nats_Msg_Id="id-0")
+    for n in range(1, 5000):
+        window.add(f"id-{n}", n + 1, client.rig.now)
+    client.rig.wait(2)
+    assert client.publish("s.1", Nats_Msg_Id="id-0") == {"stream": "S", "seq": 2}
+    assert 5000 - 2 * dedupe.DROPPED_AT_ONCE <= len(window) < 5000
+    assert not any(window.find(f"id-{n}", client.rig.now) for n in range(1, 5000))
+    assert len(window) == 1
+    assert client.publish("s.1", Nats_Msg_Id="id-0") == {"stream": "S", "seq": 2, "duplicate": True}
+
+
+def test_ids_too_far_behind_are_forgotten_though_few_are_dropped_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dedupe, "MAX_DISTANCE", 1000)
+    window = dedupe.DuplicateWindow(1_000_000_000)
+    for n in range(1, 901):
+        window.add(str(n), n, now=n)
+    window.add("far", 1500, now=1000)
+    assert len(window) > 500
+    found = [window.find(str(n), 1000) for n in range(1, 901)]
+    assert found == [0] * 500 + list(range(501, 901))
+    window.take_back(900)  # the group of the last one is lost: what was not dropped yet is known again
+    assert window.find("far", 1000) == 0
+    assert window.find("501", 1000) == 501
+    window.add("new", 901, now=1001)
+    assert [window.find(msg_id, 1001) for msg_id in ("501", "900", "new")] == [501, 900, 901]
+
+
 def test_rollups_keep_only_themselves(client: Client) -> None:
     client.create("S", allow_rollup_hdrs=True)
     for n in range(6):

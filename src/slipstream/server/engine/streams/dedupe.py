@@ -3,15 +3,24 @@
 It is bounded by time and by `MAX_DISTANCE` messages, whichever is reached first. The second bounds memory under load.
 It is a distance in sequences, so that a window that is rebuilt from the log after a restart has the same bound; ids of
 messages that limits have removed since are lost then, as on nats-server.
+
+Ids outside the window are unknown at once, but they are dropped a few per call: a million ids that expire together must
+not all be paid for by the next publish. The order is kept in a deque, because the first entry of a dict is found by
+passing over every entry that was deleted in front of it, which makes emptying it from the front quadratic.
 """
 
 from __future__ import annotations
+
+from collections import deque
 
 from slipstream.errors import CorruptRecordError
 from slipstream.server.engine.ports import Record, StreamLog
 
 MAX_DISTANCE = 1_000_000
+DROPPED_AT_ONCE = 64  # ids per call
 _CHUNK = 4096
+
+_Entry = tuple[int, int, str]  # sequence, time, id
 
 
 class DuplicateWindow:
@@ -19,7 +28,9 @@ class DuplicateWindow:
 
     def __init__(self, window: int) -> None:
         self.window = window  # nanoseconds; 0: off
-        self._seen: dict[str, tuple[int, int]] = {}  # id -> sequence, time; oldest first
+        self._seen: dict[str, _Entry] = {}
+        self._order: deque[_Entry] = deque()  # oldest first; entries whose id was stored again later are still in it
+        self._oldest_time = self._oldest_seq = 0  # the edge: ids up to there are outside the window
 
     def __len__(self) -> int:
         return len(self._seen)
@@ -28,17 +39,22 @@ class DuplicateWindow:
         """The sequence of the message with that id; 0 if the window does not have it."""
         self._forget(now, 0)
         found = self._seen.get(msg_id)
-        return found[0] if found is not None else 0
+        if found is None or found[1] <= self._oldest_time or found[0] <= self._oldest_seq:
+            return 0
+        return found[0]
 
     def add(self, msg_id: str, seq: int, now: int) -> None:
         if self.window:
             self._forget(now, seq)
-            self._seen.pop(msg_id, None)
-            self._seen[msg_id] = (seq, now)
+            entry = (seq, now, msg_id)
+            self._seen[msg_id] = entry
+            self._order.append(entry)
 
     def rebuild(self, log: StreamLog, now: int) -> None:
         """Rebuild the window from the stored messages it covers."""
         self._seen.clear()
+        self._order.clear()
+        self._oldest_time = self._oldest_seq = 0
         if self.window and log.committed.messages:
             self._rebuild(log, now)
         # A scan sees committed messages only.
@@ -65,18 +81,26 @@ class DuplicateWindow:
 
     def take_back(self, last: int) -> None:
         """A group was lost: drop the ids after this sequence."""
-        seen = self._seen
-        while seen and seen[key := next(reversed(seen))][0] > last:
-            del seen[key]
+        order = self._order
+        while order and order[-1][0] > last:
+            self._drop(order.pop())
+        self._oldest_seq = min(self._oldest_seq, last - MAX_DISTANCE)
 
     def _forget(self, now: int, seq: int) -> None:
-        seen, oldest = self._seen, now - self.window
-        while seen:
-            key = next(iter(seen))
-            at, time = seen[key]
-            if time > oldest and at > seq - MAX_DISTANCE:
+        """Move the edge of the window, and drop some of the ids outside it."""
+        self._oldest_time = now - self.window
+        if seq:
+            self._oldest_seq = seq - MAX_DISTANCE
+        order = self._order
+        for _ in range(DROPPED_AT_ONCE):
+            if not order or (order[0][1] > self._oldest_time and order[0][0] > self._oldest_seq):
                 return
-            del seen[key]
+            self._drop(order.popleft())
+
+    def _drop(self, entry: _Entry) -> None:
+        msg_id = entry[2]
+        if self._seen.get(msg_id) is entry:
+            del self._seen[msg_id]
 
 
 def message_id(header: bytes) -> str:
