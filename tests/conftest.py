@@ -9,7 +9,6 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -17,10 +16,9 @@ from hypothesis import HealthCheck, settings
 from slipstream.server.server import Server
 from tests.cluster import Cluster
 from tests.servers import real_server
-from tests.steady import run_steadily
 from tools.spark_archive import SHORT_LIVED
 
-pytest_plugins = ["tests.spec_plugin"]
+pytest_plugins = ["tests.spec_plugin", "tests.steady"]
 
 # How quickly a machine draws examples says nothing about the code.
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -38,31 +36,15 @@ _counter = itertools.count(1)
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run an `async def` test on a loop of its own; nothing may hang. One that measures time may be run again."""
-    is_async = inspect.iscoroutinefunction(pyfuncitem.function)
-    is_steady = pyfuncitem.get_closest_marker("steady") is not None
-    if not is_async and not is_steady:
+    """Run an `async def` test on a loop of its own; nothing may hang."""
+    if not inspect.iscoroutinefunction(pyfuncitem.function):
         return None
     names = inspect.signature(pyfuncitem.obj).parameters  # of a method: without self
     arguments = {name: pyfuncitem.funcargs[name] for name in names}
     marker = pyfuncitem.get_closest_marker("timeout")  # of a test that takes long
     limit = marker.args[0] if marker is not None and marker.args else ASYNC_TIMEOUT
-
-    def run(**arguments: Any) -> None:
-        if is_async:
-            asyncio.run(asyncio.wait_for(pyfuncitem.obj(**arguments), limit))
-        else:
-            pyfuncitem.obj(**arguments)
-
-    if is_steady:
-        run_steadily(run, arguments, _new_name)
-    else:
-        run(**arguments)
+    asyncio.run(asyncio.wait_for(pyfuncitem.obj(**arguments), limit))
     return True
-
-
-def _new_name() -> str:
-    return f"T{next(_counter)}x"
 
 
 @pytest.fixture(scope="session")
@@ -110,4 +92,4 @@ def is_real(request: pytest.FixtureRequest) -> bool:
 @pytest.fixture
 def fresh() -> str:
     """A name that no other test uses, also with digits after it: it ends with a letter."""
-    return _new_name()
+    return f"T{next(_counter)}x"

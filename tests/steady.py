@@ -1,8 +1,9 @@
-"""Tests that measure time: run again if they fail while the machine stands still.
+"""A failure while the machine stood still says nothing: such a test is run again, and the run tells which they were.
 
-A test with `@pytest.mark.steady` has margins of less than a second or two, since the time that it is about has to be
-short. Where this process, or the server that it talks to, was not run for a part of that, its failure says nothing: the
-test is repeated, under another name. On a machine that kept going each failure counts.
+Every test is watched: where its process was not run for a part of a second and the test failed, it is repeated with new
+fixtures, a few times at most. Where the process kept going, each failure counts. A test whose margins are that short
+because the time that it is about has to be short carries `@pytest.mark.steady`: then the servers that it talks to are
+watched too.
 """
 
 from __future__ import annotations
@@ -12,15 +13,20 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable
-from typing import Any, Self
+from collections.abc import Generator, Iterable
+from typing import Self
 
 import pytest
+from _pytest.runner import runtestprotocol
 
 STEP = 0.01  # seconds between two looks
 STANDSTILL = 0.1  # seconds
-ATTEMPTS = 5
+ATTEMPTS = 3
 TIMEOUT = 30.0
+REPEATED = "repeated"
+
+_longest = pytest.StashKey[float]()  # of this attempt, in seconds
+_voided = pytest.StashKey[list[float]]()  # the attempts before it
 
 
 class Watch:
@@ -83,20 +89,47 @@ def _urls_of(value: object) -> list[str]:
     return re.findall(r"nats://[\w.]+:\d+", repr([value, *named]))
 
 
-def run_steadily(run: Callable[..., None], arguments: dict[str, Any], new_name: Callable[[], str]) -> None:
-    """Run a test, again if it fails while the machine stands still."""
-    urls = {url for value in arguments.values() for url in _urls_of(value)}
-    for left in reversed(range(ATTEMPTS)):
-        watch = Watch(urls)
-        try:
-            with watch:
-                run(**arguments)
-        except (Exception, pytest.fail.Exception):
-            if not left or watch.longest < STANDSTILL:
-                raise
-        else:
-            return
-        if "fresh" in arguments:
-            arguments["fresh"] = new_name()
-        if "caplog" in arguments:
-            arguments["caplog"].clear()
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
+    """Watch this process during a test and, of one that measures time, its servers."""
+    is_steady = pyfuncitem.get_closest_marker("steady") is not None
+    values = pyfuncitem.funcargs.values() if is_steady else ()
+    watch = Watch({url for value in values for url in _urls_of(value)})
+    try:
+        with watch:
+            return (yield)
+    finally:
+        pyfuncitem.stash[_longest] = watch.longest
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool:
+    """Run a test, once more if it fails while the machine stands still; only the last attempt is reported."""
+    voided = item.stash.setdefault(_voided, [])
+    if not voided:
+        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    item.stash[_longest] = 0.0
+    reports = runtestprotocol(item, nextitem=nextitem, log=False)
+    has_failed = any(report.failed for report in reports)
+    if has_failed and item.stash[_longest] >= STANDSTILL and len(voided) < ATTEMPTS - 1:
+        voided.append(item.stash[_longest])
+        item.ihook.pytest_runtest_protocol(item=item, nextitem=nextitem)  # again with all the time that a test may take
+        return True
+    for report in reports:
+        if voided and report.when == "call":
+            report.user_properties.append((REPEATED, ", ".join(f"{longest:.2f} s" for longest in voided)))
+        item.ihook.pytest_runtest_logreport(report=report)
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Which tests passed or failed only after the machine had stood still."""
+    reports = [report for outcome in ("passed", "failed") for report in terminalreporter.getreports(outcome)]
+    lines = [
+        f"{report.nodeid} ({why})" for report in reports for name, why in report.user_properties if name == REPEATED
+    ]
+    if lines:
+        terminalreporter.section("failed while the machine stood still, and were run again")
+        for line in sorted(lines):
+            terminalreporter.line(line)

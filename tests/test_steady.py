@@ -1,17 +1,23 @@
-"""Tests that measure time are run again where the machine stood still, and nowhere else."""
+"""Tests are run again where the machine stood still, and nowhere else."""
 
 from __future__ import annotations
 
+import os
+import re
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.steady import ATTEMPTS, STANDSTILL, run_steadily
+from tests.steady import ATTEMPTS, STANDSTILL
 
-Names = Callable[[], str]
+ROOT = Path(__file__).parents[1]
 
 
 class SlowServer:
@@ -52,40 +58,109 @@ def server() -> Iterator[SlowServer]:
     server.close()
 
 
-class Attempts:
-    """A test that passes on its last attempt only."""
+SUITE = """
+import pathlib
+import time
 
-    def __init__(self, failures: int) -> None:
-        self.names: list[str] = []
-        self._failures = failures
+import pytest
 
-    def run(self, *, url: str, fresh: str) -> None:
-        assert url
-        self.names.append(fresh)
-        assert len(self.names) > self._failures, "too early"
+@pytest.fixture
+def fixture():
+    yield pathlib.Path("attempts")
+    with open("torn down", "a") as file:
+        file.write("x")
 
-    def new_name(self) -> str:
-        return f"name{len(self.names)}"
-
-
-def test_a_failure_while_the_server_stood_still_is_tried_again_under_another_name(server: SlowServer) -> None:
-    server.delay = 2 * STANDSTILL
-    attempts = Attempts(failures=2)
-    run_steadily(attempts.run, {"url": server.url, "fresh": "name0"}, attempts.new_name)
-    assert attempts.names == ["name0", "name1", "name2"]
-
-
-def test_a_failure_in_every_attempt_is_one(server: SlowServer) -> None:
-    server.delay = 2 * STANDSTILL
-    attempts = Attempts(failures=100)
-    with pytest.raises(AssertionError, match="too early"):
-        run_steadily(attempts.run, {"url": server.url, "fresh": "name0"}, attempts.new_name)
-    assert len(attempts.names) == ATTEMPTS
+{mark}
+@pytest.mark.parametrize("url", ["{url}"])
+def test_it(fixture, url):
+    with fixture.open("a") as file:
+        file.write("x")
+    time.sleep({pause})
+    assert len(fixture.read_text()) > {failures}, "too early"
+"""
+STEADY = "@pytest.mark.steady"
 
 
-def test_a_failure_on_a_machine_that_kept_going_counts(monkeypatch: pytest.MonkeyPatch, server: SlowServer) -> None:
-    monkeypatch.setattr("tests.steady.STANDSTILL", 100.0)  # this one may stand still for a moment
-    attempts = Attempts(failures=1)
-    with pytest.raises(AssertionError, match="too early"):
-        run_steadily(attempts.run, {"url": server.url, "fresh": "name0"}, attempts.new_name)
-    assert attempts.names == ["name0"]
+class Suite:
+    """A run of one test in a process of its own, which passes only after some failures."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.output = ""
+
+    def run(self, *, failures: int, url: str = "", mark: str = "", frozen: bool = False) -> bool:
+        """Whether it passed. `frozen`: the process stands still for a moment during each attempt."""
+        (self.folder / "test_suite.py").write_text(SUITE.format(failures=failures, url=url, mark=mark, pause=0.3))
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-p",
+            "tests.steady",
+            "-p",
+            "no:cacheprovider",
+            "-q",
+            "test_suite.py",
+        ]
+        process = subprocess.Popen(
+            [*command, "--rootdir", "."],
+            cwd=self.folder,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        with process:
+            seen = 0
+            while frozen and process.poll() is None:
+                if self.attempts > seen:
+                    seen = self.attempts
+                    process.send_signal(signal.SIGSTOP)
+                    time.sleep(2 * STANDSTILL)
+                    process.send_signal(signal.SIGCONT)
+                time.sleep(0.01)
+            self.output, _ = process.communicate(timeout=60)
+        return process.returncode == 0
+
+    @property
+    def attempts(self) -> int:
+        return self._count("attempts")
+
+    @property
+    def torn_down(self) -> int:
+        return self._count("torn down")
+
+    def _count(self, name: str) -> int:
+        path = self.folder / name
+        return len(path.read_text()) if path.exists() else 0
+
+
+@pytest.fixture
+def suite(tmp_path: Path) -> Suite:
+    return Suite(tmp_path)
+
+
+def test_a_failure_while_the_process_stood_still_is_tried_again_and_told(suite: Suite) -> None:
+    assert suite.run(failures=1, frozen=True)
+    assert suite.attempts == suite.torn_down == 2
+    assert re.search(r"failed while the machine stood still.*\ntest_suite.py::test_it.* \(\d+\.\d\d s\)", suite.output)
+    assert "1 passed" in suite.output
+
+
+def test_a_test_that_measures_time_is_tried_again_if_its_server_stood_still(suite: Suite, server: SlowServer) -> None:
+    server.delay = 10 * STANDSTILL
+    assert suite.run(failures=2, url=server.url, mark=STEADY)
+    assert suite.attempts == 3
+
+
+def test_a_failure_in_every_attempt_is_one(suite: Suite) -> None:
+    assert not suite.run(failures=100, frozen=True)
+    assert suite.attempts == ATTEMPTS
+    assert "1 failed" in suite.output
+
+
+def test_a_failure_on_a_machine_that_kept_going_counts(suite: Suite, server: SlowServer) -> None:
+    (suite.folder / "conftest.py").write_text("import tests.steady\ntests.steady.STANDSTILL = 100.0\n")
+    assert not suite.run(failures=1, url=server.url, mark=STEADY)
+    assert suite.attempts == 1
+    assert "stood still" not in suite.output

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,7 @@ from slipstream.errors import (
     StaleReadError,
 )
 from slipstream.facade._async.client import JetStream
+from slipstream.jetstream.reads._async.drive import MOVE_INTERVAL
 from slipstream.jetstream.reads.direct_get import StoredMessage
 from tests.cluster import Cluster
 from tests.conformance.test_streams import config
@@ -349,6 +351,7 @@ async def test_rule_7_a_lagging_replica_does_not_shorten_a_range(cluster: Cluste
 # 8: a server that is cut off from its cluster
 
 
+@pytest.mark.steady
 async def test_rule_8_a_read_goes_to_another_server_when_this_one_is_cut_off(cluster: Cluster, fresh: str) -> None:
     async with connect(cluster.urls) as nc:
         await replicated(nc.jetstream(), fresh, cluster)
@@ -357,23 +360,23 @@ async def test_rule_8_a_read_goes_to_another_server_when_this_one_is_cut_off(clu
     urls = [cluster.url(name) for name in (lonely, *cluster.others(lonely))]
     async with connect(urls) as nc, connect(cluster.url(lonely)) as stuck, connect(cluster.url(leader)) as other:
         assert nc.server_info.server_name == lonely
-        stream = nc.jetstream().stream(fresh)
+        stream = nc.jetstream(timeout=20).stream(fresh)
         await stream.info()
+        start = time.monotonic()
         with cluster.isolated(lonely):
             last = (await other.jetstream().publish(f"{fresh}.a", b"new")).seq
             with pytest.raises((StaleReadError, RequestTimeoutError)):
                 await stuck.jetstream().stream(fresh).get_last(f"{fresh}.a", min_last_seq=last, timeout=1)
-            found = await asyncio.gather(
-                *(stream.get_last(f"{fresh}.a", min_last_seq=last, timeout=20) for _ in range(10))
-            )
+            found = await asyncio.gather(*(stream.get_last(f"{fresh}.a", min_last_seq=last) for _ in range(10)))
             assert {message.data for message in found} == {b"new"}
             assert nc.server_info.server_name != lonely
             assert [m.data async for m in stream.read(end=last)] == [b"new"]
-        # The next server may send tries to the lonely one, for as long as it takes it for alive: once more, then.
-        assert nc.jetstream().read_stats.moves in (1, 2)
+        # The next server may send tries to the lonely one, for as long as it takes it for alive: then once more.
+        assert 1 <= nc.jetstream().read_stats.moves <= 1 + (time.monotonic() - start) // MOVE_INTERVAL
         assert nc.jetstream().read_stats.failed == 0
 
 
+@pytest.mark.steady
 def test_rule_8_in_the_blocking_client_too(cluster: Cluster, fresh: str) -> None:
     with connect_blocking(cluster.urls) as nc:
         nc.jetstream().create_stream(config(fresh, num_replicas=3))
@@ -382,16 +385,18 @@ def test_rule_8_in_the_blocking_client_too(cluster: Cluster, fresh: str) -> None
     lonely = cluster.expendable(leader)
     urls = [cluster.url(name) for name in (lonely, *cluster.others(lonely))]
     with connect_blocking(urls) as nc, connect_blocking(cluster.url(leader)) as other:
-        stream = nc.jetstream(timeout=10).stream(fresh)
+        stream = nc.jetstream(timeout=20).stream(fresh)
+        start = time.monotonic()
         with cluster.isolated(lonely), ThreadPoolExecutor(4) as pool:
             last = other.jetstream().publish(f"{fresh}.a", b"new").seq
             found = pool.map(lambda _: stream.get_last(f"{fresh}.a", min_last_seq=last).data, range(8))
             assert set(found) == {b"new"}
             assert nc.server_info.server_name != lonely
-        # The next server may send tries to the lonely one, for as long as it takes it for alive: once more, then.
-        assert nc.jetstream().read_stats.moves in (1, 2)
+        # The next server may send tries to the lonely one, for as long as it takes it for alive: then once more.
+        assert 1 <= nc.jetstream().read_stats.moves <= 1 + (time.monotonic() - start) // MOVE_INTERVAL
 
 
+@pytest.mark.steady
 async def test_rule_8_a_range_goes_on_from_where_it_was(cluster: Cluster, fresh: str) -> None:
     async with connect(cluster.urls) as nc:
         js = nc.jetstream()
