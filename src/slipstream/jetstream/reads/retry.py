@@ -15,12 +15,13 @@ FIRST_PAUSE = 0.002
 LONGEST_PAUSE = 0.25
 SHORTEST_TRY = 0.001
 TRIES_IN_TIMEOUT = 5  # an attempt takes at most this part of the timeout,
-LONGEST_TRY = 1.0  # and at first not longer than that
+LONGEST_TRY = 0.5  # and at first not longer than that: one of three responders that is cut off takes a third of them
 LATE_TRY = 2.0  # a server that keeps `min_last_seq` itself rejects only after a while
 STALE_PART = 3  # of the timeout: for so long only stale answers, between
 STALE_LEAST, STALE_MOST = 1.5, 4.0  # these bounds, mean that our server receives no updates
 _BACKOFF = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
-SILENCES = 2  # attempts in a row without an answer, after which another server is worth its price
+SILENT_PART, SILENT_MOST = 0.4, 2.0  # of the timeout, and seconds: after such a silence
+SILENCES = 2  # of this many attempts at least another server is worth its price
 
 
 class Retry:
@@ -54,6 +55,7 @@ class RetryPolicy:
         "_now",
         "_pauses",
         "_reason",
+        "_silence_limit",
         "_silences",
         "_stale_limit",
         "_stale_since",
@@ -68,10 +70,11 @@ class RetryPolicy:
         self._timeout = timeout
         self._began = now()
         self._deadline = self._began + timeout
-        self._first_try = min(timeout / TRIES_IN_TIMEOUT, LONGEST_TRY)
+        self._first_try = max(min(timeout / TRIES_IN_TIMEOUT, LONGEST_TRY), SHORTEST_TRY)
         self._try = self._first_try
         self._pauses = 0
         self._silences = 0
+        self._silence_limit = max(SILENCES, round(min(timeout * SILENT_PART, SILENT_MOST) / self._first_try))
         self._leader_silences = 0
         self._stale_limit = min(max(timeout / STALE_PART, STALE_LEAST), STALE_MOST)
         self._stale_since: float | None = None
@@ -152,7 +155,7 @@ class RetryPolicy:
         If there is none, answers may just be slow: the next attempts get more time.
         """
         self._silences += 1
-        if max(self._silences, self._leader_silences) < SILENCES:
+        if max(self._silences, self._leader_silences) < self._silence_limit:
             return False
         self._silences = self._leader_silences = 0
         self._try *= 2
