@@ -1,9 +1,9 @@
 """A failure while the machine stood still says nothing: such a test is run again, and the run tells which they were.
 
-Every test is watched: where its process was not run for a part of a second and the test failed, it is repeated with new
-fixtures, a few times at most. Where the process kept going, each failure counts. A test whose margins are that short
-because the time that it is about has to be short carries `@pytest.mark.steady`: then the servers that it talks to are
-watched too.
+Every test but the long ones is watched: where its process was not run for a part of a second and the test failed, it is
+repeated with new fixtures, a few times at most. Where the process kept going, each failure counts. A test whose margins
+are that short because the time that it is about has to be short carries `@pytest.mark.steady`: then the servers that it
+talks to are watched too.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TIMEOUT = 30.0
 REPEATED = "repeated"
 
 _longest = pytest.StashKey[float]()  # of this attempt, in seconds
-_voided = pytest.StashKey[list[float]]()  # the attempts before it
+_voided = pytest.StashKey[list[str]]()  # how the attempts before it failed
 
 
 class Watch:
@@ -110,26 +110,36 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     item.stash[_longest] = 0.0
     reports = runtestprotocol(item, nextitem=nextitem, log=False)
-    has_failed = any(report.failed for report in reports)
-    if has_failed and item.stash[_longest] >= STANDSTILL and len(voided) < ATTEMPTS - 1:
-        voided.append(item.stash[_longest])
+    failures = [report.longreprtext for report in reports if report.failed]
+    if failures and _is_void(item) and len(voided) < ATTEMPTS - 1:
+        voided.append(f"It stood still for {item.stash[_longest]:.2f} s.\n\n" + "\n".join(failures))
         item.ihook.pytest_runtest_protocol(item=item, nextitem=nextitem)  # again with all the time that a test may take
         return True
     for report in reports:
-        if voided and report.when == "call":
-            report.user_properties.append((REPEATED, ", ".join(f"{longest:.2f} s" for longest in voided)))
+        if report.when == "call":
+            report.user_properties += [(REPEATED, failure) for failure in voided]
         item.ihook.pytest_runtest_logreport(report=report)
     item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
     return True
 
 
+def _is_void(item: pytest.Item) -> bool:
+    return item.stash[_longest] >= STANDSTILL and item.get_closest_marker("soak") is None
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Which tests passed or failed only after the machine had stood still."""
+    """Which tests failed while the machine stood still, and how."""
     reports = [report for outcome in ("passed", "failed") for report in terminalreporter.getreports(outcome)]
-    lines = [
-        f"{report.nodeid} ({why})" for report in reports for name, why in report.user_properties if name == REPEATED
-    ]
-    if lines:
+    repeated = {
+        report.nodeid: failures
+        for report in reports
+        if (failures := [failure for name, failure in report.user_properties if name == REPEATED])
+    }
+    if repeated:
         terminalreporter.section("failed while the machine stood still, and were run again")
-        for line in sorted(lines):
-            terminalreporter.line(line)
+        for nodeid, failures in sorted(repeated.items()):
+            for failure in failures:
+                terminalreporter.section(nodeid, "_")
+                terminalreporter.line(failure)
+        for nodeid, failures in sorted(repeated.items()):
+            terminalreporter.line(f"REPEATED {nodeid} ({len(failures)})")

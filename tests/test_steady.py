@@ -143,7 +143,9 @@ def suite(tmp_path: Path) -> Suite:
 def test_a_failure_while_the_process_stood_still_is_tried_again_and_told(suite: Suite) -> None:
     assert suite.run(failures=1, frozen=True)
     assert suite.attempts == suite.torn_down == 2
-    assert re.search(r"failed while the machine stood still.*\ntest_suite.py::test_it.* \(\d+\.\d\d s\)", suite.output)
+    assert "failed while the machine stood still" in suite.output
+    assert re.search(r"It stood still for \d+\.\d\d s\.\n(.*\n)*E +AssertionError: too early", suite.output)
+    assert re.search(r"^REPEATED test_suite.py::test_it.* \(1\)$", suite.output, re.MULTILINE)
     assert "1 passed" in suite.output
 
 
@@ -157,6 +159,11 @@ def test_a_failure_in_every_attempt_is_one(suite: Suite) -> None:
     assert not suite.run(failures=100, frozen=True)
     assert suite.attempts == ATTEMPTS
     assert "1 failed" in suite.output
+
+
+def test_a_failure_of_a_long_run_counts_whatever_the_machine_did(suite: Suite) -> None:
+    assert not suite.run(failures=1, mark="@pytest.mark.soak", frozen=True)
+    assert suite.attempts == 1
 
 
 def test_a_failure_on_a_machine_that_kept_going_counts(suite: Suite, server: SlowServer) -> None:
