@@ -1,9 +1,9 @@
 """A failure while the machine stood still says nothing: such a test is run again, and the run tells which they were.
 
-Every test but the long ones is watched: where its process was not run for a part of a second and the test failed, it is
-repeated with new fixtures, a few times at most. Where the process kept going, each failure counts. A test whose margins
-are that short because the time that it is about has to be short carries `@pytest.mark.steady`: then the servers that it
-talks to are watched too.
+Every test but the soaks is watched: where its process was not run for a part of a second, and for a hundredth of the
+test's time, and the test failed, it is repeated with new fixtures, a few times at most. Where the process kept going,
+each failure counts. A test whose margins are short because the time that it is about has to be short carries
+`@pytest.mark.steady`: then the servers that it talks to are watched too, and its own length does not matter.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ from _pytest.runner import runtestprotocol
 
 STEP = 0.01  # seconds between two looks
 STANDSTILL = 0.1  # seconds
+PART = 0.01  # of a test's time: less says nothing about a long one
 ATTEMPTS = 3
 TIMEOUT = 30.0
 REPEATED = "repeated"
 
-_longest = pytest.StashKey[float]()  # of this attempt, in seconds
+_longest = pytest.StashKey[float]()  # standstill of this attempt, in seconds
+_least = pytest.StashKey[float]()  # what it must be for the attempt to say nothing
 _voided = pytest.StashKey[list[str]]()  # how the attempts before it failed
 
 
@@ -95,11 +97,13 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
     is_steady = pyfuncitem.get_closest_marker("steady") is not None
     values = pyfuncitem.funcargs.values() if is_steady else ()
     watch = Watch({url for value in values for url in _urls_of(value)})
+    begin = time.monotonic()
     try:
         with watch:
             return (yield)
     finally:
-        pyfuncitem.stash[_longest] = watch.longest
+        part = 0.0 if is_steady else PART * (time.monotonic() - begin)
+        pyfuncitem.stash[_longest], pyfuncitem.stash[_least] = watch.longest, max(STANDSTILL, part)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -108,7 +112,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     voided = item.stash.setdefault(_voided, [])
     if not voided:
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-    item.stash[_longest] = 0.0
+    item.stash[_longest], item.stash[_least] = 0.0, STANDSTILL
     reports = runtestprotocol(item, nextitem=nextitem, log=False)
     failures = [report.longreprtext for report in reports if report.failed]
     if failures and _is_void(item) and len(voided) < ATTEMPTS - 1:
@@ -124,7 +128,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 def _is_void(item: pytest.Item) -> bool:
-    return item.stash[_longest] >= STANDSTILL and item.get_closest_marker("soak") is None
+    return item.stash[_longest] >= item.stash[_least] and item.get_closest_marker("soak") is None
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -166,6 +166,12 @@ def test_a_failure_of_a_long_run_counts_whatever_the_machine_did(suite: Suite) -
     assert suite.attempts == 1
 
 
+def test_a_failure_of_a_test_that_takes_long_counts_if_it_stood_still_for_a_small_part_of_it(suite: Suite) -> None:
+    (suite.folder / "conftest.py").write_text("import tests.steady\ntests.steady.PART = 1.0\n")
+    assert not suite.run(failures=1, frozen=True)
+    assert suite.attempts == 1
+
+
 def test_a_failure_on_a_machine_that_kept_going_counts(suite: Suite, server: SlowServer) -> None:
     (suite.folder / "conftest.py").write_text("import tests.steady\ntests.steady.STANDSTILL = 100.0\n")
     assert not suite.run(failures=1, url=server.url, mark=STEADY)

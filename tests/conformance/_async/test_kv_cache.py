@@ -145,7 +145,7 @@ async def test_a_write_shows_that_the_bucket_was_made_again(
         for n in range(5):
             await kv.put(f"k{n}", b"old")
         async with cached(kv, recheck_after=LATE) as cache:
-            await until(partial(is_hit, cache, "k3"))
+            assert await is_hit(cache, "k3")
             monkeypatch.setattr(StreamFeed, "is_live", True)
             await two.jetstream().delete_key_value(fresh)
             await two.jetstream().create_key_value(fresh)

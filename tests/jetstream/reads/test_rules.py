@@ -385,7 +385,7 @@ def test_rule_8_in_the_blocking_client_too(cluster: Cluster, fresh: str) -> None
     lonely = cluster.expendable(leader)
     urls = [cluster.url(name) for name in (lonely, *cluster.others(lonely))]
     with connect_blocking(urls) as nc, connect_blocking(cluster.url(leader)) as other:
-        stream = nc.jetstream(timeout=20).stream(fresh)
+        stream = nc.jetstream(timeout=10).stream(fresh)
         start = time.monotonic()
         with cluster.isolated(lonely), ThreadPoolExecutor(4) as pool:
             last = other.jetstream().publish(f"{fresh}.a", b"new").seq
