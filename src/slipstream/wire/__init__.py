@@ -32,6 +32,7 @@ from slipstream.wire.inbox import Inbox
 from slipstream.wire.mapping import SubjectMapping, check_mapping
 from slipstream.wire.parser import Parser, Side
 from slipstream.wire.router import Match, Router
+from slipstream.wire.subject_set import SubjectSet
 from slipstream.wire.subjects import (
     check_filter,
     check_subject,
@@ -65,6 +66,7 @@ __all__ = [
     "Status",
     "Sub",
     "SubjectMapping",
+    "SubjectSet",
     "Unsub",
     "Violation",
     "check_filter",
