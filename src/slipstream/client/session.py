@@ -183,7 +183,7 @@ class Session:
         """The server to open a transport to; it has until `timer`."""
         self._move(Step.DIAL)
         self._dialed_at = min(self._dialed_at, now)
-        self.server = self.effects.server = self._pool.next()
+        self.server = self.effects.server = self._pool.next(now)
         self._is_secure = self.server.scheme == "wss" or (self.options.tls_first and not self.server.is_websocket)
         self.timer = now + self.options.waits.timeout
         return self.server
@@ -301,9 +301,10 @@ class Session:
         self.effects.report(EventKind.CLOSED, None)
         return self.effects.take()
 
-    def leave(self, reason: Error) -> list[Effect]:
-        """Drop this connection for one to another server, if another is known."""
+    def leave(self, reason: Error, now: float) -> list[Effect]:
+        """Drop this connection for one to another server, if another is known; this one is avoided for a while."""
         if self.outgoing.is_open and self.options.reconnect and len(self._pool) > 1:
+            self._pool.leave(self.server, now)
             self.effects.add(Drop(reason))
         return self.effects.take()
 

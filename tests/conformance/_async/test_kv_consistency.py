@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 from slipstream import BucketConfig, StreamConfig, StreamSource, connect
-from slipstream.errors import KeyNotFoundError, UsageError, WrongLastSequenceError
+from slipstream.client._async.client import Client
+from slipstream.errors import KeyNotFoundError, RequestTimeoutError, UsageError, WrongLastSequenceError
 from slipstream.kv._async.key_value import KeyValue
 from slipstream.kv._async.stream_storage import StreamStorage
 from slipstream.kv.codecs.base import Codec
 from slipstream.kv.codecs.encryption import Encrypted, Keyring
-from tests._async.concurrency import until
+from tests._async.concurrency import sleep, until
 
 
 @asynccontextmanager
@@ -30,9 +31,9 @@ async def replicated(url: str, bucket: str, **options: Any) -> AsyncIterator[Key
         yield kv
 
 
-async def value_of(kv: KeyValue[Any], key: str) -> Any:
+async def value_of(kv: KeyValue[Any], key: str, *, timeout: float | None = None) -> Any:
     try:
-        return (await kv.get(key)).value
+        return (await kv.get(key, timeout=timeout)).value
     except KeyNotFoundError:
         return None
 
@@ -272,6 +273,69 @@ async def test_whatever_is_read_first_of_a_bucket_that_was_made_again(any_server
             assert not await getattr(kv, read)()
 
 
+@pytest.mark.spec("KV-54")
+@pytest.mark.parametrize("read", ["get", "history", "keys", "get_range", "snapshot"])
+async def test_whatever_is_read_first_of_a_replica_that_was_made_again_with_its_bucket(
+    any_server: str, fresh: str, read: str
+) -> None:
+    """A replica is as old as its bucket: its handle learns of the new one in the same way."""
+    async with replicated(any_server, fresh) as kv, connect(any_server) as nc:
+        js = nc.jetstream()
+        copy = await js.key_value(f"{fresh}-copy")
+        await copy.put("a", b"old")
+        await copy.put("b", b"old")
+        assert sorted(await copy.keys()) == ["a", "b"]
+        await js.delete_key_value(f"{fresh}-copy")
+        await kv.destroy()
+        await js.create_key_value(BucketConfig(bucket=fresh, history=2))
+        await js.create_key_value(BucketConfig(bucket=f"{fresh}-copy", mirror=fresh, history=2))
+        if read in ("get", "history"):
+            with pytest.raises(KeyNotFoundError):
+                await getattr(copy, read)("a")
+        else:
+            assert not await getattr(copy, read)()
+        assert await copy.put("a", b"new") == 1
+        assert await value_of(copy, "a") == b"new"
+        assert await copy.keys() == ["a"]
+
+
+async def test_replica_that_is_read_by_revision_first_is_not_taken_for_its_bucket(any_server: str, fresh: str) -> None:
+    """It was made later than its bucket, whose leader is asked when a key appears that was not there."""
+    async with replicated(any_server, fresh) as kv, connect(any_server) as nc:
+        first = await kv.put("b", b"1")
+        copy = await nc.jetstream().key_value(f"{fresh}-copy")
+        await until(lambda: _has(copy, first))
+        assert (await copy.get("b", revision=first)).value == b"1"
+        assert await value_of(copy, "a") is None
+        await kv.put("a", b"2")
+        await until(lambda: _shows(copy, "a", b"2"))
+        assert await copy.keys() == ["b", "a"]
+
+
+async def test_replica_whose_bucket_was_destroyed_goes_on_answering(any_server: str, fresh: str) -> None:
+    async with replicated(any_server, fresh) as kv, connect(any_server) as nc, connect(any_server) as two:
+        last = await kv.put("a", b"1")
+        copy = await nc.jetstream().key_value(f"{fresh}-copy")
+        await until(lambda: _has(copy, last))
+        assert await value_of(copy, "a") == b"1"
+        await kv.destroy()
+        assert await value_of(copy, "a") == b"1"
+        again = await two.jetstream().key_value(f"{fresh}-copy")  # knows nothing yet
+        assert await value_of(again, "a") == b"1"
+        assert await value_of(again, "a") == b"1"
+        assert (await again.get("a", revision=last)).value == b"1"
+
+
+async def _has(kv: KeyValue[bytes], revision: int) -> bool:
+    """Whether a replica has got a revision."""
+    return (await kv.status()).last_revision >= revision
+
+
+async def _shows(kv: KeyValue[bytes], key: str, value: bytes) -> bool:
+    """Whether a value has arrived."""
+    return bool(await value_of(kv, key) == value)
+
+
 @pytest.mark.spec("KV-51")
 async def test_keys_beyond_the_bound_of_a_handle_are_still_seen(
     any_server: str, fresh: str, monkeypatch: pytest.MonkeyPatch
@@ -358,3 +422,32 @@ async def test_state_once_shown_is_not_taken_back_by_a_copy_that_stays_behind(an
         found = await kv.get_range()
         for _ in range(10):
             assert [await value_of(kv, key) for key in found] == [entry.value for entry in found.values()]
+
+
+@pytest.mark.parametrize("kind", ["first", "newer", "absent"])
+async def test_get_whose_first_request_is_lost_is_asked_again_within_its_time(
+    any_server: str, fresh: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of several responders may be cut off, and takes its part of the requests: no attempt takes all the time."""
+    lost: list[str] = []
+    async with connect(any_server) as nc, connect(any_server) as two:
+        await nc.jetstream().create_key_value(fresh)
+        other, kv = await two.jetstream().key_value(fresh), await nc.jetstream().key_value(fresh)
+        if kind != "absent":
+            await other.put("a", b"1")
+        if kind == "newer":
+            assert await value_of(kv, "a") == b"1"
+            await other.put("a", b"2")
+        exchange = Client.exchange
+
+        async def lose(self: Client, subject: str, *args: Any, timeout: float, **more: Any) -> Any:
+            if not lost and ".DIRECT.GET." in subject and self is nc:
+                lost.append(subject)
+                await sleep(timeout)
+                raise RequestTimeoutError(f"timed out after {timeout:g} s")
+            return await exchange(self, subject, *args, timeout=timeout, **more)
+
+        monkeypatch.setattr(Client, "exchange", lose)
+        found = await value_of(kv, "a", timeout=2)
+        assert found == {"first": b"1", "newer": b"2", "absent": None}[kind]
+        assert len(lost) == 1

@@ -14,12 +14,13 @@ import pytest
 
 from slipstream import BucketConfig, StreamConfig, StreamSource
 from slipstream import connect_blocking as connect
-from slipstream.errors import KeyNotFoundError, UsageError, WrongLastSequenceError
+from slipstream.client._sync.client import Client
+from slipstream.errors import KeyNotFoundError, RequestTimeoutError, UsageError, WrongLastSequenceError
 from slipstream.kv._sync.key_value import KeyValue
 from slipstream.kv._sync.stream_storage import StreamStorage
 from slipstream.kv.codecs.base import Codec
 from slipstream.kv.codecs.encryption import Encrypted, Keyring
-from tests._sync.concurrency import until
+from tests._sync.concurrency import sleep, until
 
 
 @contextmanager
@@ -32,9 +33,9 @@ def replicated(url: str, bucket: str, **options: Any) -> Iterator[KeyValue[bytes
         yield kv
 
 
-def value_of(kv: KeyValue[Any], key: str) -> Any:
+def value_of(kv: KeyValue[Any], key: str, *, timeout: float | None = None) -> Any:
     try:
-        return (kv.get(key)).value
+        return (kv.get(key, timeout=timeout)).value
     except KeyNotFoundError:
         return None
 
@@ -272,6 +273,69 @@ def test_whatever_is_read_first_of_a_bucket_that_was_made_again(any_server: str,
             assert not getattr(kv, read)()
 
 
+@pytest.mark.spec("KV-54")
+@pytest.mark.parametrize("read", ["get", "history", "keys", "get_range", "snapshot"])
+def test_whatever_is_read_first_of_a_replica_that_was_made_again_with_its_bucket(
+    any_server: str, fresh: str, read: str
+) -> None:
+    """A replica is as old as its bucket: its handle learns of the new one in the same way."""
+    with replicated(any_server, fresh) as kv, connect(any_server) as nc:
+        js = nc.jetstream()
+        copy = js.key_value(f"{fresh}-copy")
+        copy.put("a", b"old")
+        copy.put("b", b"old")
+        assert sorted(copy.keys()) == ["a", "b"]
+        js.delete_key_value(f"{fresh}-copy")
+        kv.destroy()
+        js.create_key_value(BucketConfig(bucket=fresh, history=2))
+        js.create_key_value(BucketConfig(bucket=f"{fresh}-copy", mirror=fresh, history=2))
+        if read in ("get", "history"):
+            with pytest.raises(KeyNotFoundError):
+                getattr(copy, read)("a")
+        else:
+            assert not getattr(copy, read)()
+        assert copy.put("a", b"new") == 1
+        assert value_of(copy, "a") == b"new"
+        assert copy.keys() == ["a"]
+
+
+def test_replica_that_is_read_by_revision_first_is_not_taken_for_its_bucket(any_server: str, fresh: str) -> None:
+    """It was made later than its bucket, whose leader is asked when a key appears that was not there."""
+    with replicated(any_server, fresh) as kv, connect(any_server) as nc:
+        first = kv.put("b", b"1")
+        copy = nc.jetstream().key_value(f"{fresh}-copy")
+        until(lambda: _has(copy, first))
+        assert (copy.get("b", revision=first)).value == b"1"
+        assert value_of(copy, "a") is None
+        kv.put("a", b"2")
+        until(lambda: _shows(copy, "a", b"2"))
+        assert copy.keys() == ["b", "a"]
+
+
+def test_replica_whose_bucket_was_destroyed_goes_on_answering(any_server: str, fresh: str) -> None:
+    with replicated(any_server, fresh) as kv, connect(any_server) as nc, connect(any_server) as two:
+        last = kv.put("a", b"1")
+        copy = nc.jetstream().key_value(f"{fresh}-copy")
+        until(lambda: _has(copy, last))
+        assert value_of(copy, "a") == b"1"
+        kv.destroy()
+        assert value_of(copy, "a") == b"1"
+        again = two.jetstream().key_value(f"{fresh}-copy")  # knows nothing yet
+        assert value_of(again, "a") == b"1"
+        assert value_of(again, "a") == b"1"
+        assert (again.get("a", revision=last)).value == b"1"
+
+
+def _has(kv: KeyValue[bytes], revision: int) -> bool:
+    """Whether a replica has got a revision."""
+    return (kv.status()).last_revision >= revision
+
+
+def _shows(kv: KeyValue[bytes], key: str, value: bytes) -> bool:
+    """Whether a value has arrived."""
+    return bool(value_of(kv, key) == value)
+
+
 @pytest.mark.spec("KV-51")
 def test_keys_beyond_the_bound_of_a_handle_are_still_seen(
     any_server: str, fresh: str, monkeypatch: pytest.MonkeyPatch
@@ -358,3 +422,32 @@ def test_state_once_shown_is_not_taken_back_by_a_copy_that_stays_behind(any_serv
         found = kv.get_range()
         for _ in range(10):
             assert [value_of(kv, key) for key in found] == [entry.value for entry in found.values()]
+
+
+@pytest.mark.parametrize("kind", ["first", "newer", "absent"])
+def test_get_whose_first_request_is_lost_is_asked_again_within_its_time(
+    any_server: str, fresh: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of several responders may be cut off, and takes its part of the requests: no attempt takes all the time."""
+    lost: list[str] = []
+    with connect(any_server) as nc, connect(any_server) as two:
+        nc.jetstream().create_key_value(fresh)
+        other, kv = two.jetstream().key_value(fresh), nc.jetstream().key_value(fresh)
+        if kind != "absent":
+            other.put("a", b"1")
+        if kind == "newer":
+            assert value_of(kv, "a") == b"1"
+            other.put("a", b"2")
+        exchange = Client.exchange
+
+        def lose(self: Client, subject: str, *args: Any, timeout: float, **more: Any) -> Any:
+            if not lost and ".DIRECT.GET." in subject and self is nc:
+                lost.append(subject)
+                sleep(timeout)
+                raise RequestTimeoutError(f"timed out after {timeout:g} s")
+            return exchange(self, subject, *args, timeout=timeout, **more)
+
+        monkeypatch.setattr(Client, "exchange", lose)
+        found = value_of(kv, "a", timeout=2)
+        assert found == {"first": b"1", "newer": b"2", "absent": None}[kind]
+        assert len(lost) == 1

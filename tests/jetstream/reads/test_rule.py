@@ -261,3 +261,32 @@ def test_after_an_election_a_long_list_of_deleted_sequences_is_the_last_resort()
     goal = ReadGoal("S", LAST, None, RetryPolicy(1.0, lambda: 0.0))
     assert run(rule.get(goal, NEXT), by_the_leader) == OLD
     assert not any(action.is_deleted for action in asked)
+
+
+# Absences after an election
+
+ELSEWHERE = StoredMessage("s.a", 4, CREATED + 4, b"", b"4", "S")
+GONE = GetRequest(seq=5, next_by_subj="s.a")
+
+
+def test_after_an_election_copies_are_asked_until_the_leaders_own_shows_that_nothing_follows() -> None:
+    """Who answers a Direct Get is chance: one answer of a follower is no reason to give the attempt up."""
+    responders = iter(("n1", "n2", "n1", "n2", "n3"))
+
+    def answer(action: object) -> object:
+        if isinstance(action, Info):
+            return info()
+        if isinstance(action, LeaderGet):
+            return None
+        assert isinstance(action, Direct)
+        replies = Replies("S")
+        if action.request.multi_last:
+            replies.items.append(BatchItem(ELSEWHERE, -1))
+            replies.end = EndOfBatch(0, 0, LAST - 1)
+            replies.responder = next(responders)
+        return replies
+
+    rule = ReadRule("S", StreamCache(), lambda: 0.0)
+    goal = ReadGoal("S", LAST, None, RetryPolicy(1.0, lambda: 0.0))
+    assert run(rule.get(goal, GONE), answer) is None
+    assert next(responders, None) is None

@@ -24,8 +24,8 @@ from slipstream.errors import (
     StaleReadError,
 )
 from slipstream.facade._async.client import JetStream
-from slipstream.jetstream.reads._async.drive import MOVE_INTERVAL
 from slipstream.jetstream.reads.direct_get import StoredMessage
+from slipstream.jetstream.reads.read_state import MOVE_INTERVAL
 from tests.cluster import Cluster
 from tests.conformance.test_streams import config
 from tests.jetstream.test_cluster import replicated

@@ -316,9 +316,8 @@ class Run:
 
     async def _excuse(self, error: StaleReadError) -> None:
         """Raise the error unless a copy lags, or the handle is one that need not know the bucket."""
-        # Documented: a session that never learned when its stream was made does not adapt if it is made again; nor does
-        # a handle of a read replica, as the note of the error says.
-        is_old = self.handle.kind in ("session", "copy") and self.handle.is_of_old_bucket
+        # Documented: a session that never learned when its stream was made does not adapt if it is made again.
+        is_old = self.handle.kind == "session" and self.handle.is_of_old_bucket
         if not is_old and self.held_at is None:
             raise error
         if is_old:

@@ -69,6 +69,14 @@ def test_range_deleted_through_a_read_replica_has_what_a_purge_removed_from_its_
     asyncio.run(asyncio.wait_for(on_server(Scenario(Options(mirror={}), steps)), 60))
 
 
+@pytest.mark.parametrize("between", [(), (Step("recreate"),)])
+def test_read_replica_that_is_read_by_revision_first_is_not_taken_for_its_origin(between: tuple[Step, ...]) -> None:
+    """It was made later than the bucket whose leader it asks, when a key appears that it did not have."""
+    first = [*between, Step("put", key=1), Step("at", handle=6, key=1), Step("get", handle=6)]
+    steps = [*first, Step("put"), Step("get", handle=6), Step("keys", handle=6)]
+    asyncio.run(asyncio.wait_for(on_server(Scenario(Options(mirror={}), steps), timeout=1), 60))
+
+
 def test_read_replica_that_lags_keeps_what_an_expired_value_replaced() -> None:
     """It gets neither the value nor its marker: both are gone before it is released."""
     steps = [Step("put"), Step("hold"), Step("put_ttl", handle=1), Step("pass", n=4), Step("release")]

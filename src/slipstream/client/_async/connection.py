@@ -118,7 +118,7 @@ class Connection:
 
     def leave(self, reason: Error) -> bool:
         """Drop this connection for one to another server; whether another is known."""
-        effects = self.session.leave(reason)
+        effects = self.session.leave(reason, self.loop.time())
         self._carry_out(effects)
         return bool(effects)
 

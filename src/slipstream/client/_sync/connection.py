@@ -183,7 +183,7 @@ class Connection:
     def leave(self, reason: Error) -> bool:
         """Drop this connection for one to another server; whether another is known."""
         with self.changed:
-            effects = self.session.leave(reason)
+            effects = self.session.leave(reason, time.monotonic())
             self._carry_out(effects)
         self._report_events()
         return bool(effects)

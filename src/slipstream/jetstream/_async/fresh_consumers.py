@@ -29,8 +29,6 @@ from slipstream.jetstream.consumer_requests import check_config
 from slipstream.jetstream.reads.retry import RetryPolicy
 from slipstream.jetstream.requests import MAX_SEQ, Call
 
-INFO_TIMEOUT = 1.0  # seconds for one answer of the leader: a request to one that steps down is lost
-
 
 async def server_keeps_min(context: JetStreamContext, stream: str, *, timeout: float | None = None) -> bool:
     """Whether servers here keep `min_last_seq`; found out once per connection, by what they do.
@@ -74,14 +72,17 @@ async def leader_with(
         reason: Error
         mark = 0 if session is None else session.mark(stream)
         try:
-            info = await context.run(context.api.stream_info(stream), timeout=min(policy.left(), INFO_TIMEOUT))
+            info = await context.run(context.api.stream_info(stream), timeout=policy.for_one_try())
         except (RequestTimeoutError, NoRespondersError, ConnectionLostError) as error:
             reason = error
+            if isinstance(error, RequestTimeoutError) and policy.silent():  # our server may be the one that is cut off
+                context.leave_server(error)
         except ApiError as error:
             if error.code < 500:
                 raise
             reason = error
         else:
+            policy.heard()
             if check is not None:
                 check(info)
             # Not what a deposed leader says of an older stream.

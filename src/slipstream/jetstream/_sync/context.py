@@ -14,11 +14,11 @@ from slipstream.api import PubAck, names
 from slipstream.client._sync.client import Client
 from slipstream.codecs import Codec
 from slipstream.codecs.payloads import check_codec
-from slipstream.errors import StreamLookupError
+from slipstream.errors import Error, StreamLookupError
 from slipstream.jetstream import requests
 from slipstream.jetstream.consume.ack_subject import BaseJsMessage
 from slipstream.jetstream.consumer_requests import ConsumerApi
-from slipstream.jetstream.reads.read_state import ReadState
+from slipstream.jetstream.reads.read_state import MOVE_INTERVAL, ReadState
 from slipstream.jetstream.reads.session import SessionState
 from slipstream.wire.arguments import Duration, check_seconds, check_timeout
 
@@ -70,6 +70,16 @@ class JetStreamContext:
         limit = self.timeout if timeout is None else check_seconds(timeout)
         msg = self.client.exchange(call.subject, call.payload, header=call.header, timeout=limit, what=call.awaited)
         return call.decode(msg)
+
+    def leave_server(self, silence: Error) -> bool:
+        """Move the connection to another server of the cluster, if there is one and it did not just come from one."""
+        state, now = self.read_state, self.client.now()
+        is_due = state.moved_at is None or now - state.moved_at >= MOVE_INTERVAL
+        if not is_due or not self.client.leave_server(silence):
+            return False
+        state.moved_at = now
+        state.moves += 1
+        return True
 
     def each(self, ask: requests.AskPage[T], *, timeout: Duration | None = None) -> Iterator[T]:
         """The items of a list that the server returns page by page."""

@@ -212,10 +212,13 @@ class Stream:
         timeout = check_timeout(timeout)
         return self._reads.newest_seq(timeout=timeout)
 
-    def learn_generation(self, *, timeout: Duration | None = None) -> None:
-        """Ask the leader when the stream was made, unless that was done a moment ago: for the layers above."""
+    def learn_generation(self, *, is_due: bool = False, timeout: Duration | None = None) -> None:
+        """Ask the leader when the stream was made, unless that was done a moment ago: for the layers above.
+
+        `is_due`: in any case.
+        """
         timeout = check_timeout(timeout)
-        self._reads.learn_generation(timeout=timeout)
+        self._reads.learn_generation(is_due=is_due, timeout=timeout)
 
     def get_from_leader(self, request: GetRequest, *, timeout: Duration | None = None) -> StoredMessage:
         """Message Get as it is: answered by the stream's leader alone, or by one that does not know it was deposed.

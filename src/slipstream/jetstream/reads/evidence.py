@@ -41,7 +41,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from slipstream.api import StreamConfig, StreamInfo, StreamState
+from slipstream.api import StreamConfig, StreamInfo, StreamSource, StreamState
 from slipstream.api.times import parse_time
 from slipstream.jetstream.reads.direct_get import BatchItem, Replies, StoredMessage
 from slipstream.wire import matches
@@ -135,10 +135,13 @@ def is_plain_mirror(config: StreamConfig, upstream: str) -> bool:
 
 def takes_over_all(config: StreamConfig, upstream: str) -> bool:
     """Whether a mirror is configured to take over everything that `upstream` still has."""
-    source = config.mirror
-    if source is None or not is_plain_mirror(config, upstream):
-        return False
-    return not (source.filter_subject or source.opt_start_seq or source.opt_start_time)
+    return config.mirror is not None and config.mirror.name == upstream and is_of_all(config.mirror)
+
+
+def is_of_all(source: StreamSource) -> bool:
+    """Whether a mirror with that source takes over everything, under its own subjects."""
+    is_part = source.filter_subject or source.opt_start_seq or source.opt_start_time
+    return not (is_part or source.subject_transforms)
 
 
 def is_whole_mirror(config: StreamConfig, upstream: str) -> bool:

@@ -16,6 +16,7 @@ GENERATION_AGE = 10.0  # seconds until the leader is asked again when the stream
 CONFIG_AGE = 1.0  # seconds for which conclusions from a configuration hold,
 SILENT_CONFIG_AGE = 30.0  # and while the leader does not answer
 ASK_AGAIN = 1.0  # and the least between two such requests, also after a suspicious answer
+MOVE_INTERVAL = 5.0  # seconds between two moves to another server: all reads of a connection notice the same silence
 
 
 class ReadStats(NamedTuple):
@@ -77,7 +78,7 @@ class StreamCache:
     )
 
     def __init__(self) -> None:
-        self.created = 0
+        self.created = 0  # of a mirror: when the stream at the end of its upstreams was made
         self.asked_at: float | None = None  # when the leader was asked last, and answered or not
         self.config: StreamConfig | None = None
         self.config_at = -CONFIG_AGE  # when the request was sent that it answered
@@ -101,6 +102,14 @@ class StreamCache:
         self.is_leader_only = False  # a Direct Get had no responders, and the configuration does not allow any
         self.is_leader_first = False  # reads of late needed the leader's word
         self.needs_names = False  # too much was deleted for a list of it
+
+    def follow(self, origin: str) -> None:
+        """The stream is a mirror: its sequences, and when it was made, are those of the stream that it copies."""
+        if origin != self.origin:
+            self.origin = origin
+            self.created = 0
+            self.config = None
+            self._forget()
 
     def is_known(self, now: float) -> bool:
         """Whether the leader was asked lately when the stream was created."""

@@ -24,6 +24,12 @@ SILENT_PART, SILENT_MOST = 0.4, 2.0  # of the timeout, and seconds: after such a
 SILENCES = 2  # of this many attempts at least another server is worth its price
 
 
+def first_try(timeout: float, *, is_late: bool = False) -> float:
+    """Seconds that the first attempt of a read may take. `is_late`: the server may hold its answer back."""
+    least = LATE_TRY if is_late else min(timeout / TRIES_IN_TIMEOUT, LONGEST_TRY)
+    return max(min(timeout, least), SHORTEST_TRY)
+
+
 class Retry:
     """The result of an attempt that brought no answer: what to wait for, in order, before the next attempt.
 
@@ -70,7 +76,7 @@ class RetryPolicy:
         self._timeout = timeout
         self._began = now()
         self._deadline = self._began + timeout
-        self._first_try = max(min(timeout / TRIES_IN_TIMEOUT, LONGEST_TRY), SHORTEST_TRY)
+        self._first_try = first_try(timeout)
         self._try = self._first_try
         self._pauses = 0
         self._silences = 0

@@ -30,6 +30,8 @@ from slipstream.errors import (
     BadRequestError,
     RequestTimeoutError,
     StaleReadError,
+    StreamNotFoundError,
+    TokenMismatchError,
     TooManyResultsError,
 )
 from slipstream.jetstream.reads.direct_get import Replies, StoredMessage
@@ -375,12 +377,8 @@ class ReadRule:
             if found is not None:
                 return found
         asked = GetRequest(multi_last=(subject,)) if subject and not has_wildcard(subject) else request
-        answer: Replies | Retry | None = None
         try:
-            for _ in range(NAMED_TRIES):  # who answers is chance: the next one may be the leader's copy
-                answer = yield from self.by_name(goal, asked, before)
-                if answer is not None:
-                    break
+            answer = yield from self._by_leaders_copy(goal, asked, before)
         except BadRequestError:
             return Retry(goal.stale("only a multi-subject get could prove it: nats-server 2.11 or newer is needed"))
         if isinstance(answer, Retry):
@@ -465,8 +463,9 @@ class ReadRule:
         """Whether nothing of a subject or pattern follows: the newest of each subject lies before."""
         if request.start_time is not None:
             return None
+        asked = GetRequest(multi_last=(request.next_by_subj,))
         try:
-            answer = yield from self.by_name(goal, GetRequest(multi_last=(request.next_by_subj,)), before)
+            answer = yield from self._by_leaders_copy(goal, asked, before)
         except (BadRequestError, TooManyResultsError):
             return None
         if not isinstance(answer, Replies) or not answer.items or answer.end is None or answer.end.pending > 0:
@@ -477,6 +476,16 @@ class ReadRule:
         if self.cache.leader is not None:
             goal.reach(self.cache.leader.last_seq)
         return Found(None)
+
+    def _by_leaders_copy(
+        self, goal: ReadGoal, request: GetRequest, before: LeaderWord
+    ) -> Steps[Replies | Retry | None]:
+        """`by_name`, several times: who answers is chance, and the next one may be the leader's own copy."""
+        for _ in range(NAMED_TRIES):
+            answer = yield from self.by_name(goal, request, before)
+            if answer is not None:
+                return answer
+        return None
 
     def by_name(self, goal: ReadGoal, request: GetRequest, before: LeaderWord) -> Steps[Replies | Retry | None]:
         """An answer of the leader's own copy, or of one that is level with it; None if it was neither.
@@ -677,7 +686,10 @@ class ReadRule:
         return self.cache.origin if self.cache.is_origin_first and self.cache.origin else self.stream
 
     def info(self, goal: ReadGoal, *, is_deleted: bool = False, subjects_filter: str = "") -> Steps[StreamInfo | Retry]:
-        """Stream info of the origin, noted; a `Retry` also if it is of an older stream of that name."""
+        """Stream info of the origin, noted; a `Retry` also if it is of an older stream of that name.
+
+        Raises StaleReadError if the origin of a mirror does not exist: what it had cannot be proven any more.
+        """
         cache = self.cache
         while True:
             sent = self._now()
@@ -686,6 +698,11 @@ class ReadRule:
             except AuthorizationError:
                 cache.is_mute, cache.asked_at = True, sent
                 return Retry(goal.stale(_FORBIDDEN))
+            except StreamNotFoundError as error:
+                if self.origin == self.stream:
+                    raise
+                cache.asked_at = cache.silent_at = sent
+                raise goal.stale(f"{self.origin!r}, which it mirrors, does not exist") from error
             if isinstance(told, Retry):
                 cache.silent_at = sent
                 return told
@@ -701,7 +718,7 @@ class ReadRule:
                 part = f"{self.origin!r} mirrors a part of a stream, or a stream elsewhere"
                 reason = f"{part}: only a message that is new enough proves itself there"
                 return Retry(goal.stale(reason))
-            cache.origin = upstream.name
+            cache.follow(upstream.name)
         if not cache.learn(told, sent) or not goal.learn(told):
             return Retry(goal.stale("the leader of an older stream of that name answered"))
         return told
@@ -715,9 +732,22 @@ class ReadRule:
             is_known = is_known and session.created(self.stream) <= cache.created  # a token may be foreign
         if is_known:
             return
-        told = yield from self.info(goal)
-        if isinstance(told, Retry):  # not by every read, but soon again: meanwhile it may have been made again
+        is_told = yield from self._look(goal)
+        if not is_told:  # not by every read, but soon again: meanwhile it may have been made again
             cache.asked_at = now - GENERATION_AGE + ASK_AGAIN
+
+    def _look(self, goal: ReadGoal) -> Steps[bool]:
+        """Stream info, for a read that may be answered without; whether it was told.
+
+        A mirror outlives the stream that it copies, and answers for what it has.
+        """
+        try:
+            told = yield from self.info(goal)
+        except TokenMismatchError:
+            raise
+        except StaleReadError:
+            return False
+        return not isinstance(told, Retry)
 
     def _doubt(self, goal: ReadGoal, source: str, oldest: int) -> Steps[StaleReadError | None]:
         """Why an answer of `source`, whose oldest message is of that time, is not to be believed; None if it is."""
@@ -729,11 +759,11 @@ class ReadRule:
             if not is_plain:
                 return goal.foreign(source)
             if not cache.has_config(self._now()):  # a mirror may hold the messages of a stream that was deleted
-                yield from self.info(goal)
+                yield from self._look(goal)
         if oldest >= cache.floor:
             return None
         if cache.may_ask(self._now()):
-            yield from self.info(goal)
+            yield from self._look(goal)
         return goal.stale("an older stream of that name answered") if oldest < cache.floor else None
 
     def _is_plain_mirror(self, source: str) -> Steps[bool]:

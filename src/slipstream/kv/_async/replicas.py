@@ -19,6 +19,7 @@ from slipstream.errors import (
 )
 from slipstream.jetstream._async.jetstream import JetStream
 from slipstream.jetstream._async.stream import Stream
+from slipstream.jetstream.reads.evidence import is_of_all
 from slipstream.jetstream.reads.retry import RetryPolicy
 from slipstream.kv.replica import kept_differently
 
@@ -29,10 +30,19 @@ ASK_TIMEOUT = 2.0  # seconds: an origin elsewhere may be out of reach, and its r
 
 
 class Upstream(NamedTuple):
-    """A stream that another one mirrors: its configuration, and the API that it is below."""
+    """A stream that another one mirrors, and the API that it is below.
+
+    `is_all_of_it`: the mirror is in the same account, and takes over everything.
+    """
 
     js: JetStream
-    config: StreamConfig
+    info: StreamInfo
+    is_all_of_it: bool
+
+    @property
+    def config(self) -> StreamConfig:
+        """Its configuration."""
+        return self.info.config
 
 
 async def upstream_of(js: JetStream, mirror: StreamSource, *, timeout: float | None = None) -> Upstream | None:
@@ -40,24 +50,29 @@ async def upstream_of(js: JetStream, mirror: StreamSource, *, timeout: float | N
     in the same account and does not exist."""
     api = mirror.external.api if mirror.external else ""
     if not api:
-        return Upstream(js, (await js.stream(mirror.name).info(timeout=timeout)).config)
+        info = await js.stream(mirror.name).info(timeout=timeout)
+        return Upstream(js, info, is_all_of_it=mirror.external is None and is_of_all(mirror))
     there = JetStream(js.client, prefix=api, timeout=js.timeout)
     limit = ASK_TIMEOUT if timeout is None else min(timeout, ASK_TIMEOUT)
     try:
-        return Upstream(there, (await there.stream(mirror.name).info(timeout=limit)).config)
+        return Upstream(there, await there.stream(mirror.name).info(timeout=limit), is_all_of_it=False)
     except Error:  # no responders, no permission, no answer, or no such stream yet
         return None
 
 
 async def origin_of(js: JetStream, mirror: StreamSource, *, timeout: float | None = None) -> Upstream | None:
     """The stream at the end of a chain of mirrors, which takes their writes; None if it cannot be asked."""
+    is_all_of_it = True
     for _ in range(MAX_HOPS):
         try:
             found = await upstream_of(js, mirror, timeout=timeout)
         except StreamNotFoundError:
             return None
-        if found is None or found.config.mirror is None:
-            return found
+        if found is None:
+            return None
+        is_all_of_it = is_all_of_it and found.is_all_of_it
+        if found.config.mirror is None:
+            return found._replace(is_all_of_it=is_all_of_it)
         js, mirror = found.js, found.config.mirror
     raise UsageError(f"a bucket must be at most {MAX_HOPS} replicas away from its origin")
 
@@ -131,7 +146,7 @@ async def find_copies(js: JetStream, stream: Stream, *, timeout: float | None = 
         origin = await origin_of(js, config.mirror, timeout=timeout)
         if origin is None:
             return None
-        js, config = origin
+        js, config = origin.js, origin.config
     last: dict[str, int] = {}
     try:
         for info in await replicas_of(js, config.name, timeout=timeout):

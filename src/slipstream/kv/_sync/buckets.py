@@ -109,7 +109,7 @@ def open_bucket(
         info = js.stream(name).info(timeout=timeout)
     except StreamNotFoundError as error:
         raise not_found(bucket) from error
-    if info.config.mirror is None:  # reads need to know when the bucket was made; a mirror is as old as its origin
+    if info.config.mirror is None:  # reads need to know when the bucket was made; of a mirror, when its origin was
         context.read_state.stream(context.prefix, name).learn(info, sent)
     return _storage(
         js,
@@ -150,8 +150,13 @@ def _storage(
         is_elsewhere = mirror is not None and mirror.external is not None and js.context.session is None
         consistency = Consistency.ANY if is_elsewhere else Consistency.OWN_WRITES
     if mirror is not None and not mirror.subject_transforms and not subject_prefix and not put_prefix:
+        sent = js.context.client.now()
         origin = origin_of(js, mirror, timeout=timeout)
         if origin is not None:
+            if origin.is_all_of_it:  # as of any bucket, reads need to know when it was made: it may be made again
+                cache = js.context.read_state.stream(js.prefix, stream.name)
+                cache.follow(origin.config.name)
+                cache.learn(origin.info, sent)
             address = Address.of_replica(stream, origin.config, api_prefix=origin.js.prefix)
             return StreamStorage(js, bucket, address, consistency=consistency)
     address = Address.found(stream, api_prefix=js.prefix, subject_prefix=subject_prefix, put_prefix=put_prefix)

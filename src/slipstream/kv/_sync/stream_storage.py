@@ -25,6 +25,7 @@ from slipstream.errors import (
     ApiError,
     BucketNotFoundError,
     ConnectionClosedError,
+    ConnectionLostError,
     DirectGetNotAllowedError,
     Error,
     ErrorCode,
@@ -46,7 +47,7 @@ from slipstream.jetstream.consume.ordered import MessageRun
 from slipstream.jetstream.reads.at_once import AtOnce
 from slipstream.jetstream.reads.columns import Columns
 from slipstream.jetstream.reads.direct_get import StoredMessage
-from slipstream.jetstream.reads.retry import SHORTEST_TRY
+from slipstream.jetstream.reads.retry import SHORTEST_TRY, first_try
 from slipstream.jetstream.reads.session import HandleState
 from slipstream.jetstream.requests import Call
 from slipstream.kv._sync.replicas import Copies, find_copies
@@ -262,13 +263,17 @@ class StreamStorage:
                     return False, None
         body = b'{"min_last_seq":%d}' % wanted if wanted else b""
         decode = partial(decode_entry, bucket=self.bucket, key=key, subject=subject)
+        limit = first_try(self._limit(timeout), is_late=bool(wanted))
         try:
-            entry = context.run(Call(self._direct + key, body, decode), timeout=timeout)
+            entry = context.run(Call(self._direct + key, body, decode), timeout=limit)
         except MessageNotFoundError:
             is_proven = reads.takes_absence(subject, least=least, is_kept=bool(wanted))
             context.read_state.at_once += is_proven
             return is_proven, None
-        except StaleReadError:
+        except ConnectionClosedError:
+            context.read_state.failed += 1
+            raise
+        except (StaleReadError, RequestTimeoutError, ConnectionLostError):  # who was asked may be cut off
             return False, None
         except Error as error:
             context.read_state.failed += 1
@@ -640,6 +645,8 @@ class StreamStorage:
             raise not_found(self.bucket) from error
         if session is not None:
             session.learn(stream, info, mark)  # it may have been made again
+            if info.config.mirror is not None:  # which its origin tells
+                self.stream.learn_generation(is_due=True, timeout=timeout)
         return BucketStatus(self.bucket, info)
 
     def write_path(self, *, timeout: float | None = None) -> Sequence[BucketStatus]:

@@ -27,6 +27,7 @@ from slipstream.jetstream.reads.direct_get import StoredMessage, decode_one
 from slipstream.jetstream.reads.goal import ReadGoal
 from slipstream.jetstream.reads.retry import Retry
 from slipstream.jetstream.reads.rule import ReadRule
+from slipstream.jetstream.reads.session import SessionState
 
 _EMPTY = GetRequest()
 
@@ -67,7 +68,7 @@ class NativeRead:
         appended = self._direct.appended(original)
         subject, request = (appended, _EMPTY) if appended else (self._direct.subject, original)
         session = goal.session
-        if goal.wanted and session is not None and not session.created(goal.stream):
+        if session is not None and not self._rule.cache.created:  # also whether it is a mirror: see `_is_older`
             await self._driver.run(goal, self._rule.learn_generation(goal))
 
         async def attempt() -> StoredMessage | Retry:
@@ -80,7 +81,7 @@ class NativeRead:
             if isinstance(replies, Retry):
                 return replies
             stamp = replies.stamp
-            if session is not None and stamp is not None and not session.made(goal.stream, stamp.created, 0):
+            if session is not None and stamp is not None and self._is_older(session, stamp.created):
                 return Retry(goal.stale("a copy of an older stream of that name answered"))
             if stamp is not None and (replies.is_missing or original.next_by_subj):
                 goal.reach(stamp.as_of)  # what lay before it may be gone
@@ -93,6 +94,16 @@ class NativeRead:
 
         return await self._driver.repeat(goal, attempt)
 
+    def _is_older(self, session: SessionState, created: int) -> bool:
+        """Whether an answer is of an older stream of that name than the session knows; it learns of a newer one.
+
+        A copy says when the stream was made that it was asked for. Of a mirror that is no generation: its sequences are
+        those of its origin, which is older, and whose leader is asked (`ReadRule.info`). Where neither is known the two
+        must not be confused either: a session that takes the mirror for the stream believes no leader any more.
+        """
+        cache = self._rule.cache
+        return bool(cache.created) and not cache.origin and not session.made(self._rule.stream, created, 0)
+
     async def last_by_appended(self, goal: ReadGoal, subject: str) -> StoredMessage:
         """For users who may ask for one subject and nothing else: its newest message, if that proves itself.
 
@@ -104,7 +115,7 @@ class NativeRead:
             nonlocal body
             call = requests.Call(subject, body, partial(decode_one, asked=subject))
             try:
-                found = await self._context.run(call, timeout=goal.policy.left())
+                found = await self._context.run(call, timeout=goal.policy.for_late_try())
                 if found.seq >= goal.wanted or (body and await self._rejects_bad_min(goal, subject)):
                     goal.reach(found.seq)
                     return found
@@ -118,11 +129,9 @@ class NativeRead:
                 if body and await self._rejects_bad_min(goal, subject):
                     raise
                 return Retry(goal.behind(0))
-            except RequestTimeoutError as silence:
-                raise goal.policy.why(silence) from silence
             except StaleReadError:
                 return Retry(goal.behind(0))
-            except ConnectionLostError as error:
+            except (RequestTimeoutError, ConnectionLostError) as error:
                 return Retry(error)
 
         return await self._driver.repeat(goal, attempt)
@@ -130,4 +139,4 @@ class NativeRead:
     async def _rejects_bad_min(self, goal: ReadGoal, subject: str) -> bool:
         """Whether the server looks at `min_last_seq`."""
         call = requests.Call(subject, b'{"min_last_seq":"?"}', lambda msg: requests.is_bad_request(msg, subject))
-        return await self._context.run(call, timeout=goal.policy.left())
+        return await self._context.run(call, timeout=goal.policy.for_one_try())

@@ -18,7 +18,7 @@ from slipstream.jetstream.reads.columns import Columns, Part
 from slipstream.jetstream.reads.direct_get import StoredMessage, decode_one
 from slipstream.jetstream.reads.goal import ReadGoal
 from slipstream.jetstream.reads.range_reader import RangeReader
-from slipstream.jetstream.reads.retry import LONGEST_TRY, SHORTEST_TRY, TRIES_IN_TIMEOUT, RetryPolicy
+from slipstream.jetstream.reads.retry import SHORTEST_TRY, RetryPolicy, first_try
 from slipstream.jetstream.reads.session import HandleState
 from slipstream.wire import has_wildcard
 
@@ -95,7 +95,7 @@ class StreamReads:
             return None
         body = b'{"min_last_seq":%d}' % wanted if keeps and wanted else b""
         try:
-            found = await self._ask(subject, body, min(limit / TRIES_IN_TIMEOUT, LONGEST_TRY))
+            found = await self._ask(subject, body, first_try(limit, is_late=bool(body)))
         except MessageNotFoundError as error:
             if not keeps:
                 return None  # nothing is known of who found nothing
@@ -172,9 +172,13 @@ class StreamReads:
         """The newest sequence of the stream, by its leader: of a mirror, that of its origin."""
         return await self._trusted.newest_seq(self._goal(0, self._context.timeout if timeout is None else timeout))
 
-    async def learn_generation(self, *, timeout: float | None) -> None:
-        """Ask the leader when the stream was made, unless that is known; one that is away is not waited for."""
-        await self._trusted.check_token(self._goal(0, self._context.timeout if timeout is None else timeout))
+    async def learn_generation(self, *, is_due: bool = False, timeout: float | None) -> None:
+        """Ask the leader when the stream was made, unless that is known; one that is away is not waited for.
+
+        `is_due`: also if it was asked a moment ago.
+        """
+        goal = self._goal(0, self._context.timeout if timeout is None else timeout)
+        await self._trusted.check_token(goal, is_due=is_due)
 
     async def columns(
         self,

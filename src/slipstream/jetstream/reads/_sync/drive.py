@@ -29,8 +29,6 @@ from slipstream.jetstream.reads.rule import Action, Direct, Info, ReadRule, Step
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
-MOVE_INTERVAL = 5.0  # seconds between two moves to another server: all reads of a connection notice the same silence
-
 
 class Attempt(Protocol[T_co]):
     """One try: the answer, or what to wait for before the next one. It does not sleep itself."""
@@ -41,11 +39,11 @@ class Attempt(Protocol[T_co]):
 class ReadDriver:
     """Carries out the reads of one stream, each within its time."""
 
-    __slots__ = ("_client", "_direct", "_leader", "_read_state", "_rule")
+    __slots__ = ("_client", "_context", "_direct", "_leader", "_rule")
 
     def __init__(self, context: JetStreamContext, rule: ReadRule, direct: DirectGets, leader: LeaderRequests) -> None:
+        self._context = context
         self._client = context.client
-        self._read_state = context.read_state
         self._rule = rule
         self._direct = direct
         self._leader = leader
@@ -132,10 +130,5 @@ class ReadDriver:
             raise error
 
     def _switch_server(self, goal: ReadGoal, error: Error) -> None:
-        """Go to another server of the cluster, if there is one and we did not just come from one."""
-        state, now = self._read_state, self._client.now()
-        is_due = state.moved_at is None or now - state.moved_at >= MOVE_INTERVAL
-        if is_due and self._client.leave_server(error):
-            state.moved_at = now
-            state.moves += 1
+        if self._context.leave_server(error):
             goal.policy.heard()

@@ -15,7 +15,13 @@ from typing import NamedTuple
 
 from slipstream.api import GetRequest
 from slipstream.api.times import format_time
-from slipstream.errors import ApiError, MessageNotFoundError, TooManyResultsError
+from slipstream.errors import (
+    ApiError,
+    ConnectionLostError,
+    MessageNotFoundError,
+    RequestTimeoutError,
+    TooManyResultsError,
+)
 from slipstream.jetstream._sync.context import JetStreamContext
 from slipstream.jetstream.reads._sync.direct_gets import DirectGets
 from slipstream.jetstream.reads._sync.drive import ReadDriver
@@ -215,11 +221,15 @@ class LastMany:
     def _subjects_page(self, goal: ReadGoal, pattern: str, offset: int) -> SubjectsPage | Retry:
         call = self._context.api.subjects(self._rule.origin, pattern, offset=offset)
         try:
-            page = self._context.run(call, timeout=goal.policy.left())
+            page = self._context.run(call, timeout=goal.policy.for_one_try())
+        except (RequestTimeoutError, ConnectionLostError) as error:
+            goal.policy.leader_silent()
+            return Retry(error)
         except ApiError as error:
             if error.code != NO_LEADER:
                 raise
             return Retry(error)
+        goal.policy.leader_heard()
         if not page.is_leader:
             return Retry(goal.stale("it has no leader"))
         return Retry(goal.behind(page.last_seq)) if page.last_seq < goal.wanted else page

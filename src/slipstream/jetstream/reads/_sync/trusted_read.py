@@ -61,10 +61,10 @@ class TrustedReads:
             raise goal.missing_of(request)
         return found
 
-    def check_token(self, goal: ReadGoal) -> None:
+    def check_token(self, goal: ReadGoal, *, is_due: bool = False) -> None:
         """Compare what a session claims with the stream here, if its leader answers; see `SessionState.made`."""
-        is_suspect = goal.session is not None and goal.session.is_suspect(goal.stream)
-        self._driver.run(goal, self._rule.learn_generation(goal, is_due=is_suspect))
+        is_due = is_due or (goal.session is not None and goal.session.is_suspect(goal.stream))
+        self._driver.run(goal, self._rule.learn_generation(goal, is_due=is_due))
 
     def newest_seq(self, goal: ReadGoal) -> int:
         """The newest sequence of the stream, by its leader; for a mirror that of its origin."""
