@@ -148,7 +148,7 @@ class Rig:
             client = self._clients[session.cid]
             client.feed(b"".join(session.out))
             session.out.clear()
-            session.out_capacity = self.engine.settings.max_pending_bytes
+            session.set_capacity(self.engine.settings.max_pending_bytes)
             if session.closed:
                 client.closed = True
 

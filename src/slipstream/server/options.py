@@ -28,6 +28,7 @@ from slipstream.wire.arguments import Duration, check_seconds
 from slipstream.wire.nkeys import verify
 
 LOOPBACK = "127.0.0.1"
+DEFAULT_BUDGET = 128 * 1024 * 1024  # bytes that wait in memory for all clients together
 
 _T = TypeVar("_T")
 
@@ -251,6 +252,11 @@ class ServerOptions(ListenerOptions):
     max_pending_bytes: int = option(
         "most unsent bytes for one client; beyond, it is disconnected", 64 * 1024 * 1024, keys="max_pending", low=1
     )
+    max_pending_total: int = option(
+        "most bytes that wait in memory for all clients together; beyond, those that hold most are disconnected; "
+        "0: 128 MiB, or twice max_pending_bytes if that is more", 0,
+        keys="max_pending_total", flags="max_pending_total", value="BYTES", low=-1,
+    )  # fmt: skip
     write_deadline: Duration = option(
         "time after which a client that reads nothing is disconnected; 0 for never", 10.0, keys="write_deadline", low=0
     )
@@ -280,6 +286,10 @@ class ServerOptions(ListenerOptions):
             raise UsageError(
                 f"max_payload must be at most max_pending_bytes ({self.max_pending_bytes}), got {self.max_payload}"
             )
+        if 0 < self.max_pending_total < self.max_payload:
+            raise UsageError(
+                f"max_pending_total must be at least max_payload ({self.max_payload}), got {self.max_pending_total}"
+            )
         if not self.ping_interval:
             raise UsageError("ping_interval must be more than 0 s, got 0 s")
         if any(char.isspace() for char in self.name):
@@ -291,6 +301,11 @@ class ServerOptions(ListenerOptions):
             )
         if self.domain and (not is_valid_subject(self.domain) or "." in self.domain or self.domain == "API"):
             raise UsageError(f"domain must be one subject token other than 'API', got {self.domain!r}")
+
+    @property
+    def pending_budget(self) -> int:
+        """`max_pending_total`, or its default; -1 for none."""
+        return self.max_pending_total or max(DEFAULT_BUDGET, 2 * self.max_pending_bytes)
 
     def every_user(self) -> tuple[User, ...]:
         """`user` and `password`, `token` and `users`, as users."""

@@ -195,11 +195,14 @@ class Server:
             trace=Trace() if options.trace else None,
             faults=network,
         )
+        log.info("Memory for data that waits for clients: %s", _bytes(driver.pending.limit))
         self._faults = FaultRunner(driver, network) if network is not None else None
         for account in engine.accounts:
             account.router.add(f"{PREFIX}>", FaultApi(driver, self._faults, account))
         if options.http_port is not None:
-            monitor = Monitor(engine, clock, options, lambda: ListenPorts(self.http_port, self.websocket_port))
+            monitor = Monitor(
+                engine, clock, options, lambda: ListenPorts(self.http_port, self.websocket_port), driver.pending
+            )
             await self._open_monitor(loop, monitor, options.http_host or self.host, options.http_port)
         if options.websocket is not None:
             await self._open_websocket(loop, engine, options.websocket, limits)
@@ -412,6 +415,7 @@ def engine_settings(options: ServerOptions, tls: Tls | None) -> Settings:
         max_storage=options.max_storage,
         max_payload=options.max_payload,
         max_pending_bytes=options.max_pending_bytes,
+        max_pending_total=options.pending_budget,
         max_subscriptions=options.max_subscriptions,
         tls_required=tls is not None,
         tls_verify=tls is not None and tls.verify,
@@ -427,6 +431,10 @@ def engine_settings(options: ServerOptions, tls: Tls | None) -> Settings:
         # The timer starts with the connection: the TLS handshake comes on top.
         auth_timeout=round((check_seconds(options.auth_timeout) + (tls.timeout if tls is not None else 0)) * 1e9),
     )
+
+
+def _bytes(size: int) -> str:
+    return "unlimited" if size < 0 else f"{size / 1024 / 1024:.4g} MiB (max_pending_total)"
 
 
 def _port_of(socket: asyncio.Server) -> int:

@@ -42,6 +42,7 @@ from slipstream.server.engine.auth.users import DEFAULT_ACCOUNT, at_most
 from slipstream.server.engine.consumers.ack_router import ACK_PREFIX
 from slipstream.server.engine.core.admission import Admission
 from slipstream.server.engine.core.info import info
+from slipstream.server.engine.core.output import Output
 from slipstream.server.engine.core.routing import INBOX, AccountRouter, Random, Subscriber
 from slipstream.server.engine.core.session import Listener, PeerAddress, Session, SessionState, subscription
 from slipstream.server.engine.journal import Answer, CommitBatch, Journal, ReplyPort
@@ -51,6 +52,7 @@ from slipstream.server.engine.reads.direct_get import QUEUE
 from slipstream.server.engine.replication.ingest import RemoteIngests
 from slipstream.server.engine.services import SharedServices
 from slipstream.server.engine.settings import Check, Settings, Totals
+from slipstream.server.engine.streams.atomic_batches import BatchUsage
 from slipstream.server.engine.streams.stream import Stream
 from slipstream.wire import Connect, Event, Ping, Pong, Pub, Sub, Unsub, Violation, err, has_wildcard, is_valid_filter
 from slipstream.wire.encode import OK, PONG
@@ -92,6 +94,7 @@ class Engine:
             max_payload=settings.max_payload,
             advisories=Advisories(settings.server_id, settings.domain),
             journals={Storage.FILE.value: file_journal, Storage.MEMORY.value: memory_journal},
+            batch_usage=BatchUsage(settings.max_pending_total),
         )
         self.timers, self.jobs, self.batch_usage = shared.timers, shared.jobs, shared.batch_usage
         self._commit_waiters = shared.commit_waiters
@@ -108,7 +111,7 @@ class Engine:
         self.listener = Listener(
             settings.host, settings.port, tls_required=settings.tls_required, tls_verify=settings.tls_verify
         )
-        self._dirty: list[Session] = []  # sessions with output; shared with the routers
+        self.output = Output()  # shared with the routers
         self._accounts = {name: self._make_account(shared, name, rng, now) for name in self._authenticator.accounts}
         self._default = self._accounts[DEFAULT_ACCOUNT]
         self.streams = self._default.streams
@@ -129,7 +132,7 @@ class Engine:
         return Account(
             shared,
             name,
-            AccountRouter(rng, now, self._dirty),
+            AccountRouter(rng, now, self.output),
             remote_ingests=self.remote_ingests,
             jetstream=self.has_jetstream(name) if has_api else None,
             limits=self.settings.limits_of(name, self._authenticator.accounts[name].jetstream),
@@ -199,6 +202,7 @@ class Engine:
         router = self._routers[session.account]
         router.drop(session)
         session.close()
+        session.out.clear()  # monitoring shows closed sessions for a while: without what they did not read
         session.stopped = router.now
         self._admission.left(session)
         self.totals.add(session)
@@ -322,11 +326,14 @@ class Engine:
         if session is not None:
             session.congested = yes
 
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes of requests that wait in memory: open atomic batches."""
+        return self.batch_usage.bytes
+
     def take_output(self) -> list[Session]:
-        """The sessions with output (or to be closed); the driver takes `out` and sets `out_capacity`."""
-        dirty = self._dirty[:]
-        self._dirty.clear()  # the routers hold the same list
-        return dirty
+        """The sessions with output (or to be closed); the driver takes `out` and sets the capacity."""
+        return self.output.take()
 
     # Time and work.
 

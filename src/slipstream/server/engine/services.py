@@ -152,10 +152,10 @@ class SharedServices:
     max_payload: int
     advisories: Advisories
     journals: Mapping[str, Journal]  # by storage; both may be the same
+    batch_usage: BatchUsage
     timers: Timers = field(default_factory=Timers)
     jobs: Jobs = field(default_factory=Jobs)
     commit_waiters: CommitWaiters = field(default_factory=CommitWaiters)
-    batch_usage: BatchUsage = field(default_factory=BatchUsage)
 
     @property
     def uncommitted_catalog(self) -> Journal | None:

@@ -30,6 +30,7 @@ class Settings:
     max_storage: int
     max_payload: int
     max_pending_bytes: int
+    max_pending_total: int  # of all clients; -1 is none
     max_subscriptions: int
     users: tuple[User, ...]
     accounts: tuple[AccountOptions, ...]  # an account that is not among them has no limits

@@ -3,10 +3,11 @@
 Everything between the NATS protocol and the socket (TLS, WebSocket frames) ends here; the driver sees parsed events
 and writes protocol bytes.
 
-Reading stops for two reasons, and goes on when neither holds: the open group is full (`pause` and `resume`, so that a
-flood of publishes neither starves readers nor grows memory), or the client's secret is being compared with a hash
-(`authenticating`: what it sends before the result must not be carried out). Output that a client does not read makes
-the engine hold its batches back; after `write_deadline` without any progress the client is disconnected.
+Reading stops for three reasons, and goes on when none holds: the open group is full or too much waits in memory
+(`pause` and `resume`, so that a flood of publishes neither starves readers nor grows memory), the client's secret is
+being compared with a hash (`authenticating`: what it sends before the result must not be carried out), or many others
+are sending large messages (`wait_for_slot`). Output that a client does not read makes the engine hold its batches back;
+after `write_deadline` without any progress the client is disconnected.
 """
 
 from __future__ import annotations
@@ -24,18 +25,24 @@ from slipstream.wire import Event, Parser, Side
 log = logging.getLogger("slipstream.server")
 
 SLICE = 48 * 1024  # bytes of one client per turn: about a millisecond of publishes, then others get in
-WRITE_HIGH = 512 * 1024  # unsent bytes at which batches for a client wait
+WRITE_HIGH = 128 * 1024  # unsent bytes at which batches for a client wait; uvloop offers less only once per round
 LINGER = 2.0  # seconds for a client that is disconnected to read the reason
+LINGER_BYTES = 64 * 1024  # unsent bytes beyond which it would not get that far
 
 
 class ConnectionHandler(Protocol):
     """What a connection reports to: the driver."""
+
+    is_overloaded: bool  # too much waits in memory: carry nothing out before the next turn
 
     def accept(self, connection: Connection) -> bool:
         """A client has connected; False if there are too many."""
 
     def data(self, connection: Connection, events: Sequence[Event], size: int) -> None:
         """A client has sent `size` bytes with these events."""
+
+    def defer(self, connection: Connection) -> None:
+        """Pause the connection until the next turn."""
 
     def upgraded(self, connection: Connection) -> None:
         """The TLS handshake is complete."""
@@ -83,6 +90,8 @@ class Connection(asyncio.Protocol):
         self._is_reading = True  # not all transports can be asked
         self._is_paused = False
         self._is_authenticating = False
+        self._waits_for_slot = False
+        self.unsent = self.held = 0  # bytes, as `memory.PendingBytes` counts them
         self._stuck_bytes = 0  # unsent when the write deadline was set
         self._deadline: asyncio.TimerHandle | None = None
         self._backlog = b""  # bytes that were read and wait for their turn
@@ -140,7 +149,7 @@ class Connection(asyncio.Protocol):
             return
         self._use(upgraded)
         self._report_tls()
-        if self._is_paused or self._is_authenticating:
+        if not self._may_read:
             self._set_reading(False)
         self._handler.upgraded(self)
 
@@ -172,7 +181,7 @@ class Connection(asyncio.Protocol):
             return
         if self.inbound_filter is not None:
             data = self.inbound_filter(data)
-        if len(data) <= SLICE and not self._backlog:
+        if len(data) <= SLICE and not self._backlog and self._may_read and not self._handler.is_overloaded:
             self._handler.data(self, self._parser.feed(data), len(data))
             return
         self._backlog = self._backlog[self._backlog_at :] + data
@@ -182,7 +191,10 @@ class Connection(asyncio.Protocol):
 
     def _next_slice(self) -> None:
         """Handle a slice of the backlog; the rest in later turns, after other clients."""
-        if self._is_paused or self._is_authenticating or not self._backlog:
+        if not self._may_read or not self._backlog:
+            return
+        if self._handler.is_overloaded:
+            self._handler.defer(self)
             return
         piece = self._backlog[self._backlog_at : self._backlog_at + SLICE]
         self._backlog_at += len(piece)
@@ -191,7 +203,28 @@ class Connection(asyncio.Protocol):
             asyncio.get_running_loop().call_soon(self._next_slice)
         else:
             self._backlog, self._backlog_at = b"", 0
-            self._set_reading(not self._is_paused and not self._is_authenticating)
+            self._set_reading(self._may_read)
+
+    @property
+    def _may_read(self) -> bool:
+        return not (self._is_paused or self._is_authenticating or self._waits_for_slot)
+
+    @property
+    def incomplete(self) -> int:
+        """Bytes of an incomplete frame."""
+        return self._parser.buffered
+
+    @property
+    def input_size(self) -> int:
+        """Bytes that were read and not carried out."""
+        return self._parser.buffered + len(self._backlog) - self._backlog_at
+
+    def measure(self) -> None:
+        """Bring `unsent` and `held` up to date."""
+        self.held = self.input_size
+        self.unsent = self.transport.get_write_buffer_size() if self.transport is not None else 0
+        if self._plain is not None:  # below TLS
+            self.unsent += self._plain.get_write_buffer_size()
 
     def pause(self) -> bool:
         """Read nothing more until `resume`; False if it is paused already."""
@@ -214,8 +247,16 @@ class Connection(asyncio.Protocol):
         else:
             self._go_on()
 
+    def wait_for_slot(self, yes: bool) -> None:
+        """Read nothing more until there is a slot for its large frame (or go on)."""
+        self._waits_for_slot = yes
+        if yes:
+            self._set_reading(False)
+        else:
+            self._go_on()
+
     def _go_on(self) -> None:
-        if self._is_paused or self._is_authenticating:
+        if not self._may_read:
             return
         if self._backlog:
             asyncio.get_running_loop().call_soon(self._next_slice)
@@ -233,9 +274,10 @@ class Connection(asyncio.Protocol):
             transport.pause_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
-        self._backlog = b""
+        self._backlog, self._backlog_at = b"", 0
         self._cancel_deadline()
         self._handler.lost(self)
+        self.transport = self._plain = None  # they refer to each other: what they hold is freed at once
 
     # Writing.
 
@@ -249,6 +291,13 @@ class Connection(asyncio.Protocol):
         transport = self.transport
         assert transport is not None
         transport.write(data)
+        return transport.get_write_buffer_size()
+
+    def write_parts(self, parts: Sequence[bytes]) -> int:
+        """As `write`, without a copy where the transport can: for large messages, which clients share."""
+        transport = self.transport
+        assert transport is not None
+        transport.writelines(parts)
         return transport.get_write_buffer_size()
 
     def pause_writing(self) -> None:
@@ -290,12 +339,15 @@ class Connection(asyncio.Protocol):
             transport.abort()
 
     def close(self) -> None:
-        """Close once the unsent bytes are written, within `LINGER` seconds."""
+        """Close once the unsent bytes are written, within `LINGER` seconds; at once if they are many."""
         transport = self.transport
         if transport is None and self._plain is not None:
             self._plain.abort()  # during the handshake: nothing may be sent in plain text
             return
         if transport is None or transport.is_closing():
+            return
+        if transport.get_write_buffer_size() > LINGER_BYTES:
+            transport.abort()
             return
         transport.close()
         if transport.get_write_buffer_size():

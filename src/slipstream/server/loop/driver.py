@@ -29,7 +29,9 @@ A group that cannot be stored goes `committer._fail` -> engine.failed() instead:
 and the errors go out with the next turn.
 
 **Backpressure.** A client whose publishes fill the open group is paused until the group is sealed, so a flood neither
-starves readers nor grows memory. A client that does not read is the business of its connection and of the engine.
+starves readers nor grows memory. A client that does not read is the business of its connection and of the engine, until
+all clients together hold more than the server's budget: `loop.memory` says who is disconnected then. Output leaves the
+engine at the end of a turn, or as soon as a few megabytes of it are queued (`core.output`).
 """
 
 from __future__ import annotations
@@ -46,6 +48,7 @@ from slipstream.server.faults.network import NetworkFaults
 from slipstream.server.loop.clock import Clock
 from slipstream.server.loop.committer import Committer, Worker
 from slipstream.server.loop.connection import Connection
+from slipstream.server.loop.memory import FRAME_TIME, RELEASED, FrameSlots, PendingBytes, give_back
 from slipstream.server.loop.signatures import fits_hash, make_nonce
 from slipstream.server.process.trace import Trace
 from slipstream.wire import Event
@@ -55,6 +58,8 @@ log = logging.getLogger("slipstream.server")
 GROUP_CHANGES = 4096  # at which a group is full
 GROUP_BYTES = 8 * 1024 * 1024
 HASH_THREADS = 2
+PARTS = 16 * 1024  # average size of queued parts from which on they are written without joining them
+GIVE_BACK_DELAY = 1.0  # seconds after large buffers were freed
 
 _pending, _corrupt_records = attrgetter("pending"), attrgetter("corrupt_records")  # for sums without a generator
 
@@ -88,6 +93,15 @@ class Driver:
         self._in_handshake: dict[int, Session] = {}  # output that waits for the end of a TLS handshake
         self._paused: list[Connection] = []  # by a full group
         self._group_bytes = 0  # in the open groups
+        # Memory.
+        settings = engine.settings
+        self.pending = PendingBytes(settings.max_pending_total, lambda: engine.waiting_bytes)
+        self.is_overloaded = False
+        self._deferred: list[Connection] = []  # paused while too much waits
+        self._slots: FrameSlots[Connection] = FrameSlots(settings.max_pending_total, settings.max_payload)
+        self._slot_timer: asyncio.TimerHandle | None = None
+        self._give_back_timer: asyncio.TimerHandle | None = None
+        engine.output.relieve = self._flush
         self._is_stopping = False
         # Turns.
         self._is_scheduled = False
@@ -169,6 +183,8 @@ class Driver:
             self._group_bytes += size
             if (after >= GROUP_CHANGES or self._group_bytes >= GROUP_BYTES) and connection.pause():
                 self._paused.append(connection)
+        if connection.held or connection.input_size:
+            self._count_input(connection)
         self.wake()
 
     async def _check_secret(self, connection: Connection, check: Check) -> None:
@@ -186,6 +202,9 @@ class Driver:
     def lost(self, connection: Connection) -> None:
         """A connection is closed."""
         self._in_handshake.pop(connection.cid, None)
+        self._slots.release(connection, self._loop.time())
+        if self.pending.forget(connection) >= RELEASED:
+            self._give_back_later()
         if self.faults is not None:
             self.faults.forget(connection)
         if self._connections.pop(connection.cid, None) is not None:
@@ -213,6 +232,60 @@ class Driver:
         for connection in paused:
             connection.resume()
 
+    # Memory.
+
+    def _count_input(self, connection: Connection) -> None:
+        self.pending.read(connection, connection.input_size)
+        self._slots.update(connection, connection.incomplete, self._loop.time())
+        if self._slots.is_wanted and self._slot_timer is None:
+            self._slot_timer = self._loop.call_later(FRAME_TIME, self._end_overdue_frames)
+        self.is_overloaded = self.is_overloaded or self.pending.is_over
+
+    def _end_overdue_frames(self) -> None:
+        """Disconnect those that have been sending one large message for too long, while others wait to."""
+        self._slot_timer = None
+        now = self._loop.time()
+        for connection in self._slots.overdue(now):
+            self.engine.close(connection.cid, "Large Message Not Received In Time")
+            self._slots.release(connection, now)
+        if self._slots.is_wanted:
+            self._slot_timer = self._loop.call_later(FRAME_TIME / 4, self._end_overdue_frames)
+        self.wake()
+
+    def defer(self, connection: Connection) -> None:
+        """Pause a connection until the next turn."""
+        if connection.pause():
+            self._deferred.append(connection)
+        self.wake()
+
+    def _relieve_memory(self) -> None:
+        """Disconnect the clients that hold most, if all together hold more than the budget; then read on."""
+        for connection in self.pending.excess(list(self._connections.values())):
+            session = self.engine.sessions.get(connection.cid)
+            log.warning(
+                "%s - disconnected: %d bytes wait for it, and %d for all clients exceed max_pending_total (%d)",
+                connection.label, connection.unsent + connection.held, self.pending.total, self.pending.limit,
+            )  # fmt: skip
+            self.engine.close(connection.cid, "Slow Consumer")
+            if session is not None:
+                session.out.clear()
+            connection.abort()
+            self.pending.forget(connection)
+            self._give_back_later()
+        self.is_overloaded = False
+        deferred, self._deferred = self._deferred, []
+        if not self._is_stopping:
+            for connection in deferred:
+                connection.resume()
+
+    def _give_back_later(self) -> None:
+        if self._give_back_timer is None:
+            self._give_back_timer = self._loop.call_later(GIVE_BACK_DELAY, self._give_back)
+
+    def _give_back(self) -> None:
+        self._give_back_timer = None
+        self._loop.run_in_executor(None, give_back)
+
     # Turns.
 
     def wake(self) -> None:
@@ -223,6 +296,8 @@ class Driver:
 
     def _turn(self) -> None:
         self._is_scheduled = False
+        if self.is_overloaded:
+            self._relieve_memory()
         now = self.clock()
         try:
             deadline = self.engine.next_deadline()
@@ -254,19 +329,30 @@ class Driver:
             connection = self._connections.get(session.cid)
             if connection is not None:
                 self._write(connection, session)
+        if self.pending.is_over:
+            self.is_overloaded = True
+            self.wake()
 
     def _write(self, connection: Connection, session: Session) -> None:
         transport = connection.transport
         if transport is None:
             self._in_handshake[session.cid] = session
         elif session.out:
-            data = b"".join(session.out)
-            if self._trace is not None:
-                self._trace.sent(connection, data)
+            parts, limit = session.out, self.engine.settings.max_pending_bytes
+            size = limit - connection.unsent - session.capacity
+            if size < PARTS * len(parts) or self._trace is not None or self.faults is not None:
+                data = b"".join(parts)
+                if self._trace is not None:
+                    self._trace.sent(connection, data)
+                if self.faults is not None:
+                    data = self.faults.sent(connection, data)
+                unsent = connection.write(data)
+            else:
+                unsent = connection.write_parts(parts)
             session.out.clear()
-            if self.faults is not None:
-                data = self.faults.sent(connection, data)
-            session.out_capacity = self.engine.settings.max_pending_bytes - connection.write(data)
+            session.set_capacity(limit - unsent)
+            if unsent or connection.unsent:
+                self.pending.wrote(connection, unsent)
         if session.closed:
             connection.close()
 
@@ -328,7 +414,8 @@ class Driver:
         """No more turns by the clock, no more handshakes."""
         for task in self._tasks:
             task.cancel()
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._slot_timer, self._give_back_timer):
+            if timer is not None:
+                timer.cancel()
         if self._hash_pool is not None:
             self._hash_pool.shutdown(wait=False, cancel_futures=True)

@@ -22,6 +22,7 @@ import msgspec
 from slipstream.errors import UsageError
 from slipstream.server.engine.engine import Engine
 from slipstream.server.engine.monitoring import endpoints
+from slipstream.server.loop.memory import PendingBytes
 from slipstream.server.options import ServerOptions
 from slipstream.wire.arguments import check_seconds
 
@@ -48,10 +49,16 @@ class Monitor:
     """The endpoints of one server."""
 
     def __init__(
-        self, engine: Engine, clock: Callable[[], int], options: ServerOptions, ports: Callable[[], ListenPorts]
+        self,
+        engine: Engine,
+        clock: Callable[[], int],
+        options: ServerOptions,
+        ports: Callable[[], ListenPorts],
+        pending: PendingBytes,
     ) -> None:
         """`ports` are known only once all listeners are open."""
         self._engine, self._clock, self._options, self._ports = engine, clock, options, ports
+        self._pending = pending
         self._base = options.http_base_path.rstrip("/")
         self.open = 0
         self._requests: dict[str, int] = {}
@@ -100,6 +107,10 @@ class Monitor:
         seen |= {
             "max_connections": options.max_connections,
             "max_control_line": options.max_control_line,
+            "max_pending_total": self._pending.limit,
+            "pending_bytes": self._pending.total,
+            "pending_bytes_peak": max(self._pending.peak, self._pending.total),
+            "pending_cut_off": self._pending.cut_off,
             "auth_timeout": options.auth_timeout,
             "tls_timeout": options.tls_timeout if options.has_tls else 0,
             "write_deadline": round(check_seconds(options.write_deadline) * 1e9),

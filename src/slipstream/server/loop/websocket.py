@@ -10,7 +10,7 @@ import asyncio
 import base64
 import binascii
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, cast
 from urllib.parse import urlsplit
 
@@ -206,6 +206,9 @@ class WebSocketConnection(Connection):
         assert transport is not None
         self._send(BINARY, data)
         return transport.get_write_buffer_size()
+
+    def write_parts(self, parts: Sequence[bytes]) -> int:
+        return self.write(b"".join(parts))  # one frame
 
     def close(self) -> None:
         if self._frames is not None:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from slipstream.errors import UsageError
 from slipstream.server.options import COMMAND_DEFAULTS, Option, ServerOptions, options_of
+from slipstream.server.process.conf.tree import plain
 from slipstream.server.process.options import ProcessOptions
 
 WIDTH, COLUMN = 80, 29  # of the help; where its second column begins
@@ -155,20 +156,27 @@ def _values(flags: Flags, declaring: type) -> dict[str, Any]:
             if text == "true":
                 found[option.name] = True
         elif option.kind is int:
-            found[option.name] = _port(option, text)
+            found[option.name] = _port(option, text) if option.value == "PORT" else _size(option, text)
         else:
             found[option.name] = text
     return found
 
 
 def _port(option: Option, text: str) -> int:
-    """The only numbers among the flags."""
     try:
         found = int(text)
     except ValueError:
         found = -2
     if not -1 <= found <= 65535:
         raise UsageError(f"--{option.flags[-1]} must be -1 to 65535, got {text!r}")
+    return found
+
+
+def _size(option: Option, text: str) -> int:
+    """A number of bytes, as configuration files have it: `64MB`; -1 where that means no limit."""
+    found = plain(text)
+    if type(found) is not int or found < (option.low or 0):
+        raise UsageError(f"--{option.flags[-1]} must be a number of bytes such as 256MB, got {text!r}")
     return found
 
 

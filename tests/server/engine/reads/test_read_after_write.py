@@ -256,7 +256,7 @@ def test_a_satisfied_min_last_seq_costs_nothing(replicas: int) -> None:
         (session,) = rig.engine.take_output()
         assert len(session.out) == 100
         session.out.clear()
-        session.out_capacity = rig.engine.settings.max_pending_bytes
+        session.set_capacity(rig.engine.settings.max_pending_bytes)
         return count
 
     cost(b'{"seq":%d}')  # what is done once, and cached, is no part of it

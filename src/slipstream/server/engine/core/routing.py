@@ -15,11 +15,13 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Protocol
 
+from slipstream.server.engine.core.output import Output
 from slipstream.server.engine.core.session import ClientSub, GuardedSub, Session
 from slipstream.server.engine.journal import Answer
 from slipstream.wire import Match, Router, has_wildcard, hmsg, matches, overlaps
 
 MAX_SHORTCUTS = 32 * 1024
+SHARED = 64 * 1024  # bytes of a message from which on its subscribers share one copy
 MAX_INNER_WILDCARDS = 64  # beyond that, looking through them costs more than the shortcut saves
 INBOX = "_INBOX."
 ACKS = "$JS.ACK.>"
@@ -49,8 +51,8 @@ class InterestListener(Hashable, Protocol):
 class AccountRouter:
     """Subscriptions, delivery and output of one account."""
 
-    def __init__(self, random: Random, now: int, dirty: list[Session]) -> None:
-        """`dirty` collects the sessions with output; the routers of all accounts share it."""
+    def __init__(self, random: Random, now: int, output: Output) -> None:
+        """`output` collects the sessions with output; the routers of all accounts share it."""
         self.now = now  # the time of the event that is being handled
         self.matcher: Router[ClientSub | Subscriber] = Router()
         self.sole_streams: dict[str, Subscriber] = {}  # literal subject -> the stream that is its only subscriber
@@ -59,7 +61,7 @@ class AccountRouter:
         self._inner_wildcards: dict[str, int] = {}  # patterns such as `a.*.c` -> number of subscriptions
         self.inserts = self.removes = 0
         self._random = random
-        self._dirty = dirty
+        self._output = output
         self.acks: Subscriber | None = None  # receives all acks past the matcher, while nothing else subscribes to them
         self._ack_router: Subscriber | None = None
         self._ack_subscriptions = 0  # beside that of the ack router
@@ -219,7 +221,10 @@ class AccountRouter:
                 continue
             if not lead:
                 lead, tail = _halves(subject, reply, header, payload)
-            taken |= self.deliver(target, b"".join((lead, target.sid, tail)), origin, size)
+            if size < SHARED:
+                taken |= self.deliver(target, b"".join((lead, target.sid, tail)), origin, size)
+            else:
+                taken |= self._deliver_large(target, lead + target.sid, tail, origin, size)
         for _, members in found.queues:
             count = len(members)
             first = int(self._random.random() * count) if count > 1 else 0
@@ -251,6 +256,13 @@ class AccountRouter:
             return False
         if reply:
             sub.grant.expect(reply, self.now)
+        return True
+
+    def _deliver_large(self, sub: ClientSub, lead: bytes, tail: bytes, origin: Session | None, size: int) -> bool:
+        """As `deliver`, with the rest of the frame apart, in one copy for all subscribers."""
+        if not self.deliver(sub, lead, origin, size):
+            return False
+        self.push(sub.session, tail)
         return True
 
     def deliver(self, sub: ClientSub, frame: bytes, origin: Session | None, size: int) -> bool:
@@ -325,19 +337,28 @@ class AccountRouter:
             return
         out = session.out
         if not out:
-            self._dirty.append(session)
+            self._output.dirty.append(session)
         out.append(data)
         session.out_capacity -= len(data)
         if session.out_capacity < 0:
-            out.clear()
+            self._look_at(session)
+
+    def _look_at(self, session: Session) -> None:
+        """A session has used up a tranche of its capacity: give it the next one, or close it; have the driver take what
+        all sessions have queued, if that is much."""
+        used = session.next_tranche()
+        if not used:
+            session.out.clear()
             self.close(session, "Slow Consumer")
+        else:
+            self._output.add(used)
 
     def close(self, session: Session, text: str) -> None:
         """End a session with `-ERR`; the driver closes the connection when it takes the output."""
         if session.closed:
             return
         self.drop(session)
-        self._dirty.append(session)  # twice does no harm
+        self._output.dirty.append(session)  # twice does no harm
         session.close(text)
 
     def drop(self, session: Session) -> None:

@@ -15,6 +15,8 @@ from slipstream.server.engine.auth.permissions import Grant
 from slipstream.server.engine.timers import Timer
 from slipstream.wire import ConnectOptions, Event, err
 
+TRANCHE = 32 * 1024  # bytes of output between two looks at what all sessions have queued
+
 
 class SessionState(enum.Enum):
     """The lifecycle of a connection."""
@@ -59,9 +61,9 @@ class Session:
     __slots__ = (
         "account", "active", "certificate", "cid", "closed", "congested", "echo", "expiry", "grant", "headers", "held",
         "identity", "in_bytes", "in_msgs", "info_sent", "lang", "listener", "max_payload", "max_subs", "name",
-        "no_responders", "nonce", "out", "out_bytes", "out_capacity", "past_msgs", "pedantic", "peer", "pending",
-        "pinged", "pings_out", "protocol", "reason", "rtt", "started", "state", "stopped", "subs", "timer", "tls",
-        "verbose", "version",
+        "no_responders", "nonce", "out", "out_bytes", "out_capacity", "out_reserve", "past_msgs", "pedantic", "peer",
+        "pending", "pinged", "pings_out", "protocol", "reason", "rtt", "started", "state", "stopped", "subs", "timer",
+        "tls", "verbose", "version",
     )  # fmt: skip
 
     def __init__(
@@ -83,7 +85,9 @@ class Session:
         self.headers = self.no_responders = False
         self.subs: dict[bytes, ClientSub] = {}
         self.out: list[bytes] = []
-        self.out_capacity = out_capacity  # bytes that may still be queued before it counts as a slow consumer
+        # Bytes that may still be queued before it counts as a slow consumer: of the open tranche, and beyond it.
+        self.out_capacity = self.out_reserve = 0
+        self.set_capacity(out_capacity)
         self.congested = False  # the driver's own buffer is full: batch jobs wait
         self.pings_out = 0
         self.timer: Timer | None = None
@@ -129,6 +133,25 @@ class Session:
         for timer in (self.timer, self.expiry):
             if timer is not None:
                 timer.cancel()
+
+    def set_capacity(self, size: int) -> None:
+        """Some bytes may be queued from now on."""
+        self.out_capacity = min(size, TRANCHE)
+        self.out_reserve = size - self.out_capacity
+
+    def next_tranche(self) -> int:
+        """The open tranche is used up, and perhaps more: open the next one. Returns the bytes that were used, or 0 if
+        there is no capacity left for them."""
+        beyond = -self.out_capacity
+        if beyond > self.out_reserve:
+            return 0
+        self.set_capacity(self.out_reserve - beyond)
+        return TRANCHE + beyond
+
+    @property
+    def capacity(self) -> int:
+        """Bytes that may still be queued."""
+        return self.out_capacity + self.out_reserve
 
     @property
     def is_unrestricted(self) -> bool:

@@ -165,7 +165,7 @@ def connz(engine: Engine, now: int, query: Query) -> dict[str, Any]:
     chosen = [one for one in chosen if _is_wanted(one, query)]
 
     def pending(one: Session) -> int:
-        return max(0, engine.settings.max_pending_bytes - one.out_capacity)
+        return max(0, engine.settings.max_pending_bytes - one.capacity)
 
     key, largest = _SORTS.get(order, (pending, True))
     chosen.sort(key=key, reverse=largest)

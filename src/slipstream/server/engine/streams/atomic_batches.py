@@ -18,7 +18,7 @@ from slipstream.server.engine.timers import Timer, Timers
 MAX_MESSAGES = 1000
 MAX_OPEN = 50  # of one stream
 MAX_OPEN_TOTAL = 1000
-MAX_WAITING_BYTES = 256 * 1024 * 1024  # of all streams; nats-server keeps such messages in files
+MAX_WAITING_BYTES = 256 * 1024 * 1024  # of all streams, and half of what may wait in memory at most
 MAX_ID = 64
 TIMEOUT = 10_000_000_000
 
@@ -37,7 +37,9 @@ class Staged(NamedTuple):
 class BatchUsage:
     """Open batches of the whole server."""
 
-    def __init__(self) -> None:
+    def __init__(self, budget: int = -1) -> None:
+        """`budget`: bytes that may wait in memory for all clients; -1 for no such limit."""
+        self.limit = budget // 2 if budget >= 0 else MAX_WAITING_BYTES
         self.batches = 0
         self.bytes = 0
         self.fast = 0  # fast batches, which stage nothing
@@ -112,7 +114,7 @@ class AtomicBatches:
 
     def _add(self, name: str, batch: AtomicBatch, message: Staged, now: int) -> None:
         size = len(message.subject) + len(message.header) + len(message.payload) + 256  # and the objects around them
-        if self._usage.bytes + size > MAX_WAITING_BYTES:
+        if self._usage.bytes + size > min(self._usage.limit, MAX_WAITING_BYTES):
             raise self._given_up(name, "large", _too_many(), now)
         if message.wanted.api_level:  # it is for the server, not for readers
             message = message._replace(header=remove_header(message.header, REQUIRED_API_LEVEL))
